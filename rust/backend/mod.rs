@@ -1,0 +1,153 @@
+//! Where bytes move. The engine knows backends by [`Backend`] alone.
+//!
+//! A backend owns devices, their memory, streams and events, and runs a [`Program`](crate::plan::Program) in stream order. It
+//! does not plan, cache or decide: two backends given the same program do the same copies in an order that the program allows.
+
+pub mod host;
+
+use crate::plan::Program;
+use crate::topology::DeviceId;
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// What kind of memory an address lies in, as far as planning cares.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryKind {
+    /// Memory of a GPU.
+    Device,
+    /// Host memory that a GPU's copy engine reads and writes directly.
+    Pinned,
+    /// Host memory that the driver stages by itself: never split over several paths.
+    Pageable,
+}
+
+/// The allocation that an address lies in.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Never used twice in a process, so that a freed and reused address is a different allocation.
+    pub id: u64,
+    /// First byte.
+    pub base: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Whose memory it is.
+    pub device: DeviceId,
+    /// Its kind.
+    pub kind: MemoryKind,
+}
+
+/// A caller's stream: what `mp_stream_t` holds (a `cudaStream_t` on CUDA). 0 is the default stream.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StreamHandle(pub usize);
+
+/// A caller's event: what `mp_event_t` holds (a `cudaEvent_t` on CUDA).
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EventHandle(pub usize);
+
+/// The moment at which an execution has finished. Cheap to clone.
+pub trait CompletionState: Debug + Send + Sync {
+    /// Whether it has finished, without waiting. An error that struck the execution is reported here and by `wait`.
+    fn is_done(&self) -> Result<bool, BackendError>;
+    /// Blocks the calling thread until it has finished.
+    fn wait(&self) -> Result<(), BackendError>;
+    /// For the backend that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Shared handle to a [`CompletionState`].
+pub type Completion = Arc<dyn CompletionState>;
+
+/// Addresses of one transfer of the batch that a program moves.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoints {
+    /// First byte of the destination.
+    pub dst: u64,
+    /// First byte of the source.
+    pub src: u64,
+}
+
+/// Everything that one execution of a program needs.
+#[derive(Debug)]
+pub struct Execution<'a> {
+    /// What to do. Valid: `plan::validate` has accepted it.
+    pub program: &'a Arc<Program>,
+    /// One per transfer of the batch. Shared, so that a backend can keep it for as long as the copies run.
+    pub endpoints: &'a Arc<[Endpoints]>,
+    /// Base address of each ring of the program.
+    pub rings: &'a Arc<[u64]>,
+    /// The execution starts after all earlier work in this stream, and later work in it starts after the execution.
+    pub stream: StreamHandle,
+    /// It also starts after these: earlier executions that share staging memory with it.
+    pub after: &'a [Completion],
+    /// Compare every transfer's destination with its source after the last copy and before completion; a difference makes the
+    /// completion report [`BackendError::DataCorruption`].
+    pub verify: bool,
+}
+
+/// Why a backend could not do something.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The device has no memory left.
+    #[error("device {device}: out of memory: {bytes} bytes asked for")]
+    #[allow(missing_docs)]
+    OutOfMemory { device: i32, bytes: u64 },
+    /// There is no such device.
+    #[error("device {0} does not exist on this backend")]
+    InvalidDevice(i32),
+    /// The address was not given out by this backend, or has been freed.
+    #[error("{0:#x} is not the start of an allocation of this context, or was freed already")]
+    InvalidPointer(u64),
+    /// The stream or event does not exist, or was destroyed.
+    #[error("{0} is not a {1} of this context, or was destroyed already")]
+    InvalidHandle(usize, &'static str),
+    /// Bytes arrived wrong; only with `MPGPU_VERIFY=bytes`.
+    #[error("transfer {transfer}: byte {offset} of the destination differs from the source after execution")]
+    #[allow(missing_docs)]
+    DataCorruption { transfer: u32, offset: u64 },
+    /// The operating system or the driver refused.
+    #[error("{what}: {reason} (code {code})")]
+    #[allow(missing_docs)]
+    Driver { what: String, reason: String, code: i64 },
+}
+
+/// A place where programs run.
+///
+/// All methods may be called from any thread. `execute`, `record_event`, `stream_wait_event` and `launch_host` enqueue and return:
+/// they never wait for earlier work.
+pub trait Backend: Send + Sync {
+    /// `host`, `cuda`.
+    fn name(&self) -> &'static str;
+
+    /// Memory of `device`, aligned to at least 256 bytes; host memory is pinned where the backend knows the difference.
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
+    /// Gives memory back. Work that uses it must have finished.
+    fn free(&self, address: u64) -> Result<(), BackendError>;
+    /// The allocation that `address` lies in; `None` where this backend has not given it out.
+    fn locate(&self, address: u64) -> Option<Allocation>;
+
+    /// A stream of `device` that orders with no other stream.
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError>;
+    /// Enqueued work still finishes.
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
+    /// Blocks until all work enqueued so far has finished.
+    fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
+    /// Runs `work` on a CPU thread in stream order. `work` may block; other streams go on.
+    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError>;
+
+    /// An event that counts as done until it is first recorded.
+    fn create_event(&self) -> Result<EventHandle, BackendError>;
+    /// Waits that were enqueued still hold.
+    fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError>;
+    /// The event stands for all work enqueued in `stream` so far.
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError>;
+    /// Work enqueued in `stream` from now on starts after what `event` stands for now.
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError>;
+    /// Blocks until what `event` stands for now has finished.
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError>;
+
+    /// Enqueues one run of a program.
+    fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError>;
+    /// Blocks until everything ever enqueued has finished.
+    fn synchronize(&self) -> Result<(), BackendError>;
+}

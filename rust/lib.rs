@@ -1,0 +1,28 @@
+//! Multi-path data movement inside a multi-GPU node.
+//!
+//! mpgpu plans the copies of one communication step (a halo exchange, say) together, over every link that helps, and executes
+//! the plan every time step at the cost of one launch. Data flows through the modules in one direction, and everything left of
+//! the engine is pure: no driver, no clock, no global.
+//!
+//! ```text
+//! transfers ──► topology ──► plan ──► Program ──► engine ──► backend
+//!  (what)       (which       (which    (which      (cache,     (real bytes)
+//!               links)       paths)    copies)     staging)
+//! ```
+//!
+//! | module | promise |
+//! | --- | --- |
+//! | [`topology`] | the machine as a graph of devices, links and shared resources; routes between devices |
+//! | [`model`] | what a path and a set of paths cost, in seconds |
+//! | [`plan`] | transfers and a machine in, [`plan::Plan`] out; [`plan::Program`] and the validator that proves it right |
+//! | [`engine`] | contexts, the plan cache, staging memory, execution; knows backends only by their trait |
+//! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads) |
+//! | [`ffi`] | the C ABI, the only stable interface |
+#![warn(missing_docs)]
+
+pub mod backend;
+pub mod engine;
+pub mod ffi;
+pub mod model;
+pub mod plan;
+pub mod topology;

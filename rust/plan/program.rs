@@ -1,0 +1,126 @@
+//! The program: what is copied from where to where, in what order, through which staging slots.
+//!
+//! A program speaks of places, not of addresses: a byte of a transfer's source or destination, or a byte of a staging slot.
+//! So one program serves every set of addresses of the same shape, and every backend runs the same program.
+//!
+//! Order. Operations on one lane run in the order in which they stand in [`Program::ops`]. Across lanes only
+//! [`Op::after`] orders. Nothing else is promised, and the validator (`validate`) assumes nothing else.
+
+use crate::topology::DeviceId;
+use smallvec::SmallVec;
+
+/// Index into [`Program::ops`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u32);
+/// Index into [`Program::lanes`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u32);
+/// Index into [`Program::rings`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RingId(pub u32);
+
+/// A sequence of operations that one device issues in order: a stream on CUDA.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The device whose copy engine does the work; for a copy out of or into host memory the GPU concerned.
+    pub device: DeviceId,
+}
+
+/// A ring of staging slots on one device, used by one path.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Whose memory it is.
+    pub device: DeviceId,
+    /// Bytes of one slot.
+    pub slot_bytes: u64,
+    /// Number of slots.
+    pub slots: u32,
+}
+
+impl Ring {
+    /// Bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.slot_bytes * u64::from(self.slots)
+    }
+}
+
+/// A byte position in a buffer that the program knows.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the source of a transfer of the batch.
+    Source {
+        /// Index into the batch.
+        transfer: u32,
+        /// Bytes from its start.
+        offset: u64,
+    },
+    /// In the destination of a transfer of the batch.
+    Destination {
+        /// Index into the batch.
+        transfer: u32,
+        /// Bytes from its start.
+        offset: u64,
+    },
+    /// In a staging slot.
+    Slot {
+        /// Which ring.
+        ring: RingId,
+        /// Which slot of it.
+        slot: u32,
+    },
+}
+
+/// One contiguous copy.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Where the bytes come from.
+    pub from: Place,
+    /// Where they go.
+    pub to: Place,
+    /// How many. Never zero.
+    pub bytes: u64,
+}
+
+/// How an operation moves its copies.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Mechanism {
+    /// One plain copy by a copy engine.
+    Copy,
+    /// All copies in one call of the driver's batched copy.
+    Batch,
+    /// All copies in one kernel launch.
+    Kernel,
+}
+
+/// A step of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// The lane that it runs on.
+    pub lane: LaneId,
+    /// How.
+    pub mechanism: Mechanism,
+    /// What it moves; exactly one for [`Mechanism::Copy`], one or more otherwise. Copies of one operation are unordered.
+    pub copies: SmallVec<[Copy; 1]>,
+    /// Operations on other lanes that must have finished first. Each stands earlier in [`Program::ops`].
+    pub after: SmallVec<[OpId; 2]>,
+}
+
+/// A list of operations that moves a batch of transfers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Bytes of each transfer of the batch.
+    pub transfers: Vec<u64>,
+    /// Lanes in use.
+    pub lanes: Vec<Lane>,
+    /// Staging in use.
+    pub rings: Vec<Ring>,
+    /// In an order that respects every dependency.
+    pub ops: Vec<Op>,
+}
+
+impl Program {
+    /// Staging bytes that the program uses on `device`.
+    pub fn staging_bytes(&self, device: DeviceId) -> u64 {
+        self.rings.iter().filter(|r| r.device == device).map(Ring::bytes).sum()
+    }
+}
