@@ -4,9 +4,33 @@
 //! and compiled for the planner: every resource numbered, every route between two devices found once. Nothing here touches a
 //! driver, and nothing outside this module knows a preset by name.
 //!
-//! Units: bytes, seconds, bytes per second. A capacity is per direction, because links are directed.
+//! Units: bytes, seconds, bytes per second. A capacity is per direction, because links are directed. The model, the file format
+//! and the presets are described in `docs/topology.md`.
+//!
+//! ```
+//! use mpgpu::topology::{self, DeviceId, Machine};
+//!
+//! let machine = Machine::new(topology::load("hgx-h200")?)?;
+//! let route = machine.route(DeviceId::gpu(0), DeviceId::gpu(1)).expect("an NVSwitch joins all GPUs");
+//! assert_eq!(route.links.len(), 2); // into the switch and out of it
+//! # Ok::<(), topology::TopologyError>(())
+//! ```
 
-use smallvec::SmallVec;
+mod check;
+mod error;
+mod file;
+mod machine;
+mod presets;
+mod routes;
+
+pub use check::{CAPACITY_RANGE, MAX_DEVICES, MAX_LINKS, MAX_SHARED, MAX_SWITCHES, MAX_TIME};
+pub use error::TopologyError;
+pub use file::{MAX_FILE_BYTES, parse};
+pub use machine::{Machine, Resource, ResourceId, Route};
+pub use presets::{preset, preset_names, preset_text};
+
+use std::fmt;
+use std::path::Path;
 
 /// A memory that transfers start or end in, numbered as in the C ABI: GPUs count up from 0, host NUMA domains down from -1.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,15 +53,19 @@ impl DeviceId {
     }
 }
 
+impl fmt::Display for DeviceId {
+    /// `gpu0` or `host0`: the number of the device, whatever its node is called.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_host() { write!(f, "host{}", -1 - i64::from(self.0)) } else { write!(f, "gpu{}", self.0) }
+    }
+}
+
 /// Index into [`Topology::nodes`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 /// Index into [`Topology::links`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
-/// Index into [`Machine::resources`].
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ResourceId(pub u32);
 
 /// What a node of the machine graph is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -63,6 +91,13 @@ pub struct Node {
     pub kind: NodeKind,
 }
 
+impl NodeKind {
+    /// Whether transfers can start and end here.
+    pub const fn is_device(self) -> bool {
+        matches!(self, NodeKind::Gpu | NodeKind::Host)
+    }
+}
+
 /// The technology of a link, for people and for tie-breaking; capacities say the rest.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum LinkKind {
@@ -72,6 +107,17 @@ pub enum LinkKind {
     Pcie,
     /// A link inside or between host sockets (memory bus, UPI, xGMI).
     Host,
+}
+
+impl LinkKind {
+    /// As in a topology file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LinkKind::Nvlink => "nvlink",
+            LinkKind::Pcie => "pcie",
+            LinkKind::Host => "host",
+        }
+    }
 }
 
 /// One direction of a link.
@@ -90,9 +136,11 @@ pub struct Link {
 }
 
 /// A capacity that several directed links draw on together: both directions of a PCIe slot, one NUMA domain's memory.
+///
+/// A copy draws on it once, even when its route has several of the links: so counts the total throughput of a switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedResource {
-    /// Unique among the shared resources.
+    /// Unique among the shared resources, `host0.read` say.
     pub name: String,
     /// Bytes/s for all of `links` together.
     pub capacity: f64,
@@ -100,7 +148,8 @@ pub struct SharedResource {
     pub links: Vec<LinkId>,
 }
 
-/// Fixed costs that no link explains, in seconds. What each stands for, and where its value comes from, is in `docs/model.md`.
+/// Fixed costs that no link explains, in seconds. What each stands for, and where its default comes from, is in
+/// `docs/topology.md`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
     /// One copy of a few bytes, from issue until the host sees it done.
@@ -138,52 +187,37 @@ pub struct Topology {
     pub costs: Costs,
 }
 
-/// Anything with a capacity that transfers share. Every directed link is one; shared resources follow.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Resource {
-    /// `gpu0>gpu1` for a link, its own name for a shared resource.
-    pub name: String,
-    /// Bytes/s.
-    pub capacity: f64,
+impl Default for Costs {
+    /// What an HGX H200 gave (hardware readings, H200, 2026-11-20); the readings behind each value are in `docs/topology.md`.
+    fn default() -> Self {
+        Costs {
+            // One peer copy of 8 B to 4 KiB by a copy engine: 6.7 to 6.9 us.
+            copy: 6.7e-6,
+            // Copies issued on streams: 2.2 us each.
+            issue: 2.2e-6,
+            // An event recorded on one device and waited for on another, round trip: 4.48 us.
+            chunk: 4.5e-6,
+            // A batched call of one segment was not read: taken as one copy. 26 halo messages, 1.47 MB, then come out at
+            // 6.7 + 16 + 3.7 = 26.4 us (read: 25.6), 26 messages with faces of 4 MiB at 86 us (read: 88.0).
+            batch: 6.7e-6,
+            // 26 segments are issued in 16.0 us.
+            batch_segment: 0.62e-6,
+            // One kernel copy of 8 B to 4 KiB: 9.4 to 9.5 us.
+            kernel: 9.4e-6,
+            // 26 halo messages, 1.47 MB, in one kernel: 13.7 us, of which 4.1 us move the bytes: 0.2 us over 26 segments.
+            kernel_segment: 0.01e-6,
+            // Kernel copies of 8 to 132 blocks reach 350 to 366 of 396 GB/s.
+            kernel_efficiency: 0.9,
+        }
+    }
 }
 
-/// The way of one copy between two devices.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Route {
-    /// In the order in which bytes pass them. Empty for a copy inside one device.
-    pub links: SmallVec<[LinkId; 4]>,
-    /// Every resource that a byte on this route draws on, each once, sorted.
-    pub resources: SmallVec<[ResourceId; 8]>,
-    /// The smallest capacity among `resources`, bytes/s.
-    pub bandwidth: f64,
-    /// The sum of the links' latencies, seconds.
-    pub latency: f64,
+/// The topology of this name: a preset, or else the file at this path.
+///
+/// A preset's name wins over a file of the same name; `./beluga` means the file.
+pub fn load(name_or_path: &str) -> Result<Topology, TopologyError> {
+    match preset_text(name_or_path) {
+        Some(text) => parse(text),
+        None => file::read(Path::new(name_or_path)),
+    }
 }
-
-/// A [`Topology`] checked and compiled: the only form the planner reads.
-#[derive(Clone, Debug)]
-pub struct Machine {
-    topology: Topology,
-    resources: Vec<Resource>,
-    gpus: u32,
-    hosts: u32,
-    /// `routes[from * devices + to]`, devices numbered GPUs first, then hosts.
-    routes: Vec<Option<Route>>,
-}
-
-// Interface that the planner relies on (to be implemented beside the types):
-//
-// impl Machine {
-//     pub fn new(topology: Topology) -> Result<Machine, TopologyError>;
-//     pub fn topology(&self) -> &Topology;
-//     pub fn costs(&self) -> &Costs;
-//     pub fn resources(&self) -> &[Resource];
-//     pub fn gpu_count(&self) -> u32;
-//     pub fn host_count(&self) -> u32;
-//     pub fn contains(&self, device: DeviceId) -> bool;
-//     pub fn route(&self, from: DeviceId, to: DeviceId) -> Option<&Route>;   // None: no copy engine can copy between them directly
-// }
-// pub fn parse(text: &str) -> Result<Topology, TopologyError>;      // file.rs
-// pub fn load(name_or_path: &str) -> Result<Topology, TopologyError>; // preset name, else a path
-// pub fn preset(name: &str) -> Option<Topology>; pub fn preset_names() -> impl Iterator<Item = &'static str>;
-// impl Topology { pub fn to_toml(&self) -> String }

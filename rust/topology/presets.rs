@@ -1,0 +1,30 @@
+//! Known machines, as topology files that are part of the library. This table is all that the code knows of them.
+
+use super::{Topology, parse};
+
+const PRESETS: &[(&str, &str)] = &[
+    ("beluga", include_str!("presets/beluga.toml")),
+    ("narval", include_str!("presets/narval.toml")),
+    ("dgx1-v100", include_str!("presets/dgx1-v100.toml")),
+    ("summit", include_str!("presets/summit.toml")),
+    ("gh200-4", include_str!("presets/gh200-4.toml")),
+    ("hgx-h100-4", include_str!("presets/hgx-h100-4.toml")),
+    ("hgx-h100", include_str!("presets/hgx-h100.toml")),
+    ("hgx-h200", include_str!("presets/hgx-h200.toml")),
+    ("pcie-4", include_str!("presets/pcie-4.toml")),
+];
+
+/// The names that [`preset`] knows.
+pub fn preset_names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|&(name, _)| name)
+}
+
+/// The file of the preset with this name, with the source of every figure in its comments: a start for a file of one's own.
+pub fn preset_text(name: &str) -> Option<&'static str> {
+    PRESETS.iter().find(|&&(known, _)| known == name).map(|&(_, text)| text)
+}
+
+/// The topology of the preset with this name.
+pub fn preset(name: &str) -> Option<Topology> {
+    parse(preset_text(name)?).ok()
+}
