@@ -1,5 +1,6 @@
 //! The rules that a topology must keep before it is compiled, and the names by which errors speak of its parts.
 
+use super::file::shorten;
 use super::{Costs, Link, LinkId, NodeId, NodeKind, Topology, TopologyError};
 use ahash::AHashMap;
 use std::ops::RangeInclusive;
@@ -9,9 +10,9 @@ pub const MAX_DEVICES: usize = 64;
 /// The most switches.
 pub const MAX_SWITCHES: usize = 256;
 /// The most directed links.
-pub const MAX_LINKS: usize = 16_384;
+pub const MAX_LINKS: usize = 8_192;
 /// The most shared resources.
-pub const MAX_SHARED: usize = 4_096;
+pub const MAX_SHARED: usize = 1_024;
 /// Bandwidths and capacities that are taken, in bytes/s: a value outside is a wrong unit, and would ruin the planner's arithmetic.
 pub const CAPACITY_RANGE: RangeInclusive<f64> = 1e3..=1e15;
 /// The largest latency or fixed cost that is taken, in seconds.
@@ -145,7 +146,8 @@ impl Topology {
         reference: &str,
         entry: impl Fn() -> String,
     ) -> Result<LinkId, TopologyError> {
-        let unknown = || TopologyError::UnknownLink { entry: entry(), link: format!("{reference:?}") };
+        let quoted = || format!("{:?}", shorten(reference, 150));
+        let unknown = || TopologyError::UnknownLink { entry: entry(), link: quoted() };
         let (ends, kind) = match reference.split_once(':') {
             Some((ends, kind)) => (ends, Some(kind)),
             None => (reference, None),
@@ -159,7 +161,7 @@ impl Topology {
             None => Ok(first),
             Some(second) => Err(TopologyError::AmbiguousLink {
                 entry: entry(),
-                link: format!("{reference:?}"),
+                link: quoted(),
                 first: self.full_link_name(&self.links[first.0 as usize]),
                 second: self.full_link_name(&self.links[second.0 as usize]),
             }),
@@ -172,7 +174,7 @@ fn check_name(name: &str, entry: impl Fn() -> String) -> Result<(), TopologyErro
     if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed) {
         Ok(())
     } else {
-        Err(TopologyError::BadName { entry: entry(), name: name.chars().take(MAX_NAME + 1).collect() })
+        Err(TopologyError::BadName { entry: entry(), name: shorten(name, MAX_NAME) })
     }
 }
 

@@ -92,7 +92,7 @@ pub fn parse(text: &str) -> Result<Topology, TopologyError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(TopologyError::TooLong);
     }
-    let file: FileEntry = toml::from_str(text).map_err(|error| TopologyError::Syntax(error.to_string().trim_end().to_owned()))?;
+    let file: FileEntry = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
     let mut topology = Topology {
         name: file.name,
         description: file.description,
@@ -116,13 +116,34 @@ pub fn parse(text: &str) -> Result<Topology, TopologyError> {
     }
     let mut shared = Vec::with_capacity(file.shared.len());
     for entry in file.shared {
-        let place = || format!("shared resource {:?}", entry.name);
+        let place = || format!("shared resource {:?}", shorten(&entry.name, 64));
         let links = entry.links.iter().map(|link| topology.find_link(&nodes, &by_ends, link, place)).collect::<Result<_, _>>()?;
         shared.push(SharedResource { name: entry.name, capacity: entry.capacity, links });
     }
     topology.shared = shared;
     topology.check()?;
     Ok(topology)
+}
+
+/// Line, column and message in one line. The error's own form repeats the whole line of the text, a megabyte perhaps.
+fn syntax_error(text: &str, error: &toml::de::Error) -> TopologyError {
+    let message = shorten(error.message(), 300).replace('\n', ", ");
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {
+        return TopologyError::Syntax(message);
+    };
+    let line = before.matches('\n').count() + 1;
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let column = before[start..].chars().count() + 1;
+    let source = shorten(text[start..].lines().next().unwrap_or("").trim(), 60);
+    TopologyError::Syntax(format!("line {line}, column {column} (`{source}`): {message}"))
+}
+
+/// At most `most` characters: what a hostile file can put into an error is bounded.
+pub(super) fn shorten(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path (`/dev/zero`) does no harm.
@@ -148,7 +169,7 @@ pub(super) fn read(path: &Path) -> Result<Topology, TopologyError> {
 fn node((index, entry): (usize, NodeEntry)) -> Result<Node, TopologyError> {
     let kind = match (entry.kind, entry.peer) {
         (NodeKindEntry::Switch, peer) => NodeKind::Switch { peer: peer.unwrap_or(false) },
-        (_, Some(_)) => return Err(TopologyError::PeerOnDevice { entry: format!("node {} ({:?})", index + 1, entry.name) }),
+        (_, Some(_)) => return Err(TopologyError::PeerOnDevice { entry: format!("node {} ({:?})", index + 1, shorten(&entry.name, 64)) }),
         (NodeKindEntry::Gpu, None) => NodeKind::Gpu,
         (NodeKindEntry::Host, None) => NodeKind::Host,
     };
@@ -172,7 +193,7 @@ fn add_links(index: usize, entry: &LinkEntry, nodes: &AHashMap<&str, NodeId>, li
         LinkKindEntry::Host => LinkKind::Host,
     };
     let find = |name: &String| {
-        let unknown = || TopologyError::UnknownNode { entry: place(), node: format!("{name:?}") };
+        let unknown = || TopologyError::UnknownNode { entry: place(), node: format!("{:?}", shorten(name, 64)) };
         nodes.get(name.as_str()).copied().ok_or_else(unknown)
     };
     for [first, second] in pairs {
@@ -201,7 +222,8 @@ fn costs(entry: &CostsEntry) -> Costs {
 }
 
 impl Topology {
-    /// The text of a file from which [`parse`] gives this topology back, equal in every value, if [`Topology::check`] accepts it.
+    /// The text of a file from which [`parse`] gives this topology back, equal in every value, if [`Topology::check`] accepts it
+    /// and the text keeps [`MAX_FILE_BYTES`].
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
