@@ -66,7 +66,8 @@ pub enum TopologyError {
     },
     /// Both, or neither, of `between` and `one_way`.
     #[error(
-        "{entry}: give either `between` (both directions) or `one_way` (first to second node), a list of [\"from\", \"to\"] pairs with at least one"
+        "{entry}: give either `between` (both directions) or `one_way` (first to second node), a list of [\"from\", \"to\"] pairs with \
+         at least one"
     )]
     LinkEnds {
         /// Where.

@@ -251,7 +251,7 @@ impl Topology {
             // An entry covers the longest run of links that it can: pairs of opposite links, or links of one direction.
             let back = links.get(1).filter(|back| is_opposite(first, back));
             let step = if back.is_some() { 2 } else { 1 };
-            let entry = links
+            let count = links
                 .chunks_exact(step)
                 .take_while(|chunk| {
                     let same = is_like(first, &chunk[0]);
@@ -261,14 +261,7 @@ impl Topology {
                     }
                 })
                 .count();
-            // A run of one-way links ends before the first pair, so that the pair is written as one.
-            let entry = if step == 1 {
-                let pair = links[..entry].windows(2).position(|pair| is_opposite(&pair[0], &pair[1]));
-                pair.unwrap_or(entry)
-            } else {
-                entry
-            };
-            let (run, rest) = links.split_at(entry * step);
+            let (run, rest) = links.split_at(count * step);
             links = rest;
 
             writeln!(out, "\n[[link]]\n{} = [", if back.is_some() { "between" } else { "one_way" })?;

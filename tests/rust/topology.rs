@@ -166,7 +166,10 @@ fn each_direction_has_its_own_bandwidth() {
 
 #[test]
 fn a_copy_between_gpus_passes_no_switch_without_peer_and_no_device() {
-    let links = "[[link]]\nbetween = [[\"a\", \"root\"], [\"b\", \"root\"], [\"root\", \"host\"], [\"b\", \"host\"]]\nkind = \"pcie\"\nbandwidth = 3e9";
+    let links = r#"[[link]]
+between = [["a", "root"], ["b", "root"], ["root", "host"], ["b", "host"]]
+kind = "pcie"
+bandwidth = 3e9"#;
     let machine = compile(&format!("{NODES}{links}"));
     assert_eq!(way(&machine, GPU0, GPU1), None);
     assert_eq!(way(&machine, GPU0, HOST).as_deref(), Some("a>root root>host"));
@@ -200,7 +203,8 @@ fn a_shared_resource_narrows_a_route_and_can_move_it() {
 
 #[test]
 fn of_two_kinds_of_link_between_the_same_nodes_the_wider_is_taken_and_both_are_resources() {
-    let links = "[[link]]\nbetween = [[\"a\", \"b\"]]\nkind = \"pcie\"\nbandwidth = 1e9\n[[link]]\nbetween = [[\"a\", \"b\"]]\nkind = \"nvlink\"\nbandwidth = 2e9\n";
+    let link = |kind: &str, bandwidth: f64| format!("[[link]]\nbetween = [[\"a\", \"b\"]]\nkind = \"{kind}\"\nbandwidth = {bandwidth:e}\n");
+    let links = link("pcie", 1e9) + &link("nvlink", 2e9);
     let machine = compile(&format!("{NODES}{links}[[shared]]\nname = \"slot\"\ncapacity = 1e9\nlinks = [\"a>b:pcie\"]"));
     assert_eq!(way(&machine, GPU0, GPU1).as_deref(), Some("a>b:nvlink"));
     let names: Vec<_> = machine.resources().iter().map(|resource| resource.name.as_str()).collect();
@@ -451,7 +455,15 @@ fn any_kind() -> impl Strategy<Value = NodeKind> {
 
 /// Few distinct bandwidths, so that ties are common.
 fn any_bandwidth() -> impl Strategy<Value = f64> {
-    prop_oneof![(1..4u32).prop_map(|n| f64::from(n) * 1e9), 1e3..1e15f64]
+    prop_oneof![5 => (1..3u32).prop_map(|n| f64::from(n) * 1e9), 1 => 1e3..1e15f64]
+}
+
+fn any_link_kind() -> impl Strategy<Value = LinkKind> {
+    prop_oneof![4 => Just(LinkKind::Nvlink), 1 => Just(LinkKind::Pcie), 1 => Just(LinkKind::Host)]
+}
+
+fn any_latency() -> impl Strategy<Value = f64> {
+    prop_oneof![3 => Just(0.0), 1 => 0.0..1e-3f64]
 }
 
 prop_compose! {
@@ -460,7 +472,10 @@ prop_compose! {
         kinds in prop::collection::vec(any_kind(), 1..most),
         name in any::<String>(),
         description in any::<String>(),
-        links in prop::collection::vec((any::<u32>(), any::<u32>(), 0..3usize, any_bandwidth(), prop_oneof![Just(0.0), 0.0..1e-3f64], any::<bool>()), 0..4 * most),
+        links in prop::collection::vec(
+            (any::<u32>(), any::<u32>(), any_link_kind(), any_bandwidth(), prop::option::of(any_bandwidth()), any_latency()),
+            0..4 * most,
+        ),
         shared in prop::collection::vec((any_bandwidth(), any::<u32>(), 1..6usize), 0..4),
         costs in prop::array::uniform7(0.0..1.0f64),
         kernel_efficiency in prop_oneof![Just(1.0), 1e-9..1.0f64],
@@ -469,10 +484,9 @@ prop_compose! {
         nodes[0].kind = if nodes[0].kind == NodeKind::Host { NodeKind::Host } else { NodeKind::Gpu };
         let count = nodes.len() as u32;
         let mut unique: Vec<Link> = Vec::new();
-        for (from, to, kind, bandwidth, latency, both) in links {
-            let kind = [LinkKind::Nvlink, LinkKind::Pcie, LinkKind::Host][kind];
+        for (from, to, kind, bandwidth, back, latency) in links {
             let (from, to) = (NodeId(from % count), NodeId(to % count));
-            for (from, to) in [(from, to), (to, from)].into_iter().take(if both { 2 } else { 1 }) {
+            for (from, to, bandwidth) in [Some((from, to, bandwidth)), back.map(|back| (to, from, back))].into_iter().flatten() {
                 if from != to && !unique.iter().any(|link| (link.from, link.to, link.kind) == (from, to, kind)) {
                     unique.push(Link { from, to, kind, bandwidth, latency });
                 }
