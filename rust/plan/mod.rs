@@ -1,13 +1,37 @@
 //! From transfers to a program: candidate paths, the split, chunks, lowering, and the proof that the result is right.
 //!
+//! | file | one idea |
+//! | --- | --- |
+//! | `candidates` | the paths that a transfer could take, and why others can't help |
+//! | `split` | bytes for each path, by linear program |
+//! | `choose` | the split with its chunks and slots, or one path for each transfer |
+//! | `mechanism` | plain copies, a batched call or a kernel |
+//! | `lower` | shares to a [`Program`] |
+//! | `validate` | the proof that a program is right |
+//! | `describe` | a plan for people and for machines |
+//!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
 
+mod candidates;
+mod choose;
+mod describe;
+mod lower;
+mod mechanism;
 mod program;
+mod split;
+mod validate;
 
+pub use candidates::{Reason, Rejection};
 pub use program::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
+pub use validate::{Violation, validate};
 
 use crate::backend::MemoryKind;
+use crate::model::{Flow, GRAIN, finish};
 use crate::topology::{DeviceId, Machine};
+use choose::{Field, NoRoom, Share};
+use lower::{Piece, StagedPath, copying_device, lower};
+use mechanism::Launch;
+use std::sync::Arc;
 
 /// What the planner needs to know of one transfer. Addresses do not matter to it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +60,7 @@ pub enum Engine {
     Graph,
     /// Direct copies in batched calls.
     Batch,
-    /// Direct copies in fused kernels.
+    /// Direct copies between GPU memories in fused kernels.
     Kernel,
 }
 
@@ -49,7 +73,7 @@ pub struct Options {
     pub max_paths: u32,
     /// Whether a copy between GPUs may pass through host memory.
     pub host_path: bool,
-    /// Bytes of one chunk on staged paths.
+    /// Bytes of one chunk on staged paths, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: Option<u64>,
     /// Transfers below this size take one path.
     pub min_bytes: Option<u64>,
@@ -63,10 +87,233 @@ impl Default for Options {
     }
 }
 
-// Interface that the engine relies on (to be implemented beside the types):
-//
-// pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError>;
-// pub struct Plan { pub program: Arc<Program>, pub predicted: f64 /* s */, pub direct: f64 /* s */, … }  Debug + Clone
-// impl Plan { pub fn describe(&self, machine: &Machine) -> String; pub fn to_json(&self, machine: &Machine) -> serde_json::Value }
-// pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation>;
-// PlanError (thiserror): NoRoute{transfer, src, dst}, InvalidDevice{transfer, device}, … each Display names value and remedy.
+/// A path of a transfer, as planned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathPlan {
+    /// The device whose memory the bytes are staged in; `None` for the direct path.
+    pub via: Option<DeviceId>,
+    /// First byte of the transfer on this path.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Pieces that they are cut into.
+    pub chunks: u32,
+    /// Bytes of each piece but the last.
+    pub chunk_bytes: u64,
+    /// Staging slots; 0 on the direct path.
+    pub slots: u32,
+    /// How the bytes are moved.
+    pub mechanism: Mechanism,
+    /// Modelled seconds from the start of the plan until this path is done, had it its links to itself.
+    pub seconds: f64,
+}
+
+/// The paths of one transfer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransferPlan {
+    /// What is moved.
+    pub shape: Shape,
+    /// Paths in use; none for zero bytes.
+    pub paths: Vec<PathPlan>,
+    /// Paths that were considered and left out, each with its reason.
+    pub rejected: Vec<Rejection>,
+}
+
+/// What is done about a batch, and what the model expects of it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// One for each transfer of the batch.
+    pub transfers: Vec<TransferPlan>,
+    /// The operations.
+    pub program: Arc<Program>,
+    /// The options that it was planned with.
+    pub options: Options,
+    /// Modelled seconds from issue to the last byte.
+    pub predicted: f64,
+    /// The same with one path for each transfer.
+    pub one_path: f64,
+}
+
+/// Why a batch can't be planned.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum PlanError {
+    #[error(
+        "transfer {transfer}: device {} does not exist: this machine has GPUs 0 to {} and host domains -1 to -{hosts}",
+        device.0,
+        i64::from(*gpus) - 1
+    )]
+    InvalidDevice { transfer: usize, device: DeviceId, gpus: u32, hosts: u32 },
+    #[error(
+        "transfer {transfer}: no copy engine can move bytes from device {} to device {}, neither directly nor through one other device: \
+         give the topology a link between them{}",
+        src.0, dst.0, if *host_path { "" } else { ", or allow the host path" }
+    )]
+    NoRoute { transfer: usize, src: DeviceId, dst: DeviceId, host_path: bool },
+    #[error("{name}={value}: must be {least} or more")]
+    Option { name: &'static str, value: u64, least: u64 },
+    #[error(
+        "transfer {transfer}: must be staged on another device, but staging_bytes={staging_bytes} leaves its ring {ring_bytes} bytes: \
+         {} or more are needed for each staged path",
+        2 * GRAIN
+    )]
+    Staging { transfer: usize, staging_bytes: u64, ring_bytes: u64 },
+    #[error("{0} transfers: a batch has at most {max}", max = u32::MAX)]
+    TooManyTransfers(usize),
+}
+
+/// The least gain for which several paths are taken. Figures differ by a few per cent between hosts of the same kind, so a smaller
+/// modelled gain is as likely a loss.
+const LEAST_GAIN: f64 = 0.02;
+
+/// Plans a batch of transfers together.
+///
+/// Never slower than one path for each transfer, as far as the model knows: several paths are used only where they are expected
+/// to gain 2 % or more over it.
+pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
+    check(machine, batch, options)?;
+    let mut field = Field {
+        machine,
+        batch,
+        options,
+        candidates: Vec::with_capacity(batch.len()),
+        of: Vec::with_capacity(batch.len()),
+        out: Vec::new(),
+    };
+    let mut rejected = Vec::with_capacity(batch.len());
+    for (transfer, shape) in batch.iter().enumerate() {
+        let begin = field.candidates.len();
+        let mut reasons = Vec::new();
+        if shape.bytes > 0 {
+            candidates::candidates(machine, transfer as u32, shape, options, &mut field.candidates, &mut reasons);
+            if field.candidates.len() == begin {
+                let (src, dst) = (shape.src_device, shape.dst_device);
+                return Err(PlanError::NoRoute { transfer, src, dst, host_path: options.host_path });
+            }
+        }
+        field.of.push(begin..field.candidates.len());
+        rejected.push(reasons);
+    }
+    field.out = vec![None; field.candidates.len()];
+
+    let no_room = |NoRoom { transfer, ring_bytes }| {
+        let staging_bytes = options.staging_bytes;
+        PlanError::Staging { transfer: transfer as usize, staging_bytes, ring_bytes }
+    };
+    let one_path = field.one_path().map_err(no_room)?;
+    let single = Schedule::new(&field, one_path);
+    let mut chosen = None;
+    if let Some(shares) = field.several_paths(single.finish) {
+        let several = Schedule::new(&field, shares);
+        if several.finish <= single.finish * (1.0 - LEAST_GAIN) {
+            chosen = Some(several);
+        } else {
+            for share in several.shares.iter().map(|share| share.candidate) {
+                let reason = Reason::NotFaster { seconds: several.finish, one_path: single.finish };
+                field.out[share].get_or_insert(reason);
+            }
+        }
+    }
+    let one_path = single.finish;
+    Ok(chosen.unwrap_or(single).into_plan(field, rejected, one_path))
+}
+
+fn check(machine: &Machine, batch: &[Shape], options: &Options) -> Result<(), PlanError> {
+    if u32::try_from(batch.len()).is_err() {
+        return Err(PlanError::TooManyTransfers(batch.len()));
+    }
+    if options.max_paths == 0 {
+        return Err(PlanError::Option { name: "max_paths", value: 0, least: 1 });
+    }
+    if let Some(value) = options.chunk_bytes.filter(|&bytes| bytes < GRAIN) {
+        return Err(PlanError::Option { name: "chunk_bytes", value, least: GRAIN });
+    }
+    for (transfer, shape) in batch.iter().enumerate() {
+        if let Some(device) = [shape.src_device, shape.dst_device].into_iter().find(|&device| !machine.contains(device)) {
+            return Err(PlanError::InvalidDevice { transfer, device, gpus: machine.gpu_count(), hosts: machine.host_count() });
+        }
+    }
+    Ok(())
+}
+
+/// Shares with their operations and modelled times.
+struct Schedule {
+    shares: Vec<Share>,
+    launches: Vec<Launch>,
+    /// For each share its mechanism and its modelled end.
+    ends: Vec<(Mechanism, f64)>,
+    finish: f64,
+}
+
+impl Schedule {
+    fn new(field: &Field<'_>, shares: Vec<Share>) -> Self {
+        let Field { machine, batch, options, candidates, .. } = field;
+        let costs = machine.costs();
+        let launches = mechanism::launches(machine, batch, options, candidates, &shares);
+        let mut heads = vec![(Mechanism::Copy, 0.0); shares.len()];
+        for (order, launch) in launches.iter().enumerate() {
+            let head = costs.issue * order as f64 + mechanism::head(machine, launch.op.mechanism, launch.shares.len());
+            launch.shares.iter().for_each(|&at| heads[at] = (launch.op.mechanism, head));
+        }
+        let mut operations = launches.len();
+        // Pipelines start after the direct operations, one after the other.
+        let mut order = operations;
+        for (at, share) in shares.iter().enumerate().filter(|(_, share)| candidates[share.candidate].via.is_some()) {
+            heads[at].1 = costs.issue * order as f64 + costs.copy;
+            order += 1;
+            operations += 2 * share.chunks() as usize;
+        }
+        let flows: Vec<Flow> = shares
+            .iter()
+            .zip(&heads)
+            .map(|(share, &(mechanism, head))| Flow {
+                path: &candidates[share.candidate].model,
+                bytes: share.bytes,
+                chunks: share.chunks(),
+                head,
+                efficiency: mechanism::efficiency(machine, mechanism),
+            })
+            .collect();
+        let finish = finish(machine, &flows, operations);
+        let ends = flows.iter().zip(&heads).map(|(flow, head)| (head.0, flow.alone(costs))).collect();
+        Schedule { shares, launches, ends, finish }
+    }
+
+    fn into_plan(self, field: Field<'_>, rejected: Vec<Vec<Rejection>>, one_path: f64) -> Plan {
+        let Field { batch, candidates, of, out, options, .. } = field;
+        let mut transfers: Vec<TransferPlan> =
+            batch.iter().zip(rejected).map(|(&shape, rejected)| TransferPlan { shape, paths: Vec::new(), rejected }).collect();
+        let mut used = vec![false; candidates.len()];
+        let mut staged = Vec::new();
+        for (share, &(mechanism, seconds)) in self.shares.iter().zip(&self.ends) {
+            used[share.candidate] = true;
+            let candidate = &candidates[share.candidate];
+            let Share { offset, bytes, chunk_bytes, slots, .. } = *share;
+            let shape = &batch[candidate.transfer as usize];
+            transfers[candidate.transfer as usize].paths.push(PathPlan {
+                via: candidate.via,
+                offset,
+                bytes,
+                chunks: share.chunks(),
+                chunk_bytes,
+                slots,
+                mechanism,
+                seconds,
+            });
+            if let Some(via) = candidate.via {
+                let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
+                let piece = Piece { transfer: candidate.transfer, offset, bytes };
+                staged.push(StagedPath { piece, via, lanes, chunk_bytes, slots });
+            }
+        }
+        for (transfer, of) in of.into_iter().enumerate() {
+            let left_out =
+                of.filter(|&i| !used[i]).map(|i| Rejection { via: candidates[i].via, reason: out[i].clone().unwrap_or(Reason::NoShare) });
+            transfers[transfer].rejected.extend(left_out);
+        }
+        let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();
+        let bytes = batch.iter().map(|shape| shape.bytes).collect();
+        let program = lower(bytes, &direct, mechanism::lane_key(batch), &staged);
+        Plan { transfers, program: Arc::new(program), options: *options, predicted: self.finish, one_path }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a path, and a set of paths together, cost in seconds.
+//!
+//! The model has three terms, each of which something measured stands behind (`docs/model.md` has the derivation and the sources):
+//!
+//! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines
+//!   two hops; the slower hop sets the rate, the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds come on top:
+//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
+//! - A resource. All bytes that draw on it pass at its capacity: it can't be done before `head + Σ weight · bytes / capacity`.
+//! - The issuing thread, which needs `issue` seconds for each operation.
+//!
+//! A set of flows finishes when the last of these does. That is a lower bound which the planner minimises; it is not a
+//! simulation: two flows on one link are assumed to share it without loss.
+//!
+//! Pure: no backend, no clock.
+
+use crate::topology::{Costs, Machine, ResourceId, Route};
+use smallvec::SmallVec;
+
+/// The most chunks that the model asks for on one path: beyond it the pipeline's fill is below 1 % of the path's time while
+/// each further chunk still costs two operations.
+pub const MAX_CHUNKS: u64 = 128;
+
+/// Automatic chunk sizes and shares are multiples of this, so that copy engines see page-aligned pieces of aligned buffers.
+pub const GRAIN: u64 = 4096;
+
+/// A path as the model sees it: one hop, or two with staging between them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathModel {
+    /// Bytes/s of each hop by itself.
+    pub hops: SmallVec<[f64; 2]>,
+    /// Sum of the links' latencies, seconds.
+    pub latency: f64,
+    /// How often a byte of this path draws on each resource. Sorted by resource.
+    pub weights: SmallVec<[(ResourceId, f64); 8]>,
+    /// Bytes/s of the path by itself: the smallest of capacity / weight.
+    pub rate: f64,
+}
+
+impl PathModel {
+    /// The model of a path along these routes.
+    pub fn new(machine: &Machine, routes: &[&Route]) -> Self {
+        let mut weights: SmallVec<[(ResourceId, f64); 8]> = SmallVec::new();
+        for resource in routes.iter().flat_map(|route| route.resources.iter().copied()) {
+            match weights.binary_search_by_key(&resource, |w| w.0) {
+                Ok(at) => weights[at].1 += 1.0,
+                Err(at) => weights.insert(at, (resource, 1.0)),
+            }
+        }
+        let capacity = |r: ResourceId| machine.resources()[r.0 as usize].capacity;
+        let rate = weights.iter().map(|&(r, weight)| capacity(r) / weight).fold(f64::INFINITY, f64::min);
+        PathModel {
+            hops: routes.iter().map(|route| route.bandwidth).collect(),
+            latency: routes.iter().map(|route| route.latency).sum(),
+            weights,
+            rate,
+        }
+    }
+
+    /// Whether bytes rest in staging memory on the way.
+    pub fn is_staged(&self) -> bool {
+        self.hops.len() > 1
+    }
+
+    /// Seconds per byte that the pipeline's first chunk spends on all hops but the slowest.
+    fn fill(&self) -> f64 {
+        let slowest = self.hops.iter().map(|rate| rate.recip()).fold(0.0, f64::max);
+        self.hops.iter().map(|rate| rate.recip()).sum::<f64>() - slowest
+    }
+
+    /// The number of chunks that makes `bytes` on this path fastest: it balances the fill, `bytes / n · fill`, against the
+    /// hand-overs, `n · chunk`. Always at least 1, and 1 on a path of one hop.
+    pub fn best_chunks(&self, costs: &Costs, bytes: u64) -> u32 {
+        if !self.is_staged() || bytes == 0 {
+            return 1;
+        }
+        let most = bytes.div_ceil(GRAIN).min(MAX_CHUNKS);
+        let best = if costs.chunk > 0.0 { (bytes as f64 * self.fill() / costs.chunk).sqrt() } else { f64::INFINITY };
+        (best.round().min(most as f64) as u32).max(1)
+    }
+
+    /// Seconds that the path adds to `bytes / rate`, apart from what starts it: latency, the pipeline's fill, hand-overs.
+    pub fn overhead(&self, costs: &Costs, bytes: u64, chunks: u32) -> f64 {
+        if !self.is_staged() {
+            return self.latency;
+        }
+        self.latency + bytes as f64 / f64::from(chunks) * self.fill() + f64::from(chunks + 1) * costs.chunk
+    }
+
+    /// Seconds for `bytes` alone on this path, from issue to done.
+    pub fn seconds(&self, costs: &Costs, bytes: u64, chunks: u32) -> f64 {
+        costs.copy + self.overhead(costs, bytes, chunks) + bytes as f64 / self.rate
+    }
+}
+
+/// Bytes on a path, as part of a set.
+#[derive(Clone, Debug)]
+pub struct Flow<'a> {
+    /// The path.
+    pub path: &'a PathModel,
+    /// Bytes on it.
+    pub bytes: u64,
+    /// Pieces that they are cut into.
+    pub chunks: u32,
+    /// Seconds from the start of the set until this flow's first byte may move: what its first operation costs to start.
+    pub head: f64,
+    /// The part of the path's rate that its mechanism reaches.
+    pub efficiency: f64,
+}
+
+impl Flow<'_> {
+    /// When this flow would be done if it had its path to itself.
+    pub fn alone(&self, costs: &Costs) -> f64 {
+        self.head + self.path.overhead(costs, self.bytes, self.chunks) + self.bytes as f64 / (self.path.rate * self.efficiency)
+    }
+}
+
+/// When the last of a set of flows that start together is done, in seconds. `operations` is the number of operations issued.
+pub fn finish(machine: &Machine, flows: &[Flow<'_>], operations: usize) -> f64 {
+    let costs = machine.costs();
+    let resources = machine.resources();
+    // Per resource: seconds of work, and the earliest moment at which any of it can begin.
+    let mut work = vec![(0.0_f64, f64::INFINITY); resources.len()];
+    let mut done = 0.0_f64;
+    for flow in flows {
+        done = done.max(flow.alone(costs));
+        for &(resource, weight) in &flow.path.weights {
+            let slot = &mut work[resource.0 as usize];
+            slot.0 += weight * flow.bytes as f64 / (resources[resource.0 as usize].capacity * flow.efficiency);
+            slot.1 = slot.1.min(flow.head + flow.path.latency);
+        }
+    }
+    let busiest = work.iter().filter(|w| w.0 > 0.0).map(|&(seconds, begin)| begin + seconds).fold(0.0, f64::max);
+    let issued = if operations == 0 { 0.0 } else { costs.copy + costs.issue * (operations - 1) as f64 };
+    done.max(busiest).max(issued)
+}

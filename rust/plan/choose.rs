@@ -1,0 +1,273 @@
+//! Which paths a batch takes: one for each transfer, or the split over several where the model finds that faster.
+
+use super::candidates::{Candidate, Reason};
+use super::split::{Column, split};
+use super::{Options, Shape};
+use crate::model::{GRAIN, PathModel};
+use crate::topology::{DeviceId, Machine};
+use smallvec::SmallVec;
+
+/// Slots of a staging ring: with two, the second hop of a chunk overlaps the first hop of the next; two more keep both lanes
+/// busy while events travel between devices.
+const SLOTS: u64 = 4;
+
+/// Solving again with better chunk counts and without dropped paths settles after two or three rounds; the bound keeps planning
+/// time predictable.
+const ROUNDS: usize = 4;
+
+/// Part of a transfer, or of the time of one path, below which solving again changes nothing that could be measured.
+const SETTLED: f64 = 2e-3;
+
+/// Bytes on a candidate.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub(super) struct Share {
+    /// Index into the candidates.
+    pub candidate: usize,
+    pub offset: u64,
+    pub bytes: u64,
+    pub chunk_bytes: u64,
+    /// 0 on the direct path.
+    pub slots: u32,
+}
+
+impl Share {
+    pub fn chunks(&self) -> u32 {
+        self.bytes.div_ceil(self.chunk_bytes.max(1)).max(1) as u32
+    }
+}
+
+/// The candidates of a batch, and what became of each.
+pub(super) struct Field<'a> {
+    pub machine: &'a Machine,
+    pub batch: &'a [Shape],
+    pub options: &'a Options,
+    pub candidates: Vec<Candidate>,
+    /// For each transfer the range of its candidates.
+    pub of: Vec<std::ops::Range<usize>>,
+    /// Why a candidate is out, once it is.
+    pub out: Vec<Option<Reason>>,
+}
+
+/// A staged path does not fit into the staging bound and nothing else can carry the transfer.
+#[derive(Debug)]
+pub(super) struct NoRoom {
+    pub transfer: u32,
+    pub ring_bytes: u64,
+}
+
+impl Field<'_> {
+    fn model(&self, candidate: usize) -> &PathModel {
+        &self.candidates[candidate].model
+    }
+
+    /// Every transfer on the one path that is fastest for it alone. That is the direct one wherever a route exists: a plain
+    /// copy is what the caller would have done.
+    pub fn one_path(&self) -> Result<Vec<Share>, NoRoom> {
+        let costs = self.machine.costs();
+        let mut shares = Vec::with_capacity(self.batch.len());
+        for (of, shape) in self.of.iter().zip(self.batch) {
+            let seconds = |i: usize| self.model(i).seconds(costs, shape.bytes, self.model(i).best_chunks(costs, shape.bytes));
+            let direct = of.clone().find(|&i| self.candidates[i].via.is_none());
+            if let Some(candidate) = direct.or_else(|| of.clone().min_by(|&a, &b| seconds(a).total_cmp(&seconds(b)))) {
+                shares.push(Share { candidate, offset: 0, bytes: shape.bytes, chunk_bytes: shape.bytes, slots: 0 });
+            }
+        }
+        self.stage(shares).map_err(|(candidate, ring_bytes)| NoRoom { transfer: self.candidates[candidate].transfer, ring_bytes })
+    }
+
+    /// The split over several paths; `None` where no second path is worth having. `without` is the time of [`Field::one_path`].
+    pub fn several_paths(&mut self, without: f64) -> Option<Vec<Share>> {
+        let costs = self.machine.costs();
+        for i in 0..self.candidates.len() {
+            let candidate = &self.candidates[i];
+            if candidate.via.is_none() {
+                continue;
+            }
+            let bytes = self.batch[candidate.transfer as usize].bytes;
+            let soonest = costs.copy + candidate.model.overhead(costs, GRAIN.min(bytes), 1);
+            self.out[i] = if self.options.max_paths == 1 {
+                Some(Reason::Option("max_paths is 1"))
+            } else if self.options.min_bytes.is_some_and(|least| bytes < least) {
+                Some(Reason::Option("the transfer is below min_bytes"))
+            } else if soonest >= without {
+                Some(Reason::FixedCost { seconds: soonest, without })
+            } else {
+                None
+            };
+        }
+        // A transfer without a direct route keeps what one_path gave it if nothing else is left.
+        let open = |out: &[Option<Reason>], of: &std::ops::Range<usize>| of.clone().filter(|&i| out[i].is_none()).count();
+        for of in &self.of {
+            if open(&self.out, of) == 0 {
+                of.clone().for_each(|i| self.out[i] = None);
+            }
+        }
+        if self.of.iter().all(|of| open(&self.out, of) < 2) {
+            return None;
+        }
+        let mut guess = self.guess();
+        for round in 1..=ROUNDS {
+            let mut shares = self.solve(&guess)?;
+            let lost = self.drop_small(&mut shares);
+            let settled = lost <= SETTLED && self.drift(&guess, &shares) <= SETTLED * without;
+            if settled || round == ROUNDS {
+                match self.stage(self.round(&shares)) {
+                    Ok(shares) => return Some(shares),
+                    Err((candidate, ring_bytes)) => self.out[candidate] = Some(Reason::Staging { ring_bytes }),
+                }
+            }
+            guess = shares;
+        }
+        None
+    }
+
+    /// Bytes for which each open candidate's chunks are counted at first: its part of the transfer's rates.
+    fn guess(&self) -> Vec<f64> {
+        let mut guess = vec![0.0; self.candidates.len()];
+        for (of, shape) in self.of.iter().zip(self.batch) {
+            let open = || of.clone().filter(|&i| self.out[i].is_none());
+            let rates: f64 = open().map(|i| self.model(i).rate).sum();
+            for i in open() {
+                let part = if rates.is_finite() { self.model(i).rate / rates } else { 1.0 };
+                guess[i] = part * shape.bytes as f64;
+            }
+        }
+        guess
+    }
+
+    /// Bytes for each candidate; closed ones get none.
+    fn solve(&self, guess: &[f64]) -> Option<Vec<f64>> {
+        let costs = self.machine.costs();
+        let resources = self.machine.resources();
+        let open: Vec<usize> = (0..self.candidates.len()).filter(|&i| self.out[i].is_none()).collect();
+        // Only transfers that have bytes have candidates; number them densely.
+        let mut dense = vec![u32::MAX; self.batch.len()];
+        let mut demands = Vec::new();
+        let columns: Vec<Column> = open
+            .iter()
+            .map(|&i| {
+                let Candidate { transfer, model, .. } = &self.candidates[i];
+                let number = &mut dense[*transfer as usize];
+                if *number == u32::MAX {
+                    *number = demands.len() as u32;
+                    demands.push(self.batch[*transfer as usize].bytes as f64);
+                }
+                let bytes = guess[i] as u64;
+                Column {
+                    transfer: *number,
+                    fixed: costs.copy + model.overhead(costs, bytes, self.chunks(i, bytes)),
+                    work: model.weights.iter().map(|&(r, weight)| (r.0, weight / resources[r.0 as usize].capacity)).collect(),
+                    toll: model.hops.iter().map(|rate| rate.recip()).sum(),
+                }
+            })
+            .collect();
+        match split(&columns, &demands, resources.len()) {
+            Ok(bytes) => {
+                let mut shares = vec![0.0; self.candidates.len()];
+                open.iter().zip(bytes).for_each(|(&i, bytes)| shares[i] = bytes);
+                Some(shares)
+            }
+            Err(unsolved) => {
+                log::warn!(target: "mpgpu::plan", "one path for each transfer, because the split was not solved: {}", unsolved.0);
+                None
+            }
+        }
+    }
+
+    fn chunks(&self, candidate: usize, bytes: u64) -> u32 {
+        let model = self.model(candidate);
+        match self.options.chunk_bytes {
+            Some(chunk) if model.is_staged() => u32::try_from(bytes.div_ceil(chunk)).unwrap_or(u32::MAX).max(1),
+            _ => model.best_chunks(self.machine.costs(), bytes),
+        }
+    }
+
+    /// Closes candidates whose share is not worth an operation, and those beyond `max_paths`, and scales up what is left. The
+    /// largest part of a transfer that lay on closed ones.
+    fn drop_small(&mut self, shares: &mut [f64]) -> f64 {
+        let costs = self.machine.costs();
+        let mut lost = 0.0_f64;
+        for of in &self.of {
+            let mut open: SmallVec<[usize; 16]> = of.clone().filter(|&i| self.out[i].is_none()).collect();
+            let all: f64 = open.iter().map(|&i| shares[i]).sum();
+            open.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]).then(a.cmp(&b)));
+            for (rank, &i) in open.iter().enumerate().skip(1) {
+                // What a path carries during one hand-over is the least that can pay for having it.
+                let least = if self.candidates[i].via.is_some() { costs.chunk * self.candidates[i].model.rate } else { 0.0 };
+                if shares[i] < least.max(GRAIN as f64) {
+                    self.out[i] = Some(Reason::NoShare);
+                } else if rank >= self.options.max_paths as usize {
+                    self.out[i] = Some(Reason::Option("max_paths is reached by larger shares"));
+                } else {
+                    continue;
+                }
+                shares[i] = 0.0;
+            }
+            let left: f64 = open.iter().map(|&i| shares[i]).sum();
+            if left > 0.0 {
+                open.iter().for_each(|&i| shares[i] *= all / left);
+                lost = lost.max(1.0 - left / all);
+            }
+        }
+        lost
+    }
+
+    /// By how many seconds the fixed cost of a path in use differs from what its guess had it at.
+    fn drift(&self, guess: &[f64], shares: &[f64]) -> f64 {
+        let overhead = |i: usize, bytes: f64| self.model(i).overhead(self.machine.costs(), bytes as u64, self.chunks(i, bytes as u64));
+        let used = (0..shares.len()).filter(|&i| shares[i] > 0.0);
+        used.map(|i| (overhead(i, guess[i]) - overhead(i, shares[i])).abs()).fold(0.0, f64::max)
+    }
+
+    /// Whole bytes: shares are multiples of [`GRAIN`], the largest takes the rest, and together they are the transfer.
+    fn round(&self, shares: &[f64]) -> Vec<Share> {
+        let mut rounded = Vec::new();
+        for (of, shape) in self.of.iter().zip(self.batch) {
+            let open = || of.clone().filter(|&i| self.out[i].is_none());
+            let Some(largest) = open().max_by(|&a, &b| shares[a].total_cmp(&shares[b]).then(b.cmp(&a))) else { continue };
+            let whole = |i: usize| (shares[i] as u64).min(shape.bytes) / GRAIN * GRAIN;
+            let mut left = shape.bytes;
+            let mut offset = 0;
+            let others: u64 = open().filter(|&i| i != largest).map(whole).sum();
+            for i in open() {
+                let bytes = if i == largest { shape.bytes.saturating_sub(others) } else { whole(i) }.min(left);
+                if bytes > 0 {
+                    rounded.push(Share { candidate: i, offset, bytes, chunk_bytes: bytes, slots: 0 });
+                }
+                offset += bytes;
+                left -= bytes;
+            }
+        }
+        rounded
+    }
+
+    /// Gives staged shares their chunks and slots, so that all rings on a device fit into the bound. The error names a
+    /// candidate that finds no room, and the bytes that there were for it.
+    fn stage(&self, mut shares: Vec<Share>) -> Result<Vec<Share>, (usize, u64)> {
+        let mut rings: Vec<(DeviceId, u64)> = Vec::new();
+        for via in shares.iter().filter_map(|share| self.candidates[share.candidate].via) {
+            match rings.iter_mut().find(|ring| ring.0 == via) {
+                Some(ring) => ring.1 += 1,
+                None => rings.push((via, 1)),
+            }
+        }
+        for share in &mut shares {
+            let Some(via) = self.candidates[share.candidate].via else { continue };
+            let count = rings.iter().find(|ring| ring.0 == via).map_or(1, |ring| ring.1);
+            let ring_bytes = self.options.staging_bytes / count / GRAIN * GRAIN;
+            let chunks = u64::from(self.chunks(share.candidate, share.bytes));
+            let wanted = match self.options.chunk_bytes {
+                Some(chunk) => chunk.min(share.bytes),
+                None => share.bytes.div_ceil(chunks).next_multiple_of(GRAIN).min(share.bytes),
+            };
+            // A share of several chunks needs two slots to overlap its hops.
+            let slot_most = if wanted < share.bytes { ring_bytes / 2 / GRAIN * GRAIN } else { ring_bytes };
+            share.chunk_bytes = if wanted <= slot_most { wanted } else { ring_bytes / 2 / GRAIN * GRAIN };
+            if share.chunk_bytes == 0 {
+                return Err((share.candidate, ring_bytes));
+            }
+            share.slots = (ring_bytes / share.chunk_bytes).min(SLOTS).min(u64::from(share.chunks())) as u32;
+        }
+        Ok(shares)
+    }
+}

@@ -1,0 +1,145 @@
+//! Random machines, batches and options, from one seed, for property tests.
+#![allow(dead_code)]
+
+use mpgpu::backend::MemoryKind;
+use mpgpu::plan::{Engine, Options, Shape};
+use mpgpu::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// In [0, n); 0 for n = 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        if n == 0 { 0 } else { self.next() % n }
+    }
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// Cases of a property test: `usual`, or 100 times as many with `LONG_TESTS=1`.
+pub fn cases(usual: u32) -> u32 {
+    if std::env::var("LONG_TESTS").is_ok_and(|v| v == "1") { usual * 100 } else { usual }
+}
+
+/// 2 to 16 devices; some pairs without a link, some links in one direction only, capacities that differ by direction, sometimes
+/// a switch, sometimes shared resources, and fixed costs from none to large.
+pub fn topology(random: &mut Random) -> Topology {
+    let hosts = 1 + random.below(2) as u32;
+    let gpus = 1 + random.below(u64::from(16 - hosts)) as u32;
+    let mut nodes: Vec<Node> = (0..gpus).map(|i| Node { name: format!("gpu{i}"), kind: NodeKind::Gpu }).collect();
+    nodes.extend((0..hosts).map(|i| Node { name: format!("host{i}"), kind: NodeKind::Host }));
+    let mut links = Vec::new();
+    let mut link = |random: &mut Random, from: u32, to: u32, kind, slowest: f64| {
+        let bandwidth = slowest * (1.0 + random.below(100) as f64 / 10.0);
+        let latency = random.below(4) as f64 * 1e-7;
+        links.push(Link { from: NodeId(from), to: NodeId(to), kind, bandwidth, latency });
+    };
+    let wired = 20 + random.below(80);
+    for from in 0..gpus {
+        for to in 0..gpus {
+            if from != to && random.chance(wired) {
+                link(random, from, to, LinkKind::Nvlink, 20e9);
+            }
+        }
+        for host in gpus..gpus + hosts {
+            if random.chance(90) {
+                link(random, from, host, LinkKind::Pcie, 5e9);
+            }
+            if random.chance(90) {
+                link(random, host, from, LinkKind::Pcie, 5e9);
+            }
+        }
+    }
+    for from in gpus..gpus + hosts {
+        for to in gpus..gpus + hosts {
+            if from != to {
+                link(random, from, to, LinkKind::Host, 10e9);
+            }
+        }
+    }
+    if random.chance(30) {
+        let switch = nodes.len() as u32;
+        nodes.push(Node { name: "switch".into(), kind: NodeKind::Switch { peer: random.chance(70) } });
+        for gpu in 0..gpus {
+            link(random, gpu, switch, LinkKind::Pcie, 10e9);
+            link(random, switch, gpu, LinkKind::Pcie, 10e9);
+        }
+    }
+    let shared = (0..random.below(3))
+        .filter_map(|i| {
+            let links: Vec<LinkId> = (0..links.len() as u32).filter(|_| random.chance(20)).map(LinkId).collect();
+            (!links.is_empty()).then(|| SharedResource {
+                name: format!("shared{i}"),
+                capacity: 10e9 * (1 + random.below(20)) as f64,
+                links,
+            })
+        })
+        .collect();
+    // Free copies make even a few kilobytes worth several paths; dear ones make nothing worth it.
+    let scale = [0.0, 1e-9, 1e-7, 1e-6][random.below(4) as usize];
+    let costs = Costs {
+        copy: 6.0 * scale,
+        issue: 2.0 * scale,
+        chunk: 4.0 * scale,
+        batch: 9.0 * scale,
+        batch_segment: scale / 2.0,
+        kernel: 9.0 * scale,
+        kernel_segment: scale / 10.0,
+        kernel_efficiency: 0.9,
+    };
+    Topology { name: "random".into(), description: String::new(), nodes, links, shared, costs }
+}
+
+/// A size with a taste for corners: 0, 1, odd, around powers of two, up to `most`.
+pub fn size(random: &mut Random, most: u64) -> u64 {
+    match random.below(8) {
+        0 => 0,
+        1 => 1,
+        2 => random.below(64).min(most),
+        3 => (1_u64 << random.below(u64::from(most.max(2).ilog2()))).saturating_add(random.below(3)).saturating_sub(1).min(most),
+        _ => random.below(most + 1),
+    }
+}
+
+/// Options of every sort.
+pub fn options(random: &mut Random) -> Options {
+    Options {
+        engine: [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel][random.below(5) as usize],
+        max_paths: if random.chance(50) { u32::MAX } else { 1 + random.below(5) as u32 },
+        host_path: random.chance(70),
+        chunk_bytes: random.chance(40).then(|| 4096 + random.below(1 << 16)),
+        min_bytes: random.chance(20).then(|| random.below(1 << 16)),
+        staging_bytes: [1 << 14, 1 << 16, 1 << 20, 64 << 20][random.below(4) as usize],
+    }
+}
+
+/// A machine with a batch for it.
+pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>, Options) {
+    let machine = Machine::new(topology(random)).expect("a random topology is well formed");
+    let devices: Vec<DeviceId> = (0..machine.gpu_count()).map(DeviceId::gpu).chain((0..machine.host_count()).map(DeviceId::host)).collect();
+    let count = [1, 1, 2, 3, 5, 12][random.below(6) as usize];
+    let batch = (0..count)
+        .map(|_| {
+            let mut device = || devices[random.below(devices.len() as u64) as usize];
+            let (src_device, dst_device) = (device(), device());
+            let mut kind = |device: DeviceId| match device.is_host() {
+                true if random.chance(30) => MemoryKind::Pageable,
+                true => MemoryKind::Pinned,
+                false => MemoryKind::Device,
+            };
+            let (src_kind, dst_kind) = (kind(src_device), kind(dst_device));
+            Shape { dst_device, src_device, dst_kind, src_kind, bytes: size(random, most) }
+        })
+        .collect();
+    let options = options(random);
+    (machine, batch, options)
+}

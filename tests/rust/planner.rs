@@ -1,0 +1,343 @@
+//! What the planner decides on known machines, and why.
+
+use mpgpu::backend::MemoryKind;
+use mpgpu::model::{Flow, PathModel, finish};
+use mpgpu::plan::{Engine, Mechanism, Options, Place, Plan, PlanError, Reason, Shape, plan, validate};
+use mpgpu::topology::{DeviceId, Machine, preset, preset_names};
+use std::collections::BTreeMap;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn machine(name: &str) -> Machine {
+    Machine::new(preset(name).unwrap_or_else(|| panic!("preset {name}"))).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
+    let kind = |device: i32| if device < 0 { MemoryKind::Pinned } else { MemoryKind::Device };
+    Shape { dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
+}
+
+/// Plans, and checks what must hold for every plan.
+fn planned(machine: &Machine, batch: &[Shape], options: &Options) -> Plan {
+    let plan = plan(machine, batch, options).unwrap_or_else(|e| panic!("{e}"));
+    validate(&plan.program, options.staging_bytes).unwrap_or_else(|e| panic!("{e}\n{}", plan.describe(machine)));
+    assert!(plan.predicted <= plan.one_path, "slower than one path:\n{}", plan.describe(machine));
+    for transfer in &plan.transfers {
+        assert_eq!(transfer.paths.iter().map(|p| p.bytes).sum::<u64>(), transfer.shape.bytes);
+    }
+    plan
+}
+
+fn relays(plan: &Plan, transfer: usize) -> Vec<i32> {
+    plan.transfers[transfer].paths.iter().filter_map(|p| p.via).filter(|via| !via.is_host()).map(|via| via.0).collect()
+}
+
+fn through_host(plan: &Plan, transfer: usize) -> f64 {
+    let host: u64 = plan.transfers[transfer].paths.iter().filter(|p| p.via.is_some_and(DeviceId::is_host)).map(|p| p.bytes).sum();
+    host as f64 / plan.transfers[transfer].shape.bytes as f64
+}
+
+fn no_host() -> Options {
+    Options { host_path: false, ..Options::default() }
+}
+
+#[test]
+fn eight_bytes_are_one_plain_copy_everywhere() {
+    for name in preset_names() {
+        let machine = machine(name);
+        for (src, dst) in [(0, 1), (1, 0), (-1, 0), (1, -1)] {
+            let plan = planned(&machine, &[shape(src, dst, 8)], &Options::default());
+            assert_eq!(plan.program.ops.len(), 1, "{name} {src} to {dst}:\n{}", plan.describe(&machine));
+            assert_eq!(plan.program.ops[0].mechanism, Mechanism::Copy);
+            assert_eq!(plan.transfers[0].paths[0].via, None);
+        }
+    }
+}
+
+#[test]
+fn behind_an_nvswitch_no_gpu_relays() {
+    for name in ["hgx-h200", "hgx-h100"] {
+        let machine = machine(name);
+        for bytes in [MIB, 64 * MIB, GIB] {
+            let plan = planned(&machine, &[shape(0, 1, bytes)], &Options::default());
+            assert_eq!(relays(&plan, 0), [0; 0], "{name}");
+            let shared = plan.transfers[0].rejected.iter().filter(|r| matches!(r.reason, Reason::SharesDirect { .. })).count();
+            assert_eq!(shared, 6, "every other GPU is ruled out by the port that it shares:\n{}", plan.describe(&machine));
+        }
+        let ring: Vec<Shape> = (0..8).map(|i| shape(i, (i + 1) % 8, 256 * MIB)).collect();
+        let plan = planned(&machine, &ring, &Options::default());
+        assert!((0..8).all(|i| relays(&plan, i).is_empty()));
+    }
+}
+
+#[test]
+fn the_host_carries_a_tenth_of_a_gigabyte_on_h200() {
+    let machine = machine("hgx-h200");
+    let plan = planned(&machine, &[shape(0, 1, GIB)], &Options::default());
+    let share = through_host(&plan, 0);
+    assert!((0.10..=0.115).contains(&share), "host share {share}\n{}", plan.describe(&machine));
+}
+
+#[test]
+fn a_wired_mesh_uses_three_gpu_paths_and_the_host() {
+    for name in ["beluga", "narval", "gh200-4"] {
+        let machine = machine(name);
+        let plan = planned(&machine, &[shape(0, 1, 512 * MIB)], &Options::default());
+        assert_eq!(relays(&plan, 0), [2, 3], "{name}\n{}", plan.describe(&machine));
+        assert!(plan.transfers[0].paths.iter().any(|p| p.via.is_none()));
+        assert!(through_host(&plan, 0) > 0.0, "{name}\n{}", plan.describe(&machine));
+    }
+}
+
+/// How many paths of the plan pass each directed GPU pair.
+fn use_of_links(plan: &Plan) -> BTreeMap<(i32, i32), u32> {
+    let mut used = BTreeMap::new();
+    for transfer in &plan.transfers {
+        let (src, dst) = (transfer.shape.src_device.0, transfer.shape.dst_device.0);
+        for path in &transfer.paths {
+            match path.via {
+                None => *used.entry((src, dst)).or_default() += 1,
+                Some(via) => {
+                    *used.entry((src, via.0)).or_default() += 1;
+                    *used.entry((via.0, dst)).or_default() += 1;
+                }
+            }
+        }
+    }
+    used
+}
+
+#[test]
+fn a_ring_to_the_right_uses_two_paths_each_and_every_link_once() {
+    // Figure 7 of Sojoodi et al. 2024 (11 of 2026), where the host path is off.
+    let machine = machine("beluga");
+    let ring: Vec<Shape> = (0..4).map(|i| shape(i, (i + 1) % 4, 128 * MIB)).collect();
+    let plan = planned(&machine, &ring, &no_host());
+    let used = use_of_links(&plan);
+    assert_eq!(used.len(), 12, "{}", plan.describe(&machine));
+    assert!(used.values().all(|&times| times == 1), "{used:?}\n{}", plan.describe(&machine));
+    assert!(plan.transfers.iter().all(|t| t.paths.len() == 2));
+}
+
+#[test]
+fn the_host_path_leaves_the_rings_gpu_paths_alone() {
+    let machine = machine("beluga");
+    let ring: Vec<Shape> = (0..4).map(|i| shape(i, (i + 1) % 4, 128 * MIB)).collect();
+    let plan = planned(&machine, &ring, &Options::default());
+    let used = use_of_links(&plan);
+    let between_gpus: Vec<u32> = used.iter().filter(|((a, b), _)| *a >= 0 && *b >= 0).map(|(_, &times)| times).collect();
+    assert_eq!(between_gpus, [1; 12], "{}", plan.describe(&machine));
+}
+
+#[test]
+fn with_both_neighbours_at_once_nothing_is_relayed() {
+    let machine = machine("beluga");
+    let both: Vec<Shape> = (0..4).flat_map(|i| [shape(i, (i + 1) % 4, 128 * MIB), shape(i, (i + 3) % 4, 128 * MIB)]).collect();
+    for options in [Options::default(), no_host()] {
+        let plan = planned(&machine, &both, &options);
+        for transfer in 0..both.len() {
+            assert_eq!(relays(&plan, transfer), [0; 0], "{}", plan.describe(&machine));
+        }
+    }
+}
+
+#[test]
+fn a_busy_link_is_relieved_by_idle_ones() {
+    // Two large transfers on one link, and idle relays beside it.
+    let machine = machine("beluga");
+    let plan = planned(&machine, &[shape(0, 1, 64 * MIB), shape(0, 1, 64 * MIB)], &no_host());
+    assert!(plan.speedup() > 2.0, "{}", plan.describe(&machine));
+}
+
+/// Modelled GB/s of 1 GiB between host memory and GPU 0, in equal parts through these GPUs, as the readings were taken.
+fn equal_parts(machine: &Machine, through: &[u32], into_gpu: bool) -> f64 {
+    let (host, zero) = (DeviceId::HOST, DeviceId::gpu(0));
+    let route = |from, to| machine.route(from, to).expect("a route");
+    let paths: Vec<PathModel> = through
+        .iter()
+        .map(|&gpu| match (DeviceId::gpu(gpu), into_gpu) {
+            (gpu, true) if gpu == zero => PathModel::new(machine, &[route(host, zero)]),
+            (gpu, true) => PathModel::new(machine, &[route(host, gpu), route(gpu, zero)]),
+            (gpu, false) if gpu == zero => PathModel::new(machine, &[route(zero, host)]),
+            (gpu, false) => PathModel::new(machine, &[route(zero, gpu), route(gpu, host)]),
+        })
+        .collect();
+    let bytes = GIB / through.len() as u64;
+    let chunks = |path: &PathModel| if path.is_staged() { bytes.div_ceil(16 * MIB) as u32 } else { 1 };
+    let head = machine.costs().copy;
+    let flows: Vec<Flow> = paths.iter().map(|path| Flow { path, bytes, chunks: chunks(path), head, efficiency: 1.0 }).collect();
+    GIB as f64 / finish(machine, &flows, 1) / 1e9
+}
+
+#[test]
+fn the_model_of_host_copies_through_several_gpus_is_within_a_tenth_of_the_readings() {
+    // Readings on H200, 2026-11-20, GB/s at 1 GiB, equal parts through the first k of an order of GPUs.
+    let machine = machine("hgx-h200");
+    let (chosen, by_index) = ([0, 4, 1, 5, 2, 6, 3, 7], [0, 1, 2, 3, 4, 5, 6, 7]);
+    let readings = [
+        (chosen, true, [(1, 54.0), (2, 105.0), (3, 126.0), (4, 147.0), (8, 150.0)].as_slice()),
+        (by_index, true, &[(2, 85.0), (3, 87.0), (4, 90.0), (8, 158.0)]),
+        (chosen, false, &[(1, 55.0), (2, 90.0), (4, 99.5), (8, 96.0)]),
+    ];
+    for (order, into_gpu, values) in readings {
+        for &(k, read) in values {
+            let modelled = equal_parts(&machine, &order[..k], into_gpu);
+            assert!(
+                (modelled / read - 1.0).abs() <= 0.10,
+                "{k} of {order:?}, into the GPU {into_gpu}: modelled {modelled:.1}, read {read}"
+            );
+            // Uneven parts suit links that some GPUs share, so the plan is no slower than the best equal split of as many links.
+            let (src, dst) = if into_gpu { (-1, 0) } else { (0, -1) };
+            let plan = planned(&machine, &[shape(src, dst, GIB)], &Options { max_paths: k as u32, ..Options::default() });
+            let planned = GIB as f64 / plan.predicted / 1e9;
+            assert!(planned >= 0.98 * modelled, "{k} links: planned {planned:.1}, equal parts {modelled:.1}\n{}", plan.describe(&machine));
+            assert!(plan.transfers[0].paths.len() <= k);
+        }
+    }
+}
+
+#[test]
+fn host_to_gpu_uses_several_pcie_links() {
+    let machine = machine("hgx-h200");
+    for (src, dst) in [(-1, 0), (0, -1)] {
+        let plan = planned(&machine, &[shape(src, dst, GIB)], &Options::default());
+        assert!(plan.transfers[0].paths.len() >= 2, "{}", plan.describe(&machine));
+        assert!(plan.speedup() > 1.7, "{}", plan.describe(&machine));
+    }
+}
+
+#[test]
+fn two_relays_for_the_host_come_from_different_uplinks() {
+    // Index order (0, 1) loses a fifth: both draw on one uplink.
+    let machine = machine("hgx-h200");
+    let plan = planned(&machine, &[shape(-1, 0, GIB)], &Options { max_paths: 2, ..Options::default() });
+    assert!(relays(&plan, 0).iter().all(|&via| via >= 4), "{}", plan.describe(&machine));
+}
+
+#[test]
+fn pageable_host_memory_is_left_to_the_driver() {
+    let machine = machine("hgx-h200");
+    let mut pageable = shape(-1, 0, GIB);
+    pageable.src_kind = MemoryKind::Pageable;
+    let plan = planned(&machine, &[pageable], &Options::default());
+    assert_eq!(plan.program.ops.len(), 1);
+    assert!(plan.transfers[0].rejected.iter().any(|r| r.reason == Reason::Pageable));
+}
+
+#[test]
+fn options_are_obeyed() {
+    let machine = machine("beluga");
+    let one = [shape(0, 1, 512 * MIB)];
+    for most in 1..=4 {
+        let plan = planned(&machine, &one, &Options { max_paths: most, ..Options::default() });
+        assert_eq!(plan.transfers[0].paths.len(), most as usize, "{}", plan.describe(&machine));
+    }
+    assert_eq!(through_host(&planned(&machine, &one, &no_host()), 0), 0.0);
+    let plan = planned(&machine, &one, &Options { min_bytes: Some(GIB), ..Options::default() });
+    assert_eq!(plan.program.ops.len(), 1);
+    let plan = planned(&machine, &one, &Options { chunk_bytes: Some(MIB + 1), ..Options::default() });
+    assert!(plan.transfers[0].paths.iter().filter(|p| p.via.is_some()).all(|p| p.chunk_bytes == MIB + 1));
+}
+
+#[test]
+fn staging_stays_in_its_bound_at_any_message_size() {
+    let machine = machine("beluga");
+    for staging_bytes in [16 << 10, MIB, 64 * MIB] {
+        for bytes in [MIB, 512 * MIB, 16 * GIB] {
+            let options = Options { staging_bytes, ..Options::default() };
+            // `planned` validates against the bound.
+            planned(&machine, &[shape(0, 1, bytes), shape(2, 1, bytes), shape(3, 0, bytes)], &options);
+        }
+    }
+}
+
+#[test]
+fn many_small_messages_become_one_kernel() {
+    // The 26 halo messages of the readings: 13.7 us fused, 25.6 batched, 62 one call each.
+    let machine = machine("hgx-h200");
+    let halo: Vec<Shape> = [(6, 240_000), (12, 2_400), (8, 24)].iter().flat_map(|&(n, bytes)| vec![shape(0, 1, bytes); n]).collect();
+    let plan = planned(&machine, &halo, &Options::default());
+    assert_eq!(plan.program.ops.len(), 1, "{}", plan.describe(&machine));
+    assert_eq!(plan.program.ops[0].mechanism, Mechanism::Kernel);
+    assert!((plan.predicted * 1e6 - 13.7).abs() < 1.4, "modelled {:.1} us, read 13.7", plan.predicted * 1e6);
+    let batched = planned(&machine, &halo, &Options { engine: Engine::Batch, ..Options::default() });
+    assert!((batched.predicted * 1e6 - 25.6).abs() < 2.6, "modelled {:.1} us, read 25.6", batched.predicted * 1e6);
+    let copies = planned(&machine, &halo, &Options { engine: Engine::Stream, ..Options::default() });
+    assert!((copies.predicted * 1e6 - 62.0).abs() < 6.2, "modelled {:.1} us, read 62", copies.predicted * 1e6);
+}
+
+#[test]
+fn large_messages_are_not_drawn_into_the_kernel() {
+    let machine = machine("hgx-h200");
+    let mut batch = vec![shape(0, 1, 512 * MIB)];
+    batch.extend((0..20).map(|_| shape(0, 2, 1000)));
+    let plan = planned(&machine, &batch, &no_host());
+    let kernel = plan.program.ops.iter().find(|op| op.mechanism == Mechanism::Kernel).expect("a kernel");
+    assert_eq!(kernel.copies.len(), 20);
+}
+
+#[test]
+fn a_pair_without_a_link_is_staged_or_refused() {
+    let machine = machine("dgx1-v100");
+    // GPU 0 and GPU 5 share no NVLink and sit on different sockets.
+    let plan = planned(&machine, &[shape(0, 5, 64 * MIB)], &Options::default());
+    assert!(plan.transfers[0].paths.iter().all(|p| p.via.is_some()), "{}", plan.describe(&machine));
+    let plan = planned(&machine, &[shape(0, 5, 8)], &Options::default());
+    assert_eq!(plan.program.ops.len(), 2, "a small one takes one staged path:\n{}", plan.describe(&machine));
+    let starved = plan_error(&machine, &[shape(0, 5, 64 * MIB)], &Options { staging_bytes: 0, ..Options::default() });
+    assert!(matches!(starved, PlanError::Staging { transfer: 0, .. }), "{starved}");
+}
+
+fn plan_error(machine: &Machine, batch: &[Shape], options: &Options) -> PlanError {
+    match plan(machine, batch, options) {
+        Ok(plan) => panic!("planned:\n{}", plan.describe(machine)),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn errors_name_the_value_and_the_remedy() {
+    let machine = machine("beluga");
+    let unknown = plan_error(&machine, &[shape(0, 1, 8), shape(0, 7, 8)], &Options::default());
+    assert_eq!(unknown.to_string(), "transfer 1: device 7 does not exist: this machine has GPUs 0 to 3 and host domains -1 to -1");
+    let none = plan_error(&machine, &[], &Options { max_paths: 0, ..Options::default() });
+    assert_eq!(none.to_string(), "max_paths=0: must be 1 or more");
+    let tiny = plan_error(&machine, &[], &Options { chunk_bytes: Some(1), ..Options::default() });
+    assert_eq!(tiny.to_string(), "chunk_bytes=1: must be 4096 or more");
+}
+
+#[test]
+fn an_empty_batch_and_empty_transfers_do_nothing() {
+    let machine = machine("beluga");
+    assert!(planned(&machine, &[], &Options::default()).program.ops.is_empty());
+    let plan = planned(&machine, &[shape(0, 1, 0), shape(0, 1, 1)], &Options::default());
+    assert_eq!(plan.program.ops.len(), 1);
+    assert_eq!(plan.program.ops[0].copies[0].to, Place::Destination { transfer: 1, offset: 0 });
+}
+
+#[test]
+fn planning_is_deterministic() {
+    let machine = machine("dgx1-v100");
+    let all: Vec<Shape> =
+        (0..8).flat_map(|i| (0..8).filter(move |&j| j != i).map(move |j| shape(i, j, (1 + i as u64 * 7 + j as u64) * MIB))).collect();
+    let first = planned(&machine, &all, &Options::default());
+    for _ in 0..3 {
+        let again = planned(&machine, &all, &Options::default());
+        assert_eq!(first.program, again.program);
+        assert_eq!(first.transfers, again.transfers);
+    }
+}
+
+#[test]
+fn a_description_says_what_is_done_and_why_not_otherwise() {
+    let machine = machine("hgx-h200");
+    let plan = planned(&machine, &[shape(0, 1, GIB)], &Options::default());
+    let text = plan.describe(&machine);
+    for part in ["modelled", "transfer 0: gpu0 to gpu1, 1.0 GiB", "direct", "via host0", "not via gpu2", "gpu0>"] {
+        assert!(text.contains(part), "{part} is missing:\n{text}");
+    }
+    let json = plan.to_json(&machine);
+    assert_eq!(json["transfers"][0]["bytes"], GIB);
+    assert_eq!(json["transfers"][0]["paths"].as_array().map(Vec::len), Some(plan.transfers[0].paths.len()));
+}
