@@ -16,7 +16,7 @@ const SLOTS: u64 = 4;
 const ROUNDS: usize = 4;
 
 /// Part of a transfer, or of the time of one path, below which solving again changes nothing that could be measured.
-const SETTLED: f64 = 2e-3;
+const SETTLED: f64 = 5e-3;
 
 /// Bytes on a candidate.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -115,22 +115,35 @@ impl Field<'_> {
                     Ok(shares) => return Some(shares),
                     Err((candidate, ring_bytes)) => self.out[candidate] = Some(Reason::Staging { ring_bytes }),
                 }
+                // It may have been the last way of its transfer.
+                if self.of.iter().any(|of| !of.is_empty() && open(&self.out, of) == 0) {
+                    return None;
+                }
             }
+            log::trace!(target: "mpgpu::plan", "round {round}: {lost:.4} of a transfer moved to other paths");
             guess = shares;
         }
         None
     }
 
-    /// Bytes for which each open candidate's chunks are counted at first: its part of the transfer's rates.
+    /// Bytes for which each open candidate's chunks are counted at first: the part of its transfer's rates that is its own if
+    /// every resource is divided evenly among the candidates of the batch.
     fn guess(&self) -> Vec<f64> {
+        let resources = self.machine.resources();
+        let mut users = vec![0.0_f64; resources.len()];
+        let open = |i: &usize| self.out[*i].is_none();
+        for i in (0..self.candidates.len()).filter(open) {
+            self.model(i).weights.iter().for_each(|&(r, weight)| users[r.0 as usize] += weight);
+        }
+        let rates: Vec<f64> = self
+            .candidates
+            .iter()
+            .map(|c| c.model.weights.iter().map(|&(r, _)| resources[r.0 as usize].capacity / users[r.0 as usize]).fold(1e18, f64::min))
+            .collect();
         let mut guess = vec![0.0; self.candidates.len()];
         for (of, shape) in self.of.iter().zip(self.batch) {
-            let open = || of.clone().filter(|&i| self.out[i].is_none());
-            let rates: f64 = open().map(|i| self.model(i).rate).sum();
-            for i in open() {
-                let part = if rates.is_finite() { self.model(i).rate / rates } else { 1.0 };
-                guess[i] = part * shape.bytes as f64;
-            }
+            let all: f64 = of.clone().filter(open).map(|i| rates[i]).sum();
+            of.clone().filter(open).for_each(|i| guess[i] = shape.bytes as f64 * rates[i] / all);
         }
         guess
     }

@@ -128,7 +128,7 @@ fn run(program: &Program, random: &mut Random) -> Option<()> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: common::cases(64), ..ProptestConfig::default() })]
+    #![proptest_config(common::config(64))]
 
     /// Whatever the validator accepts gives the right bytes in every order that it is run in: programs of the planner, and
     /// programs with a dependency, a slot, an offset or a lane changed.

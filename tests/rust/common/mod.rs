@@ -4,6 +4,7 @@
 use mpgpu::backend::MemoryKind;
 use mpgpu::plan::{Engine, Options, Shape};
 use mpgpu::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
+use proptest::prelude::ProptestConfig;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
 pub struct Random(pub u64);
@@ -25,9 +26,11 @@ impl Random {
     }
 }
 
-/// Cases of a property test: `usual`, or 100 times as many with `LONG_TESTS=1`.
-pub fn cases(usual: u32) -> u32 {
-    if std::env::var("LONG_TESTS").is_ok_and(|v| v == "1") { usual * 100 } else { usual }
+/// A property test of `usual` cases, or 100 times as many with `LONG_TESTS=1`. A failing case is printed with its seed, which
+/// reproduces it; nothing is written into the source tree.
+pub fn config(usual: u32) -> ProptestConfig {
+    let long = std::env::var("LONG_TESTS").is_ok_and(|v| v == "1");
+    ProptestConfig { cases: if long { usual * 100 } else { usual }, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 /// 2 to 16 devices; some pairs without a link, some links in one direction only, capacities that differ by direction, sometimes
