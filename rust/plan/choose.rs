@@ -225,11 +225,15 @@ impl Field<'_> {
         lost
     }
 
-    /// By how many seconds the fixed cost of a path in use differs from what its guess had it at.
+    /// By how many seconds a transfer ends later because fixed costs were guessed wrong: a path's error moves the end in
+    /// proportion to what it carries.
     fn drift(&self, guess: &[f64], shares: &[f64]) -> f64 {
         let overhead = |i: usize, bytes: f64| self.model(i).overhead(self.machine.costs(), bytes as u64, self.chunks(i, bytes as u64));
-        let used = (0..shares.len()).filter(|&i| shares[i] > 0.0);
-        used.map(|i| (overhead(i, guess[i]) - overhead(i, shares[i])).abs()).fold(0.0, f64::max)
+        let error = |i: usize| (overhead(i, guess[i]) - overhead(i, shares[i])).abs() * shares[i];
+        let late = |(of, shape): (&std::ops::Range<usize>, &Shape)| {
+            of.clone().filter(|&i| shares[i] > 0.0).map(error).sum::<f64>() / shape.bytes.max(1) as f64
+        };
+        self.of.iter().zip(self.batch).map(late).fold(0.0, f64::max)
     }
 
     /// Whole bytes: shares are multiples of [`GRAIN`], the largest takes the rest, and together they are the transfer.
