@@ -125,11 +125,15 @@ pub trait Backend: Send + Sync {
     fn free(&self, address: u64) -> Result<(), BackendError>;
     /// The allocation that `address` lies in; `None` where this backend has not given it out.
     fn locate(&self, address: u64) -> Option<Allocation>;
+    /// Bytes that this backend has given out on `device` and that were not freed; 0 for a device that does not exist.
+    fn allocated_bytes(&self, device: DeviceId) -> u64;
 
     /// A stream of `device` that orders with no other stream.
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError>;
-    /// Enqueued work still finishes.
+    /// Enqueued work still finishes. The default stream cannot be destroyed.
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
+    /// Streams that this backend holds on `device`, the default stream not among them; 0 for a device that does not exist.
+    fn stream_count(&self, device: DeviceId) -> u64;
     /// Blocks until all work enqueued so far has finished.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Runs `work` on a CPU thread in stream order. `work` may block; other streams go on.

@@ -1,0 +1,112 @@
+//! What the host backend costs: bandwidth of one large copy beside one `memcpy` thread in the same run, and the fixed cost of an
+//! execution.
+//!
+//! `cargo bench --bench host_backend`
+
+use criterion::{Criterion, Throughput};
+use mpgpu::backend::host::HostBackend;
+use mpgpu::backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
+use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
+use mpgpu::topology::DeviceId;
+use smallvec::smallvec;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Everything that repeated executions of one copy need.
+struct OneCopy {
+    program: Arc<Program>,
+    endpoints: Arc<[Endpoints]>,
+    rings: Arc<[u64]>,
+    bytes: u64,
+}
+
+impl OneCopy {
+    fn new(backend: &HostBackend, bytes: u64) -> Self {
+        let allocate = |gpu, value| {
+            let address = backend.allocate(DeviceId::gpu(gpu), bytes).expect("memory for the benchmark");
+            // SAFETY: just allocated with this size. Touches every page, so that no copy pays for it.
+            unsafe { (address as *mut u8).write_bytes(value, bytes as usize) };
+            address
+        };
+        let copies =
+            smallvec![Copy { from: Place::Source { transfer: 0, offset: 0 }, to: Place::Destination { transfer: 0, offset: 0 }, bytes }];
+        let op = Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies, after: smallvec![] };
+        let lanes = vec![Lane { device: DeviceId::gpu(0) }];
+        let program = Arc::new(Program { transfers: vec![bytes], lanes, rings: vec![], ops: vec![op] });
+        OneCopy { program, endpoints: Arc::new([Endpoints { dst: allocate(1, 0), src: allocate(0, 1) }]), rings: Arc::new([]), bytes }
+    }
+
+    fn execute(&self, backend: &HostBackend) -> Completion {
+        let stream = StreamHandle(0);
+        let (program, endpoints, rings) = (&self.program, &self.endpoints, &self.rings);
+        backend.execute(&Execution { program, endpoints, rings, stream, after: &[], verify: false }).expect("enqueued")
+    }
+
+    /// The same bytes by one call on this thread.
+    fn memcpy(&self) {
+        let Endpoints { dst, src } = black_box(self.endpoints[0]);
+        // SAFETY: both allocations have this size, and no execution is under way.
+        unsafe { (dst as *mut u8).copy_from_nonoverlapping(src as *const u8, self.bytes as usize) };
+    }
+}
+
+/// Rates of both, taken alternately so that whatever else the machine does strikes both alike.
+fn ratio(backend: &HostBackend, copy: &OneCopy) {
+    const ROUNDS: usize = 21;
+    let timed = |work: &dyn Fn()| {
+        let start = Instant::now();
+        work();
+        start.elapsed()
+    };
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        times[0].push(timed(&|| copy.memcpy()));
+        times[1].push(timed(&|| copy.execute(backend).wait().expect("copied")));
+    }
+    let [plain, executed] = times.map(|mut times| {
+        times.sort_unstable();
+        copy.bytes as f64 / times[ROUNDS / 2].as_secs_f64() / 1e9
+    });
+    println!(
+        "256 MiB, medians of {ROUNDS}: one memcpy thread {plain:.2} GB/s, one execution {executed:.2} GB/s, ratio {:.2}",
+        executed / plain
+    );
+}
+
+fn main() {
+    let backend = HostBackend::new(2, 1);
+    let large = OneCopy::new(&backend, 256 << 20);
+    let tiny = OneCopy::new(&backend, 8);
+    ratio(&backend, &large);
+
+    let mut criterion = Criterion::default().configure_from_args();
+    let mut group = criterion.benchmark_group("256 MiB");
+    group.sample_size(20).throughput(Throughput::Bytes(large.bytes));
+    group.bench_function("one memcpy thread", |b| b.iter(|| large.memcpy()));
+    group.bench_function("one execution", |b| b.iter(|| large.execute(&backend).wait().expect("copied")));
+    group.finish();
+
+    let mut group = criterion.benchmark_group("8 bytes");
+    group.bench_function("execute and wait", |b| b.iter(|| tiny.execute(&backend).wait().expect("copied")));
+    // The call alone: what the host thread pays while the copies run behind it. Waits between batches are not counted.
+    group.bench_function("execute", |b| {
+        b.iter_custom(|iterations| {
+            let mut spent = Duration::ZERO;
+            let mut left = iterations;
+            while left > 0 {
+                let batch = left.min(1000);
+                let start = Instant::now();
+                for _ in 0..batch {
+                    black_box(tiny.execute(&backend));
+                }
+                spent += start.elapsed();
+                backend.synchronize_stream(StreamHandle(0)).expect("finished");
+                left -= batch;
+            }
+            spent
+        });
+    });
+    group.finish();
+    criterion.final_summary();
+}

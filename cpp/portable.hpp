@@ -1,0 +1,15 @@
+// What lets one source be a GPU kernel and a CPU function.
+#pragma once
+
+#if defined(__CUDACC__)
+#define MPGPU_HD __host__ __device__
+#else
+#define MPGPU_HD
+#endif
+
+// Words of a copy may alias any object: the bytes that a simulation hands over are doubles, structs, whatever it has.
+#if defined(__GNUC__) || defined(__clang__)
+#define MPGPU_MAY_ALIAS __attribute__((may_alias))
+#else
+#error "mpgpu is built with GCC, Clang or nvcc"
+#endif

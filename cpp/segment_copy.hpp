@@ -1,0 +1,174 @@
+// Copy of a list of segments, tile by tile: the one source of the fused copy kernel, for the GPU and for the CPU.
+//
+// A launch moves many small messages. Segments are cut into tiles of equal size, all tiles of all segments are numbered
+// through, and a thread block takes every n-th tile, n being the number of blocks. So a face of 240 000 bytes is spread
+// over many blocks while a corner of 24 bytes costs one, and no block is bound to a message.
+//
+// The body below never asks which of many threads it is: block and lane are arguments. The CPU build passes them in
+// loops, which is how the arithmetic that a GPU runs is tested on a machine without one.
+#pragma once
+
+#include "portable.hpp"
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace mpgpu {
+
+// One contiguous copy. Addresses are integers, as they are everywhere between the parts of mpgpu. Source and
+// destination must not overlap, neither here nor among the segments of one launch.
+struct Segment {
+    uint64_t dst;
+    uint64_t src;
+    uint64_t bytes;
+};
+
+// Segments that one launch moves. Kernel arguments may take 4096 bytes on every architecture: passed by value, the list
+// needs no device memory, nobody has to keep it alive until the kernel has run, and stream capture records it as it is.
+constexpr uint32_t kSegmentsPerLaunch = 120;
+
+// Tile size as a power of two. 16 KiB are one pass of four 16-byte words for each of 256 lanes; 8 to 16 KiB were the
+// fastest for 26 halo messages (docs/hardware readings: 13.7 us in one fused kernel).
+constexpr uint32_t kTileShift = 14;
+// A tile is at least one word, so that every tile is aligned as its segment is.
+constexpr uint32_t kMinTileShift = 4;
+// Indices inside a tile have 32 bits.
+constexpr uint32_t kMaxTileShift = 30;
+constexpr uint32_t kLanes = 256;
+
+// The argument of one launch.
+struct SegmentList {
+    Segment segments[kSegmentsPerLaunch];
+    // first_tile[i] is the number of the first tile of segment i; first_tile[count] is the number of all tiles.
+    uint64_t first_tile[kSegmentsPerLaunch + 1];
+    uint32_t count;
+    uint32_t tile_shift;
+};
+static_assert(sizeof(Segment) == 24, "the Rust side declares the same three fields");
+static_assert(sizeof(SegmentList) <= 4096, "kernel arguments are limited to 4096 bytes");
+
+// Fills `list` with as many of `segments` as one launch takes and returns that number.
+inline uint32_t fill(SegmentList &list, const Segment *segments, size_t count, uint32_t tile_shift) {
+    list.count = count < kSegmentsPerLaunch ? static_cast<uint32_t>(count) : kSegmentsPerLaunch;
+    list.tile_shift = tile_shift;
+    const uint64_t tile_mask = (uint64_t{1} << tile_shift) - 1;
+    uint64_t tile = 0;
+    for (uint32_t i = 0; i < list.count; ++i) {
+        list.segments[i] = segments[i];
+        list.first_tile[i] = tile;
+        tile += (segments[i].bytes >> tile_shift) + ((segments[i].bytes & tile_mask) != 0 ? 1 : 0);
+    }
+    list.first_tile[list.count] = tile;
+    return list.count;
+}
+
+namespace detail {
+
+// Structs, because a template argument keeps an attribute only if it belongs to a class.
+struct MPGPU_MAY_ALIAS Word16 {
+    alignas(16) uint64_t low;
+    uint64_t high;
+};
+struct MPGPU_MAY_ALIAS Word8 {
+    uint64_t value;
+};
+struct MPGPU_MAY_ALIAS Word4 {
+    uint32_t value;
+};
+struct MPGPU_MAY_ALIAS Word1 {
+    uint8_t value;
+};
+
+// Copies the words that fall to `lane`. Four loads are under way before the first store: one alone cannot hide the
+// latency of memory, least of all of a peer's.
+template <class Word>
+MPGPU_HD inline void copy_words(uint64_t dst_address, uint64_t src_address, uint32_t words, uint32_t lane,
+                                uint32_t lanes) {
+    Word *__restrict__ dst = reinterpret_cast<Word *>(static_cast<uintptr_t>(dst_address));
+    const Word *__restrict__ src = reinterpret_cast<const Word *>(static_cast<uintptr_t>(src_address));
+    // 64-bit, so that no sum with `lanes` can wrap.
+    uint64_t i = lane;
+    const uint64_t stride = lanes;
+    for (; i + 3 * stride < words; i += 4 * stride) {
+        const Word a = src[i];
+        const Word b = src[i + stride];
+        const Word c = src[i + 2 * stride];
+        const Word d = src[i + 3 * stride];
+        dst[i] = a;
+        dst[i + stride] = b;
+        dst[i + 2 * stride] = c;
+        dst[i + 3 * stride] = d;
+    }
+    for (; i < words; i += stride) {
+        dst[i] = src[i];
+    }
+}
+
+// Copies `bytes` in words, for two addresses that are equal modulo the size of a word: single bytes up to the first
+// word border, words, single bytes of the rest.
+template <class Word>
+MPGPU_HD inline void copy_aligned(uint64_t dst, uint64_t src, uint32_t bytes, uint32_t lane, uint32_t lanes) {
+    const uint32_t size = sizeof(Word);
+    const uint32_t to_border = static_cast<uint32_t>((size - dst % size) % size);
+    const uint32_t head = to_border < bytes ? to_border : bytes;
+    const uint32_t words = (bytes - head) / size;
+    const uint32_t body = words * size;
+    copy_words<Word1>(dst, src, head, lane, lanes);
+    copy_words<Word>(dst + head, src + head, words, lane, lanes);
+    copy_words<Word1>(dst + head + body, src + head + body, bytes - head - body, lane, lanes);
+}
+
+// The widest word to which both addresses have the same distance decides. Faces of doubles agree modulo 8 at least.
+MPGPU_HD inline void copy_tile(uint64_t dst, uint64_t src, uint32_t bytes, uint32_t lane, uint32_t lanes) {
+    const uint64_t difference = dst ^ src;
+    if (difference % 16 == 0) {
+        copy_aligned<Word16>(dst, src, bytes, lane, lanes);
+    } else if (difference % 8 == 0) {
+        copy_aligned<Word8>(dst, src, bytes, lane, lanes);
+    } else if (difference % 4 == 0) {
+        copy_aligned<Word4>(dst, src, bytes, lane, lanes);
+    } else {
+        copy_words<Word1>(dst, src, bytes, lane, lanes);
+    }
+}
+
+// The segment that `tile` lies in: the last one whose first tile is not beyond it. A segment of no bytes has no tile;
+// it shares its first tile's number with its successor, and "last" passes over it.
+MPGPU_HD inline uint32_t segment_of(const SegmentList &list, uint64_t tile) {
+    uint32_t low = 0;
+    uint32_t high = list.count;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (list.first_tile[middle] <= tile) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+} // namespace detail
+
+// The share of one lane of one block in the copy of all segments. Every (block, lane) must run once, in any order.
+MPGPU_HD inline void copy_segments(const SegmentList &list, uint32_t block, uint32_t blocks, uint32_t lane,
+                                   uint32_t lanes) {
+    const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
+    const uint64_t tiles = list.first_tile[list.count];
+    for (uint64_t tile = block; tile < tiles; tile += blocks) {
+        const uint32_t i = detail::segment_of(list, tile);
+        const Segment &segment = list.segments[i];
+        const uint64_t offset = (tile - list.first_tile[i]) << list.tile_shift;
+        const uint64_t rest = segment.bytes - offset;
+        const uint32_t bytes = static_cast<uint32_t>(rest < tile_bytes ? rest : tile_bytes);
+        detail::copy_tile(segment.dst + offset, segment.src + offset, bytes, lane, lanes);
+    }
+}
+
+// CPU build: runs every block and lane of the launches that move `count` segments, on the calling thread. One block of
+// one lane is the fastest; more lanes exercise the indexing of a GPU launch. `tile_shift` lies in [kMinTileShift,
+// kMaxTileShift].
+void copy_segments_on_cpu(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
+                          uint32_t lanes) noexcept;
+
+} // namespace mpgpu

@@ -1,0 +1,280 @@
+//! Virtual devices on CPU threads: real bytes, CUDA's ordering, no GPU.
+//!
+//! Each virtual GPU and each host NUMA domain has memory of its own, which is ordinary host memory with an owner. Streams and
+//! events order as CUDA's do: work of one stream runs in order, streams run concurrently, events join them. Streams created here
+//! are like CUDA's non-blocking ones: they don't order with the default stream, which is one more stream of the context.
+//!
+//! Enqueued work is a graph of [nodes](node) that count their unfinished predecessors; a [queue](queue) with a bounded number of
+//! threads runs what is ready. Host functions may block, so each stream that has any runs them on a thread of its own. Threads
+//! start when they are first needed.
+//!
+//! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its
+//! completion. It does not stop the stream: later work runs.
+//!
+//! A host function may enqueue work. It must not wait for work of this backend that comes after it, nor drop the backend.
+
+mod chain;
+pub mod kernel;
+mod memory;
+mod node;
+mod queue;
+mod run;
+mod schedule;
+mod sync;
+
+use self::chain::Chain;
+use self::memory::Memory;
+use self::node::Node;
+use self::queue::Queue;
+use self::run::{HostWork, Run};
+use self::schedule::Schedule;
+use self::sync::{Mutex, held, lock};
+use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, StreamHandle};
+use crate::topology::DeviceId;
+use slotmap::{DefaultKey, Key, KeyData, SlotMap};
+use std::sync::{Arc, OnceLock, RwLock};
+
+/// A handle holds a slot map's key: the slot's index and its version.
+const _: () = assert!(size_of::<usize>() == 8, "handles need 64 bits");
+
+/// What an event stands for: the end of a node, or nothing that is still to come.
+type Recorded = Option<Arc<Node<HostWork>>>;
+
+/// More threads than this add nothing: a few saturate a node's memory, and a program rarely has more lanes.
+const MOST_THREADS: usize = 16;
+
+/// The host backend. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
+#[derive(Debug)]
+pub struct HostBackend {
+    gpus: u32,
+    hosts: u32,
+    memory: Memory,
+    /// Runs the steps of executions.
+    queue: Arc<Queue<HostWork>>,
+    default_stream: Stream,
+    streams: RwLock<SlotMap<DefaultKey, Stream>>,
+    /// Destroyed streams that may still have work.
+    retired: Mutex<Vec<Stream>>,
+    /// What each event stands for.
+    events: RwLock<SlotMap<DefaultKey, Mutex<Recorded>>>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    /// `None` for the default stream.
+    device: Option<DeviceId>,
+    chain: Chain<HostWork>,
+    /// Serves the host functions, if there have been any.
+    functions: OnceLock<Arc<Queue<HostWork>>>,
+}
+
+impl HostBackend {
+    /// A node of `gpus` virtual GPUs and `hosts` NUMA domains. Starts no thread yet.
+    pub fn new(gpus: u32, hosts: u32) -> HostBackend {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MOST_THREADS);
+        HostBackend {
+            gpus,
+            hosts,
+            memory: Memory::default(),
+            queue: Queue::new("mpgpu-copy", threads),
+            default_stream: Stream::new(None),
+            streams: RwLock::default(),
+            retired: Mutex::new(Vec::new()),
+            events: RwLock::default(),
+        }
+    }
+
+    fn check_device(&self, device: DeviceId) -> Result<(), BackendError> {
+        let exists = if device.is_host() { device.0.abs_diff(-1) < self.hosts } else { device.0.unsigned_abs() < self.gpus };
+        if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
+    }
+
+    /// Calls `work` with a stream. The stream cannot be destroyed meanwhile, so that nothing is appended to it afterwards.
+    fn with_stream<T>(&self, handle: StreamHandle, work: impl FnOnce(&Stream) -> Result<T, BackendError>) -> Result<T, BackendError> {
+        if handle.0 == 0 {
+            return work(&self.default_stream);
+        }
+        let streams = held(self.streams.read());
+        work(key(handle.0).and_then(|key| streams.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?)
+    }
+
+    /// Calls `work` with what an event stands for.
+    fn with_event<T>(&self, handle: EventHandle, work: impl FnOnce(&mut Recorded) -> T) -> Result<T, BackendError> {
+        let events = held(self.events.read());
+        let event = key(handle.0).and_then(|key| events.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
+        Ok(work(&mut lock(event)))
+    }
+
+    /// Ends the threads of destroyed streams whose work has finished.
+    fn end_retired(&self) {
+        let finished: Vec<Stream> = lock(&self.retired).extract_if(.., |stream| stream.chain.tail().is_none()).collect();
+        finished.iter().for_each(Stream::end);
+    }
+}
+
+impl Stream {
+    fn new(device: Option<DeviceId>) -> Self {
+        Stream { device, chain: Chain::new(), functions: OnceLock::new() }
+    }
+
+    /// Ends the thread of a stream whose work has finished.
+    fn end(&self) {
+        if let Some(queue) = self.functions.get() {
+            join(queue);
+        }
+    }
+}
+
+/// Ends the threads of a queue into which nothing is pushed any more.
+fn join(queue: &Queue<HostWork>) {
+    for thread in queue.close() {
+        if thread.join().is_err() {
+            log::error!("a thread of the host backend panicked outside of any work; please report this");
+        }
+    }
+}
+
+/// A handle's key; `None` for values that no key has.
+fn key(handle: usize) -> Option<DefaultKey> {
+    let data = KeyData::from_ffi(handle as u64);
+    // `from_ffi` accepts, and changes, values that `as_ffi` never returns.
+    (data.as_ffi() == handle as u64).then(|| data.into())
+}
+
+impl Backend for HostBackend {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    /// Aligned to 4096 bytes and not initialised. 0 bytes count as 1, so that every allocation has an address of its own.
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.check_device(device)?;
+        self.memory.allocate(device, bytes)
+    }
+
+    fn free(&self, address: u64) -> Result<(), BackendError> {
+        self.memory.free(address)
+    }
+
+    fn locate(&self, address: u64) -> Option<Allocation> {
+        self.memory.locate(address)
+    }
+
+    fn allocated_bytes(&self, device: DeviceId) -> u64 {
+        self.memory.allocated_bytes(device)
+    }
+
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        self.check_device(device)?;
+        let key = held(self.streams.write()).insert(Stream::new(Some(device)));
+        Ok(StreamHandle(key.data().as_ffi() as usize))
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        let destroyed = key(stream.0).and_then(|key| held(self.streams.write()).remove(key));
+        lock(&self.retired).push(destroyed.ok_or(BackendError::InvalidHandle(stream.0, "stream"))?);
+        self.end_retired();
+        Ok(())
+    }
+
+    fn stream_count(&self, device: DeviceId) -> u64 {
+        held(self.streams.read()).values().filter(|stream| stream.device == Some(device)).count() as u64
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        if let Some(tail) = self.with_stream(stream, |stream| Ok(stream.chain.tail()))? {
+            tail.wait_finished();
+        }
+        Ok(())
+    }
+
+    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+        self.with_stream(stream, |stream| {
+            let queue = stream.functions.get_or_init(|| Queue::new("mpgpu-function", 1));
+            queue.start()?;
+            stream.chain.append(&Node::new(HostWork::Function(Mutex::new(Some(work))), queue));
+            Ok(())
+        })
+    }
+
+    fn create_event(&self) -> Result<EventHandle, BackendError> {
+        let key = held(self.events.write()).insert(Mutex::new(None));
+        Ok(EventHandle(key.data().as_ffi() as usize))
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        let destroyed = key(event.0).and_then(|key| held(self.events.write()).remove(key));
+        destroyed.map(drop).ok_or(BackendError::InvalidHandle(event.0, "event"))
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
+        // The event's lock is held while the stream is read: of two threads that record, the later one wins with the later state.
+        self.with_event(event, |recorded| {
+            *recorded = self.with_stream(stream, |stream| Ok(stream.chain.tail()))?;
+            Ok(())
+        })?
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
+        let awaited = self.with_event(event, |recorded| recorded.clone())?;
+        self.with_stream(stream, |stream| {
+            if let Some(awaited) = awaited.filter(|awaited| !awaited.is_finished()) {
+                let join = Node::new(HostWork::Join, &self.queue);
+                awaited.precede(&join);
+                stream.chain.append(&join);
+            }
+            Ok(())
+        })
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        if let Some(awaited) = self.with_event(event, |recorded| recorded.clone())? {
+            awaited.wait_finished();
+        }
+        Ok(())
+    }
+
+    fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+        self.queue.start()?;
+        let run = Run {
+            program: Arc::clone(execution.program),
+            endpoints: Arc::clone(execution.endpoints),
+            rings: Arc::clone(execution.rings),
+            schedule: Schedule::new(execution.program),
+            verify: execution.verify,
+        };
+        let node = Node::new(HostWork::Run(run), &self.queue);
+        for completion in execution.after {
+            let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
+                what: "execute".into(),
+                reason: "an execution can only come after executions of its own backend".into(),
+                code: 0,
+            })?;
+            earlier.precede(&node);
+        }
+        self.with_stream(execution.stream, |stream| {
+            stream.chain.append(&node);
+            Ok(())
+        })?;
+        Ok(node)
+    }
+
+    fn synchronize(&self) -> Result<(), BackendError> {
+        let mut tails: Vec<_> = held(self.streams.read()).values().filter_map(|stream| stream.chain.tail()).collect();
+        tails.extend(lock(&self.retired).iter().filter_map(|stream| stream.chain.tail()));
+        tails.extend(self.default_stream.chain.tail());
+        tails.iter().for_each(|tail| tail.wait_finished());
+        Ok(())
+    }
+}
+
+impl Drop for HostBackend {
+    fn drop(&mut self) {
+        // Nobody else has a reference any more, so nothing is enqueued from here on.
+        let _ = self.synchronize();
+        self.default_stream.end();
+        held(self.streams.get_mut()).values().for_each(Stream::end);
+        lock(&self.retired).iter().for_each(Stream::end);
+        join(&self.queue);
+    }
+}

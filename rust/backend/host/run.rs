@@ -1,0 +1,167 @@
+//! What the nodes of this backend do: run a program, call a host function, or only order.
+
+use super::kernel::{Launch, Segment, copy_segments};
+use super::node::Work;
+use super::schedule::Schedule;
+use super::sync::{Mutex, lock};
+use crate::backend::{BackendError, Endpoints};
+use crate::plan::{Mechanism, Place, Program};
+use smallvec::SmallVec;
+use std::fmt;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::Arc;
+
+/// A function of the caller, gone once it has been called.
+pub(super) type Function = Box<dyn FnOnce() + Send>;
+
+/// The work of a node.
+pub(super) enum HostWork {
+    /// Nothing: the node joins its predecessors.
+    Join,
+    /// A host function.
+    Function(Mutex<Option<Function>>),
+    /// An execution of a program.
+    Run(Run),
+}
+
+/// One execution of a program.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) program: Arc<Program>,
+    pub(super) endpoints: Arc<[Endpoints]>,
+    pub(super) rings: Arc<[u64]>,
+    pub(super) schedule: Schedule,
+    pub(super) verify: bool,
+}
+
+impl Work for HostWork {
+    fn roots(&self) -> impl Iterator<Item = u32> {
+        let (function, run) = match self {
+            HostWork::Join => (None, None),
+            HostWork::Function(_) => (Some(0), None),
+            HostWork::Run(run) => (None, Some(run.schedule.roots())),
+        };
+        function.into_iter().chain(run.into_iter().flatten())
+    }
+
+    fn run(&self, step: u32) -> Result<(), BackendError> {
+        match self {
+            HostWork::Join => {}
+            HostWork::Function(function) => {
+                // Taken out first: the function may take long, and the lock is not meant to be held meanwhile.
+                let function = lock(function).take();
+                if let Some(function) = function {
+                    function();
+                }
+            }
+            HostWork::Run(run) => run.copy(step),
+        }
+        Ok(())
+    }
+
+    fn finished(&self, step: u32) -> impl Iterator<Item = u32> {
+        match self {
+            HostWork::Join | HostWork::Function(_) => None,
+            HostWork::Run(run) => Some(run.schedule.finished(step)),
+        }
+        .into_iter()
+        .flatten()
+    }
+
+    fn was_last(&self) -> bool {
+        match self {
+            HostWork::Join | HostWork::Function(_) => true,
+            HostWork::Run(run) => run.schedule.was_last(),
+        }
+    }
+
+    fn conclude(&self) -> Result<(), BackendError> {
+        match self {
+            HostWork::Run(run) if run.verify => run.verify(),
+            _ => Ok(()),
+        }
+    }
+
+    fn describe(&self, step: u32) -> String {
+        match self {
+            HostWork::Join => "a wait".into(),
+            HostWork::Function(_) => "a host function".into(),
+            HostWork::Run(_) => format!("operation {step} of a program"),
+        }
+    }
+}
+
+impl Run {
+    /// Does the copies of one operation.
+    fn copy(&self, step: u32) {
+        let op = &self.program.ops[step as usize];
+        match op.mechanism {
+            Mechanism::Copy => {
+                for copy in &op.copies {
+                    let from = with_exposed_provenance::<u8>(self.address(copy.from) as usize);
+                    let to = with_exposed_provenance_mut::<u8>(self.address(copy.to) as usize);
+                    // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot; the caller of `execute`
+                    // vouches for the buffers until completion, and the engine for the slots. A valid program orders this copy
+                    // with every other that touches the same bytes.
+                    unsafe { to.copy_from_nonoverlapping(from, copy.bytes as usize) }
+                }
+            }
+            Mechanism::Batch | Mechanism::Kernel => {
+                let segments: SmallVec<[Segment; 32]> = op
+                    .copies
+                    .iter()
+                    .map(|copy| Segment { dst: self.address(copy.to), src: self.address(copy.from), bytes: copy.bytes })
+                    .collect();
+                // SAFETY: as above; the copies of one operation are unordered, so a valid program has no overlap among them.
+                unsafe { copy_segments(&segments, Launch::SEQUENTIAL) }
+            }
+        }
+    }
+
+    fn address(&self, place: Place) -> u64 {
+        match place {
+            Place::Source { transfer, offset } => self.endpoints[transfer as usize].src + offset,
+            Place::Destination { transfer, offset } => self.endpoints[transfer as usize].dst + offset,
+            Place::Slot { ring, slot } => {
+                let ring = ring.0 as usize;
+                self.rings[ring] + u64::from(slot) * self.program.rings[ring].slot_bytes
+            }
+        }
+    }
+
+    /// Compares every destination with its source.
+    fn verify(&self) -> Result<(), BackendError> {
+        for (transfer, (&bytes, endpoints)) in (0u32..).zip(self.program.transfers.iter().zip(&*self.endpoints)) {
+            if bytes == 0 {
+                continue;
+            }
+            let bytes = bytes as usize;
+            // SAFETY: the caller of `execute` vouches for both ranges until completion, which has not been announced yet.
+            let dst = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(endpoints.dst as usize), bytes) };
+            // SAFETY: as above.
+            let src = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(endpoints.src as usize), bytes) };
+            if let Some(offset) = first_difference(dst, src) {
+                return Err(BackendError::DataCorruption { transfer, offset });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Compares block by block, which `memcmp` does at memory speed, and looks for the byte only where a block differs.
+fn first_difference(a: &[u8], b: &[u8]) -> Option<u64> {
+    const BLOCK: usize = 4096;
+    let (index, (a, b)) = a.chunks(BLOCK).zip(b.chunks(BLOCK)).enumerate().find(|(_, (a, b))| a != b)?;
+    let offset = a.iter().zip(b).position(|(a, b)| a != b)?;
+    Some((index * BLOCK + offset) as u64)
+}
+
+impl fmt::Debug for HostWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HostWork::Join => f.write_str("Join"),
+            HostWork::Function(_) => f.write_str("Function"),
+            HostWork::Run(run) => run.fmt(f),
+        }
+    }
+}

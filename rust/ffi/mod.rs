@@ -1,0 +1,2 @@
+//! Scaffold.
+pub(crate) mod bridge;
