@@ -22,6 +22,8 @@
 
 pub mod backend;
 pub mod engine;
+#[cfg_attr(not(feature = "fault-injection"), allow(unreachable_pub))]
+pub mod fault;
 pub mod ffi;
 pub mod model;
 pub mod plan;

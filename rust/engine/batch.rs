@@ -1,0 +1,205 @@
+//! Which transfers are accepted, and what the planner is told of them.
+
+use super::error::Error;
+use crate::backend::{Allocation, Backend, MemoryKind};
+use crate::plan::Shape;
+use crate::topology::{DeviceId, Machine};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// One copy that a caller asks for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// First byte of the destination.
+    pub dst: u64,
+    /// Whose memory it lies in.
+    pub dst_device: DeviceId,
+    /// First byte of the source.
+    pub src: u64,
+    /// Whose memory it lies in.
+    pub src_device: DeviceId,
+    /// How many bytes; 0 is allowed, and then the addresses do not matter.
+    pub bytes: u64,
+}
+
+/// Which end of a transfer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// Where the bytes go.
+    Destination,
+    /// Where they come from.
+    Source,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            End::Destination => "destination",
+            End::Source => "source",
+        })
+    }
+}
+
+/// A transfer together with what the backend knows of its ends. Two transfers that compare equal are the same request: an address
+/// that was freed and given out again lies in another allocation.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Located {
+    /// First byte of the destination.
+    pub dst: u64,
+    /// First byte of the source.
+    pub src: u64,
+    /// The allocation that the destination lies in, where the backend knows it.
+    pub dst_allocation: Option<u64>,
+    /// The same for the source.
+    pub src_allocation: Option<u64>,
+    /// Devices, kinds and size.
+    pub shape: Shape,
+}
+
+/// The located transfers of one request. Up to four need no heap.
+pub type Batch = SmallVec<[Located; 4]>;
+
+/// One end, looked up.
+struct Place {
+    device: DeviceId,
+    kind: MemoryKind,
+    allocation: Option<Allocation>,
+}
+
+/// Looks up both ends of every transfer. Refuses what cannot be planned at all; what needs a second look only the first time that
+/// a request is seen is in [`check`].
+pub fn locate(transfers: &[Transfer], machine: &Machine, backend: &dyn Backend) -> Result<Batch, Error> {
+    if u32::try_from(transfers.len()).is_err() {
+        return Err(Error::TooManyTransfers(transfers.len()));
+    }
+    let mut batch = Batch::with_capacity(transfers.len());
+    for (index, t) in transfers.iter().enumerate() {
+        let dst = place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, backend)?;
+        let src = place(index, End::Source, t.src, t.src_device, t.bytes, machine, backend)?;
+        batch.push(Located {
+            dst: t.dst,
+            src: t.src,
+            dst_allocation: dst.allocation.map(|a| a.id),
+            src_allocation: src.allocation.map(|a| a.id),
+            shape: Shape { dst_device: dst.device, src_device: src.device, dst_kind: dst.kind, src_kind: src.kind, bytes: t.bytes },
+        });
+    }
+    Ok(batch)
+}
+
+fn place(
+    transfer: usize,
+    end: End,
+    address: u64,
+    device: DeviceId,
+    bytes: u64,
+    machine: &Machine,
+    backend: &dyn Backend,
+) -> Result<Place, Error> {
+    if !machine.contains(device) {
+        return Err(Error::UnknownDevice { transfer, end, device: device.0, gpus: machine.gpu_count(), hosts: machine.host_count() });
+    }
+    let assumed = if device.is_host() { MemoryKind::Pageable } else { MemoryKind::Device };
+    if bytes == 0 {
+        return Ok(Place { device, kind: assumed, allocation: None });
+    }
+    if address == 0 {
+        return Err(Error::NullPointer { transfer, end, bytes });
+    }
+    // The end may be one past the last address, not more.
+    if address.checked_add(bytes - 1).is_none() {
+        return Err(Error::AddressOverflow { transfer, end, address, bytes });
+    }
+    let Some(allocation) = backend.locate(address) else {
+        if !device.is_host() {
+            return Err(Error::NotDeviceMemory { transfer, end, address, bytes, device: device.0 });
+        }
+        return Ok(Place { device, kind: MemoryKind::Pageable, allocation: None });
+    };
+    // "Host memory" need not name the right NUMA domain: where the backend knows better, the plan is made for the truth.
+    if allocation.device != device && !(allocation.device.is_host() && device.is_host()) {
+        return Err(Error::WrongDevice {
+            transfer,
+            end,
+            address,
+            bytes,
+            device: device.0,
+            actual: allocation.device.0,
+            base: allocation.base,
+            size: allocation.bytes,
+        });
+    }
+    let offset = address - allocation.base;
+    if bytes > allocation.bytes - offset {
+        return Err(Error::OutOfAllocation { transfer, end, address, bytes, base: allocation.base, size: allocation.bytes });
+    }
+    Ok(Place { device: allocation.device, kind: allocation.kind, allocation: Some(allocation) })
+}
+
+/// Refuses ordinary host memory that runs into an allocation of the backend, and destinations that overlap another transfer or
+/// their own source. O(n log n).
+pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
+    let mut ranges: SmallVec<[Range; 8]> = SmallVec::with_capacity(2 * batch.len());
+    for (transfer, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes > 0) {
+        for (end, first, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
+            let last = first + (t.shape.bytes - 1);
+            if allocation.is_none()
+                && let Some(other) = backend.locate(last)
+            {
+                return Err(Error::OutOfAllocation {
+                    transfer,
+                    end,
+                    address: first,
+                    bytes: t.shape.bytes,
+                    base: other.base,
+                    size: other.bytes,
+                });
+            }
+            ranges.push(Range { first, last, transfer, end });
+        }
+    }
+    ranges.sort_unstable_by_key(|r| r.first);
+    // In order of their first bytes, a range overlaps an earlier one exactly when it overlaps the earlier one that reaches farthest.
+    let mut reach: Option<Range> = None;
+    let mut written: Option<Range> = None;
+    for range in ranges {
+        let earlier = if range.end == End::Destination { reach } else { written };
+        if let Some(earlier) = earlier.filter(|e| e.last >= range.first) {
+            return Err(overlap(batch, earlier, range));
+        }
+        if reach.is_none_or(|r| r.last < range.last) {
+            reach = Some(range);
+        }
+        if range.end == End::Destination && written.is_none_or(|w| w.last < range.last) {
+            written = Some(range);
+        }
+    }
+    Ok(())
+}
+
+#[derive(Copy, Clone)]
+struct Range {
+    first: u64,
+    /// Inclusive, so that a range may end with the address space.
+    last: u64,
+    transfer: usize,
+    end: End,
+}
+
+fn overlap(batch: &[Located], a: Range, b: Range) -> Error {
+    let (a, b) = if (a.transfer, a.end as u8) <= (b.transfer, b.end as u8) { (a, b) } else { (b, a) };
+    let bytes = |r: Range| batch[r.transfer].shape.bytes;
+    if a.transfer == b.transfer {
+        return Error::OverlapsItself { transfer: a.transfer, dst: a.first, src: b.first, bytes: bytes(a) };
+    }
+    Error::Overlap {
+        first: a.transfer,
+        first_end: a.end,
+        first_address: a.first,
+        first_bytes: bytes(a),
+        second: b.transfer,
+        second_end: b.end,
+        second_address: b.first,
+        second_bytes: bytes(b),
+    }
+}

@@ -1,0 +1,310 @@
+//! The environment, read once when a context is created, into a plain value.
+//!
+//! [`Config::from_pairs`] is a pure function of (name, value) pairs, so that tests need not touch the process environment.
+//! Precedence: the options of a call, then the environment, then the model.
+
+use super::error::Error;
+use crate::plan::{Engine, Options};
+use log::LevelFilter;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write;
+
+/// Which backend a context runs on.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// CUDA where this build and this machine have it, else the host backend.
+    #[default]
+    Auto,
+    /// Virtual devices on CPU threads.
+    Host,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+/// What is checked on every execution.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verify {
+    /// Nothing in release builds; the program in debug builds.
+    #[default]
+    Off,
+    /// The program, by the plan validator, before it runs.
+    Program,
+    /// The program, and every destination byte after it has run.
+    Bytes,
+}
+
+/// How the environment and the context's options configure a context. `None` leaves the choice to the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `MPGPU_BACKEND`.
+    pub backend: BackendChoice,
+    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a file.
+    pub topology: Option<String>,
+    /// `MPGPU_ENGINE`.
+    pub engine: Engine,
+    /// `MPGPU_MAX_PATHS`.
+    pub max_paths: Option<u32>,
+    /// `MPGPU_HOST_PATH`.
+    pub host_path: Option<bool>,
+    /// `MPGPU_CHUNK_BYTES`.
+    pub chunk_bytes: Option<u64>,
+    /// `MPGPU_MIN_BYTES`.
+    pub min_bytes: Option<u64>,
+    /// `MPGPU_STAGING_BYTES`: size of the staging arena of each device that needs one, bytes.
+    pub staging_bytes: u64,
+    /// `MPGPU_CACHE_PLANS`: plans kept for requests that come again; 0 keeps none.
+    pub cache_plans: usize,
+    /// `MPGPU_VERIFY`.
+    pub verify: Verify,
+    /// `MPGPU_LOG`: what goes to standard error.
+    pub log: Option<LevelFilter>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            backend: BackendChoice::Auto,
+            topology: None,
+            engine: Engine::Auto,
+            max_paths: None,
+            host_path: None,
+            chunk_bytes: None,
+            min_bytes: None,
+            staging_bytes: Options::default().staging_bytes,
+            cache_plans: 256,
+            verify: Verify::Off,
+            log: None,
+        }
+    }
+}
+
+/// Every variable that is read, in the order of `docs/environment.md`.
+pub const VARIABLES: [&str; 12] = [
+    "MPGPU_BACKEND",
+    "MPGPU_TOPOLOGY",
+    "MPGPU_ENGINE",
+    "MPGPU_MAX_PATHS",
+    "MPGPU_HOST_PATH",
+    "MPGPU_CHUNK_BYTES",
+    "MPGPU_MIN_BYTES",
+    "MPGPU_STAGING_BYTES",
+    "MPGPU_CACHE_PLANS",
+    "MPGPU_TUNING_FILE",
+    "MPGPU_VERIFY",
+    "MPGPU_LOG",
+];
+
+/// Names with our prefix that CMake's `find_package` and environment modules set to say where the package lies. Not ours to read.
+pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
+
+const SIZE: &str = "a number of bytes, optionally with K, M, G or T (or KiB, MiB, GiB, TiB) for multiples of 1024, as in 64M";
+
+impl Config {
+    /// The configuration that the environment of this process asks for.
+    pub fn from_environment() -> Result<Config, Error> {
+        Config::from_pairs(std::env::vars_os())
+    }
+
+    /// The configuration that these variables ask for. Names that do not start with `MPGPU_` are none of ours; any other name that
+    /// is not in [`VARIABLES`] or [`IGNORED`] is an error, because a misspelt variable that does nothing costs a day.
+    pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
+        let mut config = Config::default();
+        for (name, value) in pairs {
+            let name = name.into();
+            if !name.as_encoded_bytes().starts_with(b"MPGPU_") {
+                continue;
+            }
+            let name = name.to_string_lossy();
+            if !IGNORED.contains(&&*name) {
+                config.set(&name, &value.into())?;
+            }
+        }
+        Ok(config)
+    }
+
+    fn set(&mut self, name: &str, value: &OsStr) -> Result<(), Error> {
+        let refuse = |why: &str| Error::Environment {
+            variable: name.to_owned(),
+            value: value.to_string_lossy().into_owned(),
+            reason: why.to_owned(),
+        };
+        let Some(text) = value.to_str() else {
+            return Err(refuse("is not valid UTF-8"));
+        };
+        let must = |what: &str| refuse(&format!("must be {what}"));
+        let size = |least: u64| match parse_size(text) {
+            Ok(bytes) if bytes >= least => Ok(bytes),
+            Ok(_) => Err(must(&format!("{least} byte or more"))),
+            Err(SizeError::Malformed) => Err(must(SIZE)),
+            Err(SizeError::Overflow) => Err(must("less than 16 EiB (2^64 bytes)")),
+        };
+        match name {
+            "MPGPU_BACKEND" => {
+                self.backend = one_of(text, &[("auto", BackendChoice::Auto), ("host", BackendChoice::Host), ("cuda", BackendChoice::Cuda)])
+                    .map_err(|names| must(&names))?;
+            }
+            "MPGPU_TOPOLOGY" if text.is_empty() => return Err(must("the name of a preset or the path of a topology file")),
+            "MPGPU_TOPOLOGY" => self.topology = Some(text.to_owned()),
+            "MPGPU_ENGINE" => {
+                let engines = [
+                    ("auto", Engine::Auto),
+                    ("stream", Engine::Stream),
+                    ("graph", Engine::Graph),
+                    ("batch", Engine::Batch),
+                    ("kernel", Engine::Kernel),
+                ];
+                self.engine = one_of(text, &engines).map_err(|names| must(&names))?;
+            }
+            "MPGPU_MAX_PATHS" => match text.parse::<u32>() {
+                Ok(0) => return Err(must("1 or more")),
+                Ok(paths) => self.max_paths = Some(paths),
+                Err(_) => return Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
+            },
+            "MPGPU_HOST_PATH" => {
+                let switches = [("0", false), ("1", true), ("on", true), ("off", false)];
+                self.host_path = Some(one_of(text, &switches).map_err(|names| must(&names))?);
+            }
+            "MPGPU_CHUNK_BYTES" => self.chunk_bytes = Some(size(1)?),
+            "MPGPU_MIN_BYTES" => self.min_bytes = Some(size(0)?),
+            "MPGPU_STAGING_BYTES" => self.staging_bytes = size(0)?,
+            "MPGPU_CACHE_PLANS" => {
+                self.cache_plans = text.parse().map_err(|_| must("a whole number; 0 turns the plan cache off"))?;
+            }
+            "MPGPU_TUNING_FILE" => {
+                return Err(Error::NotSupported(format!(
+                    "MPGPU_TUNING_FILE={text}: this version of mpgpu has no tuner and reads no tuning file; unset the variable"
+                )));
+            }
+            "MPGPU_VERIFY" => {
+                self.verify = one_of(text, &[("off", Verify::Off), ("program", Verify::Program), ("bytes", Verify::Bytes)])
+                    .map_err(|names| must(&names))?;
+            }
+            "MPGPU_LOG" => {
+                let levels = [
+                    ("off", LevelFilter::Off),
+                    ("error", LevelFilter::Error),
+                    ("warn", LevelFilter::Warn),
+                    ("info", LevelFilter::Info),
+                    ("debug", LevelFilter::Debug),
+                    ("trace", LevelFilter::Trace),
+                ];
+                self.log = Some(one_of(text, &levels).map_err(|names| must(&names))?);
+            }
+            _ => {
+                let mut reason = "is not a variable that mpgpu reads".to_owned();
+                if let Some(near) = nearest(name) {
+                    // Writing to a String cannot fail.
+                    let _ = write!(reason, "; did you mean {near}?");
+                }
+                return Err(refuse(&reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Options of one planning call. `None` takes what the environment says, and then the model.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// Executor.
+    pub engine: Option<Engine>,
+    /// The most paths that one transfer may use, 1 or more.
+    pub max_paths: Option<u32>,
+    /// Whether a copy between GPUs may pass through host memory.
+    pub host_path: Option<bool>,
+    /// Bytes of one chunk on staged paths.
+    pub chunk_bytes: Option<u64>,
+    /// Transfers below this size take one path.
+    pub min_bytes: Option<u64>,
+    /// The most staging memory on each device, bytes; not more than the context's.
+    pub staging_bytes: Option<u64>,
+}
+
+impl PlanOptions {
+    /// What the planner is told: this call's options, else the environment's, else the default.
+    pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
+        let default = Options::default();
+        let staging_bytes = self.staging_bytes.unwrap_or(config.staging_bytes);
+        if staging_bytes > config.staging_bytes {
+            return Err(Error::Option {
+                name: "staging_bytes",
+                value: staging_bytes.to_string(),
+                reason: format!(
+                    "must not exceed the context's {} bytes; create the context with more, or set MPGPU_STAGING_BYTES",
+                    config.staging_bytes
+                ),
+            });
+        }
+        let max_paths = self.max_paths.or(config.max_paths).unwrap_or(default.max_paths);
+        if max_paths == 0 {
+            return Err(Error::Option { name: "max_paths", value: "0".to_owned(), reason: "must be 1 or more".to_owned() });
+        }
+        let chunk_bytes = self.chunk_bytes.or(config.chunk_bytes);
+        if chunk_bytes == Some(0) {
+            return Err(Error::Option { name: "chunk_bytes", value: "0".to_owned(), reason: "must be 1 byte or more".to_owned() });
+        }
+        Ok(Options {
+            engine: self.engine.unwrap_or(config.engine),
+            max_paths,
+            host_path: self.host_path.or(config.host_path).unwrap_or(default.host_path),
+            chunk_bytes,
+            min_bytes: self.min_bytes.or(config.min_bytes),
+            staging_bytes,
+        })
+    }
+}
+
+fn one_of<T: std::marker::Copy>(text: &str, accepted: &[(&str, T)]) -> Result<T, String> {
+    accepted.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
+        format!("one of {}", names.join(", "))
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum SizeError {
+    Malformed,
+    Overflow,
+}
+
+fn parse_size(text: &str) -> Result<u64, SizeError> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    // MB and its like are refused: they mean 10^6 to some and 2^20 to others.
+    let shift = match unit {
+        "" | "B" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        _ => return Err(SizeError::Malformed),
+    };
+    if number.is_empty() {
+        return Err(SizeError::Malformed);
+    }
+    number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(SizeError::Overflow)
+}
+
+/// The variable that `name` is probably a misspelling of.
+fn nearest(name: &str) -> Option<&'static str> {
+    let upper = name.to_ascii_uppercase();
+    let (distance, near) = VARIABLES.iter().map(|v| (edits(&upper, v), *v)).min()?;
+    // "MPGPU_" is common to all: a third of the rest may differ.
+    (distance * 3 <= near.len().saturating_sub("MPGPU_".len()).max(3)).then_some(near)
+}
+
+/// Levenshtein distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,296 @@
+//! A context: a machine, a backend, and everything that is kept between calls.
+
+use super::batch::{self, Transfer};
+use super::cache::{Cache, CacheStatistics, Request};
+use super::config::{BackendChoice, Config, PlanOptions};
+use super::error::Error;
+use super::execute::Plan;
+use super::holdings::Holdings;
+use super::staging::Staging;
+use crate::backend::{Backend, BackendError, EventHandle, StreamHandle};
+use crate::fault;
+use crate::plan::{self, Options};
+use crate::topology::{DeviceId, Machine};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+/// How to open a context. `None` takes what the environment says, and then the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContextOptions {
+    /// Which backend.
+    pub backend: Option<BackendChoice>,
+    /// Name of a preset, or path of a file.
+    pub topology: Option<String>,
+    /// Size of the staging arena of each device that needs one, bytes.
+    pub staging_bytes: Option<u64>,
+    /// Plans kept for requests that come again.
+    pub cache_plans: Option<usize>,
+}
+
+/// What a context has done.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Of the plan cache.
+    pub cache: CacheStatistics,
+    /// Executions enqueued.
+    pub executions: u64,
+    /// Bytes of all transfers of these executions, each byte once, whatever number of hops it takes.
+    pub bytes: u64,
+}
+
+/// What a context holds on one device.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStatistics {
+    /// Bytes of the staging arena.
+    pub staging_bytes: u64,
+    /// Bytes that the caller has allocated and not freed.
+    pub allocated_bytes: u64,
+    /// Streams that the caller has created and not destroyed.
+    pub streams: u64,
+}
+
+/// What plans keep of their context. The plan cache is not part of it, so that a plan in the cache does not keep the cache alive.
+pub(super) struct Shared {
+    pub machine: Arc<Machine>,
+    pub backend: Arc<dyn Backend>,
+    pub config: Config,
+    pub staging: Staging,
+    pub holdings: Holdings,
+    pub executions: AtomicU64,
+    pub bytes: AtomicU64,
+    /// Held for reading by whoever enqueues or allocates, so that nothing starts after a context has begun to close.
+    gate: RwLock<()>,
+    /// Set once, before closing takes the gate.
+    closed: AtomicBool,
+}
+
+impl Shared {
+    /// Keeps the context open for as long as the guard lives. Never held while waiting for work, and never taken twice by one thread.
+    pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        if self.is_open() { Ok(gate) } else { Err(Error::ContextDestroyed) }
+    }
+
+    pub fn is_open(&self) -> bool {
+        !self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// A machine, a backend, and everything that is kept between calls: plans, staging memory, statistics, and what the caller holds.
+/// All methods may be called from any thread.
+pub struct Context {
+    shared: Arc<Shared>,
+    cache: Cache,
+    /// What [`PlanOptions::default`] resolves to.
+    defaults: Options,
+}
+
+impl Context {
+    /// A context on any backend. The backend must have the devices of the machine.
+    pub fn with_backend(machine: Arc<Machine>, backend: Arc<dyn Backend>, config: Config) -> Result<Context, Error> {
+        let defaults = PlanOptions::default().resolve(&config)?;
+        let shared = Shared {
+            machine,
+            backend,
+            staging: Staging::new(config.staging_bytes),
+            holdings: Holdings::default(),
+            executions: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            gate: RwLock::new(()),
+            closed: AtomicBool::new(false),
+            config,
+        };
+        Ok(Context { cache: Cache::new(shared.config.cache_plans), shared: Arc::new(shared), defaults })
+    }
+
+    /// The machine that plans are made for.
+    pub fn machine(&self) -> &Machine {
+        &self.shared.machine
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.shared.backend
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// Plans a batch of transfers together, or finds the plan of the same request. An empty batch gives a plan that does nothing:
+    /// a rank without neighbours need not be treated apart.
+    pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
+        let _open = self.shared.enter()?;
+        let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
+        let options = if *options == PlanOptions::default() { self.defaults } else { options.resolve(&self.shared.config)? };
+        let alive_at = self.shared.holdings.frees();
+        let request = Request { batch: batch::locate(transfers, machine, backend)?, options };
+        if let Some(plan) = self.cache.get(&request) {
+            return Ok(plan);
+        }
+        batch::check(&request.batch, backend)?;
+        let shape = request.shape();
+        let planned = match self.cache.get_shape(&shape) {
+            Some(planned) => planned,
+            None => {
+                fault::point("planner");
+                let planned = Arc::new(plan::plan(machine, &shape.batch, &options)?);
+                self.cache.insert_shape(shape, planned)
+            }
+        };
+        let plan = Plan::new(&self.shared, planned, &request.batch, options.staging_bytes, alive_at)?;
+        Ok(self.cache.insert(request, Arc::new(plan)))
+    }
+
+    /// Allocates memory of `device`. The context owns it until [`free`](Context::free).
+    pub fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
+        let _open = self.shared.enter()?;
+        self.check_device(device)?;
+        Ok(self.shared.holdings.allocate(device, bytes, self.backend())?)
+    }
+
+    /// Gives memory back. Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use it.
+    pub fn free(&self, address: u64) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        self.shared.holdings.take(address)?;
+        // The error of an execution is for whoever waits for it; the memory goes back all the same.
+        let _ = self.shared.backend.synchronize();
+        let freed = self.shared.backend.free(address);
+        self.shared.holdings.count_free();
+        Ok(freed?)
+    }
+
+    /// Creates a stream of `device`.
+    pub fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, Error> {
+        let _open = self.shared.enter()?;
+        self.check_device(device)?;
+        Ok(self.shared.holdings.create_stream(device, self.backend())?)
+    }
+
+    /// Destroys a stream of this context; work that is enqueued in it still finishes.
+    pub fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
+    }
+
+    /// Blocks until all work enqueued in `stream` so far has finished.
+    pub fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        Ok(self.backend().synchronize_stream(stream)?)
+    }
+
+    /// Runs `work` on a CPU thread in stream order.
+    pub fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().launch_host(stream, work)?)
+    }
+
+    /// Creates an event, which counts as done until it is recorded.
+    pub fn create_event(&self) -> Result<EventHandle, Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.shared.holdings.create_event(self.backend())?)
+    }
+
+    /// Destroys an event of this context.
+    pub fn destroy_event(&self, event: EventHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.shared.holdings.destroy_event(event, self.backend())?)
+    }
+
+    /// Makes `event` stand for all work enqueued in `stream` so far.
+    pub fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().record_event(event, stream)?)
+    }
+
+    /// Makes later work in `stream` wait for what `event` stands for now.
+    pub fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().stream_wait_event(stream, event)?)
+    }
+
+    /// Blocks until what `event` stands for now has finished.
+    pub fn synchronize_event(&self, event: EventHandle) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        Ok(self.backend().synchronize_event(event)?)
+    }
+
+    /// What the context has done so far.
+    pub fn statistics(&self) -> Statistics {
+        Statistics {
+            cache: self.cache.statistics(),
+            executions: self.shared.executions.load(Ordering::Relaxed),
+            bytes: self.shared.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What the context holds on `device` now.
+    pub fn device_statistics(&self, device: DeviceId) -> Result<DeviceStatistics, Error> {
+        self.check_device(device)?;
+        Ok(DeviceStatistics {
+            staging_bytes: self.shared.staging.bytes(device),
+            allocated_bytes: self.shared.holdings.bytes(device),
+            streams: self.shared.holdings.streams(device),
+        })
+    }
+
+    fn check_device(&self, device: DeviceId) -> Result<(), Error> {
+        let machine = self.machine();
+        if machine.contains(device) {
+            return Ok(());
+        }
+        Err(Error::NoSuchDevice { device: device.0, gpus: machine.gpu_count(), hosts: machine.host_count() })
+    }
+
+    /// Whether [`close`](Context::close) has not been called.
+    pub fn is_open(&self) -> bool {
+        self.shared.is_open()
+    }
+
+    /// Refuses new work, waits for all that is enqueued, and frees staging memory and whatever the caller has left. Plans of this
+    /// context can no longer run. The first error that waiting or freeing meets is returned; the context is closed all the same.
+    /// Closing a closed context does nothing.
+    pub fn close(&self) -> Result<(), Error> {
+        if self.shared.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // Whoever entered before has left once this is taken; whoever comes after sees `closed`.
+        drop(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner));
+        let backend = self.backend();
+        let finished = backend.synchronize();
+        self.cache.clear();
+        let staging = self.shared.staging.release(backend);
+        let (left, held) = self.shared.holdings.release(backend);
+        if left.allocations > 0 {
+            log::warn!(
+                "context destroyed with {} allocations ({} bytes) that were not freed; they are freed now",
+                left.allocations,
+                left.bytes
+            );
+        }
+        if left.streams + left.events > 0 {
+            log::debug!("context destroyed with {} streams and {} events; they are destroyed now", left.streams, left.events);
+        }
+        let result: Result<(), BackendError> = finished.and(staging).and(held);
+        Ok(result?)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            log::error!("closing a context: {error}");
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("backend", &self.backend().name())
+            .field("topology", &self.machine().topology().name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,166 @@
+//! A plan bound to addresses, and one run of it.
+
+use super::batch::{End, Located};
+use super::config::Verify;
+use super::context::Shared;
+use super::error::Error;
+use super::staging::Regions;
+use crate::backend::{Completion, Endpoints, Execution, StreamHandle};
+use crate::fault;
+use crate::plan::{self, Place};
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A plan for certain addresses, ready to run any number of times, from any thread, in any stream.
+///
+/// Everything that an execution hands to the backend is built here once and shared, so that executing copies nothing.
+pub struct Plan {
+    context: Arc<Shared>,
+    planned: Arc<plan::Plan>,
+    endpoints: Arc<[Endpoints]>,
+    rings: Arc<[u64]>,
+    regions: Regions,
+    /// Bytes of all transfers.
+    bytes: u64,
+    /// The bound that it was planned for.
+    staging_bytes: u64,
+    allocations: Box<[Held]>,
+    /// The context's count of frees when the allocations were last seen alive.
+    alive_at: AtomicU64,
+}
+
+/// An end whose memory the backend gave out.
+struct Held {
+    transfer: usize,
+    end: End,
+    address: u64,
+    allocation: u64,
+}
+
+impl Plan {
+    /// Binds a planner's result to addresses. `alive_at` is the context's count of frees from before the batch was located.
+    pub(super) fn new(
+        context: &Arc<Shared>,
+        planned: Arc<plan::Plan>,
+        batch: &[Located],
+        staging_bytes: u64,
+        alive_at: u64,
+    ) -> Result<Plan, Error> {
+        let (rings, regions) = context.staging.place(&planned.program.rings, &*context.backend)?;
+        let mut allocations = Vec::new();
+        for (transfer, t) in batch.iter().enumerate() {
+            for (end, address, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
+                if let Some(allocation) = allocation {
+                    allocations.push(Held { transfer, end, address, allocation });
+                }
+            }
+        }
+        Ok(Plan {
+            context: context.clone(),
+            planned,
+            endpoints: batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect(),
+            rings,
+            regions,
+            bytes: batch.iter().fold(0, |sum, t| sum.saturating_add(t.shape.bytes)),
+            staging_bytes,
+            allocations: allocations.into(),
+            alive_at: AtomicU64::new(alive_at),
+        })
+    }
+
+    /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
+    pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
+        let context = &*self.context;
+        let _open = context.enter()?;
+        self.check_alive()?;
+        let verify = context.config.verify;
+        if cfg!(debug_assertions) || verify >= Verify::Program {
+            plan::validate(&self.planned.program, self.staging_bytes)?;
+        }
+        fault::point("execute");
+        let completion = context.staging.ordered(&self.regions, |after| {
+            context.backend.execute(&Execution {
+                program: &self.planned.program,
+                endpoints: &self.endpoints,
+                rings: &self.rings,
+                stream,
+                after,
+                verify: verify == Verify::Bytes,
+            })
+        })?;
+        context.executions.fetch_add(1, Ordering::Relaxed);
+        context.bytes.fetch_add(self.bytes, Ordering::Relaxed);
+        Ok(completion)
+    }
+
+    /// Refuses a plan whose memory this context has freed. Costs one comparison while nothing is freed.
+    fn check_alive(&self) -> Result<(), Error> {
+        let frees = self.context.holdings.frees();
+        if self.alive_at.load(Ordering::Relaxed) == frees {
+            return Ok(());
+        }
+        for held in &self.allocations {
+            if self.context.backend.locate(held.address).map(|a| a.id) != Some(held.allocation) {
+                return Err(Error::MemoryFreed { transfer: held.transfer, end: held.end, address: held.address });
+            }
+        }
+        self.alive_at.store(frees, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The planner's result.
+    pub fn planned(&self) -> &plan::Plan {
+        &self.planned
+    }
+
+    /// Bytes of all transfers.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Paths of all transfers together: a direct copy is one, each ring that a transfer's source is copied into is one.
+    pub fn paths(&self) -> usize {
+        let copies = self.planned.program.ops.iter().flat_map(|op| &op.copies);
+        let paths: HashSet<_> = copies
+            .filter_map(|copy| match (copy.from, copy.to) {
+                (Place::Source { transfer, .. }, Place::Slot { ring, .. }) => Some((transfer, Some(ring))),
+                (Place::Source { transfer, .. }, _) => Some((transfer, None)),
+                _ => None,
+            })
+            .collect();
+        paths.len()
+    }
+
+    /// Staging bytes on the device where it needs most.
+    pub fn staging_bytes(&self) -> u64 {
+        let program = &self.planned.program;
+        program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
+    }
+
+    /// The plan for people.
+    pub fn describe(&self) -> String {
+        self.planned.describe(&self.context.machine)
+    }
+
+    /// The plan for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        self.planned.to_json(&self.context.machine)
+    }
+
+    /// Whether the context of this plan is open.
+    pub fn is_usable(&self) -> bool {
+        self.context.is_open()
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan")
+            .field("planned", &self.planned)
+            .field("endpoints", &self.endpoints)
+            .field("rings", &self.rings)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,33 @@
+//! The one place with state: contexts, the plan cache, staging memory, execution.
+//!
+//! | file | promise |
+//! | --- | --- |
+//! | [`config`] | the environment, read once, into a plain value |
+//! | [`context`] | a context: what it owns, how it opens and closes |
+//! | [`batch`] | which transfers are accepted, and what the planner is told of them |
+//! | [`cache`] | the same request again is a look-up |
+//! | [`staging`] | where staging rings lie, and the order of executions that share bytes of it |
+//! | [`execute`] | one run of a plan |
+//!
+//! Backends are known by their trait; the one exception is `open`, which picks one by name. The planner is known by its
+//! function. There is no `unsafe` here, but addresses are trusted as a driver trusts them: memory that the backend has not given
+//! out (ordinary host memory) is the caller's word.
+
+pub mod batch;
+pub mod cache;
+pub mod config;
+pub mod context;
+mod describe;
+mod error;
+pub mod execute;
+mod holdings;
+mod open;
+pub mod staging;
+mod sync;
+
+pub use batch::{End, Transfer};
+pub use cache::CacheStatistics;
+pub use config::{BackendChoice, Config, PlanOptions, Verify};
+pub use context::{Context, ContextOptions, DeviceStatistics, Statistics};
+pub use error::Error;
+pub use execute::Plan;

@@ -1,0 +1,214 @@
+//! From C arguments to references and values: the one place with null, alignment, size and handle checks.
+//!
+//! Every function here is given a pointer as the caller passed it. What can be checked is checked; that a pointer which is neither
+//! null nor misaligned points to what the header says is the caller's side of the contract, and the ground on which the `unsafe`
+//! blocks stand.
+
+use super::guard::{Failure, c_text};
+use super::types::mp_status_t::{MP_ERROR_INVALID_ARGUMENT, MP_ERROR_INVALID_HANDLE};
+use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
+
+/// The name of a parameter, as the header has it.
+pub(super) type Name = &'static CStr;
+
+fn spell(name: Name) -> std::borrow::Cow<'static, str> {
+    name.to_string_lossy()
+}
+
+fn check_pointer<T>(pointer: *const T, name: Name) -> Result<(), Failure> {
+    if pointer.is_null() {
+        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, format!("{} is NULL", spell(name))));
+    }
+    if !pointer.is_aligned() {
+        let message = format!("{} is {pointer:p}, which is not aligned to {} bytes", spell(name), align_of::<T>());
+        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message));
+    }
+    Ok(())
+}
+
+/// A place that the call writes to, after everything else has succeeded.
+pub(super) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    pub fn new(pointer: *mut T, name: Name) -> Result<Self, Failure> {
+        check_pointer(pointer, name).map(|()| Out(pointer))
+    }
+
+    pub fn write(self, value: T) {
+        // SAFETY: not null and aligned, and the header demands that it be writable.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// A handle that the call reads, and sets to NULL when it is consumed.
+pub(super) struct InOut<T>(*mut T);
+
+impl<T: Copy> InOut<T> {
+    pub fn new(pointer: *mut T, name: Name) -> Result<Self, Failure> {
+        check_pointer(pointer, name).map(|()| InOut(pointer))
+    }
+
+    pub fn read(&self) -> T {
+        // SAFETY: not null and aligned, and the header demands that it hold a value.
+        unsafe { self.0.read() }
+    }
+
+    pub fn write(self, value: T) {
+        // SAFETY: as in `read`, and the header demands that it be writable.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// An array that the call reads. `count` 0 allows NULL.
+pub(super) fn array<'a, T>(pointer: *const T, count: usize, name: Name, count_name: Name) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    check_pointer(pointer, name)?;
+    let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+    // An array that wraps around the address space cannot be one either.
+    if bytes.is_none_or(|bytes| pointer.addr().checked_add(bytes).is_none()) || u32::try_from(count).is_err() {
+        let message = format!("{} is {count}, more than fit into memory", spell(count_name));
+        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, count_name, message));
+    }
+    // SAFETY: not null, aligned, of a size that an object can have; the header demands `count` readable elements.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+}
+
+/// Text that the call reads. NULL is none.
+pub(super) fn text<'a>(pointer: *const c_char, name: Name) -> Result<Option<&'a str>, Failure> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not null, and the header demands a string that ends with NUL.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str().map(Some).map_err(|_| {
+        let message = format!("{}={:?} is not valid UTF-8", spell(name), text.to_string_lossy());
+        Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message)
+    })
+}
+
+/// A C struct that starts with `size_t size`, the caller's `sizeof`, and consists of integers and pointers alone.
+///
+/// # Safety
+/// The first field is a `usize`, and all-zero bytes are a value of the type.
+pub(super) unsafe trait Versioned: Copy {
+    /// Its name in the header.
+    const NAME: &'static str;
+    /// The name of its initialiser.
+    const INIT: &'static str;
+    /// Its size in the first release that had it. Never changes.
+    const FIRST_SIZE: usize;
+}
+
+/// No struct of this interface will grow beyond this. A size above it is a variable that was never set.
+const LARGEST: usize = 4096;
+
+fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Failure> {
+    check_pointer(pointer, name)?;
+    // SAFETY: not null and aligned; the first field is a usize.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    if size < T::FIRST_SIZE || size > LARGEST {
+        let bound = if size < T::FIRST_SIZE { "at least" } else { "about" };
+        let message = format!(
+            "{}->size is {size}, but {} has {bound} {} bytes; initialise it with {}",
+            spell(name),
+            T::NAME,
+            if size < T::FIRST_SIZE { T::FIRST_SIZE } else { size_of::<T>() },
+            T::INIT
+        );
+        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message));
+    }
+    Ok(size)
+}
+
+/// A versioned struct that the call reads. Fields that an older caller's struct lacks are zero; fields that this version does not
+/// know must be.
+pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T, Failure> {
+    let size = check_size(pointer, name)?;
+    let known = size.min(size_of::<T>());
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: the header demands `size` readable bytes; `known` fits into both.
+    unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known) };
+    // SAFETY: the rest of the `size` readable bytes.
+    let rest = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(known), size - known) };
+    if rest.iter().any(|byte| *byte != 0) {
+        let message = format!(
+            "{}->size is {size}, but this library's {} has {} bytes and a field beyond them is set; use a library at least as new as its header",
+            spell(name),
+            T::NAME,
+            size_of::<T>()
+        );
+        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message));
+    }
+    // SAFETY: zero or copied from the caller; integers and pointers have no invalid values.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// A versioned struct that the call fills, after everything else has succeeded.
+pub(super) struct VersionedOut<T> {
+    pointer: *mut T,
+    size: usize,
+}
+
+impl<T: Versioned> VersionedOut<T> {
+    pub fn new(pointer: *mut T, name: Name) -> Result<Self, Failure> {
+        check_size(pointer, name).map(|size| VersionedOut { pointer, size })
+    }
+
+    /// Writes the fields that both sides know, except `size`, which stays the caller's.
+    pub fn write(self, value: T) {
+        let skip = size_of::<usize>();
+        let bytes = self.size.min(size_of::<T>()) - skip;
+        // SAFETY: the header demands `size` writable bytes; both ranges start after the first field and end within their structs.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>().add(skip), self.pointer.cast::<u8>().add(skip), bytes);
+        }
+    }
+}
+
+/// Where a call writes text: NULL to learn the length first.
+pub(super) struct TextOut {
+    text: *mut c_char,
+    capacity: usize,
+    length: Out<usize>,
+}
+
+impl TextOut {
+    pub fn new(text: *mut c_char, capacity: usize, length: *mut usize) -> Result<Self, Failure> {
+        Ok(TextOut { text, capacity, length: Out::new(length, c"length")? })
+    }
+
+    /// Writes the length with the final NUL, and the text where there is room for all of it.
+    pub fn write(self, content: &str) -> Result<(), Failure> {
+        let content = c_text(content);
+        let bytes = content.as_bytes_with_nul();
+        self.length.write(bytes.len());
+        if self.text.is_null() {
+            return Ok(());
+        }
+        if self.capacity < bytes.len() {
+            let message = format!("capacity is {}, but the text needs {} bytes with its final NUL", self.capacity, bytes.len());
+            return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, c"capacity", message));
+        }
+        // SAFETY: not null, and the header demands `capacity` writable bytes, which are enough.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.text.cast::<u8>(), bytes.len()) };
+        Ok(())
+    }
+}
+
+/// The failure of a handle that is NULL, or that no table knows.
+pub(super) fn bad_handle(handle: usize, name: Name) -> Failure {
+    let message = if handle == 0 {
+        format!("{} is NULL", spell(name))
+    } else {
+        format!("{} is {handle:#x}, which is not a {0} handle or was destroyed already", spell(name))
+    };
+    Failure::argument(MP_ERROR_INVALID_HANDLE, name, message)
+}
+
+/// The failure of an enumeration's value that has no meaning.
+pub(super) fn bad_value(name: Name, value: i32, accepted: &str) -> Failure {
+    Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, format!("{}={value}: must be {accepted}", spell(name)))
+}

@@ -1,0 +1,192 @@
+//! Contexts.
+
+use super::argument::{Out, TextOut, VersionedOut, bad_value, text, versioned};
+use super::guard::{Failure, guard};
+use super::table::Table;
+use super::types::*;
+use super::version::{MP_VERSION, MP_VERSION_MAJOR, MP_VERSION_MINOR, MP_VERSION_PATCH};
+use super::{log, plan, request};
+use crate::engine::{BackendChoice, Config, Context, ContextOptions};
+use crate::topology::DeviceId;
+use std::ffi::c_char;
+use std::sync::Arc;
+
+static CONTEXTS: Table<Arc<Context>> = Table::new(1);
+
+/// The context of a handle, kept alive while a call uses it.
+pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
+    CONTEXTS.with(context.addr(), c"context", Arc::clone)
+}
+
+/// Creates a context: chooses the backend, reads the topology, and reads the environment (this once). Use
+/// `mp_context_create`, which passes the version of the header that the caller was compiled with.
+///
+/// `options` NULL means all defaults. `*context` belongs to the caller, who destroys it with `mp_context_destroy`.
+/// Several contexts may exist at once; they share nothing. Any thread.
+///
+/// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for an
+/// unknown or malformed `MPGPU_` variable; `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a backend or a setting
+/// that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_create_versioned(
+    options: *const mp_context_options_t,
+    header_version: u32,
+    context: *mut mp_context_t,
+) -> mp_status_t {
+    guard(|| {
+        check_version(header_version)?;
+        let out = Out::new(context, c"context")?;
+        let options = if options.is_null() { ContextOptions::default() } else { context_options(&versioned(options, c"options")?)? };
+        let environment = Config::from_environment()?;
+        log::configure(environment.log);
+        let context = Context::open(&options, environment)?;
+        out.write(std::ptr::without_provenance_mut(CONTEXTS.insert(Arc::new(context))?));
+        Ok(())
+    })
+}
+
+fn check_version(header: u32) -> Result<(), Failure> {
+    let (major, minor) = (header / 10000, header / 100 % 100);
+    // Before 1.0 a minor version may break what an earlier one promised.
+    if major == MP_VERSION_MAJOR && (major > 0 || minor == MP_VERSION_MINOR) {
+        return Ok(());
+    }
+    let message = format!(
+        "the program was compiled with mpgpu.h {major}.{minor}.{}, but the library is {MP_VERSION_MAJOR}.{MP_VERSION_MINOR}.{MP_VERSION_PATCH} \
+         ({MP_VERSION}); compile and link with the same version",
+        header % 100
+    );
+    Err(Failure::argument(mp_status_t::MP_ERROR_VERSION_MISMATCH, c"header_version", message))
+}
+
+fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Failure> {
+    let backend = match options.backend {
+        0 => None,
+        1 => Some(BackendChoice::Host),
+        2 => Some(BackendChoice::Cuda),
+        other => return Err(bad_value(c"backend", other, "from 0 (MP_BACKEND_AUTO) to 2 (MP_BACKEND_CUDA)")),
+    };
+    let cache_plans = usize::try_from(options.cache_plans).unwrap_or(usize::MAX);
+    Ok(ContextOptions {
+        backend,
+        topology: text(options.topology, c"topology")?.map(str::to_owned),
+        staging_bytes: (options.staging_bytes > 0).then_some(options.staging_bytes),
+        cache_plans: (cache_plans > 0).then_some(cache_plans),
+    })
+}
+
+/// Destroys a context: waits until all of its work has finished, then frees its staging memory and whatever the caller
+/// has left (memory from `mp_alloc` with a warning in the log). Its plans and requests become invalid handles.
+///
+/// Blocks. Any thread, but not from a host function or a log callback. Calls that other threads make with the context
+/// meanwhile fail with `MP_ERROR_INVALID_HANDLE`.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`. Any other error is the first that the outstanding work or the freeing met; the
+/// context is destroyed all the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
+    guard(|| {
+        let context = CONTEXTS.remove(context.addr(), c"context")?;
+        let closed = context.close();
+        // After closing: from then on no call adds a handle of this context.
+        request::forget_all(&context);
+        plan::forget_all(&context);
+        Ok(closed?)
+    })
+}
+
+/// Tells how many devices the context has: GPUs 0 to `*gpus - 1`, host domains `MP_DEVICE_HOST_NUMA(0)` to
+/// `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_device_count(context: mp_context_t, gpus: *mut i32, host_domains: *mut i32) -> mp_status_t {
+    guard(|| {
+        let (gpus, host_domains) = (Out::new(gpus, c"gpus")?, Out::new(host_domains, c"host_domains")?);
+        let context = find(context)?;
+        gpus.write(i32::try_from(context.machine().gpu_count()).unwrap_or(i32::MAX));
+        host_domains.write(i32::try_from(context.machine().host_count()).unwrap_or(i32::MAX));
+        Ok(())
+    })
+}
+
+/// Describes the context: version, backend, topology, settings in force.
+///
+/// `format` is an `mp_format_t`. `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
+/// all; else the text is written to `text`, which has `capacity` bytes. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an unknown format, `length` NULL, or too little
+/// room: then `*length` still has what is needed, and nothing is written to `text`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_describe(
+    context: mp_context_t,
+    format: mp_format_value,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> mp_status_t {
+    guard(|| {
+        let out = TextOut::new(text, capacity, length)?;
+        let context = find(context)?;
+        out.write(&describe(format, || context.describe(), || context.to_json())?)
+    })
+}
+
+/// The description in the form asked for.
+pub(super) fn describe(
+    format: mp_format_value,
+    text: impl FnOnce() -> String,
+    json: impl FnOnce() -> serde_json::Value,
+) -> Result<String, Failure> {
+    match format {
+        0 => Ok(text()),
+        1 => Ok(json().to_string()),
+        other => Err(bad_value(c"format", other, "0 (MP_FORMAT_TEXT) or 1 (MP_FORMAT_JSON)")),
+    }
+}
+
+/// Fills `*statistics` with what the context has done since it was created. Any thread; counts of calls that run
+/// meanwhile may or may not be in.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `statistics` is NULL or its size is wrong.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_statistics(context: mp_context_t, statistics: *mut mp_statistics_t) -> mp_status_t {
+    guard(|| {
+        let out = VersionedOut::new(statistics, c"statistics")?;
+        let statistics = find(context)?.statistics();
+        out.write(mp_statistics_t {
+            size: size_of::<mp_statistics_t>(),
+            plan_cache_hits: statistics.cache.hits,
+            plan_cache_misses: statistics.cache.misses,
+            plan_cache_evictions: statistics.cache.evictions,
+            plan_cache_entries: statistics.cache.entries,
+            executions: statistics.executions,
+            bytes: statistics.bytes,
+            plan_cache_shape_hits: statistics.cache.shape_hits,
+        });
+        Ok(())
+    })
+}
+
+/// Fills `*statistics` with what the context holds on `device` now. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` when `statistics` is NULL
+/// or its size is wrong.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_device_statistics(
+    context: mp_context_t,
+    device: i32,
+    statistics: *mut mp_device_statistics_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = VersionedOut::new(statistics, c"statistics")?;
+        let statistics = find(context)?.device_statistics(DeviceId(device))?;
+        out.write(mp_device_statistics_t {
+            size: size_of::<mp_device_statistics_t>(),
+            staging_bytes: statistics.staging_bytes,
+            allocated_bytes: statistics.allocated_bytes,
+            streams: statistics.streams,
+        });
+        Ok(())
+    })
+}

@@ -1,0 +1,65 @@
+//! Status texts and the last error.
+
+use super::argument::{Versioned, VersionedOut};
+use super::guard::{guard, last_error};
+use super::types::{mp_error_info_t, mp_status_t, mp_status_value};
+use std::ffi::{CStr, c_char};
+
+/// Returns the name of a status, `MP_ERROR_OVERLAP` say; `unknown status` for a number that is none.
+///
+/// Static storage. Any thread, never fails, does not touch the last error.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
+    let name: &CStr = match status {
+        0 => c"MP_SUCCESS",
+        1 => c"MP_ERROR_INVALID_ARGUMENT",
+        2 => c"MP_ERROR_INVALID_HANDLE",
+        3 => c"MP_ERROR_INVALID_DEVICE",
+        4 => c"MP_ERROR_INVALID_POINTER",
+        5 => c"MP_ERROR_OVERLAP",
+        6 => c"MP_ERROR_NO_ROUTE",
+        7 => c"MP_ERROR_OUT_OF_MEMORY",
+        8 => c"MP_ERROR_NOT_SUPPORTED",
+        9 => c"MP_ERROR_NO_DRIVER",
+        10 => c"MP_ERROR_DRIVER",
+        11 => c"MP_ERROR_TOPOLOGY",
+        12 => c"MP_ERROR_ENVIRONMENT",
+        13 => c"MP_ERROR_VERSION_MISMATCH",
+        14 => c"MP_ERROR_DATA_CORRUPTION",
+        15 => c"MP_ERROR_INTERNAL",
+        _ => c"unknown status",
+    };
+    name.as_ptr()
+}
+
+/// Returns what the last call that failed on this thread had to say: the value at fault and, where there is one, the
+/// remedy.
+///
+/// Never NULL; empty when no call on this thread has failed. A call that succeeds leaves it as it is. The text belongs
+/// to the library and is valid until the next call that fails on this thread, or until the thread ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_last_error() -> *const c_char {
+    last_error().message
+}
+
+/// Fills `*info` with all that is known about the last call that failed on this thread; status `MP_SUCCESS` when none
+/// has.
+///
+/// The texts belong to the library and are valid as those of `mp_last_error`.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong, and this is then the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_last_error_info(info: *mut mp_error_info_t) -> mp_status_t {
+    guard(|| {
+        let info = VersionedOut::new(info, c"info")?;
+        let last = last_error();
+        info.write(mp_error_info_t {
+            size: mp_error_info_t::FIRST_SIZE,
+            status: last.status,
+            driver_code: last.driver_code,
+            argument: last.argument,
+            message: last.message,
+        });
+        Ok(())
+    })
+}

@@ -1,0 +1,161 @@
+//! The one panic boundary, and the error that it leaves behind for the calling thread.
+
+use super::types::mp_status_t;
+use crate::backend::BackendError;
+use crate::engine::Error;
+use crate::plan::PlanError;
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why a call failed: what the last-error functions report.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub status: mp_status_t,
+    /// The driver's own code, 0 where no driver was at fault.
+    pub driver_code: i64,
+    /// The parameter at fault, where one is.
+    pub argument: Option<&'static CStr>,
+    pub message: String,
+}
+
+impl Failure {
+    /// An argument is at fault.
+    pub fn argument(status: mp_status_t, argument: &'static CStr, message: impl Into<String>) -> Self {
+        Failure { status, driver_code: 0, argument: Some(argument), message: message.into() }
+    }
+
+    /// An engine error in a call whose parameter of this name is at fault, if any is.
+    pub fn blame(argument: &'static CStr) -> impl FnOnce(Error) -> Failure {
+        move |error| Failure { argument: Some(argument), ..Failure::from(error) }
+    }
+
+    fn panic(payload: Box<dyn Any + Send>) -> Self {
+        let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+            (Some(text), _) => text,
+            (_, Some(text)) => text.as_str(),
+            _ => "no message",
+        };
+        let message = format!("internal error: {text}; the context stays usable, please report this");
+        // Dropping a payload may panic again, outside of any boundary.
+        std::mem::forget(payload);
+        Failure { status: mp_status_t::MP_ERROR_INTERNAL, driver_code: 0, argument: None, message }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        use mp_status_t::*;
+        let (status, argument) = match &error {
+            Error::Environment { .. } => (MP_ERROR_ENVIRONMENT, None),
+            Error::Option { .. } => (MP_ERROR_INVALID_ARGUMENT, Some(c"options")),
+            Error::NotSupported(_) => (MP_ERROR_NOT_SUPPORTED, None),
+            Error::UnknownDevice { .. } => (MP_ERROR_INVALID_DEVICE, Some(c"transfers")),
+            Error::NoSuchDevice { .. } => (MP_ERROR_INVALID_DEVICE, Some(c"device")),
+            Error::TooManyTransfers(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"count")),
+            Error::NullPointer { .. }
+            | Error::AddressOverflow { .. }
+            | Error::NotDeviceMemory { .. }
+            | Error::WrongDevice { .. }
+            | Error::OutOfAllocation { .. } => (MP_ERROR_INVALID_POINTER, Some(c"transfers")),
+            Error::Overlap { .. } | Error::OverlapsItself { .. } => (MP_ERROR_OVERLAP, Some(c"transfers")),
+            Error::MemoryFreed { .. } => (MP_ERROR_INVALID_POINTER, Some(c"plan")),
+            Error::NotAllocated(_) => (MP_ERROR_INVALID_POINTER, Some(c"memory")),
+            Error::ContextDestroyed => (MP_ERROR_INVALID_HANDLE, Some(c"context")),
+            Error::Topology(_) => (MP_ERROR_TOPOLOGY, Some(c"topology")),
+            Error::Plan(plan) => plan_status(plan),
+            Error::Backend(backend) => backend_status(backend),
+            Error::StagingBound { .. } | Error::InvalidProgram(_) => (MP_ERROR_INTERNAL, None),
+        };
+        let driver_code = if let Error::Backend(BackendError::Driver { code, .. }) = &error { *code } else { 0 };
+        Failure { status, driver_code, argument, message: error.to_string() }
+    }
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        Error::from(error).into()
+    }
+}
+
+fn plan_status(error: &PlanError) -> (mp_status_t, Option<&'static CStr>) {
+    let status = match error {
+        PlanError::NoRoute { .. } => mp_status_t::MP_ERROR_NO_ROUTE,
+        PlanError::InvalidDevice { .. } => mp_status_t::MP_ERROR_INVALID_DEVICE,
+    };
+    (status, Some(c"transfers"))
+}
+
+fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) {
+    use mp_status_t::*;
+    match error {
+        BackendError::OutOfMemory { .. } => (MP_ERROR_OUT_OF_MEMORY, None),
+        BackendError::InvalidDevice(_) => (MP_ERROR_INVALID_DEVICE, Some(c"device")),
+        BackendError::InvalidPointer(_) => (MP_ERROR_INVALID_POINTER, Some(c"memory")),
+        BackendError::InvalidHandle(_, "event") => (MP_ERROR_INVALID_HANDLE, Some(c"event")),
+        BackendError::InvalidHandle(..) => (MP_ERROR_INVALID_HANDLE, Some(c"stream")),
+        BackendError::DataCorruption { .. } => (MP_ERROR_DATA_CORRUPTION, None),
+        BackendError::Driver { .. } => (MP_ERROR_DRIVER, None),
+    }
+}
+
+/// The last failure of a thread, in the form in which C reads it.
+struct LastError {
+    status: mp_status_t,
+    driver_code: i64,
+    argument: Option<&'static CStr>,
+    message: Option<CString>,
+}
+
+/// The same as plain values; the pointers are valid until the next failure on this thread.
+#[derive(Copy, Clone)]
+pub(super) struct LastErrorView {
+    pub status: mp_status_t,
+    pub driver_code: i64,
+    pub argument: *const c_char,
+    pub message: *const c_char,
+}
+
+thread_local! {
+    static LAST: RefCell<LastError> = const {
+        RefCell::new(LastError { status: mp_status_t::MP_SUCCESS, driver_code: 0, argument: None, message: None })
+    };
+}
+
+/// The last failure of this thread. Empty when there was none, or when the thread is ending and its storage is gone.
+pub(super) fn last_error() -> LastErrorView {
+    let view = |last: &LastError| LastErrorView {
+        status: last.status,
+        driver_code: last.driver_code,
+        argument: last.argument.map_or(std::ptr::null(), CStr::as_ptr),
+        message: last.message.as_deref().unwrap_or(c"").as_ptr(),
+    };
+    LAST.try_with(|last| view(&last.borrow())).unwrap_or(LastErrorView {
+        status: mp_status_t::MP_SUCCESS,
+        driver_code: 0,
+        argument: std::ptr::null(),
+        message: c"".as_ptr(),
+    })
+}
+
+/// Text for C: a NUL inside becomes a visible character instead of cutting the rest off.
+pub(super) fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
+}
+
+/// Runs the body of an entry point. An error or a panic becomes the last error of this thread, and its status is returned.
+pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> mp_status_t {
+    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return mp_status_t::MP_SUCCESS,
+        Ok(Err(failure)) => failure,
+        Err(payload) => Failure::panic(payload),
+    };
+    let status = failure.status;
+    let message = c_text(&failure.message);
+    // Fails only while the thread is ending; the status still tells.
+    let _ = LAST.try_with(|last| {
+        *last.borrow_mut() = LastError { status, driver_code: failure.driver_code, argument: failure.argument, message: Some(message) };
+    });
+    status
+}

@@ -1,0 +1,143 @@
+//! Log records: to the caller's callback, and to standard error.
+
+use super::argument::bad_value;
+use super::guard::{Failure, c_text, guard};
+use super::types::{mp_log_callback_t, mp_status_t};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::cell::Cell;
+use std::ffi::{c_char, c_void};
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+/// Sends the library's log records of `max_level` (an `mp_log_level_t`) and below to `callback`, from now on, for the
+/// whole process. `callback` NULL or level 0 ends that. `user` is handed to the callback as it is.
+///
+/// While a callback is set, nothing goes to standard error unless `MPGPU_LOG` asks for it. When this returns, no thread
+/// is inside the earlier callback any more, so that what its `user` pointed to may go. Any thread, but not from inside
+/// the callback.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` for a level that is none and for a call from inside the callback;
+/// `MP_ERROR_NOT_SUPPORTED` when this process has a Rust logger of its own, which then gets the records.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_log_set_callback(max_level: i32, callback: mp_log_callback_t, user: *mut c_void) -> mp_status_t {
+    guard(|| {
+        let level = level_filter(max_level).ok_or_else(|| bad_value(c"max_level", max_level, "from 0 (MP_LOG_OFF) to 5 (MP_LOG_TRACE)"))?;
+        if INSIDE.get() {
+            let message = "mp_log_set_callback was called from inside a log callback";
+            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"callback", message));
+        }
+        if !install() {
+            let message = "this process has a Rust logger of its own, which receives mpgpu's records";
+            return Err(Failure::argument(mp_status_t::MP_ERROR_NOT_SUPPORTED, c"callback", message));
+        }
+        let mut sinks = SINKS.write().unwrap_or_else(PoisonError::into_inner);
+        sinks.callback = callback.filter(|_| level > LevelFilter::Off).map(|function| Callback { level, function, user: User(user) });
+        log::set_max_level(sinks.most());
+        Ok(())
+    })
+}
+
+/// What goes to standard error from now on: the level of `MPGPU_LOG`, where it is set.
+pub(super) fn configure(level: Option<LevelFilter>) {
+    if install() {
+        let mut sinks = SINKS.write().unwrap_or_else(PoisonError::into_inner);
+        sinks.stderr = level;
+        log::set_max_level(sinks.most());
+    }
+}
+
+struct Sinks {
+    callback: Option<Callback>,
+    stderr: Option<LevelFilter>,
+}
+
+struct Callback {
+    level: LevelFilter,
+    function: unsafe extern "C" fn(i32, *const c_char, *const c_char, *mut c_void),
+    user: User,
+}
+
+struct User(*mut c_void);
+// SAFETY: the pointer is never looked into here; the header says that the callback is called on any thread.
+unsafe impl Send for User {}
+// SAFETY: as above.
+unsafe impl Sync for User {}
+
+static SINKS: RwLock<Sinks> = RwLock::new(Sinks { callback: None, stderr: None });
+
+thread_local! {
+    /// Whether this thread is inside the callback: records from there would call it again without end.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Sinks {
+    /// Warnings reach the user of a program that says nothing about logging.
+    fn stderr(&self) -> LevelFilter {
+        self.stderr.unwrap_or(if self.callback.is_some() { LevelFilter::Off } else { LevelFilter::Warn })
+    }
+
+    fn most(&self) -> LevelFilter {
+        self.stderr().max(self.callback.as_ref().map_or(LevelFilter::Off, |c| c.level))
+    }
+}
+
+/// Makes this library's logger that of the `log` crate; false where the program has set one before, which is then left
+/// alone.
+fn install() -> bool {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    *INSTALLED.get_or_init(|| log::set_logger(&Forward).is_ok())
+}
+
+struct Forward;
+
+impl Log for Forward {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        // Crates that this library uses log too; theirs are not the caller's business.
+        let target = metadata.target();
+        target == "mpgpu" || target.starts_with("mpgpu::")
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) || INSIDE.get() {
+            return;
+        }
+        let sinks = SINKS.read().unwrap_or_else(PoisonError::into_inner);
+        if record.level() <= sinks.stderr() {
+            // Not eprintln!: it panics when standard error is closed, and a lost log line is no reason to fail.
+            let line = format!("mpgpu {}: {}\n", name(record.level()), record.args());
+            let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), line.as_bytes());
+        }
+        if let Some(callback) = sinks.callback.as_ref().filter(|c| record.level() <= c.level) {
+            let target = c_text(record.target());
+            let message = c_text(&record.args().to_string());
+            INSIDE.set(true);
+            // SAFETY: the caller gave a function of this type and promises that it may be called on any thread; the lock is held,
+            // so that `mp_log_set_callback` waits for the call to return.
+            unsafe { (callback.function)(record.level() as i32, target.as_ptr(), message.as_ptr(), callback.user.0) };
+            INSIDE.set(false);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn name(level: Level) -> &'static str {
+    match level {
+        Level::Error => "error",
+        Level::Warn => "warning",
+        Level::Info => "info",
+        Level::Debug => "debug",
+        Level::Trace => "trace",
+    }
+}
+
+fn level_filter(level: i32) -> Option<LevelFilter> {
+    Some(match level {
+        0 => LevelFilter::Off,
+        1 => LevelFilter::Error,
+        2 => LevelFilter::Warn,
+        3 => LevelFilter::Info,
+        4 => LevelFilter::Debug,
+        5 => LevelFilter::Trace,
+        _ => return None,
+    })
+}

@@ -1,0 +1,176 @@
+//! Plans.
+
+use super::argument::{Out, TextOut, VersionedOut, array, bad_value, versioned};
+use super::context::{describe, find};
+use super::guard::{Failure, guard};
+use super::request;
+use super::table::Table;
+use super::types::*;
+use crate::backend::StreamHandle;
+use crate::engine::{Context, Error, Plan, PlanOptions, Transfer};
+use crate::plan::Engine;
+use crate::topology::DeviceId;
+use smallvec::SmallVec;
+use std::ffi::c_char;
+use std::sync::Arc;
+
+struct Entry {
+    context: Arc<Context>,
+    plan: Arc<Plan>,
+}
+
+static PLANS: Table<Entry> = Table::new(2);
+
+/// Makes every plan of a closed context an invalid handle.
+pub(super) fn forget_all(context: &Arc<Context>) {
+    PLANS.purge(|entry| Arc::ptr_eq(&entry.context, context));
+}
+
+/// Plans a batch of transfers together, so that they do not compete for links. Blocks for some microseconds; the same
+/// request again is a look-up in the context's plan cache.
+///
+/// The transfers of a batch run in no particular order: no destination may overlap another destination or any source of
+/// the batch. Sources may overlap. `count` 0 gives a plan that does nothing. `transfers` and `options` are read during
+/// the call only; `options` NULL means all defaults. The memory must stay allocated for as long as the plan is
+/// executed: a plan whose memory was given back with `mp_free` is refused. `*plan` belongs to the caller, who destroys
+/// it with `mp_plan_destroy`. Staging memory is allocated here, on devices where it is first needed. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_POINTER` (NULL, unknown, on another
+/// device, out of its allocation), `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`, each naming the transfer by its index;
+/// `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_plan(
+    context: mp_context_t,
+    transfers: *const mp_transfer_t,
+    count: usize,
+    options: *const mp_plan_options_t,
+    plan: *mut mp_plan_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(plan, c"plan")?;
+        let context = find(context)?;
+        let transfers: SmallVec<[Transfer; 4]> = array(transfers, count, c"transfers", c"count")?
+            .iter()
+            .map(|t| Transfer {
+                dst: t.dst.addr() as u64,
+                dst_device: DeviceId(t.dst_device),
+                src: t.src.addr() as u64,
+                src_device: DeviceId(t.src_device),
+                bytes: t.bytes,
+            })
+            .collect();
+        let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
+        let plan = context.plan(&transfers, &options)?;
+        let handle = PLANS.insert_unless(Entry { context, plan }, |entry| closed(&entry.context))?;
+        out.write(std::ptr::without_provenance_mut(handle));
+        Ok(())
+    })
+}
+
+/// The failure of a call that lost a race against `mp_context_destroy`.
+pub(super) fn closed(context: &Context) -> Option<Failure> {
+    (!context.is_open()).then(|| Error::ContextDestroyed.into())
+}
+
+fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, Failure> {
+    let engine = match options.engine {
+        0 => None,
+        1 => Some(Engine::Stream),
+        2 => Some(Engine::Graph),
+        3 => Some(Engine::Batch),
+        4 => Some(Engine::Kernel),
+        other => return Err(bad_value(c"engine", other, "from 0 (MP_ENGINE_AUTO) to 4 (MP_ENGINE_KERNEL)")),
+    };
+    let host_path = match options.host_path {
+        0 => None,
+        1 => Some(true),
+        2 => Some(false),
+        other => return Err(bad_value(c"host_path", other, "0 (MP_DEFAULT), 1 (MP_ON) or 2 (MP_OFF)")),
+    };
+    let some = |bytes: u64| (bytes > 0).then_some(bytes);
+    Ok(PlanOptions {
+        engine,
+        max_paths: (options.max_paths > 0).then_some(options.max_paths),
+        host_path,
+        chunk_bytes: some(options.chunk_bytes),
+        min_bytes: some(options.min_bytes),
+        staging_bytes: some(options.staging_bytes),
+    })
+}
+
+/// Destroys a plan. Executions that are under way still finish. The context may keep the plan in its cache. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
+    guard(|| PLANS.remove(plan.addr(), c"plan").map(drop))
+}
+
+/// Describes the plan: paths, shares, chunks, staging, predicted time, and why other paths were left out. The
+/// parameters are those of `mp_context_describe`. Any thread.
+///
+/// Errors: as `mp_context_describe`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_plan_describe(
+    plan: mp_plan_t,
+    format: mp_format_value,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> mp_status_t {
+    guard(|| {
+        let out = TextOut::new(text, capacity, length)?;
+        let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
+        out.write(&describe(format, || plan.describe(), || plan.to_json())?)
+    })
+}
+
+/// Fills `*info` with what the plan is like. Times are the model's, not measured. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_info_t) -> mp_status_t {
+    guard(|| {
+        let out = VersionedOut::new(info, c"info")?;
+        let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
+        let planned = plan.planned();
+        out.write(mp_plan_info_t {
+            size: size_of::<mp_plan_info_t>(),
+            predicted_seconds: planned.predicted,
+            direct_seconds: planned.direct,
+            bytes: plan.bytes(),
+            paths: u32::try_from(plan.paths()).unwrap_or(u32::MAX),
+            operations: u32::try_from(planned.program.ops.len()).unwrap_or(u32::MAX),
+            staging_bytes: plan.staging_bytes(),
+        });
+        Ok(())
+    })
+}
+
+/// Enqueues one execution of the plan in `stream` and returns. It starts after all earlier work in `stream`, and later
+/// work in `stream` starts after it. It never waits for the device.
+///
+/// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
+/// stream. `request` may be NULL; else `*request` receives a handle for `mp_wait` and `mp_test`, which belongs to the
+/// caller. The same plan may be executed any number of times, in several streams and from several threads at once;
+/// executions that share staging memory are put in order by the library, in the order of the calls. Executions in
+/// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
+/// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
+/// enqueued then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_execute(plan: mp_plan_t, stream: mp_stream_t, request: *mut mp_request_t) -> mp_status_t {
+    guard(|| {
+        let out = if request.is_null() { None } else { Some(Out::new(request, c"request")?) };
+        let (context, plan) = PLANS.with(plan.addr(), c"plan", |entry| {
+            // Only a request needs to know its context.
+            (out.is_some().then(|| entry.context.clone()), entry.plan.clone())
+        })?;
+        let completion = plan.execute(StreamHandle(stream.addr()))?;
+        if let (Some(out), Some(context)) = (out, context) {
+            out.write(request::create(context, completion)?);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,132 @@
+//! Streams and events: one source for the CUDA and the host backend.
+
+use super::argument::Out;
+use super::context::find;
+use super::guard::{Failure, guard};
+use super::types::*;
+use crate::backend::{EventHandle, StreamHandle};
+use crate::topology::DeviceId;
+use std::ffi::c_void;
+
+fn stream_of(stream: mp_stream_t) -> StreamHandle {
+    StreamHandle(stream.addr())
+}
+
+fn event_of(event: mp_event_t) -> EventHandle {
+    EventHandle(event.addr())
+}
+
+/// Creates a stream of `device` that is ordered with no other stream, the default stream included. It belongs to the
+/// caller until `mp_stream_destroy`. On CUDA it is a `cudaStream_t`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` when `stream` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_stream_create(context: mp_context_t, device: i32, stream: *mut mp_stream_t) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(stream, c"stream")?;
+        let stream = find(context)?.create_stream(DeviceId(device))?;
+        out.write(std::ptr::with_exposed_provenance_mut(stream.0));
+        Ok(())
+    })
+}
+
+/// Destroys a stream of `mp_stream_create`. Work that is enqueued in it still finishes. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE` for the context, and for a stream that `mp_stream_create` of this context did not
+/// return.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_stream_destroy(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
+    guard(|| Ok(find(context)?.destroy_stream(stream_of(stream))?))
+}
+
+/// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. Any thread, host
+/// functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; any other error is that of work in the stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
+    guard(|| Ok(find(context)?.synchronize_stream(stream_of(stream))?))
+}
+
+/// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
+/// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
+/// is. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_stream_launch_host(
+    context: mp_context_t,
+    stream: mp_stream_t,
+    function: mp_host_function_t,
+    user: *mut c_void,
+) -> mp_status_t {
+    guard(|| {
+        let Some(function) = function else {
+            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"function", "function is NULL"));
+        };
+        let call = HostCall { function, user };
+        Ok(find(context)?.launch_host(stream_of(stream), Box::new(move || call.run()))?)
+    })
+}
+
+struct HostCall {
+    function: unsafe extern "C" fn(*mut c_void),
+    user: *mut c_void,
+}
+
+// SAFETY: `user` is never looked into here, and the caller of `mp_stream_launch_host` allows the call on another thread.
+unsafe impl Send for HostCall {}
+
+impl HostCall {
+    fn run(self) {
+        // SAFETY: the caller gave a function of this type and the value that it takes.
+        unsafe { (self.function)(self.user) }
+    }
+}
+
+/// Creates an event. It counts as done until it is first recorded. It belongs to the caller until `mp_event_destroy`.
+/// On CUDA it is a `cudaEvent_t`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `event` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_event_create(context: mp_context_t, event: *mut mp_event_t) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(event, c"event")?;
+        let event = find(context)?.create_event()?;
+        out.write(std::ptr::with_exposed_provenance_mut(event.0));
+        Ok(())
+    })
+}
+
+/// Destroys an event of `mp_event_create`. Waits that are enqueued still hold. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_event_destroy(context: mp_context_t, event: mp_event_t) -> mp_status_t {
+    guard(|| Ok(find(context)?.destroy_event(event_of(event))?))
+}
+
+/// Makes `event` stand for all work enqueued in `stream` so far, in place of what it stood for before. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_event_record(context: mp_context_t, event: mp_event_t, stream: mp_stream_t) -> mp_status_t {
+    guard(|| Ok(find(context)?.record_event(event_of(event), stream_of(stream))?))
+}
+
+/// Blocks until the work that `event` stands for has finished. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_event_synchronize(context: mp_context_t, event: mp_event_t) -> mp_status_t {
+    guard(|| Ok(find(context)?.synchronize_event(event_of(event))?))
+}
+
+/// Makes all work that is enqueued in `stream` from now on wait for what `event` stands for now. Does not block. Any
+/// thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_stream_wait_event(context: mp_context_t, stream: mp_stream_t, event: mp_event_t) -> mp_status_t {
+    guard(|| Ok(find(context)?.stream_wait_event(stream_of(stream), event_of(event))?))
+}

@@ -1,0 +1,308 @@
+//! Types of the C ABI. Layouts and numbers here are fixed for good: add at the end, never reorder, never renumber.
+
+use super::argument::Versioned;
+use std::ffi::{c_char, c_int, c_void};
+
+/// The host memory of NUMA domain 0, as a device number. GPUs are numbered from 0, as the backend in use numbers them.
+pub const MP_DEVICE_HOST: i32 = -1;
+
+/// Outcome of a call. Numbers are never reused or changed.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_status_t {
+    /// Done.
+    MP_SUCCESS = 0,
+    /// A parameter, a field of a struct or an option has a value that is not accepted.
+    MP_ERROR_INVALID_ARGUMENT = 1,
+    /// A handle is NULL, of another kind, or was destroyed already.
+    MP_ERROR_INVALID_HANDLE = 2,
+    /// A device number that the context does not have.
+    MP_ERROR_INVALID_DEVICE = 3,
+    /// An address that is NULL, unknown, on another device, or whose range leaves its allocation.
+    MP_ERROR_INVALID_POINTER = 4,
+    /// Two transfers of a batch touch the same bytes and at least one of them writes there.
+    MP_ERROR_OVERLAP = 5,
+    /// No path joins the two devices of a transfer under the options given.
+    MP_ERROR_NO_ROUTE = 6,
+    /// A device or the host has no memory left.
+    MP_ERROR_OUT_OF_MEMORY = 7,
+    /// This build or this machine does not have what was asked for.
+    MP_ERROR_NOT_SUPPORTED = 8,
+    /// No GPU driver was found.
+    MP_ERROR_NO_DRIVER = 9,
+    /// The GPU driver or the operating system refused; `mp_last_error_info` has its code.
+    MP_ERROR_DRIVER = 10,
+    /// The topology is unknown, unreadable or not valid.
+    MP_ERROR_TOPOLOGY = 11,
+    /// A variable of the environment is unknown or has a value that is not accepted.
+    MP_ERROR_ENVIRONMENT = 12,
+    /// Header and library are of versions that do not go together.
+    MP_ERROR_VERSION_MISMATCH = 13,
+    /// Bytes arrived wrong. Only looked for with `MPGPU_VERIFY=bytes`.
+    MP_ERROR_DATA_CORRUPTION = 14,
+    /// A defect of the library. The context stays usable.
+    MP_ERROR_INTERNAL = 15,
+}
+
+/// A status as C passes it: any number, because a Rust enum must not hold any other than its own.
+pub type mp_status_value = c_int;
+
+/// Where bytes move.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_backend_t {
+    /// What `MPGPU_BACKEND` says; without it CUDA where there is any, else the host backend.
+    MP_BACKEND_AUTO = 0,
+    /// Virtual devices on CPU threads. Real bytes, modelled times.
+    MP_BACKEND_HOST = 1,
+    /// NVIDIA GPUs.
+    MP_BACKEND_CUDA = 2,
+}
+
+/// How a plan is executed.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_engine_t {
+    /// What `MPGPU_ENGINE` says; without it the one that the model finds fastest.
+    MP_ENGINE_AUTO = 0,
+    /// Copies on internal streams, joined by events.
+    MP_ENGINE_STREAM = 1,
+    /// The same copies as one graph launch.
+    MP_ENGINE_GRAPH = 2,
+    /// Direct copies in batched calls.
+    MP_ENGINE_BATCH = 3,
+    /// Direct copies in fused kernels.
+    MP_ENGINE_KERNEL = 4,
+}
+
+/// A choice that has a default.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_switch_t {
+    /// What the environment says, and then the model.
+    MP_DEFAULT = 0,
+    /// Allowed.
+    MP_ON = 1,
+    /// Not allowed.
+    MP_OFF = 2,
+}
+
+/// Form of a description.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_format_t {
+    /// Lines for people. Their form may change between versions.
+    MP_FORMAT_TEXT = 0,
+    /// One JSON object.
+    MP_FORMAT_JSON = 1,
+}
+
+/// A format as C passes it.
+pub type mp_format_value = c_int;
+
+/// How much is logged: a level includes those before it.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_log_level_t {
+    /// Nothing.
+    MP_LOG_OFF = 0,
+    /// What went wrong and no call could report.
+    MP_LOG_ERROR = 1,
+    /// What is probably not meant: memory left when a context is destroyed.
+    MP_LOG_WARN = 2,
+    /// Decisions taken once: which backend.
+    MP_LOG_INFO = 3,
+    /// Rare events: staging memory allocated.
+    MP_LOG_DEBUG = 4,
+    /// Everything.
+    MP_LOG_TRACE = 5,
+}
+
+/// What `mp_stream_t` points to. Never looked into.
+pub struct CUstream_st {
+    _private: [u8; 0],
+}
+/// What `mp_event_t` points to. Never looked into.
+pub struct CUevent_st {
+    _private: [u8; 0],
+}
+/// What `mp_context_t` seems to point to.
+pub struct mp_context {
+    _private: [u8; 0],
+}
+/// What `mp_plan_t` seems to point to.
+pub struct mp_plan_s {
+    _private: [u8; 0],
+}
+/// What `mp_request_t` seems to point to.
+pub struct mp_request {
+    _private: [u8; 0],
+}
+
+/// A stream: work enqueued in it runs in order. The same type as `cudaStream_t`; NULL is the default stream.
+pub type mp_stream_t = *mut CUstream_st;
+/// An event: a point in a stream that others can wait for. The same type as `cudaEvent_t`.
+pub type mp_event_t = *mut CUevent_st;
+/// A context: a machine, a backend, and all that is kept between calls. A number, not an address: one that was
+/// destroyed is recognised.
+pub type mp_context_t = *mut mp_context;
+/// A plan for a batch of transfers between certain addresses. A number, as `mp_context_t`.
+pub type mp_plan_t = *mut mp_plan_s;
+/// One execution of a plan that can be waited for. A number, as `mp_context_t`.
+pub type mp_request_t = *mut mp_request;
+
+/// How to create a context. Initialise with `MP_CONTEXT_OPTIONS_INIT`; a field that is 0 or NULL takes what the
+/// environment says, and then the default. docs/environment.md has the variables.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_context_options_t {
+    /// `sizeof(mp_context_options_t)`.
+    pub size: usize,
+    /// An `mp_backend_t`.
+    pub backend: i32,
+    /// Name of a preset or path of a topology file, UTF-8; read during the call only.
+    pub topology: *const c_char,
+    /// Bytes of staging memory on each device that needs some. Plans may use less, not more.
+    pub staging_bytes: u64,
+    /// Number of plans kept, so that planning the same request again is a look-up.
+    pub cache_plans: u64,
+}
+
+/// How to plan. Initialise with `MP_PLAN_OPTIONS_INIT`; a field that is 0 takes what the environment says, and then the
+/// model.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_plan_options_t {
+    /// `sizeof(mp_plan_options_t)`.
+    pub size: usize,
+    /// An `mp_engine_t`.
+    pub engine: i32,
+    /// The most paths that one transfer may use.
+    pub max_paths: u32,
+    /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory.
+    pub host_path: i32,
+    /// Bytes of one chunk on paths that stage.
+    pub chunk_bytes: u64,
+    /// Transfers with fewer bytes take one path.
+    pub min_bytes: u64,
+    /// The most staging memory on each device, bytes; not more than the context's.
+    pub staging_bytes: u64,
+}
+
+/// One copy. On the CUDA and on the host backend alike an address belongs to one device; `dst_device` and `src_device`
+/// say which. Memory of a GPU, and host memory from `mp_alloc`, is known to the context. Any other host memory is taken
+/// at the caller's word and counts as pageable: it is copied on one path.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_transfer_t {
+    /// First byte of the destination.
+    pub dst: *mut c_void,
+    /// The device that it lies on.
+    pub dst_device: i32,
+    /// First byte of the source.
+    pub src: *const c_void,
+    /// The device that it lies on.
+    pub src_device: i32,
+    /// How many bytes. With 0 nothing is copied, and the addresses may be NULL.
+    pub bytes: u64,
+}
+
+/// What a plan is like. Initialise with `MP_PLAN_INFO_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_plan_info_t {
+    /// `sizeof(mp_plan_info_t)`.
+    pub size: usize,
+    /// Modelled time of one execution, seconds.
+    pub predicted_seconds: f64,
+    /// Modelled time of the same transfers as plain direct copies, seconds.
+    pub direct_seconds: f64,
+    /// Bytes of all transfers.
+    pub bytes: u64,
+    /// Paths of all transfers together.
+    pub paths: u32,
+    /// Operations of one execution.
+    pub operations: u32,
+    /// Staging memory in use on the device that needs most, bytes.
+    pub staging_bytes: u64,
+}
+
+/// What a context has done since it was created. Initialise with `MP_STATISTICS_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_statistics_t {
+    /// `sizeof(mp_statistics_t)`.
+    pub size: usize,
+    /// Calls of `mp_plan` that found the plan of the same request.
+    pub plan_cache_hits: u64,
+    /// Calls of `mp_plan` that did not.
+    pub plan_cache_misses: u64,
+    /// Plans dropped from the cache to stay within its bound.
+    pub plan_cache_evictions: u64,
+    /// Plans in the cache now.
+    pub plan_cache_entries: u64,
+    /// Executions enqueued.
+    pub executions: u64,
+    /// Bytes of all transfers of these executions.
+    pub bytes: u64,
+    /// Of the misses, those that found a plan of the same shape at other addresses.
+    pub plan_cache_shape_hits: u64,
+}
+
+/// What a context holds on one device. Initialise with `MP_DEVICE_STATISTICS_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_device_statistics_t {
+    /// `sizeof(mp_device_statistics_t)`.
+    pub size: usize,
+    /// Bytes of staging memory. 0 until a plan stages on this device.
+    pub staging_bytes: u64,
+    /// Bytes from `mp_alloc` that were not freed.
+    pub allocated_bytes: u64,
+    /// Streams from `mp_stream_create` that were not destroyed.
+    pub streams: u64,
+}
+
+/// All that is known about a failure. Initialise with `MP_ERROR_INFO_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_error_info_t {
+    /// `sizeof(mp_error_info_t)`.
+    pub size: usize,
+    /// What the call returned.
+    pub status: mp_status_t,
+    /// The driver's own code; 0 where no driver was at fault.
+    pub driver_code: i64,
+    /// Name of the parameter at fault; NULL where none is.
+    pub argument: *const c_char,
+    /// The same text as `mp_last_error`.
+    pub message: *const c_char,
+}
+
+/// Receives log records. Called on the thread that logs, which may be any; both texts are valid during the call only.
+/// Must not call functions of this library, and must return (no `longjmp`, no exception).
+pub type mp_log_callback_t = Option<unsafe extern "C" fn(level: i32, target: *const c_char, message: *const c_char, user: *mut c_void)>;
+
+/// A function to run on a CPU thread in stream order. Must return (no `longjmp`, no exception).
+pub type mp_host_function_t = Option<unsafe extern "C" fn(user: *mut c_void)>;
+
+/// Makes structs with a size known to the argument checks.
+macro_rules! versioned {
+    ($($type:ident $init:literal $first:literal;)*) => {$(
+        // SAFETY: `size: usize` stands first; the rest are integers, floats, pointers and an enum that has a zero.
+        unsafe impl Versioned for $type {
+            const NAME: &'static str = stringify!($type);
+            const INIT: &'static str = $init;
+            const FIRST_SIZE: usize = $first;
+        }
+    )*};
+}
+
+versioned! {
+    mp_context_options_t "MP_CONTEXT_OPTIONS_INIT" 40;
+    mp_plan_options_t "MP_PLAN_OPTIONS_INIT" 48;
+    mp_plan_info_t "MP_PLAN_INFO_INIT" 48;
+    mp_statistics_t "MP_STATISTICS_INIT" 64;
+    mp_device_statistics_t "MP_DEVICE_STATISTICS_INIT" 32;
+    mp_error_info_t "MP_ERROR_INFO_INIT" 40;
+}
