@@ -256,7 +256,7 @@ typedef struct {
     uint32_t max_paths;
     /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory.
     int32_t host_path;
-    /// Bytes of one chunk on paths that stage.
+    /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     uint64_t chunk_bytes;
     /// Transfers with fewer bytes take one path.
     uint64_t min_bytes;
@@ -270,7 +270,7 @@ typedef struct {
     size_t size;
     /// Modelled time of one execution, seconds.
     double predicted_seconds;
-    /// Modelled time of the same transfers as plain direct copies, seconds.
+    /// Modelled time of the same transfers on one path each, seconds.
     double direct_seconds;
     /// Bytes of all transfers.
     uint64_t bytes;

@@ -4,6 +4,7 @@
 //! Precedence: the options of a call, then the environment, then the model.
 
 use super::error::Error;
+use crate::model::GRAIN;
 use crate::plan::{Engine, Options};
 use log::LevelFilter;
 use std::ffi::{OsStr, OsString};
@@ -134,7 +135,7 @@ impl Config {
         let must = |what: &str| refuse(&format!("must be {what}"));
         let size = |least: u64| match parse_size(text) {
             Ok(bytes) if bytes >= least => Ok(bytes),
-            Ok(_) => Err(must(&format!("{least} byte or more"))),
+            Ok(_) => Err(must(&format!("{least} bytes or more"))),
             Err(SizeError::Malformed) => Err(must(SIZE)),
             Err(SizeError::Overflow) => Err(must("less than 16 EiB (2^64 bytes)")),
         };
@@ -164,7 +165,7 @@ impl Config {
                 let switches = [("0", false), ("1", true), ("on", true), ("off", false)];
                 self.host_path = Some(one_of(text, &switches).map_err(|names| must(&names))?);
             }
-            "MPGPU_CHUNK_BYTES" => self.chunk_bytes = Some(size(1)?),
+            "MPGPU_CHUNK_BYTES" => self.chunk_bytes = Some(size(GRAIN)?),
             "MPGPU_MIN_BYTES" => self.min_bytes = Some(size(0)?),
             "MPGPU_STAGING_BYTES" => self.staging_bytes = size(0)?,
             "MPGPU_CACHE_PLANS" => {
@@ -212,7 +213,7 @@ pub struct PlanOptions {
     pub max_paths: Option<u32>,
     /// Whether a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
-    /// Bytes of one chunk on staged paths.
+    /// Bytes of one chunk on staged paths, 4096 or more.
     pub chunk_bytes: Option<u64>,
     /// Transfers below this size take one path.
     pub min_bytes: Option<u64>,
@@ -235,19 +236,11 @@ impl PlanOptions {
                 ),
             });
         }
-        let max_paths = self.max_paths.or(config.max_paths).unwrap_or(default.max_paths);
-        if max_paths == 0 {
-            return Err(Error::Option { name: "max_paths", value: "0".to_owned(), reason: "must be 1 or more".to_owned() });
-        }
-        let chunk_bytes = self.chunk_bytes.or(config.chunk_bytes);
-        if chunk_bytes == Some(0) {
-            return Err(Error::Option { name: "chunk_bytes", value: "0".to_owned(), reason: "must be 1 byte or more".to_owned() });
-        }
         Ok(Options {
             engine: self.engine.unwrap_or(config.engine),
-            max_paths,
+            max_paths: self.max_paths.or(config.max_paths).unwrap_or(default.max_paths),
             host_path: self.host_path.or(config.host_path).unwrap_or(default.host_path),
-            chunk_bytes,
+            chunk_bytes: self.chunk_bytes.or(config.chunk_bytes),
             min_bytes: self.min_bytes.or(config.min_bytes),
             staging_bytes,
         })

@@ -7,8 +7,7 @@ use super::error::Error;
 use super::staging::Regions;
 use crate::backend::{Completion, Endpoints, Execution, StreamHandle};
 use crate::fault;
-use crate::plan::{self, Place};
-use std::collections::HashSet;
+use crate::plan;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -120,17 +119,9 @@ impl Plan {
         self.bytes
     }
 
-    /// Paths of all transfers together: a direct copy is one, each ring that a transfer's source is copied into is one.
+    /// Paths of all transfers together.
     pub fn paths(&self) -> usize {
-        let copies = self.planned.program.ops.iter().flat_map(|op| &op.copies);
-        let paths: HashSet<_> = copies
-            .filter_map(|copy| match (copy.from, copy.to) {
-                (Place::Source { transfer, .. }, Place::Slot { ring, .. }) => Some((transfer, Some(ring))),
-                (Place::Source { transfer, .. }, _) => Some((transfer, None)),
-                _ => None,
-            })
-            .collect();
-        paths.len()
+        self.planned.transfers.iter().map(|t| t.paths.len()).sum()
     }
 
     /// Staging bytes on the device where it needs most.

@@ -80,11 +80,13 @@ impl From<BackendError> for Failure {
 }
 
 fn plan_status(error: &PlanError) -> (mp_status_t, Option<&'static CStr>) {
-    let status = match error {
-        PlanError::NoRoute { .. } => mp_status_t::MP_ERROR_NO_ROUTE,
-        PlanError::InvalidDevice { .. } => mp_status_t::MP_ERROR_INVALID_DEVICE,
-    };
-    (status, Some(c"transfers"))
+    use mp_status_t::*;
+    match error {
+        PlanError::NoRoute { .. } => (MP_ERROR_NO_ROUTE, Some(c"transfers")),
+        PlanError::InvalidDevice { .. } => (MP_ERROR_INVALID_DEVICE, Some(c"transfers")),
+        PlanError::Option { .. } | PlanError::Staging { .. } => (MP_ERROR_INVALID_ARGUMENT, Some(c"options")),
+        PlanError::TooManyTransfers(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"count")),
+    }
 }
 
 fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) {

@@ -137,7 +137,7 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
         out.write(mp_plan_info_t {
             size: size_of::<mp_plan_info_t>(),
             predicted_seconds: planned.predicted,
-            direct_seconds: planned.direct,
+            direct_seconds: planned.one_path,
             bytes: plan.bytes(),
             paths: u32::try_from(plan.paths()).unwrap_or(u32::MAX),
             operations: u32::try_from(planned.program.ops.len()).unwrap_or(u32::MAX),

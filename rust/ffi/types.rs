@@ -181,7 +181,7 @@ pub struct mp_plan_options_t {
     pub max_paths: u32,
     /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory.
     pub host_path: i32,
-    /// Bytes of one chunk on paths that stage.
+    /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: u64,
     /// Transfers with fewer bytes take one path.
     pub min_bytes: u64,
@@ -215,7 +215,7 @@ pub struct mp_plan_info_t {
     pub size: usize,
     /// Modelled time of one execution, seconds.
     pub predicted_seconds: f64,
-    /// Modelled time of the same transfers as plain direct copies, seconds.
+    /// Modelled time of the same transfers on one path each, seconds.
     pub direct_seconds: f64,
     /// Bytes of all transfers.
     pub bytes: u64,

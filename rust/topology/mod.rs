@@ -212,6 +212,9 @@ impl Default for Costs {
     }
 }
 
+/// The preset that stands in where nobody names a topology and none is discovered.
+pub const DEFAULT_PRESET: &str = "hgx-h200";
+
 /// The topology of this name: a preset, or else the file at this path.
 ///
 /// A preset's name wins over a file of the same name; `./beluga` means the file.
