@@ -9,6 +9,7 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod argument;
+pub(crate) mod bridge;
 pub mod context;
 pub mod error;
 mod guard;
