@@ -187,3 +187,8 @@ impl Users {
 fn finished(completion: &Completion) -> bool {
     completion.is_done().unwrap_or(true)
 }
+
+#[cfg(test)]
+mod growth;
+#[cfg(all(test, shuttle))]
+mod interleavings;

@@ -1,0 +1,39 @@
+//! The table of users stays small however many executions there are.
+
+use super::*;
+use std::any::Any;
+
+#[derive(Debug)]
+struct Ended(bool);
+
+impl crate::backend::CompletionState for Ended {
+    fn is_done(&self) -> Result<bool, BackendError> {
+        Ok(self.0)
+    }
+    fn wait(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn executions_that_have_ended_leave_the_table() {
+    let mut users = Users::default();
+    for i in 0..100_000 {
+        users.record(&[Region { start: 10 * i, end: 10 * i + 10 }], &(Arc::new(Ended(true)) as Completion));
+        assert!(users.last.len() <= SWEEP_AT_LEAST + 1);
+    }
+}
+
+#[test]
+fn executions_of_the_same_regions_replace_each_other_even_before_they_end() {
+    let mut users = Users::default();
+    let regions = [Region { start: 0, end: 100 }, Region { start: 1000, end: 1100 }, Region { start: 50, end: 60 }];
+    for i in 0..10_000 {
+        users.record(&regions[i % 3..=i % 3], &(Arc::new(Ended(false)) as Completion));
+        // The third region cuts the first into three.
+        assert!(users.last.len() <= 4);
+    }
+}

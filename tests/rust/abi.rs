@@ -1,0 +1,748 @@
+//! The C ABI refuses what is wrong with a status and a text that names it, writes nothing, and goes on working.
+//!
+//! Everything here goes through the C functions. After each refusal the context copies bytes and has them checked.
+
+mod node;
+
+use mpgpu::ffi::*;
+use node::*;
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+use std::mem::offset_of;
+use std::process::Command;
+use std::ptr::{null, null_mut};
+
+const HEADER: &str = include_str!("../../include/mpgpu/mpgpu.h");
+
+/// Every function that the header declares.
+fn functions() -> BTreeSet<&'static str> {
+    let declared = HEADER.lines().filter(|line| !line.starts_with([' ', '/', '#', '*', 't', 's'])).filter_map(|line| line.split_once('('));
+    declared.filter_map(|(before, _)| before.rsplit([' ', '*']).next()).filter(|name| name.starts_with("mp_")).collect()
+}
+
+#[test]
+fn null_handles_and_pointers_are_refused_by_every_function() {
+    let node = Node::new(c"beluga");
+    let c = node.context;
+    let memory = node.alloc(0, 64);
+    let one = [transfer(memory, 0, memory.wrapping_add(32), 0, 8)];
+    let plan = node.plan(&one);
+    let mut event = null_mut();
+    // SAFETY: the output is valid for the call.
+    ok(unsafe { mp_event_create(c, &mut event) });
+    let (mut length, mut number) = (77_usize, 77_i32);
+    let (mut out_plan, mut out_memory, mut out_stream, mut out_event) = (poison(), poison(), poison(), poison());
+    let (mut no_request, mut info) = (null_mut(), plan_info());
+    let (mut counts, mut device) = (statistics(), device_statistics());
+    use mp_status_t::{MP_ERROR_INVALID_ARGUMENT as ARGUMENT, MP_ERROR_INVALID_HANDLE as HANDLE};
+    // SAFETY: every pointer is NULL, or valid for the call.
+    let calls: Vec<(&str, mp_status_t, &str, mp_status_t)> = unsafe {
+        vec![
+            ("mp_last_error_info", mp_last_error_info(null_mut()), "info", ARGUMENT),
+            ("mp_log_set_callback", mp_log_set_callback(6, None, null_mut()), "max_level", ARGUMENT),
+            ("mp_context_create_versioned", mp_context_create_versioned(null(), MP_VERSION, null_mut()), "context", ARGUMENT),
+            ("mp_context_destroy", mp_context_destroy(null_mut()), "context", HANDLE),
+            ("mp_context_device_count", mp_context_device_count(null_mut(), &mut number, &mut number), "context", HANDLE),
+            ("mp_context_device_count", mp_context_device_count(c, null_mut(), &mut number), "gpus", ARGUMENT),
+            ("mp_context_device_count", mp_context_device_count(c, &mut number, null_mut()), "host_domains", ARGUMENT),
+            ("mp_context_describe", mp_context_describe(null_mut(), 0, null_mut(), 0, &mut length), "context", HANDLE),
+            ("mp_context_describe", mp_context_describe(c, 0, null_mut(), 0, null_mut()), "length", ARGUMENT),
+            ("mp_context_describe", mp_context_describe(c, 2, null_mut(), 0, &mut length), "format", ARGUMENT),
+            ("mp_context_statistics", mp_context_statistics(null_mut(), &mut counts), "context", HANDLE),
+            ("mp_context_statistics", mp_context_statistics(c, null_mut()), "statistics", ARGUMENT),
+            ("mp_context_device_statistics", mp_context_device_statistics(null_mut(), 0, &mut device), "context", HANDLE),
+            ("mp_context_device_statistics", mp_context_device_statistics(c, 0, null_mut()), "statistics", ARGUMENT),
+            ("mp_plan", mp_plan(null_mut(), one.as_ptr(), 1, null(), &mut out_plan), "context", HANDLE),
+            ("mp_plan", mp_plan(c, null(), 1, null(), &mut out_plan), "transfers", ARGUMENT),
+            ("mp_plan", mp_plan(c, one.as_ptr(), 1, null(), null_mut()), "plan", ARGUMENT),
+            ("mp_plan_destroy", mp_plan_destroy(null_mut()), "plan", HANDLE),
+            ("mp_plan_describe", mp_plan_describe(null_mut(), 0, null_mut(), 0, &mut length), "plan", HANDLE),
+            ("mp_plan_describe", mp_plan_describe(plan, 0, null_mut(), 0, null_mut()), "length", ARGUMENT),
+            ("mp_plan_describe", mp_plan_describe(plan, -1, null_mut(), 0, &mut length), "format", ARGUMENT),
+            ("mp_plan_get_info", mp_plan_get_info(null_mut(), &mut info), "plan", HANDLE),
+            ("mp_plan_get_info", mp_plan_get_info(plan, null_mut()), "info", ARGUMENT),
+            ("mp_execute", mp_execute(null_mut(), null_mut(), &mut no_request), "plan", HANDLE),
+            ("mp_execute", mp_execute(plan, poison(), &mut no_request), "stream", HANDLE),
+            ("mp_wait", mp_wait(null_mut()), "request", ARGUMENT),
+            ("mp_test", mp_test(null_mut(), &mut number), "request", ARGUMENT),
+            ("mp_test", mp_test(&mut no_request, null_mut()), "done", ARGUMENT),
+            ("mp_request_free", mp_request_free(null_mut()), "request", ARGUMENT),
+            ("mp_alloc", mp_alloc(null_mut(), 0, 8, &mut out_memory), "context", HANDLE),
+            ("mp_alloc", mp_alloc(c, 0, 8, null_mut()), "memory", ARGUMENT),
+            ("mp_alloc", mp_alloc(c, 0, 0, &mut out_memory), "bytes", ARGUMENT),
+            ("mp_free", mp_free(null_mut(), memory.cast()), "context", HANDLE),
+            ("mp_stream_create", mp_stream_create(null_mut(), 0, &mut out_stream), "context", HANDLE),
+            ("mp_stream_create", mp_stream_create(c, 0, null_mut()), "stream", ARGUMENT),
+            ("mp_stream_destroy", mp_stream_destroy(null_mut(), null_mut()), "context", HANDLE),
+            ("mp_stream_destroy", mp_stream_destroy(c, null_mut()), "stream", HANDLE),
+            ("mp_stream_synchronize", mp_stream_synchronize(null_mut(), null_mut()), "context", HANDLE),
+            ("mp_stream_synchronize", mp_stream_synchronize(c, poison()), "stream", HANDLE),
+            ("mp_stream_launch_host", mp_stream_launch_host(null_mut(), null_mut(), Some(nothing), null_mut()), "context", HANDLE),
+            ("mp_stream_launch_host", mp_stream_launch_host(c, null_mut(), None, null_mut()), "function", ARGUMENT),
+            ("mp_stream_launch_host", mp_stream_launch_host(c, poison(), Some(nothing), null_mut()), "stream", HANDLE),
+            ("mp_event_create", mp_event_create(null_mut(), &mut out_event), "context", HANDLE),
+            ("mp_event_create", mp_event_create(c, null_mut()), "event", ARGUMENT),
+            ("mp_event_destroy", mp_event_destroy(null_mut(), event), "context", HANDLE),
+            ("mp_event_destroy", mp_event_destroy(c, null_mut()), "event", HANDLE),
+            ("mp_event_record", mp_event_record(null_mut(), event, null_mut()), "context", HANDLE),
+            ("mp_event_record", mp_event_record(c, null_mut(), null_mut()), "event", HANDLE),
+            ("mp_event_record", mp_event_record(c, event, poison()), "stream", HANDLE),
+            ("mp_event_synchronize", mp_event_synchronize(null_mut(), event), "context", HANDLE),
+            ("mp_event_synchronize", mp_event_synchronize(c, null_mut()), "event", HANDLE),
+            ("mp_stream_wait_event", mp_stream_wait_event(null_mut(), null_mut(), event), "context", HANDLE),
+            ("mp_stream_wait_event", mp_stream_wait_event(c, null_mut(), null_mut()), "event", HANDLE),
+            ("mp_stream_wait_event", mp_stream_wait_event(c, poison(), event), "stream", HANDLE),
+        ]
+    };
+    for (function, status, argument, expected) in &calls {
+        assert_eq!(status, expected, "{function}, {argument}");
+    }
+    // The text of the last of them is still there; each text is looked at in the tests below.
+    assert_eq!(last_argument().as_deref(), Some("stream"));
+    assert_eq!((length, number), (77, 77), "an output was written");
+    assert!([out_plan.addr(), out_memory.addr(), out_stream.addr(), out_event.addr()].iter().all(|at| *at == poison::<u8>().addr()));
+    assert!(no_request.is_null());
+    assert_eq!((counts.plan_cache_misses, device.allocated_bytes, info.bytes), (0, 0, 0));
+
+    let tested: BTreeSet<&str> = calls.iter().map(|call| call.0).collect();
+    let cannot_fail = ["mp_version", "mp_version_string", "mp_status_string", "mp_last_error"];
+    let missing: Vec<_> = functions().into_iter().filter(|f| !tested.contains(f) && !cannot_fail.contains(f)).collect();
+    assert!(missing.is_empty(), "not tested with NULL: {missing:?}");
+    assert!(functions().len() > 30, "the header was not read: {:?}", functions());
+    node.still_works();
+}
+
+#[test]
+fn null_is_accepted_where_the_header_says_so() {
+    let node = Node::new(c"beluga");
+    let mut nothing_to_wait_for = null_mut();
+    let mut done = -1;
+    let mut plan = null_mut();
+    // SAFETY: every pointer is NULL, or valid for the call.
+    unsafe {
+        ok(mp_free(node.context, null_mut()));
+        ok(mp_wait(&mut nothing_to_wait_for));
+        ok(mp_test(&mut nothing_to_wait_for, &mut done));
+        ok(mp_request_free(&mut nothing_to_wait_for));
+        assert_eq!(done, 1);
+        ok(mp_plan(node.context, null(), 0, null(), &mut plan));
+        ok(mp_execute(plan, null_mut(), null_mut()));
+        ok(mp_stream_synchronize(node.context, null_mut()));
+    }
+    let mut info = plan_info();
+    // SAFETY: a whole struct of the right size.
+    ok(unsafe { mp_plan_get_info(plan, &mut info) });
+    assert_eq!((info.bytes, info.paths, info.operations, info.staging_bytes), (0, 0, 0, 0));
+    ok(mp_plan_destroy(plan));
+    node.still_works();
+}
+
+#[test]
+fn a_misaligned_pointer_is_refused() {
+    let node = Node::new(c"beluga");
+    let mut bytes = [0_u64; 4];
+    let odd = bytes.as_mut_ptr().cast::<u8>().wrapping_add(1);
+    // SAFETY: the pointers are refused before they are followed.
+    unsafe {
+        let message = refused(mp_alloc(node.context, 0, 8, odd.cast()), MP_ERROR_INVALID_ARGUMENT);
+        assert!(message.contains("not aligned to 8 bytes"), "{message}");
+        refused(mp_wait(odd.cast()), MP_ERROR_INVALID_ARGUMENT);
+        refused(mp_context_statistics(node.context, odd.cast()), MP_ERROR_INVALID_ARGUMENT);
+        let mut plan = poison();
+        refused(mp_plan(node.context, odd.cast(), 1, null(), &mut plan), MP_ERROR_INVALID_ARGUMENT);
+    }
+    assert_eq!(bytes, [0; 4]);
+    node.still_works();
+}
+
+/// A struct in the middle of a larger one, as a program with a newer header has it.
+#[repr(C)]
+#[derive(Copy, Clone)]
+struct Newer<T> {
+    known: T,
+    unknown: [u8; 16],
+}
+
+#[test]
+fn struct_sizes_are_checked() {
+    let node = Node::new(c"beluga");
+    let mut plan: mp_plan_t = poison();
+    let empty = [transfer(null_mut(), 0, null(), 1, 0)];
+    let mut try_size = |size: usize| {
+        let options = Newer { known: mp_plan_options_t { size, ..plan_options() }, unknown: [0; 16] };
+        // SAFETY: all pointers are valid for the call, sizes that the struct does not have are refused before it is read.
+        unsafe { mp_plan(node.context, empty.as_ptr(), 1, &options.known, &mut plan) }
+    };
+    for size in [0, 1, 47] {
+        let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
+        let expected =
+            format!("options->size is {size}, but mp_plan_options_t has at least 48 bytes; initialise it with MP_PLAN_OPTIONS_INIT");
+        assert_eq!(message, expected);
+    }
+    for size in [4097, usize::MAX] {
+        let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
+        assert!(message.contains(&size.to_string()) && message.contains("48 bytes"), "{message}");
+    }
+    ok(try_size(48 + 16));
+    assert!(plan.addr() != poison::<u8>().addr());
+    ok(mp_plan_destroy(plan));
+
+    let mut newer = Newer { known: mp_plan_options_t { size: 48 + 16, ..plan_options() }, unknown: [0; 16] };
+    newer.unknown[15] = 1;
+    let mut plan = poison();
+    // SAFETY: all pointers are valid for the call.
+    let message = refused(unsafe { mp_plan(node.context, empty.as_ptr(), 1, &newer.known, &mut plan) }, MP_ERROR_INVALID_ARGUMENT);
+    assert!(message.contains("options->size is 64") && message.contains("has 48 bytes"), "{message}");
+    assert_eq!(plan.addr(), poison::<u8>().addr());
+
+    // A larger output gets what this library knows; the rest stays as it was, and so does the size.
+    let mut larger = Newer { known: mp_statistics_t { size: 64 + 16, ..statistics() }, unknown: [0xAB; 16] };
+    // SAFETY: a whole struct of its size.
+    ok(unsafe { mp_context_statistics(node.context, &mut larger.known) });
+    assert_eq!((larger.known.size, larger.known.plan_cache_misses, larger.unknown), (80, 1, [0xAB; 16]));
+    let mut smaller = mp_statistics_t { size: 8, ..statistics() };
+    // SAFETY: as above.
+    let message = refused(unsafe { mp_context_statistics(node.context, &mut smaller) }, MP_ERROR_INVALID_ARGUMENT);
+    assert!(message.contains("statistics->size is 8") && message.contains("64 bytes"), "{message}");
+    assert_eq!(smaller.plan_cache_misses, 0);
+    node.still_works();
+}
+
+#[test]
+fn layouts_are_those_of_the_first_release() {
+    assert_eq!(size_of::<mp_transfer_t>(), 40);
+    assert_eq!(
+        [
+            offset_of!(mp_transfer_t, dst),
+            offset_of!(mp_transfer_t, dst_device),
+            offset_of!(mp_transfer_t, src),
+            offset_of!(mp_transfer_t, src_device),
+            offset_of!(mp_transfer_t, bytes)
+        ],
+        [0, 8, 16, 24, 32]
+    );
+    assert_eq!((size_of::<mp_context_options_t>(), offset_of!(mp_context_options_t, cache_plans)), (40, 32));
+    assert_eq!((size_of::<mp_plan_options_t>(), offset_of!(mp_plan_options_t, staging_bytes)), (48, 40));
+    assert_eq!((size_of::<mp_plan_info_t>(), offset_of!(mp_plan_info_t, staging_bytes)), (48, 40));
+    assert_eq!((size_of::<mp_statistics_t>(), offset_of!(mp_statistics_t, plan_cache_shape_hits)), (64, 56));
+    assert_eq!((size_of::<mp_device_statistics_t>(), offset_of!(mp_device_statistics_t, streams)), (32, 24));
+    assert_eq!((size_of::<mp_error_info_t>(), offset_of!(mp_error_info_t, message)), (40, 32));
+}
+
+#[test]
+fn statuses_have_their_names_and_numbers_for_good() {
+    let names: Vec<String> = (0..=15)
+        // SAFETY: static texts.
+        .map(|status| unsafe { CStr::from_ptr(mp_status_string(status)) }.to_string_lossy().into_owned())
+        .collect();
+    let expected = "MP_SUCCESS MP_ERROR_INVALID_ARGUMENT MP_ERROR_INVALID_HANDLE MP_ERROR_INVALID_DEVICE MP_ERROR_INVALID_POINTER \
+                    MP_ERROR_OVERLAP MP_ERROR_NO_ROUTE MP_ERROR_OUT_OF_MEMORY MP_ERROR_NOT_SUPPORTED MP_ERROR_NO_DRIVER MP_ERROR_DRIVER \
+                    MP_ERROR_TOPOLOGY MP_ERROR_ENVIRONMENT MP_ERROR_VERSION_MISMATCH MP_ERROR_DATA_CORRUPTION MP_ERROR_INTERNAL";
+    assert_eq!(names.join(" "), expected);
+    for (number, name) in names.iter().enumerate() {
+        assert!(HEADER.contains(&format!("    {name} = {number},")), "{name}");
+    }
+    for other in [-1, 16, i32::MIN, i32::MAX] {
+        // SAFETY: a static text.
+        assert_eq!(unsafe { CStr::from_ptr(mp_status_string(other)) }, c"unknown status");
+    }
+}
+
+#[test]
+fn versions_agree_and_others_are_refused() {
+    let mut parts = env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse::<u32>().expect("a number"));
+    assert_eq!([(); 3].map(|()| parts.next().expect("three parts")), [MP_VERSION_MAJOR, MP_VERSION_MINOR, MP_VERSION_PATCH]);
+    assert_eq!(mp_version(), MP_VERSION);
+    // SAFETY: a static text.
+    assert_eq!(unsafe { CStr::from_ptr(mp_version_string()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
+    for (header, name) in [(10_100, "1.1.0"), (MP_VERSION + 100, "0.2.0"), (0, "0.0.0"), (u32::MAX, "429496.72.95")] {
+        let mut context = poison();
+        // SAFETY: the output is valid for the call.
+        let status = unsafe { mp_context_create_versioned(null(), header, &mut context) };
+        let message = refused(status, MP_ERROR_VERSION_MISMATCH);
+        assert!(
+            message.contains(&format!("mpgpu.h {name}")) && message.contains(&format!("library is {}", env!("CARGO_PKG_VERSION"))),
+            "{message}"
+        );
+        assert_eq!(context.addr(), poison::<u8>().addr());
+    }
+    let mut context = null_mut();
+    // SAFETY: the output is valid for the call. A newer patch of the header promises nothing that this library lacks.
+    ok(unsafe { mp_context_create_versioned(null(), MP_VERSION + 7, &mut context) });
+    ok(mp_context_destroy(context));
+}
+
+#[test]
+fn unknown_devices_are_refused() {
+    let node = Node::new(c"beluga");
+    let (mut gpus, mut hosts) = (0, 0);
+    // SAFETY: the outputs are valid for the call.
+    ok(unsafe { mp_context_device_count(node.context, &mut gpus, &mut hosts) });
+    assert_eq!(gpus, 4);
+    for device in [gpus, -1 - hosts, i32::MAX, i32::MIN] {
+        let (mut memory, mut stream, mut held) = (poison(), poison(), device_statistics());
+        // SAFETY: the outputs are valid for the calls.
+        unsafe {
+            let message = refused(mp_alloc(node.context, device, 8, &mut memory), MP_ERROR_INVALID_DEVICE);
+            assert!(message.starts_with(&format!("device {device} does not exist: this context has GPUs 0 to 3")), "{message}");
+            refused(mp_stream_create(node.context, device, &mut stream), MP_ERROR_INVALID_DEVICE);
+            refused(mp_context_device_statistics(node.context, device, &mut held), MP_ERROR_INVALID_DEVICE);
+        }
+        assert_eq!((memory.addr(), stream.addr(), held.streams), (poison::<u8>().addr(), poison::<u8>().addr(), 0));
+        assert_eq!(last_argument().as_deref(), Some("device"));
+        let a = node.alloc(0, 64);
+        // Also where nothing is to be copied.
+        for bytes in [8, 0] {
+            let (status, plan) = node.try_plan(&[transfer(a, 0, a, 0, 0), transfer(a, device, a, 0, bytes)], poison());
+            let message = refused(status, MP_ERROR_INVALID_DEVICE);
+            assert!(message.starts_with(&format!("transfer 1: destination device {device} does not exist")), "{message}");
+            assert_eq!(plan.addr(), poison::<u8>().addr());
+        }
+        node.free(a);
+    }
+    node.still_works();
+}
+
+#[test]
+fn enumerations_are_checked_by_value() {
+    let node = Node::new(c"beluga");
+    let empty = [transfer(null_mut(), 0, null(), 1, 0)];
+    let refusals = [
+        (mp_plan_options_t { engine: 5, ..plan_options() }, "engine=5: must be from 0 (MP_ENGINE_AUTO) to 4 (MP_ENGINE_KERNEL)"),
+        (mp_plan_options_t { engine: -1, ..plan_options() }, "engine=-1: must be"),
+        (mp_plan_options_t { host_path: 3, ..plan_options() }, "host_path=3: must be 0 (MP_DEFAULT), 1 (MP_ON) or 2 (MP_OFF)"),
+        (mp_plan_options_t { chunk_bytes: 5, ..plan_options() }, "chunk_bytes=5: must be 4096 or more"),
+        (mp_plan_options_t { staging_bytes: 1 << 40, ..plan_options() }, "staging_bytes=1099511627776: must not exceed"),
+    ];
+    for (options, expected) in refusals {
+        let mut plan = poison();
+        // SAFETY: all pointers are valid for the call.
+        let message = refused(unsafe { mp_plan(node.context, empty.as_ptr(), 1, &options, &mut plan) }, MP_ERROR_INVALID_ARGUMENT);
+        assert!(message.starts_with(expected), "{message}");
+        assert_eq!(plan.addr(), poison::<u8>().addr());
+    }
+    for (backend, status, expected) in [
+        (3, MP_ERROR_INVALID_ARGUMENT, "backend=3: must be from 0 (MP_BACKEND_AUTO) to 2 (MP_BACKEND_CUDA)"),
+        (i32::MIN, MP_ERROR_INVALID_ARGUMENT, "backend=-2147483648"),
+        (2, MP_ERROR_NOT_SUPPORTED, "backend cuda: this build of mpgpu has no CUDA backend"),
+    ] {
+        let options = mp_context_options_t { backend, ..context_options() };
+        let mut context = poison();
+        // SAFETY: all pointers are valid for the call.
+        let message = refused(unsafe { mp_context_create_versioned(&options, MP_VERSION, &mut context) }, status);
+        assert!(message.starts_with(expected), "{message}");
+        assert_eq!(context.addr(), poison::<u8>().addr());
+    }
+    node.still_works();
+}
+
+#[test]
+fn destroyed_handles_and_handles_of_another_kind_are_refused() {
+    let node = Node::new(c"beluga");
+    let (a, b) = (node.alloc(0, 64), node.alloc(1, 64));
+    let plan = node.plan(&[transfer(b, 1, a, 0, 64)]);
+    let mut request = null_mut();
+    // SAFETY: the output is valid for the call, and so is the plan's memory.
+    ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
+    let copy_of_request = request;
+    // SAFETY: the request is valid for the call.
+    ok(unsafe { mp_wait(&mut request) });
+    assert!(request.is_null());
+    let mut again = copy_of_request;
+    let mut done = 77;
+    // SAFETY: the pointers are valid for the calls; the handle need not be.
+    unsafe {
+        let message = refused(mp_wait(&mut again), MP_ERROR_INVALID_HANDLE);
+        assert!(message.starts_with("request is 0x") && message.contains("destroyed already"), "{message}");
+        refused(mp_test(&mut again, &mut done), MP_ERROR_INVALID_HANDLE);
+        refused(mp_request_free(&mut again), MP_ERROR_INVALID_HANDLE);
+    }
+    assert_eq!((again, done), (copy_of_request, 77));
+
+    // A plan is not a context, a context not a plan, whatever the casts.
+    refused(mp_context_destroy(plan.cast()), MP_ERROR_INVALID_HANDLE);
+    refused(mp_plan_destroy(node.context.cast()), MP_ERROR_INVALID_HANDLE);
+
+    ok(mp_plan_destroy(plan));
+    refused(mp_plan_destroy(plan), MP_ERROR_INVALID_HANDLE);
+    let mut out = poison();
+    // SAFETY: the output is valid for the call; the plan is gone.
+    refused(unsafe { mp_execute(plan, null_mut(), &mut out) }, MP_ERROR_INVALID_HANDLE);
+    assert_eq!(out.addr(), poison::<u8>().addr());
+    // A new plan in the same slot does not bring the old handle back.
+    let newer = node.plan(&[transfer(b, 1, a, 0, 32)]);
+    assert_ne!(newer, plan);
+    refused(mp_plan_destroy(plan), MP_ERROR_INVALID_HANDLE);
+
+    let stream = node.stream(0);
+    ok(mp_stream_destroy(node.context, stream));
+    refused(mp_stream_destroy(node.context, stream), MP_ERROR_INVALID_HANDLE);
+    refused(mp_stream_synchronize(node.context, stream), MP_ERROR_INVALID_HANDLE);
+    let mut event = null_mut();
+    // SAFETY: the output is valid for the call.
+    ok(unsafe { mp_event_create(node.context, &mut event) });
+    ok(mp_event_record(node.context, event, null_mut()));
+    ok(mp_event_synchronize(node.context, event));
+    ok(mp_event_destroy(node.context, event));
+    refused(mp_event_destroy(node.context, event), MP_ERROR_INVALID_HANDLE);
+    refused(mp_event_record(node.context, event, null_mut()), MP_ERROR_INVALID_HANDLE);
+
+    node.free(a);
+    // SAFETY: the address is not given out any more, which is what is tested.
+    let message = refused(unsafe { mp_free(node.context, a.cast()) }, MP_ERROR_INVALID_POINTER);
+    assert!(message.contains("was not returned by mp_alloc of this context, or was freed already"), "{message}");
+    // SAFETY: as above: inside an allocation, but not its start.
+    refused(unsafe { mp_free(node.context, b.wrapping_add(1).cast()) }, MP_ERROR_INVALID_POINTER);
+    node.still_works();
+
+    let other = Node::new(c"beluga");
+    // Destroying a context takes its plans and requests with it, and leaves those of others.
+    let kept = other.plan(&[]);
+    // SAFETY: the output is valid for the call, and so is the plan's memory.
+    let empty = node.plan(&[]);
+    ok(unsafe { mp_execute(empty, null_mut(), &mut request) });
+    ok(mp_context_destroy(node.context));
+    refused(mp_context_destroy(node.context), MP_ERROR_INVALID_HANDLE);
+    refused(mp_plan_destroy(newer), MP_ERROR_INVALID_HANDLE);
+    // SAFETY: the pointer is valid; the request is gone.
+    refused(unsafe { mp_wait(&mut request) }, MP_ERROR_INVALID_HANDLE);
+    let mut memory = poison();
+    // SAFETY: the output is valid for the call.
+    refused(unsafe { mp_alloc(node.context, 0, 8, &mut memory) }, MP_ERROR_INVALID_HANDLE);
+    assert_eq!(memory.addr(), poison::<u8>().addr());
+    ok(mp_plan_destroy(kept));
+    other.still_works();
+}
+
+#[test]
+fn ranges_outside_their_allocation_are_refused() {
+    let node = Node::new(c"beluga");
+    let (a, b, h) = (node.alloc(0, 4096), node.alloc(1, 4096), node.alloc(MP_DEVICE_HOST, 4096));
+    // The allocator of the test may not place anything behind this.
+    let mut own = vec![0_u8; 64];
+    let outside = own.as_mut_ptr();
+    let cases = [
+        (transfer(b, 1, a, 0, 4097), format!("transfer 0: destination {b:p} (4097 bytes) runs out of its allocation ({b:p}, 4096 bytes)")),
+        (transfer(b.wrapping_add(4090), 1, a, 0, 8), "transfer 0: destination".to_owned()),
+        (transfer(b, 1, a.wrapping_add(1), 0, 4096), format!("transfer 0: source {:p} (4096 bytes) runs out", a.wrapping_add(1))),
+        (transfer(b, 1, outside, 0, 8), format!("transfer 0: source {outside:p} (8 bytes) is not memory of device 0")),
+        (transfer(a, 1, b, 1, 8), format!("transfer 0: destination {a:p} (8 bytes) lies in memory of device 0")),
+        (transfer(h, 1, a, 0, 8), format!("transfer 0: destination {h:p} (8 bytes) lies in memory of device -1")),
+        (transfer(a, MP_DEVICE_HOST, b, 1, 8), "transfer 0: destination".to_owned()),
+        (transfer(h, MP_DEVICE_HOST, b, 1, 4097), "transfer 0: destination".to_owned()),
+        (transfer(b, 1, null(), 0, 8), "transfer 0: source is null, but 8 bytes are to be moved".to_owned()),
+        (transfer(null_mut(), 1, a, 0, 8), "transfer 0: destination is null".to_owned()),
+        (transfer(null_mut(), MP_DEVICE_HOST, a, 0, 8), "transfer 0: destination is null".to_owned()),
+        (transfer(b, 1, a, 0, usize::MAX), "transfer 0: destination".to_owned()),
+        (transfer(outside, MP_DEVICE_HOST, a, 0, usize::MAX), "transfer 0: destination".to_owned()),
+        // Ordinary host memory that would run into an allocation of the context.
+        (transfer(h.wrapping_sub(8), MP_DEVICE_HOST, a, 0, 16), "transfer 0: destination".to_owned()),
+    ];
+    for (t, expected) in &cases {
+        let (status, plan) = node.try_plan(std::slice::from_ref(t), poison());
+        let message = refused(status, MP_ERROR_INVALID_POINTER);
+        assert!(message.starts_with(expected), "{message}");
+        assert_eq!((plan.addr(), last_argument().as_deref()), (poison::<u8>().addr(), Some("transfers")));
+    }
+    let message = refused(node.try_plan(&[transfer(b, 1, a, 0, 8), cases[3].0], poison()).0, MP_ERROR_INVALID_POINTER);
+    assert!(message.starts_with("transfer 1: source"), "{message}");
+    assert!(own.iter().all(|byte| *byte == 0));
+    node.still_works();
+}
+
+#[test]
+fn overflowing_sizes_are_refused() {
+    let node = Node::new(c"beluga");
+    let one = [transfer(null_mut(), 0, null(), 1, 0)];
+    for count in [usize::MAX, usize::MAX / 40, isize::MAX as usize / 40 + 1, 1 << 32] {
+        let mut plan = poison();
+        // SAFETY: the count is refused before the array is read.
+        let message = refused(unsafe { mp_plan(node.context, one.as_ptr(), count, null(), &mut plan) }, MP_ERROR_INVALID_ARGUMENT);
+        assert!(message.contains(&format!("count is {count}")), "{message}");
+        assert_eq!((plan.addr(), last_argument().as_deref()), (poison::<u8>().addr(), Some("count")));
+    }
+    for bytes in [u64::MAX, u64::MAX - 4096, 1 << 62] {
+        let mut memory = poison();
+        // SAFETY: the output is valid for the call.
+        let message = refused(unsafe { mp_alloc(node.context, 0, bytes, &mut memory) }, MP_ERROR_OUT_OF_MEMORY);
+        assert!(message.contains(&bytes.to_string()), "{message}");
+        assert_eq!(memory.addr(), poison::<u8>().addr());
+    }
+    node.still_works();
+}
+
+#[test]
+fn overlaps_are_refused_with_both_transfers_named() {
+    let node = Node::new(c"beluga");
+    let (a, b) = (node.alloc(0, 4096), node.alloc(1, 4096));
+    let at = |memory: *mut u8, offset: usize| memory.wrapping_add(offset);
+    let apart = transfer(at(b, 2048), 1, at(a, 2048), 0, 8);
+    let cases: [(&[mp_transfer_t], &[&str]); 6] = [
+        // Two destinations.
+        (&[transfer(b, 1, a, 0, 100), apart, transfer(at(b, 99), 1, at(a, 200), 0, 10)], &["transfer 0", "transfer 2"]),
+        (&[transfer(b, 1, a, 0, 100), transfer(b, 1, at(a, 200), 0, 100)], &["transfer 0", "transfer 1"]),
+        // A destination and another transfer's source, either way around.
+        (&[apart, transfer(b, 1, a, 0, 100), transfer(at(a, 50), 0, at(b, 200), 1, 10)], &["transfer 1", "transfer 2"]),
+        (&[transfer(at(a, 50), 0, at(b, 200), 1, 10), transfer(b, 1, a, 0, 100)], &["transfer 0", "transfer 1"]),
+        // A long range that begins far before, with a short one between.
+        (
+            &[transfer(b, 1, a, 0, 2000), transfer(at(a, 3000), 0, at(b, 3000), 1, 8), transfer(at(b, 1990), 1, at(a, 3500), 0, 100)],
+            &["transfer 0", "transfer 2"],
+        ),
+        // A transfer and itself.
+        (&[apart, transfer(at(a, 8), 0, a, 0, 16)], &["transfer 1: its destination", "its own source"]),
+    ];
+    for (transfers, names) in cases {
+        let (status, plan) = node.try_plan(transfers, poison());
+        let message = refused(status, MP_ERROR_OVERLAP);
+        assert!(names.iter().all(|name| message.contains(name)), "{message}");
+        assert_eq!(plan.addr(), poison::<u8>().addr());
+    }
+    // Sources may overlap, ranges may touch, and transfers of no bytes are nowhere.
+    let fine = [transfer(b, 1, a, 0, 100), transfer(at(b, 100), 1, at(a, 50), 0, 100), transfer(at(b, 20), 1, b, 1, 0)];
+    let plan = node.plan(&fine);
+    // SAFETY: nothing else uses this memory.
+    unsafe { std::slice::from_raw_parts_mut(a, 4096) }.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
+    node.run(plan);
+    // SAFETY: as above, and the copies have finished.
+    let written = unsafe { std::slice::from_raw_parts(b, 200) };
+    assert!(written.iter().enumerate().all(|(i, byte)| *byte == if i < 100 { i } else { i - 50 } as u8));
+    ok(mp_plan_destroy(plan));
+    node.still_works();
+}
+
+#[test]
+fn a_plan_whose_memory_was_freed_is_refused() {
+    let node = Node::new(c"beluga");
+    let (a, b, unrelated) = (node.alloc(0, 4096), node.alloc(1, 4096), node.alloc(1, 4096));
+    let plan = node.plan(&[transfer(b, 1, a, 0, 4096)]);
+    node.run(plan);
+    node.free(unrelated);
+    node.run(plan);
+    node.free(b);
+    let mut request = poison();
+    // SAFETY: the output is valid for the call; the memory is not, which is what is tested.
+    let message = refused(unsafe { mp_execute(plan, null_mut(), &mut request) }, MP_ERROR_INVALID_POINTER);
+    assert!(message.starts_with(&format!("transfer 0: destination {b:p} was freed after the plan was made")), "{message}");
+    assert_eq!(request.addr(), poison::<u8>().addr());
+    // The same address in a new allocation is not the memory that the plan was made for.
+    let again: Vec<*mut u8> = (0..64).map(|_| node.alloc(1, 4096)).collect();
+    // SAFETY: as above.
+    refused(unsafe { mp_execute(plan, null_mut(), &mut request) }, MP_ERROR_INVALID_POINTER);
+    again.into_iter().for_each(|memory| node.free(memory));
+    ok(mp_plan_destroy(plan));
+    node.still_works();
+}
+
+#[test]
+fn descriptions_tell_their_length_and_fit_or_are_refused() {
+    let node = Node::new(c"beluga");
+    let (a, b) = (node.alloc(0, 1 << 20), node.alloc(1, 1 << 20));
+    let plan = node.plan(&[transfer(b, 1, a, 0, 1 << 20)]);
+    // SAFETY: `describe` passes a buffer of its capacity.
+    let text = describe(|text, capacity, length| unsafe { mp_context_describe(node.context, 0, text, capacity, length) });
+    assert!(text.contains("beluga") && text.contains("host backend"), "{text}");
+    // SAFETY: as above.
+    let json = describe(|text, capacity, length| unsafe { mp_context_describe(node.context, 1, text, capacity, length) });
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["topology"]["gpus"], 4);
+    assert_eq!(json["settings"]["staging_bytes"], 64 << 20);
+    // SAFETY: as above.
+    let json = describe(|text, capacity, length| unsafe { mp_plan_describe(plan, 1, text, capacity, length) });
+    assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok_and(|value| value.is_object()), "{json}");
+    // SAFETY: as above.
+    let text = describe(|text, capacity, length| unsafe { mp_plan_describe(plan, 0, text, capacity, length) });
+    let needed = text.len() + 1;
+
+    let mut buffer = vec![0xEE_u8; needed + 8];
+    for capacity in [0, 1, needed - 1] {
+        let mut length = 0;
+        // SAFETY: the buffer has at least this capacity.
+        let status = unsafe { mp_plan_describe(plan, 0, buffer.as_mut_ptr().cast(), capacity, &mut length) };
+        let message = refused(status, MP_ERROR_INVALID_ARGUMENT);
+        assert_eq!(message, format!("capacity is {capacity}, but the text needs {needed} bytes with its final NUL"));
+        assert_eq!(length, needed);
+        assert!(buffer.iter().all(|byte| *byte == 0xEE), "text was written");
+    }
+    let mut length = 0;
+    // SAFETY: as above.
+    ok(unsafe { mp_plan_describe(plan, 0, buffer.as_mut_ptr().cast(), needed, &mut length) });
+    assert_eq!((&buffer[..needed - 1], buffer[needed - 1], buffer[needed]), (text.as_bytes(), 0, 0xEE));
+    ok(mp_plan_destroy(plan));
+}
+
+#[test]
+fn errors_are_of_the_thread_that_met_them() {
+    refused(mp_context_destroy(null_mut()), MP_ERROR_INVALID_HANDLE);
+    let here = last_error();
+    std::thread::spawn(|| {
+        assert_eq!(last_error(), "");
+        let mut info = error_info();
+        // SAFETY: a whole struct of the right size.
+        ok(unsafe { mp_last_error_info(&mut info) });
+        assert_eq!((info.status, info.argument), (MP_SUCCESS, null()));
+        refused(mp_plan_destroy(poison()), MP_ERROR_INVALID_HANDLE);
+    })
+    .join()
+    .expect("no assertion failed");
+    // Neither another thread's error nor a success changes it.
+    drop(Node::new(c"beluga"));
+    assert_eq!(last_error(), here);
+    let mut info = error_info();
+    // SAFETY: a whole struct of the right size; the texts are valid until the next failure.
+    ok(unsafe { mp_last_error_info(&mut info) });
+    assert_eq!((info.status, info.driver_code, info.message), (MP_ERROR_INVALID_HANDLE, 0, mp_last_error()));
+    assert_eq!(last_argument().as_deref(), Some("context"));
+}
+
+#[test]
+fn bad_topologies_are_refused() {
+    let folder = std::env::temp_dir().join(format!("mpgpu-abi-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder for the test");
+    let texts: [(&str, &[u8]); 6] = [
+        ("empty.toml", b""),
+        ("not-toml.toml", b"name = \nfoo]["),
+        ("unknown-key.toml", b"name = \"x\"\ncoffee = true\n"),
+        ("wrong-type.toml", b"name = 7\n"),
+        ("not-utf8.toml", b"name = \"\xff\xfe\"\n"),
+        ("deep.toml", &[b'['; 4096]),
+    ];
+    let mut names: Vec<CString> =
+        vec![c"no-such-preset".to_owned(), c"".to_owned(), CString::new(folder.to_str().expect("UTF-8")).expect("no NUL")];
+    for (name, text) in texts {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("the file can be written");
+        names.push(CString::new(path.to_str().expect("UTF-8")).expect("no NUL"));
+    }
+    for name in &names {
+        let options = mp_context_options_t { topology: name.as_ptr(), ..context_options() };
+        let mut context = poison();
+        // SAFETY: all pointers are valid for the call.
+        let message = refused(unsafe { mp_context_create_versioned(&options, MP_VERSION, &mut context) }, MP_ERROR_TOPOLOGY);
+        assert!(message.contains(name.to_str().expect("UTF-8")), "{name:?}: {message}");
+        assert_eq!((context.addr(), last_argument().as_deref()), (poison::<u8>().addr(), Some("topology")));
+    }
+    let options = mp_context_options_t { topology: c"\xff".as_ptr(), ..context_options() };
+    let mut context = poison();
+    // SAFETY: all pointers are valid for the call.
+    refused(unsafe { mp_context_create_versioned(&options, MP_VERSION, &mut context) }, MP_ERROR_INVALID_ARGUMENT);
+    std::fs::remove_dir_all(&folder).expect("the folder was the test's own");
+    Node::new(c"beluga").still_works();
+}
+
+/// Creates a context and prints what came of it. Only when the test below runs this program with an environment of its choice.
+#[test]
+fn child_creates_a_context() {
+    if std::env::var_os("ABI_TEST_CHILD").is_none() {
+        return;
+    }
+    let mut context = poison();
+    // SAFETY: the output is valid for the call.
+    let status = unsafe { mp_context_create_versioned(null(), MP_VERSION, &mut context) };
+    if status == MP_SUCCESS {
+        let node = Node { context };
+        node.still_works();
+        // SAFETY: `describe` passes a buffer of its capacity.
+        let json = describe(|text, capacity, length| unsafe { mp_context_describe(node.context, 1, text, capacity, length) });
+        println!("RESULT 0 {json}");
+    } else {
+        assert_eq!(context.addr(), poison::<u8>().addr());
+        println!("RESULT {} {}", status as i32, last_error());
+    }
+}
+
+fn context_in(environment: &[(&str, &str)]) -> (i32, String) {
+    let mut child = Command::new(std::env::current_exe().expect("this program"));
+    child.args(["--exact", "child_creates_a_context", "--nocapture"]).env("ABI_TEST_CHILD", "1");
+    for (name, value) in environment {
+        child.env(name, value);
+    }
+    let output = child.output().expect("this program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let result = text.lines().find_map(|line| line.split_once("RESULT ")).expect("the child tells its result").1;
+    let (status, rest) = result.split_once(' ').expect("status and text");
+    (status.parse().expect("a number"), rest.to_owned())
+}
+
+#[test]
+fn the_environment_is_read_when_a_context_is_created() {
+    let (status, json) = context_in(&[
+        ("MPGPU_TOPOLOGY", "beluga"),
+        ("MPGPU_MAX_PATHS", "2"),
+        ("MPGPU_STAGING_BYTES", "1M"),
+        ("MPGPU_VERIFY", "program"),
+        ("MPGPU_ROOT", "/opt"),
+    ]);
+    assert_eq!(status, 0, "{json}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((&json["topology"]["name"], &json["settings"]["max_paths"]), (&"beluga".into(), &2.into()));
+    assert_eq!((&json["settings"]["staging_bytes"], &json["settings"]["verify"]), (&(1 << 20).into(), &"program".into()));
+}
+
+#[test]
+fn bad_environments_are_refused() {
+    let environment = MP_ERROR_ENVIRONMENT as i32;
+    assert_eq!(context_in(&[("MPGPU_MAX_PATHS", "0")]), (environment, "MPGPU_MAX_PATHS=0: must be 1 or more".to_owned()));
+    let (status, message) = context_in(&[("MPGPU_MAX_PATH", "2")]);
+    assert_eq!((status, message.ends_with("did you mean MPGPU_MAX_PATHS?")), (environment, true), "{message}");
+    let (status, message) = context_in(&[("MPGPU_STAGING_BYTES", "64MB")]);
+    assert_eq!((status, message.starts_with("MPGPU_STAGING_BYTES=64MB: must be")), (environment, true), "{message}");
+    let (status, message) = context_in(&[("MPGPU_TUNING_FILE", "x.toml")]);
+    assert_eq!((status, message.starts_with("MPGPU_TUNING_FILE=x.toml")), (MP_ERROR_NOT_SUPPORTED as i32, true), "{message}");
+    let (status, message) = context_in(&[("MPGPU_BACKEND", "cuda")]);
+    assert_eq!((status, message.starts_with("backend cuda")), (MP_ERROR_NOT_SUPPORTED as i32, true), "{message}");
+    let (status, message) = context_in(&[("MPGPU_TOPOLOGY", "belugga")]);
+    assert_eq!((status, message.contains("belugga")), (MP_ERROR_TOPOLOGY as i32, true), "{message}");
+}
+
+#[cfg(feature = "fault-injection")]
+mod faults {
+    use super::*;
+    use mpgpu::fault;
+
+    /// A panic at `point` during `call` becomes a status, and strikes exactly there.
+    fn strike(point: &'static str, call: impl FnOnce() -> mp_status_t) {
+        fault::arm(point);
+        let message = refused(call(), MP_ERROR_INTERNAL);
+        assert!(!fault::is_armed(), "{point} was not reached");
+        assert!(message.contains(&format!("fault injected at {point}")), "{message}");
+    }
+
+    #[test]
+    fn a_panic_inside_becomes_a_status_and_the_context_stays_usable() {
+        let node = Node::with(mp_context_options_t { topology: c"beluga".as_ptr(), staging_bytes: 1 << 20, ..context_options() });
+        const BYTES: usize = 64 << 20;
+        let (a, b) = (node.alloc(0, BYTES), node.alloc(1, BYTES));
+        let large = [transfer(b, 1, a, 0, BYTES)];
+        let mut plan = poison();
+        // SAFETY: all pointers are valid for the call.
+        strike("planner", || unsafe { mp_plan(node.context, large.as_ptr(), 1, null(), &mut plan) });
+        assert_eq!(plan.addr(), poison::<u8>().addr());
+        node.still_works();
+
+        let plan = node.plan(&large);
+        let mut info = plan_info();
+        // SAFETY: a whole struct of the right size.
+        ok(unsafe { mp_plan_get_info(plan, &mut info) });
+        assert!(info.staging_bytes > 0, "the plan must stage for this test to reach the staging lock");
+        let executions = node.statistics().executions;
+        for point in ["execute", "staging"] {
+            let mut request = poison();
+            // SAFETY: the output is valid for the call, and so is the plan's memory.
+            strike(point, || unsafe { mp_execute(plan, null_mut(), &mut request) });
+            assert_eq!(request.addr(), poison::<u8>().addr());
+            node.still_works();
+        }
+        // The staging lock was held by a thread that panicked; the same plan still runs, and runs right.
+        // SAFETY: nothing else uses this memory.
+        unsafe { std::slice::from_raw_parts_mut(a, BYTES) }.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 7) as u8);
+        node.run(plan);
+        node.run(plan);
+        // SAFETY: as above, and the copies have finished.
+        assert!(unsafe { std::slice::from_raw_parts(a, BYTES) == std::slice::from_raw_parts(b, BYTES) });
+        assert_eq!(node.statistics().executions, executions + 2 + 2, "executions that failed are counted");
+        ok(mp_plan_destroy(plan));
+        ok(mp_context_destroy(node.context));
+    }
+}

@@ -1,0 +1,177 @@
+//! The environment becomes a configuration, or an error that says what is wrong and what would be right.
+
+use log::LevelFilter;
+use mpgpu::engine::config::{IGNORED, VARIABLES};
+use mpgpu::engine::{BackendChoice, Config, PlanOptions, Verify};
+use mpgpu::plan::{Engine, Options};
+use proptest::prelude::*;
+
+fn config(pairs: &[(&str, &str)]) -> Config {
+    Config::from_pairs(pairs.iter().copied()).expect("the variables are accepted")
+}
+
+fn refusal(name: &str, value: &str) -> String {
+    Config::from_pairs([(name, value)]).expect_err("the variable is refused").to_string()
+}
+
+#[test]
+fn an_empty_environment_gives_the_defaults() {
+    assert_eq!(config(&[]), Config::default());
+    assert_eq!(config(&[("PATH", "/bin"), ("mpgpu_ROOT", "/opt"), ("MPGPU_ROOT", "/opt"), ("MPGPU_DIR", "/opt")]), Config::default());
+}
+
+#[test]
+fn every_variable_reaches_its_field() {
+    let all = config(&[
+        ("MPGPU_BACKEND", "host"),
+        ("MPGPU_TOPOLOGY", "beluga"),
+        ("MPGPU_ENGINE", "graph"),
+        ("MPGPU_MAX_PATHS", "3"),
+        ("MPGPU_HOST_PATH", "off"),
+        ("MPGPU_CHUNK_BYTES", "4MiB"),
+        ("MPGPU_MIN_BYTES", "64K"),
+        ("MPGPU_STAGING_BYTES", "1G"),
+        ("MPGPU_CACHE_PLANS", "7"),
+        ("MPGPU_VERIFY", "bytes"),
+        ("MPGPU_LOG", "debug"),
+    ]);
+    let expected = Config {
+        backend: BackendChoice::Host,
+        topology: Some("beluga".to_owned()),
+        engine: Engine::Graph,
+        max_paths: Some(3),
+        host_path: Some(false),
+        chunk_bytes: Some(4 << 20),
+        min_bytes: Some(64 << 10),
+        staging_bytes: 1 << 30,
+        cache_plans: 7,
+        verify: Verify::Bytes,
+        log: Some(LevelFilter::Debug),
+    };
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn sizes_count_in_multiples_of_1024() {
+    for (text, bytes) in [
+        ("0", 0),
+        ("1", 1),
+        ("512B", 512),
+        ("2K", 2048),
+        ("2k", 2048),
+        ("2KiB", 2048),
+        ("64M", 64 << 20),
+        ("3GiB", 3 << 30),
+        ("1T", 1 << 40),
+    ] {
+        assert_eq!(config(&[("MPGPU_STAGING_BYTES", text)]).staging_bytes, bytes, "{text}");
+    }
+    assert_eq!(config(&[("MPGPU_STAGING_BYTES", "18446744073709551615")]).staging_bytes, u64::MAX);
+    for text in ["", "M", "-1", "+1", "1.5G", "64MB", "64 M", "0x10", "1e6", "64M ", "６４"] {
+        let message = refusal("MPGPU_STAGING_BYTES", text);
+        assert!(message.starts_with(&format!("MPGPU_STAGING_BYTES={text}: must be")) && message.contains("MiB"), "{message}");
+    }
+    for text in ["18446744073709551616", "16777216T", "99999999999999999999999"] {
+        assert!(refusal("MPGPU_STAGING_BYTES", text).contains("less than 16 EiB"), "{text}");
+    }
+}
+
+#[test]
+fn refusals_name_variable_value_and_what_is_accepted() {
+    assert_eq!(refusal("MPGPU_MAX_PATHS", "0"), "MPGPU_MAX_PATHS=0: must be 1 or more");
+    assert_eq!(refusal("MPGPU_BACKEND", "gpu"), "MPGPU_BACKEND=gpu: must be one of auto, host, cuda");
+    assert_eq!(refusal("MPGPU_ENGINE", "Graph"), "MPGPU_ENGINE=Graph: must be one of auto, stream, graph, batch, kernel");
+    assert_eq!(refusal("MPGPU_HOST_PATH", "yes"), "MPGPU_HOST_PATH=yes: must be one of 0, 1, on, off");
+    assert_eq!(refusal("MPGPU_CHUNK_BYTES", "100"), "MPGPU_CHUNK_BYTES=100: must be 4096 bytes or more");
+    assert_eq!(refusal("MPGPU_VERIFY", "1"), "MPGPU_VERIFY=1: must be one of off, program, bytes");
+    assert_eq!(refusal("MPGPU_LOG", ""), "MPGPU_LOG=: must be one of off, error, warn, info, debug, trace");
+    assert!(refusal("MPGPU_MAX_PATHS", "many").contains("whole number from 1 to 4294967295"));
+    assert!(refusal("MPGPU_CACHE_PLANS", "-3").contains("0 turns the plan cache off"));
+    assert!(refusal("MPGPU_TOPOLOGY", "").contains("preset"));
+    assert!(refusal("MPGPU_TUNING_FILE", "/a/b.toml").contains("MPGPU_TUNING_FILE=/a/b.toml"));
+}
+
+#[test]
+fn an_unknown_name_is_refused_with_the_nearest_known_one() {
+    assert_eq!(refusal("MPGPU_MAXPATHS", "2"), "MPGPU_MAXPATHS=2: is not a variable that mpgpu reads; did you mean MPGPU_MAX_PATHS?");
+    assert!(refusal("MPGPU_STAGE_BYTES", "2").ends_with("did you mean MPGPU_STAGING_BYTES?"));
+    assert!(refusal("MPGPU_log", "info").ends_with("did you mean MPGPU_LOG?"));
+    assert_eq!(refusal("MPGPU_COFFEE_MACHINE", "on"), "MPGPU_COFFEE_MACHINE=on: is not a variable that mpgpu reads");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_value_that_is_not_utf8_is_refused() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let error = Config::from_pairs([("MPGPU_LOG", OsStr::from_bytes(b"in\xfffo"))]).expect_err("refused");
+    assert!(error.to_string().starts_with("MPGPU_LOG=in\u{fffd}fo: is not valid UTF-8"), "{error}");
+}
+
+#[test]
+fn options_of_the_call_win_over_the_environment_and_the_environment_over_the_default() {
+    let environment = config(&[("MPGPU_MAX_PATHS", "3"), ("MPGPU_HOST_PATH", "0"), ("MPGPU_STAGING_BYTES", "1M")]);
+    let from_environment = PlanOptions::default().resolve(&environment).expect("accepted");
+    let expected = Options { max_paths: 3, host_path: false, staging_bytes: 1 << 20, ..Options::default() };
+    assert_eq!(from_environment, expected);
+    let call = PlanOptions {
+        max_paths: Some(2),
+        host_path: Some(true),
+        engine: Some(Engine::Stream),
+        staging_bytes: Some(1 << 16),
+        ..PlanOptions::default()
+    };
+    let resolved = call.resolve(&environment).expect("accepted");
+    assert_eq!((resolved.max_paths, resolved.host_path, resolved.engine, resolved.staging_bytes), (2, true, Engine::Stream, 1 << 16));
+    assert_eq!(PlanOptions::default().resolve(&Config::default()).expect("accepted"), Options::default());
+}
+
+#[test]
+fn a_call_cannot_use_more_staging_than_its_context_has() {
+    let environment = config(&[("MPGPU_STAGING_BYTES", "1M")]);
+    let call = PlanOptions { staging_bytes: Some((1 << 20) + 1), ..PlanOptions::default() };
+    let message = call.resolve(&environment).expect_err("refused").to_string();
+    assert!(message.starts_with("staging_bytes=1048577: must not exceed the context's 1048576 bytes"), "{message}");
+}
+
+#[test]
+fn the_page_lists_exactly_the_variables_that_are_read() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/environment.md")).expect("the page is there");
+    let listed: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|rest| rest.split('`').next()).collect();
+    assert_eq!(listed, VARIABLES);
+    for name in IGNORED {
+        assert!(page.contains(name), "{name} is not mentioned");
+    }
+}
+
+#[test]
+fn every_variable_of_the_table_is_read() {
+    for name in VARIABLES {
+        // No variable accepts this, a topology excepted, so silence would mean that it is not looked at.
+        let result = Config::from_pairs([(name, "\u{1}")]);
+        if name == "MPGPU_TOPOLOGY" {
+            assert_eq!(result.expect("any name is taken").topology.as_deref(), Some("\u{1}"));
+        } else {
+            assert!(result.expect_err("refused").to_string().starts_with(name));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_value_or_an_error_that_quotes_it(index in 0..VARIABLES.len(), value in "\\PC{0,12}") {
+        if let Err(error) = Config::from_pairs([(VARIABLES[index], value.as_str())]) {
+            let quoted = format!("{}={value}: ", VARIABLES[index]);
+            prop_assert!(error.to_string().starts_with(&quoted), "{}", error);
+        }
+    }
+
+    #[test]
+    fn any_other_name_is_an_error_that_quotes_it(suffix in "[A-Z_]{1,12}") {
+        let name = format!("MPGPU_{suffix}");
+        prop_assume!(!VARIABLES.contains(&name.as_str()) && !IGNORED.contains(&name.as_str()));
+        let error = Config::from_pairs([(name.as_str(), "1")]).expect_err("refused");
+        let quoted = format!("{name}=1: is not a variable");
+        prop_assert!(error.to_string().starts_with(&quoted), "{}", error);
+    }
+}

@@ -1,0 +1,210 @@
+//! What the tests of the C ABI share: a context created through the C functions, with memory of its devices.
+//!
+//! Each test program uses a part of it.
+#![allow(dead_code)]
+
+use mpgpu::ffi::*;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{null, null_mut};
+
+pub use mpgpu::ffi::mp_status_t::*;
+
+/// The last error's text on this thread.
+pub fn last_error() -> String {
+    // SAFETY: never NULL, and valid until the next failure on this thread.
+    unsafe { CStr::from_ptr(mp_last_error()) }.to_str().expect("messages are UTF-8").to_owned()
+}
+
+/// Name of the parameter that the last error blames.
+pub fn last_argument() -> Option<String> {
+    let mut info = error_info();
+    // SAFETY: a whole struct of the right size.
+    assert_eq!(unsafe { mp_last_error_info(&mut info) }, MP_SUCCESS);
+    // SAFETY: NULL or a text of the library.
+    (!info.argument.is_null()).then(|| unsafe { CStr::from_ptr(info.argument) }.to_str().expect("ASCII").to_owned())
+}
+
+#[track_caller]
+pub fn ok(status: mp_status_t) {
+    assert_eq!(status, MP_SUCCESS, "{}", last_error());
+}
+
+/// Checks a refusal, and returns what it says.
+#[track_caller]
+pub fn refused(status: mp_status_t, expected: mp_status_t) -> String {
+    assert_eq!(status, expected, "the last error says: {}", last_error());
+    let message = last_error();
+    assert!(!message.is_empty());
+    message
+}
+
+pub fn context_options() -> mp_context_options_t {
+    mp_context_options_t { size: size_of::<mp_context_options_t>(), backend: 0, topology: null(), staging_bytes: 0, cache_plans: 0 }
+}
+
+pub fn plan_options() -> mp_plan_options_t {
+    mp_plan_options_t {
+        size: size_of::<mp_plan_options_t>(),
+        engine: 0,
+        max_paths: 0,
+        host_path: 0,
+        chunk_bytes: 0,
+        min_bytes: 0,
+        staging_bytes: 0,
+    }
+}
+
+pub fn plan_info() -> mp_plan_info_t {
+    mp_plan_info_t {
+        size: size_of::<mp_plan_info_t>(),
+        predicted_seconds: 0.0,
+        direct_seconds: 0.0,
+        bytes: 0,
+        paths: 0,
+        operations: 0,
+        staging_bytes: 0,
+    }
+}
+
+pub fn statistics() -> mp_statistics_t {
+    mp_statistics_t {
+        size: size_of::<mp_statistics_t>(),
+        plan_cache_hits: 0,
+        plan_cache_misses: 0,
+        plan_cache_evictions: 0,
+        plan_cache_entries: 0,
+        executions: 0,
+        bytes: 0,
+        plan_cache_shape_hits: 0,
+    }
+}
+
+pub fn device_statistics() -> mp_device_statistics_t {
+    mp_device_statistics_t { size: size_of::<mp_device_statistics_t>(), staging_bytes: 0, allocated_bytes: 0, streams: 0 }
+}
+
+pub fn error_info() -> mp_error_info_t {
+    mp_error_info_t { size: size_of::<mp_error_info_t>(), status: MP_SUCCESS, driver_code: 0, argument: null(), message: null() }
+}
+
+/// A context on the host backend.
+pub struct Node {
+    pub context: mp_context_t,
+}
+
+// A handle is a number, valid on any thread.
+// SAFETY: the library says that contexts may be used from any thread.
+unsafe impl Send for Node {}
+// SAFETY: as above.
+unsafe impl Sync for Node {}
+
+impl Node {
+    pub fn new(topology: &CStr) -> Node {
+        Node::with(mp_context_options_t { topology: topology.as_ptr(), ..context_options() })
+    }
+
+    pub fn with(options: mp_context_options_t) -> Node {
+        let mut context = null_mut();
+        // SAFETY: all pointers are valid for the call.
+        ok(unsafe { mp_context_create_versioned(&options, MP_VERSION, &mut context) });
+        assert!(!context.is_null());
+        Node { context }
+    }
+
+    pub fn alloc(&self, device: i32, bytes: usize) -> *mut u8 {
+        let mut memory = null_mut();
+        // SAFETY: the output is valid for the call.
+        ok(unsafe { mp_alloc(self.context, device, bytes as u64, &mut memory) });
+        memory.cast()
+    }
+
+    pub fn free(&self, memory: *mut u8) {
+        // SAFETY: the tests free what they no longer use.
+        ok(unsafe { mp_free(self.context, memory.cast()) });
+    }
+
+    pub fn stream(&self, device: i32) -> mp_stream_t {
+        let mut stream = null_mut();
+        // SAFETY: the output is valid for the call.
+        ok(unsafe { mp_stream_create(self.context, device, &mut stream) });
+        stream
+    }
+
+    pub fn plan(&self, transfers: &[mp_transfer_t]) -> mp_plan_t {
+        let mut plan = null_mut();
+        // SAFETY: all pointers are valid for the call.
+        ok(unsafe { mp_plan(self.context, transfers.as_ptr(), transfers.len(), null(), &mut plan) });
+        plan
+    }
+
+    /// The status of planning, and what the call left in its output, which started as `before`.
+    pub fn try_plan(&self, transfers: &[mp_transfer_t], before: mp_plan_t) -> (mp_status_t, mp_plan_t) {
+        let mut plan = before;
+        // SAFETY: all pointers are valid for the call.
+        let status = unsafe { mp_plan(self.context, transfers.as_ptr(), transfers.len(), null(), &mut plan) };
+        (status, plan)
+    }
+
+    pub fn run(&self, plan: mp_plan_t) {
+        let mut request = null_mut();
+        // SAFETY: the output is valid for the calls, and so is the plan's memory.
+        ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
+        // SAFETY: as above.
+        ok(unsafe { mp_wait(&mut request) });
+        assert!(request.is_null());
+    }
+
+    pub fn statistics(&self) -> mp_statistics_t {
+        let mut result = statistics();
+        // SAFETY: a whole struct of the right size.
+        ok(unsafe { mp_context_statistics(self.context, &mut result) });
+        result
+    }
+
+    /// Copies between two GPUs, checks every byte, and the bytes around the destination too.
+    pub fn still_works(&self) {
+        const BYTES: usize = 100_003;
+        const AROUND: usize = 64;
+        let (src, dst) = (self.alloc(0, BYTES), self.alloc(1, BYTES + 2 * AROUND));
+        // SAFETY: memory of the host backend is host memory; both are of these sizes, and nothing else uses them yet.
+        let (from, to) = unsafe { (std::slice::from_raw_parts_mut(src, BYTES), std::slice::from_raw_parts_mut(dst, BYTES + 2 * AROUND)) };
+        from.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 31 % 251) as u8);
+        to.fill(0xEE);
+        let plan = self.plan(&[transfer(dst.wrapping_add(AROUND), 1, src, 0, BYTES)]);
+        self.run(plan);
+        ok(mp_plan_destroy(plan));
+        assert!(to[AROUND..AROUND + BYTES] == *from, "bytes arrived wrong");
+        assert!(to[..AROUND].iter().chain(&to[AROUND + BYTES..]).all(|byte| *byte == 0xEE), "bytes around the destination were written");
+        self.free(src);
+        self.free(dst);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Fails where the test has destroyed the context itself.
+        let _ = mp_context_destroy(self.context);
+    }
+}
+
+pub fn transfer(dst: *mut u8, dst_device: i32, src: *const u8, src_device: i32, bytes: usize) -> mp_transfer_t {
+    mp_transfer_t { dst: dst.cast(), dst_device, src: src.cast(), src_device, bytes: bytes as u64 }
+}
+
+/// A handle that no call has returned.
+pub fn poison<T>() -> *mut T {
+    std::ptr::without_provenance_mut(0xDEAD_BEE8)
+}
+
+/// The text of a two-call description.
+pub fn describe(call: impl Fn(*mut c_char, usize, *mut usize) -> mp_status_t) -> String {
+    let mut length = 0;
+    ok(call(null_mut(), 0, &mut length));
+    let mut text = vec![0_u8; length];
+    ok(call(text.as_mut_ptr().cast(), text.len(), &mut length));
+    assert_eq!(length, text.len());
+    CStr::from_bytes_with_nul(&text).expect("one NUL, at the end").to_str().expect("descriptions are UTF-8").to_owned()
+}
+
+/// For callbacks that must not be called.
+pub unsafe extern "C" fn nothing(_: *mut c_void) {}

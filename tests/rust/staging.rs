@@ -1,0 +1,289 @@
+//! Staging memory: where rings lie, and which executions wait for which. The backend is a double whose executions end on command.
+
+mod common;
+
+use common::{Random, cases};
+use mpgpu::backend::*;
+use mpgpu::engine::Error;
+use mpgpu::engine::staging::{Region, Staging};
+use mpgpu::plan::Ring;
+use mpgpu::topology::DeviceId;
+use std::any::Any;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Gives out addresses that nobody may follow.
+#[derive(Default)]
+struct Addresses(Mutex<BTreeMap<u64, (DeviceId, u64)>>);
+
+impl Backend for Addresses {
+    fn name(&self) -> &'static str {
+        "addresses"
+    }
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        let mut live = self.0.lock().expect("no panic");
+        if device == DeviceId::gpu(9) {
+            return Err(BackendError::OutOfMemory { device: device.0, bytes });
+        }
+        let address = live.last_key_value().map_or(1 << 20, |(base, (_, size))| (base + size).next_multiple_of(256) + 4096);
+        live.insert(address, (device, bytes));
+        Ok(address)
+    }
+    fn free(&self, address: u64) -> Result<(), BackendError> {
+        self.0.lock().expect("no panic").remove(&address).map(drop).ok_or(BackendError::InvalidPointer(address))
+    }
+    fn locate(&self, _: u64) -> Option<Allocation> {
+        None
+    }
+    fn allocated_bytes(&self, device: DeviceId) -> u64 {
+        self.0.lock().expect("no panic").values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum()
+    }
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        Err(BackendError::InvalidDevice(device.0))
+    }
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        Err(BackendError::InvalidHandle(stream.0, "stream"))
+    }
+    fn stream_count(&self, _: DeviceId) -> u64 {
+        0
+    }
+    fn synchronize_stream(&self, _: StreamHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn launch_host(&self, _: StreamHandle, _: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn create_event(&self) -> Result<EventHandle, BackendError> {
+        Ok(EventHandle(1))
+    }
+    fn destroy_event(&self, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn record_event(&self, _: EventHandle, _: StreamHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stream_wait_event(&self, _: StreamHandle, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn synchronize_event(&self, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn execute(&self, _: &Execution<'_>) -> Result<Completion, BackendError> {
+        Ok(End::of(0))
+    }
+    fn synchronize(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
+
+/// An execution with a number, which has ended when the test says so.
+#[derive(Debug)]
+struct End {
+    number: usize,
+    done: AtomicBool,
+    fails: bool,
+}
+
+impl End {
+    fn of(number: usize) -> Arc<End> {
+        Arc::new(End { number, done: AtomicBool::new(false), fails: false })
+    }
+    fn finish(&self) {
+        self.done.store(true, Ordering::SeqCst);
+    }
+}
+
+impl CompletionState for End {
+    fn is_done(&self) -> Result<bool, BackendError> {
+        if self.done.load(Ordering::SeqCst) && self.fails {
+            return Err(BackendError::DataCorruption { transfer: 0, offset: 0 });
+        }
+        Ok(self.done.load(Ordering::SeqCst))
+    }
+    fn wait(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Of no executions.
+const NONE: [usize; 0] = [];
+
+fn number(completion: &Completion) -> usize {
+    completion.as_any().downcast_ref::<End>().expect("this test's own").number
+}
+
+/// Enqueues `end` with these regions; the numbers of those that it has to run after.
+fn enqueue(staging: &Staging, regions: &[Region], end: &Arc<End>) -> Vec<usize> {
+    let mut numbers = Vec::new();
+    staging
+        .ordered(regions, |after| {
+            numbers = after.iter().map(number).collect();
+            Ok::<Completion, ()>(end.clone())
+        })
+        .expect("never fails");
+    numbers.sort_unstable();
+    numbers
+}
+
+fn region(start: u64, end: u64) -> Region {
+    Region { start, end }
+}
+
+fn ring(gpu: u32, slot_bytes: u64, slots: u32) -> Ring {
+    Ring { device: DeviceId::gpu(gpu), slot_bytes, slots }
+}
+
+#[test]
+fn a_device_gets_its_arena_with_the_first_ring_on_it_and_no_second_one() {
+    let (staging, backend) = (Staging::new(1 << 16), Addresses::default());
+    staging.place(&[], &backend).expect("nothing to place");
+    assert!(backend.0.lock().expect("no panic").is_empty());
+    staging.place(&[ring(2, 1024, 4)], &backend).expect("room");
+    staging.place(&[ring(2, 1024, 4), ring(0, 256, 1)], &backend).expect("room");
+    let arenas: Vec<_> = backend.0.lock().expect("no panic").values().copied().collect();
+    assert_eq!(arenas, [(DeviceId::gpu(2), 1 << 16), (DeviceId::gpu(0), 1 << 16)]);
+    assert_eq!([0, 1, 2].map(|gpu| staging.bytes(DeviceId::gpu(gpu))), [1 << 16, 0, 1 << 16]);
+    staging.release(&backend).expect("freed");
+    assert!(backend.0.lock().expect("no panic").is_empty());
+    assert_eq!(staging.bytes(DeviceId::gpu(2)), 0);
+}
+
+#[test]
+fn rings_of_a_plan_are_apart_inside_their_arena_and_aligned_while_they_fit() {
+    for seed in 0..u64::from(cases(300)) {
+        let mut random = Random(seed);
+        let bound = 4096 + random.below(1 << 16);
+        let (staging, backend) = (Staging::new(bound), Addresses::default());
+        for _ in 0..20 {
+            let rings: Vec<Ring> = (0..random.below(6))
+                .map(|_| ring(random.below(3) as u32, 1 + random.below(bound / 4), 1 + random.below(2) as u32))
+                .collect();
+            let used = |gpu: u32, align: u64| -> u64 {
+                rings.iter().filter(|r| r.device == DeviceId::gpu(gpu)).map(|r| r.bytes().next_multiple_of(align)).sum()
+            };
+            let placed = staging.place(&rings, &backend);
+            if (0..3).any(|gpu| used(gpu, 1) > bound) {
+                assert!(matches!(placed, Err(Error::StagingBound { .. })), "seed {seed}");
+                continue;
+            }
+            let (bases, regions) = placed.expect("the rings fit");
+            let arenas = backend.0.lock().expect("no panic").clone();
+            let mut ranges: Vec<(u64, u64)> = Vec::new();
+            for (ring, &base) in rings.iter().zip(bases.iter()) {
+                let (arena, (device, bytes)) = arenas.range(..=base).next_back().expect("an arena");
+                assert_eq!((*device, *bytes), (ring.device, bound));
+                assert!(base + ring.bytes() <= arena + bytes, "seed {seed}: a ring leaves its arena");
+                assert!(regions.iter().any(|r| r.start <= base && base + ring.bytes() <= r.end), "seed {seed}: a ring outside its regions");
+                if used(ring.device.0 as u32, 256) <= bound {
+                    assert_eq!(base % 256, 0, "seed {seed}");
+                }
+                ranges.push((base, base + ring.bytes()));
+            }
+            ranges.sort_unstable();
+            assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "seed {seed}: two rings overlap");
+        }
+    }
+}
+
+#[test]
+fn a_plan_may_fill_its_bound_to_the_last_byte_but_not_beyond() {
+    let (staging, backend) = (Staging::new(1000), Addresses::default());
+    let (bases, regions) = staging.place(&[ring(0, 333, 1), ring(0, 667, 1)], &backend).expect("exactly the bound");
+    assert_eq!((bases[1] - bases[0], regions[0].end - regions[0].start), (333, 1000));
+    let error = staging.place(&[ring(0, 1001, 1)], &backend).expect_err("one byte too many");
+    assert_eq!(error.to_string(), "internal error: a plan needs more than 1000 bytes of staging on device 0");
+    assert!(staging.place(&[ring(0, u64::MAX / 2, 1), ring(0, u64::MAX / 2, 1), ring(0, 2, 1)], &backend).is_err());
+}
+
+#[test]
+fn plans_follow_each_other_through_the_arena_and_wrap() {
+    let (staging, backend) = (Staging::new(1024), Addresses::default());
+    let starts: Vec<u64> = (0..5).map(|_| staging.place(&[ring(0, 400, 1)], &backend).expect("room").1[0].start).collect();
+    let base = starts[0];
+    assert_eq!(starts.iter().map(|start| start - base).collect::<Vec<_>>(), [0, 512, 0, 512, 0]);
+}
+
+#[test]
+fn a_device_without_memory_is_an_error_and_can_be_tried_again() {
+    let (staging, backend) = (Staging::new(1024), Addresses::default());
+    for _ in 0..2 {
+        assert!(matches!(staging.place(&[ring(9, 1, 1)], &backend), Err(Error::Backend(BackendError::OutOfMemory { .. }))));
+    }
+    staging.place(&[ring(1, 1, 1)], &backend).expect("other devices have some");
+}
+
+#[test]
+fn executions_that_share_a_byte_are_ordered_and_others_are_not() {
+    let staging = Staging::new(0);
+    let ends: Vec<Arc<End>> = (0..8).map(End::of).collect();
+    assert_eq!(enqueue(&staging, &[region(0, 100)], &ends[0]), NONE);
+    assert_eq!(enqueue(&staging, &[region(100, 200), region(500, 600)], &ends[1]), NONE);
+    assert_eq!(enqueue(&staging, &[], &ends[2]), NONE);
+    // The same regions again: the same plan in another stream.
+    assert_eq!(enqueue(&staging, &[region(0, 100)], &ends[3]), [0]);
+    // 0 is behind 3 now.
+    assert_eq!(enqueue(&staging, &[region(99, 101)], &ends[4]), [1, 3]);
+    // An execution that touches another in two places waits for it once.
+    assert_eq!(enqueue(&staging, &[region(150, 160), region(550, 560)], &ends[5]), [1]);
+    // Bytes that no later execution has touched still belong to the earlier one.
+    assert_eq!(enqueue(&staging, &[region(0, 99), region(590, 600)], &ends[6]), [1, 3]);
+    assert_eq!(enqueue(&staging, &[region(0, 1000)], &ends[7]), [1, 4, 5, 6]);
+}
+
+#[test]
+fn nobody_waits_for_what_has_finished_well_or_badly() {
+    let staging = Staging::new(0);
+    let (fine, failed, last) = (End::of(0), Arc::new(End { number: 1, done: AtomicBool::new(false), fails: true }), End::of(2));
+    enqueue(&staging, &[region(0, 10)], &fine);
+    enqueue(&staging, &[region(10, 20)], &failed);
+    fine.finish();
+    failed.finish();
+    assert_eq!(enqueue(&staging, &[region(0, 20)], &last), NONE);
+}
+
+#[test]
+fn an_execution_that_could_not_be_enqueued_is_not_waited_for() {
+    let staging = Staging::new(0);
+    enqueue(&staging, &[region(0, 10)], &End::of(0));
+    assert_eq!(staging.ordered(&[region(0, 10)], |_| Err("refused")).expect_err("passed on"), "refused");
+    assert_eq!(enqueue(&staging, &[region(0, 10)], &End::of(1)), [0]);
+}
+
+#[test]
+fn every_earlier_execution_that_shares_a_byte_has_finished_or_is_waited_for() {
+    for seed in 0..u64::from(cases(100)) {
+        let mut random = Random(seed);
+        let staging = Staging::new(0);
+        let mut runs: Vec<(Vec<Region>, Arc<End>, HashSet<usize>)> = Vec::new();
+        for number in 0..150 {
+            let mut regions: Vec<Region> = Vec::new();
+            for device in 0..1 + random.below(3) {
+                let start = device * 1000 + random.below(60);
+                regions.push(region(start, start + 1 + random.below(40)));
+            }
+            let end = End::of(number);
+            let after = enqueue(&staging, &regions, &end);
+            // Waiting for an execution includes waiting for what that waits for.
+            let mut waits: HashSet<usize> = after.iter().copied().collect();
+            waits.extend(after.iter().flat_map(|&n| runs[n].2.iter().copied()));
+            for (earlier, (used, other, _)) in runs.iter().enumerate() {
+                let shares = used.iter().any(|a| regions.iter().any(|b| a.start < b.end && b.start < a.end));
+                let done = other.done.load(Ordering::SeqCst);
+                assert!(!shares || done || waits.contains(&earlier), "seed {seed}: {number} does not wait for {earlier}");
+                assert!(!after.contains(&earlier) || !done, "seed {seed}: {number} waits for {earlier}, which has finished");
+            }
+            runs.push((regions, end, waits));
+            for _ in 0..random.below(3) {
+                // An execution ends only after those that it waits for.
+                let candidate = random.below(runs.len() as u64) as usize;
+                if runs[candidate].2.iter().all(|&n| runs[n].1.done.load(Ordering::SeqCst)) {
+                    runs[candidate].1.finish();
+                }
+            }
+        }
+    }
+}
