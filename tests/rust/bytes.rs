@@ -1,0 +1,182 @@
+//! Bytes, always: random machines, batches, options and streams on the host backend, every byte compared.
+//!
+//! What each execution should do is done a second time on plain vectors. At the end all memory of all devices is compared, so a
+//! byte outside the destinations that changed is found as surely as one inside that did not.
+
+mod common;
+
+use common::Random;
+use mpgpu::backend::host::HostBackend;
+use mpgpu::backend::{EventHandle, StreamHandle};
+use mpgpu::engine::{Config, Context, PlanOptions, Transfer, Verify};
+use mpgpu::plan::{Options, validate};
+use mpgpu::topology::{DeviceId, Machine};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// One range of memory on one device, with a copy of what it should hold.
+struct Arena {
+    device: DeviceId,
+    address: u64,
+    expected: Vec<u8>,
+    /// Where the next destination may start. Sources lie anywhere before it.
+    free: u64,
+    /// Keeps pageable memory alive.
+    _pageable: Option<Vec<u8>>,
+}
+
+impl Arena {
+    fn new(context: &Context, device: DeviceId, bytes: u64, random: &mut Random) -> Arena {
+        let mut expected = vec![0; bytes as usize];
+        expected.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+        let pageable = (device.is_host() && random.chance(40)).then(|| vec![0_u8; bytes as usize]);
+        let address = match &pageable {
+            Some(memory) => memory.as_ptr() as u64,
+            None => context.allocate(device, bytes).expect("memory for a test"),
+        };
+        // SAFETY: `address` is the start of `bytes` bytes that belong to this test alone, and nothing is enqueued yet.
+        unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), address as *mut u8, bytes as usize) };
+        // The first half is never written: sources that stay as they are.
+        Arena { device, address, expected, free: bytes / 2, _pageable: pageable }
+    }
+
+    fn actual(&self) -> &[u8] {
+        // SAFETY: the range was allocated with this length, and all work that writes to it has finished.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.expected.len()) }
+    }
+
+    /// A range that no earlier transfer has written, a random gap after the last one.
+    fn destination(&mut self, bytes: u64, random: &mut Random) -> Option<u64> {
+        let offset = self.free + random.below(70);
+        let end = offset.checked_add(bytes).filter(|&end| end <= self.expected.len() as u64)?;
+        self.free = end;
+        Some(offset)
+    }
+}
+
+/// A range that a step has written: the source of a later one.
+struct Written {
+    arena: usize,
+    offset: u64,
+    bytes: u64,
+    step: usize,
+}
+
+fn run(seed: u64, most: u64) -> Result<(), TestCaseError> {
+    let mut random = Random(seed);
+    let machine = Arc::new(Machine::new(common::topology(&mut random)).expect("a random topology is well formed"));
+    let (gpus, hosts) = (machine.gpu_count(), machine.host_count());
+    let backend = Arc::new(HostBackend::new(gpus, hosts));
+    let verify = if random.chance(30) { Verify::Bytes } else { Verify::Program };
+    let staging_bytes = [1 << 14, 1 << 16, 1 << 20][random.below(3) as usize];
+    let config = Config { staging_bytes, verify, ..Config::default() };
+    let context = Context::with_backend(machine.clone(), backend, config).expect("a context");
+    let devices: Vec<DeviceId> = (0..gpus).map(DeviceId::gpu).chain((0..hosts).map(DeviceId::host)).collect();
+    let mut arenas: Vec<Arena> = devices.iter().map(|&device| Arena::new(&context, device, 4 * most + 4096, &mut random)).collect();
+    let mut streams: Vec<StreamHandle> =
+        (0..3).map(|_| context.create_stream(devices[random.below(u64::from(gpus)) as usize]).expect("a stream")).collect();
+    streams.push(StreamHandle(0));
+
+    let mut written: Vec<Written> = Vec::new();
+    let mut done: Vec<(StreamHandle, EventHandle)> = Vec::new();
+    let mut completions = Vec::new();
+    for step in 0..1 + random.below(5) as usize {
+        let mut batch = Vec::new();
+        let mut shadow = Vec::new();
+        let mut after: Vec<usize> = Vec::new();
+        let (before, same_source) = (written.len(), random.below(most));
+        for _ in 0..[1, 1, 2, 4, 9, 30][random.below(6) as usize] {
+            let mut bytes = common::size(&mut random, most);
+            // A chain: what an earlier step has written.
+            let (source, src_offset) = if before > 0 && random.chance(40) {
+                let chain = &written[random.below(before as u64) as usize];
+                bytes = bytes.min(chain.bytes);
+                after.push(chain.step);
+                (chain.arena, chain.offset)
+            } else {
+                // Often the same source, so that one range is read by several transfers at once.
+                let offset = if random.chance(30) { same_source } else { random.below(most) };
+                (random.below(devices.len() as u64) as usize, offset)
+            };
+            let target = random.below(devices.len() as u64) as usize;
+            let Some(dst_offset) = arenas[target].destination(bytes, &mut random) else { continue };
+            batch.push(Transfer {
+                dst: arenas[target].address + dst_offset,
+                dst_device: arenas[target].device,
+                src: arenas[source].address + src_offset,
+                src_device: arenas[source].device,
+                bytes,
+            });
+            shadow.push((source, src_offset, target, dst_offset, bytes));
+            written.push(Written { arena: target, offset: dst_offset, bytes, step });
+        }
+        let Options { engine, max_paths, host_path, chunk_bytes, min_bytes, .. } = common::options(&mut random);
+        let options = PlanOptions {
+            engine: Some(engine),
+            max_paths: Some(max_paths),
+            host_path: Some(host_path),
+            chunk_bytes,
+            min_bytes,
+            staging_bytes: random.chance(30).then_some(1 << 14),
+        };
+        let plan = match context.plan(&batch, &options) {
+            Ok(plan) => plan,
+            // No route, or a route that the random options forbid: then nothing is copied.
+            Err(refused) => {
+                prop_assert!(refused.to_string().contains("transfer"), "{refused}");
+                written.truncate(before);
+                continue;
+            }
+        };
+        let bound = options.staging_bytes.unwrap_or(staging_bytes);
+        prop_assert_eq!(validate(&plan.planned().program, bound), Ok(()));
+        for (source, src_offset, target, dst_offset, bytes) in shadow {
+            let moved = arenas[source].expected[src_offset as usize..][..bytes as usize].to_vec();
+            arenas[target].expected[dst_offset as usize..][..bytes as usize].copy_from_slice(&moved);
+        }
+        let stream = streams[random.below(4) as usize];
+        for earlier in after {
+            let (other, event) = done[earlier];
+            if other != stream {
+                context.stream_wait_event(stream, event).expect("a wait");
+            }
+        }
+        completions.push(plan.execute(stream).expect("an execution"));
+        let event = context.create_event().expect("an event");
+        context.record_event(event, stream).expect("a record");
+        done.resize(step, (stream, event));
+        done.push((stream, event));
+    }
+    for completion in &completions {
+        prop_assert!(completion.wait().is_ok());
+    }
+    for arena in &arenas {
+        if arena.actual() != arena.expected {
+            let at = arena.actual().iter().zip(&arena.expected).position(|(a, e)| a != e).unwrap_or_default();
+            prop_assert!(false, "byte {at} of {} on device {} is wrong", arena.expected.len(), arena.device.0);
+        }
+        let held = context.device_statistics(arena.device).expect("statistics").staging_bytes;
+        prop_assert!(held <= staging_bytes, "{held} bytes of staging, more than {staging_bytes}");
+    }
+    context.close().expect("a clean end");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(common::config(200))]
+
+    #[test]
+    fn every_byte_arrives(seed in any::<u64>()) {
+        run(seed, 60_000)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(common::config(3))]
+
+    #[test]
+    fn every_byte_of_large_transfers_arrives(seed in any::<u64>()) {
+        // Up to 64 MiB for one transfer; all devices together take a few gigabytes at most.
+        run(seed, 64 << 20)?;
+    }
+}
