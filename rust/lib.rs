@@ -17,6 +17,7 @@
 //! | [`plan`] | transfers and a machine in, [`plan::Plan`] out; [`plan::Program`] and the validator that proves it right |
 //! | [`engine`] | contexts, the plan cache, staging memory, execution; knows backends only by their trait |
 //! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads) |
+//! | [`units`] | sizes and times as people write them |
 //! | [`ffi`] | the C ABI, the only stable interface |
 #![warn(missing_docs)]
 
@@ -28,3 +29,4 @@ pub mod ffi;
 pub mod model;
 pub mod plan;
 pub mod topology;
+pub mod units;

@@ -6,6 +6,7 @@
 use super::error::Error;
 use crate::model::GRAIN;
 use crate::plan::{Engine, Options};
+use crate::units::parse_size;
 use log::LevelFilter;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
@@ -98,8 +99,6 @@ pub const VARIABLES: [&str; 12] = [
 /// Names with our prefix that CMake's `find_package` and environment modules set to say where the package lies. Not ours to read.
 pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
 
-const SIZE: &str = "a number of bytes, optionally with K, M, G or T (or KiB, MiB, GiB, TiB) for multiples of 1024, as in 64M";
-
 impl Config {
     /// The configuration that the environment of this process asks for.
     pub fn from_environment() -> Result<Config, Error> {
@@ -136,8 +135,7 @@ impl Config {
         let size = |least: u64| match parse_size(text) {
             Ok(bytes) if bytes >= least => Ok(bytes),
             Ok(_) => Err(must(&format!("{least} bytes or more"))),
-            Err(SizeError::Malformed) => Err(must(SIZE)),
-            Err(SizeError::Overflow) => Err(must("less than 16 EiB (2^64 bytes)")),
+            Err(error) => Err(refuse(&error.to_string())),
         };
         match name {
             "MPGPU_BACKEND" => {
@@ -252,30 +250,6 @@ fn one_of<T: std::marker::Copy>(text: &str, accepted: &[(&str, T)]) -> Result<T,
         let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
         format!("one of {}", names.join(", "))
     })
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum SizeError {
-    Malformed,
-    Overflow,
-}
-
-fn parse_size(text: &str) -> Result<u64, SizeError> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    // MB and its like are refused: they mean 10^6 to some and 2^20 to others.
-    let shift = match unit {
-        "" | "B" => 0,
-        "K" | "k" | "KiB" => 10,
-        "M" | "MiB" => 20,
-        "G" | "GiB" => 30,
-        "T" | "TiB" => 40,
-        _ => return Err(SizeError::Malformed),
-    };
-    if number.is_empty() {
-        return Err(SizeError::Malformed);
-    }
-    number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(SizeError::Overflow)
 }
 
 /// The variable that `name` is probably a misspelling of.

@@ -3,7 +3,8 @@
 use super::candidates::Reason;
 use super::program::Mechanism;
 use super::{Engine, PathPlan, Plan};
-use crate::topology::{DeviceId, Machine};
+use crate::topology::Machine;
+use crate::units::{size, time};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -40,7 +41,7 @@ impl Plan {
         )?;
         for (index, transfer) in self.transfers.iter().enumerate() {
             let shape = &transfer.shape;
-            write!(text, "\ntransfer {index}: {} to {}, {}", name(shape.src_device), name(shape.dst_device), size(shape.bytes))?;
+            write!(text, "\ntransfer {index}: {} to {}, {}", shape.src_device, shape.dst_device, size(shape.bytes))?;
             if shape.bytes == 0 {
                 writeln!(text, ": nothing to do")?;
                 continue;
@@ -52,7 +53,7 @@ impl Plan {
             // Many paths are left out for the same reason: one line for all of them.
             let mut lines: Vec<(String, Vec<String>)> = Vec::new();
             for rejection in &transfer.rejected {
-                let via = rejection.via.map_or("direct".into(), name);
+                let via = rejection.via.map_or("direct".into(), |via| via.to_string());
                 let why = rejection.reason.sentence(machine);
                 match lines.iter_mut().find(|line| line.0 == why) {
                     Some(line) => line.1.push(via),
@@ -107,7 +108,7 @@ impl PathPlan {
         let share = 100.0 * self.bytes as f64 / whole as f64;
         let way = match self.via {
             None => "direct".into(),
-            Some(via) => format!("via {}", name(via)),
+            Some(via) => format!("via {via}"),
         };
         let how = match (self.mechanism, self.slots) {
             (Mechanism::Batch, _) => "part of a batched call".into(),
@@ -164,27 +165,6 @@ impl Reason {
             }
             Reason::Staging { ring_bytes } => format!("the staging bound leaves its ring {ring_bytes} bytes"),
         }
-    }
-}
-
-/// `gpu0`, `host0`.
-pub(crate) fn name(device: DeviceId) -> String {
-    if device.is_host() { format!("host{}", -1 - i64::from(device.0)) } else { format!("gpu{}", device.0) }
-}
-
-/// `512.0 MiB`.
-pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = (bytes.max(1).ilog2() / 10).min(4);
-    if unit == 0 { format!("{bytes} B") } else { format!("{:.1} {}", bytes as f64 / 1024_f64.powi(unit as i32), UNITS[unit as usize]) }
-}
-
-/// `3.72 ms`.
-pub(crate) fn time(seconds: f64) -> String {
-    match seconds {
-        s if s < 1e-3 => format!("{:.1} us", s * 1e6),
-        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
-        s => format!("{s:.2} s"),
     }
 }
 

@@ -1,0 +1,81 @@
+//! Sizes and times as people write and read them.
+
+use std::fmt;
+
+/// Why a size can't be read.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum SizeError {
+    /// Not a number with a known unit.
+    Malformed,
+    /// More than 64 bits.
+    Overflow,
+}
+
+impl fmt::Display for SizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SizeError::Malformed => {
+                "must be a number of bytes, optionally with K, M, G or T (or KiB, MiB, GiB, TiB) for multiples of 1024, as in 64M"
+            }
+            SizeError::Overflow => "must be less than 16 EiB (2^64 bytes)",
+        })
+    }
+}
+
+/// Reads `4096`, `64M`, `1GiB`. `MB` and its like are refused: they mean 10^6 to some and 2^20 to others.
+pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        _ => return Err(SizeError::Malformed),
+    };
+    if number.is_empty() {
+        return Err(SizeError::Malformed);
+    }
+    number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(SizeError::Overflow)
+}
+
+/// `512.0 MiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = (bytes.max(1).ilog2() / 10).min(4);
+    if unit == 0 { format!("{bytes} B") } else { format!("{:.1} {}", bytes as f64 / 1024_f64.powi(unit as i32), UNITS[unit as usize]) }
+}
+
+/// `3.72 ms`.
+pub fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.1} us", s * 1e6),
+        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_they_are_written() {
+        for (text, bytes) in [("0", 0), ("4096", 4096), ("1K", 1024), ("64M", 64 << 20), ("2GiB", 2 << 30), ("3T", 3 << 40), ("7B", 7)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "1MB", "-1", "1.5G", "1 M", "0x10", "１K"] {
+            assert_eq!(parse_size(text), Err(SizeError::Malformed), "{text}");
+        }
+        for text in ["18446744073709551616", "16777216T"] {
+            assert_eq!(parse_size(text), Err(SizeError::Overflow), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_and_times_read_well() {
+        assert_eq!([size(0), size(1023), size(1 << 20), size(u64::MAX)], ["0 B", "1023 B", "1.0 MiB", "16777216.0 TiB"]);
+        assert_eq!([time(6.7e-6), time(3.72e-3), time(2.5)], ["6.7 us", "3.72 ms", "2.50 s"]);
+    }
+}
