@@ -16,6 +16,8 @@
 mod chain;
 pub mod kernel;
 mod memory;
+#[cfg(all(test, shuttle))]
+mod model;
 mod node;
 mod queue;
 mod run;
