@@ -1,0 +1,128 @@
+# cmake -D… -P archive.cmake: builds libmpgpu.a whose only global symbols are mp_*.
+#
+# A Rust static library carries the standard library and every dependency as global symbols, and the C++ in it carries
+# inline functions and templates as weak ones. Beside a second Rust archive, or beside C++ that instantiates the same
+# templates, a linker would report duplicates or silently mix the two. So everything is merged into one object file, in which
+# all symbols but the public ones become local:
+#
+#   cargo rustc   one staticlib. Asked for alone, because cargo turns fat LTO off where it has to make an rlib as well.
+#   ld -r         merges the members that the mp_* symbols need. Section groups (COMDAT) are dissolved: a group is
+#                 identified by name even when the name is local, so the final link could drop ours in favour of the
+#                 consumer's group of the same name, and the now local references into ours would dangle. No --gc-sections:
+#                 in a partial link it leaves unwind entries of removed functions behind, and the final link removes what
+#                 it can anyhow, as functions keep their sections.
+#   objcopy       makes symbols local, and drops what a Release build does not ship.
+#   ar            one member, one index.
+#
+# Symbols are read with readelf: nm may load an LLVM plugin, which aborts on LLVM bitcode newer than itself, and Rust's
+# standard library embeds bitcode.
+
+cmake_minimum_required(VERSION 3.22)
+
+function(run what)
+    execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    if(NOT result EQUAL 0)
+        list(JOIN ARGN " " command)
+        message(FATAL_ERROR "${what} failed (${result}).\n${command}\n${output}")
+    endif()
+endfunction()
+
+get_filename_component(directory "${OUTPUT}" DIRECTORY)
+file(MAKE_DIRECTORY "${directory}")
+
+# --- cargo ---------------------------------------------------------------------------------------------------------------
+set(native_libs_file "${TARGET_DIR}/native-static-libs-${PROFILE}.txt")
+file(MAKE_DIRECTORY "${TARGET_DIR}")
+set(options --lib --crate-type staticlib --profile "${PROFILE}" --locked --target-dir "${TARGET_DIR}")
+if(FEATURES)
+    list(APPEND options --features "${FEATURES}")
+endif()
+if(OFFLINE)
+    list(APPEND options --offline)
+endif()
+if(DEBUG_SECTIONS AND PROFILE STREQUAL "release")
+    list(APPEND options --config "profile.release.debug='limited'")
+endif()
+# make's job server is not passed down to custom commands; cargo would warn that it cannot reach it.
+set(environment --unset=MAKEFLAGS --unset=MFLAGS "RUSTC=${RUSTC}")
+if(CXX)
+    list(APPEND environment "CXX=${CXX}")
+endif()
+# The JSON on stdout says where cargo put the archive, which a build.target or a profile's name would change.
+execute_process(
+    COMMAND "${CMAKE_COMMAND}" -E env ${environment} "${CARGO}" rustc ${options}
+        --message-format=json-render-diagnostics -- "--print=native-static-libs=${native_libs_file}"
+    WORKING_DIRECTORY "${SOURCE}"
+    OUTPUT_VARIABLE messages
+    RESULT_VARIABLE result)
+if(NOT result EQUAL 0)
+    set(hint "")
+    if(OFFLINE)
+        set(hint " MPGPU_OFFLINE is ON: run `cargo fetch --locked` or `cargo vendor` where there is a network, or turn it OFF.")
+    endif()
+    message(FATAL_ERROR "cargo could not build mpgpu (${result}), see above.${hint}")
+endif()
+if(NOT messages MATCHES "\"([^\"]*/libmpgpu\\.a)\"")
+    message(FATAL_ERROR "cargo built no libmpgpu.a. Its messages:\n${messages}")
+endif()
+set(staticlib "${CMAKE_MATCH_1}")
+
+# --- the libraries that the package files name ---------------------------------------------------------------------------
+file(READ "${native_libs_file}" native_libs)
+string(REGEX MATCHALL "-l[^ \n]+" native_libs "${native_libs}")
+foreach(lib IN LISTS native_libs)
+    string(REGEX REPLACE "^-l" "" lib "${lib}")
+    if(NOT lib IN_LIST NATIVE_LIBS AND NOT lib MATCHES "^(gcc_s|c)$")
+        message(FATAL_ERROR "With this toolchain libmpgpu.a needs -l${lib}, which the package does not name: "
+            "add it to MPGPU_NATIVE_LIBS in cmake/library.cmake.")
+    endif()
+endforeach()
+
+# --- roots ---------------------------------------------------------------------------------------------------------------
+execute_process(COMMAND "${READELF}" --symbols --wide "${staticlib}" OUTPUT_VARIABLE symbols RESULT_VARIABLE result ERROR_QUIET)
+# Num: Value Size Type Bind Vis Ndx Name
+string(REGEX MATCHALL " GLOBAL +DEFAULT +[0-9]+ mp_[A-Za-z0-9_]+\n" roots "${symbols}")
+list(TRANSFORM roots REPLACE ".* (mp_[A-Za-z0-9_]+)\n" "--undefined=\\1")
+list(REMOVE_DUPLICATES roots)
+if(NOT roots)
+    message(FATAL_ERROR "${staticlib} defines no mp_* symbol (${READELF} exited with ${result}).")
+endif()
+
+# --- merge, localise, archive --------------------------------------------------------------------------------------------
+set(merged "${OUTPUT}.merged.o")
+set(object "${directory}/mpgpu.o")
+run("Merging libmpgpu.a" "${LD}" -r --force-group-allocation ${roots} -o "${merged}" "${staticlib}")
+
+# objcopy leaves STB_GNU_UNIQUE symbols global (static variables of inline functions and templates, from g++). Made weak first,
+# they are localised like all others; in a pass of its own, because objcopy decides by what a symbol was when it was read.
+execute_process(COMMAND "${READELF}" --symbols --wide "${merged}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL " UNIQUE +[A-Z]+ +[0-9]+ [^ \n]+\n" unique "${symbols}")
+list(TRANSFORM unique REPLACE ".* ([^ \n]+)\n" "\\1\n")
+if(unique)
+    list(JOIN unique "" unique)
+    file(WRITE "${OUTPUT}.unique" "${unique}")
+    run("Hiding the internal symbols of libmpgpu.a" "${OBJCOPY}" "--weaken-symbols=${OUTPUT}.unique" "${merged}")
+endif()
+
+set(strip "")
+if(NOT DEBUG_SECTIONS)
+    set(strip --strip-debug)
+endif()
+run("Hiding the internal symbols of libmpgpu.a" "${OBJCOPY}" ${strip} --remove-section=.llvmbc --remove-section=.llvmcmd
+    --wildcard "--keep-global-symbol=mp_*" "${merged}" "${object}")
+
+# Beside its final place, then renamed: an interrupted build leaves no half archive that looks up to date.
+file(REMOVE "${OUTPUT}.new")
+run("Writing libmpgpu.a" "${AR}" qcs "${OUTPUT}.new" "${object}")
+file(REMOVE "${merged}" "${object}" "${OUTPUT}.unique")
+
+# --- dependencies --------------------------------------------------------------------------------------------------------
+# cargo lists every source file of the crate and what the build script watches, for its own output.
+string(REGEX REPLACE "\\.a$" ".d" cargo_depfile "${staticlib}")
+file(READ "${cargo_depfile}" dependencies)
+string(REGEX REPLACE "^[^\n]*libmpgpu\\.a:" "" dependencies "${dependencies}")
+string(REGEX REPLACE "\n.*" "" dependencies "${dependencies}")
+string(REPLACE " " "\\ " target "${OUTPUT}")
+file(WRITE "${OUTPUT}.d" "${target}:${dependencies}\n")
+
+file(RENAME "${OUTPUT}.new" "${OUTPUT}")

@@ -1,0 +1,44 @@
+# Headers, the archive, CMake and pkg-config files, licences. Nothing that is installed names an absolute path, so the prefix
+# can be moved.
+
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(MPGPU_CMAKE_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/mpgpu")
+set(MPGPU_PKGCONFIG_DIR "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+
+install(FILES "${MPGPU_ARCHIVE}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT mpgpu)
+install(DIRECTORY include/mpgpu DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT mpgpu
+    FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "*.cuh")
+install(FILES LICENSE-MIT LICENSE-APACHE DESTINATION "${CMAKE_INSTALL_DATAROOTDIR}/licenses/mpgpu" COMPONENT mpgpu)
+
+foreach(path IN ITEMS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR)
+    if(IS_ABSOLUTE "${${path}}")
+        message(FATAL_ERROR "${path}=${${path}} is absolute: mpgpu installs a prefix that can be moved, so give a folder "
+            "below CMAKE_INSTALL_PREFIX, or set MPGPU_INSTALL=OFF.")
+    endif()
+endforeach()
+
+set(MPGPU_ARCHIVE_INSTALLED "${CMAKE_INSTALL_LIBDIR}/libmpgpu.a")
+configure_package_config_file(cmake/mpgpu-config.cmake.in "${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config.cmake"
+    INSTALL_DESTINATION "${MPGPU_CMAKE_DIR}"
+    PATH_VARS MPGPU_ARCHIVE_INSTALLED CMAKE_INSTALL_INCLUDEDIR
+    NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+# Before 1.0 a minor version may break what the previous one promised.
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+    set(compatibility SameMinorVersion)
+else()
+    set(compatibility SameMajorVersion)
+endif()
+write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config-version.cmake"
+    VERSION "${PROJECT_VERSION}" COMPATIBILITY ${compatibility})
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config.cmake" "${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config-version.cmake"
+    DESTINATION "${MPGPU_CMAKE_DIR}" COMPONENT mpgpu)
+
+# From the folder of mpgpu.pc back to the prefix.
+file(RELATIVE_PATH MPGPU_PC_TO_PREFIX "/${MPGPU_PKGCONFIG_DIR}" "/")
+string(REGEX REPLACE "/$" "" MPGPU_PC_TO_PREFIX "${MPGPU_PC_TO_PREFIX}")
+list(TRANSFORM MPGPU_NATIVE_LIBS PREPEND "-l" OUTPUT_VARIABLE MPGPU_PC_LIBS)
+list(JOIN MPGPU_PC_LIBS " " MPGPU_PC_LIBS)
+configure_file(cmake/mpgpu.pc.in "${CMAKE_CURRENT_BINARY_DIR}/mpgpu.pc" @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/mpgpu.pc" DESTINATION "${MPGPU_PKGCONFIG_DIR}" COMPONENT mpgpu)
