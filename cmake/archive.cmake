@@ -1,4 +1,4 @@
-# cmake -D… -P archive.cmake: builds libmpgpu.a whose only global symbols are mp_*.
+# cmake -D… -P archive.cmake: builds lib${NAME}.a, libmpgpu.a that is, whose only global symbols are mp_*.
 #
 # A Rust static library carries the standard library and every dependency as global symbols, and the C++ in it carries
 # inline functions and templates as weak ones. Beside a second Rust archive, or beside C++ that instantiates the same
@@ -23,7 +23,9 @@ function(run what)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
     if(NOT result EQUAL 0)
         list(JOIN ARGN " " command)
-        message(FATAL_ERROR "${what} failed (${result}).\n${command}\n${output}")
+        # As a notice, because CMake breaks the lines of an error's text.
+        message(NOTICE "${command}\n${output}")
+        message(FATAL_ERROR "${what} failed (${result}), see above.")
     endif()
 endfunction()
 
@@ -60,20 +62,21 @@ if(NOT result EQUAL 0)
     if(OFFLINE)
         set(hint " MPGPU_OFFLINE is ON: run `cargo fetch --locked` or `cargo vendor` where there is a network, or turn it OFF.")
     endif()
-    message(FATAL_ERROR "cargo could not build mpgpu (${result}), see above.${hint}")
+    message(FATAL_ERROR "cargo could not build ${NAME} (${result}), see above.${hint}")
 endif()
-if(NOT messages MATCHES "\"([^\"]*/libmpgpu\\.a)\"")
-    message(FATAL_ERROR "cargo built no libmpgpu.a. Its messages:\n${messages}")
+if(NOT messages MATCHES "\"([^\"]*/lib${NAME}\\.a)\"")
+    message(FATAL_ERROR "cargo built no lib${NAME}.a. Its messages:\n${messages}")
 endif()
 set(staticlib "${CMAKE_MATCH_1}")
 
 # --- the libraries that the package files name ---------------------------------------------------------------------------
 file(READ "${native_libs_file}" native_libs)
 string(REGEX MATCHALL "-l[^ \n]+" native_libs "${native_libs}")
+separate_arguments(NATIVE_LIBS UNIX_COMMAND "${NATIVE_LIBS}")
 foreach(lib IN LISTS native_libs)
     string(REGEX REPLACE "^-l" "" lib "${lib}")
     if(NOT lib IN_LIST NATIVE_LIBS AND NOT lib MATCHES "^(gcc_s|c)$")
-        message(FATAL_ERROR "With this toolchain libmpgpu.a needs -l${lib}, which the package does not name: "
+        message(FATAL_ERROR "With this toolchain lib${NAME}.a needs -l${lib}, which the package does not name: "
             "add it to MPGPU_NATIVE_LIBS in cmake/library.cmake.")
     endif()
 endforeach()
@@ -90,8 +93,8 @@ endif()
 
 # --- merge, localise, archive --------------------------------------------------------------------------------------------
 set(merged "${OUTPUT}.merged.o")
-set(object "${directory}/mpgpu.o")
-run("Merging libmpgpu.a" "${LD}" -r --force-group-allocation ${roots} -o "${merged}" "${staticlib}")
+set(object "${directory}/${NAME}.o")
+run("Merging lib${NAME}.a" "${LD}" -r --force-group-allocation ${roots} -o "${merged}" "${staticlib}")
 
 # objcopy leaves STB_GNU_UNIQUE symbols global (static variables of inline functions and templates, from g++). Made weak first,
 # they are localised like all others; in a pass of its own, because objcopy decides by what a symbol was when it was read.
@@ -101,26 +104,26 @@ list(TRANSFORM unique REPLACE ".* ([^ \n]+)\n" "\\1\n")
 if(unique)
     list(JOIN unique "" unique)
     file(WRITE "${OUTPUT}.unique" "${unique}")
-    run("Hiding the internal symbols of libmpgpu.a" "${OBJCOPY}" "--weaken-symbols=${OUTPUT}.unique" "${merged}")
+    run("Hiding the internal symbols of lib${NAME}.a" "${OBJCOPY}" "--weaken-symbols=${OUTPUT}.unique" "${merged}")
 endif()
 
 set(strip "")
 if(NOT DEBUG_SECTIONS)
     set(strip --strip-debug)
 endif()
-run("Hiding the internal symbols of libmpgpu.a" "${OBJCOPY}" ${strip} --remove-section=.llvmbc --remove-section=.llvmcmd
+run("Hiding the internal symbols of lib${NAME}.a" "${OBJCOPY}" ${strip} --remove-section=.llvmbc --remove-section=.llvmcmd
     --wildcard "--keep-global-symbol=mp_*" "${merged}" "${object}")
 
 # Beside its final place, then renamed: an interrupted build leaves no half archive that looks up to date.
 file(REMOVE "${OUTPUT}.new")
-run("Writing libmpgpu.a" "${AR}" qcs "${OUTPUT}.new" "${object}")
+run("Writing lib${NAME}.a" "${AR}" qcs "${OUTPUT}.new" "${object}")
 file(REMOVE "${merged}" "${object}" "${OUTPUT}.unique")
 
 # --- dependencies --------------------------------------------------------------------------------------------------------
 # cargo lists every source file of the crate and what the build script watches, for its own output.
 string(REGEX REPLACE "\\.a$" ".d" cargo_depfile "${staticlib}")
 file(READ "${cargo_depfile}" dependencies)
-string(REGEX REPLACE "^[^\n]*libmpgpu\\.a:" "" dependencies "${dependencies}")
+string(REGEX REPLACE "^[^\n]*lib${NAME}\\.a:" "" dependencies "${dependencies}")
 string(REGEX REPLACE "\n.*" "" dependencies "${dependencies}")
 string(REPLACE " " "\\ " target "${OUTPUT}")
 file(WRITE "${OUTPUT}.d" "${target}:${dependencies}\n")

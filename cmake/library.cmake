@@ -59,14 +59,15 @@ endif()
 
 # The C++ in cpp/ is compiled by cargo's build script, which would take `c++` from PATH. Other compilers than these two
 # (nvc++, icpx, wrappers) serve the consumer; the archive does not depend on its consumer's compiler.
-set(MPGPU_CXX "")
+set(MPGPU_CARGO_CXX "")
 if(CMAKE_CXX_COMPILER_ID MATCHES "^(GNU|Clang)$")
-    set(MPGPU_CXX "${CMAKE_CXX_COMPILER}")
+    set(MPGPU_CARGO_CXX "${CMAKE_CXX_COMPILER}")
 endif()
 
 add_custom_command(
     OUTPUT "${MPGPU_ARCHIVE}"
     COMMAND "${CMAKE_COMMAND}"
+        -DNAME=mpgpu
         "-DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}"
         "-DOUTPUT=${MPGPU_ARCHIVE}"
         "-DPROFILE=$<IF:$<CONFIG:Debug>,dev,release>"
@@ -74,10 +75,10 @@ add_custom_command(
         "-DTARGET_DIR=${MPGPU_CARGO_TARGET_DIR}"
         "-DFEATURES=${MPGPU_CARGO_FEATURES}"
         "-DOFFLINE=${MPGPU_OFFLINE}"
-        "-DNATIVE_LIBS=${MPGPU_NATIVE_LIBS}"
+        "-DNATIVE_LIBS=$<JOIN:${MPGPU_NATIVE_LIBS}, >"
         "-DCARGO=${MPGPU_CARGO}"
         "-DRUSTC=${MPGPU_RUSTC}"
-        "-DCXX=${MPGPU_CXX}"
+        "-DCXX=${MPGPU_CARGO_CXX}"
         "-DLD=${MPGPU_LD}"
         "-DOBJCOPY=${MPGPU_OBJCOPY}"
         "-DREADELF=${MPGPU_READELF}"

@@ -1,0 +1,7 @@
+# mpgpu inside another project's tree, built offline from what cargo has cached. The target folder of the outer build is
+# reused, so that this compiles nothing twice.
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+
+build_project("${PACKAGE_TESTS}/subdirectory" "${BUILD}" "-DMODE=${MODE}" "-DMPGPU_SOURCE=${SOURCE}" -DMPGPU_OFFLINE=ON
+    "-DMPGPU_CARGO=${CARGO}" "-DMPGPU_RUSTC=${RUSTC}" "-DMPGPU_CARGO_TARGET_DIR=${TARGET_DIR}" "-DMPGPU_CARGO_FEATURES=${FEATURES}")
+run_consumer("${BUILD}/consumer")
