@@ -3,6 +3,5 @@ include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 foreach(example IN ITEMS c jacobi)
     build_project("${SOURCE}/examples/${example}" "${BUILD}/${example}" "-DCMAKE_PREFIX_PATH=${PREFIX}" -DCMAKE_BUILD_TYPE=Release)
+    run("${CTEST}" --test-dir "${BUILD}/${example}" --no-tests=error --output-on-failure)
 endforeach()
-run("${BUILD}/c/copy")
-run("${BUILD}/jacobi/jacobi" -nx 256 -ny 256 -niter 50 -nccheck 10)
