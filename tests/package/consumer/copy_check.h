@@ -4,8 +4,8 @@
 extern "C" {
 #endif
 
-/* Plans and executes a copy between two virtual GPUs, compares every byte, then provokes an error and looks at its message.
-   NULL when all is right, else what was wrong. */
+/* Plans and executes a copy between two virtual GPUs, compares every byte, then provokes an error and looks at its
+   message. NULL when all is right, else what was wrong. */
 const char *copy_check(void);
 
 #ifdef __cplusplus

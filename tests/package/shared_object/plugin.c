@@ -1,3 +1,5 @@
 #include "../consumer/copy_check.h"
 
-__attribute__((visibility("default"))) const char *plugin_run(void) { return copy_check(); }
+__attribute__((visibility("default"))) const char *plugin_run(void) {
+    return copy_check();
+}
