@@ -57,8 +57,7 @@ namespace mpgpu {
 
 class event;
 
-// ----------------------------------------------------------------------------------------------------------------
-// errors
+// ---- errors --------------------------------------------------------------------------
 
 /// The statuses of the C API. A `std::error_code` set by this header compares equal to one of them.
 enum class errc : int {
@@ -266,8 +265,7 @@ inline std::error_code code_of(mp_status_t status) noexcept {
     return make_error_code(static_cast<errc>(status));
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// ownership
+// ---- ownership -----------------------------------------------------------------------
 
 /// Move-only ownership of one C handle, the same for every owning type below. `Owner` is called with the handle to give
 /// it back and holds what that needs; it moves with the handle, so that a moved-from object is empty altogether.
@@ -362,8 +360,7 @@ template <class Task> mp_status_t launch_host(mp_context_t context, mp_stream_t 
 
 } // namespace detail
 
-// -----------------------------------------------------------------------------------------------------------------
-// values
+// ---- values --------------------------------------------------------------------------
 
 /// The version of the library at run time, as `MP_VERSION` counts; the header's own is `MP_VERSION`.
 [[nodiscard]] inline std::uint32_t version() noexcept {
@@ -491,9 +488,7 @@ class stream_view {
     constexpr stream_view(mp_stream_t stream) noexcept : stream_(stream) {}
 
     /// The default stream of the backend in use: CUDA's legacy default stream.
-    [[nodiscard]] static constexpr stream_view default_stream() noexcept {
-        return stream_view(static_cast<mp_stream_t>(nullptr));
-    }
+    [[nodiscard]] static constexpr stream_view default_stream() noexcept { return {static_cast<mp_stream_t>(nullptr)}; }
 
     [[nodiscard]] constexpr mp_stream_t get() const noexcept { return stream_; }
 
@@ -566,8 +561,7 @@ struct device_count {
     int host_domains = 0;
 };
 
-// ----------------------------------------------------------------------------------------------------------------
-// context
+// ---- context -------------------------------------------------------------------------
 
 /// A machine and everything that the library holds on it. One per process is the rule; it may be used from all threads.
 class context {
@@ -589,51 +583,51 @@ class context {
     /// How many devices there are. Throws `invalid_argument` when this is empty.
     [[nodiscard]] device_count devices() const {
         device_count count;
-        detail::check(devices(count));
+        detail::check(count_devices(count));
         return count;
     }
     /// As above, reporting to `ec`.
     [[nodiscard]] device_count devices(std::error_code &ec) const noexcept {
         device_count count;
-        ec = detail::code_of(devices(count));
+        ec = detail::code_of(count_devices(count));
         return count;
     }
 
     /// The machine as the library sees it: devices, links, resources. Throws `invalid_argument` when this is empty.
     [[nodiscard]] std::string describe(format form = format::text) const {
         std::string text;
-        detail::check(describe(text, form));
+        detail::check(write_description(text, form));
         return text;
     }
     /// As above, reporting to `ec`.
     [[nodiscard]] std::string describe(format form, std::error_code &ec) const {
         std::string text;
-        ec = detail::code_of(describe(text, form));
+        ec = detail::code_of(write_description(text, form));
         return text;
     }
 
     /// Counts since the context was made. Throws `invalid_argument` when this is empty.
     [[nodiscard]] context_statistics statistics() const {
-        context_statistics counts = sized<context_statistics>();
+        auto counts = sized<context_statistics>();
         detail::check(mp_context_statistics(get(), &counts));
         return counts;
     }
     /// As above, reporting to `ec`.
     [[nodiscard]] context_statistics statistics(std::error_code &ec) const noexcept {
-        context_statistics counts = sized<context_statistics>();
+        auto counts = sized<context_statistics>();
         ec = detail::code_of(mp_context_statistics(get(), &counts));
         return counts;
     }
 
     /// What the context holds on one device now, bytes. Throws `invalid_argument` when there is no such device.
     [[nodiscard]] device_statistics statistics(device where) const {
-        device_statistics held = sized<device_statistics>();
+        auto held = sized<device_statistics>();
         detail::check(mp_context_device_statistics(get(), where.id(), &held));
         return held;
     }
     /// As above, reporting to `ec`.
     [[nodiscard]] device_statistics statistics(device where, std::error_code &ec) const noexcept {
-        device_statistics held = sized<device_statistics>();
+        auto held = sized<device_statistics>();
         ec = detail::code_of(mp_context_device_statistics(get(), where.id(), &held));
         return held;
     }
@@ -683,7 +677,7 @@ class context {
         return mp_context_create(&c, handle_.address()); // inline in the C header: passes the version of this header
     }
 
-    mp_status_t devices(device_count &count) const noexcept {
+    mp_status_t count_devices(device_count &count) const noexcept {
         std::int32_t gpus = 0;
         std::int32_t host_domains = 0;
         const mp_status_t status = mp_context_device_count(get(), &gpus, &host_domains);
@@ -691,7 +685,7 @@ class context {
         return status;
     }
 
-    mp_status_t describe(std::string &text, format form) const {
+    mp_status_t write_description(std::string &text, format form) const {
         return detail::describe(text, [&](char *out, std::size_t capacity, std::size_t *length) {
             return mp_context_describe(get(), static_cast<mp_format_t>(form), out, capacity, length);
         });
@@ -700,8 +694,7 @@ class context {
     detail::handle<mp_context_t, detail::destroyed_by<mp_context_destroy>> handle_;
 };
 
-// -----------------------------------------------------------------------------------------------------------------
-// memory
+// ---- memory --------------------------------------------------------------------------
 
 /// Memory of one device for `size()` elements of `T`, uninitialised, aligned to 256 bytes or more, host memory pinned.
 template <class T> class buffer {
@@ -829,8 +822,7 @@ template <class Dst, class Src>
     return copy;
 }
 
-// ------------------------------------------------------------------------------------------------------ streams and
-// events
+// ---- streams and events --------------------------------------------------------------
 
 /// A stream of one device: work in it runs in order, and at the same time as work in other streams.
 class stream {
@@ -965,8 +957,7 @@ inline void stream::wait(const event &ev, std::error_code &ec) const noexcept {
     ec = detail::code_of(mp_stream_wait_event(context_handle(), get(), ev.get()));
 }
 
-// ------------------------------------------------------------------------------------------------------ plans and
-// requests
+// ---- plans and requests --------------------------------------------------------------
 
 /// One execution of a plan, to wait for or to ask about.
 ///
@@ -1067,13 +1058,13 @@ class plan {
     /// is empty.
     [[nodiscard]] std::string describe(format form = format::text) const {
         std::string text;
-        detail::check(describe(text, form));
+        detail::check(write_description(text, form));
         return text;
     }
     /// As above, reporting to `ec`.
     [[nodiscard]] std::string describe(format form, std::error_code &ec) const {
         std::string text;
-        ec = detail::code_of(describe(text, form));
+        ec = detail::code_of(write_description(text, form));
         return text;
     }
 
@@ -1110,7 +1101,7 @@ class plan {
         return mp_plan(ctx.get(), transfers.data(), transfers.size(), &c, handle_.address());
     }
 
-    mp_status_t describe(std::string &text, format form) const {
+    mp_status_t write_description(std::string &text, format form) const {
         return detail::describe(text, [&](char *out, std::size_t capacity, std::size_t *length) {
             return mp_plan_describe(get(), static_cast<mp_format_t>(form), out, capacity, length);
         });
@@ -1119,8 +1110,7 @@ class plan {
     detail::handle<mp_plan_t, detail::destroyed_by<mp_plan_destroy>> handle_;
 };
 
-// --------------------------------------------------------------------------------------------------------------------
-// log
+// ---- log -----------------------------------------------------------------------------
 
 /// Sends the library's messages up to `max_level` to `callback`, from whatever thread they arise on; a null callback
 /// ends it. `user` must outlive that. Throws `invalid_argument`.

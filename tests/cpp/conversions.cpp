@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// What must not compile, and what must: checked by the compiler, so building this file is the test.
+#include <mpgpu/mpgpu.hpp>
+
+#include <array>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+using mpgpu::buffer;
+using mpgpu::device;
+using mpgpu::device_span;
+using mpgpu::span;
+using mpgpu::stream;
+using mpgpu::stream_view;
+
+template <class T>
+constexpr bool move_only =
+    std::is_nothrow_move_constructible_v<T> &&std::is_nothrow_move_assignable_v<T>
+        &&std::is_nothrow_destructible_v<T> && !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T>;
+static_assert(move_only<mpgpu::context>);
+static_assert(move_only<mpgpu::plan>);
+static_assert(move_only<mpgpu::request>);
+static_assert(move_only<mpgpu::stream>);
+static_assert(move_only<mpgpu::event>);
+static_assert(move_only<buffer<double>>);
+
+// A stream is not a number, a null pointer, or a temporary's view.
+static_assert(std::is_convertible_v<mp_stream_t, stream_view>);
+static_assert(std::is_convertible_v<stream &, stream_view>);
+static_assert(std::is_convertible_v<const stream &, stream_view>);
+static_assert(!std::is_constructible_v<stream_view, int>);
+static_assert(!std::is_constructible_v<stream_view, long>);
+static_assert(!std::is_constructible_v<stream_view, bool>);
+static_assert(!std::is_constructible_v<stream_view, std::nullptr_t>);
+static_assert(!std::is_constructible_v<stream_view, void *>);
+static_assert(!std::is_default_constructible_v<stream_view>);
+static_assert(!std::is_convertible_v<stream &&, stream_view>);
+static_assert(std::is_trivially_copyable_v<stream_view> && sizeof(stream_view) == sizeof(mp_stream_t));
+
+// A device is not a number either, and a wrong index never turns into another device.
+static_assert(!std::is_convertible_v<int, device>);
+static_assert(!std::is_constructible_v<device, int>);
+static_assert(device::gpu(3).id() == 3 && !device::gpu(3).is_host());
+static_assert(device::host().id() == MP_DEVICE_HOST && device::host(2).id() == MP_DEVICE_HOST_NUMA(2));
+static_assert(!device::gpu(-1).is_host() && device::host(-1).is_host());
+static_assert(device::gpu(-1) != device::gpu(0) && device::host(-1) != device::host(0));
+
+// Spans: from containers, to const only, never losing const, never from a temporary that could be written.
+static_assert(std::is_constructible_v<span<float>, std::vector<float> &>);
+static_assert(std::is_constructible_v<span<const float>, const std::vector<float> &>);
+static_assert(std::is_constructible_v<span<const float>, std::vector<float>>);
+static_assert(std::is_constructible_v<span<const float>, span<float>>);
+static_assert(std::is_constructible_v<span<float>, std::array<float, 4> &>);
+static_assert(std::is_constructible_v<span<float>, float (&)[4]>);
+static_assert(!std::is_constructible_v<span<float>, const std::vector<float> &>);
+static_assert(!std::is_constructible_v<span<float>, std::vector<float>>);
+static_assert(!std::is_constructible_v<span<float>, span<const float>>);
+static_assert(!std::is_constructible_v<span<float>, std::vector<double> &>);
+
+static_assert(std::is_convertible_v<buffer<int> &, device_span<int>>);
+static_assert(std::is_convertible_v<const buffer<int> &, device_span<const int>>);
+static_assert(std::is_convertible_v<device_span<int>, device_span<const int>>);
+static_assert(!std::is_convertible_v<const buffer<int> &, device_span<int>>);
+static_assert(!std::is_convertible_v<device_span<const int>, device_span<int>>);
+
+// Exceptions can be copied while another is in flight, and caught by their base.
+static_assert(std::is_base_of_v<std::runtime_error, mpgpu::error>);
+static_assert(std::is_nothrow_copy_constructible_v<mpgpu::error>);
+static_assert(std::is_base_of_v<mpgpu::error, mpgpu::out_of_memory>);
+static_assert(std::is_error_code_enum_v<mpgpu::errc>);
+
+// The no-throw forms that make no string are noexcept.
+template <class T> T &any() noexcept;
+static_assert(noexcept(any<const mpgpu::plan>().execute(any<const stream_view>(), any<std::error_code>())));
+static_assert(noexcept(any<mpgpu::request>().wait(any<std::error_code>())));
+static_assert(noexcept(mpgpu::context(any<const mpgpu::context_options>(), any<std::error_code>())));
+static_assert(noexcept(buffer<int>(any<const mpgpu::context>(), device::gpu(0), 1, any<std::error_code>())));
+
+} // namespace

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_TESTS_COUNTING_LIBRARY_HPP
+#define MPGPU_TESTS_COUNTING_LIBRARY_HPP
+
+#include <mpgpu/mpgpu.h>
+
+#include <cstdint>
+#include <string>
+
+/// A double of the library for the tests of `mpgpu.hpp` alone. It does everything at once in the calling thread, counts
+/// what it hands out and gets back, and fails when told to. One thread only.
+namespace counting {
+
+enum class kind { context, plan, request, stream, event, memory };
+
+/// Handles of this kind that were handed out and not given back.
+int live(kind what);
+/// Handles of this kind that were handed out since the start.
+int made(kind what);
+/// Handles given back that were not live: a second destruction, or one in the wrong context.
+int misuses();
+/// Requests that were waited for, and requests that were forgotten.
+int waited();
+int forgotten();
+/// The options that the last plan and the last context were made with.
+mp_plan_options_t last_plan_options();
+mp_context_options_t last_context_options();
+std::string last_topology();
+/// The bytes that the last allocation asked for.
+std::uint64_t last_bytes();
+
+/// The next call that can fail does so, with these details.
+void fail_next(mp_status_t status, std::int64_t driver_code, const char *argument, const char *message);
+/// Requests stay pending until this is called with false.
+void hold(bool pending);
+/// What the next descriptions say; `grown` is said instead from the second call on.
+void describe_as(const std::string &text, const std::string &grown);
+
+} // namespace counting
+
+#endif // MPGPU_TESTS_COUNTING_LIBRARY_HPP
