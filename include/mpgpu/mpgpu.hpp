@@ -718,7 +718,8 @@ template <class T> class buffer {
     buffer &operator=(buffer &&) noexcept = default;
     buffer(const buffer &) = delete;
     buffer &operator=(const buffer &) = delete;
-    /// Frees the memory. The work that uses it must have finished.
+    /// Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use the memory;
+    /// then frees it.
     ~buffer() = default;
 
     /// The first element. On a GPU of the CUDA backend it is an address that only GPUs and copies may follow.

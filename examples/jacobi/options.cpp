@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#include "options.hpp"
+
+#include <charconv>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+
+const char *const usage =
+    "usage: jacobi [flags]\n"
+    "  -niter N       iterations at most (200)\n"
+    "  -nccheck N     check for convergence every N iterations (100)\n"
+    "  -nx N          points in x (2048)\n"
+    "  -ny N          points in y, divided among the devices (2048)\n"
+    "  -csv           print one line: mpgpu, nx, ny, niter, nccheck, devices, 1, seconds, seconds "
+    "on one device\n"
+    "  -devices N     devices to use (all)\n"
+    "  -topology T    preset such as beluga, or a topology file (this machine)\n"
+    "  -plan          print the plan of the halo exchange and stop\n"
+    "  -help          print this\n";
+
+namespace {
+
+int number(std::string_view flag, std::string_view text, int least) {
+    int value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < least) {
+        throw std::invalid_argument(std::string(flag) + " " + std::string(text) + ": must be a whole number, " +
+                                    std::to_string(least) + " or more");
+    }
+    return value;
+}
+
+} // namespace
+
+options parse(int argc, const char *const *argv) {
+    options result;
+    for (int i = 1; i < argc; ++i) {
+        const std::string_view flag = argv[i];
+        const auto value = [&]() -> std::string_view {
+            if (i + 1 == argc) {
+                throw std::invalid_argument(std::string(flag) + ": a value must follow");
+            }
+            return argv[++i];
+        };
+        if (flag == "-niter") {
+            result.niter = number(flag, value(), 1);
+        } else if (flag == "-nccheck") {
+            result.nccheck = number(flag, value(), 1);
+        } else if (flag == "-nx") {
+            result.nx = number(flag, value(), 3);
+        } else if (flag == "-ny") {
+            result.ny = number(flag, value(), 3);
+        } else if (flag == "-devices") {
+            result.devices = number(flag, value(), 1);
+        } else if (flag == "-topology") {
+            result.topology = value();
+        } else if (flag == "-csv") {
+            result.csv = true;
+        } else if (flag == "-plan") {
+            result.plan = true;
+        } else if (flag == "-help" || flag == "--help") {
+            result.help = true;
+        } else {
+            throw std::invalid_argument(std::string(flag) + ": there is no such flag; -help lists them");
+        }
+    }
+    if (result.csv && result.plan) {
+        throw std::invalid_argument("-csv and -plan: choose one, -plan runs nothing that could be timed");
+    }
+    return result;
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_JACOBI_OPTIONS_HPP
+#define MPGPU_EXAMPLES_JACOBI_OPTIONS_HPP
+
+#include <string>
+
+/// The command line. Flags have the names they have in NVIDIA's multi-gpu-programming-models; defaults fit a laptop.
+struct options {
+    int niter = 200;      ///< iterations at most
+    int nccheck = 100;    ///< iterations from one check for convergence to the next
+    int nx = 2048;        ///< points in x, the contiguous direction
+    int ny = 2048;        ///< points in y, divided among the devices
+    int devices = 0;      ///< devices to use; 0: all
+    std::string topology; ///< preset or file; empty: this machine
+    bool csv = false;     ///< one line of comma separated values, nothing else
+    bool plan = false;    ///< print the plan of the halo exchange and stop
+    bool help = false;
+};
+
+/// What `-help` prints.
+extern const char *const usage;
+
+/// Reads the command line; throws `std::invalid_argument` with a message that names the flag, the value and the remedy.
+options parse(int argc, const char *const *argv);
+
+#endif // MPGPU_EXAMPLES_JACOBI_OPTIONS_HPP
