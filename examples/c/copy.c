@@ -37,14 +37,14 @@ static void print_plan(mp_context_t context, const mp_transfer_t *transfers, siz
     mp_plan_t plan;
     CHECK(mp_plan(context, transfers, count, NULL, &plan));
 
-    size_t length; /* first asked for, then filled: without the terminating zero */
+    size_t length; /* first asked for, then given; with the final NUL */
     CHECK(mp_plan_describe(plan, MP_FORMAT_TEXT, NULL, 0, &length));
-    char *text = malloc(length + 1);
+    char *text = malloc(length);
     if (text == NULL) {
         fprintf(stderr, "copy: no memory for a text of %zu bytes\n", length);
         exit(EXIT_FAILURE);
     }
-    CHECK(mp_plan_describe(plan, MP_FORMAT_TEXT, text, length + 1, &length));
+    CHECK(mp_plan_describe(plan, MP_FORMAT_TEXT, text, length, &length));
     printf("%s\n", text);
     free(text);
 

@@ -326,18 +326,21 @@ struct freed_in {
     void operator()(void *memory) const noexcept { static_cast<void>(mp_free(context, memory)); }
 };
 
-/// Calls `write(text, capacity, length)` until the text fits; a description may grow between two calls.
+/// Calls `write(text, capacity, length)` until the text fits: a description may grow between two calls.
 template <class Write> mp_status_t describe(std::string &text, Write &&write) {
-    std::size_t length = 0;
+    std::size_t length = 0; // with the final NUL
     mp_status_t status = write(nullptr, 0, &length);
     while (status == MP_SUCCESS) {
-        text.resize(length + 1); // the terminating zero
+        text.resize(length);
         status = write(text.data(), text.size(), &length);
-        if (length < text.size()) {
-            break;
+        if (status == MP_SUCCESS) {
+            text.resize(length - 1);
+            return status;
+        }
+        if (length > text.size()) {
+            status = MP_SUCCESS; // it has grown; anything else that fails leaves the length as it was
         }
     }
-    text.resize(status == MP_SUCCESS ? length : 0);
     return status;
 }
 
@@ -718,8 +721,8 @@ template <class T> class buffer {
     buffer &operator=(buffer &&) noexcept = default;
     buffer(const buffer &) = delete;
     buffer &operator=(const buffer &) = delete;
-    /// Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use the memory;
-    /// then frees it.
+    /// Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use the
+    /// memory; then frees it.
     ~buffer() = default;
 
     /// The first element. On a GPU of the CUDA backend it is an address that only GPUs and copies may follow.

@@ -103,13 +103,16 @@ template <class Handle> mp_status_t take_back(kind what, mp_context_t context, H
 
 mp_status_t write(char *text, std::size_t capacity, std::size_t *length) {
     library &lib = state();
-    const std::size_t copied = capacity == 0 ? 0 : std::min(capacity - 1, lib.text.size());
-    if (capacity > 0) {
-        std::memcpy(text, lib.text.data(), copied);
-        text[copied] = '\0';
+    const std::string now = lib.text;
+    *length = now.size() + 1;
+    if (text == nullptr) {
+        lib.text = lib.grown;
+        return MP_SUCCESS;
     }
-    *length = lib.text.size();
-    lib.text = lib.grown;
+    if (capacity < *length) {
+        return report(MP_ERROR_INVALID_ARGUMENT, "capacity", "too little room");
+    }
+    std::memcpy(text, now.c_str(), *length);
     return MP_SUCCESS;
 }
 

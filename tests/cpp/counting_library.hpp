@@ -33,7 +33,7 @@ std::uint64_t last_bytes();
 void fail_next(mp_status_t status, std::int64_t driver_code, const char *argument, const char *message);
 /// Requests stay pending until this is called with false.
 void hold(bool pending);
-/// What the next descriptions say; `grown` is said instead from the second call on.
+/// What descriptions say: `text` when asked for its length, `grown` from then on.
 void describe_as(const std::string &text, const std::string &grown);
 
 } // namespace counting

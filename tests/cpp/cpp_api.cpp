@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The C++ API on the library itself, on virtual devices: what a program that follows the documentation can rely on.
+#include <mpgpu/mpgpu.hpp>
+
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using mpgpu::device;
+
+mpgpu::context virtual_devices(const char *topology = "beluga") {
+    mpgpu::context_options options;
+    options.backend = mpgpu::backend::host;
+    options.topology = topology;
+    return mpgpu::context(options);
+}
+
+template <class T> void fill(mpgpu::buffer<T> &buffer, T first) {
+    std::iota(buffer.data(), buffer.data() + buffer.size(), first);
+}
+
+template <class T> bool equal(const mpgpu::buffer<T> &a, const mpgpu::buffer<T> &b) {
+    return a.size() == b.size() && std::equal(a.data(), a.data() + a.size(), b.data());
+}
+
+/// Holds a stream until it is opened, so that a test can look at what is enqueued behind it.
+class gate {
+  public:
+    explicit gate(const mpgpu::stream &stream) {
+        stream.launch_host([opened = opened_.get_future().share()] { opened.wait(); });
+    }
+    void open() { opened_.set_value(); }
+
+  private:
+    std::promise<void> opened_;
+};
+
+} // namespace
+
+TEST_CASE("a plan moves the bytes of all its transfers, as often as it is executed") {
+    const mpgpu::context ctx = virtual_devices();
+    constexpr std::size_t size = (1 << 20) + 3;
+    mpgpu::buffer<std::uint32_t> a(ctx, device::gpu(0), size);
+    mpgpu::buffer<std::uint32_t> b(ctx, device::gpu(1), size);
+    mpgpu::buffer<std::uint32_t> c(ctx, device::host(), size);
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    const mpgpu::plan plan(ctx, {mpgpu::make_transfer(b, a), mpgpu::make_transfer(c, a)});
+    for (std::uint32_t step = 1; step <= 3; ++step) {
+        fill(a, step * 1000);
+        mpgpu::request done = plan.execute(stream);
+        done.wait();
+        CHECK_FALSE(done);
+        CHECK(equal(a, b));
+        CHECK(equal(a, c));
+    }
+    CHECK(ctx.statistics().executions == 3);
+    CHECK(ctx.statistics().bytes == 3 * 2 * a.size_bytes());
+}
+
+TEST_CASE("only the elements of the spans are written") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<std::uint16_t> src(ctx, device::gpu(2), 100);
+    mpgpu::buffer<std::uint16_t> dst(ctx, device::gpu(3), 100);
+    fill<std::uint16_t>(src, 1000);
+    fill<std::uint16_t>(dst, 1);
+    mpgpu::plan(ctx, {mpgpu::make_transfer(dst.subspan(11, 7), src.subspan(90, 7))})
+        .execute(mpgpu::stream_view::default_stream())
+        .wait();
+    for (std::size_t i = 0; i < dst.size(); ++i) {
+        CHECK(dst.data()[i] == (i >= 11 && i < 18 ? 1090 + i - 11 : 1 + i));
+    }
+}
+
+TEST_CASE("an execution starts after earlier work of its stream and later work starts after it") {
+    const mpgpu::context ctx = virtual_devices();
+    constexpr std::size_t size = 1 << 16;
+    mpgpu::buffer<int> a(ctx, device::gpu(0), size);
+    mpgpu::buffer<int> b(ctx, device::gpu(1), size);
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    const mpgpu::plan there(ctx, {mpgpu::make_transfer(b, a)});
+    const mpgpu::plan back(ctx, {mpgpu::make_transfer(a, b)});
+    fill(a, 0);
+    gate closed(stream);
+    for (int step = 0; step < 20; ++step) {
+        stream.launch_host([&] { std::for_each(a.data(), a.data() + size, [](int &x) { x += 1; }); });
+        there.enqueue(stream);
+        stream.launch_host([&] { std::for_each(b.data(), b.data() + size, [](int &x) { x += 1; }); });
+        back.enqueue(stream);
+    }
+    closed.open();
+    stream.synchronize();
+    bool right = true;
+    for (std::size_t i = 0; i < size; ++i) {
+        right = right && a.data()[i] == static_cast<int>(i) + 40;
+    }
+    CHECK(right);
+}
+
+TEST_CASE("execute returns and a request is pending while the stream is held") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<int> a(ctx, device::gpu(0), 1000);
+    mpgpu::buffer<int> b(ctx, device::gpu(1), 1000);
+    fill(a, 5);
+    fill(b, 0);
+    const mpgpu::stream stream(ctx, device::gpu(1));
+    const mpgpu::plan plan(ctx, {mpgpu::make_transfer(b, a)});
+    gate closed(stream);
+    mpgpu::request waited = plan.execute(stream);
+    { const mpgpu::request forgotten = plan.execute(stream); } // returns, although nothing can run
+    CHECK_FALSE(waited.test());
+    CHECK(waited);
+    CHECK(b.data()[0] == 0);
+    closed.open();
+    waited.wait();
+    CHECK(equal(a, b));
+}
+
+TEST_CASE("events order streams of different devices, recorded again and again") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream first(ctx, device::gpu(0));
+    const mpgpu::stream second(ctx, device::gpu(1));
+    mpgpu::event ping(ctx);
+    mpgpu::event pong(ctx);
+    std::vector<int> log; // written by both streams in turns: a race here is a race in the library
+    for (int turn = 0; turn < 50; ++turn) {
+        first.wait(pong);
+        first.launch_host([&log, turn] { log.push_back(2 * turn); });
+        ping.record(first);
+        second.wait(ping);
+        second.launch_host([&log, turn] { log.push_back(2 * turn + 1); });
+        pong.record(second);
+    }
+    pong.synchronize();
+    CHECK(log.size() == 100);
+    CHECK(std::is_sorted(log.begin(), log.end()));
+}
+
+TEST_CASE("the default stream takes the calls of the context") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream_view stream = mpgpu::stream_view::default_stream();
+    const mpgpu::stream other(ctx, device::gpu(0));
+    mpgpu::event event(ctx);
+    std::string log;
+    ctx.launch_host(stream, [&log] { log += 'a'; });
+    event.record(stream);
+    other.wait(event);
+    other.launch_host([&log] { log += 'b'; });
+    event.record(other);
+    ctx.wait(stream, event);
+    ctx.launch_host(stream, [&log] { log += 'c'; });
+    ctx.synchronize(stream);
+    CHECK(log == "abc");
+}
+
+TEST_CASE("freeing a buffer waits for the copies that use it") {
+    const mpgpu::context ctx = virtual_devices();
+    constexpr std::size_t size = 1 << 20;
+    mpgpu::buffer<int> b(ctx, device::gpu(1), size);
+    {
+        mpgpu::buffer<int> a(ctx, device::gpu(0), size);
+        fill(a, 7);
+        const mpgpu::plan plan(ctx, {mpgpu::make_transfer(b, a)});
+        plan.enqueue(mpgpu::stream_view::default_stream());
+    }
+    CHECK(b.data()[0] == 7);
+    CHECK(b.data()[size - 1] == 7 + static_cast<int>(size) - 1);
+}
+
+TEST_CASE("a plan can be executed from many threads at once") {
+    const mpgpu::context ctx = virtual_devices();
+    constexpr std::size_t size = 200'000;
+    mpgpu::buffer<int> src(ctx, device::gpu(0), size);
+    fill(src, 3);
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 4; ++rank) {
+        threads.emplace_back([&, rank] {
+            const mpgpu::stream stream(ctx, device::gpu(rank));
+            mpgpu::buffer<int> dst(ctx, device::gpu(rank == 0 ? 1 : rank), size);
+            mpgpu::plan_options options;
+            options.min_bytes = 1; // several paths, which share staging memory between the threads
+            const mpgpu::plan plan(ctx, {mpgpu::make_transfer(dst, src)}, options);
+            for (int step = 0; step < 20; ++step) {
+                std::fill_n(dst.data(), size, -1);
+                plan.execute(stream).wait();
+                wrong += equal(dst, src) ? 0 : 1;
+            }
+        });
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("the same request again is found in the plan cache") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<double> a(ctx, device::gpu(0), 64);
+    mpgpu::buffer<double> b(ctx, device::gpu(1), 64);
+    for (int i = 0; i < 5; ++i) {
+        const mpgpu::plan plan(ctx, {mpgpu::make_transfer(b, a)});
+    }
+    CHECK(ctx.statistics().plan_cache_misses == 1);
+    CHECK(ctx.statistics().plan_cache_hits == 4);
+}
+
+TEST_CASE("options change the plan") {
+    const mpgpu::context ctx = virtual_devices();
+    constexpr std::size_t size = 64 << 20;
+    mpgpu::memory a(ctx, device::gpu(0), size);
+    mpgpu::memory b(ctx, device::gpu(1), size);
+    const mpgpu::transfer transfer = mpgpu::make_transfer(b, a);
+    const mpgpu::plan free_choice(ctx, {transfer});
+    mpgpu::plan_options options;
+    options.max_paths = 1;
+    const mpgpu::plan one(ctx, {transfer}, options);
+    CHECK(one.info().paths == 1);
+    CHECK(free_choice.info().paths > 1); // beluga: four GPUs wired to each other
+    CHECK(free_choice.info().predicted_seconds < one.info().predicted_seconds);
+    CHECK(free_choice.info().bytes == size);
+    CHECK(free_choice.info().staging_bytes > 0);
+
+    options.max_paths = 4;
+    options.host_path = false;
+    options.staging_bytes = 1 << 20;
+    const mpgpu::plan bounded(ctx, {transfer}, options);
+    CHECK(bounded.info().staging_bytes <= (1 << 20));
+    CHECK(bounded.info().paths <= 3);
+}
+
+TEST_CASE("a context and a plan describe themselves in text and in JSON") {
+    const mpgpu::context ctx = virtual_devices();
+    CHECK(ctx.describe().find("beluga") != std::string::npos);
+    CHECK(ctx.describe(mpgpu::format::json).front() == '{');
+    CHECK(ctx.devices().gpus == 4);
+    CHECK(ctx.devices().host_domains >= 1);
+    mpgpu::memory a(ctx, device::gpu(0), 4096);
+    mpgpu::memory b(ctx, device::gpu(1), 4096);
+    const mpgpu::plan plan(ctx, {mpgpu::make_transfer(b, a)});
+    CHECK_FALSE(plan.describe().empty());
+    CHECK(plan.describe().find('\0') == std::string::npos);
+    const std::string json = plan.describe(mpgpu::format::json);
+    CHECK(json.front() == '{');
+    CHECK(json.back() == '}');
+}
+
+TEST_CASE("mistakes are reported with what the caller can act on") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<int> a(ctx, device::gpu(0), 100);
+    mpgpu::buffer<int> b(ctx, device::gpu(1), 100);
+
+    try {
+        const mpgpu::plan overlapping(ctx, {mpgpu::make_transfer(b.subspan(0, 60), a.subspan(0, 60)),
+                                            mpgpu::make_transfer(b.subspan(50, 50), a.subspan(50, 50))});
+        FAIL("no exception");
+    } catch (const mpgpu::invalid_argument &e) {
+        CHECK(e.status() == MP_ERROR_OVERLAP);
+        CHECK(e.argument() == "transfers");
+        CHECK(std::string(e.what()).find('1') != std::string::npos);
+    }
+    try {
+        const mpgpu::buffer<int> nowhere(ctx, device::gpu(40), 1);
+        FAIL("no exception");
+    } catch (const mpgpu::invalid_argument &e) {
+        CHECK(e.code() == mpgpu::errc::invalid_device);
+        CHECK(std::string(e.what()).find("40") != std::string::npos);
+    }
+    CHECK_THROWS_AS(virtual_devices("atlantis"), mpgpu::configuration_error);
+    CHECK_THROWS_AS(mpgpu::buffer<double>(ctx, device::gpu(0), static_cast<std::size_t>(-1)), mpgpu::out_of_memory);
+
+    std::error_code ec;
+    const mpgpu::buffer<int> none(ctx, device::gpu(-1), 1, ec);
+    CHECK(ec == mpgpu::errc::invalid_device);
+    CHECK_FALSE(none);
+    CHECK_FALSE(mpgpu::last_error().message.empty());
+    const mpgpu::buffer<int> some(ctx, device::gpu(0), 1, ec);
+    CHECK_FALSE(ec);
+}
+
+TEST_CASE("objects that outlive their context are invalid and harmless") {
+    auto ctx = std::make_unique<mpgpu::context>(virtual_devices());
+    mpgpu::buffer<int> a(*ctx, device::gpu(0), 10);
+    mpgpu::buffer<int> b(*ctx, device::gpu(1), 10);
+    fill(a, 0);
+    const mpgpu::stream stream(*ctx, device::gpu(0));
+    const mpgpu::event event(*ctx);
+    const mpgpu::plan plan(*ctx, {mpgpu::make_transfer(b, a)});
+    mpgpu::request request = plan.execute(mpgpu::stream_view::default_stream());
+    ctx.reset();
+    std::error_code ec;
+    plan.enqueue(mpgpu::stream_view::default_stream(), ec);
+    CHECK(ec == mpgpu::errc::invalid_handle);
+    request.wait(ec);
+    CHECK(ec == mpgpu::errc::invalid_handle);
+    stream.synchronize(ec);
+    CHECK(ec == mpgpu::errc::invalid_handle);
+    event.synchronize(ec);
+    CHECK(ec == mpgpu::errc::invalid_handle);
+}
+
+TEST_CASE("transfers of no bytes, and plans of no transfers, are done at once") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<int> none(ctx, device::gpu(0), 0);
+    mpgpu::buffer<int> nothing(ctx, device::gpu(1), 0);
+    mpgpu::plan(ctx, {mpgpu::make_transfer(none, nothing)}).execute(mpgpu::stream_view::default_stream()).wait();
+    mpgpu::plan(ctx, std::vector<mpgpu::transfer>()).execute(mpgpu::stream_view::default_stream()).wait();
+}
