@@ -5,7 +5,7 @@
 
 mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::span<const mpgpu::transfer> transfers) {
     const std::span<const mpgpu::transfer> standard = transfers; // the spans of both standards convert into each other
-    return mpgpu::plan(ctx, standard);
+    return {ctx, standard};
 }
 
 const std::error_category &category_elsewhere() {
