@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Random, cases};
+use common::Random;
 use mpgpu::backend::host::HostBackend;
 use mpgpu::engine::{CacheStatistics, Config, Context, Plan, PlanOptions, Transfer};
 use mpgpu::plan::Engine;
@@ -141,7 +141,7 @@ fn a_cache_of_no_plans_keeps_none_and_plans_all_the_same() {
 
 #[test]
 fn statistics_and_order_are_those_of_a_plain_list() {
-    for seed in 0..u64::from(cases(20)) {
+    for seed in 0..u64::from(common::config(20).cases) {
         let mut random = Random(seed);
         let bound = 1 + random.below(6) as usize;
         let context = context(bound);
@@ -170,7 +170,7 @@ fn statistics_and_order_are_those_of_a_plain_list() {
 
 #[test]
 fn threads_that_plan_the_same_request_at_once_get_the_same_plan() {
-    for _ in 0..cases(20) {
+    for _ in 0..common::config(20).cases {
         let context = context(8);
         let (a, b) = (alloc(&context, 0, 1 << 20), alloc(&context, 1, 1 << 20));
         let start = std::sync::Barrier::new(8);

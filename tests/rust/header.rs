@@ -1,7 +1,6 @@
 //! `include/mpgpu/mpgpu.h` is what cbindgen makes of `rust/ffi`, and a header that strict compilers accept.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
 const SOURCES: [&str; 8] = ["version", "types", "error", "log", "context", "memory", "stream", "plan"];

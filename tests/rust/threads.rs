@@ -55,11 +55,23 @@ impl Buffers {
     }
 }
 
-/// Calls `each` on every word of a buffer.
-fn words(memory: *mut u8) -> &'static mut [u64] {
-    // SAFETY: allocations are aligned to 256 bytes and have BYTES bytes; a thread looks only at its own, and only while no
-    // execution uses them.
-    unsafe { std::slice::from_raw_parts_mut(memory.cast(), BYTES as usize / 8) }
+/// The bytes of a buffer.
+fn bytes_of(memory: *mut u8) -> &'static mut [u8] {
+    // SAFETY: allocations have BYTES bytes; a thread looks only at its own, and only while no execution uses them.
+    unsafe { std::slice::from_raw_parts_mut(memory, BYTES as usize) }
+}
+
+/// Random bytes to fill sources from, at any offset: as good as new ones, and made once.
+struct Noise(Vec<u8>);
+
+impl Noise {
+    fn new(random: &mut Random) -> Noise {
+        Noise((0..BYTES / 4).flat_map(|_| random.next().to_ne_bytes()).collect())
+    }
+    fn fill(&self, memory: *mut u8, random: &mut Random) {
+        let offset = random.below(self.0.len() as u64 - BYTES + 1) as usize;
+        bytes_of(memory).copy_from_slice(&self.0[offset..offset + BYTES as usize]);
+    }
 }
 
 /// One execution under way: what it was asked to do.
@@ -67,16 +79,13 @@ struct Flight {
     transfers: Vec<mp_transfer_t>,
     plan: mp_plan_t,
     request: mp_request_t,
-    fill: u64,
+    fill: u8,
 }
 
-fn launch(node: &Node, random: &mut Random, buffers: &Buffers, streams: &[mp_stream_t]) -> Flight {
-    let fill = random.next();
-    for &memory in &buffers.src {
-        let mut pattern = Random(random.next());
-        words(memory).iter_mut().for_each(|word| *word = pattern.next());
-    }
-    buffers.dst.iter().for_each(|&memory| words(memory).fill(fill));
+fn launch(node: &Node, random: &mut Random, noise: &Noise, buffers: &Buffers, streams: &[mp_stream_t]) -> Flight {
+    let fill = random.next() as u8;
+    buffers.src.iter().for_each(|&memory| noise.fill(memory, random));
+    buffers.dst.iter().for_each(|&memory| bytes_of(memory).fill(fill));
     // Destinations of one device follow each other, so that they do not overlap.
     let mut next = [0_u64; GPUS as usize + 1];
     let mut transfers = Vec::new();
@@ -125,7 +134,7 @@ fn land(mut flight: Flight, random: &mut Random, buffers: &Buffers) {
         }
     }
     assert!(flight.request.is_null());
-    let mut expected: Vec<Vec<u8>> = buffers.dst.iter().map(|_| flight.fill.to_ne_bytes().repeat(BYTES as usize / 8)).collect();
+    let mut expected: Vec<Vec<u8>> = buffers.dst.iter().map(|_| vec![flight.fill; BYTES as usize]).collect();
     for t in &flight.transfers {
         let to =
             buffers.dst.iter().position(|base| (base.addr()..=base.addr() + BYTES as usize).contains(&t.dst.addr())).expect("a buffer");
@@ -134,10 +143,10 @@ fn land(mut flight: Flight, random: &mut Random, buffers: &Buffers) {
         let bytes = unsafe { std::slice::from_raw_parts(t.src.cast::<u8>(), t.bytes as usize) };
         expected[to][offset..offset + bytes.len()].copy_from_slice(bytes);
     }
-    for (memory, expected) in buffers.dst.iter().zip(&expected) {
-        // SAFETY: as above, and the execution has finished.
-        let found = unsafe { std::slice::from_raw_parts(*memory, BYTES as usize) };
-        if let Some(at) = found.iter().zip(expected).position(|(a, b)| a != b) {
+    for (&memory, expected) in buffers.dst.iter().zip(&expected) {
+        let found = &*bytes_of(memory);
+        if found != expected {
+            let at = found.iter().zip(expected).position(|(a, b)| a != b).expect("they differ");
             panic!("byte {at} is {:#x}, not {:#x}, after {:?}", found[at], expected[at], flight.transfers);
         }
     }
@@ -156,13 +165,14 @@ fn random_executions_of_many_threads_deliver_every_byte() {
             let (node, shared) = (&node, &shared);
             scope.spawn(move || {
                 let mut random = Random(seed << 32 | thread);
+                let noise = Noise::new(&mut random);
                 let buffers: Vec<Buffers> = (0..AT_ONCE).map(|_| Buffers::new(node)).collect();
                 let streams: Vec<mp_stream_t> = std::iter::once(node.stream((thread % GPUS) as i32))
                     .chain(shared.iter().map(|&stream| std::ptr::with_exposed_provenance_mut(stream)))
                     .collect();
                 let mut done = 0;
                 while done < executions {
-                    let flights: Vec<Flight> = buffers.iter().map(|own| launch(node, &mut random, own, &streams)).collect();
+                    let flights: Vec<Flight> = buffers.iter().map(|own| launch(node, &mut random, &noise, own, &streams)).collect();
                     for (flight, own) in flights.into_iter().zip(&buffers) {
                         land(flight, &mut random, own);
                         done += 1;
