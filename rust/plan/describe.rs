@@ -2,8 +2,8 @@
 
 use super::candidates::Reason;
 use super::program::Mechanism;
-use super::{Engine, PathPlan, Plan};
-use crate::topology::Machine;
+use super::{Engine, PathPlan, Plan, TransferPlan};
+use crate::topology::{DeviceId, Machine};
 use crate::units::{size, time};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -39,32 +39,73 @@ impl Plan {
             time(self.one_path),
             self.speedup()
         )?;
-        for (index, transfer) in self.transfers.iter().enumerate() {
-            let shape = &transfer.shape;
-            write!(text, "\ntransfer {index}: {} to {}, {}", shape.src_device, shape.dst_device, size(shape.bytes))?;
-            if shape.bytes == 0 {
-                writeln!(text, ": nothing to do")?;
-                continue;
-            }
-            writeln!(text)?;
-            for path in &transfer.paths {
-                writeln!(text, "  {}", path.sentence(shape.bytes))?;
-            }
-            // Many paths are left out for the same reason: one line for all of them.
-            let mut lines: Vec<(String, Vec<String>)> = Vec::new();
-            for rejection in &transfer.rejected {
-                let via = rejection.via.map_or("direct".into(), |via| via.to_string());
-                let why = rejection.reason.sentence(machine);
-                match lines.iter_mut().find(|line| line.0 == why) {
-                    Some(line) => line.1.push(via),
-                    None => lines.push((why, vec![via])),
-                }
-            }
-            for (why, paths) in lines {
-                writeln!(text, "  not via {}: {why}", paths.join(", "))?;
+        for alike in self.alike() {
+            match alike.as_slice() {
+                &[one] => self.write_one(machine, one, text)?,
+                many => self.write_alike(machine, many, text)?,
             }
         }
         Ok(())
+    }
+
+    /// Indices of transfers, those of equal size that go directly and by the same mechanism together: a halo exchange has dozens.
+    fn alike(&self) -> Vec<Vec<usize>> {
+        let mut groups: Vec<(Option<(u64, Mechanism)>, Vec<usize>)> = Vec::new();
+        for (index, transfer) in self.transfers.iter().enumerate() {
+            let key = match transfer.paths.as_slice() {
+                [path] if path.via.is_none() => Some((path.bytes, path.mechanism)),
+                _ => None,
+            };
+            match groups.iter_mut().find(|group| key.is_some() && group.0 == key) {
+                Some(group) => group.1.push(index),
+                None => groups.push((key, vec![index])),
+            }
+        }
+        groups.into_iter().map(|group| group.1).collect()
+    }
+
+    fn write_one(&self, machine: &Machine, index: usize, text: &mut String) -> std::fmt::Result {
+        let TransferPlan { shape, paths, rejected } = &self.transfers[index];
+        write!(text, "\ntransfer {index}: {} to {}, {}", shape.src_device, shape.dst_device, size(shape.bytes))?;
+        if shape.bytes == 0 {
+            return writeln!(text, ": nothing to do");
+        }
+        writeln!(text)?;
+        for path in paths {
+            writeln!(text, "  {}", path.sentence(shape.bytes))?;
+        }
+        write_reasons(rejected.iter().map(|r| (r.via, r.reason.sentence(machine))), text)
+    }
+
+    fn write_alike(&self, machine: &Machine, members: &[usize], text: &mut String) -> std::fmt::Result {
+        let transfers = || members.iter().map(|&index| &self.transfers[index]);
+        let paths = || transfers().flat_map(|transfer| &transfer.paths);
+        let ends = paths().map(|path| path.seconds);
+        writeln!(
+            text,
+            "\n{} transfers of {}, each direct, {}; modelled alone {} to {}",
+            members.len(),
+            size(self.transfers[members[0]].shape.bytes),
+            paths().next().map(PathPlan::manner).unwrap_or_default(),
+            time(ends.clone().fold(f64::INFINITY, f64::min)),
+            time(ends.fold(0.0, f64::max)),
+        )?;
+        for row in members.chunks(6) {
+            let ways = row.iter().map(|&index| {
+                let shape = &self.transfers[index].shape;
+                format!("{index}: {}>{}", shape.src_device, shape.dst_device)
+            });
+            writeln!(text, "  {}", ways.collect::<Vec<_>>().join("  "))?;
+        }
+        // Which link it is differs from transfer to transfer.
+        let reasons = transfers().flat_map(|transfer| &transfer.rejected).map(|r| {
+            let why = match &r.reason {
+                Reason::SharesDirect { .. } => "passes a link of the direct path, and adds no capacity".into(),
+                reason => reason.sentence(machine),
+            };
+            (r.via, why)
+        });
+        write_reasons(reasons, text)
     }
 
     /// How many times faster than one path for each transfer, as modelled.
@@ -106,17 +147,19 @@ impl Plan {
 impl PathPlan {
     fn sentence(&self, whole: u64) -> String {
         let share = 100.0 * self.bytes as f64 / whole as f64;
-        let way = match self.via {
-            None => "direct".into(),
-            Some(via) => format!("via {via}"),
-        };
-        let how = match (self.mechanism, self.slots) {
-            (Mechanism::Batch, _) => "part of a batched call".into(),
-            (Mechanism::Kernel, _) => "part of a fused kernel".into(),
-            (Mechanism::Copy, 0) => "one copy".into(),
-            (Mechanism::Copy, slots) => format!("{} chunks of {}, {slots} slots", self.chunks, size(self.chunk_bytes)),
-        };
-        format!("{share:5.1} %  {:>10}  {way:<10}  {how}; modelled alone {}", size(self.bytes), time(self.seconds))
+        let way = self.via.map_or("direct".into(), |via| format!("via {via}"));
+        format!("{share:5.1} %  {:>10}  {way:<10}  {}; modelled alone {}", size(self.bytes), self.manner(), time(self.seconds))
+    }
+
+    /// How its bytes are moved.
+    fn manner(&self) -> String {
+        match (self.mechanism, self.slots, self.chunks) {
+            (Mechanism::Batch, ..) => "part of a batched call".into(),
+            (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
+            (Mechanism::Copy, 0, _) => "one copy".into(),
+            (Mechanism::Copy, _, 1) => "one chunk".into(),
+            (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} slots", size(self.chunk_bytes)),
+        }
     }
 
     fn to_json(&self) -> Value {
@@ -159,13 +202,27 @@ impl Reason {
             Reason::FixedCost { seconds, without } => {
                 format!("its first byte would arrive after {}, the batch is done in {} without it", time(*seconds), time(*without))
             }
-            Reason::NoShare => "its links are worth more to other paths of the batch".into(),
+            Reason::NoShare => "other paths of the batch make better use of its links".into(),
             Reason::NotFaster { seconds, one_path } => {
                 format!("several paths would take {}, one path {}: too little gain to risk it", time(*seconds), time(*one_path))
             }
             Reason::Staging { ring_bytes } => format!("the staging bound leaves its ring {ring_bytes} bytes"),
         }
     }
+}
+
+/// One line for each reason, with all paths that are left out for it.
+fn write_reasons(reasons: impl Iterator<Item = (Option<DeviceId>, String)>, text: &mut String) -> std::fmt::Result {
+    let mut lines: Vec<(String, Vec<String>)> = Vec::new();
+    for (via, why) in reasons {
+        let via = via.map_or("direct".into(), |via| format!("via {via}"));
+        match lines.iter_mut().find(|line| line.0 == why) {
+            Some(line) if line.1.contains(&via) => {}
+            Some(line) => line.1.push(via),
+            None => lines.push((why, vec![via])),
+        }
+    }
+    lines.into_iter().try_for_each(|(why, paths)| writeln!(text, "  not {}: {why}", paths.join(", ").replace(", via", ",")))
 }
 
 fn rate(bytes: u64, seconds: f64) -> String {
