@@ -4,7 +4,7 @@
 //! events order as CUDA's do: work of one stream runs in order, streams run concurrently, events join them. Streams created here
 //! are like CUDA's non-blocking ones: they don't order with the default stream, which is one more stream of the context.
 //!
-//! Enqueued work is a graph of [nodes](node) that count their unfinished predecessors; a [queue](queue) with a bounded number of
+//! Enqueued work is a graph of nodes that count their unfinished predecessors; a queue with a bounded number of
 //! threads runs what is ready. Host functions may block, so each stream that has any runs them on a thread of its own. Threads
 //! start when they are first needed.
 //!
