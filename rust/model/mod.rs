@@ -115,7 +115,7 @@ impl Flow<'_> {
 }
 
 /// When the last of a set of flows that start together is done, in seconds. `operations` is the number of operations issued.
-pub fn finish(machine: &Machine, flows: &[Flow<'_>], operations: usize) -> f64 {
+pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, operations: usize) -> f64 {
     let costs = machine.costs();
     let resources = machine.resources();
     // Per resource: seconds of work, and the earliest moment at which any of it can begin.

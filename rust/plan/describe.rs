@@ -50,18 +50,22 @@ impl Plan {
 
     /// Indices of transfers, those of equal size that go directly and by the same mechanism together: a halo exchange has dozens.
     fn alike(&self) -> Vec<Vec<usize>> {
-        let mut groups: Vec<(Option<(u64, Mechanism)>, Vec<usize>)> = Vec::new();
+        let mut keys: Vec<Option<(u64, Mechanism)>> = Vec::new();
+        let mut groups: Vec<Vec<usize>> = Vec::new();
         for (index, transfer) in self.transfers.iter().enumerate() {
             let key = match transfer.paths.as_slice() {
                 [path] if path.via.is_none() => Some((path.bytes, path.mechanism)),
                 _ => None,
             };
-            match groups.iter_mut().find(|group| key.is_some() && group.0 == key) {
-                Some(group) => group.1.push(index),
-                None => groups.push((key, vec![index])),
+            match keys.iter().position(|other| key.is_some() && *other == key) {
+                Some(group) => groups[group].push(index),
+                None => {
+                    keys.push(key);
+                    groups.push(vec![index]);
+                }
             }
         }
-        groups.into_iter().map(|group| group.1).collect()
+        groups
     }
 
     fn write_one(&self, machine: &Machine, index: usize, text: &mut String) -> std::fmt::Result {

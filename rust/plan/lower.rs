@@ -39,17 +39,22 @@ pub(super) fn copying_device(src: DeviceId, dst: DeviceId) -> DeviceId {
 
 /// Direct operations stand first: they are few and long, so the issuing thread starts them before it feeds the pipelines, whose
 /// chunks then follow round-robin over the paths.
-pub(super) fn lower(transfers: Vec<u64>, direct: &[DirectOp], lanes_of: impl Fn(&DirectOp) -> u64, staged: &[StagedPath]) -> Program {
+pub(super) fn lower<K: PartialEq>(
+    transfers: Vec<u64>,
+    direct: &[DirectOp],
+    lane_key: impl Fn(&DirectOp) -> K,
+    staged: &[StagedPath],
+) -> Program {
     let mut program = Program { transfers, ..Program::default() };
     // Direct copies of one device pair share a lane: they would share the link anyway, and a lane costs a stream and an event.
-    let mut pairs: Vec<(u64, LaneId)> = Vec::new();
+    let mut lanes: Vec<(K, LaneId)> = Vec::new();
     for op in direct {
-        let key = lanes_of(op);
-        let lane = match pairs.iter().find(|p| p.0 == key) {
+        let key = lane_key(op);
+        let lane = match lanes.iter().find(|lane| lane.0 == key) {
             Some(&(_, lane)) => lane,
             None => {
                 let lane = program.lane(op.device);
-                pairs.push((key, lane));
+                lanes.push((key, lane));
                 lane
             }
         };

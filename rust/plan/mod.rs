@@ -250,32 +250,25 @@ impl Schedule {
         let Field { machine, batch, options, candidates, .. } = field;
         let costs = machine.costs();
         let launches = mechanism::launches(machine, batch, options, candidates, &shares);
-        let mut heads = vec![(Mechanism::Copy, 0.0); shares.len()];
-        for (order, launch) in launches.iter().enumerate() {
-            let head = costs.issue * order as f64 + mechanism::head(machine, launch.op.mechanism, launch.shares.len());
-            launch.shares.iter().for_each(|&at| heads[at] = (launch.op.mechanism, head));
-        }
+        let issued = launches.iter().map(|launch| (launch.op.mechanism, launch.shares.as_slice()));
+        let mut flows: Vec<(usize, Flow)> = mechanism::flows(machine, batch, candidates, &shares, issued);
         let mut operations = launches.len();
+        let mut ends = vec![(Mechanism::Copy, 0.0); shares.len()];
+        for launch in &launches {
+            launch.shares.iter().for_each(|&at| ends[at].0 = launch.op.mechanism);
+        }
         // Pipelines start after the direct operations, one after the other.
-        let mut order = operations;
-        for (at, share) in shares.iter().enumerate().filter(|(_, share)| candidates[share.candidate].via.is_some()) {
-            heads[at].1 = costs.issue * order as f64 + costs.copy;
-            order += 1;
+        let staged = (0..shares.len()).filter(|&at| candidates[shares[at].candidate].via.is_some());
+        for (order, at) in (launches.len()..).zip(staged) {
+            let (share, head) = (&shares[at], costs.copy + costs.issue * order as f64);
+            let path = &candidates[share.candidate].model;
+            flows.push((at, Flow { path, bytes: share.bytes, chunks: share.chunks(), head, efficiency: 1.0 }));
             operations += 2 * share.chunks() as usize;
         }
-        let flows: Vec<Flow> = shares
-            .iter()
-            .zip(&heads)
-            .map(|(share, &(mechanism, head))| Flow {
-                path: &candidates[share.candidate].model,
-                bytes: share.bytes,
-                chunks: share.chunks(),
-                head,
-                efficiency: mechanism::efficiency(machine, mechanism),
-            })
-            .collect();
-        let finish = finish(machine, &flows, operations);
-        let ends = flows.iter().zip(&heads).map(|(flow, head)| (head.0, flow.alone(costs))).collect();
+        for (at, flow) in &flows {
+            ends[*at].1 = flow.alone(costs);
+        }
+        let finish = finish(machine, flows.into_iter().map(|flow| flow.1), operations);
         Schedule { shares, launches, ends, finish }
     }
 

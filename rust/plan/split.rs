@@ -83,6 +83,15 @@ fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     bytes
 }
 
+/// The inequality of one resource.
+#[derive(Clone)]
+struct Row {
+    /// The smallest fixed cost of its columns.
+    fixed: f64,
+    /// Columns, and their seconds per byte.
+    terms: SmallVec<[(u32, f64); 8]>,
+}
+
 /// The general case, by the simplex method.
 fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
     // Scaled to the order of 1, which is what the solver's tolerances are made for.
@@ -95,16 +104,16 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     let time = problem.add_var(1.0, (0.0, f64::INFINITY));
     let variables: Vec<_> = columns.iter().map(|c| problem.add_var(TIE_BREAK * c.toll * scale / longest, (0.0, f64::INFINITY))).collect();
 
-    let mut rows: Vec<(f64, SmallVec<[(u32, f64); 8]>)> = vec![(f64::INFINITY, SmallVec::new()); resources];
+    let mut rows = vec![Row { fixed: f64::INFINITY, terms: SmallVec::new() }; resources];
     for (i, column) in columns.iter().enumerate() {
         for &(resource, work) in &column.work {
             let row = &mut rows[resource as usize];
-            row.0 = row.0.min(column.fixed);
-            row.1.push((i as u32, work));
+            row.fixed = row.fixed.min(column.fixed);
+            row.terms.push((i as u32, work));
         }
     }
     drop_implied(&mut rows);
-    for (fixed, terms) in rows.iter().filter(|row| !row.1.is_empty()) {
+    for Row { fixed, terms } in rows.iter().filter(|row| !row.terms.is_empty()) {
         let mut row = LinearExpr::empty();
         terms.iter().for_each(|&(i, work)| row.add(variables[i as usize], work * scale / longest));
         row.add(time, -1.0);
@@ -127,23 +136,23 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
 
 /// Many resources lie in a row (both ends of a port, a link and its uplink) and serve the same columns; only the tightest of
 /// such a group can bind, and the program is smaller without the others.
-fn drop_implied(rows: &mut [(f64, SmallVec<[(u32, f64); 8]>)]) {
+fn drop_implied(rows: &mut [Row]) {
     let mut seen: ahash::HashMap<SmallVec<[u32; 8]>, usize> = ahash::HashMap::default();
     for at in 0..rows.len() {
-        if rows[at].1.is_empty() {
+        if rows[at].terms.is_empty() {
             continue;
         }
-        let who: SmallVec<[u32; 8]> = rows[at].1.iter().map(|t| t.0).collect();
+        let who: SmallVec<[u32; 8]> = rows[at].terms.iter().map(|t| t.0).collect();
         let Some(&first) = seen.get(&who) else {
             seen.insert(who, at);
             continue;
         };
         // Equal columns give equal fixed costs, so one row implies the other if each of its terms is at least as large.
-        let implies = |a: usize, b: usize| rows[a].1.iter().zip(&rows[b].1).all(|(x, y)| x.1 >= y.1);
+        let implies = |a: usize, b: usize| rows[a].terms.iter().zip(&rows[b].terms).all(|(x, y)| x.1 >= y.1);
         if implies(first, at) {
-            rows[at].1.clear();
+            rows[at].terms.clear();
         } else if implies(at, first) {
-            rows[first].1.clear();
+            rows[first].terms.clear();
             seen.insert(who, at);
         }
     }
