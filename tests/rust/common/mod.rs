@@ -33,11 +33,11 @@ pub fn config(usual: u32) -> ProptestConfig {
     ProptestConfig { cases: if long { usual * 100 } else { usual }, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// 2 to 16 devices; some pairs without a link, some links in one direction only, capacities that differ by direction, sometimes
+/// 2 to `most` devices; some pairs without a link, some links in one direction only, capacities that differ by direction, sometimes
 /// a switch, sometimes shared resources, and fixed costs from none to large.
-pub fn topology(random: &mut Random) -> Topology {
+pub fn topology(random: &mut Random, most: u64) -> Topology {
     let hosts = 1 + random.below(2) as u32;
-    let gpus = 1 + random.below(u64::from(16 - hosts)) as u32;
+    let gpus = 1 + random.below(most - u64::from(hosts)) as u32;
     let mut nodes: Vec<Node> = (0..gpus).map(|i| Node { name: format!("gpu{i}"), kind: NodeKind::Gpu }).collect();
     nodes.extend((0..hosts).map(|i| Node { name: format!("host{i}"), kind: NodeKind::Host }));
     let mut links = Vec::new();
@@ -127,7 +127,7 @@ pub fn options(random: &mut Random) -> Options {
 
 /// A machine with a batch for it.
 pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>, Options) {
-    let machine = Machine::new(topology(random)).expect("a random topology is well formed");
+    let machine = Machine::new(topology(random, 16)).expect("a random topology is well formed");
     let devices: Vec<DeviceId> = (0..machine.gpu_count()).map(DeviceId::gpu).chain((0..machine.host_count()).map(DeviceId::host)).collect();
     let count = [1, 1, 2, 3, 5, 12][random.below(6) as usize];
     let batch = (0..count)
