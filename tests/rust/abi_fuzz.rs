@@ -1,1 +1,409 @@
+//! Random sequences of calls with random, stale and made-up arguments: the library never crashes, accepted copies deliver their
+//! bytes, and nothing else is ever written. `LONG_TESTS=1` runs a hundred times as many.
+//!
+//! What C cannot promise is left out: ordinary host memory is taken at the caller's word, so host ranges are real ones here.
 
+mod common;
+mod node;
+
+use mpgpu::ffi::*;
+use node::*;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use std::collections::BTreeMap;
+use std::ptr::{null, null_mut};
+
+/// One call: which, and numbers that its arguments are made of.
+type Call = (u8, [u16; 8]);
+
+const GUARD: u8 = 0xC7;
+const GPUS: i32 = 4;
+
+/// What the program believes to hold, and what its memory should contain.
+struct World {
+    contexts: Vec<mp_context_t>,
+    plans: Vec<(mp_plan_t, Vec<mp_transfer_t>)>,
+    requests: Vec<mp_request_t>,
+    streams: Vec<mp_stream_t>,
+    events: Vec<mp_event_t>,
+    /// Live memory by its address: owner, device, expected bytes.
+    memory: BTreeMap<usize, (mp_context_t, i32, Vec<u8>)>,
+    /// Addresses that were freed.
+    freed: Vec<usize>,
+    /// Ordinary host memory, with bytes on both sides that no transfer may name.
+    own: Vec<u8>,
+    own_expected: Vec<u8>,
+}
+
+const OWN: usize = 4096;
+
+/// A value of a list, an old one included, or one that never was any.
+fn pick<T: Copy>(known: &[T], choice: u16, made_up: T) -> T {
+    if known.is_empty() || choice % 16 == 0 { made_up } else { known[choice as usize / 16 % known.len()] }
+}
+
+fn handle<T>(known: &[*mut T], choice: u16) -> *mut T {
+    let made_up = [0, 1, 0xDEAD_BEEF, 0x1_1000_0001, usize::MAX, 0x1_2000_0001, 0x7FFF_FFFF_3000_0000][choice as usize / 16 % 7];
+    pick(known, choice, std::ptr::without_provenance_mut(made_up))
+}
+
+fn odd_number(choice: u16) -> u64 {
+    let small = u64::from(choice >> 3);
+    [0, small, 1, u64::MAX, u64::MAX - small, 1 << 63, (1 << 40) + small, u64::from(u32::MAX) + small][choice as usize % 8]
+}
+
+impl World {
+    fn new() -> World {
+        let own = vec![GUARD; 3 * OWN];
+        World {
+            contexts: Vec::new(),
+            plans: Vec::new(),
+            requests: Vec::new(),
+            streams: Vec::new(),
+            events: Vec::new(),
+            memory: BTreeMap::new(),
+            freed: Vec::new(),
+            own_expected: own.clone(),
+            own,
+        }
+    }
+
+    fn context(&self, choice: u16) -> mp_context_t {
+        handle(&self.contexts, choice)
+    }
+
+    /// An end of a transfer: mostly inside live memory, sometimes across its end, sometimes freed, NULL or nowhere.
+    fn end(&mut self, context: mp_context_t, choice: [u16; 3]) -> (*mut u8, i32) {
+        let nowhere = i32::from(choice[2] as i16);
+        let offset = usize::from(choice[1]) % 3000;
+        match choice[0] % 16 {
+            0 => (null_mut(), i32::from(choice[2]) % (GPUS + 2)),
+            1 => (std::ptr::without_provenance_mut(usize::MAX - offset), i32::from(choice[2]) % GPUS),
+            2 if !self.freed.is_empty() => {
+                (std::ptr::without_provenance_mut(self.freed[usize::from(choice[1]) % self.freed.len()]), i32::from(choice[2]) % GPUS)
+            }
+            // A range of at most OWN bytes from here stays inside the host memory that transfers may name.
+            3 => (self.own[OWN..].as_mut_ptr(), MP_DEVICE_HOST),
+            _ if self.memory.is_empty() => (null_mut(), nowhere),
+            _ => {
+                // Mostly of this context, because a plan is refused for memory of another.
+                let mine = self.memory.values().filter(|(owner, _, _)| *owner == context).count();
+                let any = mine == 0 || choice[0] % 16 == 4;
+                let at = usize::from(choice[1]) / 8 % if any { self.memory.len() } else { mine };
+                let mut candidates = self.memory.iter().filter(|(_, (owner, _, _))| any || *owner == context);
+                let (address, (_, device, _)) = candidates.nth(at).expect("in range");
+                let device = if choice[2] % 16 == 0 { nowhere } else { *device };
+                // Ordinary host memory would be read at the caller's word; a wrong address must claim to be a GPU's.
+                let device = if device < 0 && choice[2] % 16 == 0 { nowhere & 7 } else { device };
+                (std::ptr::with_exposed_provenance_mut::<u8>(address + offset), device)
+            }
+        }
+    }
+
+    /// The bytes that a known address has, if the whole range is known.
+    fn bytes(&mut self, address: usize, length: usize) -> Option<&mut [u8]> {
+        let own = self.own.as_ptr().addr();
+        if (own..own + self.own.len()).contains(&address) {
+            return self.own_expected.get_mut(address - own..address - own + length);
+        }
+        let (base, (_, _, bytes)) = self.memory.range_mut(..=address).next_back()?;
+        bytes.get_mut(address - base..(address - base).checked_add(length)?)
+    }
+
+    /// What an execution should have done.
+    fn expect(&mut self, transfers: &[mp_transfer_t]) {
+        let moved: Vec<Vec<u8>> = transfers
+            .iter()
+            .map(|t| match t.bytes {
+                0 => Vec::new(),
+                n => self.bytes(t.src.addr(), n as usize).expect("an accepted source is known").to_vec(),
+            })
+            .collect();
+        for (t, moved) in transfers.iter().zip(moved).filter(|(t, _)| t.bytes > 0) {
+            self.bytes(t.dst.addr(), t.bytes as usize).expect("an accepted destination is known").copy_from_slice(&moved);
+        }
+    }
+
+    fn check(&self) {
+        for (address, (_, device, expected)) in &self.memory {
+            // SAFETY: memory that the library gave out and did not take back; all work has finished.
+            let found = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(*address), expected.len()) };
+            assert!(found == expected, "memory of device {device} is not what the accepted copies make it");
+        }
+        assert!(self.own == self.own_expected, "host memory is not what the accepted copies make it");
+    }
+
+    fn make(&mut self, (which, n): Call) {
+        let context = self.context(n[0]);
+        // SAFETY: pointers are NULL, or valid for the call; ranges are the library's to check, host ranges are real.
+        unsafe {
+            match which % 24 {
+                0 => self.create_context(n),
+                1 if n[1] % 8 == 0 => self.destroy_context(context),
+                2..=4 => self.alloc(context, n),
+                5 => self.free(context, n),
+                6..=9 => self.plan(context, n),
+                10..=13 => self.execute(n),
+                14 => {
+                    let plan = pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[1], poison());
+                    mp_plan_destroy(plan);
+                }
+                15 => {
+                    let mut request = handle(&self.requests, n[1]);
+                    let mut done = 0;
+                    match n[2] % 4 {
+                        0 => mp_wait(&mut request),
+                        1 => mp_test(&mut request, &mut done),
+                        2 => mp_request_free(&mut request),
+                        _ => mp_wait(null_mut()),
+                    };
+                }
+                16 => {
+                    let mut stream = poison();
+                    if mp_stream_create(context, i32::from(n[1] as i16 % 7), &mut stream) == MP_SUCCESS {
+                        self.streams.push(stream);
+                    } else {
+                        assert_eq!(stream, poison());
+                    }
+                }
+                17 => {
+                    let stream = handle(&self.streams, n[1]);
+                    match n[2] % 4 {
+                        0 => mp_stream_destroy(context, stream),
+                        1 => mp_stream_launch_host(context, stream, Some(nothing), null_mut()),
+                        2 => mp_stream_launch_host(context, stream, None, null_mut()),
+                        _ => mp_stream_synchronize(context, stream),
+                    };
+                }
+                18 => {
+                    let mut event = poison();
+                    if mp_event_create(context, &mut event) == MP_SUCCESS {
+                        self.events.push(event);
+                    }
+                }
+                19 => {
+                    let (event, stream) = (handle(&self.events, n[1]), handle(&self.streams, n[2]));
+                    match n[3] % 4 {
+                        0 => mp_event_destroy(context, event),
+                        1 => mp_event_record(context, event, stream),
+                        2 => mp_stream_wait_event(context, stream, event),
+                        _ => mp_event_synchronize(context, event),
+                    };
+                }
+                20 => self.describe(context, n),
+                21 => {
+                    // Any size: the struct has room for the largest that is looked at.
+                    let mut room = [0_u64; 512];
+                    room[0] = odd_number(n[1]);
+                    let status = mp_context_statistics(context, room.as_mut_ptr().cast());
+                    assert!(status == MP_SUCCESS || room[1..].iter().all(|word| *word == 0));
+                    assert!(room[8..].iter().all(|word| *word == 0), "written beyond what the library knows");
+                    mp_context_device_statistics(context, i32::from(n[2] as i16), room.as_mut_ptr().cast());
+                }
+                22 => {
+                    let mut room = [0_u64; 512];
+                    room[0] = odd_number(n[1]);
+                    mp_plan_get_info(pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[2], poison()), room.as_mut_ptr().cast());
+                    assert!(room[6..].iter().all(|word| *word == 0));
+                    mp_last_error_info(room.as_mut_ptr().cast());
+                    mp_status_string(i32::from(n[3] as i16));
+                    mp_log_set_callback(6 + i32::from(n[3]), None, null_mut());
+                }
+                _ => {
+                    let (mut gpus, mut hosts) = (-1, -1);
+                    let status = mp_context_device_count(context, if n[1] % 4 == 0 { null_mut() } else { &mut gpus }, &mut hosts);
+                    assert!(status == MP_SUCCESS || (gpus, hosts) == (-1, -1));
+                }
+            }
+        }
+    }
+
+    fn create_context(&mut self, n: [u16; 8]) {
+        if self.contexts.len() >= 3 {
+            return;
+        }
+        let options = mp_context_options_t {
+            topology: [c"beluga", c"beluga", c"beluga", c"nowhere"][n[1] as usize % 4].as_ptr(),
+            backend: [0, 1, 0, 2, 3, -1][n[2] as usize % 6],
+            staging_bytes: [0, 1 << 14, 1 << 16, 1][n[3] as usize % 4],
+            cache_plans: [0, 1, 3, u64::MAX][n[4] as usize % 4],
+            ..context_options()
+        };
+        let mut context = poison();
+        // SAFETY: all pointers are valid for the call.
+        if unsafe { mp_context_create_versioned(&options, MP_VERSION + u32::from(n[5] % 8 == 0) * 100, &mut context) } == MP_SUCCESS {
+            self.contexts.push(context);
+        } else {
+            assert_eq!(context, poison());
+        }
+    }
+
+    fn destroy_context(&mut self, context: mp_context_t) {
+        if mp_context_destroy(context) == MP_SUCCESS {
+            let gone = self.memory.extract_if(.., |_, (owner, _, _)| *owner == context).map(|(address, _)| address);
+            self.freed.extend(gone);
+        }
+    }
+
+    unsafe fn alloc(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let (device, bytes) = (i32::from(n[1] as i16 % 7), if n[2] % 8 == 0 { odd_number(n[3]) } else { u64::from(n[3] % 4096) + 1 });
+        let mut memory = poison();
+        // SAFETY: the output is valid for the call.
+        let status = unsafe { mp_alloc(context, device, bytes, &mut memory) };
+        if status == MP_SUCCESS {
+            assert!((-2..GPUS).contains(&device) && bytes > 0);
+            if bytes > 1 << 20 {
+                // The system may promise more than it has; nobody touches it.
+                // SAFETY: just allocated, and not used.
+                ok(unsafe { mp_free(context, memory) });
+                return;
+            }
+            let expected: Vec<u8> = (0..bytes).map(|i| (i as u16 ^ n[4]) as u8).collect();
+            // SAFETY: new memory of this size, of the host backend.
+            unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), memory.cast(), expected.len()) };
+            self.memory.insert(memory.expose_provenance(), (context, device, expected));
+        } else {
+            assert_eq!(memory, poison());
+        }
+    }
+
+    unsafe fn free(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let addresses: Vec<usize> = self.memory.keys().chain(&self.freed).copied().collect();
+        let address = pick(&addresses, n[1], 0x1000) + usize::from(n[2] % 8 == 0);
+        // SAFETY: all work has finished; whether this is an allocation is the library's to find out.
+        let status = unsafe { mp_free(context, std::ptr::without_provenance_mut(address)) };
+        let live = self.memory.get(&address).is_some_and(|(owner, _, _)| *owner == context);
+        assert_eq!(status == MP_SUCCESS, live);
+        if live {
+            self.memory.remove(&address);
+            self.freed.push(address);
+        }
+    }
+
+    unsafe fn plan(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let mut transfers = Vec::new();
+        for i in 0..n[1] % 4 {
+            let mix = |k: usize| n[k].rotate_left(u32::from(i) * 5).wrapping_mul(2 * i + 1);
+            let ((dst, dst_device), (src, src_device)) =
+                (self.end(context, [mix(2), mix(3), mix(4)]), self.end(context, [mix(5), mix(6), mix(7)]));
+            let on_host = dst_device < 0 || src_device < 0;
+            let bytes = if mix(7) % 8 == 0 && !on_host { odd_number(mix(3)) as usize } else { usize::from(mix(4)) % 2048 };
+            transfers.push(transfer(dst, dst_device, src, src_device, bytes));
+        }
+        // A host range must be real: inside one allocation, or inside the test's own memory.
+        for t in &mut transfers {
+            for (address, device) in [(t.dst.addr(), t.dst_device), (t.src.addr(), t.src_device)] {
+                if device < 0 && address != 0 && t.bytes > 0 && self.bytes(address, t.bytes as usize).is_none() {
+                    t.bytes = 0;
+                }
+            }
+        }
+        let options = mp_plan_options_t {
+            engine: i32::from(n[2] % 7) - 1,
+            max_paths: u32::from(n[3] % 5),
+            host_path: i32::from(n[4] % 5) - 1,
+            chunk_bytes: [0, 4096, 1][n[5] as usize % 3],
+            min_bytes: u64::from(n[6] % 2),
+            staging_bytes: [0, 0, 0, 1 << 13, u64::MAX][n[7] as usize % 5],
+            ..plan_options()
+        };
+        let options = if n[2] % 4 != 0 { null() } else { &raw const options };
+        let mut plan = poison();
+        // SAFETY: all pointers are valid for the call.
+        if unsafe { mp_plan(context, transfers.as_ptr(), transfers.len(), options, &mut plan) } == MP_SUCCESS {
+            self.plans.push((plan, transfers));
+        } else {
+            assert_eq!(plan, poison());
+        }
+    }
+
+    unsafe fn execute(&mut self, n: [u16; 8]) {
+        let (plan, transfers) = if self.plans.is_empty() || n[1] % 16 == 0 {
+            (handle(&[], n[1]), Vec::new())
+        } else {
+            self.plans[usize::from(n[1]) / 16 % self.plans.len()].clone()
+        };
+        let stream = if n[2] % 2 == 0 { null_mut() } else { handle(&self.streams, n[3]) };
+        let mut request = poison();
+        // SAFETY: the output is valid for the call; whether the plan's memory still exists is what the library has to find out.
+        let status = unsafe { mp_execute(plan, stream, &mut request) };
+        if status != MP_SUCCESS {
+            assert_eq!(request, poison());
+            return;
+        }
+        let mut waiting = request;
+        // SAFETY: the request is valid for the call.
+        ok(unsafe { mp_wait(&mut waiting) });
+        self.requests.push(request);
+        self.expect(&transfers);
+    }
+
+    unsafe fn describe(&self, context: mp_context_t, n: [u16; 8]) {
+        let mut text = [GUARD; 300];
+        let capacity = usize::from(n[1]) % 256;
+        let (mut length, format) = (0, i32::from(n[2] % 4) - 1);
+        let plan = pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[3], poison());
+        // SAFETY: the buffer has at least this capacity.
+        unsafe {
+            if n[4] % 2 == 0 {
+                mp_context_describe(context, format, text.as_mut_ptr().cast(), capacity, &mut length);
+            } else {
+                mp_plan_describe(plan, format, text.as_mut_ptr().cast(), capacity, &mut length);
+            }
+        }
+        assert!(text[capacity..].iter().all(|byte| *byte == GUARD), "text beyond the capacity");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.contexts.iter().for_each(|&context| drop(mp_context_destroy(context)));
+    }
+}
+
+fn calls() -> impl Strategy<Value = Vec<Call>> {
+    prop::collection::vec((any::<u8>(), any::<[u16; 8]>()), 1..150)
+}
+
+proptest! {
+    #![proptest_config(common::config(300))]
+
+    #[test]
+    fn random_calls_never_crash_and_only_accepted_copies_change_memory(calls in calls()) {
+        let mut world = World::new();
+        // Something to work with: two contexts with memory, so that few sequences are refusals alone.
+        for context in 0..2_u16 {
+            world.create_context([1, context, 0, 2 - context, 0, 1, 0, 0]);
+        }
+        for i in 0..12_u16 {
+            let context = world.contexts[usize::from(i % 2)];
+            // SAFETY: as in `make`.
+            unsafe { world.alloc(context, [0, i % 5, 1, 4000, i, 0, 0, 0]) };
+        }
+        for call in calls {
+            world.make(call);
+        }
+        world.check();
+    }
+}
+
+#[test]
+fn the_random_calls_reach_accepted_copies_and_refusals() {
+    // Guards the test above against becoming a sequence of refusals: counts what its generator leads to.
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut accepted, mut planned) = (0_u64, 0);
+    for _ in 0..50 {
+        let sequence = calls().new_tree(&mut runner).expect("a sequence").current();
+        let mut world = World::new();
+        world.create_context([1, 0, 0, 2, 0, 1, 0, 0]);
+        for i in 0..8_u16 {
+            let context = world.contexts[0];
+            // SAFETY: as in `make`.
+            unsafe { world.alloc(context, [0, i % 5, 1, 4000, i, 0, 0, 0]) };
+        }
+        sequence.into_iter().for_each(|call| world.make(call));
+        accepted += world.requests.len() as u64;
+        planned += world.plans.iter().filter(|(_, transfers)| transfers.iter().any(|t| t.bytes > 0)).count();
+    }
+    assert!(accepted > 100 && planned > 25, "{accepted} executions, {planned} plans that copy something");
+}

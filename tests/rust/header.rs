@@ -1,9 +1,10 @@
 //! `include/mpgpu/mpgpu.h` is what cbindgen makes of `rust/ffi`, and a header that strict compilers accept.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 8] = ["version", "types", "error", "log", "context", "memory", "stream", "plan"];
+const SOURCES: [&str; 9] = ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -12,7 +13,7 @@ fn root() -> &'static Path {
 fn generate() -> String {
     let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("cbindgen.toml is valid");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for source in SOURCES.iter().chain(["request"].iter()) {
+    for source in SOURCES {
         builder = builder.with_src(root().join("rust/ffi").join(source).with_extension("rs"));
     }
     let mut text = Vec::new();
@@ -35,4 +36,67 @@ fn the_header_is_what_the_sources_generate() {
         checked_in == generated,
         "include/mpgpu/mpgpu.h differs from what rust/ffi generates; run UPDATE_HEADER=1 cargo test --test header, and look at the diff"
     );
+}
+
+/// Uses every initialiser and the inline function, as a program would.
+const PROGRAM: &str = r#"
+#include <mpgpu/mpgpu.h>
+#include <mpgpu/mpgpu.h>
+
+int main(void) {
+    mp_context_options_t context_options = MP_CONTEXT_OPTIONS_INIT;
+    mp_plan_options_t plan_options = MP_PLAN_OPTIONS_INIT;
+    mp_plan_info_t plan_info = MP_PLAN_INFO_INIT;
+    mp_statistics_t statistics = MP_STATISTICS_INIT;
+    mp_device_statistics_t device_statistics = MP_DEVICE_STATISTICS_INIT;
+    mp_error_info_t error_info = MP_ERROR_INFO_INIT;
+    mp_context_t context = NULL;
+    mp_stream_t stream = NULL;
+    struct CUstream_st *cuda_stream = stream;
+    struct CUevent_st *cuda_event = (mp_event_t)NULL;
+    if (context_options.size + plan_options.size + plan_info.size + statistics.size + device_statistics.size + error_info.size == 0)
+        return 1;
+    if (MP_DEVICE_HOST_NUMA(0) != MP_DEVICE_HOST || MP_DEVICE_HOST_NUMA(1 + 1) != -3 || MP_VERSION != mp_version())
+        return 2;
+    (void)cuda_stream;
+    (void)cuda_event;
+    return mp_context_create(&context_options, &context) == MP_SUCCESS ? 0 : 3;
+}
+"#;
+
+#[test]
+fn strict_compilers_accept_the_header_as_c_and_as_cpp() {
+    let folder = std::env::temp_dir().join(format!("mpgpu-header-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder for the test");
+    let source = folder.join("program.c");
+    std::fs::write(&source, PROGRAM).expect("the file can be written");
+    let mut tried = 0;
+    for compiler in [std::env::var("CC").unwrap_or("cc".to_owned()), "gcc".to_owned(), "clang".to_owned()] {
+        for language in [["-xc", "-std=c99"], ["-xc", "-std=c17"], ["-xc++", "-std=c++17"]] {
+            let mut command = Command::new(&compiler);
+            command.args(language).args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wshadow"]);
+            // What is not there need not accept it; one compiler has to be, to build this crate.
+            let Ok(output) = command.arg("-I").arg(root().join("include")).arg(&source).output() else { continue };
+            assert!(output.status.success(), "{compiler} {language:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+            tried += 1;
+        }
+    }
+    std::fs::remove_dir_all(&folder).expect("the folder was the test's own");
+    assert!(tried >= 3, "no C compiler was found");
+}
+
+#[test]
+fn no_name_in_the_header_is_a_keyword_of_cpp_or_outside_the_prefix() {
+    let text = std::fs::read_to_string(header()).expect("the header is there");
+    let code: Vec<&str> =
+        text.lines().filter(|line| !line.trim_start().starts_with("//") && !line.starts_with([' ', '/']) || line.contains(';')).collect();
+    let keywords = ["class", "new", "delete", "template", "this", "operator", "private", "public", "namespace", "try", "using", "virtual"];
+    for line in &code {
+        for word in line.split(|c: char| !c.is_alphanumeric() && c != '_') {
+            assert!(!keywords.contains(&word), "{line}");
+        }
+    }
+    for line in text.lines().filter_map(|line| line.strip_prefix("#define ")) {
+        assert!(line.starts_with("MP_") || line.starts_with("MPGPU_H"), "{line}");
+    }
 }
