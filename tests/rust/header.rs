@@ -86,17 +86,9 @@ fn strict_compilers_accept_the_header_as_c_and_as_cpp() {
 }
 
 #[test]
-fn no_name_in_the_header_is_a_keyword_of_cpp_or_outside_the_prefix() {
+fn every_macro_has_the_prefix() {
     let text = std::fs::read_to_string(header()).expect("the header is there");
-    let code: Vec<&str> =
-        text.lines().filter(|line| !line.trim_start().starts_with("//") && !line.starts_with([' ', '/']) || line.contains(';')).collect();
-    let keywords = ["class", "new", "delete", "template", "this", "operator", "private", "public", "namespace", "try", "using", "virtual"];
-    for line in &code {
-        for word in line.split(|c: char| !c.is_alphanumeric() && c != '_') {
-            assert!(!keywords.contains(&word), "{line}");
-        }
-    }
-    for line in text.lines().filter_map(|line| line.strip_prefix("#define ")) {
-        assert!(line.starts_with("MP_") || line.starts_with("MPGPU_H"), "{line}");
-    }
+    let macros: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#define ")).collect();
+    assert!(macros.len() > 10, "the header was not read");
+    assert!(macros.iter().all(|name| name.starts_with("MP_") || name.starts_with("MPGPU_H")), "{macros:?}");
 }
