@@ -39,7 +39,7 @@ const OWN: usize = 4096;
 
 /// A value of a list, an old one included, or one that never was any.
 fn pick<T: Copy>(known: &[T], choice: u16, made_up: T) -> T {
-    if known.is_empty() || choice % 16 == 0 { made_up } else { known[choice as usize / 16 % known.len()] }
+    if known.is_empty() || choice.is_multiple_of(16) { made_up } else { known[choice as usize / 16 % known.len()] }
 }
 
 fn handle<T>(known: &[*mut T], choice: u16) -> *mut T {
@@ -92,9 +92,9 @@ impl World {
                 let at = usize::from(choice[1]) / 8 % if any { self.memory.len() } else { mine };
                 let mut candidates = self.memory.iter().filter(|(_, (owner, _, _))| any || *owner == context);
                 let (address, (_, device, _)) = candidates.nth(at).expect("in range");
-                let device = if choice[2] % 16 == 0 { nowhere } else { *device };
+                let device = if choice[2].is_multiple_of(16) { nowhere } else { *device };
                 // Ordinary host memory would be read at the caller's word; a wrong address must claim to be a GPU's.
-                let device = if device < 0 && choice[2] % 16 == 0 { nowhere & 7 } else { device };
+                let device = if device < 0 && choice[2].is_multiple_of(16) { nowhere & 7 } else { device };
                 (std::ptr::with_exposed_provenance_mut::<u8>(address + offset), device)
             }
         }
@@ -231,7 +231,7 @@ impl World {
         };
         let mut context = poison();
         // SAFETY: all pointers are valid for the call.
-        if unsafe { mp_context_create_versioned(&options, MP_VERSION + u32::from(n[5] % 8 == 0) * 100, &mut context) } == MP_SUCCESS {
+        if unsafe { mp_context_create_versioned(&options, MP_VERSION + u32::from(n[5].is_multiple_of(8)) * 100, &mut context) } == MP_SUCCESS {
             self.contexts.push(context);
         } else {
             assert_eq!(context, poison());
@@ -246,7 +246,7 @@ impl World {
     }
 
     unsafe fn alloc(&mut self, context: mp_context_t, n: [u16; 8]) {
-        let (device, bytes) = (i32::from(n[1] as i16 % 7), if n[2] % 8 == 0 { odd_number(n[3]) } else { u64::from(n[3] % 4096) + 1 });
+        let (device, bytes) = (i32::from(n[1] as i16 % 7), if n[2].is_multiple_of(8) { odd_number(n[3]) } else { u64::from(n[3] % 4096) + 1 });
         let mut memory = poison();
         // SAFETY: the output is valid for the call.
         let status = unsafe { mp_alloc(context, device, bytes, &mut memory) };
@@ -269,7 +269,7 @@ impl World {
 
     unsafe fn free(&mut self, context: mp_context_t, n: [u16; 8]) {
         let addresses: Vec<usize> = self.memory.keys().chain(&self.freed).copied().collect();
-        let address = pick(&addresses, n[1], 0x1000) + usize::from(n[2] % 8 == 0);
+        let address = pick(&addresses, n[1], 0x1000) + usize::from(n[2].is_multiple_of(8));
         // SAFETY: all work has finished; whether this is an allocation is the library's to find out.
         let status = unsafe { mp_free(context, std::ptr::without_provenance_mut(address)) };
         let live = self.memory.get(&address).is_some_and(|(owner, _, _)| *owner == context);
@@ -307,7 +307,7 @@ impl World {
             staging_bytes: [0, 0, 0, 1 << 13, u64::MAX][n[7] as usize % 5],
             ..plan_options()
         };
-        let options = if n[2] % 4 != 0 { null() } else { &raw const options };
+        let options = if !n[2].is_multiple_of(4) { null() } else { &raw const options };
         let mut plan = poison();
         // SAFETY: all pointers are valid for the call.
         if unsafe { mp_plan(context, transfers.as_ptr(), transfers.len(), options, &mut plan) } == MP_SUCCESS {
@@ -318,12 +318,12 @@ impl World {
     }
 
     unsafe fn execute(&mut self, n: [u16; 8]) {
-        let (plan, transfers) = if self.plans.is_empty() || n[1] % 16 == 0 {
+        let (plan, transfers) = if self.plans.is_empty() || n[1].is_multiple_of(16) {
             (handle(&[], n[1]), Vec::new())
         } else {
             self.plans[usize::from(n[1]) / 16 % self.plans.len()].clone()
         };
-        let stream = if n[2] % 2 == 0 { null_mut() } else { handle(&self.streams, n[3]) };
+        let stream = if n[2].is_multiple_of(2) { null_mut() } else { handle(&self.streams, n[3]) };
         let mut request = poison();
         // SAFETY: the output is valid for the call; whether the plan's memory still exists is what the library has to find out.
         let status = unsafe { mp_execute(plan, stream, &mut request) };
@@ -345,7 +345,7 @@ impl World {
         let plan = pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[3], poison());
         // SAFETY: the buffer has at least this capacity.
         unsafe {
-            if n[4] % 2 == 0 {
+            if n[4].is_multiple_of(2) {
                 mp_context_describe(context, format, text.as_mut_ptr().cast(), capacity, &mut length);
             } else {
                 mp_plan_describe(plan, format, text.as_mut_ptr().cast(), capacity, &mut length);
