@@ -231,7 +231,9 @@ impl World {
         };
         let mut context = poison();
         // SAFETY: all pointers are valid for the call.
-        if unsafe { mp_context_create_versioned(&options, MP_VERSION + u32::from(n[5].is_multiple_of(8)) * 100, &mut context) } == MP_SUCCESS {
+        if unsafe { mp_context_create_versioned(&options, MP_VERSION + u32::from(n[5].is_multiple_of(8)) * 100, &mut context) }
+            == MP_SUCCESS
+        {
             self.contexts.push(context);
         } else {
             assert_eq!(context, poison());
@@ -240,13 +242,20 @@ impl World {
 
     fn destroy_context(&mut self, context: mp_context_t) {
         if mp_context_destroy(context) == MP_SUCCESS {
-            let gone = self.memory.extract_if(.., |_, (owner, _, _)| *owner == context).map(|(address, _)| address);
-            self.freed.extend(gone);
+            let freed = &mut self.freed;
+            self.memory.retain(|address, (owner, _, _)| {
+                let kept = *owner != context;
+                if !kept {
+                    freed.push(*address);
+                }
+                kept
+            });
         }
     }
 
     unsafe fn alloc(&mut self, context: mp_context_t, n: [u16; 8]) {
-        let (device, bytes) = (i32::from(n[1] as i16 % 7), if n[2].is_multiple_of(8) { odd_number(n[3]) } else { u64::from(n[3] % 4096) + 1 });
+        let (device, bytes) =
+            (i32::from(n[1] as i16 % 7), if n[2].is_multiple_of(8) { odd_number(n[3]) } else { u64::from(n[3] % 4096) + 1 });
         let mut memory = poison();
         // SAFETY: the output is valid for the call.
         let status = unsafe { mp_alloc(context, device, bytes, &mut memory) };
@@ -357,7 +366,9 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.contexts.iter().for_each(|&context| drop(mp_context_destroy(context)));
+        for &context in &self.contexts {
+            let _ = mp_context_destroy(context);
+        }
     }
 }
 
