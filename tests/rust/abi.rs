@@ -399,7 +399,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     // Destroying a context takes its plans and requests with it, and leaves those of others.
     let kept = other.plan(&[]);
     let empty = node.plan(&[]);
-    // SAFETY: the output is valid for the call; the plan has no memory.
+    // SAFETY: the output is valid for the call, and an empty plan has no memory.
     ok(unsafe { mp_execute(empty, null_mut(), &mut request) });
     ok(mp_context_destroy(node.context));
     refused(mp_context_destroy(node.context), MP_ERROR_INVALID_HANDLE);
