@@ -27,6 +27,7 @@ pub mod engine;
 pub mod fault;
 pub mod ffi;
 pub mod model;
+mod panics;
 pub mod plan;
 pub mod topology;
 pub mod units;

@@ -3,6 +3,7 @@
 use super::types::mp_status_t;
 use crate::backend::BackendError;
 use crate::engine::Error;
+use crate::panics;
 use crate::plan::PlanError;
 use std::any::Any;
 use std::cell::RefCell;
@@ -32,14 +33,7 @@ impl Failure {
     }
 
     fn panic(payload: Box<dyn Any + Send>) -> Self {
-        let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-            (Some(text), _) => text,
-            (_, Some(text)) => text.as_str(),
-            _ => "no message",
-        };
-        let message = format!("internal error: {text}; the context stays usable, please report this");
-        // Dropping a payload may panic again, outside of any boundary.
-        std::mem::forget(payload);
+        let message = format!("internal error: {}; the context stays usable, please report this", panics::text(payload));
         Failure { status: mp_status_t::MP_ERROR_INTERNAL, driver_code: 0, argument: None, message }
     }
 }

@@ -2,80 +2,16 @@
 
 mod common;
 
-use common::Random;
+use common::{Addresses, Random};
 use mpgpu::backend::*;
 use mpgpu::engine::Error;
 use mpgpu::engine::staging::{Region, Staging};
 use mpgpu::plan::Ring;
 use mpgpu::topology::DeviceId;
 use std::any::Any;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-
-/// Gives out addresses that nobody may follow.
-#[derive(Default)]
-struct Addresses(Mutex<BTreeMap<u64, (DeviceId, u64)>>);
-
-impl Backend for Addresses {
-    fn name(&self) -> &'static str {
-        "addresses"
-    }
-    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
-        let mut live = self.0.lock().expect("no panic");
-        if device == DeviceId::gpu(9) {
-            return Err(BackendError::OutOfMemory { device: device.0, bytes });
-        }
-        let address = live.last_key_value().map_or(1 << 20, |(base, (_, size))| (base + size).next_multiple_of(256) + 4096);
-        live.insert(address, (device, bytes));
-        Ok(address)
-    }
-    fn free(&self, address: u64) -> Result<(), BackendError> {
-        self.0.lock().expect("no panic").remove(&address).map(drop).ok_or(BackendError::InvalidPointer(address))
-    }
-    fn locate(&self, _: u64) -> Option<Allocation> {
-        None
-    }
-    fn allocated_bytes(&self, device: DeviceId) -> u64 {
-        self.0.lock().expect("no panic").values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum()
-    }
-    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
-        Err(BackendError::InvalidDevice(device.0))
-    }
-    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
-        Err(BackendError::InvalidHandle(stream.0, "stream"))
-    }
-    fn stream_count(&self, _: DeviceId) -> u64 {
-        0
-    }
-    fn synchronize_stream(&self, _: StreamHandle) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn launch_host(&self, _: StreamHandle, _: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn create_event(&self) -> Result<EventHandle, BackendError> {
-        Ok(EventHandle(1))
-    }
-    fn destroy_event(&self, _: EventHandle) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn record_event(&self, _: EventHandle, _: StreamHandle) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn stream_wait_event(&self, _: StreamHandle, _: EventHandle) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn synchronize_event(&self, _: EventHandle) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn execute(&self, _: &Execution<'_>) -> Result<Completion, BackendError> {
-        Ok(End::of(0))
-    }
-    fn synchronize(&self) -> Result<(), BackendError> {
-        Ok(())
-    }
-}
 
 /// An execution with a number, which has ended when the test says so.
 #[derive(Debug)]
@@ -141,14 +77,14 @@ fn ring(gpu: u32, slot_bytes: u64, slots: u32) -> Ring {
 fn a_device_gets_its_arena_with_the_first_ring_on_it_and_no_second_one() {
     let (staging, backend) = (Staging::new(1 << 16), Addresses::default());
     staging.place(&[], &backend).expect("nothing to place");
-    assert!(backend.0.lock().expect("no panic").is_empty());
+    assert_eq!(backend.live(), []);
     staging.place(&[ring(2, 1024, 4)], &backend).expect("room");
     staging.place(&[ring(2, 1024, 4), ring(0, 256, 1)], &backend).expect("room");
-    let arenas: Vec<_> = backend.0.lock().expect("no panic").values().copied().collect();
+    let arenas: Vec<_> = backend.live().iter().map(|a| (a.device, a.bytes)).collect();
     assert_eq!(arenas, [(DeviceId::gpu(2), 1 << 16), (DeviceId::gpu(0), 1 << 16)]);
     assert_eq!([0, 1, 2].map(|gpu| staging.bytes(DeviceId::gpu(gpu))), [1 << 16, 0, 1 << 16]);
     staging.release(&backend).expect("freed");
-    assert!(backend.0.lock().expect("no panic").is_empty());
+    assert_eq!(backend.live(), []);
     assert_eq!(staging.bytes(DeviceId::gpu(2)), 0);
 }
 
@@ -171,12 +107,11 @@ fn rings_of_a_plan_are_apart_inside_their_arena_and_aligned_while_they_fit() {
                 continue;
             }
             let (bases, regions) = placed.expect("the rings fit");
-            let arenas = backend.0.lock().expect("no panic").clone();
             let mut ranges: Vec<(u64, u64)> = Vec::new();
             for (ring, &base) in rings.iter().zip(bases.iter()) {
-                let (arena, (device, bytes)) = arenas.range(..=base).next_back().expect("an arena");
-                assert_eq!((*device, *bytes), (ring.device, bound));
-                assert!(base + ring.bytes() <= arena + bytes, "seed {seed}: a ring leaves its arena");
+                let arena = backend.locate(base).expect("an arena");
+                assert_eq!((arena.device, arena.bytes), (ring.device, bound));
+                assert!(base + ring.bytes() <= arena.base + arena.bytes, "seed {seed}: a ring leaves its arena");
                 assert!(regions.iter().any(|r| r.start <= base && base + ring.bytes() <= r.end), "seed {seed}: a ring outside its regions");
                 if used(ring.device.0 as u32, 256) <= bound {
                     assert_eq!(base % 256, 0, "seed {seed}");

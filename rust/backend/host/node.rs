@@ -10,6 +10,7 @@
 use super::queue::{Queue, Step};
 use super::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering, held, lock};
 use crate::backend::{BackendError, CompletionState};
+use crate::panics;
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
 use std::fmt::Debug;
@@ -154,7 +155,7 @@ impl<W: Work> Node<W> {
         let error = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,
-            Err(payload) => BackendError::Driver { what: what(), reason: panic_text(payload), code: 0 },
+            Err(payload) => BackendError::Driver { what: what(), reason: panics::text(payload), code: 0 },
         };
         log::error!("{error}");
         lock(&self.outcome).error.get_or_insert_with(|| Box::new(error));
@@ -232,16 +233,4 @@ impl<'a, W: Work> Ready<'a, W> {
         }
         node.queue.push(steps);
     }
-}
-
-/// What a panic said, for an error's text.
-pub(super) fn panic_text(payload: Box<dyn Any + Send>) -> String {
-    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => format!("panicked: {text}"),
-        (_, Some(text)) => format!("panicked: {text}"),
-        _ => "panicked".into(),
-    };
-    // A payload may panic when it is dropped; a second panic has nothing to tell.
-    let _ = catch_unwind(AssertUnwindSafe(move || drop(payload)));
-    text
 }

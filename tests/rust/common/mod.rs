@@ -1,5 +1,9 @@
 //! Random machines, batches and options, from one seed, for property tests.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
+
+mod addresses;
+
+pub use addresses::Addresses;
 
 use mpgpu::backend::MemoryKind;
 use mpgpu::plan::{Engine, Options, Shape};

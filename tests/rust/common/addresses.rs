@@ -1,0 +1,90 @@
+//! A backend without memory, for tests of what the engine keeps.
+
+use mpgpu::backend::*;
+use mpgpu::topology::DeviceId;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// A backend that gives out addresses which nobody may follow: each behind the last one that is in use, so that an address that
+/// was freed there is given out again at once. Executes nothing.
+#[derive(Default)]
+pub struct Addresses(Mutex<Live>);
+
+#[derive(Default)]
+struct Live {
+    allocations: BTreeMap<u64, Allocation>,
+    given_out: u64,
+}
+
+impl Addresses {
+    /// What is in use, by address.
+    pub fn live(&self) -> Vec<Allocation> {
+        self.0.lock().expect("no panic").allocations.values().copied().collect()
+    }
+}
+
+impl Backend for Addresses {
+    fn name(&self) -> &'static str {
+        "addresses"
+    }
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        let mut live = self.0.lock().expect("no panic");
+        if device == DeviceId::gpu(9) {
+            return Err(BackendError::OutOfMemory { device: device.0, bytes });
+        }
+        let base = live.allocations.last_key_value().map_or(1 << 20, |(base, last)| (base + last.bytes).next_multiple_of(256) + 4096);
+        live.given_out += 1;
+        let kind = if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
+        let id = live.given_out;
+        live.allocations.insert(base, Allocation { id, base, bytes, device, kind });
+        Ok(base)
+    }
+    fn free(&self, address: u64) -> Result<(), BackendError> {
+        let mut live = self.0.lock().expect("no panic");
+        live.allocations.remove(&address).map(drop).ok_or(BackendError::InvalidPointer(address))
+    }
+    fn locate(&self, address: u64) -> Option<Allocation> {
+        let live = self.0.lock().expect("no panic");
+        live.allocations.range(..=address).next_back().map(|(_, a)| *a).filter(|a| address - a.base < a.bytes)
+    }
+    fn allocated_bytes(&self, device: DeviceId) -> u64 {
+        let live = self.0.lock().expect("no panic");
+        live.allocations.values().filter(|a| a.device == device).map(|a| a.bytes).sum()
+    }
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        Err(BackendError::InvalidDevice(device.0))
+    }
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        Err(BackendError::InvalidHandle(stream.0, "stream"))
+    }
+    fn stream_count(&self, _: DeviceId) -> u64 {
+        0
+    }
+    fn synchronize_stream(&self, _: StreamHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn launch_host(&self, _: StreamHandle, _: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn create_event(&self) -> Result<EventHandle, BackendError> {
+        Ok(EventHandle(1))
+    }
+    fn destroy_event(&self, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn record_event(&self, _: EventHandle, _: StreamHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stream_wait_event(&self, _: StreamHandle, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn synchronize_event(&self, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn execute(&self, _: &Execution<'_>) -> Result<Completion, BackendError> {
+        Err(BackendError::Driver { what: "execute".into(), reason: "this backend has no memory".into(), code: 0 })
+    }
+    fn synchronize(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
