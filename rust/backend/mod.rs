@@ -25,7 +25,7 @@ pub enum MemoryKind {
 /// The allocation that an address lies in.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Never used twice in a process, so that a freed and reused address is a different allocation.
+    /// Not 0, and never used twice in a process, so that a freed and reused address is a different allocation.
     pub id: u64,
     /// First byte.
     pub base: u64,

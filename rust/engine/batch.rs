@@ -6,6 +6,8 @@ use crate::plan::Shape;
 use crate::topology::{DeviceId, Machine};
 use smallvec::SmallVec;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::num::NonZeroU64;
 
 /// One copy that a caller asks for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -42,18 +44,27 @@ impl fmt::Display for End {
 
 /// A transfer together with what the backend knows of its ends. Two transfers that compare equal are the same request: an address
 /// that was freed and given out again lies in another allocation.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// First byte of the destination.
     pub dst: u64,
     /// First byte of the source.
     pub src: u64,
     /// The allocation that the destination lies in, where the backend knows it.
-    pub dst_allocation: Option<u64>,
+    pub dst_allocation: Option<NonZeroU64>,
     /// The same for the source.
-    pub src_allocation: Option<u64>,
+    pub src_allocation: Option<NonZeroU64>,
     /// Devices, kinds and size.
     pub shape: Shape,
+}
+
+/// Where the bytes are and how many tells requests apart well enough; the rest is compared.
+impl Hash for Located {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.dst);
+        state.write_u64(self.src);
+        state.write_u64(self.shape.bytes);
+    }
 }
 
 /// The located transfers of one request. Up to four need no heap.
@@ -66,25 +77,25 @@ struct Place {
     allocation: Option<Allocation>,
 }
 
-/// Looks up both ends of every transfer. Refuses what cannot be planned at all; what needs a second look only the first time that
-/// a request is seen is in [`check`].
-pub fn locate(transfers: &[Transfer], machine: &Machine, backend: &dyn Backend) -> Result<Batch, Error> {
+/// Looks up both ends of every transfer and appends them to `batch`. Refuses what cannot be planned at all; what needs a second look
+/// only the first time that a request is seen is in [`check`].
+pub fn locate(transfers: &[Transfer], machine: &Machine, backend: &dyn Backend, batch: &mut Batch) -> Result<(), Error> {
     if u32::try_from(transfers.len()).is_err() {
         return Err(Error::TooManyTransfers(transfers.len()));
     }
-    let mut batch = Batch::with_capacity(transfers.len());
+    batch.reserve_exact(transfers.len());
     for (index, t) in transfers.iter().enumerate() {
         let dst = place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, backend)?;
         let src = place(index, End::Source, t.src, t.src_device, t.bytes, machine, backend)?;
         batch.push(Located {
             dst: t.dst,
             src: t.src,
-            dst_allocation: dst.allocation.map(|a| a.id),
-            src_allocation: src.allocation.map(|a| a.id),
+            dst_allocation: dst.allocation.and_then(|a| NonZeroU64::new(a.id)),
+            src_allocation: src.allocation.and_then(|a| NonZeroU64::new(a.id)),
             shape: Shape { dst_device: dst.device, src_device: src.device, dst_kind: dst.kind, src_kind: src.kind, bytes: t.bytes },
         });
     }
-    Ok(batch)
+    Ok(())
 }
 
 fn place(

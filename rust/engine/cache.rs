@@ -10,10 +10,11 @@ use super::sync::{Mutex, lock};
 use crate::plan::{self, Options, Shape};
 use lru::LruCache;
 use smallvec::SmallVec;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// Everything that decides what a plan does.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// What to move.
     pub batch: Batch,
@@ -28,6 +29,13 @@ pub struct ShapeRequest {
     pub batch: SmallVec<[Shape; 4]>,
     /// How.
     pub options: Options,
+}
+
+/// Few programs ask for one batch with many options, so those are only compared.
+impl Hash for Request {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.batch.hash(state);
+    }
 }
 
 impl Request {

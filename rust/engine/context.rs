@@ -1,6 +1,6 @@
 //! A context: a machine, a backend, and everything that is kept between calls.
 
-use super::batch::{self, Transfer};
+use super::batch::{self, Batch, Transfer};
 use super::cache::{Cache, CacheStatistics, Request};
 use super::config::{BackendChoice, Config, PlanOptions};
 use super::error::Error;
@@ -126,7 +126,9 @@ impl Context {
         let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
         let options = if *options == PlanOptions::default() { self.defaults } else { options.resolve(&self.shared.config)? };
         let alive_at = self.shared.holdings.frees();
-        let request = Request { batch: batch::locate(transfers, machine, backend)?, options };
+        // Filled in place: a look-up should not move half a kilobyte about.
+        let mut request = Request { batch: Batch::new(), options };
+        batch::locate(transfers, machine, backend, &mut request.batch)?;
         if let Some(plan) = self.cache.get(&request) {
             return Ok(plan);
         }

@@ -9,6 +9,7 @@ use crate::backend::{Completion, Endpoints, Execution, StreamHandle};
 use crate::fault;
 use crate::plan;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,7 +36,7 @@ struct Held {
     transfer: usize,
     end: End,
     address: u64,
-    allocation: u64,
+    allocation: NonZeroU64,
 }
 
 impl Plan {
@@ -101,7 +102,7 @@ impl Plan {
             return Ok(());
         }
         for held in &self.allocations {
-            if self.context.backend.locate(held.address).map(|a| a.id) != Some(held.allocation) {
+            if self.context.backend.locate(held.address).map(|a| a.id) != Some(held.allocation.get()) {
                 return Err(Error::MemoryFreed { transfer: held.transfer, end: held.end, address: held.address });
             }
         }
