@@ -12,7 +12,7 @@
 //! they carry all bytes. A property test holds the two against each other.
 
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 /// A path as the split sees it.
 #[derive(Clone, Debug)]
@@ -100,19 +100,27 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     if !(scale > 0.0 && longest > 0.0 && longest.is_finite()) {
         return Err(Unsolved(format!("the batch has no scale: {scale} bytes in {longest} seconds")));
     }
+    let groups = alike(columns, resources);
     let mut problem = Problem::new(OptimizationDirection::Minimize);
     let time = problem.add_var(1.0, (0.0, f64::INFINITY));
-    let variables: Vec<_> = columns.iter().map(|c| problem.add_var(TIE_BREAK * c.toll * scale / longest, (0.0, f64::INFINITY))).collect();
+    let variables: Vec<_> = groups.iter().map(|g| problem.add_var(TIE_BREAK * g.toll * scale / longest, (0.0, f64::INFINITY))).collect();
 
     let mut rows = vec![Row { fixed: f64::INFINITY, terms: SmallVec::new() }; resources];
-    for (i, column) in columns.iter().enumerate() {
-        for &(resource, work) in &column.work {
+    for (i, group) in groups.iter().enumerate() {
+        for &(resource, work) in &group.shared {
             let row = &mut rows[resource as usize];
-            row.fixed = row.fixed.min(column.fixed);
+            row.fixed = row.fixed.min(group.fixed);
             row.terms.push((i as u32, work));
         }
     }
     drop_implied(&mut rows);
+    rows.extend(
+        groups
+            .iter()
+            .enumerate()
+            .filter(|(_, g)| g.rate.is_finite())
+            .map(|(i, group)| Row { fixed: group.fixed, terms: smallvec![(i as u32, group.rate.recip())] }),
+    );
     for Row { fixed, terms } in rows.iter().filter(|row| !row.terms.is_empty()) {
         let mut row = LinearExpr::empty();
         terms.iter().for_each(|&(i, work)| row.add(variables[i as usize], work * scale / longest));
@@ -120,8 +128,8 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
         problem.add_constraint(row, ComparisonOp::Le, -fixed / longest);
     }
     let mut shares: Vec<LinearExpr> = vec![LinearExpr::empty(); demands.len()];
-    for (column, &variable) in columns.iter().zip(&variables) {
-        shares[column.transfer as usize].add(variable, 1.0);
+    for (group, &variable) in groups.iter().zip(&variables) {
+        shares[group.transfer as usize].add(variable, 1.0);
     }
     for (share, demand) in shares.into_iter().zip(demands) {
         problem.add_constraint(share, ComparisonOp::Eq, demand / scale);
@@ -130,8 +138,71 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     options.presolve = false;
     let solution =
         problem.solve_with(options).map_err(|e| Unsolved(e.to_string()))?.into_solution().map_err(|_| Unsolved("interrupted".into()))?;
-    let bytes: Vec<f64> = variables.iter().map(|&v| (solution.var_value(v) * scale).max(0.0)).collect();
+    let mut bytes = vec![0.0; columns.len()];
+    for (group, &variable) in groups.iter().zip(&variables) {
+        group.hand_out(solution.var_value(variable) * scale, solution.var_value(time) * longest, columns, &mut bytes);
+    }
     if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
+}
+
+/// Columns of a transfer that can stand for each other: they have the same fixed cost, draw on the same shared resources alike, and
+/// otherwise only on resources that no other column uses. One variable serves for all of them, so that the seven relays into a GPU are two or three.
+struct Group {
+    transfer: u32,
+    members: SmallVec<[u32; 8]>,
+    /// The same for all members.
+    fixed: f64,
+    toll: f64,
+    shared: SmallVec<[(u32, f64); 8]>,
+    /// Bytes/s of the members' own resources together; infinite where they have none.
+    rate: f64,
+}
+
+fn alike(columns: &[Column], resources: usize) -> Vec<Group> {
+    let mut users = vec![0_u32; resources];
+    columns.iter().flat_map(|c| &c.work).for_each(|w| users[w.0 as usize] += 1);
+    let mut groups: Vec<Group> = Vec::with_capacity(columns.len());
+    for (i, column) in columns.iter().enumerate() {
+        let shared: SmallVec<[(u32, f64); 8]> = column.work.iter().copied().filter(|w| users[w.0 as usize] > 1).collect();
+        let rate = own_work(column, &shared).recip();
+        // Columns of a transfer stand together.
+        let mut same = groups.iter_mut().rev().take_while(|g| g.transfer == column.transfer);
+        match same.find(|g| g.rate.is_finite() && rate.is_finite() && g.fixed == column.fixed && g.shared == shared) {
+            Some(group) => {
+                group.members.push(i as u32);
+                group.toll = group.toll.min(column.toll);
+                group.rate += rate;
+            }
+            None => groups.push(Group {
+                transfer: column.transfer,
+                members: smallvec![i as u32],
+                fixed: column.fixed,
+                toll: column.toll,
+                shared,
+                rate,
+            }),
+        }
+    }
+    groups
+}
+
+/// Seconds per byte on the tightest resource that a column has to itself.
+fn own_work(column: &Column, shared: &[(u32, f64)]) -> f64 {
+    column.work.iter().filter(|w| !shared.contains(w)).map(|w| w.1).fold(0.0, f64::max)
+}
+
+impl Group {
+    /// Gives the group's bytes to as few members as carry them within `finish` seconds: each further path costs operations.
+    fn hand_out(&self, mut left: f64, finish: f64, columns: &[Column], bytes: &mut [f64]) {
+        for &i in &self.members {
+            let most = (finish - self.fixed).max(0.0) / own_work(&columns[i as usize], &self.shared);
+            let share = if self.members.len() == 1 { left } else { left.min(most) };
+            bytes[i as usize] = share.max(0.0);
+            left -= share;
+        }
+        // Rounding.
+        bytes[self.members[0] as usize] += left.max(0.0);
+    }
 }
 
 /// Many resources lie in a row (both ends of a port, a link and its uplink) and serve the same columns; only the tightest of
@@ -197,7 +268,56 @@ mod tests {
         assert!(bytes[1] < 1.0 && bytes[2] > 0.999e6, "{bytes:?}");
     }
 
+    #[test]
+    fn relays_alike_are_used_one_after_the_other() {
+        // Resource 0 is an uplink that carries as much as two of the four relays' own links.
+        let columns: Vec<Column> = (0..4).map(|i| column(0, 0.0, &[(0, 0.5e-9), (1 + i, 1e-9)])).collect();
+        let bytes = split(&columns, &[1e6], 5).expect("solvable");
+        assert!((bytes[0] - 5e5).abs() < 1.0 && (bytes[1] - 5e5).abs() < 1.0 && bytes[2] < 1.0, "{bytes:?}");
+    }
+
     proptest! {
+        /// Whatever is shared: all bytes are handed out, and no resource needs longer than in the best of many random splits.
+        #[test]
+        fn no_random_split_is_faster(seed in any::<u64>()) {
+            let mut state = seed;
+            let mut below = |n: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % n
+            };
+            let (transfers, resources) = (1 + below(3) as u32, 2 + below(6) as u32);
+            let owners: Vec<u32> = (0..transfers).flat_map(|t| vec![t; 1 + below(5) as usize]).collect();
+            let columns: Vec<Column> = owners
+                .into_iter()
+                .map(|t| {
+                    let mut on: Vec<u32> = (0..1 + below(3)).map(|_| below(u64::from(resources)) as u32).collect();
+                    on.sort_unstable();
+                    on.dedup();
+                    let work: Vec<_> = on.into_iter().map(|r| (r, [1e-9, 2e-9, 3e-9][(r % 3) as usize])).collect();
+                    column(t, 0.0, &work)
+                })
+                .collect();
+            let demands: Vec<f64> = (0..transfers).map(|_| 1e6 + below(1_000_000) as f64).collect();
+            let busiest = |bytes: &[f64]| {
+                let mut load = vec![0.0; resources as usize];
+                columns.iter().zip(bytes).for_each(|(c, b)| c.work.iter().for_each(|w| load[w.0 as usize] += w.1 * b));
+                load.into_iter().fold(0.0, f64::max)
+            };
+            let bytes = split(&columns, &demands, resources as usize).expect("solvable");
+            for (t, demand) in demands.iter().enumerate() {
+                let given: f64 = columns.iter().zip(&bytes).filter(|(c, _)| c.transfer as usize == t).map(|(_, b)| b).sum();
+                prop_assert!((given / demand - 1.0).abs() < 1e-6, "transfer {t}: {given} of {demand}");
+            }
+            for _ in 0..200 {
+                let weights: Vec<f64> = columns.iter().map(|_| below(1000) as f64 + 1e-3).collect();
+                let random: Vec<f64> = columns.iter().zip(&weights).map(|(c, weight)| {
+                    let all: f64 = columns.iter().zip(&weights).filter(|(d, _)| d.transfer == c.transfer).map(|(_, w)| w).sum();
+                    demands[c.transfer as usize] * weight / all
+                }).collect();
+                prop_assert!(busiest(&bytes) <= busiest(&random) * (1.0 + 1e-3), "{bytes:?} is slower than {random:?}");
+            }
+        }
+
         /// The filling is the optimum of the linear program.
         #[test]
         fn filling_and_simplex_agree(paths in prop::collection::vec((0.0..1e-3f64, 1e-11..1e-9f64), 1..8), demand in 1e6..1e9f64) {
