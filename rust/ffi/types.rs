@@ -190,8 +190,8 @@ pub struct mp_plan_options_t {
 }
 
 /// One copy. On the CUDA and on the host backend alike an address belongs to one device; `dst_device` and `src_device`
-/// say which. Memory of a GPU, and host memory from `mp_alloc`, is known to the context. Any other host memory is taken
-/// at the caller's word and counts as pageable: it is copied on one path.
+/// say which. Memory of a GPU, and host memory from `mp_alloc` of the same context, is known. Any other host memory is
+/// taken at the caller's word and counts as pageable: it is copied on one path.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_transfer_t {

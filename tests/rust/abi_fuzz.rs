@@ -104,7 +104,7 @@ impl World {
     fn bytes(&mut self, address: usize, length: usize) -> Option<&mut [u8]> {
         let own = self.own.as_ptr().addr();
         if (own..own + self.own.len()).contains(&address) {
-            return self.own_expected.get_mut(address - own..address - own + length);
+            return self.own_expected.get_mut(address - own..(address - own).checked_add(length)?);
         }
         let (base, (_, _, bytes)) = self.memory.range_mut(..=address).next_back()?;
         bytes.get_mut(address - base..(address - base).checked_add(length)?)
@@ -139,7 +139,7 @@ impl World {
         unsafe {
             match which % 24 {
                 0 => self.create_context(n),
-                1 if n[1] % 8 == 0 => self.destroy_context(context),
+                1 if n[1].is_multiple_of(8) => self.destroy_context(context),
                 2..=4 => self.alloc(context, n),
                 5 => self.free(context, n),
                 6..=9 => self.plan(context, n),
@@ -211,7 +211,7 @@ impl World {
                 }
                 _ => {
                     let (mut gpus, mut hosts) = (-1, -1);
-                    let status = mp_context_device_count(context, if n[1] % 4 == 0 { null_mut() } else { &mut gpus }, &mut hosts);
+                    let status = mp_context_device_count(context, if n[1].is_multiple_of(4) { null_mut() } else { &mut gpus }, &mut hosts);
                     assert!(status == MP_SUCCESS || (gpus, hosts) == (-1, -1));
                 }
             }
@@ -242,14 +242,9 @@ impl World {
 
     fn destroy_context(&mut self, context: mp_context_t) {
         if mp_context_destroy(context) == MP_SUCCESS {
-            let freed = &mut self.freed;
-            self.memory.retain(|address, (owner, _, _)| {
-                let kept = *owner != context;
-                if !kept {
-                    freed.push(*address);
-                }
-                kept
-            });
+            let of_it = |(_, (owner, _, _)): &(&usize, &(mp_context_t, i32, Vec<u8>))| *owner == context;
+            self.freed.extend(self.memory.iter().filter(of_it).map(|(address, _)| *address));
+            self.memory.retain(|_, (owner, _, _)| *owner != context);
         }
     }
 
@@ -296,13 +291,20 @@ impl World {
             let ((dst, dst_device), (src, src_device)) =
                 (self.end(context, [mix(2), mix(3), mix(4)]), self.end(context, [mix(5), mix(6), mix(7)]));
             let on_host = dst_device < 0 || src_device < 0;
-            let bytes = if mix(7) % 8 == 0 && !on_host { odd_number(mix(3)) as usize } else { usize::from(mix(4)) % 2048 };
+            let bytes = if mix(7).is_multiple_of(8) && !on_host { odd_number(mix(3)) as usize } else { usize::from(mix(4)) % 2048 };
             transfers.push(transfer(dst, dst_device, src, src_device, bytes));
         }
-        // A host range must be real: inside one allocation, or inside the test's own memory.
+        // A host range must be real for as long as the plan is: inside the test's own memory, or inside an allocation of this
+        // context. Host memory of another context is ordinary memory to this one, which cannot know when it is freed.
         for t in &mut transfers {
             for (address, device) in [(t.dst.addr(), t.dst_device), (t.src.addr(), t.src_device)] {
-                if device < 0 && address != 0 && t.bytes > 0 && self.bytes(address, t.bytes as usize).is_none() {
+                let foreign = self
+                    .memory
+                    .range(..=address)
+                    .next_back()
+                    .is_some_and(|(base, (owner, _, bytes))| address - base < bytes.len() && *owner != context);
+                let known = self.bytes(address, t.bytes as usize).is_some();
+                if device < 0 && address != 0 && t.bytes > 0 && (foreign || !known) {
                     t.bytes = 0;
                 }
             }
