@@ -47,7 +47,7 @@ impl Backend for Nothing {
     fn free(&self, address: u64) -> Result<(), BackendError> {
         self.memory.free(address)
     }
-    fn locate(&self, address: u64) -> Option<Allocation> {
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
         self.memory.locate(address)
     }
     fn allocated_bytes(&self, device: DeviceId) -> u64 {

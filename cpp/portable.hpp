@@ -8,8 +8,8 @@
 #endif
 
 // Words of a copy may alias any object: the bytes that a simulation hands over are doubles, structs, whatever it has.
-#if defined(__GNUC__) || defined(__clang__)
+#if defined(__GNUC__) || defined(__clang__) || defined(__CUDACC_RTC__)
 #define MPGPU_MAY_ALIAS __attribute__((may_alias))
 #else
-#error "mpgpu is built with GCC, Clang or nvcc"
+#error "mpgpu is built with GCC, Clang, nvcc or NVRTC"
 #endif

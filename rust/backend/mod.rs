@@ -3,6 +3,7 @@
 //! A backend owns devices, their memory, streams and events, and runs a [`Program`](crate::plan::Program) in stream order. It
 //! does not plan, cache or decide: two backends given the same program do the same copies in an order that the program allows.
 
+pub mod cuda;
 pub mod host;
 
 use crate::plan::Program;
@@ -41,7 +42,7 @@ pub struct Allocation {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StreamHandle(pub usize);
 
-/// A caller's event: what `mp_event_t` holds (a `cudaEvent_t` on CUDA).
+/// A caller's event: what `mp_event_t` holds (on CUDA, one of [`Backend::create_event`] or any `cudaEvent_t`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub usize);
 
@@ -105,6 +106,12 @@ pub enum BackendError {
     #[error("transfer {transfer}: byte {offset} of the destination differs from the source after execution")]
     #[allow(missing_docs)]
     DataCorruption { transfer: u32, offset: u64 },
+    /// There is no driver or no device that this backend could use.
+    #[error("{0}")]
+    NoDriver(String),
+    /// This backend cannot do it; the text says why, and what can be done instead.
+    #[error("{0}")]
+    NotSupported(String),
     /// The operating system or the driver refused.
     #[error("{what}: {reason} (code {code})")]
     #[allow(missing_docs)]
@@ -123,8 +130,9 @@ pub trait Backend: Send + Sync {
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
     /// Gives memory back. Work that uses it must have finished.
     fn free(&self, address: u64) -> Result<(), BackendError>;
-    /// The allocation that `address` lies in; `None` where this backend has not given it out.
-    fn locate(&self, address: u64) -> Option<Allocation>;
+    /// The allocation that `address` lies in; `None` where this backend does not know it, as ordinary host memory.
+    /// [`BackendError::NotSupported`] for memory that it knows and cannot serve.
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError>;
     /// Bytes that this backend has given out on `device` and that were not freed; 0 for a device that does not exist.
     fn allocated_bytes(&self, device: DeviceId) -> u64;
 

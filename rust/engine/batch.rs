@@ -121,7 +121,7 @@ fn place(
     if address.checked_add(bytes - 1).is_none() {
         return Err(Error::AddressOverflow { transfer, end, address, bytes });
     }
-    let Some(allocation) = backend.locate(address) else {
+    let Some(allocation) = backend.locate(address)? else {
         if !device.is_host() {
             return Err(Error::NotDeviceMemory { transfer, end, address, bytes, device: device.0 });
         }
@@ -155,7 +155,7 @@ pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
         for (end, first, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
             let last = first + (t.shape.bytes - 1);
             if allocation.is_none()
-                && let Some(other) = backend.locate(last)
+                && let Some(other) = backend.locate(last)?
             {
                 return Err(Error::OutOfAllocation {
                     transfer,

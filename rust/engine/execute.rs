@@ -102,7 +102,7 @@ impl Plan {
             return Ok(());
         }
         for held in &self.allocations {
-            if self.context.backend.locate(held.address).map(|a| a.id) != Some(held.allocation.get()) {
+            if self.context.backend.locate(held.address)?.map(|a| a.id) != Some(held.allocation.get()) {
                 return Err(Error::MemoryFreed { transfer: held.transfer, end: held.end, address: held.address });
             }
         }

@@ -3,6 +3,7 @@
 use super::config::{BackendChoice, Config};
 use super::context::{Context, ContextOptions};
 use super::error::Error;
+use crate::backend::cuda::{self, CudaBackend};
 use crate::backend::{Backend, host::HostBackend};
 use crate::topology::{self, Machine};
 use std::sync::Arc;
@@ -24,17 +25,15 @@ impl Context {
             config.cache_plans = plans;
         }
         let (machine, backend): (Machine, Arc<dyn Backend>) = match config.backend {
-            BackendChoice::Auto => {
-                log::info!("using the host backend: this build has no CUDA backend");
-                host(&config)?
-            }
+            BackendChoice::Auto => match cuda::device_count() {
+                Ok(_) => cuda(&config)?,
+                Err(reason) => {
+                    log::info!("using the host backend: {reason}");
+                    host(&config)?
+                }
+            },
             BackendChoice::Host => host(&config)?,
-            BackendChoice::Cuda => {
-                return Err(Error::NotSupported(
-                    "backend cuda: this build of mpgpu has no CUDA backend; use host or auto (MP_BACKEND_HOST, MPGPU_BACKEND=host)"
-                        .to_owned(),
-                ));
-            }
+            BackendChoice::Cuda => cuda(&config)?,
         };
         Context::with_backend(Arc::new(machine), backend, config)
     }
@@ -45,5 +44,29 @@ fn host(config: &Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     let name = config.topology.as_deref().unwrap_or(topology::DEFAULT_PRESET);
     let machine = Machine::new(topology::load(name)?)?;
     let backend = HostBackend::new(machine.gpu_count(), machine.host_count());
+    Ok((machine, Arc::new(backend)))
+}
+
+/// The GPUs that the driver shows this process, with the topology that was discovered or is named.
+fn cuda(config: &Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
+    let count = cuda::device_count()?;
+    let topology = match config.topology.as_deref() {
+        Some(name) => topology::load(name)?,
+        None => cuda::discover::discover()?,
+    };
+    let machine = Machine::new(topology)?;
+    if machine.gpu_count() != count {
+        return Err(Error::Option {
+            name: "topology",
+            value: config.topology.clone().unwrap_or_default(),
+            reason: format!(
+                "it has {} GPUs, but the driver shows {count} to this process; choose a topology of {count} GPUs, show others with \
+                 CUDA_VISIBLE_DEVICES, or use the host backend (MPGPU_BACKEND=host)",
+                machine.gpu_count()
+            ),
+        });
+    }
+    log::info!("using the CUDA backend: {}", machine.topology().description);
+    let backend = CudaBackend::new(machine.host_count())?;
     Ok((machine, Arc::new(backend)))
 }

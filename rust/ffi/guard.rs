@@ -92,6 +92,8 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
         BackendError::InvalidHandle(_, "event") => (MP_ERROR_INVALID_HANDLE, Some(c"event")),
         BackendError::InvalidHandle(..) => (MP_ERROR_INVALID_HANDLE, Some(c"stream")),
         BackendError::DataCorruption { .. } => (MP_ERROR_DATA_CORRUPTION, None),
+        BackendError::NoDriver(_) => (MP_ERROR_NO_DRIVER, None),
+        BackendError::NotSupported(_) => (MP_ERROR_NOT_SUPPORTED, None),
         BackendError::Driver { .. } => (MP_ERROR_DRIVER, None),
     }
 }

@@ -17,6 +17,7 @@
 //! ```
 
 mod check;
+pub mod discover;
 mod error;
 mod file;
 mod machine;

@@ -726,19 +726,19 @@ fn memory_has_an_owner_a_kind_and_bounds() {
     for (device, kind) in [(GPU1, MemoryKind::Device), (DeviceId::HOST, MemoryKind::Pinned), (DeviceId::host(1), MemoryKind::Pinned)] {
         let address = backend.allocate(device, 1000).unwrap();
         assert_eq!(address % 4096, 0);
-        let allocation = backend.locate(address).unwrap();
+        let allocation = backend.locate(address).unwrap().unwrap();
         assert_eq!((allocation.base, allocation.bytes, allocation.device, allocation.kind), (address, 1000, device, kind));
-        assert_eq!(backend.locate(address + 999), Some(allocation));
-        assert_ne!(backend.locate(address + 1000), Some(allocation));
+        assert_eq!(backend.locate(address + 999).unwrap(), Some(allocation));
+        assert_ne!(backend.locate(address + 1000).unwrap(), Some(allocation));
         assert_eq!(backend.allocated_bytes(device), 1000);
         backend.free(address).unwrap();
-        assert_eq!(backend.locate(address), None);
+        assert_eq!(backend.locate(address).unwrap(), None);
         assert_eq!(backend.allocated_bytes(device), 0);
     }
     let local = 0u8;
-    assert_eq!(backend.locate(&raw const local as u64), None);
-    assert_eq!(backend.locate(0), None);
-    assert_eq!(backend.locate(u64::MAX), None);
+    assert_eq!(backend.locate(&raw const local as u64).unwrap(), None);
+    assert_eq!(backend.locate(0).unwrap(), None);
+    assert_eq!(backend.locate(u64::MAX).unwrap(), None);
 }
 
 #[test]
@@ -748,7 +748,7 @@ fn a_reused_address_is_a_different_allocation() {
         .map(|i| {
             let backend = if i % 2 == 0 { &backend } else { &other };
             let address = backend.allocate(GPU0, 64).unwrap();
-            let id = backend.locate(address).unwrap().id;
+            let id = backend.locate(address).unwrap().unwrap().id;
             backend.free(address).unwrap();
             id
         })
@@ -775,7 +775,7 @@ fn allocations_of_no_bytes_are_apart() {
     let backend = HostBackend::new(1, 1);
     let (a, b) = (backend.allocate(GPU0, 0).unwrap(), backend.allocate(GPU0, 0).unwrap());
     assert_ne!(a, b);
-    assert_ne!(backend.locate(a).unwrap().id, backend.locate(b).unwrap().id);
+    assert_ne!(backend.locate(a).unwrap().unwrap().id, backend.locate(b).unwrap().unwrap().id);
 }
 
 #[test]

@@ -158,8 +158,8 @@ impl Backend for HostBackend {
         self.memory.free(address)
     }
 
-    fn locate(&self, address: u64) -> Option<Allocation> {
-        self.memory.locate(address)
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
+        Ok(self.memory.locate(address))
     }
 
     fn allocated_bytes(&self, device: DeviceId) -> u64 {

@@ -43,9 +43,9 @@ impl Backend for Addresses {
         let mut live = self.0.lock().expect("no panic");
         live.allocations.remove(&address).map(drop).ok_or(BackendError::InvalidPointer(address))
     }
-    fn locate(&self, address: u64) -> Option<Allocation> {
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
         let live = self.0.lock().expect("no panic");
-        live.allocations.range(..=address).next_back().map(|(_, a)| *a).filter(|a| address - a.base < a.bytes)
+        Ok(live.allocations.range(..=address).next_back().map(|(_, a)| *a).filter(|a| address - a.base < a.bytes))
     }
     fn allocated_bytes(&self, device: DeviceId) -> u64 {
         let live = self.0.lock().expect("no panic");

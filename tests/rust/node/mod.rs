@@ -38,8 +38,9 @@ pub fn refused(status: mp_status_t, expected: mp_status_t) -> String {
     message
 }
 
+/// The host backend, also on a machine with GPUs: these tests read and write the memory of devices.
 pub fn context_options() -> mp_context_options_t {
-    mp_context_options_t { size: size_of::<mp_context_options_t>(), backend: 0, topology: null(), staging_bytes: 0, cache_plans: 0 }
+    mp_context_options_t { size: size_of::<mp_context_options_t>(), backend: 1, topology: null(), staging_bytes: 0, cache_plans: 0 }
 }
 
 pub fn plan_options() -> mp_plan_options_t {

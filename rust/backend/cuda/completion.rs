@@ -1,0 +1,91 @@
+//! When an execution has finished.
+
+use super::Core;
+use super::driver::{Driver, OutsideCapture, call, code};
+use super::verify::Verdict;
+use crate::backend::{BackendError, CompletionState};
+use std::any::Any;
+use std::sync::Arc;
+
+/// The end of an execution: an event behind its last copy in the caller's stream.
+#[derive(Debug)]
+pub(super) struct Finished {
+    core: Arc<Core>,
+    gpu: usize,
+    event: usize,
+    /// What comparing bytes has found, where that was asked for.
+    verdict: Option<Arc<Verdict>>,
+}
+
+impl Finished {
+    pub fn new(core: Arc<Core>, gpu: usize, event: usize, verdict: Option<Arc<Verdict>>) -> Finished {
+        Finished { core, gpu, event, verdict }
+    }
+
+    /// The `CUevent`.
+    pub fn event(&self) -> usize {
+        self.event
+    }
+
+    fn verdict(&self) -> Result<(), BackendError> {
+        self.verdict.as_ref().map_or(Ok(()), |verdict| verdict.result())
+    }
+
+    fn ask(&self, ask: impl FnOnce(&'static Driver) -> Result<bool, BackendError>) -> Result<bool, BackendError> {
+        let driver = self.core.driver;
+        let _outside = OutsideCapture::enter(driver);
+        let _current = self.core.primary(self.gpu)?.enter()?;
+        if !ask(driver)? {
+            return Ok(false);
+        }
+        self.verdict()?;
+        Ok(true)
+    }
+}
+
+impl CompletionState for Finished {
+    fn is_done(&self) -> Result<bool, BackendError> {
+        // SAFETY: an event of the pool, which is this completion's until it is dropped.
+        self.ask(|driver| match unsafe { (driver.cuEventQuery)(super::device::handle(self.event)) } {
+            code::NOT_READY => Ok(false),
+            code => driver.check("cuEventQuery", code).map(|()| true),
+        })
+    }
+
+    fn wait(&self) -> Result<(), BackendError> {
+        // SAFETY: as above.
+        self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(super::device::handle(self.event))) }.map(|()| true)).map(drop)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for Finished {
+    fn drop(&mut self) {
+        if let Ok(primary) = self.core.primary(self.gpu) {
+            primary.give_event_back(self.event);
+        }
+    }
+}
+
+/// The end of an execution that was captured: it has not run, and runs whenever the graph is launched.
+#[derive(Debug)]
+pub(super) struct Captured;
+
+impl CompletionState for Captured {
+    fn is_done(&self) -> Result<bool, BackendError> {
+        Err(BackendError::NotSupported(
+            "the execution was captured into a graph and runs when that is launched; wait for the stream of the launch".into(),
+        ))
+    }
+
+    fn wait(&self) -> Result<(), BackendError> {
+        self.is_done().map(drop)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

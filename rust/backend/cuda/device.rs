@@ -1,0 +1,241 @@
+//! GPUs, their primary contexts, and what is kept in each: lanes, events, the copy kernel.
+
+use super::driver::{CUcontext, CUdevice, CUevent, CUstream, Current, Driver, OutsideCapture, call, code};
+use super::kernel::Kernel;
+use crate::backend::BackendError;
+use cudarc::driver::sys;
+use std::collections::VecDeque;
+use std::ffi::c_uint;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Above this many lanes of one device, a lane that is still at work is used again rather than one more created.
+const MOST_LANES: usize = 32;
+
+/// A GPU in sight of the process.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub ordinal: CUdevice,
+    primary: OnceLock<Primary>,
+    /// Held while the primary context is retained, so that it is retained once.
+    retaining: Mutex<()>,
+}
+
+/// The primary context of a GPU: the one that the CUDA runtime and every library on top of it use.
+#[derive(Debug)]
+pub(super) struct Primary {
+    driver: &'static Driver,
+    ordinal: CUdevice,
+    /// A `CUcontext`, valid while this lives.
+    context: usize,
+    /// `CUevent`s of this context that nobody needs at the moment.
+    events: Mutex<Vec<usize>>,
+    lanes: Mutex<Lanes>,
+    kernel: OnceLock<Option<Kernel>>,
+    /// Devices to whose memory this context has been given access, or been found to have none: one bit for each.
+    pub peers: AtomicU64,
+    /// Devices to whose memory this context has access, itself included.
+    pub access: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Lanes {
+    /// `CUstream`s that nobody enqueues into at the moment, the one longest unused first.
+    idle: VecDeque<usize>,
+    /// Lanes that became part of a capture. They are of use again when it has ended.
+    captured: Vec<usize>,
+    count: usize,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in this backend can panic while it holds a lock and leave the value half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The driver's pointer that a number stands for.
+pub(super) fn handle<T>(number: usize) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(number)
+}
+
+impl Device {
+    pub fn new(ordinal: CUdevice) -> Device {
+        Device { ordinal, primary: OnceLock::new(), retaining: Mutex::new(()) }
+    }
+
+    /// The primary context, if it has been needed before.
+    pub fn used(&self) -> Option<&Primary> {
+        self.primary.get()
+    }
+
+    /// The primary context, retained when it is first needed.
+    pub fn primary(&self, driver: &'static Driver) -> Result<&Primary, BackendError> {
+        if let Some(primary) = self.primary.get() {
+            return Ok(primary);
+        }
+        let _once = lock(&self.retaining);
+        if self.primary.get().is_none() {
+            let _outside = OutsideCapture::enter(driver);
+            let mut context: CUcontext = std::ptr::null_mut();
+            // SAFETY: the output is valid for the call. The driver keeps the current context as it is.
+            unsafe { call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal)) }?;
+            let primary = Primary {
+                driver,
+                ordinal: self.ordinal,
+                context: context.expose_provenance(),
+                events: Mutex::default(),
+                lanes: Mutex::default(),
+                kernel: OnceLock::new(),
+                peers: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
+                access: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
+            };
+            log::debug!("GPU {}: primary context retained", self.ordinal);
+            return Ok(self.primary.get_or_init(|| primary));
+        }
+        self.primary(driver)
+    }
+}
+
+impl Primary {
+    pub fn context(&self) -> CUcontext {
+        handle(self.context)
+    }
+
+    /// Makes this context current until the guard is dropped.
+    pub fn enter(&self) -> Result<Current, BackendError> {
+        Current::enter(self.driver, self.context())
+    }
+
+    /// Waits for all work of this GPU.
+    pub fn synchronize(&self) -> Result<(), BackendError> {
+        let _current = self.enter()?;
+        // SAFETY: no argument.
+        unsafe { call!(self.driver, cuCtxSynchronize()) }
+    }
+
+    /// An event of this context, without timing, from those that are free.
+    pub fn event(&self) -> Result<usize, BackendError> {
+        if let Some(event) = lock(&self.events).pop() {
+            return Ok(event);
+        }
+        let _outside = OutsideCapture::enter(self.driver);
+        let _current = self.enter()?;
+        let mut event: CUevent = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(self.driver, cuEventCreate(&mut event, flags)) }?;
+        Ok(event.expose_provenance())
+    }
+
+    /// Takes an event back. What was enqueued to wait for it goes on waiting for what it stood for then, so it may be recorded anew
+    /// at once.
+    pub fn give_event_back(&self, event: usize) {
+        lock(&self.events).push(event);
+    }
+
+    /// A stream that orders with no other and that nobody else enqueues into, idle if there is one: a lane that still has work of
+    /// an earlier execution would delay this one.
+    pub fn lane(&self) -> Result<usize, BackendError> {
+        let _outside = OutsideCapture::enter(self.driver);
+        let _current = self.enter()?;
+        let mut lanes = lock(&self.lanes);
+        let mut ended = std::mem::take(&mut lanes.captured);
+        lanes.captured = ended.extract_if(.., |lane| self.is_capturing(*lane)).collect();
+        lanes.idle.extend(ended);
+        if let Some(lane) = lanes.idle.front().copied() {
+            // SAFETY: the lane is a stream of this context that lives as long as it does.
+            let state = unsafe { (self.driver.cuStreamQuery)(handle(lane)) };
+            if state != code::NOT_READY || lanes.count >= MOST_LANES {
+                lanes.idle.pop_front();
+                return Ok(lane);
+            }
+        }
+        let mut stream: CUstream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(self.driver, cuStreamCreate(&mut stream, flags)) }?;
+        lanes.count += 1;
+        Ok(stream.expose_provenance())
+    }
+
+    /// Takes a lane back, whose work need not have finished.
+    pub fn give_lane_back(&self, lane: usize, captured: bool) {
+        let mut lanes = lock(&self.lanes);
+        if captured { lanes.captured.push(lane) } else { lanes.idle.push_back(lane) }
+    }
+
+    fn is_capturing(&self, stream: usize) -> bool {
+        let mut status = 0;
+        // SAFETY: the stream is one of this context's lanes; the output is valid for the call.
+        let code = unsafe { (self.driver.cuStreamIsCapturing)(handle(stream), &mut status) };
+        code != 0 || status != 0
+    }
+
+    /// The fused copy kernel, loaded when it is first needed. `None` where the driver cannot load it, which is logged once.
+    pub fn kernel(&self) -> Option<&Kernel> {
+        let load = || {
+            let _outside = OutsideCapture::enter(self.driver);
+            let loaded = self.enter().and_then(|_current| Kernel::load(self.driver, self.ordinal));
+            loaded.inspect_err(|error| log::warn!("GPU {}: no fused copy kernel, plain copies instead: {error}", self.ordinal)).ok()
+        };
+        self.kernel.get_or_init(load).as_ref()
+    }
+
+    /// Gives this context access to the memory of `peer`, where the hardware has it. Without access the driver takes copies between
+    /// the two through host memory.
+    pub fn enable_access(&self, peer: &Primary) -> Result<(), BackendError> {
+        let bit = 1 << peer.ordinal.clamp(0, 63);
+        if self.peers.load(Ordering::Acquire) & bit != 0 {
+            return Ok(());
+        }
+        let _outside = OutsideCapture::enter(self.driver);
+        let mut can = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(self.driver, cuDeviceCanAccessPeer(&mut can, self.ordinal, peer.ordinal)) }?;
+        if can != 0 {
+            let _current = self.enter()?;
+            // SAFETY: both contexts are retained. Two threads may do this at once: the later one is told so.
+            let code = unsafe { (self.driver.cuCtxEnablePeerAccess)(peer.context(), 0) };
+            if code != code::PEER_ACCESS_ALREADY_ENABLED {
+                self.driver.check("cuCtxEnablePeerAccess", code)?;
+            }
+            self.access.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            log::info!(
+                "GPU {} has no peer access to GPU {}: the driver takes their copies through host memory",
+                self.ordinal,
+                peer.ordinal
+            );
+        }
+        self.peers.fetch_or(bit, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        let driver = self.driver;
+        let Ok(current) = self.enter() else { return };
+        let events = std::mem::take(&mut *lock(&self.events));
+        let lanes = std::mem::take(&mut *lock(&self.lanes));
+        // SAFETY: events, lanes and the kernel are this context's own, and nobody has them any more. The driver frees each when
+        // what is enqueued has finished. An error of an earlier kernel may be reported here once more; it is not ours to handle.
+        unsafe {
+            for event in events {
+                (driver.cuEventDestroy)(handle(event));
+            }
+            for lane in lanes.idle.into_iter().chain(lanes.captured) {
+                (driver.cuStreamDestroy)(handle(lane));
+            }
+            if let Some(Some(kernel)) = self.kernel.get() {
+                kernel.unload(driver);
+            }
+        }
+        drop(current);
+        // SAFETY: retained once, in `Device::primary`.
+        let code = unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
+        // While a process ends the driver may have ended before us.
+        if code != 0 && code != code::DEINITIALIZED {
+            log::warn!("GPU {}: {}", self.ordinal, driver.error("cuDevicePrimaryCtxRelease", code));
+        }
+    }
+}

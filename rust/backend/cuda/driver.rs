@@ -1,0 +1,267 @@
+//! The driver's functions, each looked up by name in the library that is loaded at run time.
+//!
+//! Types and constants are those of cudarc's bindings. Its wrappers are not used, because they panic where a symbol is missing: a
+//! driver older than a function is an answer here, not a panic. Nor is its result type: a driver newer than the bindings may return
+//! a code that the enumeration lacks, so a result stays an integer.
+
+use crate::backend::BackendError;
+use cudarc::driver::sys;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::sync::OnceLock;
+
+pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+
+/// A `CUresult`.
+pub(super) type Code = c_int;
+
+/// Codes that are told apart.
+pub(super) mod code {
+    use super::Code;
+    pub const OUT_OF_MEMORY: Code = 2;
+    pub const DEINITIALIZED: Code = 4;
+    pub const INVALID_CONTEXT: Code = 201;
+    pub const NOT_READY: Code = 600;
+    pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+}
+
+/// Errors after which the driver refuses every call of the process that touches the GPU's context: a fault of a kernel or a link.
+fn is_sticky(code: Code) -> bool {
+    // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, and the hardware faults up to LAUNCH_FAILED.
+    matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
+}
+
+macro_rules! driver_functions {
+    (
+        required { $($required:ident = $required_symbol:literal ($($required_argument:ty),*);)* }
+        optional { $($optional:ident = $optional_symbol:literal ($($optional_argument:ty),*);)* }
+    ) => {
+        /// The functions of the driver that mpgpu calls, named as in its manual.
+        #[allow(non_snake_case)]
+        pub(super) struct Driver {
+            $(pub $required: unsafe extern "C" fn($($required_argument),*) -> Code,)*
+            $(pub $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> Code>,)*
+        }
+
+        impl Driver {
+            fn load() -> Result<Driver, BackendError> {
+                // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
+                if !unsafe { sys::is_culib_present() } {
+                    return Err(BackendError::NoDriver("libcuda.so.1 is not there or cannot be loaded; install NVIDIA's driver".into()));
+                }
+                // SAFETY: as above; present, so this does not panic.
+                let library = unsafe { sys::culib() };
+                Ok(Driver {
+                    $($required: {
+                        // SAFETY: the type is the function's in the driver's manual. The library is never unloaded.
+                        let symbol = unsafe { library.get($required_symbol.as_bytes()) };
+                        *symbol.map_err(|_| BackendError::NoDriver(
+                            concat!("the driver has no ", $required_symbol, "; mpgpu needs a driver of CUDA 11.1 or later").into(),
+                        ))?
+                    },)*
+                    $($optional: {
+                        // SAFETY: as above.
+                        unsafe { library.get($optional_symbol.as_bytes()) }.ok().map(|symbol| *symbol)
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+driver_functions! {
+    required {
+        cuInit = "cuInit" (c_uint);
+        cuDriverGetVersion = "cuDriverGetVersion" (*mut c_int);
+        cuGetErrorName = "cuGetErrorName" (Code, *mut *const c_char);
+        cuGetErrorString = "cuGetErrorString" (Code, *mut *const c_char);
+        cuDeviceGetCount = "cuDeviceGetCount" (*mut c_int);
+        cuDeviceGet = "cuDeviceGet" (*mut CUdevice, c_int);
+        cuDeviceGetName = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+        cuDeviceGetUuid = "cuDeviceGetUuid" (*mut [u8; 16], CUdevice);
+        cuDeviceGetAttribute = "cuDeviceGetAttribute" (*mut c_int, c_uint, CUdevice);
+        cuDeviceCanAccessPeer = "cuDeviceCanAccessPeer" (*mut c_int, CUdevice, CUdevice);
+        cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
+        cuCtxGetCurrent = "cuCtxGetCurrent" (*mut CUcontext);
+        cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
+        cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
+        cuCtxGetDevice = "cuCtxGetDevice" (*mut CUdevice);
+        cuCtxEnablePeerAccess = "cuCtxEnablePeerAccess" (CUcontext, c_uint);
+        cuCtxSynchronize = "cuCtxSynchronize" ();
+        cuMemAlloc = "cuMemAlloc_v2" (*mut CUdeviceptr, usize);
+        cuMemFree = "cuMemFree_v2" (CUdeviceptr);
+        cuMemHostAlloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost = "cuMemFreeHost" (*mut c_void);
+        cuPointerGetAttributes = "cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
+        cuMemcpyAsync = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
+        cuStreamCreate = "cuStreamCreate" (*mut CUstream, c_uint);
+        cuStreamDestroy = "cuStreamDestroy_v2" (CUstream);
+        cuStreamQuery = "cuStreamQuery" (CUstream);
+        cuStreamSynchronize = "cuStreamSynchronize" (CUstream);
+        cuStreamWaitEvent = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
+        cuStreamIsCapturing = "cuStreamIsCapturing" (CUstream, *mut c_uint);
+        cuStreamGetCtx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
+        cuEventCreate = "cuEventCreate" (*mut CUevent, c_uint);
+        cuEventDestroy = "cuEventDestroy_v2" (CUevent);
+        cuEventRecord = "cuEventRecord" (CUevent, CUstream);
+        cuEventQuery = "cuEventQuery" (CUevent);
+        cuEventSynchronize = "cuEventSynchronize" (CUevent);
+        cuLaunchHostFunc = "cuLaunchHostFunc" (CUstream, unsafe extern "C" fn(*mut c_void), *mut c_void);
+        cuModuleLoadData = "cuModuleLoadData" (*mut CUmodule, *const c_void);
+        cuModuleGetFunction = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+        cuModuleUnload = "cuModuleUnload" (CUmodule);
+        cuLaunchKernel = "cuLaunchKernel" (
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
+        );
+        cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
+    }
+    optional {
+        // CUDA 13.0. That of CUDA 12.8 has one argument more and is not used.
+        cuMemcpyBatchAsync = "cuMemcpyBatchAsync_v2" (
+            *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream
+        );
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Driver")
+    }
+}
+
+/// Calls a function of the driver and turns its result into an error that names it. To be used in an `unsafe` block.
+macro_rules! call {
+    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $driver.check(stringify!($function), ($driver.$function)($($argument),*))
+    };
+}
+pub(super) use call;
+
+impl Driver {
+    /// The driver, loaded and initialised once in a process; [`BackendError::NoDriver`] with the reason where that is not possible.
+    pub fn get() -> Result<&'static Driver, BackendError> {
+        static DRIVER: OnceLock<Result<Driver, BackendError>> = OnceLock::new();
+        let loaded = DRIVER.get_or_init(|| {
+            let driver = Driver::load()?;
+            // SAFETY: the only flag that exists is 0.
+            match unsafe { (driver.cuInit)(0) } {
+                0 => {
+                    log::debug!("CUDA driver {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
+                    Ok(driver)
+                }
+                code => {
+                    Err(BackendError::NoDriver(format!("the driver cannot be initialised: cuInit: {} (code {code})", driver.text(code))))
+                }
+            }
+        });
+        loaded.as_ref().map_err(Clone::clone)
+    }
+
+    /// The driver's CUDA version, 13000 for 13.0.
+    fn version(&self) -> i32 {
+        let mut version = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { (self.cuDriverGetVersion)(&mut version) };
+        version
+    }
+
+    /// How many devices there are in sight.
+    pub fn device_count(&self) -> Result<u32, BackendError> {
+        let mut count = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(self, cuDeviceGetCount(&mut count)) }?;
+        Ok(count.max(0) as u32)
+    }
+
+    /// An attribute of a device; 0 where the driver does not know it.
+    pub fn attribute(&self, attribute: sys::CUdevice_attribute, device: CUdevice) -> i32 {
+        let mut value = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { (self.cuDeviceGetAttribute)(&mut value, attribute as c_uint, device) };
+        value
+    }
+
+    /// What the driver says of a call's result.
+    pub fn check(&self, what: &'static str, code: Code) -> Result<(), BackendError> {
+        if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
+    }
+
+    /// The error that `what` has returned.
+    #[cold]
+    pub fn error(&self, what: &str, code: Code) -> BackendError {
+        let mut reason = self.text(code);
+        if is_sticky(code) {
+            reason.push_str("; the GPU's context is lost with this error: every later call fails, and only a new process can use the GPU");
+        }
+        BackendError::Driver { what: what.to_owned(), reason, code: i64::from(code) }
+    }
+
+    /// Name and text of a code.
+    fn text(&self, code: Code) -> String {
+        let say = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+            let mut text = std::ptr::null();
+            // SAFETY: the output is valid for the call. It becomes NULL, or a static text.
+            unsafe {
+                function(code, &mut text);
+                if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
+            }
+        };
+        let name = say(self.cuGetErrorName).unwrap_or_else(|| "an error that the driver has no name for".into());
+        say(self.cuGetErrorString).map_or(name.clone(), |text| format!("{name}: {text}"))
+    }
+}
+
+/// Makes a context current for as long as it lives, then the caller's again.
+pub(super) struct Current {
+    driver: &'static Driver,
+    pushed: bool,
+}
+
+impl Current {
+    pub fn enter(driver: &'static Driver, context: CUcontext) -> Result<Current, BackendError> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(driver, cuCtxGetCurrent(&mut current)) }?;
+        let pushed = current != context;
+        if pushed {
+            // SAFETY: a context that the driver gave out and that is retained.
+            unsafe { call!(driver, cuCtxPushCurrent(context)) }?;
+        }
+        Ok(Current { driver, pushed })
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: takes off what `enter` has put on; whatever came on top meanwhile is gone again.
+            unsafe { (self.driver.cuCtxPopCurrent)(&mut popped) };
+        }
+    }
+}
+
+/// Lets this thread make calls that a capture under way, of any thread, would forbid: creating events, allocating, querying. They are
+/// calls of the library's own and not part of what is captured.
+pub(super) struct OutsideCapture {
+    driver: &'static Driver,
+    mode: c_uint,
+}
+
+impl OutsideCapture {
+    pub fn enter(driver: &'static Driver) -> OutsideCapture {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        // SAFETY: the argument is valid for the call.
+        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+        OutsideCapture { driver, mode }
+    }
+}
+
+impl Drop for OutsideCapture {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut self.mode) };
+    }
+}

@@ -1,0 +1,347 @@
+//! NVIDIA GPUs through the CUDA driver, which is loaded at run time: nothing here links libcuda, so that one binary runs on a login
+//! node and on a GPU node.
+//!
+//! Devices are numbered as the driver numbers them for this process (`CUDA_VISIBLE_DEVICES`). Each is used through its primary
+//! context, the one that the CUDA runtime uses too; it is retained when the device is first needed, so that a device of which no plan
+//! makes use costs neither a context nor memory. The calling thread's current context is left as it was on every path, and so is its
+//! stream capture mode.
+//!
+//! Streams are `CUstream`s, of this backend or of anyone: 0 and 1 are the legacy default stream, 2 is the per-thread default stream,
+//! both of the calling thread's current context, or of GPU 0 where there is none. Streams of contexts other than primary ones are
+//! refused.
+//!
+//! Memory is located by the driver, so memory of `cudaMalloc`, of pools, of the virtual memory API, of `cudaHostAlloc` and registered
+//! host memory is accepted besides this backend's own. Managed memory is refused.
+//!
+//! Host functions run on a thread of the driver. One that blocks may hold up others.
+
+mod completion;
+mod device;
+pub mod discover;
+mod driver;
+mod event;
+mod execute;
+mod kernel;
+mod memory;
+mod verify;
+
+use self::device::{Device, Primary, handle, lock};
+use self::driver::{CUcontext, CUstream, Current, Driver, OutsideCapture, call};
+use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, StreamHandle};
+use crate::topology::DeviceId;
+use cudarc::driver::sys;
+use std::collections::HashMap;
+use std::ffi::{c_uint, c_void};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Devices of one node that are told apart by one bit each.
+const MOST_DEVICES: usize = 64;
+
+/// The CUDA backend. Dropping it waits for nothing; what is enqueued still runs, and the primary contexts are released when the last
+/// completion is gone.
+pub struct CudaBackend(Arc<Core>);
+
+/// What the backend and its completions share.
+pub(in crate::backend::cuda) struct Core {
+    driver: &'static Driver,
+    devices: Vec<Device>,
+    hosts: u32,
+    /// Devices whose primary context is retained: one bit for each.
+    used: AtomicU64,
+    /// What `allocate` has given out: address, owner and size.
+    memory: Mutex<HashMap<u64, (DeviceId, u64)>>,
+    /// Streams of `create_stream`.
+    streams: Mutex<HashMap<usize, DeviceId>>,
+    events: event::Events,
+    verification: Mutex<Option<verify::Blocks>>,
+    /// Whether kernels of a GPU reach all ends of a plan. The weak reference keeps the key from being used for another plan.
+    reached: Mutex<HashMap<(usize, usize), (Weak<[super::Endpoints]>, bool)>>,
+}
+
+impl CudaBackend {
+    /// The driver's devices in sight, and `hosts` host NUMA domains. [`BackendError::NoDriver`] with the reason where there are none.
+    /// Retains no context.
+    pub fn new(hosts: u32) -> Result<CudaBackend, BackendError> {
+        let driver = Driver::get()?;
+        let count = device_count()? as usize;
+        if count > MOST_DEVICES {
+            return Err(BackendError::NotSupported(format!(
+                "{count} GPUs in sight, more than {MOST_DEVICES}; choose some with CUDA_VISIBLE_DEVICES"
+            )));
+        }
+        let mut devices = Vec::with_capacity(count);
+        for index in 0..count as i32 {
+            let mut ordinal = 0;
+            // SAFETY: the output is valid for the call.
+            unsafe { call!(driver, cuDeviceGet(&mut ordinal, index)) }?;
+            devices.push(Device::new(ordinal));
+        }
+        Ok(CudaBackend(Arc::new(Core {
+            driver,
+            devices,
+            hosts,
+            used: AtomicU64::new(0),
+            memory: Mutex::default(),
+            streams: Mutex::default(),
+            events: event::Events::default(),
+            verification: Mutex::default(),
+            reached: Mutex::default(),
+        })))
+    }
+
+    /// GPUs of which this backend has retained the primary context.
+    pub fn devices_in_use(&self) -> u32 {
+        self.0.used.load(Ordering::Acquire).count_ones()
+    }
+}
+
+/// How many GPUs the process can use; [`BackendError::NoDriver`] with the reason where it is none.
+pub fn device_count() -> Result<u32, BackendError> {
+    // The driver says "no device" (code 100) where another would return 0.
+    match Driver::get()?.device_count() {
+        Ok(0) | Err(BackendError::Driver { code: 100, .. }) => {
+            Err(BackendError::NoDriver("the driver shows no GPU to this process; look at nvidia-smi and at CUDA_VISIBLE_DEVICES".into()))
+        }
+        other => other,
+    }
+}
+
+impl Core {
+    fn check_device(&self, device: DeviceId) -> Result<(), BackendError> {
+        let exists = if device.is_host() { (!device.0 as u32) < self.hosts } else { (device.0 as usize) < self.devices.len() };
+        if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
+    }
+
+    /// The primary context of a GPU, retained if it was not.
+    fn primary(&self, gpu: usize) -> Result<&Primary, BackendError> {
+        let device = self.devices.get(gpu).ok_or(BackendError::InvalidDevice(gpu as i32))?;
+        if let Some(primary) = device.used() {
+            return Ok(primary);
+        }
+        let primary = device.primary(self.driver)?;
+        self.used.fetch_or(1 << gpu, Ordering::AcqRel);
+        Ok(primary)
+    }
+
+    /// A GPU that is used already, or else the first one.
+    fn any_used(&self) -> usize {
+        match self.used.load(Ordering::Acquire) {
+            0 => 0,
+            used => used.trailing_zeros() as usize,
+        }
+    }
+
+    /// Gives `gpu` access to the memory of every GPU in use, as far as the hardware has it. Costs two loads once that is done.
+    fn reach(&self, gpu: usize) -> Result<&Primary, BackendError> {
+        let primary = self.primary(gpu)?;
+        let mut missing = self.used.load(Ordering::Acquire) & !primary.peers.load(Ordering::Acquire);
+        while missing != 0 {
+            let peer = missing.trailing_zeros() as usize;
+            primary.enable_access(self.primary(peer)?)?;
+            missing &= missing - 1;
+        }
+        Ok(primary)
+    }
+
+    /// Whether `gpu` has access to plain memory of `peer`.
+    fn has_access(&self, gpu: usize, peer: usize) -> Result<bool, BackendError> {
+        Ok(self.reach(gpu)?.access.load(Ordering::Acquire) & (1 << peer) != 0)
+    }
+
+    /// The GPU that a stream belongs to.
+    fn gpu_of(&self, stream: StreamHandle) -> Result<usize, BackendError> {
+        let driver = self.driver;
+        let mut context: CUcontext = std::ptr::null_mut();
+        // Default streams are those of the current context.
+        if stream.0 <= 2 {
+            // SAFETY: the output is valid for the call.
+            unsafe { call!(driver, cuCtxGetCurrent(&mut context)) }?;
+            if context.is_null() {
+                return self.primary(0).map(|_| 0);
+            }
+        } else {
+            // SAFETY: the caller's stream; the output is valid for the call.
+            unsafe { call!(driver, cuStreamGetCtx(handle(stream.0), &mut context)) }?;
+        }
+        let mut used = self.used.load(Ordering::Acquire);
+        while used != 0 {
+            let gpu = used.trailing_zeros() as usize;
+            if self.devices[gpu].used().is_some_and(|primary| primary.context() == context) {
+                return Ok(gpu);
+            }
+            used &= used - 1;
+        }
+        let mut ordinal = 0;
+        {
+            let _current = Current::enter(driver, context)?;
+            // SAFETY: the output is valid for the call.
+            unsafe { call!(driver, cuCtxGetDevice(&mut ordinal)) }?;
+        }
+        let gpu = self.devices.iter().position(|device| device.ordinal == ordinal).ok_or(BackendError::InvalidDevice(ordinal))?;
+        if self.primary(gpu)?.context() == context {
+            return Ok(gpu);
+        }
+        Err(BackendError::NotSupported(format!(
+            "stream {:#x} belongs to a context of GPU {gpu} that is not its primary context; use a stream that was created after \
+             cudaSetDevice({gpu}), or under cuDevicePrimaryCtxRetain",
+            stream.0
+        )))
+    }
+
+    /// Calls `work` with a stream while the context of its GPU is current.
+    fn with_stream<T>(
+        &self,
+        stream: StreamHandle,
+        work: impl FnOnce(&Primary, CUstream) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let primary = self.primary(self.gpu_of(stream)?)?;
+        let _current = primary.enter()?;
+        work(primary, handle(stream.0))
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // Errors were for whoever waited for the work.
+        for primary in self.devices.iter().filter_map(|device| device.used()) {
+            let _ = primary.synchronize();
+        }
+        self.release_verification();
+        self.events.release(self);
+        let left: Vec<u64> = lock(&self.memory).keys().copied().collect();
+        for address in left {
+            let _ = self.free(address);
+        }
+        let left: Vec<usize> = lock(&self.streams).drain().map(|(stream, _)| stream).collect();
+        for stream in left {
+            // SAFETY: created by `create_stream` and not destroyed.
+            unsafe { (self.driver.cuStreamDestroy)(handle(stream)) };
+        }
+    }
+}
+
+unsafe extern "C" fn call_host_function(function: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` in `launch_host`, and the driver calls this once.
+    let function = unsafe { Box::from_raw(function.cast::<Box<dyn FnOnce() + Send>>()) };
+    if catch_unwind(AssertUnwindSafe(*function)).is_err() {
+        log::error!("a host function panicked; the stream goes on");
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly. 0 bytes count as 1.
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.0.allocate(device, bytes)
+    }
+
+    fn free(&self, address: u64) -> Result<(), BackendError> {
+        self.0.free(address)
+    }
+
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
+        self.0.locate(address)
+    }
+
+    fn allocated_bytes(&self, device: DeviceId) -> u64 {
+        self.0.allocated_bytes(device)
+    }
+
+    /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        let core = &self.0;
+        core.check_device(device)?;
+        let primary = core.primary(if device.is_host() { core.any_used() } else { device.0 as usize })?;
+        let _outside = OutsideCapture::enter(core.driver);
+        let _current = primary.enter()?;
+        let mut stream: CUstream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(core.driver, cuStreamCreate(&mut stream, flags)) }?;
+        let stream = stream.expose_provenance();
+        lock(&core.streams).insert(stream, device);
+        Ok(StreamHandle(stream))
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        let core = &self.0;
+        lock(&core.streams).remove(&stream.0).ok_or(BackendError::InvalidHandle(stream.0, "stream"))?;
+        // SAFETY: created by `create_stream`, and taken out of the registry just now.
+        core.with_stream(stream, |_, raw| unsafe { call!(core.driver, cuStreamDestroy(raw)) })
+    }
+
+    fn stream_count(&self, device: DeviceId) -> u64 {
+        lock(&self.0.streams).values().filter(|owner| **owner == device).count() as u64
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        // SAFETY: the caller's stream.
+        self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.driver, cuStreamSynchronize(raw)) })
+    }
+
+    /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
+    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+        let function = Box::into_raw(Box::new(work));
+        self.0
+            .with_stream(stream, |_, raw| {
+                // SAFETY: the function takes what it is given, once.
+                unsafe { call!(self.0.driver, cuLaunchHostFunc(raw, call_host_function, function.cast())) }
+            })
+            .inspect_err(|_| {
+                // SAFETY: it was not enqueued, so it is still ours.
+                drop(unsafe { Box::from_raw(function) });
+            })
+    }
+
+    fn create_event(&self) -> Result<EventHandle, BackendError> {
+        Ok(self.0.events.create())
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        self.0.events.destroy(&self.0, event)
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
+        self.0.events.record(&self.0, event, stream)
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
+        self.0.events.make_wait(&self.0, event, stream)
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        self.0.events.synchronize(&self.0, event)
+    }
+
+    /// Inside a stream capture the copies become part of the graph; [`BackendError::NotSupported`] where that could not be right.
+    fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+        self.0.execute(execution)
+    }
+
+    /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does.
+    fn synchronize(&self) -> Result<(), BackendError> {
+        let mut result = Ok(());
+        for primary in self.0.devices.iter().filter_map(|device| device.used()) {
+            result = result.and(primary.synchronize());
+        }
+        result
+    }
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend").field("devices", &self.devices.len()).field("hosts", &self.hosts).finish_non_exhaustive()
+    }
+}
