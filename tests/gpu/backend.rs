@@ -12,20 +12,27 @@ use mpgpu::topology::{self, DeviceId, LinkKind, Machine, NodeKind, Topology};
 use smallvec::smallvec;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 
-/// How many GPUs there are; `None`, and one line that says so, where there are fewer than a test needs.
-fn gpus(needed: u32) -> Option<u32> {
+/// One test at a time has the GPUs: a stream that is captured makes calls of other threads fail, the tests' own among them.
+struct Turn {
+    count: u32,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// The GPUs; `None`, and one line that says so, where there are fewer than a test needs.
+fn gpus(needed: u32) -> Option<Turn> {
+    static TURN: Mutex<()> = Mutex::new(());
     static SAID: Once = Once::new();
     let say = |why: String| {
         // Past the test harness, which keeps the output of tests that pass to itself.
         SAID.call_once(|| drop(writeln!(std::io::stderr(), "gpu tests: skipped where GPUs are needed: {why}")));
     };
     match device_count() {
-        Ok(count) if count >= needed => Some(count),
+        Ok(count) if count >= needed => Some(Turn { count, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }),
         Ok(count) => {
             say(format!("{count} GPU in sight, {needed} needed"));
             None
@@ -188,7 +195,8 @@ fn run(
 
 #[test]
 fn direct_copies_move_every_byte_whatever_size_and_alignment() {
-    let Some(count) = gpus(1) else { return };
+    let Some(turn) = gpus(1) else { return };
+    let count = turn.count;
     set_device(0);
     let backend = backend();
     let other = DeviceId::gpu(count - 1);
@@ -220,7 +228,8 @@ fn direct_copies_move_every_byte_whatever_size_and_alignment() {
 
 #[test]
 fn relays_reuse_their_slots_and_lose_no_byte() {
-    let Some(count) = gpus(2) else { return };
+    let Some(turn) = gpus(2) else { return };
+    let count = turn.count;
     set_device(0);
     let backend = backend();
     let bytes = (5 << 20) + 3;
@@ -285,7 +294,8 @@ fn forced() -> Option<Topology> {
 
 #[test]
 fn planned_transfers_over_several_paths_arrive_whole() {
-    let Some(count) = gpus(2) else { return };
+    let Some(turn) = gpus(2) else { return };
+    let count = turn.count;
     set_device(0);
     let context = context(forced(), |config| config.host_path = Some(true));
     let mut several = 0;
@@ -323,7 +333,7 @@ fn planned_transfers_over_several_paths_arrive_whole() {
 
 #[test]
 fn every_mechanism_moves_the_same_bytes() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let backend = backend();
     let sizes: Vec<u64> = [240_000; 6].into_iter().chain([2400; 12]).chain([24; 8]).chain([1, 3, 5, 16_385]).collect();
@@ -331,6 +341,7 @@ fn every_mechanism_moves_the_same_bytes() {
     let (src, dst) = (backend.allocate(GPU0, total).expect("memory"), backend.allocate(GPU1, total).expect("memory"));
     let content = Random(3).bytes(total as usize);
     write(src, &content);
+    assert!(backend.has_copy_kernel(0).expect("an answer"), "the kernel was not loaded: plain copies would stand in for it");
     for mechanism in [Mechanism::Kernel, Mechanism::Batch] {
         for device in [GPU0, GPU1] {
             let stream = backend.create_stream(device).expect("a stream");
@@ -357,6 +368,32 @@ fn every_mechanism_moves_the_same_bytes() {
             backend.execute(&execution).expect("enqueued").wait().expect("it runs, and the comparison finds no difference");
             assert_bytes(&read(dst, total as usize), &expected, &format!("{mechanism:?}, stream of {device}"));
             backend.destroy_stream(stream).expect("destroyed");
+        }
+    }
+}
+
+#[test]
+fn comparing_bytes_finds_the_first_that_is_wrong() {
+    let Some(_turn) = gpus(1) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = (9 << 20) + 1;
+    for (src_device, dst_device) in [(GPU0, GPU0), (DeviceId::HOST, GPU0), (GPU0, DeviceId::HOST)] {
+        let (src, dst) = (backend.allocate(src_device, bytes).expect("memory"), backend.allocate(dst_device, bytes).expect("memory"));
+        write(src, &vec![1; bytes as usize]);
+        let stream = backend.create_stream(GPU0).expect("a stream");
+        for (copied, expected) in [(bytes - 1, Some(bytes - 1)), (5 << 20, Some(5 << 20)), (bytes, None)] {
+            write(dst, &vec![0; bytes as usize]);
+            // Announces all bytes and copies some.
+            let program = Arc::new(Program { transfers: vec![bytes], ..(*direct(copied, GPU0)).clone() });
+            let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
+            let execution = Execution { program: &program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: true };
+            let found = match backend.execute(&execution).expect("enqueued").wait() {
+                Ok(()) => None,
+                Err(BackendError::DataCorruption { transfer: 0, offset }) => Some(offset),
+                Err(other) => panic!("{other}"),
+            };
+            assert_eq!(found, expected, "{src_device}>{dst_device}");
         }
     }
 }
@@ -390,7 +427,7 @@ fn producer_and_consumer(context: &Context, stream: StreamHandle, rounds: u32, b
 
 #[test]
 fn work_before_and_after_in_the_stream_is_ordered_without_the_host() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let context = context(forced(), |config| config.host_path = Some(true));
     let stream = context.create_stream(GPU0).expect("a stream");
@@ -400,7 +437,7 @@ fn work_before_and_after_in_the_stream_is_ordered_without_the_host() {
 
 #[test]
 fn default_streams_order_as_any_other() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let context = context(forced(), |config| config.host_path = Some(true));
     for stream in [0, 1, 2] {
@@ -410,7 +447,7 @@ fn default_streams_order_as_any_other() {
 
 #[test]
 fn the_current_context_is_left_as_it_was_also_after_errors() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     std::thread::spawn(|| {
         assert!(current().is_null());
         let context = context(None, |_| ());
@@ -438,7 +475,7 @@ fn the_current_context_is_left_as_it_was_also_after_errors() {
 
 #[test]
 fn an_execution_is_captured_into_a_graph() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let bytes = (1 << 20) + 1;
     let context = context(None, |config| (config.max_paths, config.host_path) = (Some(1), Some(false)));
@@ -483,7 +520,7 @@ fn an_execution_is_captured_into_a_graph() {
 
 #[test]
 fn a_capture_refuses_what_shares_staging_and_goes_on() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let backend = backend();
     let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, 4096).expect("memory"));
@@ -504,7 +541,8 @@ fn a_capture_refuses_what_shares_staging_and_goes_on() {
 
 #[test]
 fn eight_threads_with_random_plans_in_one_context_corrupt_nothing() {
-    let Some(count) = gpus(2) else { return };
+    let Some(turn) = gpus(2) else { return };
+    let count = turn.count;
     set_device(0);
     // Little staging, so that plans share it.
     let context = Arc::new(context(forced(), |config| (config.staging_bytes, config.host_path) = (4 << 20, Some(true))));
@@ -556,7 +594,7 @@ fn eight_threads_with_random_plans_in_one_context_corrupt_nothing() {
 
 #[test]
 fn memory_of_others_is_located_and_managed_memory_is_refused() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(1);
     let backend = backend();
     let (mut plain, mut managed, mut pooled) = (0, 0, 0);
@@ -610,7 +648,7 @@ fn memory_of_others_is_located_and_managed_memory_is_refused() {
 
 #[test]
 fn a_plan_whose_memory_was_freed_is_refused_and_the_context_stays_usable() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let context = context(None, |_| ());
     let [src, dst, spare] = [GPU0, GPU1, GPU1].map(|device| context.allocate(device, 4096).expect("memory"));
@@ -630,7 +668,8 @@ fn a_plan_whose_memory_was_freed_is_refused_and_the_context_stays_usable() {
 
 #[test]
 fn a_gpu_that_no_plan_uses_gets_no_context() {
-    let Some(count) = gpus(2) else { return };
+    let Some(turn) = gpus(2) else { return };
+    let count = turn.count;
     let backend = backend();
     assert_eq!(backend.devices_in_use(), 0);
     let a = backend.allocate(DeviceId::gpu(count - 1), 64).expect("memory");
@@ -640,7 +679,7 @@ fn a_gpu_that_no_plan_uses_gets_no_context() {
 
 #[test]
 fn host_functions_and_events_order_and_a_panic_in_one_goes_nowhere() {
-    let Some(_) = gpus(2) else { return };
+    let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let backend = backend();
     let (one, two) = (backend.create_stream(GPU0).expect("a stream"), backend.create_stream(GPU1).expect("a stream"));
@@ -676,7 +715,8 @@ fn host_functions_and_events_order_and_a_panic_in_one_goes_nowhere() {
 
 #[test]
 fn a_topology_of_another_number_of_gpus_is_refused() {
-    let Some(count) = gpus(1) else { return };
+    let Some(turn) = gpus(1) else { return };
+    let count = turn.count;
     let other = if count == 8 { "beluga" } else { "hgx-h200" };
     let error = Context::open(&ContextOptions { topology: Some(other.into()), ..ContextOptions::default() }, Config::default())
         .expect_err("the counts differ")

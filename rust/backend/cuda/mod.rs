@@ -44,6 +44,10 @@ const MOST_DEVICES: usize = 64;
 /// completion is gone.
 pub struct CudaBackend(Arc<Core>);
 
+/// Whether kernels of a GPU reach all ends of a plan, by the address of the plan's endpoints and the GPU. The weak reference keeps the
+/// address from being used for another plan.
+type Reached = HashMap<(usize, usize), (Weak<[super::Endpoints]>, bool)>;
+
 /// What the backend and its completions share.
 pub(in crate::backend::cuda) struct Core {
     driver: &'static Driver,
@@ -57,8 +61,7 @@ pub(in crate::backend::cuda) struct Core {
     streams: Mutex<HashMap<usize, DeviceId>>,
     events: event::Events,
     verification: Mutex<Option<verify::Blocks>>,
-    /// Whether kernels of a GPU reach all ends of a plan. The weak reference keeps the key from being used for another plan.
-    reached: Mutex<HashMap<(usize, usize), (Weak<[super::Endpoints]>, bool)>>,
+    reached: Mutex<Reached>,
 }
 
 impl CudaBackend {
@@ -90,6 +93,18 @@ impl CudaBackend {
             verification: Mutex::default(),
             reached: Mutex::default(),
         })))
+    }
+
+    /// Whether the driver copies a batch of segments in one call. Without it, [`Mechanism::Batch`](crate::plan::Mechanism::Batch)
+    /// means single copies.
+    pub fn has_batched_copy(&self) -> bool {
+        self.0.driver.cuMemcpyBatchAsync.is_some()
+    }
+
+    /// Whether `gpu` runs the fused copy kernel, which is loaded if it was not. Without it,
+    /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) means single copies.
+    pub fn has_copy_kernel(&self, gpu: u32) -> Result<bool, BackendError> {
+        Ok(self.0.primary(gpu as usize)?.kernel().is_some())
     }
 
     /// GPUs of which this backend has retained the primary context.
