@@ -16,7 +16,7 @@
 //! | [`model`] | what a path and a set of paths cost, in seconds |
 //! | [`plan`] | transfers and a machine in, [`plan::Plan`] out; [`plan::Program`] and the validator that proves it right |
 //! | [`engine`] | contexts, the plan cache, staging memory, execution; knows backends only by their trait |
-//! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads) |
+//! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads), and the CUDA backend |
 //! | [`units`] | sizes and times as people write them |
 //! | [`ffi`] | the C ABI, the only stable interface |
 #![warn(missing_docs)]

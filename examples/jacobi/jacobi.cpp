@@ -198,6 +198,8 @@ void print_plan(const std::string &description, const mpgpu::plan_info &modelled
 int run(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
+    // The sweep is CPU code that reads and writes the devices' memory, which virtual devices alone allow.
+    machine.backend = mpgpu::backend::host;
     const mpgpu::context ctx(machine);
 
     const int available = ctx.devices().gpus;

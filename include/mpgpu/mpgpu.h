@@ -416,7 +416,8 @@ mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t stream);
 mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t stream, mp_host_function_t function, void *user);
 
 /// Creates an event. It counts as done until it is first recorded. It belongs to the caller until `mp_event_destroy`.
-/// On CUDA it is a `cudaEvent_t`. Any thread.
+/// It serves streams of every device, so on CUDA it is no `cudaEvent_t` and must not be handed to CUDA's own functions;
+/// the functions here accept a `cudaEvent_t` as well. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `event` is NULL.
 mp_status_t mp_event_create(mp_context_t context, mp_event_t *event);

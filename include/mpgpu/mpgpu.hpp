@@ -926,7 +926,7 @@ class event {
         ec = detail::code_of(mp_event_synchronize(context_handle(), get()));
     }
 
-    /// The C handle (a `cudaEvent_t` on the CUDA backend), still owned by this object.
+    /// The C handle (one of mpgpu's own, no `cudaEvent_t`, also on the CUDA backend), still owned by this object.
     [[nodiscard]] mp_event_t get() const noexcept { return handle_.get(); }
     /// Whether this owns an event.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }

@@ -141,7 +141,7 @@ pub struct mp_request {
 
 /// A stream: work enqueued in it runs in order. The same type as `cudaStream_t`; NULL is the default stream.
 pub type mp_stream_t = *mut CUstream_st;
-/// An event: a point in a stream that others can wait for. The same type as `cudaEvent_t`.
+/// An event: a point in a stream that others can wait for. On CUDA a `cudaEvent_t` is accepted as one.
 pub type mp_event_t = *mut CUevent_st;
 /// A context: a machine, a backend, and all that is kept between calls. A number, not an address: one that was
 /// destroyed is recognised.

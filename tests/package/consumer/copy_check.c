@@ -32,6 +32,7 @@ const char *copy_check(void) {
         return "the library's version is not the header's";
     options.backend = MP_BACKEND_HOST;
     options.topology = "beluga";
+    options.backend = MP_BACKEND_HOST;
     CHECK(mp_context_create(&options, &context));
     CHECK(mp_alloc(context, 0, BYTES, &src));
     CHECK(mp_alloc(context, 1, BYTES, &dst));
