@@ -32,7 +32,10 @@ impl Context {
                     host(&config)?
                 }
             },
-            BackendChoice::Host => host(&config)?,
+            BackendChoice::Host => {
+                log::info!("using the host backend, as asked");
+                host(&config)?
+            }
             BackendChoice::Cuda => cuda(&config)?,
         };
         Context::with_backend(Arc::new(machine), backend, config)

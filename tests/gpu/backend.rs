@@ -398,6 +398,28 @@ fn comparing_bytes_finds_the_first_that_is_wrong() {
     }
 }
 
+#[test]
+fn ordinary_host_memory_is_copied_by_the_driver_in_one_piece() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let context = context(forced(), |config| config.host_path = Some(true));
+    let bytes = (33 << 20) + 9;
+    let content = Random(4).bytes(bytes as usize);
+    let mut back = vec![0_u8; bytes as usize];
+    let gpu = context.allocate(GPU1, bytes).expect("memory");
+    write(gpu, &vec![0x33; bytes as usize]);
+    let stream = context.create_stream(GPU1).expect("a stream");
+    let there = Transfer { dst: gpu, dst_device: GPU1, src: content.as_ptr() as u64, src_device: DeviceId::HOST, bytes };
+    let here = Transfer { dst: back.as_mut_ptr() as u64, dst_device: DeviceId::HOST, src: gpu, src_device: GPU1, bytes };
+    for transfer in [there, here] {
+        let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+        assert_eq!(plan.paths(), 1, "{}", plan.describe());
+        assert!(plan.describe().contains("pageable"), "{}", plan.describe());
+        plan.execute(stream).expect("enqueued").wait().expect("it runs");
+    }
+    assert_bytes(&back, &content, "there and back");
+}
+
 /// Fills the source, copies, and copies on, all in one stream and without the host waiting in between.
 fn producer_and_consumer(context: &Context, stream: StreamHandle, rounds: u32, bytes: u64) {
     let [src, dst, out] = [GPU0, GPU1, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));

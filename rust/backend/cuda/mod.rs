@@ -40,8 +40,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// Devices of one node that are told apart by one bit each.
 const MOST_DEVICES: usize = 64;
 
-/// The CUDA backend. Dropping it waits for nothing; what is enqueued still runs, and the primary contexts are released when the last
-/// completion is gone.
+/// The CUDA backend. It lives until its last completion is gone; then it waits for all work of the GPUs in use, gives back what it has
+/// created, and releases the primary contexts.
 pub struct CudaBackend(Arc<Core>);
 
 /// Whether kernels of a GPU reach all ends of a plan, by the address of the plan's endpoints and the GPU. The weak reference keeps the
