@@ -689,6 +689,35 @@ fn a_plan_whose_memory_was_freed_is_refused_and_the_context_stays_usable() {
 }
 
 #[test]
+fn a_destroyed_stream_is_refused_and_its_work_still_finishes() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = 64 << 20;
+    let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+    let content = Random(5).bytes(bytes as usize);
+    write(src, &content);
+    write(dst, &vec![0; bytes as usize]);
+    let (stream, event) = (backend.create_stream(GPU0).expect("a stream"), backend.create_event().expect("an event"));
+    let done = run(&backend, &direct(bytes, GPU0), (dst, src), &[], stream).expect("enqueued");
+    backend.destroy_stream(stream).expect("destroyed");
+    let refused = |result: Result<(), BackendError>| {
+        assert!(matches!(&result, Err(BackendError::InvalidHandle(handle, "stream")) if *handle == stream.0), "{result:?}");
+    };
+    refused(run(&backend, &direct(8, GPU0), (dst, src), &[], stream).map(drop));
+    refused(backend.destroy_stream(stream));
+    refused(backend.synchronize_stream(stream));
+    refused(backend.record_event(event, stream));
+    refused(backend.stream_wait_event(stream, event));
+    refused(backend.launch_host(stream, Box::new(|| panic!("must not run"))));
+    done.wait().expect("the copy runs");
+    assert_bytes(&read(dst, bytes as usize), &content, "after its stream was destroyed");
+    let again = backend.create_stream(GPU0).expect("a stream");
+    run(&backend, &direct(8, GPU0), (dst, src), &[], again).expect("usable").wait().expect("it runs");
+    assert_eq!((backend.stream_count(GPU0), backend.stream_count(GPU1)), (1, 0));
+}
+
+#[test]
 fn a_gpu_that_no_plan_uses_gets_no_context() {
     let Some(turn) = gpus(2) else { return };
     let count = turn.count;

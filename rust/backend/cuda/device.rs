@@ -31,6 +31,8 @@ pub(super) struct Primary {
     /// `CUevent`s of this context that nobody needs at the moment.
     events: Mutex<Vec<usize>>,
     lanes: Mutex<Lanes>,
+    /// `CUstream`s that the caller has destroyed.
+    retired: Mutex<Vec<usize>>,
     kernel: OnceLock<Option<Kernel>>,
     /// Devices to whose memory this context has been given access, or been found to have none: one bit for each.
     pub peers: AtomicU64,
@@ -84,6 +86,7 @@ impl Device {
                 context: context.expose_provenance(),
                 events: Mutex::default(),
                 lanes: Mutex::default(),
+                retired: Mutex::default(),
                 kernel: OnceLock::new(),
                 peers: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
                 access: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
@@ -141,20 +144,44 @@ impl Primary {
         let mut ended = std::mem::take(&mut lanes.captured);
         lanes.captured = ended.extract_if(.., |lane| self.is_capturing(*lane)).collect();
         lanes.idle.extend(ended);
-        if let Some(lane) = lanes.idle.front().copied() {
-            // SAFETY: the lane is a stream of this context that lives as long as it does.
-            let state = unsafe { (self.driver.cuStreamQuery)(handle(lane)) };
-            if state != code::NOT_READY || lanes.count >= MOST_LANES {
-                lanes.idle.pop_front();
-                return Ok(lane);
-            }
+        if let Some(lane) = lanes.idle.front().copied()
+            && (lanes.count >= MOST_LANES || self.is_idle(lane))
+        {
+            lanes.idle.pop_front();
+            return Ok(lane);
         }
+        let lane = self.create_stream()?;
+        lanes.count += 1;
+        Ok(lane)
+    }
+
+    /// A stream for the caller: one of those that were taken back and have nothing to do, or a new one.
+    pub fn caller_stream(&self) -> Result<usize, BackendError> {
+        let _outside = OutsideCapture::enter(self.driver);
+        let _current = self.enter()?;
+        let mut retired = lock(&self.retired);
+        let idle = retired.iter().position(|stream| !self.is_capturing(*stream) && self.is_idle(*stream));
+        idle.map_or_else(|| self.create_stream(), |index| Ok(retired.swap_remove(index)))
+    }
+
+    /// Takes a stream of the caller back. It is not destroyed, because the driver would give its address to the next stream, and use
+    /// of the old handle, which the driver does not survive, could no longer be told.
+    pub fn retire_stream(&self, stream: usize) {
+        lock(&self.retired).push(stream);
+    }
+
+    fn create_stream(&self) -> Result<usize, BackendError> {
         let mut stream: CUstream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: the output is valid for the call.
         unsafe { call!(self.driver, cuStreamCreate(&mut stream, flags)) }?;
-        lanes.count += 1;
         Ok(stream.expose_provenance())
+    }
+
+    /// Whether a stream of this backend, which is not being captured, has no work left. One whose work has failed has none.
+    fn is_idle(&self, stream: usize) -> bool {
+        // SAFETY: the stream is one of this context's that lives as long as it does.
+        unsafe { (self.driver.cuStreamQuery)(handle(stream)) != code::NOT_READY }
     }
 
     /// Takes a lane back, whose work need not have finished.
@@ -217,13 +244,14 @@ impl Drop for Primary {
         let Ok(current) = self.enter() else { return };
         let events = std::mem::take(&mut *lock(&self.events));
         let lanes = std::mem::take(&mut *lock(&self.lanes));
+        let retired = std::mem::take(&mut *lock(&self.retired));
         // SAFETY: events, lanes and the kernel are this context's own, and nobody has them any more. The driver frees each when
         // what is enqueued has finished. An error of an earlier kernel may be reported here once more; it is not ours to handle.
         unsafe {
             for event in events {
                 (driver.cuEventDestroy)(handle(event));
             }
-            for lane in lanes.idle.into_iter().chain(lanes.captured) {
+            for lane in lanes.idle.into_iter().chain(lanes.captured).chain(retired) {
                 (driver.cuStreamDestroy)(handle(lane));
             }
             if let Some(Some(kernel)) = self.kernel.get() {

@@ -77,6 +77,18 @@ fn uuid_text(uuid: &[u8; 16]) -> String {
     format!("GPU-{}", parts.map(hex).join("-"))
 }
 
+/// NVML numbers the versions of NVLink in the order of their appearance: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0 (`nvmlNvlinkVersion_t`).
+fn nvlink_version(number: u32) -> Option<u32> {
+    match number {
+        0 => None,
+        1 => Some(1),
+        2 | 3 => Some(2),
+        4 | 5 => Some(3),
+        6 => Some(4),
+        _ => Some(5),
+    }
+}
+
 fn ask_nvml(gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), NvmlError> {
     let nvml = Nvml::init()?;
     let devices = uuids.iter().map(|uuid| nvml.device_by_uuid(uuid.as_str())).collect::<Result<Vec<_>, _>>()?;
@@ -95,7 +107,7 @@ fn ask_nvml(gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), NvmlError> {
                 // Past the last link, or a GPU without any.
                 Err(_) => break,
             }
-            let version = link.version().unwrap_or(match gpu.capability.0 {
+            let version = link.version().ok().and_then(nvlink_version).unwrap_or(match gpu.capability.0 {
                 0..=6 => 1,
                 7 => 2,
                 8 => 3,
@@ -121,6 +133,15 @@ fn ask_nvml(gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), NvmlError> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn nvml_numbers_versions_of_nvlink_by_their_appearance() {
+        // An H200 has NVLink 4 and NVML says 6.
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5, 6, 7].map(super::nvlink_version),
+            [None, Some(1), Some(2), Some(2), Some(3), Some(3), Some(4), Some(5)]
+        );
+    }
+
     #[test]
     fn a_uuid_is_written_as_nvml_writes_it() {
         let uuid = [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0, 1, 2, 3, 4, 5, 6, 7, 8];

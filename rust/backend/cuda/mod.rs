@@ -26,16 +26,15 @@ mod memory;
 mod verify;
 
 use self::device::{Device, Primary, handle, lock};
-use self::driver::{CUcontext, CUstream, Current, Driver, OutsideCapture, call};
+use self::driver::{CUcontext, CUstream, Current, Driver, call};
 use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, StreamHandle};
 use crate::topology::DeviceId;
-use cudarc::driver::sys;
-use std::collections::HashMap;
-use std::ffi::{c_uint, c_void};
+use std::collections::{HashMap, HashSet};
+use std::ffi::c_void;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 /// Devices of one node that are told apart by one bit each.
 const MOST_DEVICES: usize = 64;
@@ -59,6 +58,9 @@ pub(in crate::backend::cuda) struct Core {
     memory: Mutex<HashMap<u64, (DeviceId, u64)>>,
     /// Streams of `create_stream`.
     streams: Mutex<HashMap<usize, DeviceId>>,
+    /// Streams of `create_stream` that were destroyed, and how many they are: nobody takes the lock while there are none.
+    destroyed: RwLock<HashSet<usize>>,
+    destroyed_count: AtomicUsize,
     events: event::Events,
     verification: Mutex<Option<verify::Blocks>>,
     reached: Mutex<Reached>,
@@ -89,6 +91,8 @@ impl CudaBackend {
             used: AtomicU64::new(0),
             memory: Mutex::default(),
             streams: Mutex::default(),
+            destroyed: RwLock::default(),
+            destroyed_count: AtomicUsize::new(0),
             events: event::Events::default(),
             verification: Mutex::default(),
             reached: Mutex::default(),
@@ -166,9 +170,24 @@ impl Core {
         Ok(self.reach(gpu)?.access.load(Ordering::Acquire) & (1 << peer) != 0)
     }
 
+    /// Changes the set of destroyed streams.
+    fn count_destroyed(&self, change: impl FnOnce(&mut HashSet<usize>)) {
+        let mut destroyed = self.destroyed.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut destroyed);
+        self.destroyed_count.store(destroyed.len(), Ordering::Release);
+    }
+
+    fn is_destroyed(&self, stream: StreamHandle) -> bool {
+        self.destroyed_count.load(Ordering::Acquire) > 0
+            && self.destroyed.read().unwrap_or_else(PoisonError::into_inner).contains(&stream.0)
+    }
+
     /// The GPU that a stream belongs to.
     fn gpu_of(&self, stream: StreamHandle) -> Result<usize, BackendError> {
         let driver = self.driver;
+        if self.is_destroyed(stream) {
+            return Err(BackendError::InvalidHandle(stream.0, "stream"));
+        }
         let mut context: CUcontext = std::ptr::null_mut();
         // Default streams are those of the current context.
         if stream.0 <= 2 {
@@ -273,22 +292,23 @@ impl Backend for CudaBackend {
         let core = &self.0;
         core.check_device(device)?;
         let primary = core.primary(if device.is_host() { core.any_used() } else { device.0 as usize })?;
-        let _outside = OutsideCapture::enter(core.driver);
-        let _current = primary.enter()?;
-        let mut stream: CUstream = std::ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        // SAFETY: the output is valid for the call.
-        unsafe { call!(core.driver, cuStreamCreate(&mut stream, flags)) }?;
-        let stream = stream.expose_provenance();
+        let stream = primary.caller_stream()?;
+        core.count_destroyed(|destroyed| {
+            destroyed.remove(&stream);
+        });
         lock(&core.streams).insert(stream, device);
         Ok(StreamHandle(stream))
     }
 
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         let core = &self.0;
-        lock(&core.streams).remove(&stream.0).ok_or(BackendError::InvalidHandle(stream.0, "stream"))?;
-        // SAFETY: created by `create_stream`, and taken out of the registry just now.
-        core.with_stream(stream, |_, raw| unsafe { call!(core.driver, cuStreamDestroy(raw)) })
+        let device = lock(&core.streams).remove(&stream.0).ok_or(BackendError::InvalidHandle(stream.0, "stream"))?;
+        let gpu = if device.is_host() { core.gpu_of(stream)? } else { device.0 as usize };
+        core.count_destroyed(|destroyed| {
+            destroyed.insert(stream.0);
+        });
+        core.primary(gpu)?.retire_stream(stream.0);
+        Ok(())
     }
 
     fn stream_count(&self, device: DeviceId) -> u64 {
