@@ -135,10 +135,10 @@ pub fn topology(seen: &Seen) -> Topology {
     if !assumed.is_empty() {
         description += &format!("; assumed: {}", list(&assumed));
     }
-    // What the stream executor gave on two H200 (hardware readings, 2026-11-21), beside the hand-written programs behind the defaults:
-    // an operation of a staged path is issued in 2.7 us with its events, and a lane stands idle for 5 us between chunks of 1 MiB, for 9 us
-    // between chunks of 4 and 8 MiB. With these costs 1 GiB goes at 1.117 times the plain copy's rate; with the defaults, which
-    // ask for smaller chunks and split earlier, at 1.078, and 16 MiB at 0.74.
+    // For the stream executor, on two H200 (2026-11-21). Issue was read: 2.6 to 2.8 us for an operation of a staged path, its events
+    // included. The chunk cost was not: it is the one of five values from 4.5 to 20 us tried in one sweep that did best at 128 MiB and
+    // more. There 1 GiB went at 1.117 times the plain copy's rate and 256 MiB at 1.088 (defaults: 1.078 and 1.027), 16 MiB at 0.99
+    // (defaults: 0.74). 32 MiB, split too early, went at 0.96; no value tried was right for all sizes.
     let costs = Costs { issue: 2.7e-6, chunk: 9e-6, ..Costs::default() };
     Topology { name: "discovered".into(), description, nodes, links: wires.links, shared: wires.shared, costs }
 }
