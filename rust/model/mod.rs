@@ -4,7 +4,7 @@
 //!
 //! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines
 //!   two hops; the slower hop sets the rate, the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds come on top:
-//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
+//!   `head + latency + join + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
 //! - A resource. All bytes that draw on it pass at its capacity: it can't be done before `head + Σ weight · bytes / capacity`.
 //! - The issuing thread, which needs `issue` seconds for each operation.
 //!
@@ -83,7 +83,7 @@ impl PathModel {
         if !self.is_staged() {
             return self.latency;
         }
-        self.latency + bytes as f64 / f64::from(chunks) * self.fill() + f64::from(chunks + 1) * costs.chunk
+        self.latency + costs.join + bytes as f64 / f64::from(chunks) * self.fill() + f64::from(chunks + 1) * costs.chunk
     }
 
     /// Seconds for `bytes` alone on this path, from issue to done.

@@ -78,6 +78,7 @@ struct CostsEntry {
     copy: Option<f64>,
     issue: Option<f64>,
     chunk: Option<f64>,
+    join: Option<f64>,
     batch: Option<f64>,
     batch_segment: Option<f64>,
     kernel: Option<f64>,
@@ -213,6 +214,7 @@ fn costs(entry: &CostsEntry) -> Costs {
         copy: entry.copy.unwrap_or(default.copy),
         issue: entry.issue.unwrap_or(default.issue),
         chunk: entry.chunk.unwrap_or(default.chunk),
+        join: entry.join.unwrap_or(default.join),
         batch: entry.batch.unwrap_or(default.batch),
         batch_segment: entry.batch_segment.unwrap_or(default.batch_segment),
         kernel: entry.kernel.unwrap_or(default.kernel),
@@ -284,8 +286,8 @@ impl Topology {
             writeln!(out, "]")?;
         }
 
-        let Costs { copy, issue, chunk, batch, batch_segment, kernel, kernel_segment, kernel_efficiency } = self.costs;
-        writeln!(out, "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\nbatch = {batch:e}")?;
+        let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency } = self.costs;
+        writeln!(out, "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\njoin = {join:e}\nbatch = {batch:e}")?;
         writeln!(out, "batch_segment = {batch_segment:e}\nkernel = {kernel:e}\nkernel_segment = {kernel_segment:e}")?;
         writeln!(out, "kernel_efficiency = {kernel_efficiency:e}")
     }

@@ -159,6 +159,8 @@ pub struct Costs {
     pub issue: f64,
     /// Idle time of a lane between two dependent chunks: an event recorded on one device and waited for on another.
     pub chunk: f64,
+    /// What a staged path adds once: its lanes start after an event of the caller's stream, which goes on after theirs.
+    pub join: f64,
     /// One batched copy call of no segments, until done, and each segment's share.
     pub batch: f64,
     /// See [`Costs::batch`].
@@ -198,6 +200,7 @@ impl Default for Costs {
             issue: 2.2e-6,
             // An event recorded on one device and waited for on another, round trip: 4.48 us.
             chunk: 4.5e-6,
+            join: 4.5e-6,
             // A batched call of one segment was not read: taken as one copy. 26 halo messages, 1.47 MB, then come out at
             // 6.7 + 16 + 3.7 = 26.4 us (read: 25.6), 26 messages with faces of 4 MiB at 86 us (read: 88.0).
             batch: 6.7e-6,

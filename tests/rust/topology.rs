@@ -426,6 +426,7 @@ fn the_page_lists_every_preset_and_the_default_costs() {
         ("copy", costs.copy),
         ("issue", costs.issue),
         ("chunk", costs.chunk),
+        ("join", costs.join),
         ("batch", costs.batch),
         ("batch_segment", costs.batch_segment),
         ("kernel", costs.kernel),
@@ -477,7 +478,7 @@ prop_compose! {
             0..4 * most,
         ),
         shared in prop::collection::vec((any_bandwidth(), any::<u32>(), 1..6usize), 0..4),
-        costs in prop::array::uniform7(0.0..1.0f64),
+        costs in prop::array::uniform8(0.0..1.0f64),
         kernel_efficiency in prop_oneof![Just(1.0), 1e-9..1.0f64],
     ) -> Topology {
         let mut nodes: Vec<_> = kinds.into_iter().enumerate().map(|(n, kind)| Node { name: format!("n{n}"), kind }).collect();
@@ -499,8 +500,8 @@ prop_compose! {
             links.dedup();
             SharedResource { name: format!("r{n}"), capacity, links }
         });
-        let [copy, issue, chunk, batch, batch_segment, kernel, kernel_segment] = costs;
-        let costs = Costs { copy, issue, chunk, batch, batch_segment, kernel, kernel_segment, kernel_efficiency };
+        let [copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment] = costs;
+        let costs = Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency };
         Topology { name, description, nodes, shared: shared.collect(), links: unique, costs }
     }
 }

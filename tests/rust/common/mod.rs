@@ -97,6 +97,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         copy: 6.0 * scale,
         issue: 2.0 * scale,
         chunk: 4.0 * scale,
+        join: 4.0 * scale,
         batch: 9.0 * scale,
         batch_segment: scale / 2.0,
         kernel: 9.0 * scale,
