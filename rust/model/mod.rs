@@ -78,12 +78,19 @@ impl PathModel {
         (best.round().min(most as f64) as u32).max(1)
     }
 
+    /// With this number of chunks: seconds that the path adds whatever it carries, and seconds for each byte that it carries.
+    pub fn line(&self, costs: &Costs, chunks: u32) -> (f64, f64) {
+        if !self.is_staged() {
+            return (self.latency, self.rate.recip());
+        }
+        let fixed = self.latency + costs.join + f64::from(chunks + 1) * costs.chunk;
+        (fixed, self.rate.recip() + self.fill() / f64::from(chunks))
+    }
+
     /// Seconds that the path adds to `bytes / rate`, apart from what starts it: latency, the pipeline's fill, hand-overs.
     pub fn overhead(&self, costs: &Costs, bytes: u64, chunks: u32) -> f64 {
-        if !self.is_staged() {
-            return self.latency;
-        }
-        self.latency + costs.join + bytes as f64 / f64::from(chunks) * self.fill() + f64::from(chunks + 1) * costs.chunk
+        let (fixed, each) = self.line(costs, chunks);
+        fixed + bytes as f64 * (each - self.rate.recip())
     }
 
     /// Seconds for `bytes` alone on this path, from issue to done.

@@ -166,9 +166,12 @@ impl Field<'_> {
                     demands.push(self.batch[*transfer as usize].bytes as f64);
                 }
                 let bytes = guess[i] as u64;
+                let chunks = self.chunks(i, bytes);
+                let (fixed, each) = model.line(costs, chunks);
                 Column {
                     transfer: *number,
-                    fixed: costs.copy + model.overhead(costs, bytes, self.chunks(i, bytes)),
+                    fixed: costs.copy + model.overhead(costs, bytes, chunks),
+                    line: (costs.copy + fixed, each),
                     work: model.weights.iter().map(|&(r, weight)| (r.0, weight / resources[r.0 as usize].capacity)).collect(),
                     toll: model.hops.iter().map(|rate| rate.recip()).sum(),
                 }
@@ -225,10 +228,11 @@ impl Field<'_> {
         lost
     }
 
-    /// By how many seconds a transfer ends later because fixed costs were guessed wrong: a path's error moves the end in
+    /// By how many seconds a transfer ends later because its chunks were counted for other shares: a path's error moves the end in
     /// proportion to what it carries.
     fn drift(&self, guess: &[f64], shares: &[f64]) -> f64 {
-        let overhead = |i: usize, bytes: f64| self.model(i).overhead(self.machine.costs(), bytes as u64, self.chunks(i, bytes as u64));
+        let overhead =
+            |i: usize, chunks_for: f64| self.model(i).overhead(self.machine.costs(), shares[i] as u64, self.chunks(i, chunks_for as u64));
         let error = |i: usize| (overhead(i, guess[i]) - overhead(i, shares[i])).abs() * shares[i];
         let late = |(of, shape): (&std::ops::Range<usize>, &Shape)| {
             of.clone().filter(|&i| shares[i] > 0.0).map(error).sum::<f64>() / shape.bytes.max(1) as f64

@@ -9,7 +9,8 @@
 //!
 //! where `f_r` is the smallest fixed cost among the paths that draw on `r`. Where no two paths share a resource (one transfer on a
 //! directly wired node), the rows decouple and the optimum is found by filling: the cheapest paths start first and T rises until
-//! they carry all bytes. A property test holds the two against each other.
+//! they carry all bytes. There the fill of each pipeline counts in proportion to what it carries, exactly; in the program it counts
+//! as a fixed cost, because rows for single paths would fill the gaps that pipelines leave with crumbs of others. A property test holds the two against each other.
 
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions};
 use smallvec::{SmallVec, smallvec};
@@ -19,8 +20,10 @@ use smallvec::{SmallVec, smallvec};
 pub(super) struct Column {
     /// Index into the demands.
     pub transfer: u32,
-    /// Seconds before the path's resources carry its first byte, and after they carry the last one.
+    /// Seconds that the path leaves its resources idle, for about the bytes that it will carry.
     pub fixed: f64,
+    /// Seconds that the path takes whatever it carries, and for each byte that it carries, with its resources to itself.
+    pub line: (f64, f64),
     /// Seconds per byte on each resource.
     pub work: SmallVec<[(u32, f64); 8]>,
     /// Seconds per byte of link time: breaks ties in favour of paths that occupy less.
@@ -51,15 +54,15 @@ fn disjoint(columns: &[Column], resources: usize) -> bool {
 
 /// The optimum where no two columns share a resource. Each transfer then has its own finishing time.
 fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
-    let slowest = |c: &Column| c.work.iter().map(|w| w.1).fold(0.0, f64::max);
+    let (fixed, each) = (|i: usize| columns[i].line.0, |i: usize| columns[i].line.1);
     let mut bytes = vec![0.0; columns.len()];
     let mut own: Vec<usize> = Vec::new();
     for (transfer, &demand) in demands.iter().enumerate() {
         own.clear();
         own.extend((0..columns.len()).filter(|&i| columns[i].transfer as usize == transfer));
-        own.sort_by(|&a, &b| columns[a].fixed.total_cmp(&columns[b].fixed).then(a.cmp(&b)));
+        own.sort_by(|&a, &b| fixed(a).total_cmp(&fixed(b)).then(a.cmp(&b)));
         // A path without any resource (a copy inside one device) takes no time per byte.
-        if let Some(&free) = own.iter().find(|&&i| slowest(&columns[i]) == 0.0) {
+        if let Some(&free) = own.iter().find(|&&i| each(i) == 0.0) {
             bytes[free] = demand;
             continue;
         }
@@ -67,17 +70,17 @@ fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
         let (mut rates, mut started, mut finish) = (0.0, 0.0, f64::INFINITY);
         let mut joined = 0;
         for &i in &own {
-            if columns[i].fixed >= finish {
+            if fixed(i) >= finish {
                 break;
             }
-            let rate = slowest(&columns[i]).recip();
+            let rate = each(i).recip();
             rates += rate;
-            started += rate * columns[i].fixed;
+            started += rate * fixed(i);
             finish = (demand + started) / rates;
             joined += 1;
         }
         for &i in &own[..joined] {
-            bytes[i] = (finish - columns[i].fixed).max(0.0) / slowest(&columns[i]);
+            bytes[i] = (finish - fixed(i)).max(0.0) / each(i);
         }
     }
     bytes
@@ -235,7 +238,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn column(transfer: u32, fixed: f64, work: &[(u32, f64)]) -> Column {
-        Column { transfer, fixed, work: work.iter().copied().collect(), toll: work.iter().map(|w| w.1).sum() }
+        let slowest = work.iter().map(|w| w.1).fold(0.0, f64::max);
+        let (work, toll) = (work.iter().copied().collect(), work.iter().map(|w| w.1).sum());
+        Column { transfer, fixed, line: (fixed, slowest), work, toll }
     }
 
     fn finish(columns: &[Column], bytes: &[f64]) -> f64 {
