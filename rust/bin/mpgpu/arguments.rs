@@ -1,9 +1,11 @@
 //! What the command line may say.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use mpgpu::engine::BackendChoice;
 use mpgpu::plan::{Engine, Options};
 use mpgpu::topology::DeviceId;
 use mpgpu::units::parse_size;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Plans copies between the GPUs and host memory of one node over every link that helps.
@@ -25,6 +27,13 @@ pub enum Command {
         mpgpu plan --topology beluga gpu0:gpu1:128M gpu1:gpu2:128M gpu2:gpu3:128M gpu3:gpu0:128M --no-host-path\n\n\
         All times are modelled.")]
     Plan(PlanArguments),
+    /// Measure mpgpu against plain copies on this machine, and check every byte
+    #[command(after_help = "Examples:\n  \
+        mpgpu bench --list\n  \
+        mpgpu bench --case d2d,latency --json result.json\n  \
+        mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n\n\
+        Without a GPU the host backend is measured, against memcpy on one thread.")]
+    Bench(BenchArguments),
 }
 
 #[derive(Args)]
@@ -84,6 +93,54 @@ impl PlanArguments {
     }
 }
 
+#[derive(Args)]
+pub struct BenchArguments {
+    /// Print the cases and exit
+    #[arg(long)]
+    pub list: bool,
+    /// Cases to run, separated by commas; all without it
+    #[arg(long, value_delimiter = ',', value_name = "CASE")]
+    pub case: Vec<String>,
+    /// Sizes of one transfer (of one face in halo26), separated by commas; bytes may end in K, M or G
+    #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = bench_size)]
+    pub sizes: Vec<u64>,
+    /// Rounds in which everything is timed once; by default as many as take about half a second
+    #[arg(long, value_parser = rounds)]
+    pub repeat: Option<usize>,
+    /// Executor to plan for; by default what the environment says, or the model's choice
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineName>,
+    /// Backend; by default what the environment says, or CUDA where there are GPUs
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendName>,
+    /// A preset's name or a topology file; on GPUs by default what is discovered
+    #[arg(long)]
+    pub topology: Option<String>,
+    /// Print the plan of each case's largest size
+    #[arg(long)]
+    pub plans: bool,
+    /// Write everything to this file as JSON too
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Copy, Clone, ValueEnum)]
+pub enum BackendName {
+    Auto,
+    Host,
+    Cuda,
+}
+
+impl From<BackendName> for BackendChoice {
+    fn from(name: BackendName) -> BackendChoice {
+        match name {
+            BackendName::Auto => BackendChoice::Auto,
+            BackendName::Host => BackendChoice::Host,
+            BackendName::Cuda => BackendChoice::Cuda,
+        }
+    }
+}
+
 #[derive(Copy, Clone, ValueEnum)]
 pub enum EngineName {
     Auto,
@@ -134,4 +191,15 @@ fn device(text: &str) -> Result<DeviceId, String> {
 
 fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| format!("{text}: {error}"))
+}
+
+fn bench_size(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("0: a size to measure is 1 byte or more".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn rounds(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|rounds| *rounds > 0).ok_or_else(|| format!("{text}: must be a whole number, 1 or more"))
 }

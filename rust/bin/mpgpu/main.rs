@@ -1,6 +1,7 @@
-//! The `mpgpu` command: what mpgpu knows of a machine, and what it would do there. Needs no GPU.
+//! The `mpgpu` command: what mpgpu knows of a machine, what it would do there, and how fast it is. Needs no GPU.
 
 mod arguments;
+mod bench;
 
 use arguments::{Arguments, Command, PlanArguments, TopoArguments};
 use clap::Parser;
@@ -25,6 +26,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     let text = match arguments.command {
         Command::Topo(arguments) => topo(&arguments)?,
         Command::Plan(arguments) => plan_transfers(&arguments)?,
+        Command::Bench(arguments) => bench::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.
     match std::io::stdout().lock().write_all(text.as_bytes()) {
