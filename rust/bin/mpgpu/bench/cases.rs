@@ -90,7 +90,7 @@ pub const CASES: &[Case] = &[
         against: &[Manner::OneStream, Manner::Streams, Manner::Batched],
         legs: |_, face| {
             // Whole doubles.
-            let edge = (face / 100).next_multiple_of(8);
+            let edge = (face / 100).next_multiple_of(8).max(8);
             [(6, face), (12, edge), (8, 24)]
                 .into_iter()
                 .flat_map(|(count, bytes)| (0..count).map(move |_| copy(gpu(0), gpu(1), bytes)))
