@@ -94,8 +94,14 @@ fn host_bandwidth(generation: u32) -> (f64, f64) {
 
 /// Both directions of an NVLink port at once, against twice one direction: 778 of 792 GB/s (`hgx-h200`).
 const NVLINK_BOTH: f64 = 778.0 / 396.0;
-/// Both directions of a PCIe link at once: 99.8 of 110 GB/s (`hgx-h200`).
-const PCIE_BOTH: f64 = 99.8 / 55.0;
+/// Both directions of a PCIe link at once, against one. Long copies reach 99.8 of 110 GB/s (`hgx-h200`); pipelines of chunks that cross
+/// in one link reach less: splits made for 99.8 and 92 GB/s were up to 7 % slower than plain copies on two H200, those for 86 GB/s
+/// 3 to 6 % faster at 256 and 512 MiB, and still not always faster at 1 GiB (`docs/performance.md`).
+const PCIE_BOTH: f64 = 82.0 / 55.0;
+/// Idle time of a lane between two chunks, seconds. The stream executor orders every chunk by two events across GPUs, its arrival and
+/// the release of its slot, of 4.5 us each. With 4.5 us in all, plans for two H200 gave the host path too much and took it too early
+/// (0.84 of the plain copy at 16 MiB, 1.02 at 256 MiB); with 9 us 1.00 and 1.09 (`docs/performance.md`).
+const CHUNK: f64 = 9e-6;
 
 /// The topology of a node.
 pub fn topology(seen: &Seen) -> Topology {
@@ -135,12 +141,15 @@ pub fn topology(seen: &Seen) -> Topology {
     if !assumed.is_empty() {
         description += &format!("; assumed: {}", list(&assumed));
     }
-    // For the stream executor, on two H200 (2026-11-21). Issue was read: 2.6 to 2.8 us for an operation of a staged path, its events
-    // included. The chunk cost was not: it is the one of five values from 4.5 to 20 us tried in one sweep that did best at 128 MiB and
-    // more. There 1 GiB went at 1.117 times the plain copy's rate and 256 MiB at 1.088 (defaults: 1.078 and 1.027), 16 MiB at 0.99
-    // (defaults: 0.74). 32 MiB, split too early, went at 0.96; no value tried was right for all sizes.
-    let costs = Costs { issue: 2.7e-6, chunk: 9e-6, ..Costs::default() };
-    Topology { name: "discovered".into(), description, nodes, links: wires.links, shared: wires.shared, costs }
+    Topology {
+        name: "discovered".into(),
+        description,
+        nodes,
+        links: wires.links,
+        shared: wires.shared,
+        // 2.6 to 2.8 us were read for an operation of a staged path, its events included (two H200, 2026-11-21).
+        costs: Costs { issue: 2.7e-6, chunk: CHUNK, ..Costs::default() },
+    }
 }
 
 fn list(items: &[&str]) -> String {

@@ -14,9 +14,10 @@ Ratio is plain over mpgpu: above 1 mpgpu is faster. Rates are in 10^9 bytes per 
 
 /// A line for each manner of plain copies.
 pub fn table(results: &[Measured]) -> String {
-    let mut text = format!(
+    let mut text = format!("{:>126} {:>15}\n", "GB/s", "issue us");
+    text += &format!(
         "{:<10} {:>10} {:>4} {:>5}  {:<18} {:>26} {:>26} {:>6} {:>7} {:>7} {:>7} {:>7}\n",
-        "case", "size", "n", "paths", "plain", "plain us", "mpgpu us", "ratio", "GB/s", "mpgpu", "issue", "mpgpu"
+        "case", "size", "n", "paths", "plain", "plain us", "mpgpu us", "ratio", "plain", "mpgpu", "plain", "mpgpu"
     );
     for result in results {
         for (manner, plain) in &result.plain {
