@@ -6,7 +6,7 @@
 //!   two hops; the slower hop sets the rate, the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds come on top:
 //!   `head + latency + join + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
 //! - A resource. All bytes that draw on it pass at its capacity: it can't be done before `head + Σ weight · bytes / capacity`.
-//! - The issuing thread, which needs `issue` seconds for each operation.
+//! - The issuing thread, which needs `issue` seconds for each operation, and the last chunk after that.
 //!
 //! A set of flows finishes when the last of these does. That is a lower bound which the planner minimises; it is not a
 //! simulation: two flows on one link are assumed to share it without loss.
@@ -128,8 +128,14 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
     // Per resource: seconds of work, and the earliest moment at which any of it can begin.
     let mut work = vec![(0.0_f64, f64::INFINITY); resources.len()];
     let mut done = 0.0_f64;
+    // The operations of pipelines are issued last, chunk by chunk: after the last one is issued its chunk still has its way to go.
+    let mut last_chunk = f64::INFINITY;
     for flow in flows {
         done = done.max(flow.alone(costs));
+        if flow.path.is_staged() {
+            let chunk = flow.bytes as f64 / f64::from(flow.chunks);
+            last_chunk = last_chunk.min(flow.path.hops.iter().map(|rate| chunk / rate + costs.chunk).sum());
+        }
         for &(resource, weight) in &flow.path.weights {
             let slot = &mut work[resource.0 as usize];
             slot.0 += weight * flow.bytes as f64 / (resources[resource.0 as usize].capacity * flow.efficiency);
@@ -138,5 +144,5 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
     }
     let busiest = work.iter().filter(|w| w.0 > 0.0).map(|&(seconds, begin)| begin + seconds).fold(0.0, f64::max);
     let issued = if operations == 0 { 0.0 } else { costs.copy + costs.issue * (operations - 1) as f64 };
-    done.max(busiest).max(issued)
+    done.max(busiest).max(issued + if last_chunk.is_finite() { last_chunk } else { 0.0 })
 }

@@ -124,7 +124,8 @@ mod tests {
     use clap::Parser;
 
     fn bench(topology: &str, more: &[&str]) -> Result<String, Failure> {
-        let arguments = ["mpgpu", "bench", "--backend", "host", "--topology", topology].iter().chain(more);
+        let first = ["mpgpu", "bench", "--backend", "host", "--topology", topology];
+        let arguments = first.iter().chain(more);
         match Arguments::try_parse_from(arguments)?.command {
             crate::arguments::Command::Bench(arguments) => run(&arguments),
             _ => Err("not the bench command".into()),
