@@ -6,7 +6,7 @@
 use criterion::{Criterion, Throughput};
 use mpgpu::backend::host::HostBackend;
 use mpgpu::backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
-use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
+use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use mpgpu::topology::DeviceId;
 use smallvec::smallvec;
 use std::hint::black_box;
@@ -40,7 +40,9 @@ impl OneCopy {
     fn execute(&self, backend: &HostBackend) -> Completion {
         let stream = StreamHandle(0);
         let (program, endpoints, rings) = (&self.program, &self.endpoints, &self.rings);
-        backend.execute(&Execution { program, endpoints, rings, stream, after: &[], verify: false }).expect("enqueued")
+        backend
+            .execute(&Execution { program, endpoints, rings, stream, after: &[], verify: false, engine: Engine::Auto })
+            .expect("enqueued")
     }
 
     /// The same bytes by one call on this thread.

@@ -6,7 +6,7 @@
 pub mod cuda;
 pub mod host;
 
-use crate::plan::Program;
+use crate::plan::{Engine, Program};
 use crate::topology::DeviceId;
 use std::any::Any;
 use std::fmt::Debug;
@@ -84,6 +84,8 @@ pub struct Execution<'a> {
     /// Compare every transfer's destination with its source after the last copy and before completion; a difference makes the
     /// completion report [`BackendError::DataCorruption`].
     pub verify: bool,
+    /// How the plan asked to be run. A backend that has one way only ignores it.
+    pub engine: Engine,
 }
 
 /// Why a backend could not do something.

@@ -88,6 +88,7 @@ impl Plan {
                 stream,
                 after,
                 verify: verify == Verify::Bytes,
+                engine: self.planned.options.engine,
             })
         })?;
         context.executions.fetch_add(1, Ordering::Relaxed);

@@ -3,6 +3,8 @@
 //! Every check poisons the destination, synchronises, copies, synchronises, and only then looks: a poison that races with the copy
 //! would report errors that are none, or hide those that are.
 
+mod graph;
+
 use cudarc::driver::sys::{self, CUresult};
 use mpgpu::backend::cuda::{CudaBackend, device_count, discover};
 use mpgpu::backend::{Backend, BackendError, Completion, Endpoints, Execution, MemoryKind, StreamHandle};
@@ -190,7 +192,7 @@ fn run(
     stream: StreamHandle,
 ) -> Result<Completion, BackendError> {
     let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst: ends.0, src: ends.1 }]), rings.into());
-    backend.execute(&Execution { program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false })
+    backend.execute(&Execution { program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Stream })
 }
 
 #[test]
@@ -364,7 +366,15 @@ fn every_mechanism_moves_the_same_bytes() {
             plan::validate(&program, 0).expect("a valid program");
             write(dst, &vec![0x11; total as usize]);
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (endpoints.into(), Arc::new([]));
-            let execution = Execution { program: &program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: true };
+            let execution = Execution {
+                program: &program,
+                endpoints: &endpoints,
+                rings: &rings,
+                stream,
+                after: &[],
+                verify: true,
+                engine: Engine::Stream,
+            };
             backend.execute(&execution).expect("enqueued").wait().expect("it runs, and the comparison finds no difference");
             assert_bytes(&read(dst, total as usize), &expected, &format!("{mechanism:?}, stream of {device}"));
             backend.destroy_stream(stream).expect("destroyed");
@@ -387,7 +397,15 @@ fn comparing_bytes_finds_the_first_that_is_wrong() {
             // Announces all bytes and copies some.
             let program = Arc::new(Program { transfers: vec![bytes], ..(*direct(copied, GPU0)).clone() });
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
-            let execution = Execution { program: &program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: true };
+            let execution = Execution {
+                program: &program,
+                endpoints: &endpoints,
+                rings: &rings,
+                stream,
+                after: &[],
+                verify: true,
+                engine: Engine::Stream,
+            };
             let found = match backend.execute(&execution).expect("enqueued").wait() {
                 Ok(()) => None,
                 Err(BackendError::DataCorruption { transfer: 0, offset }) => Some(offset),
@@ -586,7 +604,7 @@ fn eight_threads_with_random_plans_in_one_context_corrupt_nothing() {
                             Transfer { dst: memory(dst_device), dst_device, src: memory(src_device), src_device, bytes }
                         })
                         .collect();
-                    let engine = [Engine::Auto, Engine::Stream, Engine::Batch, Engine::Kernel][random.below(4) as usize];
+                    let engine = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel][random.below(5) as usize];
                     let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
                     let contents: Vec<_> = transfers.iter().map(|t| random.bytes(t.bytes as usize)).collect();
                     for (transfer, content) in transfers.iter().zip(&contents) {

@@ -4,7 +4,7 @@
 
 use mpgpu::backend::host::HostBackend;
 use mpgpu::backend::{Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, MemoryKind, StreamHandle};
-use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
+use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use mpgpu::topology::DeviceId;
 use smallvec::smallvec;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -140,7 +140,7 @@ fn execute_with(
     verify: bool,
 ) -> Result<Completion, BackendError> {
     let endpoints = endpoints.iter().map(|&(dst, src)| Endpoints { dst, src }).collect();
-    backend.execute(&Execution { program, endpoints: &endpoints, rings: &rings.into(), stream, after, verify })
+    backend.execute(&Execution { program, endpoints: &endpoints, rings: &rings.into(), stream, after, verify, engine: Engine::Auto })
 }
 
 /// Enqueues the copy of a whole buffer.
@@ -607,7 +607,7 @@ fn a_million_executions_in_a_row_need_no_stack() {
     let gate = Gate::close(&backend, stream);
     for i in 0..1_000_000 {
         let (program, endpoints) = if i % 2 == 0 { (&empty, &none) } else { (&one, &both) };
-        backend.execute(&Execution { program, endpoints, rings: &rings, stream, after: &[], verify: false }).unwrap();
+        backend.execute(&Execution { program, endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Auto }).unwrap();
     }
     gate.open();
     backend.synchronize_stream(stream).unwrap();

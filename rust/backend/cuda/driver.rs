@@ -6,11 +6,11 @@
 
 use crate::backend::BackendError;
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
-pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 
 /// A `CUresult`.
 pub(super) type Code = c_int;
@@ -115,9 +115,19 @@ driver_functions! {
         cuLaunchKernel = "cuLaunchKernel" (
             CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
         );
+        cuGraphCreate = "cuGraphCreate" (*mut CUgraph, c_uint);
+        cuGraphDestroy = "cuGraphDestroy" (CUgraph);
+        cuGraphAddMemcpyNode = "cuGraphAddMemcpyNode" (
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMCPY3D, CUcontext
+        );
+        cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
+        cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
+        cuGraphLaunch = "cuGraphLaunch" (CUgraphExec, CUstream);
         cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
     }
     optional {
+        // CUDA 11.4.
+        cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
         // CUDA 13.0. That of CUDA 12.8 has one argument more and is not used.
         cuMemcpyBatchAsync = "cuMemcpyBatchAsync_v2" (
             *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream

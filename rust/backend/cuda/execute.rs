@@ -11,7 +11,7 @@ use super::device::{Primary, handle, lock};
 use super::driver::{Current, OutsideCapture, call};
 use crate::backend::{BackendError, Completion, Execution};
 use crate::ffi::bridge::Segment;
-use crate::plan::{Mechanism, Op, Place};
+use crate::plan::{Engine, Mechanism, Op, Place};
 use cudarc::driver::sys;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -81,6 +81,9 @@ impl Core {
             unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), handle(earlier.event()), 0)) }?;
         }
         if execution.program.ops.is_empty() {
+            return Ok(());
+        }
+        if execution.engine == Engine::Graph && !capturing && self.launch_graph(execution, home)? {
             return Ok(());
         }
         let mut lanes = SmallVec::new();
@@ -261,7 +264,7 @@ fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     Err(BackendError::NotSupported(format!("the stream is being captured, and this execution cannot be: {why}")))
 }
 
-fn address(execution: &Execution<'_>, place: Place) -> u64 {
+pub(super) fn address(execution: &Execution<'_>, place: Place) -> u64 {
     match place {
         Place::Source { transfer, offset } => execution.endpoints[transfer as usize].src + offset,
         Place::Destination { transfer, offset } => execution.endpoints[transfer as usize].dst + offset,

@@ -21,9 +21,12 @@ pub mod discover;
 mod driver;
 mod event;
 mod execute;
+mod graph;
 mod kernel;
 mod memory;
 mod verify;
+
+pub use self::graph::GraphStatistics;
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
@@ -64,6 +67,7 @@ pub(in crate::backend::cuda) struct Core {
     events: event::Events,
     verification: Mutex<Option<verify::Blocks>>,
     reached: Mutex<Reached>,
+    graphs: graph::Graphs,
 }
 
 impl CudaBackend {
@@ -96,6 +100,7 @@ impl CudaBackend {
             events: event::Events::default(),
             verification: Mutex::default(),
             reached: Mutex::default(),
+            graphs: graph::Graphs::default(),
         })))
     }
 
@@ -109,6 +114,11 @@ impl CudaBackend {
     /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) means single copies.
     pub fn has_copy_kernel(&self, gpu: u32) -> Result<bool, BackendError> {
         Ok(self.0.primary(gpu as usize)?.kernel().is_some())
+    }
+
+    /// What the graph executor has done so far.
+    pub fn graph_statistics(&self) -> GraphStatistics {
+        self.0.graph_statistics()
     }
 
     /// GPUs of which this backend has retained the primary context.
@@ -244,6 +254,7 @@ impl Drop for Core {
             let _ = primary.synchronize();
         }
         self.release_verification();
+        self.release_graphs();
         self.events.release(self);
         let left: Vec<u64> = lock(&self.memory).keys().copied().collect();
         for address in left {

@@ -1,0 +1,558 @@
+//! The graph executor: a program as one graph launch.
+//!
+//! The graph is built node by node from the program, not captured: one memcpy node for each copy, ordered as the program's lanes and
+//! `Op::after` are. An executable graph ("exec") is bound to addresses. The same program at other addresses re-points the nodes of an
+//! exec that is idle, which costs about a microsecond a node where instantiating costs tens (docs/hardware readings, graphs).
+//!
+//! The driver orders each launch of an exec behind its earlier ones (`cuGraphLaunch`), so using one exec from two streams is right but
+//! runs them one after the other. So a program has several execs, as many as are at work at once, up to a bound.
+//!
+//! An exec is destroyed only when its last launch has finished.
+
+use super::Core;
+use super::device::{Primary, handle, lock};
+use super::driver::{CUcontext, CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, OutsideCapture, call, code};
+use super::execute::address;
+use crate::backend::{BackendError, Endpoints, Execution};
+use crate::plan::{Copy, Mechanism, Op, Program};
+use cudarc::driver::sys;
+use lru::LruCache;
+use smallvec::SmallVec;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Programs whose execs are kept. Those in the very act of launching are not counted out.
+const MOST_PROGRAMS: usize = 128;
+/// Execs of one program.
+const MOST_EXECS: usize = 8;
+/// Re-pointings of a program's execs after which one more exec is instantiated instead. By then they have cost more than it does, as
+/// when a program alternates between two sets of buffers.
+const REPOINTS_FOR_ONE_EXEC: u32 = 16;
+
+/// What the graph executor has done so far.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct GraphStatistics {
+    /// Programs with execs at present.
+    pub programs: u64,
+    /// Execs at present, those included that are no longer of use and wait for their last launch to finish.
+    pub execs: u64,
+    /// Graph launches.
+    pub launches: u64,
+    /// Launches of an exec that had the addresses already.
+    pub hits: u64,
+    /// Launches that had to instantiate or re-point.
+    pub misses: u64,
+    /// Execs instantiated.
+    pub instantiations: u64,
+    /// Execs re-pointed to other addresses.
+    pub repoints: u64,
+    /// Launches that had to come after another one, because all execs of the program were at work.
+    pub waits: u64,
+}
+
+/// The execs of all programs.
+pub(super) struct Graphs {
+    /// By the program's address, which the pool keeps from being used for another.
+    programs: Mutex<LruCache<usize, Arc<Mutex<Pool>>, ahash::RandomState>>,
+    /// Evicted while they were at work.
+    retired: Mutex<Vec<Exec>>,
+    launches: AtomicU64,
+    hits: AtomicU64,
+    instantiations: AtomicU64,
+    repoints: AtomicU64,
+    waits: AtomicU64,
+}
+
+/// The execs of one program. Locked while one of them is chosen, changed and launched.
+struct Pool {
+    program: Arc<Program>,
+    execs: SmallVec<[Exec; 2]>,
+    launches: u64,
+    /// Re-pointings since the last instantiation.
+    repoints: u32,
+    /// The driver would not build it, which was logged: the program runs on streams.
+    refused: bool,
+}
+
+/// An executable graph, and what it is bound to.
+struct Exec {
+    driver: &'static Driver,
+    /// A `CUgraph`, whose nodes name those of the exec.
+    graph: usize,
+    /// A `CUgraphExec`; 0 until it is instantiated.
+    exec: usize,
+    /// A `CUgraphNode` for each copy, in the order of the program.
+    nodes: Vec<usize>,
+    endpoints: Arc<[Endpoints]>,
+    rings: Arc<[u64]>,
+    last: Option<Launch>,
+}
+
+/// The last launch of an exec.
+struct Launch {
+    /// Stands for its end.
+    event: usize,
+    gpu: usize,
+    stream: usize,
+    /// How many launches of the program came before it.
+    number: u64,
+}
+
+/// What choosing an exec looks at.
+#[derive(Copy, Clone)]
+struct Seen {
+    same_addresses: bool,
+    same_stream: bool,
+    number: u64,
+}
+
+/// Which exec to launch, and what must be done to it first.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Choice {
+    Launch(usize),
+    Repoint(usize),
+    Instantiate,
+    /// All are at work: launch this one behind its last launch, re-pointed if its addresses are others.
+    Wait(usize),
+}
+
+/// Chooses an exec. `is_idle` asks the driver, so it is asked as little as possible.
+fn choose(seen: &[Seen], repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choice {
+    let bound = |index: &usize| seen[*index].same_addresses;
+    // In the stream of its last launch it starts after that whether or not it has finished.
+    if let Some(index) = (0..seen.len()).filter(bound).find(|index| seen[*index].same_stream) {
+        return Choice::Launch(index);
+    }
+    if let Some(index) = (0..seen.len()).filter(bound).find(|index| is_idle(*index)) {
+        return Choice::Launch(index);
+    }
+    let mut oldest: SmallVec<[usize; MOST_EXECS]> = (0..seen.len()).collect();
+    oldest.sort_unstable_by_key(|index| seen[*index].number);
+    let full = seen.len() >= MOST_EXECS;
+    if (full || repoints < REPOINTS_FOR_ONE_EXEC)
+        && let Some(index) = oldest.iter().find(|index| !seen[**index].same_addresses && is_idle(**index))
+    {
+        return Choice::Repoint(*index);
+    }
+    match oldest.iter().find(|index| bound(index)).or(oldest.first()) {
+        Some(index) if full => Choice::Wait(*index),
+        _ => Choice::Instantiate,
+    }
+}
+
+impl Default for Graphs {
+    fn default() -> Graphs {
+        Graphs {
+            programs: Mutex::new(LruCache::unbounded_with_hasher(ahash::RandomState::new())),
+            retired: Mutex::default(),
+            launches: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            instantiations: AtomicU64::new(0),
+            repoints: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Core {
+    /// Launches the program as a graph in the caller's stream, whose GPU is `home` and whose context is current. `false`, and nothing
+    /// enqueued, where it is none for a graph. When it fails, what was enqueued has finished.
+    pub fn launch_graph(&self, execution: &Execution<'_>, home: usize) -> Result<bool, BackendError> {
+        if self.driver.cuGraphInstantiateWithFlags.is_none() || !is_for_a_graph(execution.program) {
+            return Ok(false);
+        }
+        let _outside = OutsideCapture::enter(self.driver);
+        let pool = self.pool(execution.program);
+        let mut pool = lock(&pool);
+        if pool.refused {
+            return Ok(false);
+        }
+        let seen: SmallVec<[Seen; MOST_EXECS]> = pool.execs.iter().map(|exec| exec.seen(execution)).collect();
+        let choice = choose(&seen, pool.repoints, |index| pool.execs[index].is_idle());
+        let index = match choice {
+            Choice::Launch(index) => Some(index),
+            Choice::Repoint(index) => self.repoint(&mut pool, index, execution)?,
+            Choice::Instantiate => self.instantiate(&mut pool, execution)?,
+            Choice::Wait(index) => {
+                self.graphs.waits.fetch_add(1, Ordering::Relaxed);
+                if let Some(last) = &pool.execs[index].last {
+                    // SAFETY: the event is the exec's; the caller's stream.
+                    unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), handle(last.event), 0)) }?;
+                }
+                if seen[index].same_addresses { Some(index) } else { self.repoint(&mut pool, index, execution)? }
+            }
+        };
+        let Some(index) = index else { return Ok(false) };
+        if seen.get(index).is_some_and(|seen| seen.same_addresses) {
+            self.graphs.hits.fetch_add(1, Ordering::Relaxed);
+        }
+        pool.launches += 1;
+        let number = pool.launches;
+        self.launch(&mut pool.execs[index], execution.stream.0, home, number)?;
+        self.graphs.launches.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// The execs of a program. Makes room for them where there are too many.
+    fn pool(&self, program: &Arc<Program>) -> Arc<Mutex<Pool>> {
+        let key = Arc::as_ptr(program).addr();
+        let mut evicted = Vec::new();
+        let pool = {
+            let mut programs = lock(&self.graphs.programs);
+            if let Some(pool) = programs.get(&key) {
+                return pool.clone();
+            }
+            if programs.len() >= MOST_PROGRAMS {
+                // Under this lock nobody can come by another reference, so the one that is counted is the cache's own.
+                let unused = programs.iter().rev().find(|(_, pool)| Arc::strong_count(pool) == 1).map(|(key, _)| *key);
+                evicted.extend(unused.and_then(|key| programs.pop(&key)).and_then(Arc::into_inner));
+            }
+            let pool = Pool { program: program.clone(), execs: SmallVec::new(), launches: 0, repoints: 0, refused: false };
+            let pool = Arc::new(Mutex::new(pool));
+            programs.put(key, pool.clone());
+            pool
+        };
+        for pool in evicted {
+            let pool = pool.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+            lock(&self.graphs.retired).extend(pool.execs);
+        }
+        self.destroy_retired();
+        pool
+    }
+
+    /// Destroys the retired execs that have finished.
+    fn destroy_retired(&self) {
+        let finished: Vec<Exec> = lock(&self.graphs.retired).extract_if(.., |exec| exec.is_idle()).collect();
+        for exec in finished {
+            self.destroy(exec);
+        }
+    }
+
+    /// Destroys an exec that is idle.
+    fn destroy(&self, mut exec: Exec) {
+        if let Some(last) = exec.last.take()
+            && let Ok(primary) = self.primary(last.gpu)
+        {
+            primary.give_event_back(last.event);
+        }
+    }
+
+    /// Destroys all. All work has finished.
+    pub fn release_graphs(&self) {
+        let Ok(primary) = self.primary(self.any_used()) else { return };
+        let _current = primary.enter();
+        while let Some((_, pool)) = lock(&self.graphs.programs).pop_lru() {
+            lock(&self.graphs.retired).append(&mut lock(&pool).execs.drain(..).collect());
+        }
+        let all = std::mem::take(&mut *lock(&self.graphs.retired));
+        for exec in all {
+            self.destroy(exec);
+        }
+    }
+
+    /// Gives an exec the addresses of `execution`. One that the driver will not re-point, because the memory is of another kind than
+    /// before, makes room for a new one.
+    fn repoint(&self, pool: &mut Pool, index: usize, execution: &Execution<'_>) -> Result<Option<usize>, BackendError> {
+        if !self.are_mapped(execution)? {
+            return Ok(None);
+        }
+        let contexts = self.contexts(execution)?;
+        let exec = &mut pool.execs[index];
+        let copies = execution.program.ops.iter().flat_map(|op| op.copies.iter().map(move |copy| (op, copy)));
+        let repointed = exec.nodes.iter().zip(copies).try_for_each(|(node, (op, copy))| {
+            let parameters = parameters(execution, copy);
+            let context: CUcontext = handle(contexts[op.lane.0 as usize]);
+            // SAFETY: a node of the graph that the exec was made of; the driver reads the parameters before it returns. Launches that
+            // are under way keep the parameters that they had.
+            unsafe { call!(self.driver, cuGraphExecMemcpyNodeSetParams(handle(exec.exec), handle(*node), &parameters, context)) }
+        });
+        if let Err(error) = repointed {
+            log::debug!("a graph is instantiated anew, because the driver does not re-point it: {error}");
+            let stale = pool.execs.remove(index);
+            lock(&self.graphs.retired).push(stale);
+            return self.instantiate(pool, execution);
+        }
+        exec.endpoints = execution.endpoints.clone();
+        exec.rings = execution.rings.clone();
+        pool.repoints = pool.repoints.saturating_add(1);
+        self.graphs.repoints.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(index))
+    }
+
+    /// Adds an exec to the pool. `None` where the program is to run on streams.
+    fn instantiate(&self, pool: &mut Pool, execution: &Execution<'_>) -> Result<Option<usize>, BackendError> {
+        if !self.are_mapped(execution)? {
+            return Ok(None);
+        }
+        let contexts = self.contexts(execution)?;
+        match Exec::new(self.driver, execution, &contexts) {
+            Ok(exec) => {
+                pool.execs.push(exec);
+                pool.repoints = 0;
+                self.graphs.instantiations.fetch_add(1, Ordering::Relaxed);
+                Ok(Some(pool.execs.len() - 1))
+            }
+            Err(error) => {
+                log::warn!(
+                    "a plan of {} operations runs on streams, because the driver makes no graph of it: {error}",
+                    pool.program.ops.len()
+                );
+                pool.refused = true;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether the driver knows the memory of all ends. It stages ordinary host memory by itself and at a time of its choosing, which
+    /// only a stream orders as the caller expects.
+    fn are_mapped(&self, execution: &Execution<'_>) -> Result<bool, BackendError> {
+        for ends in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0).map(|(ends, _)| ends) {
+            for address in [ends.dst, ends.src] {
+                let known = self.attributes(address)?;
+                if !known.is_device() && !known.is_host() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The context of each lane's GPU, which by then has access to the memory of the others in use.
+    fn contexts(&self, execution: &Execution<'_>) -> Result<SmallVec<[usize; 8]>, BackendError> {
+        let gpu = |device: crate::topology::DeviceId| if device.is_host() { self.any_used() } else { device.0 as usize };
+        execution.program.lanes.iter().map(|lane| self.reach(gpu(lane.device)).map(|primary| primary.context().addr())).collect()
+    }
+
+    fn launch(&self, exec: &mut Exec, stream: usize, home: usize, number: u64) -> Result<(), BackendError> {
+        let primary = self.primary(home)?;
+        let event = self.event_of(exec, primary, home)?;
+        let raw: CUstream = handle(stream);
+        exec.last = Some(Launch { event, gpu: home, stream, number });
+        // SAFETY: an instantiated graph whose nodes lie inside of the transfers and slots, for which the caller of `execute` and the engine
+        // vouch until completion; the caller's stream.
+        unsafe { call!(self.driver, cuGraphLaunch(handle(exec.exec), raw)) }?;
+        // SAFETY: an event of the stream's context.
+        unsafe { call!(self.driver, cuEventRecord(handle(event), raw)) }.inspect_err(|_| {
+            // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
+            unsafe { (self.driver.cuStreamSynchronize)(raw) };
+        })
+    }
+
+    /// The event of the exec's last launch, or one of another GPU's context where the next launch is on another GPU.
+    fn event_of(&self, exec: &mut Exec, primary: &Primary, home: usize) -> Result<usize, BackendError> {
+        match exec.last.take() {
+            Some(last) if last.gpu == home => Ok(last.event),
+            Some(last) => {
+                self.primary(last.gpu)?.give_event_back(last.event);
+                primary.event()
+            }
+            None => primary.event(),
+        }
+    }
+
+    pub fn graph_statistics(&self) -> GraphStatistics {
+        let graphs = &self.graphs;
+        let pools: Vec<_> = lock(&graphs.programs).iter().map(|(_, pool)| pool.clone()).collect();
+        let execs = pools.iter().map(|pool| lock(pool).execs.len()).sum::<usize>() + lock(&graphs.retired).len();
+        let (launches, hits) = (graphs.launches.load(Ordering::Relaxed), graphs.hits.load(Ordering::Relaxed));
+        GraphStatistics {
+            programs: pools.len() as u64,
+            execs: execs as u64,
+            launches,
+            hits,
+            misses: launches.saturating_sub(hits),
+            instantiations: graphs.instantiations.load(Ordering::Relaxed),
+            repoints: graphs.repoints.load(Ordering::Relaxed),
+            waits: graphs.waits.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Exec {
+    /// Builds and instantiates the graph of a program. `contexts` has a `CUcontext` for each lane.
+    fn new(driver: &'static Driver, execution: &Execution<'_>, contexts: &[usize]) -> Result<Exec, BackendError> {
+        let missing = || BackendError::NotSupported("the driver has no cuGraphInstantiateWithFlags".into());
+        let instantiate = driver.cuGraphInstantiateWithFlags.ok_or_else(missing)?;
+        let program = execution.program;
+        let mut graph: CUgraph = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(driver, cuGraphCreate(&mut graph, 0)) }?;
+        let mut built = Exec {
+            driver,
+            graph: graph.expose_provenance(),
+            exec: 0,
+            nodes: Vec::with_capacity(program.ops.iter().map(|op| op.copies.len()).sum()),
+            endpoints: execution.endpoints.clone(),
+            rings: execution.rings.clone(),
+            last: None,
+        };
+        let befores = predecessors(program);
+        let mut nodes_of: Vec<std::ops::Range<usize>> = Vec::with_capacity(program.ops.len());
+        for (op, before) in program.ops.iter().zip(&befores) {
+            let first = built.nodes.len();
+            let before: SmallVec<[CUgraphNode; 8]> =
+                before.iter().flat_map(|op| &built.nodes[nodes_of[*op].clone()]).map(|node| handle(*node)).collect();
+            for copy in &op.copies {
+                let parameters = parameters(execution, copy);
+                let context: CUcontext = handle(contexts[op.lane.0 as usize]);
+                let mut node: CUgraphNode = std::ptr::null_mut();
+                // SAFETY: nodes of this graph; the output and the parameters are valid for the call.
+                unsafe { call!(driver, cuGraphAddMemcpyNode(&mut node, graph, before.as_ptr(), before.len(), &parameters, context)) }?;
+                built.nodes.push(node.expose_provenance());
+            }
+            nodes_of.push(first..built.nodes.len());
+        }
+        let mut exec: CUgraphExec = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        driver.check("cuGraphInstantiateWithFlags", unsafe { instantiate(&mut exec, graph, 0) })?;
+        built.exec = exec.expose_provenance();
+        Ok(built)
+    }
+
+    fn seen(&self, execution: &Execution<'_>) -> Seen {
+        Seen {
+            // By identity: the same address may since belong to another allocation, of which the exec knows nothing.
+            same_addresses: Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings),
+            same_stream: self.last.as_ref().is_some_and(|last| last.stream == execution.stream.0),
+            number: self.last.as_ref().map_or(0, |last| last.number),
+        }
+    }
+
+    /// Whether its last launch has finished, with or without an error.
+    fn is_idle(&self) -> bool {
+        // SAFETY: the event is this exec's own.
+        self.last.as_ref().is_none_or(|last| unsafe { (self.driver.cuEventQuery)(handle(last.event)) } != code::NOT_READY)
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, and idle: nobody has them any more.
+        unsafe {
+            if self.exec != 0 {
+                (self.driver.cuGraphExecDestroy)(handle(self.exec));
+            }
+            (self.driver.cuGraphDestroy)(handle(self.graph));
+        }
+    }
+}
+
+/// Whether a program gains by a graph at all: one plain copy is one call on a stream too. Fused kernels stay on streams, where a launch
+/// is already one call for all copies; the planner makes none for the graph engine.
+fn is_for_a_graph(program: &Program) -> bool {
+    program.ops.iter().map(|op| op.copies.len()).sum::<usize>() > 1 && program.ops.iter().all(|op| op.mechanism != Mechanism::Kernel)
+}
+
+/// For each operation those that it directly comes after, each once: the one before it in its lane, and [`Op::after`].
+fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
+    let mut last: SmallVec<[Option<usize>; 8]> = SmallVec::from_elem(None, program.lanes.len());
+    let before = |(index, op): (usize, &Op)| {
+        let in_lane = last[op.lane.0 as usize].replace(index);
+        let mut before: SmallVec<[usize; 4]> = in_lane.into_iter().chain(op.after.iter().map(|op| op.0 as usize)).collect();
+        before.sort_unstable();
+        before.dedup();
+        before
+    };
+    program.ops.iter().enumerate().map(before).collect()
+}
+
+/// The parameters of a node that makes one contiguous copy. The driver finds out from the addresses whose memory they are.
+fn parameters(execution: &Execution<'_>, copy: &Copy) -> sys::CUDA_MEMCPY3D {
+    let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+    sys::CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: unified,
+        srcHost: std::ptr::null(),
+        srcDevice: address(execution, copy.from),
+        srcArray: std::ptr::null_mut(),
+        reserved0: std::ptr::null_mut(),
+        srcPitch: 0,
+        srcHeight: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: unified,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: address(execution, copy.to),
+        dstArray: std::ptr::null_mut(),
+        reserved1: std::ptr::null_mut(),
+        dstPitch: 0,
+        dstHeight: 0,
+        WidthInBytes: copy.bytes as usize,
+        Height: 1,
+        Depth: 1,
+    }
+}
+
+impl fmt::Debug for Graphs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Graphs")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Lane, LaneId, OpId};
+    use crate::topology::DeviceId;
+    use smallvec::smallvec;
+
+    fn seen(same_addresses: bool, same_stream: bool, number: u64) -> Seen {
+        Seen { same_addresses, same_stream, number }
+    }
+
+    #[test]
+    fn an_exec_with_the_addresses_is_launched_without_asking_the_driver_where_the_stream_orders_it() {
+        let all = [seen(false, true, 3), seen(true, false, 2), seen(true, true, 1)];
+        assert_eq!(choose(&all, 0, |_| panic!("asked")), Choice::Launch(2));
+        assert_eq!(choose(&all[..2], 0, |_| true), Choice::Launch(1));
+    }
+
+    #[test]
+    fn the_idle_exec_that_was_longest_unused_is_re_pointed() {
+        let all = [seen(false, false, 7), seen(false, true, 5), seen(false, false, 6)];
+        assert_eq!(choose(&all, 0, |_| true), Choice::Repoint(1));
+        assert_eq!(choose(&all, 0, |index| index != 1), Choice::Repoint(2));
+        assert_eq!(choose(&all, 0, |_| false), Choice::Instantiate);
+        assert_eq!(choose(&[], 0, |_| true), Choice::Instantiate);
+    }
+
+    #[test]
+    fn programs_that_are_re_pointed_again_and_again_get_more_execs_up_to_the_bound() {
+        let one = [seen(false, false, 1)];
+        assert_eq!(choose(&one, REPOINTS_FOR_ONE_EXEC - 1, |_| true), Choice::Repoint(0));
+        assert_eq!(choose(&one, REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Instantiate);
+        assert_eq!(choose(&[one[0]; MOST_EXECS], REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Repoint(0));
+    }
+
+    #[test]
+    fn with_all_execs_at_work_the_launch_waits_for_the_one_with_its_addresses_or_else_the_first_to_end() {
+        let mut all: Vec<_> = (0..MOST_EXECS as u64).map(|number| seen(false, false, 10 - number)).collect();
+        assert_eq!(choose(&all, 0, |_| false), Choice::Wait(MOST_EXECS - 1));
+        all[2].same_addresses = true;
+        assert_eq!(choose(&all, 0, |_| false), Choice::Wait(2));
+    }
+
+    #[test]
+    fn nodes_come_after_those_before_them_in_the_lane_and_those_named_each_once() {
+        let op = |lane, after: &[u32]| Op {
+            lane: LaneId(lane),
+            mechanism: Mechanism::Copy,
+            copies: smallvec![],
+            after: after.iter().map(|op| OpId(*op)).collect(),
+        };
+        let program = Program {
+            transfers: vec![],
+            lanes: vec![Lane { device: DeviceId::gpu(0) }; 2],
+            rings: vec![],
+            ops: vec![op(0, &[]), op(1, &[0]), op(0, &[0]), op(1, &[2, 1])],
+        };
+        let found: Vec<Vec<usize>> = predecessors(&program).into_iter().map(|before| before.to_vec()).collect();
+        assert_eq!(found, [vec![], vec![0], vec![0], vec![1, 2]]);
+    }
+}

@@ -1,0 +1,266 @@
+//! The graph executor on real GPUs: bytes, order, and which graphs are made, kept and given up.
+
+use super::*;
+
+type Ends = (Arc<[Endpoints]>, Arc<[u64]>);
+
+fn ends(dst: u64, src: u64, rings: &[u64]) -> Ends {
+    (Arc::new([Endpoints { dst, src }]), rings.into())
+}
+
+/// Runs a program on the graph executor. The same `ends` are the same plan to the backend.
+fn launch(backend: &CudaBackend, program: &Arc<Program>, ends: &Ends, stream: StreamHandle) -> Completion {
+    let execution = Execution { program, endpoints: &ends.0, rings: &ends.1, stream, after: &[], verify: false, engine: Engine::Graph };
+    backend.execute(&execution).expect("enqueued")
+}
+
+/// In pieces, on two lanes.
+fn pieces(bytes: u64, count: u64) -> Arc<Program> {
+    let ops = (0..count).map(|piece| {
+        let (first, end) = (bytes * piece / count, bytes * (piece + 1) / count);
+        copy_op((piece % 2) as u32, source(first), destination(first), end - first, &[])
+    });
+    let program = Program { transfers: vec![bytes], lanes: vec![Lane { device: GPU0 }; 2], rings: vec![], ops: ops.collect() };
+    plan::validate(&program, 0).expect("a valid program");
+    Arc::new(program)
+}
+
+#[test]
+fn relays_launched_as_graphs_lose_no_byte_in_streams_of_any_kind() {
+    let Some(turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let slot_bytes = 256 << 10;
+    let mut random = Random(50);
+    for bytes in [slot_bytes + 1, (2 << 20) + 77, (5 << 20) + 3] {
+        let (src, dst) = (backend.allocate(GPU0, bytes).expect("memory"), backend.allocate(GPU1, bytes).expect("memory"));
+        for via in [DeviceId::HOST, DeviceId::gpu(turn.count - 1), GPU0] {
+            let ring = backend.allocate(via, 3 * slot_bytes).expect("memory");
+            let second = if via.is_host() { GPU1 } else { via };
+            let program = relay(bytes, via, 3, slot_bytes, [GPU0, second]);
+            let ends = ends(dst, src, &[ring]);
+            let streams = [GPU0, GPU1].map(|device| backend.create_stream(device).expect("a stream"));
+            // The default streams too: legacy, by both of its names, and per thread.
+            for stream in streams.into_iter().chain([0, 1, 2].map(StreamHandle)) {
+                for round in 0..2 {
+                    let content = random.bytes(bytes as usize);
+                    write(src, &content);
+                    write(dst, &vec![0x55; bytes as usize]);
+                    let done = launch(&backend, &program, &ends, stream);
+                    done.wait().expect("it runs");
+                    assert!(done.is_done().expect("done"));
+                    assert_bytes(&read(dst, bytes as usize), &content, &format!("{bytes} bytes via {via}, {stream:?}, round {round}"));
+                }
+            }
+            for stream in streams {
+                backend.destroy_stream(stream).expect("destroyed");
+            }
+            backend.free(ring).expect("freed");
+        }
+        backend.free(src).expect("freed");
+        backend.free(dst).expect("freed");
+    }
+    let made = backend.graph_statistics();
+    assert_eq!((made.launches, made.instantiations, made.misses), (9 * 5 * 2, 9, 9), "{made:?}");
+}
+
+#[test]
+fn a_thousand_launches_in_a_row_are_one_graph_and_each_moves_what_was_there() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let (bytes, slot_bytes) = ((64 << 10) + 5, 16 << 10);
+    let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+    let ring = backend.allocate(DeviceId::HOST, 2 * slot_bytes).expect("memory");
+    let program = relay(bytes, DeviceId::HOST, 2, slot_bytes, [GPU0, GPU1]);
+    let there = ends(b, a, &[ring]);
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    write(b, &vec![0; bytes as usize]);
+    let mut last = None;
+    for round in 0..1000_u32 {
+        // In stream order, so a launch that did not wait for the one before it, or for this, would copy another round's bytes.
+        // SAFETY: memory of this size; the stream is of the current context.
+        ok(unsafe { sys::cuMemsetD8Async(a, round as u8, bytes as usize, raw(stream)) });
+        last = Some(launch(&backend, &program, &there, stream));
+        if round % 100 == 99 {
+            last.take().expect("launched").wait().expect("it runs");
+            assert_bytes(&read(b, bytes as usize), &vec![round as u8; bytes as usize], &format!("round {round}"));
+        }
+    }
+    assert!(last.is_none());
+    let made = backend.graph_statistics();
+    assert_eq!((made.launches, made.hits, made.instantiations, made.repoints), (1000, 999, 1, 0), "{made:?}");
+}
+
+#[test]
+fn one_plan_on_many_streams_at_once_gets_more_graphs_up_to_a_bound() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = (32 << 20) + 1;
+    let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+    let content = Random(51).bytes(bytes as usize);
+    write(a, &content);
+    write(b, &vec![0x22; bytes as usize]);
+    let (program, ends) = (pieces(bytes, 6), ends(b, a, &[]));
+    let streams: Vec<_> = (0..20).map(|i| backend.create_stream(DeviceId::gpu(i % 2)).expect("a stream")).collect();
+    // Held back until all are enqueued, so that every launch finds the earlier ones at work.
+    let gate = Arc::new(AtomicBool::new(false));
+    for stream in &streams {
+        let gate = gate.clone();
+        let wait = move || {
+            while !gate.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        };
+        backend.launch_host(*stream, Box::new(wait)).expect("enqueued");
+    }
+    let all: Vec<_> = streams.iter().map(|stream| launch(&backend, &program, &ends, *stream)).collect();
+    let made = backend.graph_statistics();
+    gate.store(true, Ordering::Release);
+    all.iter().for_each(|done| done.wait().expect("it runs"));
+    assert_bytes(&read(b, bytes as usize), &content, "after all launches");
+    assert_eq!((made.launches, made.instantiations, made.execs, made.waits), (20, 8, 8, 12), "{made:?}");
+}
+
+#[test]
+fn new_addresses_of_the_same_program_re_point_the_graph_in_place_of_making_another() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = (3 << 20) + 9;
+    let program = pieces(bytes, 5);
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    for round in 0..10 {
+        // All stay allocated, so that each round has other addresses.
+        let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+        let content = Random(60 + round).bytes(bytes as usize);
+        write(a, &content);
+        write(b, &vec![0x44; bytes as usize]);
+        launch(&backend, &program, &ends(b, a, &[]), stream).wait().expect("it runs");
+        assert_bytes(&read(b, bytes as usize), &content, &format!("round {round}"));
+    }
+    let made = backend.graph_statistics();
+    assert_eq!((made.launches, made.instantiations, made.repoints, made.hits), (10, 1, 9, 0), "{made:?}");
+    // Two sets of buffers in turn: re-pointed for a while, then each has a graph of its own.
+    let turns: Vec<_> = (0..2)
+        .map(|_| {
+            let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+            ends(b, a, &[])
+        })
+        .collect();
+    for round in 0..40 {
+        launch(&backend, &program, &turns[round % 2], stream).wait().expect("it runs");
+    }
+    let made = backend.graph_statistics();
+    assert_eq!((made.launches, made.instantiations, made.repoints), (50, 2, 16), "{made:?}");
+}
+
+#[test]
+fn the_same_program_between_other_kinds_of_memory_gets_a_graph_that_fits() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = (1 << 20) + 3;
+    let program = pieces(bytes, 4);
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let kinds = [GPU0, GPU1, DeviceId::HOST];
+    for (round, (from, to)) in kinds.into_iter().flat_map(|from| kinds.map(|to| (from, to))).enumerate() {
+        let [a, b] = [from, to].map(|device| backend.allocate(device, bytes).expect("memory"));
+        let content = Random(70 + round as u64).bytes(bytes as usize);
+        write(a, &content);
+        write(b, &vec![0x66; bytes as usize]);
+        launch(&backend, &program, &ends(b, a, &[]), stream).wait().expect("it runs");
+        assert_bytes(&read(b, bytes as usize), &content, &format!("{from}>{to}"));
+    }
+    assert_eq!(backend.graph_statistics().launches, 9);
+    // Ordinary host memory is none for a graph.
+    let content = Random(79).bytes(bytes as usize);
+    let b = backend.allocate(GPU1, bytes).expect("memory");
+    launch(&backend, &program, &ends(b, content.as_ptr() as u64, &[]), stream).wait().expect("it runs");
+    assert_bytes(&read(b, bytes as usize), &content, "ordinary memory");
+    assert_eq!(backend.graph_statistics().launches, 9);
+}
+
+#[test]
+fn programs_beyond_the_bound_give_up_the_oldest_graphs_and_lose_no_byte() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = 4099;
+    let count = 300;
+    let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, count * bytes).expect("memory"));
+    let content = Random(80).bytes((count * bytes) as usize);
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let all: Vec<_> = (0..count).map(|i| (pieces(bytes, 3), ends(b + i * bytes, a + i * bytes, &[]))).collect();
+    write(a, &content);
+    for round in 0..2 {
+        write(b, &vec![0x99; (count * bytes) as usize]);
+        // Not waited for in between, so that graphs are given up while they are at work.
+        for (program, ends) in &all {
+            launch(&backend, program, ends, stream);
+        }
+        backend.synchronize_stream(stream).expect("it runs");
+        assert_bytes(&read(b, (count * bytes) as usize), &content, &format!("round {round}"));
+    }
+    let made = backend.graph_statistics();
+    assert_eq!((made.launches, made.instantiations, made.programs), (2 * count, 2 * count, 128), "{made:?}");
+    // Whatever was still at work when it was given up is destroyed when the next one is.
+    launch(&backend, &pieces(bytes, 3), &all[0].1, stream).wait().expect("it runs");
+    let made = backend.graph_statistics();
+    assert_eq!((made.programs, made.execs), (128, 128), "{made:?}");
+}
+
+#[test]
+fn in_a_capture_the_graph_engine_records_its_copies() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = (1 << 20) + 7;
+    let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+    let (program, ends) = (pieces(bytes, 4), ends(b, a, &[]));
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let other = backend.create_stream(GPU0).expect("a stream");
+    let content = Random(90).bytes(bytes as usize);
+    write(a, &content);
+    write(b, &vec![0; bytes as usize]);
+    let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: outputs are valid for the calls; the stream is of the current context.
+    unsafe {
+        ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
+        launch(&backend, &program, &ends, stream);
+        // In another stream, while this thread captures: a graph is made and launched.
+        launch(&backend, &program, &ends, other);
+        ok(sys::cuStreamEndCapture(raw(stream), &mut graph));
+    }
+    backend.synchronize_stream(other).expect("it runs");
+    assert_bytes(&read(b, bytes as usize), &content, "beside the capture");
+    assert_eq!(backend.graph_statistics().launches, 1);
+    write(b, &vec![0; bytes as usize]);
+    // SAFETY: captured above.
+    unsafe {
+        ok(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+        ok(sys::cuGraphLaunch(exec, raw(stream)));
+    }
+    backend.synchronize_stream(stream).expect("it runs");
+    assert_bytes(&read(b, bytes as usize), &content, "what was captured");
+    // SAFETY: made above, and finished.
+    unsafe {
+        ok(sys::cuGraphExecDestroy(exec));
+        ok(sys::cuGraphDestroy(graph));
+    }
+}
+
+#[test]
+fn one_plain_copy_stays_a_copy() {
+    let Some(_turn) = gpus(1) else { return };
+    set_device(0);
+    let backend = backend();
+    let [a, b] = [GPU0, GPU0].map(|device| backend.allocate(device, 4096).expect("memory"));
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let content = Random(91).bytes(4096);
+    write(a, &content);
+    launch(&backend, &direct(4096, GPU0), &ends(b, a, &[]), stream).wait().expect("it runs");
+    assert_bytes(&read(b, 4096), &content, "one copy");
+    assert_eq!(backend.graph_statistics(), Default::default());
+}
