@@ -6,7 +6,7 @@
 pub mod cuda;
 pub mod host;
 
-use crate::plan::{Engine, Program};
+use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
 use std::any::Any;
 use std::fmt::Debug;
@@ -86,6 +86,18 @@ pub struct Execution<'a> {
     pub verify: bool,
     /// How the plan asked to be run. A backend that has one way only ignores it.
     pub engine: Engine,
+}
+
+/// The address that a place of a program stands for, given what an execution binds it to.
+fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place: Place) -> u64 {
+    match place {
+        Place::Source { transfer, offset } => endpoints[transfer as usize].src + offset,
+        Place::Destination { transfer, offset } => endpoints[transfer as usize].dst + offset,
+        Place::Slot { ring, slot } => {
+            let ring = ring.0 as usize;
+            rings[ring] + u64::from(slot) * program.rings[ring].slot_bytes
+        }
+    }
 }
 
 /// Why a backend could not do something.

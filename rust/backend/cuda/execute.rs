@@ -265,14 +265,7 @@ fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
 }
 
 pub(super) fn address(execution: &Execution<'_>, place: Place) -> u64 {
-    match place {
-        Place::Source { transfer, offset } => execution.endpoints[transfer as usize].src + offset,
-        Place::Destination { transfer, offset } => execution.endpoints[transfer as usize].dst + offset,
-        Place::Slot { ring, slot } => {
-            let ring = ring.0 as usize;
-            execution.rings[ring] + u64::from(slot) * execution.program.rings[ring].slot_bytes
-        }
-    }
+    crate::backend::address(execution.program, execution.endpoints, execution.rings, place)
 }
 
 /// An event of the pool for the time of one call: whatever waits for it keeps what it stood for.

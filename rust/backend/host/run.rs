@@ -4,7 +4,7 @@ use super::kernel::{Launch, Segment, copy_segments};
 use super::node::Work;
 use super::schedule::Schedule;
 use super::sync::{Mutex, lock};
-use crate::backend::{BackendError, Endpoints};
+use crate::backend::{BackendError, Endpoints, address};
 use crate::plan::{Mechanism, Place, Program};
 use smallvec::SmallVec;
 use std::fmt;
@@ -119,14 +119,7 @@ impl Run {
     }
 
     fn address(&self, place: Place) -> u64 {
-        match place {
-            Place::Source { transfer, offset } => self.endpoints[transfer as usize].src + offset,
-            Place::Destination { transfer, offset } => self.endpoints[transfer as usize].dst + offset,
-            Place::Slot { ring, slot } => {
-                let ring = ring.0 as usize;
-                self.rings[ring] + u64::from(slot) * self.program.rings[ring].slot_bytes
-            }
-        }
+        address(&self.program, &self.endpoints, &self.rings, place)
     }
 
     /// Compares every destination with its source.
