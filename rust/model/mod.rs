@@ -4,11 +4,11 @@
 //!
 //! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines
 //!   two hops; the slower hop sets the rate, the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds come on top:
-//!   `head + latency + join + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
+//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
 //! - A resource. All bytes that draw on it pass at its capacity: it can't be done before `head + Σ weight · bytes / capacity`.
 //! - The issuing thread, which needs `issue` seconds for each operation, and the last chunk after that.
 //!
-//! A set of flows finishes when the last of these does. That is a lower bound which the planner minimises; it is not a
+//! A set of flows finishes when the last of these does, and `join` later if any of them is staged: the caller's stream waits for lanes. That is a lower bound which the planner minimises; it is not a
 //! simulation: two flows on one link are assumed to share it without loss.
 //!
 //! Pure: no backend, no clock.
@@ -83,7 +83,7 @@ impl PathModel {
         if !self.is_staged() {
             return (self.latency, self.rate.recip());
         }
-        let fixed = self.latency + costs.join + f64::from(chunks + 1) * costs.chunk;
+        let fixed = self.latency + f64::from(chunks + 1) * costs.chunk;
         (fixed, self.rate.recip() + self.fill() / f64::from(chunks))
     }
 
@@ -144,5 +144,5 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
     }
     let busiest = work.iter().filter(|w| w.0 > 0.0).map(|&(seconds, begin)| begin + seconds).fold(0.0, f64::max);
     let issued = if operations == 0 { 0.0 } else { costs.copy + costs.issue * (operations - 1) as f64 };
-    done.max(busiest).max(issued + if last_chunk.is_finite() { last_chunk } else { 0.0 })
+    if last_chunk.is_finite() { done.max(busiest).max(issued + last_chunk) + costs.join } else { done.max(busiest).max(issued) }
 }

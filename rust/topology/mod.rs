@@ -159,7 +159,7 @@ pub struct Costs {
     pub issue: f64,
     /// Idle time of a lane between two dependent chunks: an event recorded on one device and waited for on another.
     pub chunk: f64,
-    /// What a staged path adds once: its lanes start after an event of the caller's stream, which goes on after theirs.
+    /// What staged paths add to a plan, once: lanes start after an event of the caller's stream, which goes on after theirs.
     pub join: f64,
     /// One batched copy call of no segments, until done, and each segment's share.
     pub batch: f64,
