@@ -2,10 +2,8 @@
 //!
 //! Everything here goes through the C functions. After each refusal the context copies bytes and has them checked.
 
-mod node;
-
+use crate::node::*;
 use mpgpu::ffi::*;
-use node::*;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
@@ -652,7 +650,7 @@ fn child_creates_a_context() {
 
 fn context_in(environment: &[(&str, &str)]) -> (i32, String) {
     let mut child = Command::new(std::env::current_exe().expect("this program"));
-    child.args(["--exact", "child_creates_a_context", "--nocapture"]).env("ABI_TEST_CHILD", "1").env("MPGPU_BACKEND", "host");
+    child.args(["--exact", "abi::child_creates_a_context", "--nocapture"]).env("ABI_TEST_CHILD", "1").env("MPGPU_BACKEND", "host");
     for (name, value) in environment {
         child.env(name, value);
     }

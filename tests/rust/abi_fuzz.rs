@@ -3,11 +3,8 @@
 //!
 //! What C cannot promise is left out: ordinary host memory is taken at the caller's word, so host ranges are real ones here.
 
-mod common;
-mod node;
-
+use crate::node::*;
 use mpgpu::ffi::*;
-use node::*;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;
@@ -379,7 +376,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 proptest! {
-    #![proptest_config(common::config(300))]
+    #![proptest_config(crate::common::config(300))]
 
     #[test]
     fn random_calls_never_crash_and_only_accepted_copies_change_memory(calls in calls()) {

@@ -3,9 +3,7 @@
 //! What each execution should do is done a second time on plain vectors. At the end all memory of all devices is compared, so a
 //! byte outside the destinations that changed is found as surely as one inside that did not.
 
-mod common;
-
-use common::Random;
+use crate::common::Random;
 use mpgpu::backend::host::HostBackend;
 use mpgpu::backend::{EventHandle, StreamHandle};
 use mpgpu::engine::{Config, Context, PlanOptions, Transfer, Verify};
@@ -65,7 +63,7 @@ struct Written {
 /// `most` bytes in one transfer, on a machine of `devices` or fewer.
 fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
     let mut random = Random(seed);
-    let machine = Arc::new(Machine::new(common::topology(&mut random, devices)).expect("a random topology is well formed"));
+    let machine = Arc::new(Machine::new(crate::common::topology(&mut random, devices)).expect("a random topology is well formed"));
     let (gpus, hosts) = (machine.gpu_count(), machine.host_count());
     let backend = Arc::new(HostBackend::new(gpus, hosts));
     let verify = if random.chance(30) { Verify::Bytes } else { Verify::Program };
@@ -87,7 +85,7 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
         let mut after: Vec<usize> = Vec::new();
         let (before, same_source) = (written.len(), random.below(most));
         for _ in 0..[1, 1, 2, 4, 9, 30][random.below(6) as usize] {
-            let mut bytes = common::size(&mut random, most);
+            let mut bytes = crate::common::size(&mut random, most);
             // A chain: what an earlier step has written.
             let (source, src_offset) = if before > 0 && random.chance(40) {
                 let chain = &written[random.below(before as u64) as usize];
@@ -111,7 +109,7 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
             shadow.push((source, src_offset, target, dst_offset, bytes));
             written.push(Written { arena: target, offset: dst_offset, bytes, step });
         }
-        let Options { engine, max_paths, host_path, chunk_bytes, min_bytes, .. } = common::options(&mut random);
+        let Options { engine, max_paths, host_path, chunk_bytes, min_bytes, .. } = crate::common::options(&mut random);
         let options = PlanOptions {
             engine: Some(engine),
             max_paths: Some(max_paths),
@@ -164,7 +162,7 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(common::config(200))]
+    #![proptest_config(crate::common::config(200))]
 
     #[test]
     fn every_byte_arrives(seed in any::<u64>()) {
@@ -173,7 +171,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(common::config(3))]
+    #![proptest_config(crate::common::config(3))]
 
     #[test]
     fn every_byte_of_large_transfers_arrives(seed in any::<u64>()) {

@@ -1,8 +1,6 @@
 //! The plan cache: the same request is the same plan, anything else is not, and the bound holds.
 
-mod common;
-
-use common::{Addresses, Random};
+use crate::common::{Addresses, Random};
 use mpgpu::backend::Backend;
 use mpgpu::backend::host::HostBackend;
 use mpgpu::engine::{CacheStatistics, Config, Context, Plan, PlanOptions, Transfer};
@@ -137,7 +135,7 @@ fn a_cache_of_no_plans_keeps_none_and_plans_all_the_same() {
 
 #[test]
 fn statistics_and_order_are_those_of_a_plain_list() {
-    for seed in 0..u64::from(common::config(20).cases) {
+    for seed in 0..u64::from(crate::common::config(20).cases) {
         let mut random = Random(seed);
         let bound = 1 + random.below(6) as usize;
         let context = context(bound);
@@ -166,7 +164,7 @@ fn statistics_and_order_are_those_of_a_plain_list() {
 
 #[test]
 fn threads_that_plan_the_same_request_at_once_get_the_same_plan() {
-    for _ in 0..common::config(20).cases {
+    for _ in 0..crate::common::config(20).cases {
         let context = context(8);
         let (a, b) = (alloc(&context, 0, 1 << 20), alloc(&context, 1, 1 << 20));
         let start = std::sync::Barrier::new(8);

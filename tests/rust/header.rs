@@ -34,7 +34,7 @@ fn the_header_is_what_the_sources_generate() {
     let checked_in = std::fs::read_to_string(header()).expect("the header is there");
     assert!(
         checked_in == generated,
-        "include/mpgpu/mpgpu.h differs from what rust/ffi generates; run UPDATE_HEADER=1 cargo test --test header, and look at the diff"
+        "include/mpgpu/mpgpu.h differs from what rust/ffi generates; run UPDATE_HEADER=1 cargo test --test library header, and look at the diff"
     );
 }
 

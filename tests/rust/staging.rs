@@ -1,8 +1,6 @@
 //! Staging memory: where rings lie, and which executions wait for which. The backend is a double whose executions end on command.
 
-mod common;
-
-use common::{Addresses, Random};
+use crate::common::{Addresses, Random};
 use mpgpu::backend::*;
 use mpgpu::engine::Error;
 use mpgpu::engine::staging::{Region, Staging};
@@ -90,7 +88,7 @@ fn a_device_gets_its_arena_with_the_first_ring_on_it_and_no_second_one() {
 
 #[test]
 fn rings_of_a_plan_are_apart_inside_their_arena_and_aligned_while_they_fit() {
-    for seed in 0..u64::from(common::config(300).cases) {
+    for seed in 0..u64::from(crate::common::config(300).cases) {
         let mut random = Random(seed);
         let bound = 4096 + random.below(1 << 16);
         let (staging, backend) = (Staging::new(bound), Addresses::default());
@@ -190,7 +188,7 @@ fn an_execution_that_could_not_be_enqueued_is_not_waited_for() {
 
 #[test]
 fn every_earlier_execution_that_shares_a_byte_has_finished_or_is_waited_for() {
-    for seed in 0..u64::from(common::config(100).cases) {
+    for seed in 0..u64::from(crate::common::config(100).cases) {
         let mut random = Random(seed);
         let staging = Staging::new(0);
         let mut runs: Vec<(Vec<Region>, Arc<End>, HashSet<usize>)> = Vec::new();

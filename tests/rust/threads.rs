@@ -4,13 +4,10 @@
 //! bytes would be wrong. `TEST_EXECUTIONS` sets the executions of each thread (for sanitizers and Valgrind), `TEST_THREADS` the
 //! threads, `TEST_SEED` the plans.
 
-mod common;
-mod node;
-
-use common::Random;
+use crate::common::Random;
+use crate::node::*;
 use mpgpu::ffi::*;
 use mpgpu::topology;
-use node::*;
 use std::ffi::CString;
 use std::ptr::null_mut;
 

@@ -1,9 +1,7 @@
 //! The validator accepts what is right, and refuses each way of being wrong. Random programs from the planner are accepted; the
 //! same programs with one thing changed are refused exactly when a simulation in random legal orders finds a wrong byte.
 
-mod common;
-
-use common::{Random, machine_and_batch};
+use crate::common::{Random, machine_and_batch};
 use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Violation, plan, validate};
 use mpgpu::topology::DeviceId;
 use proptest::prelude::*;
@@ -128,7 +126,7 @@ fn run(program: &Program, random: &mut Random) -> Option<()> {
 }
 
 proptest! {
-    #![proptest_config(common::config(64))]
+    #![proptest_config(crate::common::config(64))]
 
     /// Whatever the validator accepts gives the right bytes in every order that it is run in: programs of the planner, and
     /// programs with a dependency, a slot, an offset or a lane changed.

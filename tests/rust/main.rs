@@ -1,0 +1,18 @@
+//! The tests of the library through its public Rust and C interfaces, as one program: each program of its own would link the
+//! whole library once more, and once more under every sanitizer. What changes the process as a whole has its own (`log.rs`).
+
+mod abi;
+mod abi_fuzz;
+mod bytes;
+mod cache;
+mod common;
+mod config;
+mod header;
+mod host_backend;
+mod kernel;
+mod node;
+mod planner;
+mod staging;
+mod threads;
+mod topology;
+mod validator;
