@@ -1,16 +1,45 @@
 //! The `mpgpu` command: what mpgpu knows of a machine, what it would do there, and how fast it is. Needs no GPU.
+//!
+//! One file or folder for each subcommand, with its arguments: a type that derives [`clap::Args`], and `run`, which returns what goes to
+//! standard output.
 
 mod arguments;
 mod bench;
+mod plan;
+mod topo;
 
-use arguments::{Arguments, Command, PlanArguments, TopoArguments};
-use clap::Parser;
-use mpgpu::backend::MemoryKind;
-use mpgpu::plan::{Shape, plan};
-use mpgpu::topology::{self, DeviceId, Machine};
+use clap::{Parser, Subcommand};
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
+
+/// Plans copies between the GPUs and host memory of one node over every link that helps.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the presets, or one machine as a table or a file
+    Topo(topo::TopoArguments),
+    /// Show what would be done for given transfers, and why other paths are left out
+    #[command(after_help = "Examples:\n  \
+        mpgpu plan --topology beluga gpu0:gpu1:512M\n  \
+        mpgpu plan --topology hgx-h200 host0:gpu0:1G --max-paths 4\n  \
+        mpgpu plan --topology beluga gpu0:gpu1:128M gpu1:gpu2:128M gpu2:gpu3:128M gpu3:gpu0:128M --no-host-path\n\n\
+        All times are modelled.")]
+    Plan(plan::PlanArguments),
+    /// Measure mpgpu against plain copies on this machine, and check every byte
+    #[command(after_help = "Examples:\n  \
+        mpgpu bench --list\n  \
+        mpgpu bench --case d2d,latency --json result.json\n  \
+        mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n\n\
+        Without a GPU the host backend is measured, against memcpy on one thread.")]
+    Bench(bench::BenchArguments),
+}
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -24,8 +53,8 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     let text = match arguments.command {
-        Command::Topo(arguments) => topo(&arguments)?,
-        Command::Plan(arguments) => plan_transfers(&arguments)?,
+        Command::Topo(arguments) => topo::run(&arguments)?,
+        Command::Plan(arguments) => plan::run(&arguments)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.
@@ -33,60 +62,4 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
-}
-
-/// The presets, or one machine.
-fn topo(arguments: &TopoArguments) -> Result<String, Box<dyn Error>> {
-    let Some(name) = &arguments.topology else {
-        let mut text = String::from("presets, for --topology and MPGPU_TOPOLOGY:\n");
-        for name in topology::preset_names() {
-            let description = topology::preset(name).map(|preset| preset.description).unwrap_or_default();
-            text += &format!("  {name:<12} {description}\n");
-        }
-        return Ok(text + "`mpgpu topo NAME` shows one as a table, `--toml` as a file to edit.\n");
-    };
-    let machine = Machine::new(topology::load(name)?)?;
-    if arguments.toml {
-        return Ok(machine.topology().to_toml());
-    }
-    Ok(table(&machine))
-}
-
-/// Bandwidth of the direct copy between every two devices, GB/s.
-fn table(machine: &Machine) -> String {
-    let devices: Vec<DeviceId> = machine.devices().collect();
-    let mut text = format!("{}: {}\n", machine.topology().name, machine.topology().description);
-    text += "direct copy from row to column, GB/s; '-' where no copy engine can copy directly\n\n        ";
-    devices.iter().for_each(|&to| text += &format!("{:>7}", machine.device_name(to).unwrap_or_default()));
-    for &from in &devices {
-        text += &format!("\n{:<8}", machine.device_name(from).unwrap_or_default());
-        for &to in &devices {
-            let cell = match machine.route(from, to) {
-                _ if from == to => String::new(),
-                Some(route) => format!("{:.1}", route.bandwidth / 1e9),
-                None => "-".into(),
-            };
-            text += &format!("{cell:>7}");
-        }
-    }
-    text + "\n"
-}
-
-fn plan_transfers(arguments: &PlanArguments) -> Result<String, Box<dyn Error>> {
-    let machine = Machine::new(topology::load(&arguments.topology)?)?;
-    let kind = |device: DeviceId| match device.is_host() {
-        true if arguments.pageable => MemoryKind::Pageable,
-        true => MemoryKind::Pinned,
-        false => MemoryKind::Device,
-    };
-    let batch: Vec<Shape> = arguments
-        .transfers
-        .iter()
-        .map(|t| Shape { dst_device: t.dst, src_device: t.src, dst_kind: kind(t.dst), src_kind: kind(t.src), bytes: t.bytes })
-        .collect();
-    let plan = plan(&machine, &batch, &arguments.options())?;
-    if arguments.json {
-        return Ok(format!("{:#}\n", plan.to_json(&machine)));
-    }
-    Ok(plan.describe(&machine))
 }

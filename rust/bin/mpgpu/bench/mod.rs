@@ -2,19 +2,21 @@
 //!
 //! | file | one idea |
 //! | --- | --- |
+//! | `arguments` | what it may be told |
 //! | `cases` | the list of cases |
 //! | `plain` | the plain copies: the driver's, or `memcpy` on the host backend |
 //! | `buffers` | memory, patterns, and the check of every byte |
 //! | `measure` | rounds, warm-up, medians |
 //! | `report` | table and JSON |
 
+mod arguments;
 mod buffers;
 mod cases;
 mod measure;
 mod plain;
 mod report;
 
-use crate::arguments::BenchArguments;
+pub use arguments::BenchArguments;
 use buffers::Pattern;
 use cases::{CASES, Case, HOST_BACKEND_LARGEST};
 use measure::{Bench, Measured};
@@ -120,14 +122,14 @@ fn driver(on_gpus: bool) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::Arguments;
+    use crate::{Arguments, Command};
     use clap::Parser;
 
     fn bench(topology: &str, more: &[&str]) -> Result<String, Failure> {
         let first = ["mpgpu", "bench", "--backend", "host", "--topology", topology];
         let arguments = first.iter().chain(more);
         match Arguments::try_parse_from(arguments)?.command {
-            crate::arguments::Command::Bench(arguments) => run(&arguments),
+            Command::Bench(arguments) => run(&arguments),
             _ => Err("not the bench command".into()),
         }
     }
