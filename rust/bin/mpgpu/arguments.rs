@@ -5,7 +5,12 @@ use mpgpu::engine::BackendChoice;
 use mpgpu::plan::Engine;
 use mpgpu::topology::DeviceId;
 use mpgpu::units::parse_size;
+use std::error::Error;
+use std::path::Path;
 use std::str::FromStr;
+
+/// Why a subcommand stopped.
+pub type Failure = Box<dyn Error>;
 
 /// `--backend`.
 #[derive(Copy, Clone, ValueEnum)]
@@ -78,4 +83,17 @@ fn device(text: &str) -> Result<DeviceId, String> {
 /// A size as people write it, `64M`.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| format!("{text}: {error}"))
+}
+
+/// Writes a file that was asked for by name.
+pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::NotFound => "; create the folder first",
+            std::io::ErrorKind::PermissionDenied => "; choose a place that you may write to",
+            std::io::ErrorKind::IsADirectory => "; name a file in it",
+            _ => "",
+        };
+        format!("cannot write {}: {error}{advice}", path.display()).into()
+    })
 }

@@ -5,7 +5,10 @@
 
 mod arguments;
 mod bench;
+mod draw;
+mod machine;
 mod plan;
+mod text;
 mod topo;
 
 use clap::{Parser, Subcommand};

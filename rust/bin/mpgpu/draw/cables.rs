@@ -1,0 +1,71 @@
+//! The links of a topology as a person counts them: both directions of one kind between two nodes are one cable.
+
+use mpgpu::topology::{LinkId, LinkKind, SharedResource, Topology};
+
+/// What joins two nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cable {
+    /// Index of the node that stands first in the topology's link.
+    pub a: usize,
+    pub b: usize,
+    pub kind: LinkKind,
+    /// Bytes/s from `a` to `b`; `None` where there is no way in that direction.
+    pub there: Option<f64>,
+    /// Bytes/s from `b` to `a`.
+    pub back: Option<f64>,
+    /// The larger of both directions, seconds.
+    pub latency: f64,
+    /// Bytes/s of both directions together, where that is a resource of its own.
+    pub both: Option<f64>,
+    /// Numbers of the other shared resources that it draws on: indices into the list that comes with the cables.
+    pub marks: Vec<usize>,
+    links: Vec<LinkId>,
+}
+
+impl Cable {
+    /// The larger of its directions, bytes/s.
+    pub fn capacity(&self) -> f64 {
+        self.there.unwrap_or(0.0).max(self.back.unwrap_or(0.0))
+    }
+}
+
+/// The cables in the order of their first links, and the shared resources that are more than both directions of one cable.
+pub fn cables(topology: &Topology) -> (Vec<Cable>, Vec<&SharedResource>) {
+    let mut cables: Vec<Cable> = Vec::new();
+    for (index, link) in (0..).zip(&topology.links) {
+        let (from, to, id) = (link.from.0 as usize, link.to.0 as usize, LinkId(index));
+        let way_back = |cable: &&mut Cable| (cable.a, cable.b, cable.kind) == (to, from, link.kind) && cable.back.is_none();
+        match cables.iter_mut().find(way_back) {
+            Some(cable) => {
+                cable.back = Some(link.bandwidth);
+                cable.latency = cable.latency.max(link.latency);
+                cable.links.push(id);
+            }
+            None => cables.push(Cable {
+                a: from,
+                b: to,
+                kind: link.kind,
+                there: Some(link.bandwidth),
+                back: None,
+                latency: link.latency,
+                both: None,
+                marks: Vec::new(),
+                links: vec![id],
+            }),
+        }
+    }
+    let mut rest = Vec::new();
+    for shared in &topology.shared {
+        let draws = |cable: &Cable| cable.links.iter().filter(|link| shared.links.contains(link)).count();
+        match cables.iter_mut().find(|cable| cable.links.len() == 2 && shared.links.len() == 2 && draws(cable) == 2) {
+            Some(cable) => cable.both = Some(cable.both.map_or(shared.capacity, |both| both.min(shared.capacity))),
+            None => {
+                for cable in cables.iter_mut().filter(|cable| draws(cable) > 0) {
+                    cable.marks.push(rest.len());
+                }
+                rest.push(shared);
+            }
+        }
+    }
+    (cables, rest)
+}
