@@ -4,7 +4,7 @@
 //! Devices are matched between the two by their UUID, because NVML counts all GPUs of the node in an order of its own, while the
 //! driver shows this process those of `CUDA_VISIBLE_DEVICES` in that order. No context is created.
 
-use super::device_count;
+use super::count_devices;
 use super::driver::{CUdevice, Driver, call};
 use crate::backend::BackendError;
 use crate::topology::Topology;
@@ -24,8 +24,12 @@ pub fn discover() -> Result<Topology, BackendError> {
 
 /// What can be seen of this process's GPUs.
 pub fn look() -> Result<Seen, BackendError> {
-    let driver = Driver::get()?;
-    let count = device_count()?;
+    look_at(Driver::get()?, Nvml::init)
+}
+
+/// What `driver` shows, and NVML where `load` finds it.
+pub(super) fn look_at(driver: &Driver, load: impl FnOnce() -> Result<Nvml, NvmlError>) -> Result<Seen, BackendError> {
+    let count = count_devices(driver)?;
     let mut gpus = Vec::new();
     let mut uuids = Vec::new();
     let mut devices = Vec::new();
@@ -63,9 +67,8 @@ pub fn look() -> Result<Seen, BackendError> {
             }
         }
     }
-    match ask_nvml(&mut gpus, &uuids) {
-        Ok(()) => {}
-        Err(error) => log::info!("NVML tells nothing of the GPUs' links, which are assumed now: {error}"),
+    if let Err(error) = load().and_then(|nvml| ask_nvml(&nvml, &mut gpus, &uuids)) {
+        log::info!("NVML tells nothing of the GPUs' links, which are assumed now: {error}");
     }
     Ok(Seen { gpus, peers })
 }
@@ -89,8 +92,7 @@ fn nvlink_version(number: u32) -> Option<u32> {
     }
 }
 
-fn ask_nvml(gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), NvmlError> {
-    let nvml = Nvml::init()?;
+fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), NvmlError> {
     let devices = uuids.iter().map(|uuid| nvml.device_by_uuid(uuid.as_str())).collect::<Result<Vec<_>, _>>()?;
     let places: Vec<Option<(u32, u32, u32)>> =
         devices.iter().map(|device| device.pci_info().ok().map(|pci| (pci.domain, pci.bus, pci.device))).collect();

@@ -8,6 +8,8 @@ use crate::backend::BackendError;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
+use std::mem::transmute;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
@@ -38,32 +40,57 @@ macro_rules! driver_functions {
     ) => {
         /// The functions of the driver that mpgpu calls, named as in its manual.
         #[allow(non_snake_case)]
+        #[derive(Clone)]
         pub(super) struct Driver {
             $(pub $required: unsafe extern "C" fn($($required_argument),*) -> Code,)*
             $(pub $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> Code>,)*
         }
 
         impl Driver {
-            fn load() -> Result<Driver, BackendError> {
-                // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
-                if !unsafe { sys::is_culib_present() } {
-                    return Err(BackendError::NoDriver("libcuda.so.1 is not there or cannot be loaded; install NVIDIA's driver".into()));
-                }
-                // SAFETY: as above; present, so this does not panic.
-                let library = unsafe { sys::culib() };
+            /// Finds all functions. `find` says where a symbol is, and `None` for one that the driver lacks.
+            ///
+            /// # Safety
+            /// What `find` returns is the driver's function of that name, for as long as the process lives.
+            unsafe fn look_up(find: impl Fn(&'static str) -> Option<NonNull<c_void>>) -> Result<Driver, BackendError> {
                 Ok(Driver {
                     $($required: {
-                        // SAFETY: the type is the function's in the driver's manual. The library is never unloaded.
-                        let symbol = unsafe { library.get($required_symbol.as_bytes()) };
-                        *symbol.map_err(|_| BackendError::NoDriver(
+                        let symbol = find($required_symbol).ok_or_else(|| BackendError::NoDriver(
                             concat!("the driver has no ", $required_symbol, "; mpgpu needs a driver of CUDA 11.1 or later").into(),
-                        ))?
+                        ))?;
+                        // SAFETY: the type is the function's in the driver's manual.
+                        unsafe { transmute::<NonNull<c_void>, unsafe extern "C" fn($($required_argument),*) -> Code>(symbol) }
                     },)*
                     $($optional: {
                         // SAFETY: as above.
-                        unsafe { library.get($optional_symbol.as_bytes()) }.ok().map(|symbol| *symbol)
+                        find($optional_symbol).map(|symbol| unsafe {
+                            transmute::<NonNull<c_void>, unsafe extern "C" fn($($optional_argument),*) -> Code>(symbol)
+                        })
                     },)*
                 })
+            }
+
+            /// A driver that lacks one more of the functions that it may lack.
+            #[cfg(any(test, feature = "fault-injection"))]
+            pub fn without(mut self, function: &str) -> Driver {
+                match function {
+                    $(stringify!($optional) => self.$optional = None,)*
+                    _ => panic!("the driver may not lack {function}"),
+                }
+                self
+            }
+
+            /// A driver whose every function does nothing and succeeds, and that lacks all that a driver may lack.
+            #[cfg(test)]
+            pub fn inert() -> Driver {
+                Driver {
+                    $($required: {
+                        unsafe extern "C" fn nothing($(_: $required_argument),*) -> Code {
+                            0
+                        }
+                        nothing
+                    },)*
+                    $($optional: None,)*
+                }
             }
         }
     };
@@ -93,6 +120,8 @@ driver_functions! {
         cuMemFree = "cuMemFree_v2" (CUdeviceptr);
         cuMemHostAlloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
         cuMemFreeHost = "cuMemFreeHost" (*mut c_void);
+        cuMemHostRegister = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        cuMemHostUnregister = "cuMemHostUnregister" (*mut c_void);
         cuPointerGetAttributes = "cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
         cuMemcpyAsync = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
         cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
@@ -150,6 +179,17 @@ macro_rules! call {
 pub(super) use call;
 
 impl Driver {
+    fn load() -> Result<Driver, BackendError> {
+        // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(BackendError::NoDriver("libcuda.so.1 is not there or cannot be loaded; install NVIDIA's driver".into()));
+        }
+        // SAFETY: as above; present, so this does not panic.
+        let library = unsafe { sys::culib() };
+        // SAFETY: a symbol's address is that of the function. The library is never unloaded.
+        unsafe { Driver::look_up(|symbol| library.get::<*mut c_void>(symbol.as_bytes()).ok().and_then(|found| NonNull::new(*found))) }
+    }
+
     /// The driver, loaded and initialised once in a process; [`BackendError::NoDriver`] with the reason where that is not possible.
     pub fn get() -> Result<&'static Driver, BackendError> {
         static DRIVER: OnceLock<Result<Driver, BackendError>> = OnceLock::new();
@@ -273,5 +313,35 @@ impl Drop for OutsideCapture {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut self.mode) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a driver without `absent` is taken for. None of its functions may be called.
+    fn driver_without(absent: &'static str) -> Result<Driver, BackendError> {
+        // SAFETY: nobody calls what is found.
+        unsafe { Driver::look_up(|symbol| (symbol != absent).then_some(NonNull::dangling())) }
+    }
+
+    #[test]
+    fn a_driver_that_lacks_what_every_driver_has_is_none_and_the_reason_names_it() {
+        for absent in ["cuInit", "cuMemcpyAsync", "cuMemHostRegister_v2", "cuGraphLaunch"] {
+            let refused = driver_without(absent).map(drop);
+            assert!(matches!(&refused, Err(BackendError::NoDriver(why)) if why.contains(absent)), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_driver_may_lack_what_is_newer_than_it() {
+        let all = driver_without("nothing").expect("a driver");
+        assert!(all.cuMemcpyBatchAsync.is_some() && all.cuGraphInstantiateWithFlags.is_some());
+        let old = driver_without("cuMemcpyBatchAsync_v2").expect("a driver");
+        assert!(old.cuMemcpyBatchAsync.is_none() && old.cuGraphInstantiateWithFlags.is_some());
+        let older = driver_without("cuGraphInstantiateWithFlags").expect("a driver");
+        assert!(older.cuMemcpyBatchAsync.is_some() && older.cuGraphInstantiateWithFlags.is_none());
+        assert!(all.without("cuMemcpyBatchAsync").cuMemcpyBatchAsync.is_none());
     }
 }

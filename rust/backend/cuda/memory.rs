@@ -3,10 +3,51 @@
 use super::Core;
 use super::device::{handle, lock};
 use super::driver::{CUdeviceptr, OutsideCapture, call, code};
+use super::host_memory::HostPages;
 use crate::backend::{Allocation, BackendError, MemoryKind};
 use crate::topology::DeviceId;
-use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute};
+use cudarc::driver::sys::{CUdevice_attribute, CUmemorytype, CUpointer_attribute};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Host memory from this size on is in pages of our own, spread over the sockets; smaller is the driver's. Smaller buffers go over one
+/// PCIe link, which one socket's memory feeds (plans take several links from 4 MiB on, docs/performance.md), and have at most one huge
+/// page, while each needs a mapping and a registration of its own.
+const SPREAD_FROM: usize = 4 << 20;
+
+/// Every GPU of the process reads and writes the memory directly, not only the one whose context is current. The same bit for
+/// `cuMemHostAlloc` and `cuMemHostRegister`.
+const PORTABLE: c_uint = 1;
+
+/// What `allocate` has given out, by the first address.
+pub(super) type Given = BTreeMap<u64, Owned>;
+
+/// One allocation that this backend has given out.
+#[derive(Debug)]
+pub(super) struct Owned {
+    device: DeviceId,
+    /// As asked for, and at least 1.
+    bytes: u64,
+    /// The GPU whose context it was made in.
+    gpu: usize,
+    /// Host memory in pages of our own, registered with the driver.
+    pages: Option<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    pages: HostPages,
+    /// Not every driver numbers registered memory, so we do.
+    id: u64,
+}
+
+/// Ids that the driver, which counts up from 1, does not come to.
+fn registered_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// What the driver knows of an address.
 #[derive(Copy, Clone, Debug, Default)]
@@ -39,40 +80,69 @@ impl Core {
         let driver = self.driver;
         let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
         let size = usize::try_from(bytes.max(1)).map_err(|_| out_of_memory())?;
-        // Host memory is pinned in the context of a GPU, and portable: every GPU of the process then reads and writes it directly.
+        // Host memory is pinned in the context of some GPU, and portable.
         let gpu = if device.is_host() { self.any_used() } else { device.0 as usize };
         let primary = self.primary(gpu)?;
         let _outside = OutsideCapture::enter(driver);
         let _current = primary.enter()?;
-        let (code, address) = if device.is_host() {
-            const PORTABLE: c_uint = 1;
+        let mut pages = None;
+        let (name, code, address) = if !device.is_host() {
+            let mut pointer: CUdeviceptr = 0;
+            // SAFETY: the output is valid for the call.
+            ("cuMemAlloc", unsafe { (driver.cuMemAlloc)(&mut pointer, size) }, pointer)
+        } else if let Some(registered) = self.register_pages(device, size).map_err(|_| out_of_memory())? {
+            let address = registered.pages.base() as u64;
+            pages = Some(registered);
+            ("cuMemHostRegister", 0, address)
+        } else {
             let mut pointer: *mut c_void = std::ptr::null_mut();
             // SAFETY: the output is valid for the call.
             let code = unsafe { (driver.cuMemHostAlloc)(&mut pointer, size, PORTABLE) };
-            (code, pointer.expose_provenance() as u64)
-        } else {
-            let mut pointer: CUdeviceptr = 0;
-            // SAFETY: the output is valid for the call.
-            (unsafe { (driver.cuMemAlloc)(&mut pointer, size) }, pointer)
+            ("cuMemHostAlloc", code, pointer.expose_provenance() as u64)
         };
         if code == code::OUT_OF_MEMORY {
             return Err(out_of_memory());
         }
-        driver.check(if device.is_host() { "cuMemHostAlloc" } else { "cuMemAlloc" }, code)?;
-        lock(&self.memory).insert(address, (device, bytes.max(1)));
+        driver.check(name, code)?;
+        lock(&self.memory).insert(address, Owned { device, bytes: bytes.max(1), gpu, pages });
         Ok(address)
     }
 
+    /// Host memory in pages of our own. `None` where it is not worth it, or where the driver or the system would not have it, which is
+    /// logged: `cuMemHostAlloc` is the other way. An error where there is not so much memory. A context is current.
+    fn register_pages(&self, device: DeviceId, size: usize) -> io::Result<Option<Registered>> {
+        if size < SPREAD_FROM {
+            return Ok(None);
+        }
+        // The first domain stands for host memory in general.
+        let domain = if device == DeviceId::HOST { None } else { Some(!device.0 as usize) };
+        let refused: String = match HostPages::new(size, domain) {
+            Ok(pages) => {
+                // SAFETY: whole pages, which stay mapped until they are unregistered.
+                let code = unsafe { (self.driver.cuMemHostRegister)(handle(pages.base()), pages.bytes(), PORTABLE) };
+                if code == 0 {
+                    return Ok(Some(Registered { pages, id: registered_id() }));
+                }
+                self.driver.error("cuMemHostRegister", code).to_string()
+            }
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => return Err(error),
+            Err(error) => error.to_string(),
+        };
+        log::warn!("{size} bytes of host memory come from one socket, because spread pages could not be had: {refused}");
+        Ok(None)
+    }
+
     pub fn free(&self, address: u64) -> Result<(), BackendError> {
-        let (device, _) = lock(&self.memory).remove(&address).ok_or(BackendError::InvalidPointer(address))?;
-        let gpu = if device.is_host() { self.any_used() } else { device.0 as usize };
+        let Owned { device, gpu, pages, .. } = lock(&self.memory).remove(&address).ok_or(BackendError::InvalidPointer(address))?;
         let primary = self.primary(gpu)?;
         let _outside = OutsideCapture::enter(self.driver);
         let _current = primary.enter()?;
         // SAFETY: given out by `allocate`, and taken out of the registry just now, so nobody frees it again. The caller vouches that
-        // work which uses it has finished.
+        // work which uses it has finished. Pages of our own are unmapped afterwards, whatever the driver said: it holds them by itself.
         unsafe {
-            if device.is_host() {
+            if pages.is_some() {
+                call!(self.driver, cuMemHostUnregister(handle(address as usize)))
+            } else if device.is_host() {
                 call!(self.driver, cuMemFreeHost(handle(address as usize)))
             } else {
                 call!(self.driver, cuMemFree(address))
@@ -81,7 +151,7 @@ impl Core {
     }
 
     pub fn allocated_bytes(&self, device: DeviceId) -> u64 {
-        lock(&self.memory).values().filter(|(owner, _)| *owner == device).map(|(_, bytes)| bytes).sum()
+        lock(&self.memory).values().filter(|owned| owned.device == device).map(|owned| owned.bytes).sum()
     }
 
     pub fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
@@ -101,8 +171,14 @@ impl Core {
             self.primary(ordinal as usize)?;
             (DeviceId(ordinal), MemoryKind::Device)
         } else if attributes.is_host() {
-            let owner = lock(&self.memory).get(&attributes.start).map(|(owner, _)| *owner);
-            (owner.filter(|owner| owner.is_host()).unwrap_or(DeviceId::HOST), MemoryKind::Pinned)
+            // Of our own memory we know more than every driver tells.
+            if let Some((base, owned)) = lock(&self.memory).range(..=address).next_back()
+                && address - base < owned.bytes
+            {
+                let id = owned.pages.as_ref().map_or(attributes.buffer, |registered| registered.id);
+                return Ok(Some(Allocation { id, base: *base, bytes: owned.bytes, device: owned.device, kind: MemoryKind::Pinned }));
+            }
+            (DeviceId::HOST, MemoryKind::Pinned)
         } else {
             return Ok(None);
         };
@@ -160,7 +236,9 @@ impl Core {
     pub fn kernel_reaches(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
         let known = self.attributes(address)?;
         if known.is_host() {
-            return Ok(true);
+            // Elsewhere registered memory has another address on the GPU.
+            let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+            return Ok(self.driver.attribute(attribute, self.devices[gpu].ordinal) != 0);
         }
         if !known.is_device() || known.managed != 0 {
             return Ok(false);

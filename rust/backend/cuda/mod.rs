@@ -18,12 +18,17 @@
 mod completion;
 mod device;
 pub mod discover;
+#[cfg(test)]
+mod double;
 mod driver;
 mod event;
 mod execute;
 mod graph;
+mod host_memory;
 mod kernel;
 mod memory;
+#[cfg(test)]
+mod refusals;
 mod verify;
 
 pub use self::graph::GraphStatistics;
@@ -57,8 +62,7 @@ pub(in crate::backend::cuda) struct Core {
     hosts: u32,
     /// Devices whose primary context is retained: one bit for each.
     used: AtomicU64,
-    /// What `allocate` has given out: address, owner and size.
-    memory: Mutex<HashMap<u64, (DeviceId, u64)>>,
+    memory: Mutex<memory::Given>,
     /// Streams of `create_stream`.
     streams: Mutex<HashMap<usize, DeviceId>>,
     /// Streams of `create_stream` that were destroyed, and how many they are: nobody takes the lock while there are none.
@@ -74,8 +78,21 @@ impl CudaBackend {
     /// The driver's devices in sight, and `hosts` host NUMA domains. [`BackendError::NoDriver`] with the reason where there are none.
     /// Retains no context.
     pub fn new(hosts: u32) -> Result<CudaBackend, BackendError> {
-        let driver = Driver::get()?;
-        let count = device_count()? as usize;
+        CudaBackend::on(Driver::get()?, hosts)
+    }
+
+    /// As [`new`](CudaBackend::new), on a driver without `function`, which is one that drivers may lack (`cuMemcpyBatchAsync`, say).
+    #[cfg(feature = "fault-injection")]
+    pub fn without(function: &str, hosts: u32) -> Result<CudaBackend, BackendError> {
+        // Kept for the rest of the process, as the driver itself is.
+        static LACKING: Mutex<Vec<&'static Driver>> = Mutex::new(Vec::new());
+        let driver: &'static Driver = Box::leak(Box::new(Driver::get()?.clone().without(function)));
+        lock(&LACKING).push(driver);
+        CudaBackend::on(driver, hosts)
+    }
+
+    fn on(driver: &'static Driver, hosts: u32) -> Result<CudaBackend, BackendError> {
+        let count = count_devices(driver)? as usize;
         if count > MOST_DEVICES {
             return Err(BackendError::NotSupported(format!(
                 "{count} GPUs in sight, more than {MOST_DEVICES}; choose some with CUDA_VISIBLE_DEVICES"
@@ -129,8 +146,12 @@ impl CudaBackend {
 
 /// How many GPUs the process can use; [`BackendError::NoDriver`] with the reason where it is none.
 pub fn device_count() -> Result<u32, BackendError> {
+    count_devices(Driver::get()?)
+}
+
+fn count_devices(driver: &Driver) -> Result<u32, BackendError> {
     // The driver says "no device" (code 100) where another would return 0.
-    match Driver::get()?.device_count() {
+    match driver.device_count() {
         Ok(0) | Err(BackendError::Driver { code: 100, .. }) => {
             Err(BackendError::NoDriver("the driver shows no GPU to this process; look at nvidia-smi and at CUDA_VISIBLE_DEVICES".into()))
         }
@@ -281,7 +302,8 @@ impl Backend for CudaBackend {
         "cuda"
     }
 
-    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly. 0 bytes count as 1.
+    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: from 4 MiB on in huge pages, on
+    /// the NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count as 1.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.0.allocate(device, bytes)
     }

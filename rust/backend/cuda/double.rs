@@ -1,0 +1,347 @@
+//! A double of the driver, for tests on machines without a GPU.
+//!
+//! A device's memory is host memory, a copy is done when it is enqueued, and so is everything that streams and events would put in
+//! order. What it shows is which functions the backend calls, what becomes of their errors, and that the bytes arrive; it says
+//! nothing about order. Each thread has a node of its own, so that tests do not see each other.
+
+use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attribute};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::LazyLock;
+
+/// What the driver knows of a node, and what it has been asked for.
+#[derive(Default)]
+pub struct Node {
+    pub gpus: i32,
+    /// Whether GPUs have access to each other's memory.
+    pub peers: bool,
+    /// The next calls of these functions fail with these codes.
+    pub refusals: HashMap<&'static str, Code>,
+    /// Calls that succeeded.
+    pub calls: HashMap<&'static str, u32>,
+    pub memory: BTreeMap<u64, Block>,
+    current: Vec<usize>,
+    handles: usize,
+    ids: u64,
+}
+
+/// An allocation, or host memory that was registered.
+pub struct Block {
+    bytes: usize,
+    /// `None` for host memory.
+    gpu: Option<i32>,
+    id: u64,
+    registered: bool,
+}
+
+thread_local! {
+    static NODE: RefCell<Node> = RefCell::default();
+}
+
+/// Makes this thread's node one of `gpus` GPUs.
+pub fn start(gpus: i32, peers: bool) {
+    NODE.with_borrow_mut(|node| *node = Node { gpus, peers, ..Node::default() });
+}
+
+/// Looks at this thread's node, or changes it.
+pub fn node<T>(look: impl FnOnce(&mut Node) -> T) -> T {
+    NODE.with_borrow_mut(look)
+}
+
+/// How often a function was called and succeeded.
+pub fn calls(function: &str) -> u32 {
+    node(|node| node.calls.get(function).copied().unwrap_or(0))
+}
+
+/// The double, with batched copies.
+pub fn driver() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuMemcpyBatchAsync: Some(copy_batch), ..without_batch().clone() });
+    &DRIVER
+}
+
+/// The double of a driver that is older than batched copies.
+pub fn without_batch() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
+        cuGetErrorName: name_error,
+        cuGetErrorString: name_error,
+        cuDeviceGetCount: count_devices,
+        cuDeviceGet: get_device,
+        cuDeviceGetUuid: get_uuid,
+        cuDeviceGetAttribute: get_attribute,
+        cuDeviceCanAccessPeer: can_access,
+        cuDevicePrimaryCtxRetain: retain,
+        cuCtxGetCurrent: get_current,
+        cuCtxPushCurrent: push,
+        cuCtxPopCurrent: pop,
+        cuCtxGetDevice: get_current_device,
+        cuCtxEnablePeerAccess: enable_access,
+        cuMemAlloc: allocate,
+        cuMemFree: free,
+        cuMemHostAlloc: allocate_host,
+        cuMemFreeHost: free_host,
+        cuMemHostRegister: register,
+        cuMemHostUnregister: unregister,
+        cuPointerGetAttributes: locate,
+        cuMemcpyAsync: copy,
+        cuStreamCreate: create_stream,
+        cuStreamGetCtx: context_of_stream,
+        cuStreamIsCapturing: is_capturing,
+        cuEventCreate: create_event,
+        cuModuleLoadData: load_module,
+        ..Driver::inert()
+    });
+    &DRIVER
+}
+
+/// Counts a call, or refuses it as the test has asked for.
+fn call(function: &'static str, work: impl FnOnce(&mut Node) -> Code) -> Code {
+    node(|node| {
+        if let Some(code) = node.refusals.remove(function) {
+            return code;
+        }
+        let code = work(node);
+        if code == 0 {
+            *node.calls.entry(function).or_default() += 1;
+        }
+        code
+    })
+}
+
+/// Writes a result of a function of the driver.
+fn put<T>(out: *mut T, value: T) -> Code {
+    // SAFETY: the backend passes outputs that are valid for the call.
+    unsafe { out.write(value) };
+    0
+}
+
+const INVALID_VALUE: Code = 1;
+const NO_BINARY_FOR_GPU: Code = 209;
+
+/// Contexts and streams are numbers that name their GPU.
+const CONTEXT: usize = 0x1000;
+const STREAM: usize = 0x10_0000;
+
+unsafe extern "C" fn name_error(_: Code, out: *mut *const c_char) -> Code {
+    const NAME: &CStr = c"an error that a test wants";
+    put(out, NAME.as_ptr())
+}
+
+unsafe extern "C" fn count_devices(out: *mut c_int) -> Code {
+    call("cuDeviceGetCount", |node| put(out, node.gpus))
+}
+
+unsafe extern "C" fn get_device(out: *mut CUdevice, index: c_int) -> Code {
+    put(out, index)
+}
+
+unsafe extern "C" fn get_uuid(out: *mut [u8; 16], device: CUdevice) -> Code {
+    put(out, [device as u8; 16])
+}
+
+unsafe extern "C" fn get_attribute(out: *mut c_int, attribute: c_uint, _: CUdevice) -> Code {
+    const MAJOR: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as c_uint;
+    const HOST_POINTERS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM as c_uint;
+    put(
+        out,
+        match attribute {
+            MAJOR => 9,
+            HOST_POINTERS => 1,
+            _ => 0,
+        },
+    )
+}
+
+unsafe extern "C" fn can_access(out: *mut c_int, _: CUdevice, _: CUdevice) -> Code {
+    node(|node| put(out, c_int::from(node.peers)))
+}
+
+unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
+    call("cuDevicePrimaryCtxRetain", |_| put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1))))
+}
+
+unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
+    node(|node| put(out, with_exposed_provenance_mut(node.current.last().copied().unwrap_or(0))))
+}
+
+unsafe extern "C" fn push(context: CUcontext) -> Code {
+    node(|node| node.current.push(context.addr()));
+    0
+}
+
+unsafe extern "C" fn pop(out: *mut CUcontext) -> Code {
+    node(|node| put(out, with_exposed_provenance_mut(node.current.pop().unwrap_or(0))))
+}
+
+unsafe extern "C" fn get_current_device(out: *mut CUdevice) -> Code {
+    node(|node| match node.current.last() {
+        Some(context) => put(out, (context / CONTEXT - 1) as CUdevice),
+        None => code::INVALID_CONTEXT,
+    })
+}
+
+unsafe extern "C" fn enable_access(_: CUcontext, _: c_uint) -> Code {
+    call("cuCtxEnablePeerAccess", |_| 0)
+}
+
+impl Node {
+    fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
+        self.ids += 1;
+        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered });
+    }
+
+    fn give(&mut self, bytes: usize, gpu: Option<i32>) -> Option<u64> {
+        let layout = Layout::from_size_align(bytes, 256).ok().filter(|_| bytes < 1 << 40)?;
+        // SAFETY: the backend asks for one byte or more.
+        let address = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
+        self.insert(address, bytes, gpu, false);
+        Some(address)
+    }
+
+    fn take(&mut self, address: u64, device: bool) -> Code {
+        let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {
+            return INVALID_VALUE;
+        };
+        let Ok(layout) = Layout::from_size_align(block.bytes, 256) else { return INVALID_VALUE };
+        // SAFETY: given out by `give` with this layout, and just taken out of the list.
+        unsafe { dealloc(with_exposed_provenance_mut(address as usize), layout) };
+        0
+    }
+
+    fn new_handle(&mut self) -> usize {
+        self.handles += 16;
+        self.handles
+    }
+}
+
+unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
+    call("cuMemAlloc", |node| {
+        let Some(context) = node.current.last().copied() else { return code::INVALID_CONTEXT };
+        node.give(bytes, Some((context / CONTEXT - 1) as i32)).map_or(code::OUT_OF_MEMORY, |address| put(out, address))
+    })
+}
+
+unsafe extern "C" fn free(address: CUdeviceptr) -> Code {
+    call("cuMemFree", |node| node.take(address, true))
+}
+
+unsafe extern "C" fn allocate_host(out: *mut *mut c_void, bytes: usize, _: c_uint) -> Code {
+    call("cuMemHostAlloc", |node| {
+        node.give(bytes, None).map_or(code::OUT_OF_MEMORY, |address| put(out, with_exposed_provenance_mut(address as usize)))
+    })
+}
+
+unsafe extern "C" fn free_host(address: *mut c_void) -> Code {
+    call("cuMemFreeHost", |node| node.take(address.addr() as u64, false))
+}
+
+unsafe extern "C" fn register(address: *mut c_void, bytes: usize, _: c_uint) -> Code {
+    call("cuMemHostRegister", |node| {
+        node.insert(address.addr() as u64, bytes, None, true);
+        0
+    })
+}
+
+unsafe extern "C" fn unregister(address: *mut c_void) -> Code {
+    call("cuMemHostUnregister", |node| {
+        let known = node.memory.remove(&(address.addr() as u64)).is_some_and(|block| block.registered);
+        if known { 0 } else { INVALID_VALUE }
+    })
+}
+
+/// Tells no range of registered memory and gives it no number, as some drivers do not.
+unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, address: CUdeviceptr) -> Code {
+    use CUpointer_attribute::*;
+    node(|node| {
+        if node.current.is_empty() {
+            return code::INVALID_CONTEXT;
+        }
+        let found = node.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
+        for index in 0..count as usize {
+            // SAFETY: the backend passes as many names as values, each value of the attribute's type.
+            unsafe {
+                let (name, value) = (*names.add(index), *values.add(index));
+                let Some((base, block)) = found else { continue };
+                if name == CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint {
+                    let kind = if block.gpu.is_some() { CUmemorytype::CU_MEMORYTYPE_DEVICE } else { CUmemorytype::CU_MEMORYTYPE_HOST };
+                    value.cast::<c_uint>().write(kind as c_uint);
+                } else if name == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_uint {
+                    value.cast::<c_int>().write(block.gpu.unwrap_or(0));
+                } else if name == CU_POINTER_ATTRIBUTE_BUFFER_ID as c_uint && !block.registered {
+                    value.cast::<u64>().write(block.id);
+                } else if name == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_uint && !block.registered {
+                    value.cast::<u64>().write(*base);
+                } else if name == CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint && !block.registered {
+                    value.cast::<usize>().write(block.bytes);
+                } else if name == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint {
+                    value.cast::<c_uint>().write(1);
+                }
+            }
+        }
+        0
+    })
+}
+
+/// Copies, and refuses ranges that are not inside of memory that it knows.
+fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
+    let inside = |address: u64| match node.memory.range(..=address).next_back() {
+        Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
+        // Ordinary host memory.
+        _ => true,
+    };
+    if !inside(dst) || !inside(src) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: inside of memory of this node, or the test's own.
+    unsafe { std::ptr::copy(with_exposed_provenance::<u8>(src as usize), with_exposed_provenance_mut::<u8>(dst as usize), bytes) };
+    0
+}
+
+unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, _: CUstream) -> Code {
+    call("cuMemcpyAsync", |node| copy_bytes(node, dst, src, bytes))
+}
+
+unsafe extern "C" fn copy_batch(
+    dsts: *mut CUdeviceptr,
+    srcs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    _: *mut sys::CUmemcpyAttributes,
+    _: *mut usize,
+    _: usize,
+    _: CUstream,
+) -> Code {
+    call("cuMemcpyBatchAsync", |node| {
+        (0..count)
+            // SAFETY: three lists of `count` elements.
+            .map(|index| unsafe { copy_bytes(node, *dsts.add(index), *srcs.add(index), *sizes.add(index)) })
+            .find(|code| *code != 0)
+            .unwrap_or(0)
+    })
+}
+
+unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {
+    call("cuStreamCreate", |node| {
+        let Some(context) = node.current.last().copied() else { return code::INVALID_CONTEXT };
+        put(out, with_exposed_provenance_mut(context / CONTEXT * STREAM + node.new_handle()))
+    })
+}
+
+unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) -> Code {
+    put(out, with_exposed_provenance_mut(stream.addr() / STREAM * CONTEXT))
+}
+
+unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
+    put(out, 0)
+}
+
+unsafe extern "C" fn create_event(out: *mut CUevent, _: c_uint) -> Code {
+    node(|node| put(out, with_exposed_provenance_mut(node.new_handle())))
+}
+
+unsafe extern "C" fn load_module(_: *mut CUmodule, _: *const c_void) -> Code {
+    NO_BINARY_FOR_GPU
+}

@@ -1,0 +1,258 @@
+//! What the backend does where the driver, the hardware or NVML lacks or refuses something, on the double of the driver: the cause is
+//! named or the other way is taken, every byte arrives, and the context stays usable.
+
+use super::double::{self, calls, node};
+use super::driver::{Code, Driver, code};
+use super::{CudaBackend, discover};
+use crate::backend::{Backend, BackendError, Endpoints, Execution, MemoryKind, StreamHandle};
+use crate::engine::{Config, Context, Error, PlanOptions, Transfer};
+use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::topology::discover::topology;
+use crate::topology::{DeviceId, Machine};
+use nvml_wrapper::Nvml;
+use smallvec::smallvec;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::Arc;
+
+const GPU0: DeviceId = DeviceId::gpu(0);
+const GPU1: DeviceId = DeviceId::gpu(1);
+const HOST1: DeviceId = DeviceId::host(1);
+
+fn backend(driver: &'static Driver) -> CudaBackend {
+    CudaBackend::on(driver, 2).expect("the double has GPUs")
+}
+
+/// NVML as on a machine that has none.
+fn no_nvml() -> Result<Nvml, nvml_wrapper::error::NvmlError> {
+    Nvml::builder().lib_path("libmpgpu-no-such-library.so".as_ref()).init()
+}
+
+/// A context on what is discovered of the double.
+fn context() -> Context {
+    let seen = discover::look_at(double::driver(), no_nvml).expect("the double has GPUs");
+    let machine = Machine::new(topology(&seen)).expect("well formed");
+    Context::with_backend(Arc::new(machine), Arc::new(backend(double::driver())), Config { staging_bytes: 16 << 20, ..Config::default() })
+        .expect("a context")
+}
+
+/// Memory of the double is host memory.
+fn write(address: u64, bytes: usize, seed: usize) {
+    for at in 0..bytes {
+        // SAFETY: an allocation of the double of at least this size, which only this thread uses.
+        unsafe { with_exposed_provenance_mut::<u8>(address as usize + at).write((at * 31 + seed) as u8) };
+    }
+}
+
+#[track_caller]
+fn assert_arrived(address: u64, bytes: usize, seed: usize) {
+    for at in 0..bytes {
+        // SAFETY: as above.
+        let found = unsafe { with_exposed_provenance::<u8>(address as usize + at).read() };
+        assert_eq!(found, (at * 31 + seed) as u8, "byte {at} of {bytes}");
+    }
+}
+
+/// A transfer in pieces: one operation, or for plain copies one for each piece.
+fn in_pieces(mechanism: Mechanism, bytes: u64, pieces: u64) -> Arc<Program> {
+    let copies = (0..pieces).map(|piece| {
+        let (offset, end) = (bytes * piece / pieces, bytes * (piece + 1) / pieces);
+        Copy { from: Place::Source { transfer: 0, offset }, to: Place::Destination { transfer: 0, offset }, bytes: end - offset }
+    });
+    let op = |copies| Op { lane: LaneId(0), mechanism, copies, after: smallvec![] };
+    let ops = if mechanism == Mechanism::Copy { copies.map(|copy| op(smallvec![copy])).collect() } else { vec![op(copies.collect())] };
+    let program = Program { transfers: vec![bytes], lanes: vec![Lane { device: GPU0 }], rings: vec![], ops };
+    plan::validate(&program, 0).expect("a valid program");
+    Arc::new(program)
+}
+
+/// Runs a program from GPU 0 to GPU 1 and checks the bytes.
+fn run(backend: &CudaBackend, program: &Arc<Program>, engine: Engine) {
+    let bytes = program.transfers[0];
+    let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+    write(src, bytes as usize, 7);
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
+    let execution = Execution { program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false, engine };
+    backend.execute(&execution).expect("enqueued").wait().expect("it runs");
+    assert_arrived(dst, bytes as usize, 7);
+}
+
+/// Makes the next call of a function fail.
+fn refuse(function: &'static str, code: Code) {
+    node(|node| node.refusals.insert(function, code));
+}
+
+#[test]
+fn without_batched_copies_a_batch_is_plain_copies() {
+    double::start(2, true);
+    let program = in_pieces(Mechanism::Batch, 100_003, 5);
+    let new = backend(double::driver());
+    assert!(new.has_batched_copy());
+    run(&new, &program, Engine::Auto);
+    assert_eq!((calls("cuMemcpyBatchAsync"), calls("cuMemcpyAsync")), (1, 0));
+    // The driver has the function and does not support it here.
+    const NOT_SUPPORTED: Code = 801;
+    refuse("cuMemcpyBatchAsync", NOT_SUPPORTED);
+    run(&new, &program, Engine::Auto);
+    assert_eq!((calls("cuMemcpyBatchAsync"), calls("cuMemcpyAsync")), (1, 5));
+    let old = backend(double::without_batch());
+    assert!(!old.has_batched_copy());
+    run(&old, &program, Engine::Batch);
+    assert_eq!((calls("cuMemcpyBatchAsync"), calls("cuMemcpyAsync")), (1, 10));
+}
+
+#[test]
+fn without_graph_instantiation_the_graph_engine_runs_on_streams() {
+    double::start(2, true);
+    let backend = backend(double::driver());
+    run(&backend, &in_pieces(Mechanism::Copy, 70_001, 3), Engine::Graph);
+    assert_eq!(calls("cuMemcpyAsync"), 3);
+    assert_eq!(backend.graph_statistics(), Default::default());
+}
+
+#[test]
+fn where_the_kernel_does_not_load_segments_are_plain_copies() {
+    double::start(2, true);
+    let backend = backend(double::driver());
+    assert!(!backend.has_copy_kernel(0).expect("an answer"));
+    run(&backend, &in_pieces(Mechanism::Kernel, 50_000, 4), Engine::Kernel);
+    assert_eq!(calls("cuMemcpyAsync"), 4);
+}
+
+#[test]
+fn gpus_without_peer_access_are_joined_by_staging_in_host_memory_alone() {
+    double::start(2, false);
+    let context = context();
+    let bytes = (3 << 20) + 5_u64;
+    let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
+    write(src, bytes as usize, 3);
+    let transfer = Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes };
+    let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+    let paths = &plan.planned().transfers[0].paths;
+    assert!(plan.staging_bytes() > 0 && paths.len() == 1 && plan.describe().contains("via host0"), "{}", plan.describe());
+    plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
+    assert_arrived(dst, bytes as usize, 3);
+    assert_eq!(calls("cuCtxEnablePeerAccess"), 0);
+    // Without the host there is no way, and the refusal says so.
+    let refused = context.plan(&[transfer], &PlanOptions { host_path: Some(false), ..PlanOptions::default() }).map(drop);
+    assert!(matches!(refused, Err(Error::Plan(_))), "{refused:?}");
+    plan.execute(StreamHandle(0)).expect("the context is usable").wait().expect("it runs");
+}
+
+#[test]
+fn a_failing_access_between_gpus_is_named_and_tried_again() {
+    double::start(2, true);
+    let context = context();
+    let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, 4096).expect("memory"));
+    write(src, 4096, 1);
+    let plan =
+        context.plan(&[Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes: 4096 }], &PlanOptions::default()).expect("a plan");
+    const TOO_MANY_PEERS: Code = 711;
+    refuse("cuCtxEnablePeerAccess", TOO_MANY_PEERS);
+    let refused = plan.execute(StreamHandle(0)).map(drop);
+    let named =
+        |error: &Error| matches!(error, Error::Backend(BackendError::Driver { what, code: 711, .. }) if what == "cuCtxEnablePeerAccess");
+    assert!(refused.as_ref().is_err_and(named), "{refused:?}");
+    plan.execute(StreamHandle(0)).expect("the context is usable").wait().expect("it runs");
+    assert_arrived(dst, 4096, 1);
+}
+
+#[test]
+fn without_nvml_links_are_assumed_and_the_topology_says_so() {
+    double::start(4, true);
+    assert!(no_nvml().is_err());
+    let seen = discover::look_at(double::driver(), no_nvml).expect("the double has GPUs");
+    assert_eq!((seen.gpus.len(), seen.peers.len()), (4, 12));
+    assert!(seen.gpus.iter().all(|gpu| gpu.nvlinks.is_none() && gpu.pcie.is_none()));
+    let topology = topology(&seen);
+    assert!(topology.description.contains("assumed: NVSwitch"), "{}", topology.description);
+    assert!(topology.description.contains("PCIe links by the GPUs' generation"), "{}", topology.description);
+    Machine::new(topology).expect("well formed");
+}
+
+#[test]
+fn a_driver_without_gpus_is_no_driver() {
+    double::start(0, true);
+    const NO_DEVICE: Code = 100;
+    for refusal in [None, Some(NO_DEVICE)] {
+        if let Some(code) = refusal {
+            refuse("cuDeviceGetCount", code);
+        }
+        let refused = CudaBackend::on(double::driver(), 1).map(drop);
+        assert!(matches!(&refused, Err(BackendError::NoDriver(why)) if why.contains("CUDA_VISIBLE_DEVICES")), "{refused:?}");
+    }
+}
+
+#[test]
+fn large_host_memory_is_registered_and_small_is_the_drivers() {
+    double::start(1, true);
+    let backend = backend(double::driver());
+    let bytes = (9 << 20) + 1_u64;
+    let large = backend.allocate(HOST1, bytes).expect("memory");
+    let small = backend.allocate(DeviceId::HOST, 4096).expect("memory");
+    assert_eq!((calls("cuMemHostRegister"), calls("cuMemHostAlloc")), (1, 1));
+    // The driver tells neither range nor number of registered memory.
+    let found = backend.locate(large + bytes - 1).expect("an answer").expect("known");
+    assert_eq!((found.base, found.bytes, found.device, found.kind), (large, bytes, HOST1, MemoryKind::Pinned));
+    let other = backend.locate(small + 4095).expect("an answer").expect("known");
+    assert_eq!((other.base, other.bytes, other.device, other.kind), (small, 4096, DeviceId::HOST, MemoryKind::Pinned));
+    assert_eq!((backend.allocated_bytes(HOST1), backend.allocated_bytes(DeviceId::HOST)), (bytes, 4096));
+    backend.free(large).expect("freed");
+    assert_eq!((calls("cuMemHostUnregister"), backend.allocated_bytes(HOST1)), (1, 0));
+    assert_eq!(backend.locate(large).expect("an answer"), None);
+    assert!(matches!(backend.free(large), Err(BackendError::InvalidPointer(address)) if address == large));
+    // Whatever address it gets, it is another allocation.
+    let again = backend.allocate(HOST1, bytes).expect("memory");
+    let id = backend.locate(again).expect("an answer").expect("known").id;
+    assert!(id != found.id && id != other.id && other.id != found.id);
+    // What is left goes with the backend, in the driver and in the system.
+    drop(backend);
+    assert_eq!((calls("cuMemHostUnregister"), calls("cuMemFreeHost")), (2, 1));
+    assert_eq!(node(|node| node.memory.len()), 0);
+}
+
+#[test]
+fn where_pages_cannot_be_registered_the_driver_allocates() {
+    double::start(1, true);
+    let backend = backend(double::driver());
+    refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
+    let address = backend.allocate(DeviceId::HOST, 5 << 20).expect("memory all the same");
+    assert_eq!((calls("cuMemHostRegister"), calls("cuMemHostAlloc")), (0, 1));
+    let found = backend.locate(address).expect("an answer").expect("known");
+    assert_eq!((found.base, found.bytes, found.kind), (address, 5 << 20, MemoryKind::Pinned));
+    backend.free(address).expect("freed");
+    assert_eq!((calls("cuMemFreeHost"), node(|node| node.memory.len())), (1, 0));
+}
+
+#[test]
+fn a_failing_allocation_names_device_and_size_and_leaves_the_context_usable() {
+    double::start(4, true);
+    let context = context();
+    let refused = |result: Result<u64, Error>, on: DeviceId, size: u64| {
+        assert!(
+            matches!(&result, Err(Error::Backend(BackendError::OutOfMemory { device, bytes })) if (*device, *bytes) == (on.0, size)),
+            "{result:?}"
+        );
+    };
+    for device in [GPU1, DeviceId::HOST] {
+        refused(context.allocate(device, 1 << 50), device, 1 << 50);
+    }
+    refuse("cuMemHostAlloc", code::OUT_OF_MEMORY);
+    refused(context.allocate(DeviceId::HOST, 64), DeviceId::HOST, 64);
+    // An error that is none of memory keeps its name.
+    refuse("cuMemAlloc", 999);
+    let failed = context.allocate(GPU0, 64);
+    assert!(matches!(&failed, Err(Error::Backend(BackendError::Driver { what, code: 999, .. })) if what == "cuMemAlloc"), "{failed:?}");
+    // Staging that cannot be had fails the plan, not the context.
+    let bytes = 64 << 20;
+    let [src, dst] = [DeviceId::HOST, GPU0].map(|device| context.allocate(device, bytes).expect("memory"));
+    let transfer = Transfer { dst, dst_device: GPU0, src, src_device: DeviceId::HOST, bytes };
+    refuse("cuMemAlloc", code::OUT_OF_MEMORY);
+    let failed = context.plan(&[transfer], &PlanOptions::default()).map(drop);
+    assert!(matches!(&failed, Err(Error::Backend(BackendError::OutOfMemory { device: 1.., .. }))), "{failed:?}");
+    let plan = context.plan(&[transfer], &PlanOptions::default()).expect("memory is back");
+    assert!(plan.paths() > 1, "{}", plan.describe());
+    write(src, bytes as usize, 9);
+    plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
+    assert_arrived(dst, bytes as usize, 9);
+}
