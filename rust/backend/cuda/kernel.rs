@@ -9,6 +9,7 @@ use crate::backend::BackendError;
 use crate::ffi::bridge::Segment;
 use cudarc::driver::sys::CUdevice_attribute;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel.ptx"), "\0");
 
@@ -55,8 +56,8 @@ impl SegmentList {
 pub(super) struct Kernel {
     module: usize,
     function: usize,
-    /// Blocks of a launch at most: one for each multiprocessor. More only wait for each other.
-    most_blocks: u32,
+    /// Blocks of a launch at most: one for each multiprocessor, as more only wait for each other, or what [`Kernel::limit`] says.
+    most_blocks: AtomicU32,
 }
 
 impl Kernel {
@@ -72,8 +73,13 @@ impl Kernel {
         Ok(Kernel {
             module: module.expose_provenance(),
             function: function.expose_provenance(),
-            most_blocks: u32::try_from(processors).unwrap_or(0).max(1),
+            most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
         })
+    }
+
+    /// From now on a launch takes so many blocks at most.
+    pub fn limit(&self, blocks: u32) {
+        self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
     /// Enqueues the copy of all segments in `stream`, a stream of the kernel's context, which is current.
@@ -84,7 +90,7 @@ impl Kernel {
     pub unsafe fn launch(&self, driver: &Driver, segments: &[Segment], stream: CUstream) -> Result<(), BackendError> {
         for segments in segments.chunks(SEGMENTS_PER_LAUNCH) {
             let mut list = SegmentList::new(segments);
-            let blocks = list.tiles().min(u64::from(self.most_blocks)) as u32;
+            let blocks = list.tiles().min(u64::from(self.most_blocks.load(Ordering::Relaxed))) as u32;
             if blocks == 0 {
                 continue;
             }

@@ -133,6 +133,12 @@ impl CudaBackend {
         Ok(self.0.primary(gpu as usize)?.kernel().is_some())
     }
 
+    /// Holds every later launch of the fused copy kernel on `gpu` to so many thread blocks, 0 counting as 1. A kernel of few blocks
+    /// moves bytes slowly: benchmarks stand for narrow links with it. `false` where the GPU does not run the kernel.
+    pub fn limit_copy_kernel(&self, gpu: u32, blocks: u32) -> Result<bool, BackendError> {
+        Ok(self.0.primary(gpu as usize)?.kernel().map(|kernel| kernel.limit(blocks)).is_some())
+    }
+
     /// What the graph executor has done so far.
     pub fn graph_statistics(&self) -> GraphStatistics {
         self.0.graph_statistics()

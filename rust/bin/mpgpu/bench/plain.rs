@@ -17,8 +17,11 @@ use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 pub enum Manner {
     /// One call for each copy, all in one stream.
     OneStream,
-    /// One call for each copy, each in a stream of its own.
+    /// One call for each copy, each in a stream of its own, which the host waits for one by one. Nothing orders the streams.
     Streams,
+    /// As [`Manner::Streams`], forked from one caller's stream by an event and joined to it by events: work before and after the
+    /// step in that stream is ordered, as by `mp_execute`. The first copy is in the caller's stream itself.
+    Joined,
     /// One batched call.
     Batched,
     /// `memcpy` on the calling thread.
@@ -30,6 +33,7 @@ impl Manner {
         match self {
             Manner::OneStream => "one stream",
             Manner::Streams => "a stream each",
+            Manner::Joined => "forked and joined",
             Manner::Batched => "one batched copy",
             Manner::Memcpy => "memcpy, one thread",
         }
@@ -106,8 +110,8 @@ fn set(dst: u64, value: u8, bytes: u64) {
 pub struct OnCuda {
     gpus: BTreeMap<i32, Gpu>,
     copies: Vec<Transfer>,
-    /// One for each copy.
-    streams: Vec<sys::CUstream>,
+    /// One for each copy. The caller's stream of [`Manner::Joined`] is the first.
+    streams: Vec<Stream>,
     /// The arrays of a batched copy: destinations, sources, sizes.
     batch: (Vec<u64>, Vec<u64>, Vec<usize>),
 }
@@ -115,7 +119,40 @@ pub struct OnCuda {
 /// A GPU in use: its primary context and its streams, which last as long as the process.
 struct Gpu {
     context: sys::CUcontext,
-    streams: Vec<sys::CUstream>,
+    streams: Vec<Stream>,
+}
+
+/// A non-blocking stream, and an event of its GPU that stands for its work where another stream waits for it.
+#[derive(Copy, Clone)]
+struct Stream {
+    raw: sys::CUstream,
+    event: sys::CUevent,
+}
+
+impl Stream {
+    /// On the GPU whose context is current.
+    fn new() -> Result<Stream, Failure> {
+        let (mut raw, mut event) = (null_mut(), null_mut());
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the output is valid for the call.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: as above.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(Stream { raw, event })
+    }
+
+    /// Its event stands for its work so far.
+    fn record(&self) -> Result<(), Failure> {
+        // SAFETY: a stream and an event of one context, both kept until the process ends.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.event, self.raw) })
+    }
+
+    /// Later work in it starts after what the other one's event stands for.
+    fn wait_for(&self, other: &Stream) -> Result<(), Failure> {
+        // SAFETY: as above.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, other.event, 0) })
+    }
 }
 
 impl OnCuda {
@@ -136,6 +173,11 @@ impl OnCuda {
         Ok(gpu)
     }
 
+    /// The primary context of a GPU, which is current afterwards; host memory is served by GPU 0.
+    pub fn context_of(&mut self, device: DeviceId) -> Result<sys::CUcontext, Failure> {
+        Ok(self.enter(device)?.context)
+    }
+
     fn context(&self, device: DeviceId) -> Option<sys::CUcontext> {
         self.gpus.get(&device.0).filter(|_| !device.is_host()).map(|gpu| gpu.context)
     }
@@ -150,6 +192,20 @@ impl OnCuda {
             // SAFETY: as above.
             _ => check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, stream) }),
         }
+    }
+
+    fn enqueue_joined(&self) -> Result<(), Failure> {
+        let (Some((caller, streams)), Some((first, copies))) = (self.streams.split_first(), self.copies.split_first()) else {
+            return Ok(());
+        };
+        caller.record()?;
+        self.enqueue(first, caller.raw)?;
+        for (copy, stream) in copies.iter().zip(streams) {
+            stream.wait_for(caller)?;
+            self.enqueue(copy, stream.raw)?;
+            stream.record()?;
+        }
+        streams.iter().try_for_each(|stream| caller.wait_for(stream))
     }
 
     fn enqueue_batch(&mut self, stream: sys::CUstream) -> Result<(), Failure> {
@@ -197,11 +253,7 @@ impl Plain for OnCuda {
             let index = taken.entry(owner).or_default();
             let gpu = self.enter(owner)?;
             if *index == gpu.streams.len() {
-                let mut stream = null_mut();
-                let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-                // SAFETY: the output is valid for the call.
-                check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-                gpu.streams.push(stream);
+                gpu.streams.push(Stream::new()?);
             }
             let stream = gpu.streams[*index];
             *index += 1;
@@ -217,16 +269,17 @@ impl Plain for OnCuda {
 
     fn issue(&mut self, manner: Manner) -> Result<(), Failure> {
         match manner {
-            Manner::OneStream | Manner::Memcpy => self.copies.iter().try_for_each(|copy| self.enqueue(copy, self.streams[0])),
-            Manner::Streams => self.copies.iter().zip(&self.streams).try_for_each(|(copy, stream)| self.enqueue(copy, *stream)),
-            Manner::Batched => self.enqueue_batch(self.streams[0]),
+            Manner::OneStream | Manner::Memcpy => self.copies.iter().try_for_each(|copy| self.enqueue(copy, self.streams[0].raw)),
+            Manner::Streams => self.copies.iter().zip(&self.streams).try_for_each(|(copy, stream)| self.enqueue(copy, stream.raw)),
+            Manner::Joined => self.enqueue_joined(),
+            Manner::Batched => self.enqueue_batch(self.streams[0].raw),
         }
     }
 
     fn wait(&mut self, manner: Manner) -> Result<(), Failure> {
         let used = if manner == Manner::Streams { self.streams.len() } else { 1 };
         // SAFETY: streams of this module.
-        self.streams[..used].iter().try_for_each(|stream| check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(*stream) }))
+        self.streams[..used].iter().try_for_each(|stream| check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.raw) }))
     }
 
     fn copy_now(&mut self, device: DeviceId, dst: u64, src: u64, bytes: u64) -> Result<(), Failure> {
@@ -250,7 +303,7 @@ impl Plain for OnCuda {
     }
 }
 
-fn check(what: &str, result: CUresult) -> Result<(), Failure> {
+pub fn check(what: &str, result: CUresult) -> Result<(), Failure> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }

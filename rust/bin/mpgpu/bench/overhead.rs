@@ -1,0 +1,177 @@
+//! `execute_overhead`: the calling thread's time in `mp_execute`, through the C ABI as a program calls it, against the driver's calls
+//! that move the same bytes in the same stream.
+
+use super::Failure;
+use super::cases::Case;
+use super::contest::{Contestant, Times, contest};
+use super::driver_graph::{Binding, DriverGraph, raw};
+use super::measure::Bench;
+use super::plain::{OnCuda, check};
+use cudarc::driver::sys;
+use mpgpu::backend::Endpoints;
+use mpgpu::engine::Plan;
+use mpgpu::ffi::*;
+use mpgpu::topology::DeviceId;
+use std::ffi::{CStr, CString};
+use std::ptr::{null, null_mut, with_exposed_provenance_mut};
+use std::sync::Arc;
+
+/// One plan.
+pub struct Overhead {
+    pub case: &'static Case,
+    pub size: u64,
+    /// What the driver was called for.
+    pub launch: &'static str,
+    /// Copies of the program.
+    pub nodes: usize,
+    pub rounds: usize,
+    pub plan: Arc<Plan>,
+    /// The bare call.
+    pub driver: Times,
+    /// The call and the event record that a completion needs.
+    pub recorded: Times,
+    /// `mp_execute` with a request.
+    pub mpgpu: Times,
+}
+
+impl Overhead {
+    /// Seconds of the calling thread beyond the driver's own call.
+    pub fn beyond(&self) -> f64 {
+        self.mpgpu.issue.median - self.driver.issue.median
+    }
+}
+
+/// Two closures.
+struct Calls<I, W>(I, W);
+
+impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Contestant for Calls<I, W> {
+    fn issue(&mut self) -> Result<(), Failure> {
+        (self.0)()
+    }
+    fn wait(&mut self) -> Result<(), Failure> {
+        (self.1)()
+    }
+}
+
+/// A context of the C ABI and a plan in it, given back when dropped.
+struct Handles {
+    context: mp_context_t,
+    plan: mp_plan_t,
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        // Errors of the copies were for whoever waited for them.
+        if !self.plan.is_null() {
+            mp_plan_destroy(self.plan);
+        }
+        mp_context_destroy(self.context);
+    }
+}
+
+fn succeeded(status: mp_status_t) -> Result<(), Failure> {
+    if status == mp_status_t::MP_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: a text of the library for this thread, valid until its next call.
+    Err(unsafe { CStr::from_ptr(mp_last_error()) }.to_string_lossy().into())
+}
+
+impl Bench<'_> {
+    pub fn execute_overhead(&self, case: &'static Case, size: u64) -> Result<Overhead, Failure> {
+        let buffers = self.buffers(self.context, &case.legs(2, size))?;
+        let transfer = buffers.transfers[0];
+        let plan = self.context.plan(&buffers.transfers, &Default::default())?;
+        let program = &plan.planned().program;
+        let nodes = program.ops.iter().map(|op| op.copies.len()).sum();
+
+        let mut handles = Handles { context: null_mut(), plan: null_mut() };
+        let topology = self.topology.as_deref().map(CString::new).transpose()?;
+        let options = mp_context_options_t {
+            size: size_of::<mp_context_options_t>(),
+            backend: mp_backend_t::MP_BACKEND_CUDA as i32,
+            topology: topology.as_ref().map_or(null(), |name| name.as_ptr()),
+            staging_bytes: 0,
+            cache_plans: 0,
+        };
+        // SAFETY: all pointers are valid for the call.
+        succeeded(unsafe { mp_context_create_versioned(&options, MP_VERSION, &mut handles.context) })?;
+        let pointer = |address: u64| with_exposed_provenance_mut(address as usize);
+        let transfers = [mp_transfer_t {
+            dst: pointer(transfer.dst),
+            dst_device: transfer.dst_device.0,
+            src: pointer(transfer.src),
+            src_device: transfer.src_device.0,
+            bytes: transfer.bytes,
+        }];
+        // SAFETY: as above.
+        succeeded(unsafe { mp_plan(handles.context, transfers.as_ptr(), 1, null(), &mut handles.plan) })?;
+
+        let stream = self.context.create_stream(DeviceId::gpu(0))?;
+        let mut driver = OnCuda::default();
+        let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device)).collect::<Result<Vec<_>, _>>()?;
+        let ends = [driver.context_of(transfer.dst_device)?, driver.context_of(transfer.src_device)?];
+        let ring_bytes = |ring: &mpgpu::plan::Ring| self.context.allocate(ring.device, ring.bytes());
+        let rings = program.rings.iter().map(ring_bytes).collect::<Result<Vec<_>, _>>()?;
+        let endpoints = [Endpoints { dst: transfer.dst, src: transfer.src }];
+        let graph = match nodes {
+            1 => None,
+            _ => Some(DriverGraph::build(&Binding { program, endpoints: &endpoints, rings: &rings, contexts: &contexts })?.0),
+        };
+        let mut event = null_mut();
+        driver.context_of(DeviceId::gpu(0))?;
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the output is valid for the call.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+
+        let launch = || match &graph {
+            Some(graph) => graph.launch(stream),
+            None => {
+                let mpgpu::engine::Transfer { dst, src, bytes, .. } = transfer;
+                // SAFETY: both ranges lie in allocations of the bench, which live until the copy was waited for.
+                check("cuMemcpyPeerAsync", unsafe { sys::cuMemcpyPeerAsync(dst, ends[0], src, ends[1], bytes as usize, raw(stream)) })
+            }
+        };
+        // SAFETY: a stream of the bench.
+        let synchronize = || check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(stream)) });
+        let mut bare = Calls(launch, synchronize);
+        let mut recorded = Calls(
+            || {
+                launch()?;
+                // SAFETY: an event and a stream of GPU 0's context.
+                check("cuEventRecord", unsafe { sys::cuEventRecord(event, raw(stream)) })
+            },
+            // SAFETY: an event of the bench.
+            || check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event) }),
+        );
+        let request = std::cell::Cell::new(null_mut());
+        let mut mpgpu = Calls(
+            || {
+                let mut out = null_mut();
+                // SAFETY: the output is valid for the call; the memory lives until the request was waited for.
+                let status = unsafe { mp_execute(handles.plan, raw(stream).cast(), &mut out) };
+                request.set(out);
+                succeeded(status)
+            },
+            || {
+                let mut out = request.get();
+                // SAFETY: the request of the call before.
+                succeeded(unsafe { mp_wait(&mut out) })
+            },
+        );
+        self.verify("the driver", &mut bare, &[&buffers])?;
+        self.verify("mp_execute", &mut mpgpu, &[&buffers])?;
+        driver.context_of(DeviceId::gpu(0))?;
+        let (rounds, times) = contest(&mut [&mut mpgpu, &mut bare, &mut recorded], self.repeat)?;
+        self.verify("mp_execute", &mut mpgpu, &[&buffers])?;
+
+        drop(graph);
+        // SAFETY: all its records were waited for.
+        check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(event) })?;
+        rings.into_iter().try_for_each(|ring| self.context.free(ring))?;
+        self.context.destroy_stream(stream)?;
+        let &[mpgpu, driver, recorded] = times.as_slice() else { return Err("nothing was timed".into()) };
+        let launch = if nodes == 1 { "one copy" } else { "one graph" };
+        Ok(Overhead { case, size, launch, nodes, rounds, plan: plan.clone(), driver, recorded, mpgpu })
+    }
+}
