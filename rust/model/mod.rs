@@ -13,6 +13,9 @@
 //!
 //! Pure: no backend, no clock.
 
+pub mod simulate;
+pub mod timeline;
+
 use crate::topology::{Costs, Machine, ResourceId, Route};
 use smallvec::SmallVec;
 

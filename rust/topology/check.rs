@@ -188,7 +188,8 @@ fn check_time(quantity: &'static str, value: f64, entry: impl Fn() -> String) ->
 
 fn check_costs(costs: &Costs) -> Result<(), TopologyError> {
     // Taken apart so that a new cost cannot be forgotten here.
-    let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency } = *costs;
+    let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency, graph_node, graph_first_node } =
+        *costs;
     for (quantity, value) in [
         ("copy", copy),
         ("issue", issue),
@@ -198,6 +199,8 @@ fn check_costs(costs: &Costs) -> Result<(), TopologyError> {
         ("batch_segment", batch_segment),
         ("kernel", kernel),
         ("kernel_segment", kernel_segment),
+        ("graph_node", graph_node),
+        ("graph_first_node", graph_first_node),
     ] {
         check_time(quantity, value, || "costs".into())?;
     }

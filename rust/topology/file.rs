@@ -84,6 +84,8 @@ struct CostsEntry {
     kernel: Option<f64>,
     kernel_segment: Option<f64>,
     kernel_efficiency: Option<f64>,
+    graph_node: Option<f64>,
+    graph_first_node: Option<f64>,
 }
 
 /// The topology that a TOML text describes, checked.
@@ -220,6 +222,8 @@ fn costs(entry: &CostsEntry) -> Costs {
         kernel: entry.kernel.unwrap_or(default.kernel),
         kernel_segment: entry.kernel_segment.unwrap_or(default.kernel_segment),
         kernel_efficiency: entry.kernel_efficiency.unwrap_or(default.kernel_efficiency),
+        graph_node: entry.graph_node.unwrap_or(default.graph_node),
+        graph_first_node: entry.graph_first_node.unwrap_or(default.graph_first_node),
     }
 }
 
@@ -286,10 +290,11 @@ impl Topology {
             writeln!(out, "]")?;
         }
 
-        let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency } = self.costs;
+        let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency, .. } = self.costs;
+        let Costs { graph_node, graph_first_node, .. } = self.costs;
         writeln!(out, "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\njoin = {join:e}\nbatch = {batch:e}")?;
         writeln!(out, "batch_segment = {batch_segment:e}\nkernel = {kernel:e}\nkernel_segment = {kernel_segment:e}")?;
-        writeln!(out, "kernel_efficiency = {kernel_efficiency:e}")
+        writeln!(out, "kernel_efficiency = {kernel_efficiency:e}\ngraph_node = {graph_node:e}\ngraph_first_node = {graph_first_node:e}")
     }
 }
 

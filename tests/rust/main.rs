@@ -12,6 +12,7 @@ mod host_backend;
 mod kernel;
 mod node;
 mod planner;
+mod simulator;
 mod staging;
 mod threads;
 mod topology;

@@ -103,6 +103,8 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         kernel: 9.0 * scale,
         kernel_segment: scale / 10.0,
         kernel_efficiency: 0.9,
+        graph_node: scale,
+        graph_first_node: scale,
     };
     Topology { name: "random".into(), description: String::new(), nodes, links, shared, costs }
 }

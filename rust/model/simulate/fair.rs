@@ -1,0 +1,147 @@
+//! Max-min fair rates: every flow as fast as it can be without slowing one that is no faster.
+//!
+//! Progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2): the rates of all flows rise together until a resource is
+//! full; the flows on it keep their rate, the others rise on.
+
+use crate::topology::ResourceId;
+
+/// Bytes on their way along a route.
+#[derive(Clone, Debug)]
+pub(super) struct Active<'a> {
+    /// Whose bytes they are, and along which of its routes.
+    pub op: u32,
+    pub flow: u32,
+    /// Everything that they draw on. Not empty.
+    pub resources: &'a [ResourceId],
+    /// Capacity that a byte/s takes: 1, or more for a mechanism that does not use all that it occupies.
+    pub draw: f64,
+    /// Bytes still to move.
+    pub left: f64,
+    /// Bytes/s.
+    pub rate: f64,
+    /// When the last of them arrives at this rate.
+    pub arrival: f64,
+}
+
+/// The capacities of a machine, and the memory in which rates are found.
+#[derive(Debug)]
+pub(super) struct Fair {
+    capacity: Vec<f64>,
+    /// Resources that flows draw on at present, in the order in which flows name them.
+    pub touched: Vec<u32>,
+    uses: Vec<Use>,
+    fixed: Vec<bool>,
+    /// Resources that may still bind.
+    limits: Vec<u32>,
+}
+
+/// What flows make of one resource.
+#[derive(Clone, Debug, Default)]
+struct Use {
+    /// Capacity drawn by the flows at their rates.
+    load: f64,
+    /// The draw of flows whose rates still rise, and their number.
+    rising: f64,
+    open: u32,
+    flows: Vec<u32>,
+}
+
+impl Fair {
+    pub fn new(capacity: Vec<f64>) -> Self {
+        let uses = vec![Use::default(); capacity.len()];
+        Fair { capacity, touched: Vec::new(), uses, fixed: Vec::new(), limits: Vec::new() }
+    }
+
+    /// Capacity of resource `r` that flows draw on at their rates.
+    pub fn load(&self, r: u32) -> f64 {
+        self.uses[r as usize].load
+    }
+
+    /// Sets the rates of all flows.
+    pub fn share(&mut self, flows: &mut [Active<'_>]) {
+        for r in self.touched.drain(..) {
+            let of = &mut self.uses[r as usize];
+            of.flows.clear();
+            (of.load, of.rising, of.open) = (0.0, 0.0, 0);
+        }
+        for (index, flow) in flows.iter().enumerate() {
+            for &ResourceId(r) in flow.resources {
+                let of = &mut self.uses[r as usize];
+                if of.flows.is_empty() {
+                    self.touched.push(r);
+                }
+                of.flows.push(index as u32);
+                of.rising += flow.draw;
+                of.open += 1;
+            }
+        }
+        self.fixed.clear();
+        self.fixed.resize(flows.len(), false);
+        self.limits.clone_from(&self.touched);
+        loop {
+            // By count: draws are subtracted in another order than added, so that what is left of them need not be exactly zero.
+            let uses = &self.uses;
+            self.limits.retain(|r| uses[*r as usize].open > 0);
+            let level = |r: u32| (self.capacity[r as usize] - uses[r as usize].load) / uses[r as usize].rising;
+            let Some(&tightest) = self.limits.iter().min_by(|a, b| level(**a).total_cmp(&level(**b))) else { break };
+            let rate = level(tightest).max(0.0);
+            for position in 0..self.uses[tightest as usize].flows.len() {
+                let index = self.uses[tightest as usize].flows[position] as usize;
+                if !std::mem::replace(&mut self.fixed[index], true) {
+                    let flow = &mut flows[index];
+                    flow.rate = rate;
+                    for &ResourceId(r) in flow.resources {
+                        let of = &mut self.uses[r as usize];
+                        of.load += rate * flow.draw;
+                        of.rising -= flow.draw;
+                        of.open -= 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(capacity: &[f64], flows: &[(&[u32], f64)]) -> Vec<f64> {
+        let resources: Vec<Vec<ResourceId>> = flows.iter().map(|f| f.0.iter().map(|&r| ResourceId(r)).collect()).collect();
+        let mut active: Vec<Active<'_>> = flows
+            .iter()
+            .zip(&resources)
+            .map(|(f, resources)| Active { op: 0, flow: 0, resources, draw: f.1, left: 1.0, rate: 0.0, arrival: 0.0 })
+            .collect();
+        let mut fair = Fair::new(capacity.to_vec());
+        fair.share(&mut active);
+        // Twice, so that what the first time left behind would show.
+        fair.share(&mut active);
+        active.iter().map(|flow| flow.rate).collect()
+    }
+
+    #[test]
+    fn flows_on_one_link_share_it_evenly() {
+        assert_eq!(rates(&[12.0], &[(&[0], 1.0), (&[0], 1.0), (&[0], 1.0)]), [4.0, 4.0, 4.0]);
+    }
+
+    #[test]
+    fn what_a_slow_flow_cannot_use_goes_to_the_others() {
+        // The second flow's own link carries 2, so the first gets 10 of 12.
+        assert_eq!(rates(&[12.0, 2.0], &[(&[0], 1.0), (&[0, 1], 1.0)]), [10.0, 2.0]);
+    }
+
+    #[test]
+    fn the_textbook_network_of_four_links() {
+        // Bertsekas and Gallager's kind of example: three flows meet on link 1, one of them alone on link 2.
+        assert_eq!(
+            rates(&[1.0, 1.0, 1.0], &[(&[0, 1], 1.0), (&[1], 1.0), (&[1, 2], 1.0), (&[2], 1.0)]),
+            [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 2.0 / 3.0]
+        );
+    }
+
+    #[test]
+    fn a_mechanism_that_wastes_capacity_draws_more_than_it_moves() {
+        assert_eq!(rates(&[9.0], &[(&[0], 1.0 / 0.9)]), [9.0 / (1.0 / 0.9)]);
+    }
+}

@@ -1,0 +1,128 @@
+//! What a run leaves: times, the use of resources, and the timeline.
+
+use super::Scenario;
+use crate::model::timeline::{Arrow, Span, Timeline, TimelineLane};
+use crate::topology::{DeviceId, ResourceId};
+use crate::units::size;
+
+/// What came of a scenario.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulation {
+    /// From 0 to the end of the last execution, seconds.
+    pub seconds: f64,
+    /// For each execution, in the order of submission.
+    pub executions: Vec<ExecutionTimes>,
+    /// Everything that bytes drew on, in the order of the machine.
+    pub resources: Vec<ResourceUse>,
+    /// Operations and issuing, for drawing.
+    pub timeline: Timeline,
+}
+
+/// Seconds from the start of the scenario.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct ExecutionTimes {
+    /// The host thread begins to issue it.
+    pub issue: f64,
+    /// The host thread has issued it and goes on.
+    pub issued: f64,
+    /// Its last byte has arrived, its lanes have joined the stream, and the host sees it.
+    pub done: f64,
+}
+
+/// How a resource was used.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct ResourceUse {
+    /// Index into [`Machine::resources`](crate::topology::Machine::resources).
+    pub resource: ResourceId,
+    /// Bytes that passed it.
+    pub bytes: u64,
+    /// Seconds in which bytes passed it.
+    pub busy: f64,
+    /// Capacity drawn at the busiest moment, bytes/s. More than the bytes that move where a kernel does not use all that it occupies.
+    pub peak: f64,
+    /// Capacity drawn in the mean over the whole run, bytes/s.
+    pub mean: f64,
+}
+
+/// A resource while the scenario runs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Use {
+    pub bytes: u64,
+    pub busy: f64,
+    /// Capacity times seconds.
+    pub drawn: f64,
+    pub peak: f64,
+}
+
+/// When an operation was at work.
+pub(super) struct OpTimes {
+    pub execution: usize,
+    /// In its program.
+    pub index: u32,
+    pub begin: f64,
+    pub end: f64,
+}
+
+pub(super) fn report(scenario: &Scenario<'_>, ops: Vec<OpTimes>, executions: Vec<ExecutionTimes>, uses: &[Use]) -> Simulation {
+    let seconds = executions.iter().map(|execution| execution.done).fold(0.0, f64::max);
+    let resources = uses.iter().enumerate().filter(|(_, of)| of.bytes > 0).map(|(index, of)| ResourceUse {
+        resource: ResourceId(index as u32),
+        bytes: of.bytes,
+        busy: of.busy,
+        peak: of.peak,
+        mean: if seconds > 0.0 { of.drawn / seconds } else { 0.0 },
+    });
+    let timeline = timeline(scenario, &ops, &executions);
+    Simulation { seconds, resources: resources.collect(), executions, timeline }
+}
+
+fn timeline(scenario: &Scenario<'_>, ops: &[OpTimes], executions: &[ExecutionTimes]) -> Timeline {
+    let mut timeline = Timeline { name: format!("{}, modelled", scenario.machine.topology().name), modelled: true, ..Timeline::default() };
+    let threads = scenario.threads.len();
+    for (thread, actions) in scenario.threads.iter().enumerate() {
+        let name = if threads == 1 { "host thread".to_owned() } else { format!("host thread {thread}") };
+        timeline.lanes.push(TimelineLane { name, device: DeviceId::HOST });
+        for action in actions {
+            if let super::Action::Execute(execution) = *action {
+                let times = &executions[execution];
+                let name = format!("issue {execution}");
+                timeline.spans.push(Span { lane: thread, op: None, name, begin: times.issue, end: times.issued, bytes: 0 });
+            }
+        }
+    }
+    // The first lane and the first span of each execution's operations.
+    let mut lanes = Vec::with_capacity(executions.len());
+    let mut spans = Vec::with_capacity(executions.len());
+    let mut span = timeline.spans.len();
+    for (index, submitted) in scenario.executions.iter().enumerate() {
+        let bound = &scenario.programs[submitted.bound];
+        lanes.push(timeline.lanes.len());
+        spans.push(span);
+        span += bound.program.ops.len();
+        for (number, lane) in bound.program.lanes.iter().enumerate() {
+            let on_lane = bound.program.ops.iter().position(|op| op.lane.0 as usize == number);
+            let way = match on_lane.map(|op| bound.flows[op].as_slice()) {
+                Some([one]) => format!(": {}>{}", one.from, one.to),
+                Some([_, _, ..]) => format!(": {} fused", lane.device),
+                _ => String::new(),
+            };
+            let run = if executions.len() > 1 { format!("#{index} ") } else { String::new() };
+            timeline.lanes.push(TimelineLane { name: format!("{run}{} lane {number}{way}", lane.device), device: lane.device });
+        }
+    }
+    for op in ops {
+        let bound = &scenario.programs[scenario.executions[op.execution].bound];
+        let (operation, flows) = (&bound.program.ops[op.index as usize], &bound.flows[op.index as usize]);
+        let bytes = flows.iter().map(|flow| flow.bytes).sum();
+        let name = match flows.as_slice() {
+            [one] => format!("{}>{} {}", one.from, one.to, size(bytes)),
+            many => format!("{} routes, {}", many.len(), size(bytes)),
+        };
+        let lane = lanes[op.execution] + operation.lane.0 as usize;
+        let to = timeline.spans.len();
+        timeline.spans.push(Span { lane, op: Some(op.index), name, begin: op.begin, end: op.end, bytes });
+        let others = operation.after.iter().filter(|before| bound.program.ops[before.0 as usize].lane != operation.lane);
+        timeline.arrows.extend(others.map(|before| Arrow { from: spans[op.execution] + before.0 as usize, to }));
+    }
+    timeline
+}
