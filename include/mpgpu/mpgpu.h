@@ -39,6 +39,11 @@
 /// Device number of the host memory of a NUMA domain: `MP_DEVICE_HOST_NUMA(0)` is `MP_DEVICE_HOST`.
 #define MP_DEVICE_HOST_NUMA(domain) (-1 - (domain))
 
+/// In a transfer, in place of a device number: the device whose memory the address lies in. An address that the library
+/// does not know is host memory, pageable. So is one that was freed, which a named device would have refused. No
+/// machine has a device of this number.
+#define MP_DEVICE_AUTO 0x7ffffffe
+
 /// A stream: work enqueued in it runs in order. The same type as `cudaStream_t`; NULL is the default stream.
 typedef struct CUstream_st *mp_stream_t;
 
@@ -212,6 +217,22 @@ typedef struct {
     uint64_t bytes;
     /// Of the misses, those that found a plan of the same shape at other addresses.
     uint64_t plan_cache_shape_hits;
+    /// Executions that were one graph launch. This and what follows is 0 on a backend without graphs.
+    uint64_t graph_launches;
+    /// Of these, those whose graph had the addresses already.
+    uint64_t graph_hits;
+    /// Those that had to instantiate a graph or to give one other addresses.
+    uint64_t graph_misses;
+    /// Graphs instantiated.
+    uint64_t graph_instantiations;
+    /// Graphs that were given other addresses instead.
+    uint64_t graph_repoints;
+    /// Launches that had to come after another one, because all graphs of the plan were at work.
+    uint64_t graph_waits;
+    /// Plan shapes that have graphs now.
+    uint64_t graph_programs;
+    /// Instantiated graphs now.
+    uint64_t graph_entries;
 } mp_statistics_t;
 
 /// What a context holds on one device. Initialise with `MP_DEVICE_STATISTICS_INIT`.
@@ -230,16 +251,17 @@ typedef struct {
 typedef void (*mp_host_function_t)(void *user);
 
 /// One copy. On the CUDA and on the host backend alike an address belongs to one device; `dst_device` and `src_device`
-/// say which. Memory of a GPU, and host memory from `mp_alloc` of the same context, is known. Any other host memory is
-/// taken at the caller's word and counts as pageable: it is copied on one path.
+/// say which, or `MP_DEVICE_AUTO` has the library look. Memory of a GPU, and host memory from `mp_alloc` of the same
+/// context, is known, on CUDA also host memory that CUDA has pinned or registered. Any other host memory is taken at the
+/// caller's word and counts as pageable: it is copied on one path.
 typedef struct {
     /// First byte of the destination.
     void *dst;
-    /// The device that it lies on.
+    /// The device that it lies on, or `MP_DEVICE_AUTO`.
     int32_t dst_device;
     /// First byte of the source.
     const void *src;
-    /// The device that it lies on.
+    /// The device that it lies on, or `MP_DEVICE_AUTO`.
     int32_t src_device;
     /// How many bytes. With 0 nothing is copied, and the addresses may be NULL.
     uint64_t bytes;
@@ -520,7 +542,7 @@ mp_status_t mp_request_free(mp_request_t *request);
 #define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), 0, NULL, 0, 0}
 #define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), 0, 0, 0, 0, 0, 0}
 #define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0}
-#define MP_STATISTICS_INIT {sizeof(mp_statistics_t), 0, 0, 0, 0, 0, 0, 0}
+#define MP_STATISTICS_INIT {sizeof(mp_statistics_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define MP_DEVICE_STATISTICS_INIT {sizeof(mp_device_statistics_t), 0, 0, 0}
 #define MP_ERROR_INFO_INIT {sizeof(mp_error_info_t), MP_SUCCESS, 0, NULL, NULL}
 

@@ -384,6 +384,10 @@ class device {
         return device(domain >= 0 ? -1 - domain : std::numeric_limits<std::int32_t>::min());
     }
 
+    /// In a transfer: whichever device the address belongs to, `MP_DEVICE_AUTO`. An address that the library does not
+    /// know is ordinary host memory.
+    [[nodiscard]] static constexpr device automatic() noexcept { return device(MP_DEVICE_AUTO); }
+
     /// The device with this number in the C API: GPUs count up from 0, host NUMA domains down from -1.
     [[nodiscard]] static constexpr device from_id(std::int32_t id) noexcept { return device(id); }
 

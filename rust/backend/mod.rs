@@ -6,6 +6,8 @@
 pub mod cuda;
 pub mod host;
 
+pub use cuda::GraphStatistics;
+
 use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
 use std::any::Any;
@@ -176,4 +178,9 @@ pub trait Backend: Send + Sync {
     fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError>;
     /// Blocks until everything ever enqueued has finished.
     fn synchronize(&self) -> Result<(), BackendError>;
+
+    /// What has been launched as graphs; all zero on a backend that has none.
+    fn graph_statistics(&self) -> GraphStatistics {
+        GraphStatistics::default()
+    }
 }

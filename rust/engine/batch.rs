@@ -14,14 +14,20 @@ use std::num::NonZeroU64;
 pub struct Transfer {
     /// First byte of the destination.
     pub dst: u64,
-    /// Whose memory it lies in.
+    /// Whose memory it lies in, or [`Transfer::AUTO`].
     pub dst_device: DeviceId,
     /// First byte of the source.
     pub src: u64,
-    /// Whose memory it lies in.
+    /// Whose memory it lies in, or [`Transfer::AUTO`].
     pub src_device: DeviceId,
     /// How many bytes; 0 is allowed, and then the addresses do not matter.
     pub bytes: u64,
+}
+
+impl Transfer {
+    /// In place of a device: the one whose memory the address lies in, as the backend knows it. An address that it does not know is
+    /// ordinary host memory. No machine has a GPU of this number.
+    pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
 }
 
 /// Which end of a transfer.
@@ -107,6 +113,9 @@ fn place(
     machine: &Machine,
     backend: &dyn Backend,
 ) -> Result<Place, Error> {
+    let inferred = device == Transfer::AUTO;
+    // What an inferred device is where nothing tells another.
+    let device = if inferred { DeviceId::HOST } else { device };
     if !machine.contains(device) {
         return Err(Error::UnknownDevice { transfer, end, device: device.0, gpus: machine.gpu_count(), hosts: machine.host_count() });
     }
@@ -128,7 +137,7 @@ fn place(
         return Ok(Place { device, kind: MemoryKind::Pageable, allocation: None });
     };
     // "Host memory" need not name the right NUMA domain: where the backend knows better, the plan is made for the truth.
-    if allocation.device != device && !(allocation.device.is_host() && device.is_host()) {
+    if !inferred && allocation.device != device && !(allocation.device.is_host() && device.is_host()) {
         return Err(Error::WrongDevice {
             transfer,
             end,

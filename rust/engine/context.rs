@@ -7,7 +7,7 @@ use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
 use super::staging::Staging;
-use crate::backend::{Backend, BackendError, EventHandle, StreamHandle};
+use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, StreamHandle};
 use crate::fault;
 use crate::plan::{self, Options};
 use crate::topology::{DeviceId, Machine};
@@ -37,6 +37,8 @@ pub struct Statistics {
     pub executions: u64,
     /// Bytes of all transfers of these executions, each byte once, whatever number of hops it takes.
     pub bytes: u64,
+    /// Of the backend's graphs.
+    pub graphs: GraphStatistics,
 }
 
 /// What a context holds on one device.
@@ -225,6 +227,7 @@ impl Context {
             cache: self.cache.statistics(),
             executions: self.shared.executions.load(Ordering::Relaxed),
             bytes: self.shared.bytes.load(Ordering::Relaxed),
+            graphs: self.backend().graph_statistics(),
         }
     }
 

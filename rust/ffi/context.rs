@@ -163,6 +163,14 @@ pub unsafe extern "C" fn mp_context_statistics(context: mp_context_t, statistics
             executions: statistics.executions,
             bytes: statistics.bytes,
             plan_cache_shape_hits: statistics.cache.shape_hits,
+            graph_launches: statistics.graphs.launches,
+            graph_hits: statistics.graphs.hits,
+            graph_misses: statistics.graphs.misses,
+            graph_instantiations: statistics.graphs.instantiations,
+            graph_repoints: statistics.graphs.repoints,
+            graph_waits: statistics.graphs.waits,
+            graph_programs: statistics.graphs.programs,
+            graph_entries: statistics.graphs.execs,
         });
         Ok(())
     })

@@ -6,6 +6,9 @@ use std::ffi::{c_char, c_int, c_void};
 /// The host memory of NUMA domain 0, as a device number. GPUs are numbered from 0, as the backend in use numbers them.
 pub const MP_DEVICE_HOST: i32 = -1;
 
+/// In a transfer, in place of a device: the one whose memory the address lies in.
+pub const MP_DEVICE_AUTO: i32 = crate::engine::Transfer::AUTO.0;
+
 /// Outcome of a call. Numbers are never reused or changed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -190,18 +193,19 @@ pub struct mp_plan_options_t {
 }
 
 /// One copy. On the CUDA and on the host backend alike an address belongs to one device; `dst_device` and `src_device`
-/// say which. Memory of a GPU, and host memory from `mp_alloc` of the same context, is known. Any other host memory is
-/// taken at the caller's word and counts as pageable: it is copied on one path.
+/// say which, or `MP_DEVICE_AUTO` has the library look. Memory of a GPU, and host memory from `mp_alloc` of the same
+/// context, is known, on CUDA also host memory that CUDA has pinned or registered. Any other host memory is taken at the
+/// caller's word and counts as pageable: it is copied on one path.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_transfer_t {
     /// First byte of the destination.
     pub dst: *mut c_void,
-    /// The device that it lies on.
+    /// The device that it lies on, or `MP_DEVICE_AUTO`.
     pub dst_device: i32,
     /// First byte of the source.
     pub src: *const c_void,
-    /// The device that it lies on.
+    /// The device that it lies on, or `MP_DEVICE_AUTO`.
     pub src_device: i32,
     /// How many bytes. With 0 nothing is copied, and the addresses may be NULL.
     pub bytes: u64,
@@ -247,6 +251,22 @@ pub struct mp_statistics_t {
     pub bytes: u64,
     /// Of the misses, those that found a plan of the same shape at other addresses.
     pub plan_cache_shape_hits: u64,
+    /// Executions that were one graph launch. This and what follows is 0 on a backend without graphs.
+    pub graph_launches: u64,
+    /// Of these, those whose graph had the addresses already.
+    pub graph_hits: u64,
+    /// Those that had to instantiate a graph or to give one other addresses.
+    pub graph_misses: u64,
+    /// Graphs instantiated.
+    pub graph_instantiations: u64,
+    /// Graphs that were given other addresses instead.
+    pub graph_repoints: u64,
+    /// Launches that had to come after another one, because all graphs of the plan were at work.
+    pub graph_waits: u64,
+    /// Plan shapes that have graphs now.
+    pub graph_programs: u64,
+    /// Instantiated graphs now.
+    pub graph_entries: u64,
 }
 
 /// What a context holds on one device. Initialise with `MP_DEVICE_STATISTICS_INIT`.

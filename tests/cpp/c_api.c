@@ -174,6 +174,31 @@ static void a_forgotten_request_still_moves_its_bytes(void) {
     destroy(&w);
 }
 
+static void the_device_of_an_address_is_found_on_request(void) {
+    struct world w = create();
+    unsigned char *own = malloc(SMALL);
+    EXPECT(own != NULL);
+    fill(w.gpu[2], 5);
+    memset(own, 0, SMALL);
+    const mp_transfer_t t = transfer(own, MP_DEVICE_AUTO, w.gpu[2], MP_DEVICE_AUTO, SMALL);
+    const mp_transfer_t named = transfer(own, MP_DEVICE_HOST, w.gpu[2], 2, SMALL);
+    mp_plan_t plan = NULL;
+    mp_plan_t same = NULL;
+    mp_request_t request = NULL;
+    EXPECT_OK(mp_plan(w.context, &t, 1, NULL, &plan));
+    EXPECT_OK(mp_plan(w.context, &named, 1, NULL, &same));
+    mp_statistics_t statistics = MP_STATISTICS_INIT;
+    EXPECT_OK(mp_context_statistics(w.context, &statistics));
+    EXPECT(statistics.plan_cache_hits == 1);
+    EXPECT_OK(mp_execute(plan, NULL, &request));
+    EXPECT_OK(mp_wait(&request));
+    EXPECT(memcmp(own, w.gpu[2], SMALL) == 0);
+    EXPECT_OK(mp_plan_destroy(plan));
+    EXPECT_OK(mp_plan_destroy(same));
+    free(own);
+    destroy(&w);
+}
+
 static void statistics_count_what_happened(void) {
     struct world w = create();
     mp_statistics_t before = MP_STATISTICS_INIT;
@@ -192,6 +217,7 @@ static void statistics_count_what_happened(void) {
     EXPECT(after.plan_cache_hits == before.plan_cache_hits + 1);
     EXPECT(after.executions == before.executions + 2);
     EXPECT(after.bytes == before.bytes + 2 * (uint64_t)SMALL);
+    EXPECT(after.graph_launches == 0 && after.graph_entries == 0); /* the host backend has no graphs */
 
     mp_device_statistics_t held = MP_DEVICE_STATISTICS_INIT;
     EXPECT_OK(mp_context_device_statistics(w.context, 0, &held));
@@ -359,6 +385,7 @@ int main(void) {
     an_exchange_brings_the_right_bytes();
     nothing_to_wait_for_succeeds();
     a_forgotten_request_still_moves_its_bytes();
+    the_device_of_an_address_is_found_on_request();
     statistics_count_what_happened();
     a_description_is_measured_first_and_written_second();
     streams_and_events_order_work();

@@ -44,6 +44,8 @@ static_assert(!std::is_convertible_v<int, device>);
 static_assert(!std::is_constructible_v<device, int>);
 static_assert(device::gpu(3).id() == 3 && !device::gpu(3).is_host());
 static_assert(device::host().id() == MP_DEVICE_HOST && device::host(2).id() == MP_DEVICE_HOST_NUMA(2));
+static_assert(device::automatic().id() == MP_DEVICE_AUTO && device::automatic() != device::gpu(-1) &&
+              device::automatic() != device::host(-1));
 static_assert(!device::gpu(-1).is_host() && device::host(-1).is_host());
 static_assert(device::gpu(-1) != device::gpu(0) && device::host(-1) != device::host(0));
 

@@ -67,6 +67,22 @@ TEST_CASE("a plan moves the bytes of all its transfers, as often as it is execut
     CHECK(ctx.statistics().bytes == 6 * a.size_bytes());
 }
 
+TEST_CASE("the device of an address is found on request, and a named one that is wrong is refused") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<std::uint32_t> a(ctx, device::gpu(3), 777);
+    fill<std::uint32_t>(a, 42);
+    std::vector<std::uint32_t> own(777);
+    const mpgpu::device_span<std::uint32_t> from({a.data(), a.size()}, device::automatic());
+    const mpgpu::device_span<std::uint32_t> to(own, device::automatic());
+    const mpgpu::plan plan(ctx, {mpgpu::make_transfer(to, from)});
+    plan.execute(mpgpu::stream_view::default_stream()).wait();
+    CHECK(std::equal(own.begin(), own.end(), a.data()));
+    const mpgpu::device_span<std::uint32_t> wrong({a.data(), a.size()}, device::gpu(1));
+    std::error_code ec;
+    const mpgpu::plan refused(ctx, {mpgpu::make_transfer(to, wrong)}, {}, ec);
+    CHECK(ec == mpgpu::errc::invalid_pointer);
+}
+
 TEST_CASE("only the elements of the spans are written") {
     const mpgpu::context ctx = virtual_devices();
     mpgpu::buffer<std::uint16_t> src(ctx, device::gpu(2), 100);

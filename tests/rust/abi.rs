@@ -194,10 +194,15 @@ fn struct_sizes_are_checked() {
     assert_eq!(plan.addr(), poison::<u8>().addr());
 
     // A larger output gets what this library knows; the rest stays as it was, and so does the size.
-    let mut larger = Newer { known: mp_statistics_t { size: 64 + 16, ..statistics() }, unknown: [0xAB; 16] };
+    let mut larger = Newer { known: mp_statistics_t { size: 128 + 16, ..statistics() }, unknown: [0xAB; 16] };
     // SAFETY: a whole struct of its size.
     ok(unsafe { mp_context_statistics(node.context, &mut larger.known) });
-    assert_eq!((larger.known.size, larger.known.plan_cache_misses, larger.unknown), (80, 1, [0xAB; 16]));
+    assert_eq!((larger.known.size, larger.known.plan_cache_misses, larger.unknown), (144, 1, [0xAB; 16]));
+    // One of the first release, which ends before the graphs, gets what it has room for.
+    let mut older = mp_statistics_t { size: 64, graph_launches: 0xAB, graph_entries: 0xAB, ..statistics() };
+    // SAFETY: a whole struct of more than its size.
+    ok(unsafe { mp_context_statistics(node.context, &mut older) });
+    assert_eq!((older.size, older.plan_cache_misses, older.graph_launches, older.graph_entries), (64, 1, 0xAB, 0xAB));
     let mut smaller = mp_statistics_t { size: 8, ..statistics() };
     // SAFETY: as above.
     let message = refused(unsafe { mp_context_statistics(node.context, &mut smaller) }, MP_ERROR_INVALID_ARGUMENT);
@@ -222,7 +227,8 @@ fn layouts_are_those_of_the_first_release() {
     assert_eq!((size_of::<mp_context_options_t>(), offset_of!(mp_context_options_t, cache_plans)), (40, 32));
     assert_eq!((size_of::<mp_plan_options_t>(), offset_of!(mp_plan_options_t, staging_bytes)), (48, 40));
     assert_eq!((size_of::<mp_plan_info_t>(), offset_of!(mp_plan_info_t, staging_bytes)), (48, 40));
-    assert_eq!((size_of::<mp_statistics_t>(), offset_of!(mp_statistics_t, plan_cache_shape_hits)), (64, 56));
+    assert_eq!((offset_of!(mp_statistics_t, plan_cache_shape_hits), offset_of!(mp_statistics_t, graph_launches)), (56, 64));
+    assert_eq!((size_of::<mp_statistics_t>(), offset_of!(mp_statistics_t, graph_entries)), (128, 120));
     assert_eq!((size_of::<mp_device_statistics_t>(), offset_of!(mp_device_statistics_t, streams)), (32, 24));
     assert_eq!((size_of::<mp_error_info_t>(), offset_of!(mp_error_info_t, message)), (40, 32));
 }
@@ -445,6 +451,61 @@ fn ranges_outside_their_allocation_are_refused() {
     assert!(message.starts_with("transfer 1: source"), "{message}");
     assert!(own.iter().all(|byte| *byte == 0));
     node.still_works();
+}
+
+#[test]
+fn the_device_of_an_address_is_found_on_request() {
+    let node = Node::new(c"summit");
+    assert!(HEADER.contains(&format!("#define MP_DEVICE_AUTO {MP_DEVICE_AUTO:#x}\n")));
+    const BYTES: usize = 5000;
+    let auto = |dst: *mut u8, src: *const u8| transfer(dst, MP_DEVICE_AUTO, src, MP_DEVICE_AUTO, BYTES);
+    let ends = |plan: mp_plan_t| {
+        // SAFETY: as the helper asks for.
+        let text = describe(|text, capacity, length| unsafe { mp_plan_describe(plan, 0, text, capacity, length) });
+        text.lines().find(|line| line.starts_with("transfer 0: ")).expect("a line for the transfer").to_owned()
+    };
+    let (a, b, near, far) = (node.alloc(1, BYTES), node.alloc(4, BYTES), node.alloc(MP_DEVICE_HOST, BYTES), node.alloc(-2, BYTES));
+    let mut own: Vec<u8> = (0..BYTES).map(|i| (i * 7) as u8).collect();
+    let expected = own.clone();
+    // Ordinary host memory, a GPU, another one, both host domains, and back.
+    for (dst, src, said) in [
+        (a, own.as_mut_ptr(), "host0 to gpu1"),
+        (b, a, "gpu1 to gpu4"),
+        (near, b, "gpu4 to host0"),
+        (far, near, "host0 to host1"),
+        (own.as_mut_ptr(), far, "host1 to host0"),
+    ] {
+        let plan = node.plan(&[auto(dst, src)]);
+        assert!(ends(plan).contains(said), "{} is not {said}", ends(plan));
+        if dst == own.as_mut_ptr() {
+            own.fill(0);
+        }
+        node.run(plan);
+        ok(mp_plan_destroy(plan));
+    }
+    assert!(own == expected, "bytes arrived wrong");
+    // The same request as with the devices named.
+    let before = node.statistics();
+    ok(mp_plan_destroy(node.plan(&[transfer(b, 4, a, 1, BYTES)])));
+    assert_eq!(node.statistics().plan_cache_hits, before.plan_cache_hits + 1);
+    // One end inferred, the other named and wrong; then out of its allocation; then null.
+    for (t, status, expected) in [
+        (transfer(b, MP_DEVICE_AUTO, a, 0, BYTES), MP_ERROR_INVALID_POINTER, "lies in memory of device 1"),
+        (transfer(b, MP_DEVICE_AUTO, a, 1, BYTES + 1), MP_ERROR_INVALID_POINTER, "runs out of its allocation"),
+        (transfer(b, 4, null(), MP_DEVICE_AUTO, BYTES), MP_ERROR_INVALID_POINTER, "is null"),
+    ] {
+        let message = refused(node.try_plan(&[t], poison()).0, status);
+        assert!(message.contains(expected), "{message}");
+    }
+    // Nothing to copy: the addresses do not matter.
+    ok(mp_plan_destroy(node.plan(&[transfer(null_mut(), MP_DEVICE_AUTO, null(), MP_DEVICE_AUTO, 0)])));
+    // Only a transfer has addresses to look at.
+    let mut memory = poison();
+    // SAFETY: the output is valid for the call.
+    refused(unsafe { mp_alloc(node.context, MP_DEVICE_AUTO, 8, &mut memory) }, MP_ERROR_INVALID_DEVICE);
+    for memory in [a, b, near, far] {
+        node.free(memory);
+    }
 }
 
 #[test]

@@ -74,6 +74,7 @@ pub fn without_batch() -> &'static Driver {
         cuDeviceGetAttribute: get_attribute,
         cuDeviceCanAccessPeer: can_access,
         cuDevicePrimaryCtxRetain: retain,
+        cuDevicePrimaryCtxGetState: get_state,
         cuCtxGetCurrent: get_current,
         cuCtxPushCurrent: push,
         cuCtxPopCurrent: pop,
@@ -163,6 +164,12 @@ unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
     call("cuDevicePrimaryCtxRetain", |_| put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1))))
 }
 
+/// Active are the GPUs that hold memory.
+unsafe extern "C" fn get_state(device: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
+    put(flags, 0);
+    node(|node| put(active, c_int::from(node.memory.values().any(|block| block.gpu == Some(device)))))
+}
+
 unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
     node(|node| put(out, with_exposed_provenance_mut(node.current.last().copied().unwrap_or(0))))
 }
@@ -193,7 +200,8 @@ impl Node {
         self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered });
     }
 
-    fn give(&mut self, bytes: usize, gpu: Option<i32>) -> Option<u64> {
+    /// Allocates, as another library in the process may have done.
+    pub fn give(&mut self, bytes: usize, gpu: Option<i32>) -> Option<u64> {
         let layout = Layout::from_size_align(bytes, 256).ok().filter(|_| bytes < 1 << 40)?;
         // SAFETY: the backend asks for one byte or more.
         let address = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
@@ -201,7 +209,8 @@ impl Node {
         Some(address)
     }
 
-    fn take(&mut self, address: u64, device: bool) -> Code {
+    /// Frees what `give` has returned.
+    pub fn take(&mut self, address: u64, device: bool) -> Code {
         let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {
             return INVALID_VALUE;
         };

@@ -110,6 +110,7 @@ driver_functions! {
         cuDeviceCanAccessPeer = "cuDeviceCanAccessPeer" (*mut c_int, CUdevice, CUdevice);
         cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
         cuDevicePrimaryCtxRelease = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
+        cuDevicePrimaryCtxGetState = "cuDevicePrimaryCtxGetState" (CUdevice, *mut c_uint, *mut c_int);
         cuCtxGetCurrent = "cuCtxGetCurrent" (*mut CUcontext);
         cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
         cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);

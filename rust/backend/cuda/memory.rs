@@ -1,7 +1,7 @@
 //! Memory: what this backend gives out, and what the driver knows of any address.
 
 use super::Core;
-use super::device::{handle, lock};
+use super::device::{Primary, handle, lock};
 use super::driver::{CUdeviceptr, OutsideCapture, call, code};
 use super::host_memory::HostPages;
 use crate::backend::{Allocation, BackendError, MemoryKind};
@@ -220,16 +220,32 @@ impl Core {
         let mut ask = || unsafe { (driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), values.as_mut_ptr(), address) };
         let mut code = ask();
         if code == code::INVALID_CONTEXT {
-            // This thread has no current context yet; any will do.
-            let _current = match self.devices.iter().find_map(|device| device.used()) {
-                Some(primary) => primary.enter()?,
-                // No memory of this process that the driver could know through us, and none that we could copy.
-                None => return Ok(Attributes::default()),
+            // This thread has no current context; any will do.
+            let Some(primary) = self.any_active()? else {
+                // No context, no memory that the driver could know.
+                return Ok(Attributes::default());
             };
+            let _current = primary.enter()?;
             code = ask();
         }
         driver.check("cuPointerGetAttributes", code)?;
         Ok(known)
+    }
+
+    /// A primary context that exists: one in use, or else one that somebody else in the process has made. None is made for this.
+    fn any_active(&self) -> Result<Option<&Primary>, BackendError> {
+        if let Some(primary) = self.devices.iter().find_map(|device| device.used()) {
+            return Ok(Some(primary));
+        }
+        for (gpu, device) in self.devices.iter().enumerate() {
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: the outputs are valid for the call.
+            unsafe { call!(self.driver, cuDevicePrimaryCtxGetState(device.ordinal, &mut flags, &mut active)) }?;
+            if active != 0 {
+                return self.primary(gpu).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     /// Whether a kernel of `gpu` can read and write at `address`.

@@ -139,11 +139,6 @@ impl CudaBackend {
         Ok(self.0.primary(gpu as usize)?.kernel().map(|kernel| kernel.limit(blocks)).is_some())
     }
 
-    /// What the graph executor has done so far.
-    pub fn graph_statistics(&self) -> GraphStatistics {
-        self.0.graph_statistics()
-    }
-
     /// GPUs of which this backend has retained the primary context.
     pub fn devices_in_use(&self) -> u32 {
         self.0.used.load(Ordering::Acquire).count_ones()
@@ -405,6 +400,10 @@ impl Backend for CudaBackend {
             result = result.and(primary.synchronize());
         }
         result
+    }
+
+    fn graph_statistics(&self) -> GraphStatistics {
+        self.0.graph_statistics()
     }
 }
 

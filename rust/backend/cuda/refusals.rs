@@ -256,3 +256,28 @@ fn a_failing_allocation_names_device_and_size_and_leaves_the_context_usable() {
     plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
     assert_arrived(dst, bytes as usize, 9);
 }
+
+#[test]
+fn the_device_of_foreign_memory_is_found_though_no_context_is_current_or_in_use() {
+    double::start(4, true);
+    let context = context();
+    let bytes = 10_000;
+    let foreign = node(|node| node.give(bytes, Some(2))).expect("memory");
+    let mut own = vec![0_u8; bytes];
+    write(foreign, bytes, 4);
+    let transfer = |dst, src| Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: bytes as u64 };
+    let plan = context.plan(&[transfer(own.as_mut_ptr() as u64, foreign)], &PlanOptions::default()).expect("a plan");
+    assert!(plan.describe().contains("gpu2 to host0"), "{}", plan.describe());
+    assert_eq!(calls("cuDevicePrimaryCtxRetain"), 1, "only the GPU that has the memory gets used");
+    plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
+    assert_arrived(own.as_ptr() as u64, bytes, 4);
+    // A device that contradicts the address is refused, inferred or not at the other end.
+    let wrong = Transfer { src_device: GPU1, ..transfer(own.as_mut_ptr() as u64, foreign) };
+    let refused = context.plan(&[wrong], &PlanOptions::default()).map(drop);
+    assert!(matches!(&refused, Err(Error::WrongDevice { device: 1, actual: 2, .. })), "{refused:?}");
+    // Freed, the address is one that nothing is known of.
+    assert_eq!(node(|node| node.take(foreign, true)), 0);
+    let named = Transfer { src_device: DeviceId::gpu(2), ..transfer(own.as_mut_ptr() as u64, foreign) };
+    let refused = context.plan(&[named], &PlanOptions::default()).map(drop);
+    assert!(matches!(&refused, Err(Error::NotDeviceMemory { device: 2, .. })), "{refused:?}");
+}

@@ -77,6 +77,14 @@ pub fn statistics() -> mp_statistics_t {
         executions: 0,
         bytes: 0,
         plan_cache_shape_hits: 0,
+        graph_launches: 0,
+        graph_hits: 0,
+        graph_misses: 0,
+        graph_instantiations: 0,
+        graph_repoints: 0,
+        graph_waits: 0,
+        graph_programs: 0,
+        graph_entries: 0,
     }
 }
 
