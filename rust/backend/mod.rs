@@ -5,6 +5,7 @@
 
 pub mod cuda;
 pub mod host;
+pub(crate) mod nvtx;
 
 pub use cuda::GraphStatistics;
 

@@ -7,7 +7,7 @@ use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
 use super::staging::Staging;
-use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, StreamHandle};
+use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, StreamHandle, nvtx};
 use crate::fault;
 use crate::plan::{self, Options};
 use crate::topology::{DeviceId, Machine};
@@ -92,6 +92,7 @@ impl Context {
     /// A context on any backend. The backend must have the devices of the machine.
     pub fn with_backend(machine: Arc<Machine>, backend: Arc<dyn Backend>, config: Config) -> Result<Context, Error> {
         let defaults = PlanOptions::default().resolve(&config)?;
+        nvtx::attach();
         let shared = Shared {
             machine,
             backend,
@@ -124,6 +125,7 @@ impl Context {
     /// Plans a batch of transfers together, or finds the plan of the same request. An empty batch gives a plan that does nothing:
     /// a rank without neighbours need not be treated apart.
     pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
+        let _range = nvtx::range(nvtx::Call::Plan, || transfers.iter().fold(0, |sum, t| sum.saturating_add(t.bytes)));
         let _open = self.shared.enter()?;
         let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
         let options = if *options == PlanOptions::default() { self.defaults } else { options.resolve(&self.shared.config)? };

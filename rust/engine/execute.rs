@@ -5,7 +5,7 @@ use super::config::Verify;
 use super::context::Shared;
 use super::error::Error;
 use super::staging::Regions;
-use crate::backend::{Completion, Endpoints, Execution, StreamHandle};
+use crate::backend::{Completion, Endpoints, Execution, StreamHandle, nvtx};
 use crate::fault;
 use crate::plan;
 use std::fmt;
@@ -72,6 +72,7 @@ impl Plan {
 
     /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
+        let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         let context = &*self.context;
         let _open = context.enter()?;
         self.check_alive()?;

@@ -11,6 +11,7 @@ mod header;
 mod host_backend;
 mod kernel;
 mod node;
+mod nvtx;
 mod planner;
 mod simulator;
 mod staging;
