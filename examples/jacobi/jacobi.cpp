@@ -9,10 +9,12 @@
 //     exchange:      both halo rows of a_new       one plan for all devices, in a stream that waits for every sweep
 //     every device:  waits for the exchange, and a and a_new change places
 //
-// Only streams and events order this. The host waits for nothing, except where convergence is checked.
+// With -plain the same is also done with plain copies and events in place of the plan, to see what it gains. Only
+// streams and events order this. The host waits for nothing, except where convergence is checked.
 //
 // The domain is periodic in y and has fixed values at both ends of x. All memory is set and read by transfers from and
 // to host memory, so nothing here assumes that the CPU can reach a device's memory.
+#include "exchange.hpp"
 #include "options.hpp"
 #include "sweep.hpp"
 
@@ -25,6 +27,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -33,6 +36,7 @@
 namespace {
 
 constexpr double tolerance = 1.0e-8; // of the norm, as in the samples
+constexpr int turns = 5;             // in which -plain solves with plain copies and with mpgpu
 
 /// One device's part of the domain.
 struct part {
@@ -74,8 +78,8 @@ std::vector<part> divide(const mpgpu::context &ctx, int devices, int nx, int ny)
     return parts;
 }
 
-/// Both halo rows of every device, in one plan: planned together, transfers do not get in each other's way.
-mpgpu::plan plan_halos(const mpgpu::context &ctx, std::vector<part> &parts, std::size_t parity) {
+/// Both halo rows of every device.
+std::vector<mpgpu::transfer> halo_rows(std::vector<part> &parts, std::size_t parity) {
     std::vector<mpgpu::transfer> halos;
     for (std::size_t here = 0; here < parts.size(); ++here) {
         const std::size_t below = (here + 1) % parts.size();
@@ -84,8 +88,44 @@ mpgpu::plan plan_halos(const mpgpu::context &ctx, std::vector<part> &parts, std:
         halos.push_back(mpgpu::make_transfer(lower.row(parity, 0), upper.row(parity, upper.rows)));
         halos.push_back(mpgpu::make_transfer(upper.row(parity, upper.rows + 1), lower.row(parity, 1)));
     }
-    return {ctx, halos};
+    return halos;
 }
+
+/// The exchange by mpgpu: all rows in one plan, because transfers that are planned together do not get in each other's
+/// way.
+class by_plan final : public exchange {
+  public:
+    by_plan(const mpgpu::context &ctx, const halo_exchange &halos)
+        : ctx_(ctx), sweeps_(halos.sweeps), plans_{{{ctx, halos.copies[0]}, {ctx, halos.copies[1]}}},
+          stream_(ctx, mpgpu::device::gpu(0)), exchanged_(ctx) {
+        for (std::size_t device = 0; device < sweeps_.size(); ++device) {
+            swept_.emplace_back(ctx);
+        }
+    }
+
+    void before_sweep(std::size_t device) override { ctx_.wait(sweeps_[device], exchanged_); }
+
+    void start(std::size_t parity) override {
+        for (std::size_t device = 0; device < sweeps_.size(); ++device) {
+            swept_[device].record(sweeps_[device]);
+            stream_.wait(swept_[device]);
+        }
+        plans_.at(parity).enqueue(stream_);
+        exchanged_.record(stream_);
+    }
+
+    void finish() override { stream_.synchronize(); }
+
+    [[nodiscard]] const mpgpu::plan &plan() const { return plans_[0]; }
+
+  private:
+    const mpgpu::context &ctx_;
+    std::vector<mpgpu::stream_view> sweeps_;
+    std::array<mpgpu::plan, 2> plans_;
+    mpgpu::stream stream_;
+    mpgpu::event exchanged_;
+    std::vector<mpgpu::event> swept_;
+};
 
 /// The whole domain in host memory, before the first iteration: zero, with a sine at both ends of x.
 void set_initial_values(mpgpu::buffer<float> &domain, int nx, int ny) {
@@ -106,14 +146,41 @@ struct solution {
     mpgpu::plan_info modelled{};
 };
 
+enum class by { mpgpu, plain_copies };
+
+/// The code for the devices of the context, of which `memory` is some.
+const device_code &code_for(const void *memory) {
+#ifdef JACOBI_CUDA
+    if (is_on_gpu(memory)) {
+        return on_gpus;
+    }
+#endif
+    static_cast<void>(memory);
+    return on_virtual_devices;
+}
+
 /// Solves on the first `devices` devices and leaves the result in `domain`. Progress is printed when `print` is set.
-solution solve(const mpgpu::context &ctx, const options &opt, int devices, mpgpu::buffer<float> &domain, bool print) {
+solution solve(const mpgpu::context &ctx, const options &opt, int devices, by manner, mpgpu::buffer<float> &domain,
+               bool print) {
     std::vector<part> parts = divide(ctx, devices, opt.nx, opt.ny);
-    const std::array<mpgpu::plan, 2> halos = {plan_halos(ctx, parts, 0), plan_halos(ctx, parts, 1)};
-    const mpgpu::stream exchange(ctx, mpgpu::device::gpu(0));
-    mpgpu::event exchanged(ctx);
+    const device_code &code = code_for(parts[0].a[0].data());
+    halo_exchange rows = {{halo_rows(parts, 0), halo_rows(parts, 1)}, {}};
+    for (const part &p : parts) {
+        rows.sweeps.emplace_back(p.stream);
+    }
+    solution result;
+    std::unique_ptr<exchange> halos;
+    if (manner == by::mpgpu) {
+        auto planned = std::make_unique<by_plan>(ctx, rows);
+        result.plan = planned->plan().describe();
+        result.modelled = planned->plan().info();
+        halos = std::move(planned);
+    } else {
+        halos = code.plain_exchange(ctx, rows);
+    }
 
     // Three more plans: the domain to the devices, the result back, and the norms of all rows, in order, to the host.
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
     mpgpu::buffer<double> row_norm(ctx, mpgpu::device::host(), static_cast<std::size_t>(opt.ny - 2));
     std::vector<mpgpu::transfer> scatter;
     std::vector<mpgpu::transfer> gather_norm;
@@ -134,12 +201,11 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, mpgpu
     const mpgpu::plan norms(ctx, gather_norm);
 
     set_initial_values(domain, opt.nx, opt.ny);
-    mpgpu::plan(ctx, scatter).enqueue(exchange);
-    for (const mpgpu::plan &halo : halos) { // also warms up: the first execution of a plan sets up what it needs
-        halo.enqueue(exchange);
+    mpgpu::plan(ctx, scatter).execute(stream).wait();
+    for (std::size_t parity : {0U, 1U}) { // also warms up: the first execution of a plan sets up what it needs
+        halos->start(parity);
+        halos->finish();
     }
-    exchange.synchronize();
-    exchanged.record(exchange);
 
     const auto start = std::chrono::steady_clock::now();
     double norm = 1.0;
@@ -149,29 +215,32 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, mpgpu
         const bool check = report || iteration % opt.nccheck == 0;
         const std::size_t from = iteration % 2 == 0 ? 0 : 1;
         const std::size_t to = 1 - from;
-        for (part &p : parts) {
-            p.stream.wait(exchanged);
-            launch(p.stream,
-                   {p.a.at(from).data(), p.a.at(to).data(), check ? p.row_norm.data() : nullptr, opt.nx, p.rows});
-            p.swept.record(p.stream);
-            exchange.wait(p.swept);
+        for (std::size_t index = 0; index < parts.size(); ++index) {
+            part &p = parts[index];
+            halos->before_sweep(index);
+            code.launch(p.stream, {p.a.at(from).data(), p.a.at(to).data(), check ? p.row_norm.data() : nullptr, opt.nx,
+                                   p.rows, static_cast<int>(index)});
         }
-        halos.at(to).enqueue(exchange);
-        mpgpu::request norms_arrived = check ? norms.execute(exchange) : mpgpu::request();
-        exchanged.record(exchange);
+        halos->start(to);
         if (check) {
-            norms_arrived.wait();
+            for (part &p : parts) {
+                p.swept.record(p.stream);
+                stream.wait(p.swept);
+            }
+            norms.execute(stream).wait();
             norm = std::sqrt(std::accumulate(row_norm.data(), row_norm.data() + row_norm.size(), 0.0));
         }
         if (report) {
             std::printf("%5d, %0.6f\n", iteration, norm);
         }
     }
-    exchange.synchronize();
+    halos->finish();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
 
-    mpgpu::plan(ctx, gather.at(iteration % 2 == 0 ? 0 : 1)).execute(exchange).wait();
-    return {iteration, elapsed.count(), halos[0].describe(), halos[0].info()};
+    mpgpu::plan(ctx, gather.at(iteration % 2 == 0 ? 0 : 1)).execute(stream).wait();
+    result.iterations = iteration;
+    result.seconds = elapsed.count();
+    return result;
 }
 
 /// Whether both results are the same, bit by bit: sweep_row says why they must be. The samples allow 1e-8.
@@ -195,11 +264,18 @@ void print_plan(const std::string &description, const mpgpu::plan_info &modelled
                 modelled.direct_seconds * 1e6, modelled.direct_seconds / modelled.predicted_seconds);
 }
 
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
 int run(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
+#ifndef JACOBI_CUDA
     // The sweep is CPU code that reads and writes the devices' memory, which virtual devices alone allow.
     machine.backend = mpgpu::backend::host;
+#endif
     const mpgpu::context ctx(machine);
 
     const int available = ctx.devices().gpus;
@@ -215,7 +291,7 @@ int run(const options &opt) {
     }
     if (opt.plan) {
         std::vector<part> parts = divide(ctx, devices, opt.nx, opt.ny);
-        const mpgpu::plan halo = plan_halos(ctx, parts, 0);
+        const mpgpu::plan halo(ctx, halo_rows(parts, 0));
         print_plan(halo.describe(), halo.info());
         return 0;
     }
@@ -227,31 +303,59 @@ int run(const options &opt) {
         std::printf("Single GPU jacobi relaxation: %d iterations on %d x %d mesh with norm check every %d iterations\n",
                     opt.niter, opt.ny, opt.nx, opt.nccheck);
     }
-    const solution one = solve(ctx, opt, 1, reference, !opt.csv);
+    const solution one = solve(ctx, opt, 1, by::mpgpu, reference, !opt.csv);
     if (!opt.csv) {
         std::printf("Jacobi relaxation: %d iterations on %d x %d mesh with norm check every %d iterations\n", opt.niter,
                     opt.ny, opt.nx, opt.nccheck);
     }
-    const solution all = solve(ctx, opt, devices, result, !opt.csv);
 
-    if (one.iterations != all.iterations) {
-        std::fprintf(stderr, "ERROR: %d iterations on %d devices, %d on one\n", all.iterations, devices,
-                     one.iterations);
-        return 1;
+    solution all;
+    std::vector<double> with_mpgpu;
+    std::vector<double> with_plain_copies;
+    // By turns, so that whatever else the machine does strikes both alike; each result is compared.
+    for (int turn = 0; turn < (opt.plain ? turns : 1); ++turn) {
+        for (const by manner : {by::plain_copies, by::mpgpu}) {
+            if (manner == by::plain_copies && !opt.plain) {
+                continue;
+            }
+            const bool print = !opt.csv && turn == 0 && manner == by::mpgpu;
+            const solution solved = solve(ctx, opt, devices, manner, result, print);
+            if (one.iterations != solved.iterations) {
+                std::fprintf(stderr, "ERROR: %d iterations on %d devices, %d on one\n", solved.iterations, devices,
+                             one.iterations);
+                return 1;
+            }
+            if (!same(result, reference, static_cast<std::size_t>(opt.nx))) {
+                return 1;
+            }
+            (manner == by::mpgpu ? with_mpgpu : with_plain_copies).push_back(solved.seconds);
+            if (manner == by::mpgpu) {
+                all = solved;
+            }
+        }
     }
-    if (!same(result, reference, static_cast<std::size_t>(opt.nx))) {
-        return 1;
-    }
+    all.seconds = median(with_mpgpu);
+
     if (opt.csv) {
         std::printf("mpgpu, %d, %d, %d, %d, %d, 1, %f, %f\n", opt.nx, opt.ny, opt.niter, opt.nccheck, devices,
                     all.seconds, one.seconds);
-    } else {
-        std::printf("Num GPUs: %d.\n", devices);
-        std::printf("%dx%d: 1 GPU: %8.4f s, %d GPUs: %8.4f s, speedup: %8.2f, efficiency: %8.2f \n", opt.ny, opt.nx,
-                    one.seconds, devices, all.seconds, one.seconds / all.seconds,
-                    one.seconds / (devices * all.seconds) * 100);
-        print_plan(all.plan, all.modelled);
+        if (opt.plain) {
+            std::printf("plain, %d, %d, %d, %d, %d, 1, %f, %f\n", opt.nx, opt.ny, opt.niter, opt.nccheck, devices,
+                        median(with_plain_copies), one.seconds);
+        }
+        return 0;
     }
+    std::printf("Num GPUs: %d.\n", devices);
+    std::printf("%dx%d: 1 GPU: %8.4f s, %d GPUs: %8.4f s, speedup: %8.2f, efficiency: %8.2f \n", opt.ny, opt.nx,
+                one.seconds, devices, all.seconds, one.seconds / all.seconds,
+                one.seconds / (devices * all.seconds) * 100);
+    if (opt.plain) {
+        const double plain = median(with_plain_copies);
+        std::printf("Halo rows of %zu bytes, medians of %d turns: plain copies %8.4f s, mpgpu %8.4f s, ratio %.3f "
+                    "(above 1 mpgpu is faster)\n",
+                    static_cast<std::size_t>(opt.nx) * sizeof(float), turns, plain, all.seconds, plain / all.seconds);
+    }
+    print_plan(all.plan, all.modelled);
     return 0;
 }
 

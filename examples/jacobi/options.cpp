@@ -17,6 +17,7 @@ const char *const usage =
     "  -devices N     devices to use (all)\n"
     "  -topology T    preset such as beluga, or a topology file (this machine)\n"
     "  -plan          print the plan of the halo exchange and stop\n"
+    "  -plain         solve with plain copies and events in place of mpgpu too, by turns, and compare\n"
     "  -help          print this\n";
 
 namespace {
@@ -59,6 +60,8 @@ options parse(int argc, const char *const *argv) {
             result.csv = true;
         } else if (flag == "-plan") {
             result.plan = true;
+        } else if (flag == "-plain") {
+            result.plain = true;
         } else if (flag == "-help" || flag == "--help") {
             result.help = true;
         } else {
@@ -67,6 +70,9 @@ options parse(int argc, const char *const *argv) {
     }
     if (result.csv && result.plan) {
         throw std::invalid_argument("-csv and -plan: choose one, -plan runs nothing that could be timed");
+    }
+    if (result.plain && result.plan) {
+        throw std::invalid_argument("-plain and -plan: choose one, -plan runs nothing that could be compared");
     }
     return result;
 }

@@ -14,6 +14,7 @@ struct options {
     std::string topology; ///< preset or file; empty: this machine
     bool csv = false;     ///< one line of comma separated values, nothing else
     bool plan = false;    ///< print the plan of the halo exchange and stop
+    bool plain = false;   ///< also exchange halos by plain copies and events, and compare
     bool help = false;
 };
 

@@ -2,7 +2,11 @@
 #ifndef MPGPU_EXAMPLES_JACOBI_SWEEP_HPP
 #define MPGPU_EXAMPLES_JACOBI_SWEEP_HPP
 
+#include "exchange.hpp"
+
 #include <mpgpu/mpgpu.hpp>
+
+#include <memory>
 
 /// One Jacobi sweep over the rows of one device. All pointers are to memory of that device.
 struct sweep {
@@ -14,10 +18,26 @@ struct sweep {
     double *row_norm;
     int nx;
     int rows;
+    /// The index of the device.
+    int device;
 };
 
-/// Enqueues the sweep in a stream of its device. The only part of this example that knows what kind of device that is:
-/// sweep_host.cpp runs it on a CPU thread for the virtual devices of the host backend.
-void launch(const mpgpu::stream &stream, const sweep &work);
+/// What this example does on devices without mpgpu: the only part that knows what kind of devices they are.
+struct device_code {
+    /// Enqueues a sweep in a stream of its device.
+    void (*launch)(const mpgpu::stream &stream, const sweep &work);
+    /// The halo exchange by plain copies and events (`-plain`).
+    std::unique_ptr<exchange> (*plain_exchange)(const mpgpu::context &ctx, const halo_exchange &halos);
+};
+
+/// For the virtual devices of the host backend: CPU code. In sweep_host.cpp.
+extern const device_code on_virtual_devices;
+
+#ifdef JACOBI_CUDA
+/// For GPUs. In sweep_cuda.cu and exchange_cuda.cu.
+extern const device_code on_gpus;
+/// Whether memory of a device is a GPU's; that of a virtual device is the process's own.
+bool is_on_gpu(const void *memory);
+#endif
 
 #endif // MPGPU_EXAMPLES_JACOBI_SWEEP_HPP

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstring>
 
 namespace {
 
@@ -37,8 +38,6 @@ double squared_change(const float *before, const float *after, std::size_t nx) {
     return sum;
 }
 
-} // namespace
-
 void launch(const mpgpu::stream &stream, const sweep &work) {
     stream.launch_host([work] {
         const auto nx = static_cast<std::size_t>(work.nx);
@@ -54,3 +53,59 @@ void launch(const mpgpu::stream &stream, const sweep &work) {
         }
     });
 }
+
+/// Plain copies by CPU threads: each device's rows are pushed by its own stream, as in exchange_cuda.cu, and a device's
+/// next sweep waits for what it receives.
+class by_memcpy final : public exchange {
+  public:
+    by_memcpy(const mpgpu::context &ctx, const halo_exchange &halos) : ctx_(ctx), halos_(halos) {
+        for (std::size_t device = 0; device < halos.sweeps.size(); ++device) {
+            swept_.emplace_back(ctx);
+        }
+        for (const mpgpu::transfer &copy : halos.copies[0]) {
+            lanes_.emplace_back(ctx, mpgpu::device::gpu(copy.src_device));
+            arrived_.emplace_back(ctx);
+        }
+    }
+
+    void before_sweep(std::size_t device) override {
+        for (std::size_t i = 0; i < lanes_.size(); ++i) {
+            if (halos_.copies[0][i].dst_device == static_cast<int>(device)) {
+                ctx_.wait(halos_.sweeps[device], arrived_[i]);
+            }
+        }
+    }
+
+    void start(std::size_t parity) override {
+        for (std::size_t device = 0; device < swept_.size(); ++device) {
+            swept_[device].record(halos_.sweeps[device]);
+        }
+        for (std::size_t i = 0; i < lanes_.size(); ++i) {
+            const mpgpu::transfer copy = halos_.copies.at(parity)[i];
+            lanes_[i].wait(swept_[static_cast<std::size_t>(copy.src_device)]);
+            lanes_[i].launch_host([copy] { std::memcpy(copy.dst, copy.src, copy.bytes); });
+            arrived_[i].record(lanes_[i]);
+        }
+    }
+
+    void finish() override {
+        for (const mpgpu::event &row : arrived_) {
+            row.synchronize();
+        }
+    }
+
+  private:
+    const mpgpu::context &ctx_;
+    halo_exchange halos_;
+    std::vector<mpgpu::event> swept_;   // by device
+    std::vector<mpgpu::stream> lanes_;  // by copy
+    std::vector<mpgpu::event> arrived_; // by copy
+};
+
+std::unique_ptr<exchange> plain_exchange(const mpgpu::context &ctx, const halo_exchange &halos) {
+    return std::make_unique<by_memcpy>(ctx, halos);
+}
+
+} // namespace
+
+const device_code on_virtual_devices = {launch, plain_exchange};

@@ -111,6 +111,10 @@ impl Bench<'_> {
         let mut driver = OnCuda::default();
         let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device)).collect::<Result<Vec<_>, _>>()?;
         let ends = [driver.context_of(transfer.dst_device)?, driver.context_of(transfer.src_device)?];
+        driver.enable_access(transfer.src_device, transfer.dst_device)?;
+        for a in &program.lanes {
+            program.lanes.iter().try_for_each(|b| driver.enable_access(a.device, b.device))?;
+        }
         let ring_bytes = |ring: &mpgpu::plan::Ring| self.context.allocate(ring.device, ring.bytes());
         let rings = program.rings.iter().map(ring_bytes).collect::<Result<Vec<_>, _>>()?;
         let endpoints = [Endpoints { dst: transfer.dst, src: transfer.src }];

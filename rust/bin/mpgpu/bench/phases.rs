@@ -148,6 +148,7 @@ impl Bench<'_> {
         let (here_ends, there_ends) = (ends(&here), ends(&there));
         let mut driver = OnCuda::default();
         let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device)).collect::<Result<Vec<_>, _>>()?;
+        driver.enable_access(DeviceId::gpu(0), DeviceId::gpu(1))?;
         driver.context_of(DeviceId::gpu(0))?;
 
         let names = [

@@ -8,7 +8,7 @@ use super::Failure;
 use cudarc::driver::sys::{self, CUresult};
 use mpgpu::engine::Transfer;
 use mpgpu::topology::DeviceId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
@@ -109,6 +109,8 @@ fn set(dst: u64, value: u8, bytes: u64) {
 #[derive(Default)]
 pub struct OnCuda {
     gpus: BTreeMap<i32, Gpu>,
+    /// Pairs of GPUs that were given access to each other, the lower number first.
+    joined: BTreeSet<(DeviceId, DeviceId)>,
     copies: Vec<Transfer>,
     /// One for each copy. The caller's stream of [`Manner::Joined`] is the first.
     streams: Vec<Stream>,
@@ -176,6 +178,24 @@ impl OnCuda {
     /// The primary context of a GPU, which is current afterwards; host memory is served by GPU 0.
     pub fn context_of(&mut self, device: DeviceId) -> Result<sys::CUcontext, Failure> {
         Ok(self.enter(device)?.context)
+    }
+
+    /// Lets two GPUs reach each other's memory, where the hardware has it: without it the driver takes copies between them through host
+    /// memory, and nobody who measures would want that.
+    pub fn enable_access(&mut self, a: DeviceId, b: DeviceId) -> Result<(), Failure> {
+        if a == b || a.is_host() || b.is_host() || !self.joined.insert((a.min(b), a.max(b))) {
+            return Ok(());
+        }
+        for (from, to) in [(a, b), (b, a)] {
+            let peer = self.context_of(to)?;
+            self.enter(from)?;
+            // SAFETY: contexts that are retained.
+            match unsafe { sys::cuCtxEnablePeerAccess(peer, 0) } {
+                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => {}
+                result => check("cuCtxEnablePeerAccess", result)?,
+            }
+        }
+        Ok(())
     }
 
     fn context(&self, device: DeviceId) -> Option<sys::CUcontext> {
@@ -248,6 +268,7 @@ impl Plain for OnCuda {
         self.streams.clear();
         for copy in copies {
             self.enter(copy.dst_device)?;
+            self.enable_access(copy.src_device, copy.dst_device)?;
             // A copy is fastest in a stream of the GPU that it starts from.
             let owner = if copy.src_device.is_host() { copy.dst_device } else { copy.src_device };
             let index = taken.entry(owner).or_default();

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_JACOBI_EXCHANGE_HPP
+#define MPGPU_EXAMPLES_JACOBI_EXCHANGE_HPP
+
+#include <mpgpu/mpgpu.hpp>
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+/// What a halo exchange moves, and between whom.
+struct halo_exchange {
+    /// The copies for each of the two arrays that swap.
+    std::array<std::vector<mpgpu::transfer>, 2> copies;
+    /// The streams in which the devices sweep, by the index of the device.
+    std::vector<mpgpu::stream_view> sweeps;
+};
+
+/// The halo exchange as the time loop sees it. Everything is enqueued; only `finish` blocks.
+class exchange {
+  public:
+    exchange() = default;
+    exchange(const exchange &) = delete;
+    exchange &operator=(const exchange &) = delete;
+    virtual ~exchange() = default;
+
+    /// Work enqueued from now on in a device's sweep stream starts after the last exchange, as far as the device takes
+    /// part.
+    virtual void before_sweep(std::size_t device) = 0;
+    /// Starts the exchange for one of the two arrays. It comes after all sweeps that are enqueued.
+    virtual void start(std::size_t parity) = 0;
+    /// Blocks until the last exchange is done.
+    virtual void finish() = 0;
+};
+
+#endif // MPGPU_EXAMPLES_JACOBI_EXCHANGE_HPP
