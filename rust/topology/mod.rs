@@ -22,6 +22,7 @@ mod error;
 mod file;
 mod machine;
 mod presets;
+pub mod probe;
 mod routes;
 
 pub use check::{CAPACITY_RANGE, MAX_DEVICES, MAX_LINKS, MAX_SHARED, MAX_SWITCHES, MAX_TIME};

@@ -13,6 +13,7 @@ mod kernel;
 mod node;
 mod nvtx;
 mod planner;
+mod probe;
 mod simulator;
 mod staging;
 mod threads;

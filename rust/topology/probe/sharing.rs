@@ -1,0 +1,203 @@
+//! Rates of hops and the capacities that they share: what they predict for a set of copies, and how they are fitted.
+
+/// Capacities of a machine as far as they are known. Hops are numbered as in the session.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Sharing {
+    /// Bytes/s of each hop alone.
+    pub rates: Vec<f64>,
+    pub resources: Vec<Resource>,
+}
+
+/// A capacity that hops share.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Resource {
+    /// One for each hop.
+    pub members: Vec<bool>,
+    /// Bytes/s.
+    pub capacity: f64,
+}
+
+/// A set of copies, and the seconds that they took together, fixed costs taken off.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sample {
+    /// Hop and bytes.
+    pub copies: Vec<(usize, f64)>,
+    pub seconds: f64,
+}
+
+impl Resource {
+    /// Bytes that these copies draw from it.
+    pub fn load(&self, copies: &[(usize, f64)]) -> f64 {
+        copies.iter().filter(|copy| self.members[copy.0]).map(|copy| copy.1).sum()
+    }
+
+    pub fn hops(&self) -> impl Iterator<Item = usize> + '_ {
+        self.members.iter().enumerate().filter(|(_, member)| **member).map(|(hop, _)| hop)
+    }
+}
+
+impl Sharing {
+    /// Seconds of the slowest copy, had each its hop to itself.
+    fn alone(&self, copies: &[(usize, f64)]) -> f64 {
+        copies.iter().map(|&(hop, bytes)| bytes / self.rates[hop]).fold(0.0, f64::max)
+    }
+
+    /// Seconds for these copies together: as long as the busiest resource has work. The planner predicts by the same rule.
+    pub fn seconds(&self, copies: &[(usize, f64)]) -> f64 {
+        self.resources.iter().map(|resource| resource.load(copies) / resource.capacity).fold(self.alone(copies), f64::max)
+    }
+
+    /// Fits capacities and memberships to the samples, one resource after another while the others stay as they are. `families` are
+    /// sets of hops that a piece of hardware would serve: the hops out of one device, say.
+    pub fn refine(&mut self, samples: &[Sample], families: &[Vec<usize>]) {
+        const SWEEPS: usize = 3;
+        let alone: Vec<f64> = samples.iter().map(|sample| self.alone(&sample.copies)).collect();
+        for _ in 0..SWEEPS {
+            let before = self.resources.clone();
+            let mut at = 0;
+            while at < self.resources.len() {
+                let mut others = alone.clone();
+                for resource in self.resources.iter().enumerate().filter(|(index, _)| *index != at).map(|(_, resource)| resource) {
+                    for (other, sample) in others.iter_mut().zip(samples) {
+                        *other = other.max(resource.load(&sample.copies) / resource.capacity);
+                    }
+                }
+                match (Fit { samples, others: &others }).resource(&self.resources[at], families) {
+                    Some(resource) => {
+                        self.resources[at] = resource;
+                        at += 1;
+                    }
+                    None => {
+                        self.resources.remove(at);
+                    }
+                }
+            }
+            if self.resources == before {
+                break;
+            }
+        }
+    }
+}
+
+/// What a resource must add to what the others predict.
+struct Fit<'a> {
+    samples: &'a [Sample],
+    others: &'a [f64],
+}
+
+/// What a member, or a resource, must save to be worth having: one sample that is off by 8 %.
+const WORTH: f64 = 0.05 * (0.08 - 0.025);
+
+impl Fit<'_> {
+    /// The sum over the samples of Huber's loss (1964) of ln(predicted / measured): squares of small errors, large ones as they are, so that a
+    /// measurement that something disturbed pulls no more than its part.
+    fn cost(&self, loads: &[f64], capacity: f64) -> f64 {
+        const SMALL: f64 = 0.05;
+        let loss = |((sample, other), load): ((&Sample, &f64), &f64)| {
+            let error = (other.max(load / capacity) / sample.seconds).ln().abs();
+            if error < SMALL { error * error / 2.0 } else { SMALL * (error - SMALL / 2.0) }
+        };
+        self.samples.iter().zip(self.others).zip(loads).map(loss).sum()
+    }
+
+    fn loads(&self, resource: &Resource) -> Vec<f64> {
+        self.samples.iter().map(|sample| resource.load(&sample.copies)).collect()
+    }
+
+    /// The capacity that fits best among those that single samples would ask for, with its cost.
+    fn capacity(&self, loads: &[f64], now: f64) -> (f64, f64) {
+        const TRIED: usize = 48;
+        let asked = self.samples.iter().zip(self.others).zip(loads).filter(|((sample, _), load)| **load > 0.8 * now * sample.seconds);
+        let mut asked: Vec<f64> = asked.map(|((sample, _), load)| load / sample.seconds).collect();
+        asked.sort_by(f64::total_cmp);
+        let step = asked.len().div_ceil(TRIED).max(1);
+        let tried = asked.into_iter().step_by(step).chain([now]).map(|capacity| (capacity, self.cost(loads, capacity)));
+        tried.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((now, f64::INFINITY))
+    }
+
+    /// The resource fitted anew; `None` where the samples do as well without it.
+    fn resource(&self, resource: &Resource, families: &[Vec<usize>]) -> Option<Resource> {
+        let mut best = resource.clone();
+        let mut loads = self.loads(&best);
+        let mut cost;
+        (best.capacity, cost) = self.capacity(&loads, best.capacity);
+        // A member that makes predictions too slow is none.
+        for hop in resource.hops() {
+            let share = |sample: &Sample| sample.copies.iter().filter(|copy| copy.0 == hop).map(|copy| copy.1).sum::<f64>();
+            let without: Vec<f64> = loads.iter().zip(self.samples).map(|(load, sample)| load - share(sample)).collect();
+            let cost_without = self.cost(&without, best.capacity);
+            if cost_without < cost - WORTH {
+                best.members[hop] = false;
+                (loads, cost) = (without, cost_without);
+            }
+        }
+        // One that has most hops of a family has all of them, unless a sample says otherwise.
+        for family in families {
+            let (inside, outside): (Vec<usize>, Vec<usize>) = family.iter().partition(|hop| best.members[**hop]);
+            if outside.is_empty() || inside.len() < 2 || inside.len() < 2 * outside.len() {
+                continue;
+            }
+            let mut whole = best.clone();
+            outside.iter().for_each(|&hop| whole.members[hop] = true);
+            let whole_loads = self.loads(&whole);
+            let whole_cost = self.cost(&whole_loads, whole.capacity);
+            if whole_cost < cost + WORTH / 4.0 {
+                (best, loads, cost) = (whole, whole_loads, whole_cost);
+            }
+        }
+        let idle = self.cost(&loads, f64::INFINITY);
+        (best.hops().nth(1).is_some() && cost < idle - WORTH / 4.0).then_some(best)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(copies: &[(usize, f64)], seconds: f64) -> Sample {
+        Sample { copies: copies.to_vec(), seconds }
+    }
+
+    #[test]
+    fn the_busiest_resource_sets_the_time() {
+        let mut sharing = Sharing { rates: vec![10.0, 10.0, 20.0], resources: Vec::new() };
+        assert_eq!(sharing.seconds(&[(0, 100.0), (2, 100.0)]), 10.0);
+        sharing.resources.push(Resource { members: vec![true, false, true], capacity: 16.0 });
+        assert_eq!(sharing.seconds(&[(0, 100.0), (2, 100.0)]), 12.5);
+        assert_eq!(sharing.seconds(&[(1, 100.0), (2, 100.0)]), 10.0);
+    }
+
+    #[test]
+    fn refining_moves_the_capacity_drops_a_false_member_and_a_resource_that_explains_nothing() {
+        let mut sharing = Sharing {
+            rates: vec![10.0; 4],
+            resources: vec![
+                Resource { members: vec![true, true, false, true], capacity: 13.0 },
+                Resource { members: vec![false, false, true, true], capacity: 19.0 },
+            ],
+        };
+        let samples = [
+            sample(&[(0, 100.0), (1, 100.0)], 12.5),
+            sample(&[(0, 50.0), (1, 50.0)], 6.3),
+            sample(&[(0, 100.0), (3, 100.0)], 10.1),
+            sample(&[(1, 100.0), (3, 100.0)], 10.0),
+            sample(&[(2, 100.0), (3, 100.0)], 10.0),
+        ];
+        sharing.refine(&samples, &[]);
+        assert_eq!(sharing.resources.len(), 1);
+        assert_eq!(sharing.resources[0].members, [true, true, false, false]);
+        assert!((15.8..=16.1).contains(&sharing.resources[0].capacity), "{}", sharing.resources[0].capacity);
+    }
+
+    #[test]
+    fn a_family_is_completed_where_no_sample_speaks_against_it() {
+        let resource = Resource { members: vec![true, true, true, false], capacity: 10.0 };
+        let mut sharing = Sharing { rates: vec![10.0; 4], resources: vec![resource] };
+        let mut samples = vec![sample(&[(0, 10.0), (1, 10.0), (2, 10.0)], 3.0)];
+        sharing.refine(&samples, &[vec![0, 1, 2, 3]]);
+        assert_eq!(sharing.resources[0].members, [true; 4]);
+        samples.push(sample(&[(0, 10.0), (3, 10.0)], 1.0));
+        sharing.refine(&samples, &[vec![0, 1, 2, 3]]);
+        assert_eq!(sharing.resources[0].members, [true, true, true, false]);
+    }
+}
