@@ -55,8 +55,21 @@ pub trait CompletionState: Debug + Send + Sync {
     fn is_done(&self) -> Result<bool, BackendError>;
     /// Blocks the calling thread until it has finished.
     fn wait(&self) -> Result<(), BackendError>;
+    /// When each operation ran, of an execution of [`Backend::execute_timed`]. Waits until it has finished.
+    fn times(&self) -> Result<OpTimes, BackendError> {
+        Err(BackendError::NotSupported("this execution was not timed: enqueue it by `execute_timed`".into()))
+    }
     /// For the backend that made it.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// When the operations of one execution ran.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OpTimes {
+    /// Begin and end of each operation of the program, in seconds from the moment at which the execution could begin.
+    pub ops: Vec<(f64, f64)>,
+    /// By how many seconds times of different devices may be off against each other; times of one device are better than that.
+    pub precision: f64,
 }
 
 /// Shared handle to a [`CompletionState`].
@@ -177,6 +190,11 @@ pub trait Backend: Send + Sync {
 
     /// Enqueues one run of a program.
     fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError>;
+    /// The same, and the completion knows the [`times`](CompletionState::times) of the operations. Each is issued by itself: what would
+    /// go as one graph goes over streams, and takes a little longer than without timestamps.
+    fn execute_timed(&self, _: &Execution<'_>) -> Result<Completion, BackendError> {
+        Err(BackendError::NotSupported(format!("the {} backend does not time operations", self.name())))
+    }
     /// Blocks until everything ever enqueued has finished.
     fn synchronize(&self) -> Result<(), BackendError>;
 

@@ -5,8 +5,9 @@ use super::config::Verify;
 use super::context::Shared;
 use super::error::Error;
 use super::staging::Regions;
-use crate::backend::{Completion, Endpoints, Execution, StreamHandle, nvtx};
+use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle, nvtx};
 use crate::fault;
+use crate::model::timeline::Timeline;
 use crate::plan;
 use std::fmt;
 use std::num::NonZeroU64;
@@ -29,6 +30,15 @@ pub struct Plan {
     allocations: Box<[Held]>,
     /// The context's count of frees when the allocations were last seen alive.
     alive_at: AtomicU64,
+}
+
+/// What [`Plan::trace`] saw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// Times from the moment at which the execution could begin.
+    pub timeline: Timeline,
+    /// By how many seconds times of different devices may be off against each other.
+    pub precision: f64,
 }
 
 /// An end whose memory the backend gave out.
@@ -73,6 +83,26 @@ impl Plan {
     /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
+        self.enqueue(stream, |backend, execution| backend.execute(execution))
+    }
+
+    /// Runs the plan once in `stream`, alone, and returns when each operation ran: device timestamps on CUDA, the clock on the host
+    /// backend. Waits for what is in the stream before, and for the run itself.
+    ///
+    /// Operations are timed one by one, so a plan that would go as a graph goes over streams, and timestamps cost it a microsecond or so
+    /// for each operation: look here for the order of things, and to `execute` for how long they take.
+    pub fn trace(&self, stream: StreamHandle) -> Result<Trace, Error> {
+        self.context.backend.synchronize_stream(stream)?;
+        let times = self.enqueue(stream, |backend, execution| backend.execute_timed(execution))?.times()?;
+        let name = format!("{} on the {} backend, measured", self.context.machine.topology().name, self.context.backend.name());
+        Ok(Trace { timeline: self.planned.timeline(name, false, &times.ops), precision: times.precision })
+    }
+
+    fn enqueue(
+        &self,
+        stream: StreamHandle,
+        execute: impl FnOnce(&dyn Backend, &Execution<'_>) -> Result<Completion, BackendError>,
+    ) -> Result<Completion, Error> {
         let context = &*self.context;
         let _open = context.enter()?;
         self.check_alive()?;
@@ -82,7 +112,7 @@ impl Plan {
         }
         fault::point("execute");
         let completion = context.staging.ordered(&self.regions, |after| {
-            context.backend.execute(&Execution {
+            let execution = Execution {
                 program: &self.planned.program,
                 endpoints: &self.endpoints,
                 rings: &self.rings,
@@ -90,7 +120,8 @@ impl Plan {
                 after,
                 verify: verify == Verify::Bytes,
                 engine: self.planned.options.engine,
-            })
+            };
+            execute(&*context.backend, &execution)
         })?;
         context.executions.fetch_add(1, Ordering::Relaxed);
         context.bytes.fetch_add(self.bytes, Ordering::Relaxed);

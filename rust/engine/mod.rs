@@ -30,4 +30,4 @@ pub use cache::CacheStatistics;
 pub use config::{BackendChoice, Config, PlanOptions, Verify};
 pub use context::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use error::Error;
-pub use execute::Plan;
+pub use execute::{Plan, Trace};

@@ -9,6 +9,7 @@
 //! | `lower` | shares to a [`Program`] |
 //! | `validate` | the proof that a program is right |
 //! | `describe` | a plan for people and for machines |
+//! | `timeline` | when its operations ran, for a picture |
 //!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
 
@@ -19,6 +20,7 @@ mod lower;
 mod mechanism;
 mod program;
 mod split;
+mod timeline;
 mod validate;
 
 pub use candidates::{Reason, Rejection};

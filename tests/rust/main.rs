@@ -18,4 +18,5 @@ mod simulator;
 mod staging;
 mod threads;
 mod topology;
+mod trace;
 mod validator;

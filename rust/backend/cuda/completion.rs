@@ -2,8 +2,9 @@
 
 use super::Core;
 use super::driver::{Driver, OutsideCapture, call, code};
+use super::timing::Timing;
 use super::verify::Verdict;
-use crate::backend::{BackendError, CompletionState};
+use crate::backend::{BackendError, CompletionState, OpTimes};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -15,11 +16,13 @@ pub(super) struct Finished {
     event: usize,
     /// What comparing bytes has found, where that was asked for.
     verdict: Option<Arc<Verdict>>,
+    /// Timestamps of the operations, where those were asked for.
+    timing: Option<Timing>,
 }
 
 impl Finished {
-    pub fn new(core: Arc<Core>, gpu: usize, event: usize, verdict: Option<Arc<Verdict>>) -> Finished {
-        Finished { core, gpu, event, verdict }
+    pub fn new(core: Arc<Core>, gpu: usize, event: usize, verdict: Option<Arc<Verdict>>, timing: Option<Timing>) -> Finished {
+        Finished { core, gpu, event, verdict, timing }
     }
 
     /// The `CUevent`.
@@ -55,6 +58,15 @@ impl CompletionState for Finished {
     fn wait(&self) -> Result<(), BackendError> {
         // SAFETY: as above.
         self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(super::device::handle(self.event))) }.map(|()| true)).map(drop)
+    }
+
+    fn times(&self) -> Result<OpTimes, BackendError> {
+        let timing = self
+            .timing
+            .as_ref()
+            .ok_or_else(|| BackendError::NotSupported("this execution was not timed: enqueue it by `execute_timed`".into()))?;
+        self.wait()?;
+        timing.read()
     }
 
     fn as_any(&self) -> &dyn Any {

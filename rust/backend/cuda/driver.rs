@@ -156,6 +156,8 @@ driver_functions! {
         cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
     }
     optional {
+        // Every driver has it; only timed executions need it.
+        cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
         // CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
         // CUDA 13.0. That of CUDA 12.8 has one argument more and is not used.

@@ -9,6 +9,7 @@ use super::Core;
 use super::completion::{Captured, Finished};
 use super::device::{Primary, handle, lock};
 use super::driver::{Current, OutsideCapture, call};
+use super::timing::Timing;
 use crate::backend::{BackendError, Completion, Execution};
 use crate::ffi::bridge::Segment;
 use crate::plan::{Engine, Mechanism, Op, Place};
@@ -32,16 +33,21 @@ struct Lane<'a> {
 }
 
 impl Core {
-    pub fn execute(self: &Arc<Core>, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+    /// `timed`: with a timestamp before and after each operation.
+    pub fn execute(self: &Arc<Core>, execution: &Execution<'_>, timed: bool) -> Result<Completion, BackendError> {
         let home = self.gpu_of(execution.stream)?;
         let primary = self.reach(home)?;
         let _current = primary.enter()?;
         let capturing = self.is_capturing(execution)?;
         if capturing {
             check_capture(execution)?;
+            if timed {
+                return Err(BackendError::NotSupported("timestamps cannot be captured: time an execution outside of a capture".into()));
+            }
         }
         let end = if capturing { 0 } else { primary.event()? };
-        let verdict = self.enqueue(execution, home, capturing).and_then(|()| {
+        let mut timing = timed.then(|| Timing::new(self.clone(), home));
+        let verdict = self.enqueue(execution, home, capturing, &mut timing).and_then(|()| {
             let verdict = if execution.verify { Some(self.enqueue_verification(execution, home)?) } else { None };
             if !capturing {
                 // SAFETY: an event of the stream's context, the caller's stream.
@@ -51,7 +57,7 @@ impl Core {
         });
         match verdict {
             Ok(_) if capturing => Ok(Arc::new(Captured)),
-            Ok(verdict) => Ok(Arc::new(Finished::new(self.clone(), home, end, verdict))),
+            Ok(verdict) => Ok(Arc::new(Finished::new(self.clone(), home, end, verdict, timing))),
             Err(error) => {
                 if !capturing {
                     primary.give_event_back(end);
@@ -72,13 +78,16 @@ impl Core {
     }
 
     /// Enqueues the copies. When it fails, what was enqueued has finished.
-    fn enqueue(&self, execution: &Execution<'_>, home: usize, capturing: bool) -> Result<(), BackendError> {
+    fn enqueue(&self, execution: &Execution<'_>, home: usize, capturing: bool, timing: &mut Option<Timing>) -> Result<(), BackendError> {
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Finished>().ok_or_else(|| {
                 BackendError::NotSupported("an execution can only come after executions of its own backend that were not captured".into())
             })?;
             // SAFETY: the completion holds the event.
             unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), handle(earlier.event()), 0)) }?;
+        }
+        if let Some(timing) = timing {
+            timing.start(execution.stream.0)?;
         }
         if execution.program.ops.is_empty() {
             return Ok(());
@@ -90,13 +99,17 @@ impl Core {
             Engine::Auto => !execution.program.rings.is_empty(),
             Engine::Stream | Engine::Batch | Engine::Kernel => false,
         };
-        if as_graph && !capturing && self.launch_graph(execution, home)? {
+        if as_graph && !capturing && timing.is_none() && self.launch_graph(execution, home)? {
             return Ok(());
         }
         let mut lanes = SmallVec::new();
         let mut enqueued = self.take_lanes(execution, home, &mut lanes);
         if enqueued.is_ok() {
-            enqueued = self.enqueue_ops(execution, &mut lanes, home, capturing);
+            enqueued = self.enqueue_ops(execution, &mut lanes, home, capturing, timing);
+        }
+        if let (Ok(()), Some(timing)) = (&enqueued, &mut *timing) {
+            let others = lanes.iter().filter(|lane| lane.internal && lane.gpu != home);
+            enqueued = others.map(|lane| (lane.gpu, lane.stream)).try_for_each(|lane| timing.join_clock(lane, execution.stream.0));
         }
         for lane in &lanes {
             if enqueued.is_err() && !capturing {
@@ -130,14 +143,21 @@ impl Core {
         Ok(())
     }
 
-    fn enqueue_ops(&self, execution: &Execution<'_>, lanes: &mut [Lane<'_>], home: usize, capturing: bool) -> Result<(), BackendError> {
+    fn enqueue_ops(
+        &self,
+        execution: &Execution<'_>,
+        lanes: &mut [Lane<'_>],
+        home: usize,
+        capturing: bool,
+        timing: &mut Option<Timing>,
+    ) -> Result<(), BackendError> {
         let driver = self.driver;
         let caller = handle(execution.stream.0);
         let ops = &execution.program.ops;
         if let [lane] = lanes
             && !lane.internal
         {
-            return ops.iter().try_for_each(|op| self.enqueue_op(execution, op, lane, capturing));
+            return ops.iter().try_for_each(|op| self.enqueue_op(execution, op, lane, capturing, timing));
         }
         let home = self.primary(home)?;
         let start = Borrowed::record(self, home, execution.stream.0)?;
@@ -164,7 +184,7 @@ impl Core {
                     unsafe { call!(driver, cuStreamWaitEvent(stream, handle(before.event), 0)) }?;
                 }
             }
-            self.enqueue_op(execution, op, lane, capturing)?;
+            self.enqueue_op(execution, op, lane, capturing, timing)?;
             if awaited[index] {
                 done[index] = Some(Borrowed::record(self, lane.primary, lane.stream)?);
             }
@@ -177,8 +197,22 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues one operation in its lane's stream, whose GPU's context is current.
-    fn enqueue_op(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
+    /// Enqueues one operation in its lane's stream, whose GPU's context is current, between two timestamps where those are asked for.
+    fn enqueue_op(
+        &self,
+        execution: &Execution<'_>,
+        op: &Op,
+        lane: &Lane<'_>,
+        capturing: bool,
+        timing: &mut Option<Timing>,
+    ) -> Result<(), BackendError> {
+        match timing {
+            None => self.enqueue_copies(execution, op, lane, capturing),
+            Some(timing) => timing.around(lane.gpu, lane.stream, || self.enqueue_copies(execution, op, lane, capturing)),
+        }
+    }
+
+    fn enqueue_copies(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
         let driver = self.driver;
         let segment =
             |copy: &crate::plan::Copy| Segment { dst: address(execution, copy.to), src: address(execution, copy.from), bytes: copy.bytes };

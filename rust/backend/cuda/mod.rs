@@ -29,6 +29,7 @@ mod kernel;
 mod memory;
 #[cfg(test)]
 mod refusals;
+mod timing;
 mod verify;
 
 pub use self::graph::GraphStatistics;
@@ -390,7 +391,12 @@ impl Backend for CudaBackend {
 
     /// Inside a stream capture the copies become part of the graph; [`BackendError::NotSupported`] where that could not be right.
     fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
-        self.0.execute(execution)
+        self.0.execute(execution, false)
+    }
+
+    /// By events with timestamps around each operation, over streams; see `timing`. [`BackendError::NotSupported`] inside a stream capture.
+    fn execute_timed(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+        self.0.execute(execution, true)
     }
 
     /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does.

@@ -23,6 +23,7 @@ mod queue;
 mod run;
 mod schedule;
 mod sync;
+mod times;
 
 use self::chain::Chain;
 use self::memory::Memory;
@@ -31,6 +32,7 @@ use self::queue::Queue;
 use self::run::{HostWork, Run};
 use self::schedule::Schedule;
 use self::sync::{Mutex, held, lock};
+use self::times::Times;
 use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, StreamHandle};
 use crate::topology::DeviceId;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
@@ -105,6 +107,32 @@ impl HostBackend {
         let events = held(self.events.read());
         let event = key(handle.0).and_then(|key| events.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
         Ok(work(&mut lock(event)))
+    }
+
+    fn enqueue(&self, execution: &Execution<'_>, times: Option<Times>) -> Result<Completion, BackendError> {
+        self.queue.start()?;
+        let run = Run {
+            program: Arc::clone(execution.program),
+            endpoints: Arc::clone(execution.endpoints),
+            rings: Arc::clone(execution.rings),
+            schedule: Schedule::new(execution.program),
+            verify: execution.verify,
+            times,
+        };
+        let node = Node::new(HostWork::Run(run), &self.queue);
+        for completion in execution.after {
+            let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
+                what: "execute".into(),
+                reason: "an execution can only come after executions of its own backend".into(),
+                code: 0,
+            })?;
+            earlier.precede(&node);
+        }
+        self.with_stream(execution.stream, |stream| {
+            stream.chain.append(&node);
+            Ok(())
+        })?;
+        Ok(node)
     }
 
     /// Ends the threads of destroyed streams whose work has finished.
@@ -237,28 +265,11 @@ impl Backend for HostBackend {
     }
 
     fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
-        self.queue.start()?;
-        let run = Run {
-            program: Arc::clone(execution.program),
-            endpoints: Arc::clone(execution.endpoints),
-            rings: Arc::clone(execution.rings),
-            schedule: Schedule::new(execution.program),
-            verify: execution.verify,
-        };
-        let node = Node::new(HostWork::Run(run), &self.queue);
-        for completion in execution.after {
-            let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
-                what: "execute".into(),
-                reason: "an execution can only come after executions of its own backend".into(),
-                code: 0,
-            })?;
-            earlier.precede(&node);
-        }
-        self.with_stream(execution.stream, |stream| {
-            stream.chain.append(&node);
-            Ok(())
-        })?;
-        Ok(node)
+        self.enqueue(execution, None)
+    }
+
+    fn execute_timed(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+        self.enqueue(execution, Some(Times::new(execution.program.ops.len())))
     }
 
     fn synchronize(&self) -> Result<(), BackendError> {

@@ -9,7 +9,7 @@
 
 use super::queue::{Queue, Step};
 use super::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering, held, lock};
-use crate::backend::{BackendError, CompletionState};
+use crate::backend::{BackendError, CompletionState, OpTimes};
 use crate::panics;
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
@@ -30,6 +30,10 @@ pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
     fn was_last(&self) -> bool;
     /// Called once, after the last step of a node that has not failed.
     fn conclude(&self) -> Result<(), BackendError>;
+    /// When the steps ran, if that was asked for. Called after the last.
+    fn times(&self) -> Option<OpTimes> {
+        None
+    }
     /// What `step` is, for an error's text.
     fn describe(&self, step: u32) -> String;
 }
@@ -197,6 +201,11 @@ impl<W: Work> CompletionState for Node<W> {
     fn wait(&self) -> Result<(), BackendError> {
         self.wait_finished();
         self.result()
+    }
+
+    fn times(&self) -> Result<OpTimes, BackendError> {
+        self.wait()?;
+        self.work.times().ok_or_else(|| BackendError::NotSupported("this execution was not timed: enqueue it by `execute_timed`".into()))
     }
 
     fn as_any(&self) -> &dyn Any {

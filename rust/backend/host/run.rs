@@ -4,7 +4,8 @@ use super::kernel::{Launch, Segment, copy_segments};
 use super::node::Work;
 use super::schedule::Schedule;
 use super::sync::{Mutex, lock};
-use crate::backend::{BackendError, Endpoints, address};
+use super::times::Times;
+use crate::backend::{BackendError, Endpoints, OpTimes, address};
 use crate::plan::{Mechanism, Place, Program};
 use smallvec::SmallVec;
 use std::fmt;
@@ -32,6 +33,8 @@ pub(super) struct Run {
     pub(super) rings: Arc<[u64]>,
     pub(super) schedule: Schedule,
     pub(super) verify: bool,
+    /// Where the operations note when they ran, if that was asked for.
+    pub(super) times: Option<Times>,
 }
 
 impl Work for HostWork {
@@ -54,7 +57,10 @@ impl Work for HostWork {
                     function();
                 }
             }
-            HostWork::Run(run) => run.copy(step),
+            HostWork::Run(run) => match &run.times {
+                None => run.copy(step),
+                Some(times) => times.note(step, || run.copy(step)),
+            },
         }
         Ok(())
     }
@@ -79,6 +85,13 @@ impl Work for HostWork {
         match self {
             HostWork::Run(run) if run.verify => run.verify(),
             _ => Ok(()),
+        }
+    }
+
+    fn times(&self) -> Option<OpTimes> {
+        match self {
+            HostWork::Run(run) => run.times.as_ref().map(Times::read),
+            HostWork::Join | HostWork::Function(_) => None,
         }
     }
 

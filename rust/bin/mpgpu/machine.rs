@@ -31,3 +31,12 @@ pub fn found() -> Result<Source, Failure> {
                   The description says what is assumed. GPUs are numbered as CUDA_VISIBLE_DEVICES orders them.";
     Ok(Source { machine, origin: "discovered", remark: remark.into() })
 }
+
+/// The machine that is named, else the one at hand, else the preset that a context takes where there is no GPU.
+pub fn in_force(name: Option<&str>) -> Result<Source, Failure> {
+    match name {
+        Some(name) => named(name),
+        None if cuda::device_count().is_ok() => found(),
+        None => named(topology::DEFAULT_PRESET),
+    }
+}

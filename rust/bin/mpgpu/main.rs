@@ -10,6 +10,7 @@ mod machine;
 mod plan;
 mod text;
 mod topo;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::error::Error;
@@ -26,15 +27,28 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show the presets, or one machine as a table or a file
+    /// Show a machine: as a table, a drawing, or a file to edit
+    #[command(after_help = "Examples:\n  \
+        mpgpu topo                                  this machine, or the presets where there is no GPU\n  \
+        mpgpu topo --presets\n  \
+        mpgpu topo dgx1-v100 --svg dgx1.svg         a drawing with capacities\n  \
+        mpgpu topo beluga --toml > node.toml        a file to edit; then: mpgpu plan --topology ./node.toml ...\n\n\
+        What the planner knows of a machine is what stands here: a capacity that is wrong makes plans that are wrong.")]
     Topo(topo::TopoArguments),
     /// Show what would be done for given transfers, and why other paths are left out
     #[command(after_help = "Examples:\n  \
         mpgpu plan --topology beluga gpu0:gpu1:512M\n  \
         mpgpu plan --topology hgx-h200 host0:gpu0:1G --max-paths 4\n  \
         mpgpu plan --topology beluga gpu0:gpu1:128M gpu1:gpu2:128M gpu2:gpu3:128M gpu3:gpu0:128M --no-host-path\n\n\
-        All times are modelled.")]
+        Transfers of one call are planned together, as one step of a simulation code has them. All times are modelled.")]
     Plan(plan::PlanArguments),
+    /// Show what happens when: the timeline of a plan, simulated or measured
+    #[command(after_help = "Examples:\n  \
+        mpgpu trace --topology beluga gpu0:gpu1:64M --svg run.svg\n  \
+        mpgpu trace --topology beluga gpu0:gpu1:64M --perfetto run.json     open it at ui.perfetto.dev\n  \
+        mpgpu trace --measure gpu0:gpu1:256M --svg run.svg                  device timestamps of a real run\n\n\
+        Without --measure no GPU is needed. With it, operations are timed one by one, over streams.")]
+    Trace(trace::TraceArguments),
     /// Measure mpgpu against plain copies on this machine, and check every byte
     #[command(after_help = "Examples:\n  \
         mpgpu bench --list\n  \
@@ -58,6 +72,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     let text = match arguments.command {
         Command::Topo(arguments) => topo::run(&arguments)?,
         Command::Plan(arguments) => plan::run(&arguments)?,
+        Command::Trace(arguments) => trace::run(&arguments)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.

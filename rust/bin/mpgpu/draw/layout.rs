@@ -17,6 +17,9 @@ const GROUP_GAP: f64 = 26.0;
 /// The same where the two switches are joined: room for that link and its label.
 const JOINED_GAP: f64 = 84.0;
 const TRACK: f64 = 20.0;
+/// Between the ends of tracks, and of straight cables, at one node.
+const TRACK_STEP: f64 = 14.0;
+const STRAIGHT_STEP: f64 = 30.0;
 /// Between two rows, where no track needs more.
 const ROW_GAP: f64 = 30.0;
 /// Lines of a label.
@@ -187,7 +190,6 @@ pub fn label_box(wire: &Wire) -> [f64; 4] {
     let width = wire.lines.iter().map(|line| text_width(line, LABEL_SIZE)).fold(0.0, f64::max);
     let left = match wire.anchor {
         Some(Anchor::Middle) => wire.label.0 - width / 2.0,
-        Some(Anchor::End) => wire.label.0 - width,
         _ => wire.label.0,
     };
     [left, wire.label.1 - LABEL_SIZE, width + MARK * wire.marks as f64, wire.lines.len() as f64 * LINE]
@@ -322,7 +324,7 @@ fn straight(
             .collect();
         beside.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let rank = beside.iter().position(|&(_, cable)| cable == index).unwrap_or(0);
-        let step = (30.0_f64).min((places[owner].width - 20.0) / (beside.len().max(2) - 1) as f64);
+        let step = STRAIGHT_STEP.min((places[owner].width - 20.0) / (beside.len().max(2) - 1) as f64);
         let x = places[owner].center() + (rank as f64 - (beside.len() - 1) as f64 / 2.0) * step;
         // Inside the other node too, which may be the narrower one.
         down.cables[at].3 = x.clamp(places[other].x + 8.0, places[other].right() - 8.0);
@@ -341,25 +343,33 @@ fn attach(cables: &[Cable], places: &[Place], row: i32, down: &Down, tracks: &mu
     nodes.sort_unstable();
     nodes.dedup();
     for node in nodes {
-        let mut ends: Vec<(f64, Option<usize>)> = Vec::new();
+        let mut ends: Vec<(f64, usize)> = Vec::new();
         for (at, track) in tracks.iter().enumerate() {
             let (a, b) = (cables[track.cable].a, cables[track.cable].b);
             if node == a || node == b {
                 let reach = places[if node == a { b } else { a }].center() - places[node].center();
                 // Largest where the track is shortest to the right, smallest where it is shortest to the left.
-                ends.push((1.0 / reach, Some(at)));
+                ends.push((1.0 / reach, at));
             }
         }
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let left = ends.iter().filter(|end| end.0 < 0.0).count();
         // Straight cables leave at the middle of the same side, and tracks leave room for them.
         let straight = down.cables.iter().filter(|cable| if row > 0 { cable.1 == node } else { row == 0 && cable.2 == node }).count();
-        ends.extend((0..straight).map(|_| (0.0, None)));
-        ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let step = (14.0_f64).min((places[node].width - 12.0) / (ends.len().max(2) - 1) as f64);
-        for (rank, (reach, at)) in ends.iter().enumerate() {
-            let x = places[node].center() + (rank as f64 - (ends.len() - 1) as f64 / 2.0) * step;
-            if let Some(at) = at {
-                if *reach > 0.0 { tracks[*at].left = x } else { tracks[*at].right = x }
-            }
+        let most = left.max(ends.len() - left).max(1) as f64;
+        let room = places[node].width / 2.0 - 6.0 - if straight > 0 { (straight - 1) as f64 * STRAIGHT_STEP / 2.0 } else { 0.0 };
+        for (rank, &(reach, at)) in ends.iter().enumerate() {
+            let offset = if straight > 0 {
+                // The innermost of either side is one step away from the straight ones.
+                let step = (room / most).clamp(1.0, TRACK_STEP);
+                let ranks = if rank < left { rank as f64 - left as f64 } else { (rank - left) as f64 + 1.0 };
+                ranks * step + ranks.signum() * (straight - 1) as f64 * STRAIGHT_STEP / 2.0
+            } else {
+                let step = TRACK_STEP.min(2.0 * room / (ends.len().max(2) - 1) as f64);
+                (rank as f64 - (ends.len() - 1) as f64 / 2.0) * step
+            };
+            let x = places[node].center() + offset;
+            if reach > 0.0 { tracks[at].left = x } else { tracks[at].right = x }
         }
     }
 }

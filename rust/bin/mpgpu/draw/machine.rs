@@ -22,14 +22,14 @@ const MARGIN: f64 = 24.0;
 pub fn machine(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let layout = layout(topology, &cables, label);
-    let width = (layout.width + 2.0 * MARGIN).max(560.0);
+    let width = (layout.width + 2.0 * MARGIN).max(600.0);
     let left = (width - layout.width) / 2.0;
 
     let mut svg = Svg::new();
     let mut y = MARGIN + 14.0;
     svg.text("t", (MARGIN, y), Anchor::Start, &topology.name);
     let letters = ((width - 2.0 * MARGIN) / (12.0 * 0.56)) as usize;
-    let units = "Numbers: GB/s (10\u{2079} bytes per second) in each direction; \u{2193}\u{2191}\u{2192}\u{2190} where directions differ; \u{3a3} both directions together.";
+    let units = "Numbers: GB/s (10\u{2079} bytes per second) in each direction; \u{2193}\u{2191}\u{2192}\u{2190} where directions differ; \u{3a3} both directions together. Wider lines are faster.";
     for line in wrap(&topology.description, letters).into_iter().chain(wrap(units, letters)) {
         y += 17.0;
         svg.text("d", (MARGIN, y), Anchor::Start, &line);
@@ -39,14 +39,13 @@ pub fn machine(topology: &Topology) -> String {
     y += layout.height + 30.0;
 
     let mut x = MARGIN;
-    for (kind, name) in [(LinkKind::Nvlink, "NVLink"), (LinkKind::Pcie, "PCIe"), (LinkKind::Host, "inside or between processors")] {
+    for (kind, name) in [(LinkKind::Nvlink, "NVLink"), (LinkKind::Pcie, "PCIe"), (LinkKind::Host, "in or between processors")] {
         if cables.iter().any(|cable| cable.kind == kind) {
             svg.line(class(kind), 3.0, &[(x, y - 4.0), (x + 34.0, y - 4.0)], "");
             svg.text("d", (x + 42.0, y), Anchor::Start, name);
-            x += 42.0 + text_width(name, 12.0) + 20.0;
+            x += 42.0 + text_width(name, 12.0) + 16.0;
         }
     }
-    svg.text("d", (x, y), Anchor::Start, "wider: faster");
     if !shared.is_empty() {
         y += 24.0;
         svg.text("d", (MARGIN, y), Anchor::Start, "Shared by all links with the number:");
@@ -151,8 +150,16 @@ fn tip(topology: &Topology, cable: &Cable) -> String {
     text
 }
 
-/// GB/s with as many digits as are worth reading.
-pub fn gigabytes(rate: f64) -> String {
-    let text = format!("{:.1}", rate / 1e9);
-    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+/// GB/s with four digits, and none behind the point where they are zero.
+fn gigabytes(rate: f64) -> String {
+    let rate = rate / 1e9;
+    let decimals = if rate >= 1000.0 {
+        0
+    } else if rate >= 100.0 {
+        1
+    } else {
+        2
+    };
+    let text = format!("{rate:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }

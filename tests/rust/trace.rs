@@ -1,0 +1,97 @@
+//! When the operations of an execution ran: `Plan::trace` and the backend's timed executions.
+
+use mpgpu::backend::{Backend, BackendError, Endpoints, Execution, host::HostBackend};
+use mpgpu::engine::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
+use mpgpu::model::timeline::Timeline;
+use mpgpu::plan::{Engine, Program};
+use mpgpu::topology::DeviceId;
+use std::sync::Arc;
+
+/// A context of virtual devices.
+fn context(topology: &str) -> Context {
+    let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some(topology.into()), ..ContextOptions::default() };
+    Context::open(&options, Config::default()).expect("a context")
+}
+
+/// Nothing begins before it may: within a lane, and where an arrow leads from one lane to another.
+fn assert_ordered(timeline: &Timeline) {
+    let mut ends = vec![0.0; timeline.lanes.len()];
+    for span in &timeline.spans {
+        assert!(span.begin >= ends[span.lane] && span.end >= span.begin, "{span:?}");
+        ends[span.lane] = span.end;
+    }
+    for arrow in &timeline.arrows {
+        let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
+        assert!(from.end <= to.begin && from.lane != to.lane, "{from:?} before {to:?}");
+    }
+}
+
+#[test]
+fn a_trace_tells_when_each_operation_ran_in_an_order_that_the_program_allows() {
+    let context = context("beluga");
+    let bytes = 48 << 20;
+    let [a, b] = [0, 1].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
+    let copy = [Transfer { dst: b, dst_device: DeviceId::gpu(1), src: a, src_device: DeviceId::gpu(0), bytes }];
+    let plan = context.plan(&copy, &PlanOptions::default()).expect("a plan");
+    assert!(plan.paths() > 2, "the mesh relays: {}", plan.describe());
+    let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    let program = &plan.planned().program;
+    for _ in 0..5 {
+        let timeline = plan.trace(stream).expect("it runs").timeline;
+        assert!(!timeline.modelled && timeline.name.contains("host backend"), "{}", timeline.name);
+        assert_eq!(timeline.spans.len(), program.ops.len());
+        assert_eq!(timeline.lanes.len(), program.lanes.len());
+        assert_ordered(&timeline);
+        // Each byte once into its destination, and each relayed byte once more into a slot.
+        let relayed: u64 = plan.planned().transfers[0].paths.iter().filter(|path| path.via.is_some()).map(|path| path.bytes).sum();
+        assert_eq!(timeline.spans.iter().map(|span| span.bytes).sum::<u64>(), bytes + relayed);
+        let waits = program.ops.iter().map(|op| op.after.len()).sum::<usize>();
+        assert_eq!(timeline.arrows.len(), waits, "a pipeline's waits are all across lanes");
+    }
+    // A lane says what it is and where its copies go.
+    let timeline = plan.trace(stream).expect("it runs").timeline;
+    let names: Vec<&str> = timeline.lanes.iter().map(|lane| lane.name.as_str()).collect();
+    for name in ["gpu0 lane 0: gpu0>gpu1", "gpu0 lane 1: gpu0>gpu2", "gpu2 lane 2: gpu2>gpu1"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+}
+
+#[test]
+fn every_operation_belongs_to_a_path_of_the_plan() {
+    let context = context("beluga");
+    let memory: Vec<u64> = (0..4).map(|gpu| context.allocate(DeviceId::gpu(gpu), 16 << 20).expect("memory")).collect();
+    let to_first = |gpu: u32| Transfer {
+        dst: memory[0] + (u64::from(gpu) << 22),
+        dst_device: DeviceId::gpu(0),
+        src: memory[gpu as usize],
+        src_device: DeviceId::gpu(gpu),
+        bytes: 4 << 20,
+    };
+    let plan = context.plan(&[to_first(1), to_first(2), to_first(3)], &PlanOptions::default()).expect("a plan");
+    let planned = plan.planned();
+    let mut bytes: Vec<Vec<u64>> = planned.transfers.iter().map(|transfer| vec![0; transfer.paths.len()]).collect();
+    for op in &planned.program.ops {
+        for ((transfer, via), copy) in planned.paths_of(op).zip(&op.copies) {
+            let path = planned.transfers[transfer as usize].paths.iter().position(|path| path.via == via).expect("a path of the plan");
+            bytes[transfer as usize][path] += copy.bytes;
+        }
+    }
+    for (transfer, bytes) in planned.transfers.iter().zip(&bytes) {
+        for (path, &moved) in transfer.paths.iter().zip(bytes) {
+            assert_eq!(moved, path.bytes * if path.via.is_some() { 2 } else { 1 }, "{path:?}");
+        }
+    }
+}
+
+#[test]
+fn an_execution_that_was_not_timed_says_how_to_time_one() {
+    let backend = HostBackend::new(1, 1);
+    let (program, endpoints) = (Arc::new(Program::default()), Arc::<[Endpoints]>::from([]));
+    let rings = Arc::<[u64]>::from([]);
+    let stream = backend.create_stream(DeviceId::gpu(0)).expect("a stream");
+    let execution =
+        Execution { program: &program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Stream };
+    let error = backend.execute(&execution).expect("enqueued").times().expect_err("nothing was noted");
+    assert!(matches!(&error, BackendError::NotSupported(text) if text.contains("execute_timed")), "{error}");
+    assert_eq!(backend.execute_timed(&execution).expect("enqueued").times().expect("times").ops, []);
+}
