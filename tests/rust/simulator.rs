@@ -456,3 +456,43 @@ fn where_flows_share_a_link_more_capacity_for_one_can_delay_another() {
     // 10 MiB at 3 GB/s; meanwhile the other moves at 7 GB/s, 1 GB/s below its own.
     about(fast, slow + 10.0 * MIB as f64 / 3e9 / 8.0);
 }
+
+#[test]
+fn probe_ratio() {
+    let mut all: Vec<(f64, u64)> = Vec::new();
+    let mut known: Vec<(f64, String)> = Vec::new();
+    for seed in 0..3000 {
+        let mut random = Random(seed);
+        let (machine, shapes, options) = machine_and_batch(&mut random, 64 * MIB);
+        let Ok(plan) = plan(&machine, &shapes, &options) else { continue };
+        if plan.predicted == 0.0 {
+            continue;
+        }
+        let run = simulate_with(&machine, &plan.program, &shapes, Executor::Streams, options.staging_bytes);
+        all.push((run.seconds / plan.predicted, seed));
+    }
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for q in [0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0] {
+        eprintln!("{q}: {:?}", all[((all.len() - 1) as f64 * q) as usize]);
+    }
+    for name in mpgpu::topology::preset_names() {
+        let machine = machine(name);
+        for mib in [1, 4, 16, 64, 256, 512] {
+            for (case, shapes) in [
+                ("one", vec![shape(0, 1, mib * MIB)]),
+                ("both", vec![shape(0, 1, mib * MIB), shape(1, 0, mib * MIB)]),
+                ("h2d", vec![shape(-1, 0, mib * MIB)]),
+                ("ring", (0..4).map(|i| shape(i, (i + 1) % 4, mib * MIB)).collect()),
+            ] {
+                let Ok(plan) = plan(&machine, &shapes, &Options::default()) else { continue };
+                let run = simulate_with(&machine, &plan.program, &shapes, Executor::Streams, STAGING);
+                known.push((run.seconds / plan.predicted, format!("{name} {case} {mib} {:.1} us", plan.predicted * 1e6)));
+            }
+        }
+    }
+    known.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for k in known.iter().take(12).chain(known.iter().rev().take(30)) {
+        eprintln!("{k:?}");
+    }
+    eprintln!("median {:?}", known[known.len() / 2]);
+}

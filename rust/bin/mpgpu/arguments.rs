@@ -72,7 +72,8 @@ impl FromStr for Transfer {
     }
 }
 
-fn device(text: &str) -> Result<DeviceId, String> {
+/// A device as people write it, `gpu0`.
+pub fn device(text: &str) -> Result<DeviceId, String> {
     // The C ABI's numbers are 32-bit signed.
     let number = |digits: &str| digits.parse::<u32>().ok().filter(|&n| n < 1 << 30);
     let gpu = text.strip_prefix("gpu").and_then(number).map(DeviceId::gpu);

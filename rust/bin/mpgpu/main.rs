@@ -8,6 +8,7 @@ mod bench;
 mod draw;
 mod machine;
 mod plan;
+mod sim;
 mod text;
 mod topo;
 mod trace;
@@ -49,6 +50,9 @@ enum Command {
         mpgpu trace --measure gpu0:gpu1:256M --svg run.svg                  device timestamps of a real run\n\n\
         Without --measure no GPU is needed. With it, operations are timed one by one, over streams.")]
     Trace(trace::TraceArguments),
+    /// Run plans on a modelled machine in virtual time: tables over sizes, paths, engines and windows
+    #[command(after_help = sim::SimArguments::EXAMPLES)]
+    Sim(sim::SimArguments),
     /// Measure mpgpu against plain copies on this machine, and check every byte
     #[command(after_help = "Examples:\n  \
         mpgpu bench --list\n  \
@@ -73,6 +77,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         Command::Topo(arguments) => topo::run(&arguments)?,
         Command::Plan(arguments) => plan::run(&arguments)?,
         Command::Trace(arguments) => trace::run(&arguments)?,
+        Command::Sim(arguments) => sim::run(&arguments)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.

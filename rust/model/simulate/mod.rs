@@ -151,11 +151,17 @@ impl<'a> Scenario<'a> {
     /// Binds a program to transfers, as making a plan does: its rings get their place in staging memory. Binding it again is another plan
     /// of the same shape, for other buffers, with a place of its own while there is room.
     pub fn bind(&mut self, program: &'a Program, shapes: &[Shape]) -> Result<Bound, SimulationError> {
+        self.bind_in(0, program, shapes)
+    }
+
+    /// The same in context `context`. Each context, one in each process say, has staging memory of its own.
+    pub fn bind_in(&mut self, context: usize, program: &'a Program, shapes: &[Shape]) -> Result<Bound, SimulationError> {
         if program.transfers.len() != shapes.len() {
             return Err(SimulationError::Transfers { program: program.transfers.len(), shapes: shapes.len() });
         }
         let flows = (0..program.ops.len()).map(|op| self.flows(program, shapes, op)).collect::<Result<_, _>>()?;
-        let regions = self.staging.place(&program.rings).map_err(|device| SimulationError::Staging { device, bound: self.bound })?;
+        let regions =
+            self.staging.place(context, &program.rings).map_err(|device| SimulationError::Staging { device, bound: self.bound })?;
         self.programs.push(BoundProgram { program, flows, regions });
         Ok(Bound(self.programs.len() - 1))
     }

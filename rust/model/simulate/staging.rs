@@ -11,6 +11,7 @@ const ALIGNMENT: u64 = 256;
 /// Bytes of one device's staging memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Region {
+    context: usize,
     device: DeviceId,
     start: u64,
     end: u64,
@@ -18,11 +19,11 @@ pub(super) struct Region {
 
 pub(super) type Regions = SmallVec<[Region; 4]>;
 
-/// The staging memory of a context: a cursor for each device that wraps where the bound is reached.
+/// The staging memory of contexts: for each and each device a cursor that wraps where the bound is reached.
 #[derive(Clone, Debug)]
 pub(super) struct Arenas {
     bound: u64,
-    cursors: BTreeMap<DeviceId, u64>,
+    cursors: BTreeMap<(usize, DeviceId), u64>,
 }
 
 impl Arenas {
@@ -30,8 +31,8 @@ impl Arenas {
         Arenas { bound, cursors: BTreeMap::new() }
     }
 
-    /// The region of a plan on each device that it stages on. The error names a device on which its rings exceed the bound.
-    pub fn place(&mut self, rings: &[Ring]) -> Result<Regions, DeviceId> {
+    /// The region of a context's plan on each device that it stages on. The error names a device on which its rings exceed the bound.
+    pub fn place(&mut self, context: usize, rings: &[Ring]) -> Result<Regions, DeviceId> {
         let mut regions = Regions::new();
         let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
         devices.sort_unstable();
@@ -44,13 +45,13 @@ impl Arenas {
             if bytes > self.bound {
                 return Err(device);
             }
-            let cursor = self.cursors.entry(device).or_insert(0);
+            let cursor = self.cursors.entry((context, device)).or_insert(0);
             let mut start = cursor.next_multiple_of(ALIGNMENT);
             if start > self.bound || bytes > self.bound - start {
                 start = 0;
             }
             *cursor = start + bytes;
-            regions.push(Region { device, start, end: start + bytes });
+            regions.push(Region { context, device, start, end: start + bytes });
         }
         Ok(regions)
     }
@@ -67,7 +68,7 @@ impl Users {
         for region in regions {
             let mut kept = Vec::with_capacity(self.0.len() + 2);
             for (used, by) in self.0.drain(..) {
-                if used.device != region.device || used.end <= region.start || region.end <= used.start {
+                if (used.context, used.device) != (region.context, region.device) || used.end <= region.start || region.end <= used.start {
                     kept.push((used, by));
                     continue;
                 }
@@ -93,12 +94,14 @@ mod tests {
     fn executions_wait_for_the_last_users_of_their_bytes() {
         let ring = |slots| [Ring { device: DeviceId::gpu(1), slot_bytes: 1 << 20, slots }];
         let mut arenas = Arenas::new(8 << 20);
-        let [a, b, c] = [4, 4, 6].map(|slots| arenas.place(&ring(slots)).expect("room"));
+        let [a, b, c] = [4, 4, 6].map(|slots| arenas.place(0, &ring(slots)).expect("room"));
         let mut users = Users::default();
         assert!(users.next(&a, 0).is_empty() && users.next(&b, 1).is_empty(), "side by side");
         assert_eq!(users.next(&c, 2).as_slice(), [0, 1], "the cursor wrapped");
         assert_eq!(users.next(&a, 3).as_slice(), [2]);
         assert_eq!(users.next(&b, 4).as_slice(), [1, 2], "two of its slots were not used since");
-        assert_eq!(arenas.place(&ring(9)), Err(DeviceId::gpu(1)));
+        let elsewhere = arenas.place(1, &ring(8)).expect("room");
+        assert!(users.next(&elsewhere, 5).is_empty(), "another process has staging memory of its own");
+        assert_eq!(arenas.place(0, &ring(9)), Err(DeviceId::gpu(1)));
     }
 }

@@ -1,0 +1,215 @@
+//! `mpgpu sim`: what plans would take on a modelled machine, run in virtual time.
+
+mod arguments;
+mod papers;
+mod steady;
+
+pub use arguments::SimArguments;
+
+use arguments::HostPath;
+use mpgpu::plan::{Engine, Options, Shape, plan};
+use mpgpu::topology::{self, Machine};
+use mpgpu::units::{size, time};
+use serde_json::{Value, json};
+use std::error::Error;
+use steady::{Rank, Steady, shape, steady};
+
+pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
+    if arguments.papers {
+        let papers = papers::reproduce()?;
+        return Ok(if arguments.json { format!("{:#}\n", papers.to_json()) } else { papers.to_string() });
+    }
+    let machine = Machine::new(topology::load(&arguments.topology)?)?;
+    let rows = rows(arguments)?;
+    let columns = columns(arguments);
+    let mut table = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let cells = columns.iter().map(|column| cell(&machine, arguments, row, column));
+        table.push(cells.collect::<Result<Vec<Steady>, _>>()?);
+    }
+    let sweep = Sweep { machine: &machine, arguments, rows, columns, table };
+    Ok(if arguments.json { format!("{:#}\n", sweep.to_json()) } else { sweep.to_text() })
+}
+
+/// The transfers of each row.
+fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
+    let of = |bytes: Option<u64>| -> Result<Vec<Shape>, String> {
+        let shapes = arguments.transfers.iter().map(|pair| {
+            let bytes = bytes
+                .or(pair.bytes)
+                .ok_or_else(|| format!("{}:{}: say how many bytes, as in gpu0:gpu1:64M, or give --sizes", pair.src, pair.dst))?;
+            Ok(shape(pair.src, pair.dst, bytes, arguments.pageable))
+        });
+        shapes.collect()
+    };
+    if arguments.sizes.is_empty() {
+        return Ok(vec![of(None)?]);
+    }
+    if let Some(pair) = arguments.transfers.iter().find(|pair| pair.bytes.is_some()) {
+        return Err(format!("{}:{}: --sizes gives the bytes of every transfer; leave them out here", pair.src, pair.dst));
+    }
+    arguments.sizes.iter().flat_map(|sizes| &sizes.0).map(|&bytes| of(Some(bytes))).collect()
+}
+
+/// One way to do a step.
+struct Column {
+    engine: Engine,
+    /// `None`: as many as the model likes.
+    max_paths: Option<u32>,
+    host: HostPath,
+    window: u32,
+}
+
+/// The first column of each window and engine is what the others of it are held against.
+fn columns(arguments: &SimArguments) -> Vec<Column> {
+    let paths: Vec<Option<u32>> =
+        if arguments.max_paths.is_empty() { vec![Some(1), None] } else { arguments.max_paths.iter().copied().map(Some).collect() };
+    let mut columns: Vec<Column> = Vec::new();
+    for &window in &arguments.window {
+        for &engine in &arguments.engine {
+            for &max_paths in &paths {
+                for &host in &arguments.host {
+                    // One path between GPUs is the direct one, with the host or without.
+                    if max_paths == Some(1) && host != arguments.host[0] {
+                        continue;
+                    }
+                    columns.push(Column { engine: engine.into(), max_paths, host, window });
+                }
+            }
+        }
+    }
+    columns
+}
+
+fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &Column) -> Result<Steady, Box<dyn Error>> {
+    let default = Options::default();
+    let options = Options {
+        engine: column.engine,
+        max_paths: column.max_paths.unwrap_or(default.max_paths),
+        host_path: column.host == HostPath::On,
+        chunk_bytes: arguments.chunk_bytes,
+        staging_bytes: arguments.staging_bytes.unwrap_or(default.staging_bytes),
+        ..default
+    };
+    let ranks = shapes.chunks(if arguments.apart { 1 } else { shapes.len() });
+    let ranks = ranks.map(|shapes| Ok(Rank { plan: plan(machine, shapes, &options)?, shapes: shapes.to_vec() }));
+    let ranks = ranks.collect::<Result<Vec<Rank>, mpgpu::plan::PlanError>>()?;
+    Ok(steady(machine, &ranks, column.window)?)
+}
+
+struct Sweep<'a> {
+    machine: &'a Machine,
+    arguments: &'a SimArguments,
+    rows: Vec<Vec<Shape>>,
+    columns: Vec<Column>,
+    table: Vec<Vec<Steady>>,
+}
+
+impl Column {
+    fn name(&self) -> String {
+        let paths = match self.max_paths {
+            None => "planned".to_owned(),
+            Some(1) => "1 path".to_owned(),
+            Some(n) => format!("{n} paths"),
+        };
+        if self.max_paths != Some(1) && self.host == HostPath::Off { paths + ", no host" } else { paths }
+    }
+}
+
+impl Sweep<'_> {
+    /// The column that this one is held against: the first of its window.
+    fn base(&self, column: usize) -> usize {
+        self.columns.iter().position(|other| other.window == self.columns[column].window).unwrap_or(column)
+    }
+
+    fn to_text(&self) -> String {
+        let ways: Vec<String> = self.arguments.transfers.iter().map(|pair| format!("{}>{}", pair.src, pair.dst)).collect();
+        let apart = if self.arguments.apart { ", each planned apart and issued by a process of its own" } else { "" };
+        let mut text = format!("sim for {}: {}{apart}\n", self.machine.topology().name, ways.join(" "));
+        text += "modelled; GB/s of all transfers together in the steady state (times the first column of the same window)\n\n";
+        let mut heads = vec![("".to_owned(), "size".to_owned())];
+        for column in &self.columns {
+            let window = if column.window == 1 { String::new() } else { format!(", window {}", column.window) };
+            heads.push((format!("{}{window}", column.engine.name()), column.name()));
+        }
+        let body = self.rows.iter().zip(&self.table).map(|(shapes, cells)| {
+            let mut line = vec![size(shapes.iter().map(|shape| shape.bytes).max().unwrap_or(0))];
+            line.extend(cells.iter().enumerate().map(|(at, cell)| {
+                let base = &cells[self.base(at)];
+                if self.base(at) == at {
+                    format!("{:.1}", cell.rate())
+                } else {
+                    format!("{:.1} ({:.2})", cell.rate(), base.seconds / cell.seconds)
+                }
+            }));
+            line
+        });
+        let lines: Vec<Vec<String>> =
+            [heads.iter().map(|head| head.0.clone()).collect(), heads.iter().map(|head| head.1.clone()).collect()]
+                .into_iter()
+                .chain(body)
+                .collect();
+        let widths: Vec<usize> = (0..heads.len()).map(|at| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0)).collect();
+        for line in &lines {
+            let cells: Vec<String> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+            text += cells.join("  ").trim_end();
+            text.push('\n');
+        }
+        if let (true, Some(last)) = (self.arguments.resources, self.table.last().and_then(|cells| cells.last())) {
+            text += &self.resources(last);
+        }
+        text
+    }
+
+    fn resources(&self, cell: &Steady) -> String {
+        let seconds = cell.run.seconds;
+        let mut text = format!("\nlast row, last column: {} for two rounds\n", time(seconds));
+        text += &format!("{:<28} {:>12} {:>7} {:>10} {:>10} {:>10}\n", "resource", "bytes", "busy", "mean GB/s", "peak GB/s", "capacity");
+        for of in &cell.run.resources {
+            let resource = &self.machine.resources()[of.resource.0 as usize];
+            text += &format!(
+                "{:<28} {:>12} {:>6.1}% {:>10.1} {:>10.1} {:>10.1}\n",
+                resource.name,
+                size(of.bytes),
+                100.0 * of.busy / seconds,
+                of.mean / 1e9,
+                of.peak / 1e9,
+                resource.capacity / 1e9
+            );
+        }
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let cells = self.rows.iter().zip(&self.table).flat_map(|(shapes, cells)| {
+            self.columns.iter().zip(cells).enumerate().map(move |(at, (column, cell))| {
+                let resources = cell.run.resources.iter().map(|of| {
+                    json!({
+                        "name": self.machine.resources()[of.resource.0 as usize].name,
+                        "bytes": of.bytes, "busy_seconds": of.busy, "peak": of.peak, "mean": of.mean,
+                    })
+                });
+                json!({
+                    "bytes": shapes.iter().map(|shape| shape.bytes).collect::<Vec<_>>(),
+                    "engine": column.engine.name(),
+                    "max_paths": column.max_paths,
+                    "host_path": column.host == HostPath::On,
+                    "window": column.window,
+                    "seconds": cell.seconds,
+                    "bytes_per_second": cell.rate() * 1e9,
+                    "times_first_column": cells[self.base(at)].seconds / cell.seconds,
+                    "resources": resources.collect::<Vec<_>>(),
+                })
+            })
+        });
+        let transfers: Vec<Value> =
+            self.arguments.transfers.iter().map(|pair| json!({ "src": pair.src.to_string(), "dst": pair.dst.to_string() })).collect();
+        json!({
+            "topology": self.machine.topology().name,
+            "modelled": true,
+            "transfers": transfers,
+            "planned_apart": self.arguments.apart,
+            "cells": cells.collect::<Vec<_>>(),
+        })
+    }
+}

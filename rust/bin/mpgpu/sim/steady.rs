@@ -1,0 +1,68 @@
+//! The steady state of a step that is done again and again, some in flight at once.
+
+use mpgpu::backend::MemoryKind;
+use mpgpu::model::simulate::{Executor, Scenario, Simulation, SimulationError};
+use mpgpu::plan::{Plan, Shape};
+use mpgpu::topology::{DeviceId, Machine};
+
+/// What one process does in a step: a plan for its transfers.
+pub struct Rank {
+    pub plan: Plan,
+    pub shapes: Vec<Shape>,
+}
+
+/// What a step takes once the first is over.
+pub struct Steady {
+    /// Seconds from the end of one round of steps to the end of the next, over the steps of a round.
+    pub seconds: f64,
+    /// Bytes of a step.
+    pub bytes: u64,
+    /// All rounds.
+    pub run: Simulation,
+}
+
+impl Steady {
+    /// 10^9 bytes/s.
+    pub fn rate(&self) -> f64 {
+        self.bytes as f64 / self.seconds / 1e9
+    }
+}
+
+/// Rounds that are run. The first fills caches and pipelines; the last is what counts.
+const ROUNDS: usize = 2;
+
+/// Every rank has a host thread and staging memory of its own. In each round it issues `window` steps, each in a stream of its own and with
+/// buffers of its own, and waits for all of them, as OMB's bandwidth tests do.
+pub fn steady(machine: &Machine, ranks: &[Rank], window: u32) -> Result<Steady, SimulationError> {
+    let mut scenario = Scenario::new(machine, ranks.iter().map(|rank| rank.plan.options.staging_bytes).max().unwrap_or(0));
+    let mut bound = Vec::new();
+    for (number, rank) in ranks.iter().enumerate() {
+        for _ in 0..window {
+            bound.push((number, scenario.bind_in(number, &rank.plan.program, &rank.shapes)?));
+        }
+    }
+    for _ in 0..ROUNDS {
+        let mut issued = Vec::with_capacity(bound.len());
+        for (stream, &(rank, program)) in bound.iter().enumerate() {
+            let executor = Executor::of(ranks[rank].plan.options.engine, &ranks[rank].plan.program);
+            issued.push((rank, scenario.execute_on(rank, program, executor, stream as u32)));
+        }
+        for (rank, execution) in issued {
+            scenario.wait(rank, execution);
+        }
+    }
+    let run = scenario.run();
+    let ends: Vec<f64> = run.executions.chunks(bound.len()).map(|round| round.iter().map(|times| times.done).fold(0.0, f64::max)).collect();
+    let bytes = ranks.iter().flat_map(|rank| &rank.shapes).map(|shape| shape.bytes).sum();
+    Ok(Steady { seconds: (ends[ROUNDS - 1] - ends[ROUNDS - 2]) / f64::from(window), bytes, run })
+}
+
+/// A transfer between these devices; host memory is pinned unless it is said to be pageable.
+pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: bool) -> Shape {
+    let kind = |device: DeviceId| match (device.is_host(), pageable) {
+        (false, _) => MemoryKind::Device,
+        (true, false) => MemoryKind::Pinned,
+        (true, true) => MemoryKind::Pageable,
+    };
+    Shape { dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
+}
