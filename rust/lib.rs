@@ -13,7 +13,7 @@
 //! | module | promise |
 //! | --- | --- |
 //! | [`topology`] | the machine as a graph of devices, links and shared resources; routes between devices |
-//! | [`model`] | what a path and a set of paths cost, in seconds |
+//! | [`model`] | what a path and a set of paths cost, in seconds; a simulator that runs programs in virtual time |
 //! | [`plan`] | transfers and a machine in, [`plan::Plan`] out; [`plan::Program`] and the validator that proves it right |
 //! | [`engine`] | contexts, the plan cache, staging memory, execution; knows backends only by their trait |
 //! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads), and the CUDA backend |

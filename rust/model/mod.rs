@@ -9,7 +9,7 @@
 //! - The issuing thread, which needs `issue` seconds for each operation, and the last chunk after that.
 //!
 //! A set of flows finishes when the last of these does, and `join` later if any of them is staged: the caller's stream waits for lanes. That is a lower bound which the planner minimises; it is not a
-//! simulation: two flows on one link are assumed to share it without loss.
+//! simulation: two flows on one link are assumed to share it without loss. [`simulate`] is one, and [`timeline`] what it draws.
 //!
 //! Pure: no backend, no clock.
 

@@ -4,7 +4,7 @@ use crate::common::{Random, config, machine_and_batch};
 use mpgpu::backend::MemoryKind;
 use mpgpu::model::simulate::{Executor, Scenario, Simulation, SimulationError};
 use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Options, Place, Program, Ring, RingId, Shape, plan};
-use mpgpu::topology::{Costs, DeviceId, Machine, ResourceId, Topology, parse, preset};
+use mpgpu::topology::{Costs, DeviceId, Machine, ResourceId, Topology, parse, preset, preset_names};
 use proptest::prelude::*;
 use smallvec::smallvec;
 
@@ -234,7 +234,7 @@ fn a_graph_is_launched_faster_than_its_copies_are_issued_except_the_first_time()
     let machine = machine("beluga");
     let shapes = [shape(0, 1, 64 * MIB)];
     let plan = plan(&machine, &shapes, &Options::default()).expect("a plan");
-    let nodes = plan.program.ops.len() as f64;
+    let nodes = plan.program.ops.iter().map(|op| op.copies.len()).sum::<usize>() as f64;
     let issued = |executor| simulate(&machine, &plan.program, &shapes, executor).executions[0].issued;
     let costs = machine.costs();
     about(issued(Executor::Streams), nodes * costs.issue);
@@ -457,42 +457,50 @@ fn where_flows_share_a_link_more_capacity_for_one_can_delay_another() {
     about(fast, slow + 10.0 * MIB as f64 / 3e9 / 8.0);
 }
 
+/// The run against what the planner expects, [`mpgpu::model::finish`].
+fn against_the_planner(machine: &Machine, shapes: &[Shape], options: &Options) -> Option<f64> {
+    let plan = plan(machine, shapes, options).ok().filter(|plan| plan.predicted > 0.0)?;
+    let run = simulate_with(machine, &plan.program, shapes, Executor::Streams, options.staging_bytes);
+    Some(run.seconds / plan.predicted)
+}
+
+fn quantile(sorted: &[f64], part: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * part) as usize]
+}
+
 #[test]
-fn probe_ratio() {
-    let mut all: Vec<(f64, u64)> = Vec::new();
-    let mut known: Vec<(f64, String)> = Vec::new();
-    for seed in 0..3000 {
-        let mut random = Random(seed);
-        let (machine, shapes, options) = machine_and_batch(&mut random, 64 * MIB);
-        let Ok(plan) = plan(&machine, &shapes, &options) else { continue };
-        if plan.predicted == 0.0 {
-            continue;
-        }
-        let run = simulate_with(&machine, &plan.program, &shapes, Executor::Streams, options.staging_bytes);
-        all.push((run.seconds / plan.predicted, seed));
-    }
-    all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    for q in [0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0] {
-        eprintln!("{q}: {:?}", all[((all.len() - 1) as f64 * q) as usize]);
-    }
-    for name in mpgpu::topology::preset_names() {
+fn on_the_presets_the_run_takes_what_the_planner_expects_within_bounds() {
+    let mut ratios = Vec::new();
+    for name in preset_names() {
         let machine = machine(name);
-        for mib in [1, 4, 16, 64, 256, 512] {
-            for (case, shapes) in [
-                ("one", vec![shape(0, 1, mib * MIB)]),
-                ("both", vec![shape(0, 1, mib * MIB), shape(1, 0, mib * MIB)]),
-                ("h2d", vec![shape(-1, 0, mib * MIB)]),
-                ("ring", (0..4).map(|i| shape(i, (i + 1) % 4, mib * MIB)).collect()),
-            ] {
-                let Ok(plan) = plan(&machine, &shapes, &Options::default()) else { continue };
-                let run = simulate_with(&machine, &plan.program, &shapes, Executor::Streams, STAGING);
-                known.push((run.seconds / plan.predicted, format!("{name} {case} {mib} {:.1} us", plan.predicted * 1e6)));
+        for bytes in [1, 4, 16, 64, 256, 512].map(|mib| mib * MIB) {
+            let both = vec![shape(0, 1, bytes), shape(1, 0, bytes)];
+            let ring = (0..4).map(|i| shape(i, (i + 1) % 4, bytes)).collect();
+            for shapes in [vec![shape(0, 1, bytes)], vec![shape(-1, 0, bytes)], vec![shape(0, -1, bytes)], both, ring] {
+                let Some(ratio) = against_the_planner(&machine, &shapes, &Options::default()) else { continue };
+                // Below: the planner lets every pipeline wait for the last issue. Above: flows that share a slot or a port share it evenly,
+                // where the planner divides it as suits the shares; and direct copies of several GPUs join one stream, 1 MiB's worth.
+                let most = if shapes.len() == 1 { 1.25 } else { 1.45 };
+                assert!((0.9..most).contains(&ratio), "{name}, {bytes} bytes, {} transfers: {ratio}", shapes.len());
+                ratios.push(ratio);
             }
         }
     }
-    known.sort_by(|a, b| a.0.total_cmp(&b.0));
-    for k in known.iter().take(12).chain(known.iter().rev().take(30)) {
-        eprintln!("{k:?}");
-    }
-    eprintln!("median {:?}", known[known.len() / 2]);
+    ratios.sort_by(f64::total_cmp);
+    let (low, median, high) = (quantile(&ratios, 0.05), quantile(&ratios, 0.5), quantile(&ratios, 0.95));
+    assert!(low > 0.94 && (0.98..1.02).contains(&median) && high < 1.25, "{low} {median} {high} of {}", ratios.len());
+}
+
+#[test]
+fn on_random_machines_half_of_the_runs_take_what_the_planner_expects() {
+    let ratios = (0..2000).filter_map(|seed| {
+        let (machine, shapes, options) = machine_and_batch(&mut Random(seed), 64 * MIB);
+        against_the_planner(&machine, &shapes, &options)
+    });
+    let mut ratios: Vec<f64> = ratios.collect();
+    ratios.sort_by(f64::total_cmp);
+    let [least, low, median, high] = [0.0, 0.05, 0.5, 0.75].map(|part| quantile(&ratios, part));
+    // The upper tail is long: chunks of 4096 bytes given by option, and a dozen transfers over one slow link that the planner's bound counts
+    // once and the run one after the other.
+    assert!(least > 0.6 && low > 0.98 && (0.99..1.01).contains(&median) && high < 1.25, "{least} {low} {median} {high}");
 }

@@ -45,9 +45,9 @@ use staging::{Arenas, Regions, Users};
 pub enum Executor {
     /// Each by itself on a stream: `issue` seconds of the host thread for each.
     Streams,
-    /// All as one graph, instantiated before: `issue` for the launch and `graph_node` for each further node.
+    /// All as one graph, instantiated before: `issue` for the launch and `graph_node` for each further copy.
     Graph,
-    /// A graph that is built and instantiated first: `graph_first_node` for each node comes before the launch.
+    /// A graph that is built and instantiated first: `graph_first_node` for each copy comes before the launch.
     FirstGraph,
 }
 
@@ -55,7 +55,7 @@ impl Executor {
     /// What the CUDA backend does with a program that was planned for `engine`: staged programs go as graphs by themselves, and operations
     /// that a graph has no node for stay on streams.
     pub fn of(engine: Engine, program: &Program) -> Executor {
-        let fits = program.ops.iter().all(|op| op.mechanism == Mechanism::Copy);
+        let fits = program.ops.iter().all(|op| op.mechanism != Mechanism::Kernel);
         match engine {
             Engine::Graph if fits => Executor::Graph,
             Engine::Auto if fits && !program.rings.is_empty() => Executor::Graph,
@@ -225,12 +225,12 @@ impl<'a> Scenario<'a> {
 
     /// Runs it.
     pub fn run(&self) -> Simulation {
-        run::Run::new(self).to_end(None)
+        run::Run::new(self).until_done(None)
     }
 
     /// Runs it, and shows every stretch of time in which all rates were constant and something moved.
     pub fn run_observed(&self, mut observe: impl FnMut(&Segment<'_>)) -> Simulation {
-        run::Run::new(self).to_end(Some(&mut observe))
+        run::Run::new(self).until_done(Some(&mut observe))
     }
 }
 

@@ -206,7 +206,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    pub fn to_end(mut self, mut observe: Option<Observe<'_>>) -> Simulation {
+    pub fn until_done(mut self, mut observe: Option<Observe<'_>>) -> Simulation {
         for execution in 0..self.executions.len() {
             if self.executions[execution].conditions == 0 {
                 self.start_lanes(execution);
@@ -289,12 +289,15 @@ impl<'s, 'a> Run<'s, 'a> {
         let base = self.executions[execution].base;
         let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, graph_node, graph_first_node, .. } =
             *self.costs;
-        let nodes = program.ops.len() as f64;
-        let first = if submitted.executor == Executor::FirstGraph { graph_first_node * nodes } else { 0.0 };
-        let mut at = time + first;
+        let graph = submitted.executor != Executor::Streams;
+        let mut at = time;
+        if submitted.executor == Executor::FirstGraph {
+            at += graph_first_node * program.ops.iter().map(|op| op.copies.len()).sum::<usize>() as f64;
+        }
         for (index, op) in program.ops.iter().enumerate() {
             let copies = op.copies.len() as f64;
             let (head, calls) = match op.mechanism {
+                Mechanism::Copy | Mechanism::Batch if graph => (copy, graph_node * copies),
                 Mechanism::Copy => (copy, issue),
                 Mechanism::Batch => (batch + batch_segment * copies, issue + batch_segment * copies),
                 Mechanism::Kernel => (kernel + kernel_segment * copies, issue),
@@ -303,11 +306,11 @@ impl<'s, 'a> Run<'s, 'a> {
             let fork = if links.first && links.lane > 0 { join / 2.0 } else { 0.0 };
             let hand_over = if links.hands_over { chunk } else { 0.0 };
             self.met(base + index, at + head + fork + hand_over);
-            at += match submitted.executor {
-                Executor::Streams => calls,
-                Executor::Graph | Executor::FirstGraph if index + 1 == program.ops.len() => issue,
-                Executor::Graph | Executor::FirstGraph => graph_node,
-            };
+            at += calls;
+        }
+        // The first node is what the launch itself costs.
+        if graph && !program.ops.is_empty() {
+            at += issue - graph_node;
         }
         let state = &mut self.executions[execution];
         (state.times.issue, state.times.issued, state.is_issued) = (time, at, true);
