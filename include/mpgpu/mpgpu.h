@@ -396,9 +396,10 @@ mp_status_t mp_context_statistics(mp_context_t context, mp_statistics_t *statist
 mp_status_t mp_context_device_statistics(mp_context_t context, int32_t device, mp_device_statistics_t *statistics);
 
 /// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly
-/// (pinned). `*memory` is aligned to at least 256 bytes, its contents are undefined. It belongs to the caller until
-/// `mp_free`, and to the context when that is destroyed. On the host backend a GPU's memory is host memory and can be
-/// read and written by the program; on CUDA it cannot. Any thread.
+/// (pinned; on CUDA larger buffers are spread over the sockets, docs/cuda.md). `*memory` is aligned to at least 256
+/// bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
+/// destroyed. On the host backend a GPU's memory is host memory and can be read and written by the program; on CUDA it
+/// cannot. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or `memory`
 /// NULL; `MP_ERROR_OUT_OF_MEMORY`.

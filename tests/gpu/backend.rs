@@ -4,6 +4,7 @@
 //! would report errors that are none, or hide those that are.
 
 mod graph;
+mod memory;
 mod timing;
 
 use cudarc::driver::sys::{self, CUresult};

@@ -195,7 +195,8 @@ unsafe extern "C" fn enable_access(_: CUcontext, _: c_uint) -> Code {
 }
 
 impl Node {
-    fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
+    /// Makes memory known, as allocating or registering it does.
+    pub fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
         self.ids += 1;
         self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered });
     }

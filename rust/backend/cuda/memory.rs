@@ -187,7 +187,9 @@ impl Core {
             (start, bytes) if start <= address && address - start < bytes => (start, bytes),
             _ => (address, u64::MAX - address),
         };
-        Ok(Some(Allocation { id: attributes.buffer, base, bytes, device, kind }))
+        // Memory that the driver does not number has the number of its address, and is not told from what comes to lie there later.
+        let id = if attributes.buffer != 0 { attributes.buffer } else { base | 1 << 62 };
+        Ok(Some(Allocation { id, base, bytes, device, kind }))
     }
 
     /// What the driver knows of `address`; all zeros for memory that it does not know.

@@ -212,6 +212,26 @@ fn large_host_memory_is_registered_and_small_is_the_drivers() {
 }
 
 #[test]
+fn registered_memory_that_the_driver_does_not_number_is_an_end_of_plans() {
+    double::start(4, true);
+    let context = context();
+    let bytes = 64 << 20;
+    let mut own = vec![0_u8; bytes + 1];
+    let address = own.as_mut_ptr() as u64;
+    node(|node| node.insert(address, own.len(), None, true));
+    let dst = context.allocate(GPU0, bytes as u64).expect("memory");
+    write(address + 1, bytes, 2);
+    let transfer = Transfer { dst, dst_device: GPU0, src: address + 1, src_device: DeviceId::HOST, bytes: bytes as u64 };
+    let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+    assert!(plan.paths() > 1, "pinned memory takes several paths: {}", plan.describe());
+    // Another plan's memory is freed, and this plan looks at its own again.
+    let other = context.allocate(GPU0, 64).expect("memory");
+    context.free(other).expect("freed");
+    plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
+    assert_arrived(dst, bytes, 2);
+}
+
+#[test]
 fn where_pages_cannot_be_registered_the_driver_allocates() {
     double::start(1, true);
     let backend = backend(double::driver());
