@@ -106,14 +106,24 @@ impl HostPages {
 
     /// Places the pages on a NUMA node for as long as it has room. Not `MPOL_BIND`: where a node is full, that ends the process.
     fn prefer(&self, node: u32) {
-        const MPOL_PREFERRED: libc::c_int = 1;
+        // Of the register's width, as is every number here: the call takes whatever is in them.
+        const MPOL_PREFERRED: libc::c_ulong = 1;
+        const NO_FLAGS: libc::c_ulong = 0;
         let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
         mask[node as usize / BITS] |= 1 << (node as usize % BITS);
         // The kernel takes one bit less than it is told.
         let bits = mask.len() * BITS + 1;
         // SAFETY: whole pages of this mapping, and a mask of so many bits, which is read during the call.
         let failed = unsafe {
-            libc::syscall(libc::SYS_mbind, with_exposed_provenance_mut::<u8>(self.base), self.bytes, MPOL_PREFERRED, mask.as_ptr(), bits, 0)
+            libc::syscall(
+                libc::SYS_mbind,
+                with_exposed_provenance_mut::<u8>(self.base),
+                self.bytes,
+                MPOL_PREFERRED,
+                mask.as_ptr(),
+                bits,
+                NO_FLAGS,
+            )
         };
         if failed != 0 {
             log::debug!("mbind to NUMA node {node}: {}", io::Error::last_os_error());
@@ -283,10 +293,11 @@ mod tests {
             content(&mut pages).fill(0xa5);
             assert!(content(&mut pages).iter().all(|byte| *byte == 0xa5), "{bytes}");
         }
-        let pages = HostPages::new(64 << 20, None).expect("memory");
+        // Larger than any other thread of the test program maps, so that none is given all of it meanwhile.
+        let pages = HostPages::map(1 << 30, 2 << 20, page_bytes()).expect("address space");
         let (base, bytes) = (pages.base(), pages.bytes());
+        assert!(resident(base, bytes).expect("mapped").iter().all(|there| !there), "pages that nobody has touched");
         drop(pages);
-        // Another thread of the test program may have been given part of it since, hardly all of it.
         assert!(resident(base, bytes).is_err(), "the mapping is still there");
     }
 
@@ -301,11 +312,25 @@ mod tests {
         assert_eq!(available_bytes("MemAvailable: many kB\n"), None);
     }
 
+    /// The NUMA node that an address lies on; `None` where the system does not say, as in containers.
+    fn node_of(address: usize) -> Option<u32> {
+        const OF_ADDRESS: libc::c_ulong = 1 | 2;
+        let mut node: libc::c_int = -1;
+        // SAFETY: an address of this process; the output is valid for the call.
+        let told = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut node, null_mut::<u8>(), 0_usize, address, OF_ADDRESS) };
+        u32::try_from(node).ok().filter(|_| told == 0)
+    }
+
     #[test]
     fn a_domain_that_the_system_has_or_has_not_gets_its_memory() {
-        for domain in [0, 1, 63, 1000] {
+        let nodes = nodes(Path::new("/sys/devices/system/node"));
+        for domain in (0..nodes.len()).chain([63, 1000]) {
             let pages = HostPages::new(5 << 20, Some(domain)).expect("memory");
             assert!(resident(pages.base(), pages.bytes()).expect("mapped").iter().all(|there| *there), "domain {domain}");
+            let place = node_of(pages.base() + pages.bytes() / 2);
+            if let (Some((number, _)), Some(place)) = (nodes.get(domain), place) {
+                assert_eq!(place, *number, "domain {domain}");
+            }
         }
     }
 
