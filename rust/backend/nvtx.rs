@@ -1,9 +1,9 @@
 //! Ranges that a profiler shows in its timeline (NVTX): domain `mpgpu`, one range around each call that plans or executes.
 //!
 //! Nothing is linked. A profiler that wants ranges names a library in `NVTX_INJECTION64_PATH`. A program that has any loads it, calls its
-//! `InitializeInjectionNvtx2`, and hands it tables of empty slots; the library puts its functions where it wants calls. That is all of
-//! the contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of NVTX 3). NVIDIA's crate does the same by compiling the C headers, which takes libclang at
-//! build time.
+//! `InitializeInjectionNvtx2`, and hands it tables of empty slots; the library puts its functions where it wants calls. That is all of the
+//! contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of NVTX 3). NVIDIA's crate does the same by compiling the C headers, which takes
+//! libclang wherever mpgpu is built.
 //!
 //! Looked for once, when the process makes its first context. Without a profiler a range is one relaxed load.
 

@@ -32,19 +32,14 @@ pub(super) struct Owned {
     bytes: u64,
     /// The GPU whose context it was made in.
     gpu: usize,
-    /// Host memory in pages of our own, registered with the driver.
-    pages: Option<Registered>,
-}
-
-#[derive(Debug)]
-struct Registered {
-    pages: HostPages,
-    /// Not every driver numbers registered memory, so we do.
+    /// Of host memory, because not every driver numbers registered memory.
     id: u64,
+    /// Host memory in pages of our own, registered with the driver.
+    pages: Option<HostPages>,
 }
 
-/// Ids that the driver, which counts up from 1, does not come to.
-fn registered_id() -> u64 {
+/// A number that the driver, which counts up from 1, does not come to.
+fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -85,32 +80,31 @@ impl Core {
         let primary = self.primary(gpu)?;
         let _outside = OutsideCapture::enter(driver);
         let _current = primary.enter()?;
+        let check = |what, code| if code == code::OUT_OF_MEMORY { Err(out_of_memory()) } else { driver.check(what, code) };
         let mut pages = None;
-        let (name, code, address) = if !device.is_host() {
+        let address = if device.is_host() {
+            pages = self.register_pages(device, size).map_err(|_| out_of_memory())?;
+            if let Some(pages) = &pages {
+                pages.base() as u64
+            } else {
+                let mut pointer: *mut c_void = std::ptr::null_mut();
+                // SAFETY: the output is valid for the call.
+                check("cuMemHostAlloc", unsafe { (driver.cuMemHostAlloc)(&mut pointer, size, PORTABLE) })?;
+                pointer.expose_provenance() as u64
+            }
+        } else {
             let mut pointer: CUdeviceptr = 0;
             // SAFETY: the output is valid for the call.
-            ("cuMemAlloc", unsafe { (driver.cuMemAlloc)(&mut pointer, size) }, pointer)
-        } else if let Some(registered) = self.register_pages(device, size).map_err(|_| out_of_memory())? {
-            let address = registered.pages.base() as u64;
-            pages = Some(registered);
-            ("cuMemHostRegister", 0, address)
-        } else {
-            let mut pointer: *mut c_void = std::ptr::null_mut();
-            // SAFETY: the output is valid for the call.
-            let code = unsafe { (driver.cuMemHostAlloc)(&mut pointer, size, PORTABLE) };
-            ("cuMemHostAlloc", code, pointer.expose_provenance() as u64)
+            check("cuMemAlloc", unsafe { (driver.cuMemAlloc)(&mut pointer, size) })?;
+            pointer
         };
-        if code == code::OUT_OF_MEMORY {
-            return Err(out_of_memory());
-        }
-        driver.check(name, code)?;
-        lock(&self.memory).insert(address, Owned { device, bytes: bytes.max(1), gpu, pages });
+        lock(&self.memory).insert(address, Owned { device, bytes: bytes.max(1), gpu, id: own_id(), pages });
         Ok(address)
     }
 
     /// Host memory in pages of our own. `None` where it is not worth it, or where the driver or the system would not have it, which is
     /// logged: `cuMemHostAlloc` is the other way. An error where there is not so much memory. A context is current.
-    fn register_pages(&self, device: DeviceId, size: usize) -> io::Result<Option<Registered>> {
+    fn register_pages(&self, device: DeviceId, size: usize) -> io::Result<Option<HostPages>> {
         if size < SPREAD_FROM {
             return Ok(None);
         }
@@ -121,7 +115,7 @@ impl Core {
                 // SAFETY: whole pages, which stay mapped until they are unregistered.
                 let code = unsafe { (self.driver.cuMemHostRegister)(handle(pages.base()), pages.bytes(), PORTABLE) };
                 if code == 0 {
-                    return Ok(Some(Registered { pages, id: registered_id() }));
+                    return Ok(Some(pages));
                 }
                 self.driver.error("cuMemHostRegister", code).to_string()
             }
@@ -175,8 +169,13 @@ impl Core {
             if let Some((base, owned)) = lock(&self.memory).range(..=address).next_back()
                 && address - base < owned.bytes
             {
-                let id = owned.pages.as_ref().map_or(attributes.buffer, |registered| registered.id);
-                return Ok(Some(Allocation { id, base: *base, bytes: owned.bytes, device: owned.device, kind: MemoryKind::Pinned }));
+                return Ok(Some(Allocation {
+                    id: owned.id,
+                    base: *base,
+                    bytes: owned.bytes,
+                    device: owned.device,
+                    kind: MemoryKind::Pinned,
+                }));
             }
             (DeviceId::HOST, MemoryKind::Pinned)
         } else {
