@@ -80,7 +80,7 @@ impl World {
                 (std::ptr::without_provenance_mut(self.freed[usize::from(choice[1]) % self.freed.len()]), i32::from(choice[2]) % GPUS)
             }
             // A range of at most OWN bytes from here stays inside the host memory that transfers may name.
-            3 => (self.own[OWN..].as_mut_ptr(), MP_DEVICE_HOST),
+            3 => (self.own[OWN..].as_mut_ptr(), if choice[1].is_multiple_of(4) { MP_DEVICE_AUTO } else { MP_DEVICE_HOST }),
             _ if self.memory.is_empty() => (null_mut(), nowhere),
             _ => {
                 // Mostly of this context, because a plan is refused for memory of another.
@@ -92,6 +92,7 @@ impl World {
                 let device = if choice[2].is_multiple_of(16) { nowhere } else { *device };
                 // Ordinary host memory would be read at the caller's word; a wrong address must claim to be a GPU's.
                 let device = if device < 0 && choice[2].is_multiple_of(16) { nowhere & 7 } else { device };
+                let device = if choice[2] % 8 == 1 { MP_DEVICE_AUTO } else { device };
                 (std::ptr::with_exposed_provenance_mut::<u8>(address + offset), device)
             }
         }
@@ -287,7 +288,7 @@ impl World {
             let mix = |k: usize| n[k].rotate_left(u32::from(i) * 5).wrapping_mul(2 * i + 1);
             let ((dst, dst_device), (src, src_device)) =
                 (self.end(context, [mix(2), mix(3), mix(4)]), self.end(context, [mix(5), mix(6), mix(7)]));
-            let on_host = dst_device < 0 || src_device < 0;
+            let on_host = may_be_host(dst_device) || may_be_host(src_device);
             let bytes = if mix(7).is_multiple_of(8) && !on_host { odd_number(mix(3)) as usize } else { usize::from(mix(4)) % 2048 };
             transfers.push(transfer(dst, dst_device, src, src_device, bytes));
         }
@@ -301,7 +302,7 @@ impl World {
                     .next_back()
                     .is_some_and(|(base, (owner, _, bytes))| address - base < bytes.len() && *owner != context);
                 let known = self.bytes(address, t.bytes as usize).is_some();
-                if device < 0 && address != 0 && t.bytes > 0 && (foreign || !known) {
+                if may_be_host(device) && address != 0 && t.bytes > 0 && (foreign || !known) {
                     t.bytes = 0;
                 }
             }
@@ -369,6 +370,11 @@ impl Drop for World {
             let _ = mp_context_destroy(context);
         }
     }
+}
+
+/// Whether an address with this device may be taken for ordinary host memory, which is read at the caller's word.
+fn may_be_host(device: i32) -> bool {
+    device < 0 || device == MP_DEVICE_AUTO
 }
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {
