@@ -115,13 +115,17 @@ pub fn topology(seen: &Seen) -> Topology {
     let mut wires = Wires::default();
 
     let wired = wire_nvlinks(seen, &mut nodes, &mut wires, root, &mut known, &mut assumed);
+    let groups = if wired { Vec::new() } else { groups_of_peers(seen) };
 
     let mut generation = 0;
     for (index, gpu) in seen.gpus.iter().enumerate() {
         let link = gpu.pcie.unwrap_or(assumed_pcie(gpu.capability));
         generation = generation.max(link.generation);
         let bandwidth = pcie_bandwidth(link);
-        let [up, down] = wires.pair(NodeId(index as u32), root, LinkKind::Pcie, bandwidth, bandwidth);
+        let group = groups.iter().position(|group| group.contains(&(index as u32)));
+        // Behind `root0`, as in `wire_nvlinks`.
+        let above = group.map_or(root, |group| NodeId(root.0 + 1 + group as u32));
+        let [up, down] = wires.pair(NodeId(index as u32), above, LinkKind::Pcie, bandwidth, bandwidth);
         wires.shared.push(SharedResource { name: format!("gpu{index}.pcie"), capacity: bandwidth * PCIE_BOTH, links: vec![up, down] });
     }
     if seen.gpus.iter().all(|gpu| gpu.pcie.is_some()) {
@@ -130,7 +134,16 @@ pub fn topology(seen: &Seen) -> Topology {
         assumed.push("PCIe links by the GPUs' generation");
     }
     // Peer copies over PCIe pass the root only where the driver has peer access and no NVLink does it better.
-    let over_pcie = !wired && !seen.peers.is_empty();
+    let over_pcie = !wired && !seen.peers.is_empty() && groups.is_empty();
+    for (number, group) in groups.iter().enumerate() {
+        // Wide enough for all of its GPUs: nobody can see what it is.
+        let sum = wires.links.iter().filter(|link| group.contains(&link.from.0)).map(|link| link.bandwidth).sum();
+        wires.pair(NodeId(root.0 + 1 + number as u32), root, LinkKind::Pcie, sum, sum);
+        nodes.push(Node { name: format!("pcie{number}"), kind: NodeKind::Switch { peer: true } });
+    }
+    if !groups.is_empty() {
+        assumed.push("one PCIe switch above the GPUs that reach each other");
+    }
     nodes.insert(root.0 as usize, Node { name: "root0".into(), kind: NodeKind::Switch { peer: over_pcie } });
     let (read, write) = host_bandwidth(generation);
     wires.pair(host, root, LinkKind::Host, read, write);
@@ -169,6 +182,18 @@ fn assumed_pcie((major, _): (u32, u32)) -> Pcie {
         },
         width: 16,
     }
+}
+
+/// The GPUs in groups whose members all have access to each other and to no other GPU, as those of one socket may. None where all or no
+/// GPUs have access, and where the pairs that have it make no such groups.
+fn groups_of_peers(seen: &Seen) -> Vec<Vec<u32>> {
+    let count = seen.gpus.len() as u32;
+    let group_of = |a: u32| -> Vec<u32> { (0..count).filter(|b| a == *b || seen.peers.contains(&(a, *b))).collect() };
+    let mut groups: Vec<Vec<u32>> = (0..count).map(group_of).collect();
+    let closed = (0..count).all(|a| groups[a as usize].iter().all(|b| groups[*b as usize] == groups[a as usize]));
+    groups.sort_unstable();
+    groups.dedup();
+    if closed && groups.len() > 1 && groups.len() < count as usize { groups } else { Vec::new() }
 }
 
 #[derive(Default)]
@@ -295,6 +320,28 @@ mod tests {
         let machine = machine(&seen(4, |_| None));
         assert!(machine.topology().description.contains("assumed: NVSwitch between Hopper GPUs"), "{}", machine.topology().description);
         assert_eq!(bandwidth(&machine, DeviceId::gpu(0), DeviceId::gpu(1)), Some(396.0));
+    }
+
+    #[test]
+    fn where_some_pairs_have_access_over_pcie_the_others_have_no_route_but_through_the_host() {
+        let mut sockets = seen(4, |_| Some(Vec::new()));
+        sockets.peers.retain(|(a, b)| a / 2 == b / 2);
+        let sockets = machine(&sockets);
+        assert_eq!(bandwidth(&sockets, DeviceId::gpu(2), DeviceId::gpu(3)), Some(55.0));
+        assert_eq!(sockets.route(DeviceId::gpu(1), DeviceId::gpu(2)), None);
+        assert_eq!(bandwidth(&sockets, DeviceId::gpu(3), DeviceId::HOST), Some(55.0));
+        assert_eq!(bandwidth(&sockets, DeviceId::HOST, DeviceId::gpu(0)), Some(55.0));
+        assert!(sockets.topology().description.contains("one PCIe switch above"), "{}", sockets.topology().description);
+        // One GPU apart from the others.
+        let mut apart = seen(3, |_| Some(Vec::new()));
+        apart.peers.retain(|(a, b)| *a > 0 && *b > 0);
+        let apart = machine(&apart);
+        assert_eq!(apart.route(DeviceId::gpu(0), DeviceId::gpu(2)), None);
+        assert_eq!(bandwidth(&apart, DeviceId::gpu(1), DeviceId::gpu(2)), Some(55.0));
+        // Access that makes no groups is taken for access of all, which the driver sees to.
+        let mut chain = seen(3, |_| Some(Vec::new()));
+        chain.peers.retain(|(a, b)| a.abs_diff(*b) == 1);
+        assert_eq!(bandwidth(&machine(&chain), DeviceId::gpu(0), DeviceId::gpu(2)), Some(55.0));
     }
 
     #[test]
