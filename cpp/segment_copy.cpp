@@ -4,9 +4,11 @@
 
 namespace mpgpu {
 
-void copy_segments_on_cpu(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
-                          uint32_t lanes) noexcept {
-    SegmentList list;
+namespace {
+
+template <class List>
+void copy_on_cpu(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks, uint32_t lanes) noexcept {
+    List list;
     while (count > 0) {
         const uint32_t taken = fill(list, segments, count, tile_shift);
         for (uint32_t block = 0; block < blocks; ++block) {
@@ -16,6 +18,18 @@ void copy_segments_on_cpu(const Segment *segments, size_t count, uint32_t tile_s
         }
         segments += taken;
         count -= taken;
+    }
+}
+
+} // namespace
+
+void copy_segments_on_cpu(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
+                          uint32_t lanes) noexcept {
+    // The list that the GPU would get.
+    if (count <= kFewSegments) {
+        copy_on_cpu<SegmentListOf<kFewSegments>>(segments, count, tile_shift, blocks, lanes);
+    } else {
+        copy_on_cpu<SegmentList>(segments, count, tile_shift, blocks, lanes);
     }
 }
 

@@ -8,15 +8,15 @@ namespace {
 
 // __grid_constant__ keeps the list in the constant bank. Without it, taking its address would make every thread copy it
 // to local memory first.
-__global__ void __launch_bounds__(kLanes) copy_segments_kernel(const __grid_constant__ SegmentList list) {
+template <class List>
+__global__ void __launch_bounds__(kLanes) copy_segments_kernel(const __grid_constant__ List list) {
     copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
 }
 
-} // namespace
-
-cudaError_t launch_copy_segments(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
-                                 cudaStream_t stream) noexcept {
-    SegmentList list;
+template <class List>
+cudaError_t launch(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
+                   cudaStream_t stream) noexcept {
+    List list;
     while (count > 0) {
         const uint32_t taken = fill(list, segments, count, tile_shift);
         const uint64_t tiles = list.first_tile[list.count];
@@ -25,7 +25,7 @@ cudaError_t launch_copy_segments(const Segment *segments, size_t count, uint32_t
             const uint32_t grid = tiles < most ? static_cast<uint32_t>(tiles) : most;
             void *arguments[] = {&list};
             const cudaError_t error =
-                cudaLaunchKernel(copy_segments_kernel, dim3(grid), dim3(kLanes), arguments, 0, stream);
+                cudaLaunchKernel(copy_segments_kernel<List>, dim3(grid), dim3(kLanes), arguments, 0, stream);
             if (error != cudaSuccess) {
                 return error;
             }
@@ -34,6 +34,14 @@ cudaError_t launch_copy_segments(const Segment *segments, size_t count, uint32_t
         count -= taken;
     }
     return cudaSuccess;
+}
+
+} // namespace
+
+cudaError_t launch_copy_segments(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
+                                 cudaStream_t stream) noexcept {
+    return count <= kFewSegments ? launch<SegmentListOf<kFewSegments>>(segments, count, tile_shift, blocks, stream)
+                                 : launch<SegmentList>(segments, count, tile_shift, blocks, stream);
 }
 
 } // namespace mpgpu

@@ -26,6 +26,9 @@ struct Segment {
 // Segments that one launch moves. Kernel arguments may take 4096 bytes on every architecture: passed by value, the list
 // needs no device memory, nobody has to keep it alive until the kernel has run, and stream capture records it as it is.
 constexpr uint32_t kSegmentsPerLaunch = 120;
+// Segments of a launch that takes a shorter list. A halo exchange has 26 messages, and the driver copies and the GPU
+// fetches all of an argument, whatever part of it is in use: 1040 bytes in place of 3856.
+constexpr uint32_t kFewSegments = 32;
 
 // Tile size as a power of two. 16 KiB are one pass of four 16-byte words for each of 256 lanes; 8 to 16 KiB were the
 // fastest for 26 halo messages (docs/hardware readings: 13.7 us in one fused kernel).
@@ -36,20 +39,22 @@ constexpr uint32_t kMinTileShift = 4;
 constexpr uint32_t kMaxTileShift = 30;
 constexpr uint32_t kLanes = 256;
 
-// The argument of one launch.
-struct SegmentList {
-    Segment segments[kSegmentsPerLaunch];
+// The argument of one launch that moves up to `most` segments.
+template <uint32_t most> struct SegmentListOf {
+    static constexpr uint32_t kMost = most;
+    Segment segments[most];
     // first_tile[i] is the number of the first tile of segment i; first_tile[count] is the number of all tiles.
-    uint64_t first_tile[kSegmentsPerLaunch + 1];
+    uint64_t first_tile[most + 1];
     uint32_t count;
     uint32_t tile_shift;
 };
+using SegmentList = SegmentListOf<kSegmentsPerLaunch>;
 static_assert(sizeof(Segment) == 24, "the Rust side declares the same three fields");
 static_assert(sizeof(SegmentList) <= 4096, "kernel arguments are limited to 4096 bytes");
 
 // Fills `list` with as many of `segments` as one launch takes and returns that number.
-inline uint32_t fill(SegmentList &list, const Segment *segments, size_t count, uint32_t tile_shift) {
-    list.count = count < kSegmentsPerLaunch ? static_cast<uint32_t>(count) : kSegmentsPerLaunch;
+template <class List> inline uint32_t fill(List &list, const Segment *segments, size_t count, uint32_t tile_shift) {
+    list.count = count < List::kMost ? static_cast<uint32_t>(count) : List::kMost;
     list.tile_shift = tile_shift;
     const uint64_t tile_mask = (uint64_t{1} << tile_shift) - 1;
     uint64_t tile = 0;
@@ -134,7 +139,7 @@ MPGPU_HD inline void copy_tile(uint64_t dst, uint64_t src, uint32_t bytes, uint3
 
 // The segment that `tile` lies in: the last one whose first tile is not beyond it. A segment of no bytes has no tile;
 // it shares its first tile's number with its successor, and "last" passes over it.
-MPGPU_HD inline uint32_t segment_of(const SegmentList &list, uint64_t tile) {
+template <class List> MPGPU_HD inline uint32_t segment_of(const List &list, uint64_t tile) {
     uint32_t low = 0;
     uint32_t high = list.count;
     while (high - low > 1) {
@@ -151,8 +156,8 @@ MPGPU_HD inline uint32_t segment_of(const SegmentList &list, uint64_t tile) {
 } // namespace detail
 
 // The share of one lane of one block in the copy of all segments. Every (block, lane) must run once, in any order.
-MPGPU_HD inline void copy_segments(const SegmentList &list, uint32_t block, uint32_t blocks, uint32_t lane,
-                                   uint32_t lanes) {
+template <class List>
+MPGPU_HD inline void copy_segments(const List &list, uint32_t block, uint32_t blocks, uint32_t lane, uint32_t lanes) {
     const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
     const uint64_t tiles = list.first_tile[list.count];
     for (uint64_t tile = block; tile < tiles; tile += blocks) {

@@ -10,3 +10,9 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu_copy_segments(const __grid_constant__ mpgpu::SegmentList list) {
     mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
 }
+
+// The same for a list of few segments, whose argument is a quarter as long.
+extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
+    mpgpu_copy_few_segments(const __grid_constant__ mpgpu::SegmentListOf<mpgpu::kFewSegments> list) {
+    mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
+}

@@ -8,34 +8,38 @@ use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
 use crate::backend::BackendError;
 use crate::ffi::bridge::Segment;
 use cudarc::driver::sys::CUdevice_attribute;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel.ptx"), "\0");
 
 /// As in `cpp/segment_copy.hpp`.
-const SEGMENTS_PER_LAUNCH: usize = 120;
+pub(super) const SEGMENTS_PER_LAUNCH: usize = 120;
+const FEW_SEGMENTS: usize = 32;
 const TILE_SHIFT: u32 = 14;
 const LANES: u32 = 256;
 
-/// The argument of a launch, `mpgpu::SegmentList`.
+/// The argument of a launch, `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
 #[repr(C)]
-struct SegmentList {
-    segments: [Segment; SEGMENTS_PER_LAUNCH],
-    first_tile: [u64; SEGMENTS_PER_LAUNCH + 1],
+struct SegmentList<const N: usize, const M: usize> {
+    segments: [Segment; N],
+    first_tile: [u64; M],
     count: u32,
     tile_shift: u32,
 }
 
-/// Kernel arguments may take this much on every architecture.
-const _: () = assert!(size_of::<SegmentList>() == 3856 && size_of::<SegmentList>() <= 4096);
+type Many = SegmentList<SEGMENTS_PER_LAUNCH, { SEGMENTS_PER_LAUNCH + 1 }>;
+type Few = SegmentList<FEW_SEGMENTS, { FEW_SEGMENTS + 1 }>;
 
-impl SegmentList {
-    /// As `mpgpu::fill`: at most [`SEGMENTS_PER_LAUNCH`] segments, their tiles numbered through.
-    fn new(segments: &[Segment]) -> SegmentList {
+/// Kernel arguments may take this much on every architecture.
+const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && size_of::<Few>() == 1040);
+
+impl<const N: usize, const M: usize> SegmentList<N, M> {
+    /// As `mpgpu::fill`: at most `N` segments, their tiles numbered through.
+    fn new(segments: &[Segment]) -> Self {
         let mut list = SegmentList {
-            segments: [Segment { dst: 0, src: 0, bytes: 0 }; SEGMENTS_PER_LAUNCH],
-            first_tile: [0; SEGMENTS_PER_LAUNCH + 1],
+            segments: [Segment { dst: 0, src: 0, bytes: 0 }; N],
+            first_tile: [0; M],
             count: segments.len() as u32,
             tile_shift: TILE_SHIFT,
         };
@@ -55,9 +59,21 @@ impl SegmentList {
 #[derive(Debug)]
 pub(super) struct Kernel {
     module: usize,
-    function: usize,
+    /// Takes a [`Many`].
+    many: usize,
+    /// Takes a [`Few`].
+    few: usize,
     /// Blocks of a launch at most: one for each multiprocessor, as more only wait for each other, or what [`Kernel::limit`] says.
     most_blocks: AtomicU32,
+}
+
+/// One launch, as both ways of making one take it.
+pub(super) struct Launch {
+    pub function: CUfunction,
+    pub blocks: c_uint,
+    pub lanes: c_uint,
+    /// One argument, which lives as long as the call of [`Kernel::with_launch`].
+    pub arguments: *mut *mut c_void,
 }
 
 impl Kernel {
@@ -66,13 +82,17 @@ impl Kernel {
         let mut module: CUmodule = std::ptr::null_mut();
         // SAFETY: the image is PTX that ends with a NUL; the output is valid for the call.
         unsafe { call!(driver, cuModuleLoadData(&mut module, PTX.as_ptr().cast())) }?;
-        let mut function: CUfunction = std::ptr::null_mut();
-        // SAFETY: the module has just been loaded; the name ends with a NUL; the output is valid for the call.
-        unsafe { call!(driver, cuModuleGetFunction(&mut function, module, c"mpgpu_copy_segments".as_ptr())) }?;
+        let function = |name: &CStr| {
+            let mut function: CUfunction = std::ptr::null_mut();
+            // SAFETY: the module has just been loaded; the name ends with a NUL; the output is valid for the call.
+            unsafe { call!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
+            Ok(function.expose_provenance())
+        };
         let processors = driver.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
         Ok(Kernel {
             module: module.expose_provenance(),
-            function: function.expose_provenance(),
+            many: function(c"mpgpu_copy_segments")?,
+            few: function(c"mpgpu_copy_few_segments")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
         })
     }
@@ -82,6 +102,26 @@ impl Kernel {
         self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
+    /// Calls `make` with the launch that copies these segments, at most [`SEGMENTS_PER_LAUNCH`]. `None` where there are no bytes.
+    ///
+    /// The driver copies the arguments of each launch, and the GPU fetches them: few segments come as a quarter of the bytes.
+    pub fn with_launch<T>(&self, segments: &[Segment], make: impl FnOnce(&Launch) -> T) -> Option<T> {
+        if segments.len() <= FEW_SEGMENTS {
+            let mut list = Few::new(segments);
+            self.with_argument(self.few, list.tiles(), (&raw mut list).cast(), make)
+        } else {
+            let mut list = Many::new(segments);
+            self.with_argument(self.many, list.tiles(), (&raw mut list).cast(), make)
+        }
+    }
+
+    fn with_argument<T>(&self, function: usize, tiles: u64, argument: *mut c_void, make: impl FnOnce(&Launch) -> T) -> Option<T> {
+        let mut arguments = [argument];
+        let blocks = tiles.min(u64::from(self.most_blocks.load(Ordering::Relaxed))) as c_uint;
+        let launch = Launch { function: handle(function), blocks, lanes: LANES, arguments: arguments.as_mut_ptr() };
+        (blocks > 0).then(|| make(&launch))
+    }
+
     /// Enqueues the copy of all segments in `stream`, a stream of the kernel's context, which is current.
     ///
     /// # Safety
@@ -89,15 +129,13 @@ impl Kernel {
     /// The GPU reaches every source and destination; they stay valid until the copies have run.
     pub unsafe fn launch(&self, driver: &Driver, segments: &[Segment], stream: CUstream) -> Result<(), BackendError> {
         for segments in segments.chunks(SEGMENTS_PER_LAUNCH) {
-            let mut list = SegmentList::new(segments);
-            let blocks = list.tiles().min(u64::from(self.most_blocks.load(Ordering::Relaxed))) as u32;
-            if blocks == 0 {
-                continue;
-            }
-            let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
-            let (function, none) = (handle(self.function), std::ptr::null_mut());
-            // SAFETY: the function takes one argument of this type, which the driver copies before it returns.
-            unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }?;
+            let launched = self.with_launch(segments, |launch| {
+                let Launch { function, blocks, lanes, arguments } = *launch;
+                let none = std::ptr::null_mut();
+                // SAFETY: the function takes one argument, of the type that it was chosen for, which the driver copies before it returns.
+                unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) }
+            });
+            launched.unwrap_or(Ok(()))?;
         }
         Ok(())
     }
@@ -118,17 +156,33 @@ mod tests {
     #[test]
     fn the_layout_of_a_launch_is_that_of_the_kernels_source() {
         let header = include_str!("../../../cpp/segment_copy.hpp");
-        for constant in ["kSegmentsPerLaunch = 120;", "kTileShift = 14;", "kLanes = 256;"] {
+        for constant in ["kSegmentsPerLaunch = 120;", "kFewSegments = 32;", "kTileShift = 14;", "kLanes = 256;"] {
             assert!(header.contains(constant), "{constant}");
         }
-        assert!(PTX.contains(&format!(".b8 mpgpu_copy_segments_param_0[{}]", size_of::<SegmentList>())), "parameter of the PTX");
+        for (name, bytes) in [("mpgpu_copy_segments", size_of::<Many>()), ("mpgpu_copy_few_segments", size_of::<Few>())] {
+            assert!(PTX.contains(&format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
+        }
     }
 
     #[test]
     fn tiles_are_numbered_through_all_segments() {
         let segment = |bytes| Segment { dst: 1, src: 2, bytes };
-        let list = SegmentList::new(&[segment(0), segment(1), segment(1 << 14), segment((1 << 14) + 1)]);
+        let list = Few::new(&[segment(0), segment(1), segment(1 << 14), segment((1 << 14) + 1)]);
         assert_eq!((list.count, &list.first_tile[..5]), (4, &[0, 0, 1, 2, 4][..]));
         assert_eq!(list.tiles(), 4);
+        assert_eq!(Many::new(&[segment(1); SEGMENTS_PER_LAUNCH]).tiles(), 120);
+    }
+
+    #[test]
+    fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
+        let kernel = Kernel { module: 0, many: 0x10, few: 0x20, most_blocks: 132 };
+        let launch = |count: usize, bytes| {
+            let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
+            kernel.with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
+        };
+        assert_eq!(launch(FEW_SEGMENTS, 1), Some((0x20, 32)));
+        assert_eq!(launch(FEW_SEGMENTS + 1, 1), Some((0x10, 33)));
+        assert_eq!(launch(SEGMENTS_PER_LAUNCH, 240_000), Some((0x10, 132)));
+        assert_eq!(launch(3, 0), None);
     }
 }
