@@ -504,9 +504,9 @@ mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
 /// work in `stream` starts after it. It never waits for the device.
 ///
 /// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
-/// stream. `request` may be NULL; else `*request` receives a handle for `mp_wait` and `mp_test`, which belongs to the
-/// caller. The same plan may be executed any number of times, in several streams and from several threads at once;
-/// executions that share staging memory are put in order by the library, in the order of the calls. Executions in
+/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_wait` and `mp_test`,
+/// which belongs to the caller. The same plan may be executed any number of times, in several streams and threads at
+/// once; executions that share staging memory are put in order by the library, in the order of the calls. Executions in
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;

@@ -100,7 +100,7 @@ pub struct Execution<'a> {
     /// Compare every transfer's destination with its source after the last copy and before completion; a difference makes the
     /// completion report [`BackendError::DataCorruption`].
     pub verify: bool,
-    /// How the plan asked to be run. A backend that has one way only ignores it.
+    /// How the plan is to be run, decided by the planner: [`Engine::Auto`] is streams. A backend that has one way only ignores it.
     pub engine: Engine,
 }
 
@@ -190,6 +190,10 @@ pub trait Backend: Send + Sync {
 
     /// Enqueues one run of a program.
     fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError>;
+    /// The same for a run that nobody waits for by itself, but only in stream order. Spares a backend the marking of its end.
+    fn enqueue(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
+        self.execute(execution).map(drop)
+    }
     /// The same, and the completion knows the [`times`](CompletionState::times) of the operations. Each is issued by itself: what would
     /// go as one graph goes over streams, and takes a little longer than without timestamps.
     fn execute_timed(&self, _: &Execution<'_>) -> Result<Completion, BackendError> {

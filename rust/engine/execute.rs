@@ -83,7 +83,20 @@ impl Plan {
     /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
-        self.enqueue(stream, |backend, execution| backend.execute(execution))
+        self.run(stream, |backend, execution| backend.execute(execution))
+    }
+
+    /// The same for a run that nobody waits for by itself: only stream order tells its end. Executions that use staging memory have to
+    /// be told of each other, so that only others are spared anything.
+    pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
+        if !self.regions.is_empty() {
+            return self.execute(stream).map(drop);
+        }
+        let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
+        let _open = self.begin()?;
+        self.context.backend.enqueue(&self.execution(stream, &[]))?;
+        self.count();
+        Ok(())
     }
 
     /// Runs the plan once in `stream`, alone, and returns when each operation ran: device timestamps on CUDA, the clock on the host
@@ -93,39 +106,50 @@ impl Plan {
     /// for each operation: look here for the order of things, and to `execute` for how long they take.
     pub fn trace(&self, stream: StreamHandle) -> Result<Trace, Error> {
         self.context.backend.synchronize_stream(stream)?;
-        let times = self.enqueue(stream, |backend, execution| backend.execute_timed(execution))?.times()?;
+        let times = self.run(stream, |backend, execution| backend.execute_timed(execution))?.times()?;
         let name = format!("{} on the {} backend, measured", self.context.machine.topology().name, self.context.backend.name());
         Ok(Trace { timeline: self.planned.timeline(name, false, &times.ops), precision: times.precision })
     }
 
-    fn enqueue(
+    fn run(
         &self,
         stream: StreamHandle,
         execute: impl FnOnce(&dyn Backend, &Execution<'_>) -> Result<Completion, BackendError>,
     ) -> Result<Completion, Error> {
+        let _open = self.begin()?;
+        let completion =
+            self.context.staging.ordered(&self.regions, |after| execute(&*self.context.backend, &self.execution(stream, after)))?;
+        self.count();
+        Ok(completion)
+    }
+
+    /// What precedes every run. The context stays open for as long as the result lives.
+    fn begin(&self) -> Result<impl Drop + '_, Error> {
         let context = &*self.context;
-        let _open = context.enter()?;
+        let open = context.enter()?;
         self.check_alive()?;
-        let verify = context.config.verify;
-        if cfg!(debug_assertions) || verify >= Verify::Program {
+        if cfg!(debug_assertions) || context.config.verify >= Verify::Program {
             plan::validate(&self.planned.program, self.staging_bytes)?;
         }
         fault::point("execute");
-        let completion = context.staging.ordered(&self.regions, |after| {
-            let execution = Execution {
-                program: &self.planned.program,
-                endpoints: &self.endpoints,
-                rings: &self.rings,
-                stream,
-                after,
-                verify: verify == Verify::Bytes,
-                engine: self.planned.options.engine,
-            };
-            execute(&*context.backend, &execution)
-        })?;
-        context.executions.fetch_add(1, Ordering::Relaxed);
-        context.bytes.fetch_add(self.bytes, Ordering::Relaxed);
-        Ok(completion)
+        Ok(open)
+    }
+
+    fn execution<'a>(&'a self, stream: StreamHandle, after: &'a [Completion]) -> Execution<'a> {
+        Execution {
+            program: &self.planned.program,
+            endpoints: &self.endpoints,
+            rings: &self.rings,
+            stream,
+            after,
+            verify: self.context.config.verify == Verify::Bytes,
+            engine: self.planned.executor,
+        }
+    }
+
+    fn count(&self) {
+        self.context.executions.fetch_add(1, Ordering::Relaxed);
+        self.context.bytes.fetch_add(self.bytes, Ordering::Relaxed);
     }
 
     /// Refuses a plan whose memory this context has freed. Costs one comparison while nothing is freed.

@@ -151,9 +151,9 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
 /// work in `stream` starts after it. It never waits for the device.
 ///
 /// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
-/// stream. `request` may be NULL; else `*request` receives a handle for `mp_wait` and `mp_test`, which belongs to the
-/// caller. The same plan may be executed any number of times, in several streams and from several threads at once;
-/// executions that share staging memory are put in order by the library, in the order of the calls. Executions in
+/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_wait` and `mp_test`,
+/// which belongs to the caller. The same plan may be executed any number of times, in several streams and threads at
+/// once; executions that share staging memory are put in order by the library, in the order of the calls. Executions in
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
@@ -167,9 +167,10 @@ pub unsafe extern "C" fn mp_execute(plan: mp_plan_t, stream: mp_stream_t, reques
             // Only a request needs to know its context.
             (out.is_some().then(|| entry.context.clone()), entry.plan.clone())
         })?;
-        let completion = plan.execute(StreamHandle(stream.addr()))?;
-        if let (Some(out), Some(context)) = (out, context) {
-            out.write(request::create(context, completion)?);
+        let stream = StreamHandle(stream.addr());
+        match (out, context) {
+            (Some(out), Some(context)) => out.write(request::create(context, plan.execute(stream)?)?),
+            _ => plan.enqueue(stream)?,
         }
         Ok(())
     })

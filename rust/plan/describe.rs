@@ -26,7 +26,7 @@ impl Plan {
             machine.topology().name,
             count(self.transfers.len(), "transfer"),
             size(bytes),
-            self.options.engine.name(),
+            self.engine(),
             count(self.program.ops.len(), "operation"),
             count(self.program.lanes.len(), "lane"),
             size(self.program.rings.iter().map(super::Ring::bytes).sum()),
@@ -112,6 +112,12 @@ impl Plan {
         write_reasons(reasons, text)
     }
 
+    /// `auto` with what it came to where that is no matter of course.
+    fn engine(&self) -> String {
+        let asked = self.options.engine.name();
+        if (self.options.engine, self.executor) == (Engine::Auto, Engine::Graph) { format!("{asked} (graph)") } else { asked.into() }
+    }
+
     /// How many times faster than one path for each transfer, as modelled.
     pub fn speedup(&self) -> f64 {
         if self.predicted > 0.0 { self.one_path / self.predicted } else { 1.0 }
@@ -138,6 +144,7 @@ impl Plan {
         json!({
             "topology": machine.topology().name,
             "engine": self.options.engine.name(),
+            "executor": self.executor.name(),
             "modelled_seconds": self.predicted,
             "modelled_seconds_one_path": self.one_path,
             "operations": self.program.ops.len(),

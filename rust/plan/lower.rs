@@ -8,6 +8,8 @@ use smallvec::{SmallVec, smallvec};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DirectOp {
     pub device: DeviceId,
+    /// As [`Lane::also`]; the same for all operations of a lane.
+    pub also: Option<DeviceId>,
     pub mechanism: Mechanism,
     pub pieces: SmallVec<[Piece; 1]>,
 }
@@ -53,7 +55,7 @@ pub(super) fn lower<K: PartialEq>(
         let lane = match lanes.iter().find(|lane| lane.0 == key) {
             Some(&(_, lane)) => lane,
             None => {
-                let lane = program.lane(op.device);
+                let lane = program.lane(Lane { device: op.device, also: op.also });
                 lanes.push((key, lane));
                 lane
             }
@@ -72,7 +74,7 @@ pub(super) fn lower<K: PartialEq>(
     let mut pipelines: Vec<Pipeline> = staged
         .iter()
         .map(|&path| {
-            let lanes = path.lanes.map(|device| program.lane(device));
+            let lanes = path.lanes.map(|device| program.lane(Lane::new(device)));
             let ring = RingId(program.rings.len() as u32);
             program.rings.push(Ring { device: path.via, slot_bytes: path.chunk_bytes, slots: path.slots });
             Pipeline { path, lanes, ring, freed: Vec::with_capacity(path.chunks()) }
@@ -117,8 +119,8 @@ impl Piece {
 }
 
 impl Program {
-    fn lane(&mut self, device: DeviceId) -> LaneId {
-        self.lanes.push(Lane { device });
+    fn lane(&mut self, lane: Lane) -> LaneId {
+        self.lanes.push(lane);
         LaneId(self.lanes.len() as u32 - 1)
     }
     fn push(&mut self, lane: LaneId, mechanism: Mechanism, copies: SmallVec<[Copy; 1]>, after: SmallVec<[OpId; 2]>) -> OpId {

@@ -8,11 +8,12 @@
 use super::candidates::Candidate;
 use super::choose::Share;
 use super::lower::{DirectOp, Piece, copying_device};
-use super::program::Mechanism;
+use super::program::{Mechanism, Op, Program};
 use super::{Engine, Options, Shape};
 use crate::backend::MemoryKind;
 use crate::model::{Flow, finish};
 use crate::topology::{DeviceId, Machine};
+use std::collections::BTreeMap;
 
 /// One direct operation and the flows that it starts.
 pub(super) struct Launch {
@@ -88,7 +89,7 @@ pub(super) fn launches(machine: &Machine, batch: &[Shape], options: &Options, ca
         }
         let mut launch = |mechanism, members: &[usize]| {
             let pieces = members.iter().map(|&at| piece(candidates, &shares[at])).collect();
-            launches.push(Launch { op: DirectOp { device, mechanism, pieces }, shares: members.to_vec() });
+            launches.push(Launch { op: DirectOp { device, also: None, mechanism, pieces }, shares: members.to_vec() });
         };
         // Large copies first: they take longest.
         plain.iter().for_each(|&at| launch(Mechanism::Copy, &[at]));
@@ -96,7 +97,55 @@ pub(super) fn launches(machine: &Machine, batch: &[Shape], options: &Options, ca
             launch(mechanism, &fused);
         }
     }
+    free_ends(machine, batch, &mut launches);
     launches
+}
+
+/// Lets either end issue plain copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs: they
+/// lose `pull` seconds each and save `join` for the lane, which holds all plain copies between the two.
+fn free_ends(machine: &Machine, batch: &[Shape], launches: &mut [Launch]) {
+    let costs = machine.costs();
+    let end = |launch: &Launch| match (launch.op.mechanism, pair(&batch[launch.op.pieces[0].transfer as usize])) {
+        (Mechanism::Copy, (src, dst)) if src != dst && !src.is_host() && !dst.is_host() => Some((src, dst)),
+        _ => None,
+    };
+    let mut copies: BTreeMap<(DeviceId, DeviceId), u32> = BTreeMap::new();
+    launches.iter().filter_map(end).for_each(|ends| *copies.entry(ends).or_default() += 1);
+    for launch in launches {
+        let worth = |ends: &(DeviceId, DeviceId)| f64::from(copies[ends]) * costs.pull < costs.join;
+        launch.op.also = end(launch).filter(worth).map(|(_, dst)| dst);
+    }
+}
+
+/// Who runs a program: where the caller leaves that open, a graph or streams, whichever takes the issuing thread less time.
+///
+/// Streams take `issue` for each copy and `lane` for each lane beyond the first, which is the caller's own stream. A graph takes
+/// `graph` for its first copy and `graph_node` for each further one. One lane stays on the stream, where it ends as soon (readings,
+/// graphs) and nothing need be instantiated. Staged programs go as graphs whatever they take to issue: end to end that is 0.5 to
+/// 1.5 % faster from 32 MiB to 1 GiB (`docs/performance.md`). Memory that the driver stages by itself is none for a graph.
+pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, program: &Program) -> Engine {
+    let costs = machine.costs();
+    let pageable = |shape: &Shape| shape.bytes > 0 && [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
+    if options.engine != Engine::Auto {
+        return options.engine;
+    }
+    if program.lanes.len() < 2 || batch.iter().any(pageable) {
+        return Engine::Stream;
+    }
+    if !program.rings.is_empty() {
+        return Engine::Graph;
+    }
+    let on_stream = |op: &Op| match op.mechanism {
+        Mechanism::Copy => costs.issue,
+        Mechanism::Batch => costs.issue + costs.batch_segment * op.copies.len() as f64,
+        Mechanism::Kernel => costs.issue + costs.kernel_segment * op.copies.len() as f64,
+    };
+    // A graph has no node for a batch of copies: it holds them one by one.
+    let nodes = |op: &Op| if op.mechanism == Mechanism::Kernel { 1 } else { op.copies.len() };
+    let streams = program.ops.iter().map(on_stream).sum::<f64>() + costs.lane * (program.lanes.len() - 1) as f64;
+    let nodes = program.ops.iter().map(nodes).sum::<usize>();
+    let graph = costs.graph + costs.graph_node * nodes.saturating_sub(1) as f64;
+    if graph < streams { Engine::Graph } else { Engine::Stream }
 }
 
 fn piece(candidates: &[Candidate], share: &Share) -> Piece {
@@ -110,10 +159,10 @@ fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: 
     }
     let costs = machine.costs();
     match options.engine {
-        Engine::Auto => share.bytes as f64 / candidate.model.rate * (costs.kernel_efficiency.recip() - 1.0) <= costs.issue,
+        Engine::Auto | Engine::Graph => share.bytes as f64 / candidate.model.rate * (costs.kernel_efficiency.recip() - 1.0) <= costs.issue,
         Engine::Batch => true,
         Engine::Kernel => shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device,
-        Engine::Stream | Engine::Graph => false,
+        Engine::Stream => false,
     }
 }
 
@@ -144,7 +193,8 @@ fn choose(
     });
     let mut best = (seconds(Mechanism::Copy), Mechanism::Copy);
     for mechanism in [Mechanism::Batch, Mechanism::Kernel] {
-        if mechanism == Mechanism::Kernel && !in_device_memory {
+        // A graph has no node for a batch.
+        if mechanism == Mechanism::Kernel && !in_device_memory || mechanism == Mechanism::Batch && options.engine == Engine::Graph {
             continue;
         }
         let time = seconds(mechanism);

@@ -58,7 +58,7 @@ pub enum Engine {
     Auto,
     /// Copies on internal streams, joined by events.
     Stream,
-    /// The same copies as one graph launch.
+    /// Copies and fused kernels as one graph launch.
     Graph,
     /// Direct copies in batched calls.
     Batch,
@@ -130,6 +130,8 @@ pub struct Plan {
     pub program: Arc<Program>,
     /// The options that it was planned with.
     pub options: Options,
+    /// Who runs the program: the options' engine, or for [`Engine::Auto`] the one that takes least to issue.
+    pub executor: Engine,
     /// Modelled seconds from issue to the last byte.
     pub predicted: f64,
     /// The same with one path for each transfer.
@@ -275,7 +277,7 @@ impl Schedule {
     }
 
     fn into_plan(self, field: Field<'_>, rejected: Vec<Vec<Rejection>>, one_path: f64) -> Plan {
-        let Field { batch, candidates, of, out, options, .. } = field;
+        let Field { machine, batch, candidates, of, out, options } = field;
         let mut transfers: Vec<TransferPlan> =
             batch.iter().zip(rejected).map(|(&shape, rejected)| TransferPlan { shape, paths: Vec::new(), rejected }).collect();
         let mut used = vec![false; candidates.len()];
@@ -309,6 +311,7 @@ impl Schedule {
         let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();
         let bytes = batch.iter().map(|shape| shape.bytes).collect();
         let program = lower(bytes, &direct, mechanism::lane_key(batch), &staged);
-        Plan { transfers, program: Arc::new(program), options: *options, predicted: self.finish, one_path }
+        let executor = mechanism::executor(machine, batch, options, &program);
+        Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.finish, one_path }
     }
 }

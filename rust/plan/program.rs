@@ -24,6 +24,21 @@ pub struct RingId(pub u32);
 pub struct Lane {
     /// The device whose copy engine does the work; for a copy out of or into host memory the GPU concerned.
     pub device: DeviceId,
+    /// Another device that may do the work in its place: the other end of copies between two GPUs, where whoever issues them is of
+    /// less weight than starting a lane on one GPU after work on another. Only plain copies stand on such a lane.
+    pub also: Option<DeviceId>,
+}
+
+impl Lane {
+    /// A lane that only `device` can work on.
+    pub fn new(device: DeviceId) -> Lane {
+        Lane { device, also: None }
+    }
+
+    /// The device that works on this lane where the caller's stream belongs to `home`: that one, if it may.
+    pub fn device_for(&self, home: DeviceId) -> DeviceId {
+        if self.also == Some(home) { home } else { self.device }
+    }
 }
 
 /// A ring of staging slots on one device, used by one path.

@@ -188,13 +188,31 @@ fn check_time(quantity: &'static str, value: f64, entry: impl Fn() -> String) ->
 
 fn check_costs(costs: &Costs) -> Result<(), TopologyError> {
     // Taken apart so that a new cost cannot be forgotten here.
-    let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency, graph_node, graph_first_node } =
-        *costs;
+    let Costs {
+        copy,
+        issue,
+        chunk,
+        join,
+        lane,
+        pull,
+        graph,
+        graph_node,
+        graph_first_node,
+        batch,
+        batch_segment,
+        kernel,
+        kernel_segment,
+        kernel_efficiency,
+    } = *costs;
     for (quantity, value) in [
         ("copy", copy),
         ("issue", issue),
         ("chunk", chunk),
         ("join", join),
+        ("lane", lane),
+        ("pull", pull),
+        ("graph", graph),
+        ("graph_node", graph_node),
         ("batch", batch),
         ("batch_segment", batch_segment),
         ("kernel", kernel),

@@ -79,13 +79,16 @@ struct CostsEntry {
     issue: Option<f64>,
     chunk: Option<f64>,
     join: Option<f64>,
+    lane: Option<f64>,
+    pull: Option<f64>,
+    graph: Option<f64>,
+    graph_node: Option<f64>,
+    graph_first_node: Option<f64>,
     batch: Option<f64>,
     batch_segment: Option<f64>,
     kernel: Option<f64>,
     kernel_segment: Option<f64>,
     kernel_efficiency: Option<f64>,
-    graph_node: Option<f64>,
-    graph_first_node: Option<f64>,
 }
 
 /// The topology that a TOML text describes, checked.
@@ -217,13 +220,16 @@ fn costs(entry: &CostsEntry) -> Costs {
         issue: entry.issue.unwrap_or(default.issue),
         chunk: entry.chunk.unwrap_or(default.chunk),
         join: entry.join.unwrap_or(default.join),
+        lane: entry.lane.unwrap_or(default.lane),
+        pull: entry.pull.unwrap_or(default.pull),
+        graph: entry.graph.unwrap_or(default.graph),
+        graph_node: entry.graph_node.unwrap_or(default.graph_node),
+        graph_first_node: entry.graph_first_node.unwrap_or(default.graph_first_node),
         batch: entry.batch.unwrap_or(default.batch),
         batch_segment: entry.batch_segment.unwrap_or(default.batch_segment),
         kernel: entry.kernel.unwrap_or(default.kernel),
         kernel_segment: entry.kernel_segment.unwrap_or(default.kernel_segment),
         kernel_efficiency: entry.kernel_efficiency.unwrap_or(default.kernel_efficiency),
-        graph_node: entry.graph_node.unwrap_or(default.graph_node),
-        graph_first_node: entry.graph_first_node.unwrap_or(default.graph_first_node),
     }
 }
 
@@ -290,11 +296,29 @@ impl Topology {
             writeln!(out, "]")?;
         }
 
-        let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, kernel_efficiency, .. } = self.costs;
-        let Costs { graph_node, graph_first_node, .. } = self.costs;
-        writeln!(out, "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\njoin = {join:e}\nbatch = {batch:e}")?;
+        let Costs {
+            copy,
+            issue,
+            chunk,
+            join,
+            lane,
+            pull,
+            graph,
+            graph_node,
+            graph_first_node,
+            batch,
+            batch_segment,
+            kernel,
+            kernel_segment,
+            kernel_efficiency,
+        } = self.costs;
+        writeln!(out, "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\njoin = {join:e}\nlane = {lane:e}")?;
+        writeln!(
+            out,
+            "pull = {pull:e}\ngraph = {graph:e}\ngraph_node = {graph_node:e}\ngraph_first_node = {graph_first_node:e}\nbatch = {batch:e}"
+        )?;
         writeln!(out, "batch_segment = {batch_segment:e}\nkernel = {kernel:e}\nkernel_segment = {kernel_segment:e}")?;
-        writeln!(out, "kernel_efficiency = {kernel_efficiency:e}\ngraph_node = {graph_node:e}\ngraph_first_node = {graph_first_node:e}")
+        writeln!(out, "kernel_efficiency = {kernel_efficiency:e}")
     }
 }
 

@@ -162,6 +162,14 @@ pub struct Costs {
     pub chunk: f64,
     /// What staged paths add to a plan, once: lanes start after an event of the caller's stream, which goes on after theirs.
     pub join: f64,
+    /// Host time that a lane of its own stream costs beside its copies: forking it from the caller's stream and joining it again.
+    pub lane: f64,
+    /// What a copy between two GPUs takes longer when the reading end issues it.
+    pub pull: f64,
+    /// Host time to launch a graph of one node, and each further node's share.
+    pub graph: f64,
+    /// See [`Costs::graph`].
+    pub graph_node: f64,
     /// One batched copy call of no segments, until done, and each segment's share.
     pub batch: f64,
     /// See [`Costs::batch`].
@@ -172,8 +180,6 @@ pub struct Costs {
     pub kernel_segment: f64,
     /// The part of a link's bandwidth that a copy kernel reaches, in (0, 1].
     pub kernel_efficiency: f64,
-    /// Host time that each further copy adds to the launch of a graph.
-    pub graph_node: f64,
     /// Host time to build and instantiate a graph before its first launch, for each of its copies.
     pub graph_first_node: f64,
 }
@@ -206,6 +212,13 @@ impl Default for Costs {
             // An event recorded on one device and waited for on another, round trip: 4.48 us.
             chunk: 4.5e-6,
             join: 4.5e-6,
+            // Calls of 2 to 12 lanes against as many plain copies: 4.4 to 4.8 us for each lane but the first.
+            lane: 4.5e-6,
+            // 64 MiB at 372.3 in place of 378.7 GB/s are 3.0 us, 1 GiB at 395.7 in place of 396.1 are 2.7 us.
+            pull: 3e-6,
+            // Launching explicit graphs of 1 to 64 copies that alternate between two lanes: 1.91 to 92 us, 1.43 us for each further one.
+            graph: 2e-6,
+            graph_node: 1.4e-6,
             // A batched call of one segment was not read: taken as one copy. 26 halo messages, 1.47 MB, then come out at
             // 6.7 + 16 + 3.7 = 26.4 us (read: 25.6), 26 messages with faces of 4 MiB at 86 us (read: 88.0).
             batch: 6.7e-6,
@@ -217,8 +230,6 @@ impl Default for Costs {
             kernel_segment: 0.01e-6,
             // Kernel copies of 8 to 132 blocks reach 350 to 366 of 396 GB/s.
             kernel_efficiency: 0.9,
-            // Launching explicit graphs of 1 to 64 copies that alternate between two lanes: 1.91 to 92 us, 1.43 us for each further one.
-            graph_node: 1.4e-6,
             // Building and instantiating the same: 44 to 58 us for 34 copies, 69 to 207 us for 64.
             graph_first_node: 1.5e-6,
         }

@@ -158,7 +158,7 @@ fn destination(offset: u64) -> Place {
 fn direct(bytes: u64, device: DeviceId) -> Arc<Program> {
     Arc::new(Program {
         transfers: vec![bytes],
-        lanes: vec![Lane { device }],
+        lanes: vec![Lane::new(device)],
         rings: vec![],
         ops: vec![copy_op(0, source(0), destination(0), bytes, &[])],
     })
@@ -176,12 +176,8 @@ fn relay(bytes: u64, via: DeviceId, slots: u32, slot_bytes: u64, lanes: [DeviceI
         ops.push(copy_op(0, source(offset), slot, size, &emptied));
         ops.push(copy_op(1, slot, destination(offset), size, &[2 * chunk]));
     }
-    let program = Program {
-        transfers: vec![bytes],
-        lanes: lanes.map(|device| Lane { device }).to_vec(),
-        rings: vec![Ring { device: via, slot_bytes, slots }],
-        ops,
-    };
+    let program =
+        Program { transfers: vec![bytes], lanes: lanes.map(Lane::new).to_vec(), rings: vec![Ring { device: via, slot_bytes, slots }], ops };
     plan::validate(&program, 1 << 30).expect("a valid program");
     Arc::new(program)
 }
@@ -364,7 +360,7 @@ fn every_mechanism_moves_the_same_bytes() {
                 })
                 .collect();
             let op = Op { lane: LaneId(0), mechanism, copies, after: smallvec![] };
-            let program = Arc::new(Program { transfers: sizes.clone(), lanes: vec![Lane { device: GPU0 }], rings: vec![], ops: vec![op] });
+            let program = Arc::new(Program { transfers: sizes.clone(), lanes: vec![Lane::new(GPU0)], rings: vec![], ops: vec![op] });
             plan::validate(&program, 0).expect("a valid program");
             write(dst, &vec![0x11; total as usize]);
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (endpoints.into(), Arc::new([]));

@@ -20,7 +20,7 @@ fn pieces(bytes: u64, count: u64) -> Arc<Program> {
         let (first, end) = (bytes * piece / count, bytes * (piece + 1) / count);
         copy_op((piece % 2) as u32, source(first), destination(first), end - first, &[])
     });
-    let program = Program { transfers: vec![bytes], lanes: vec![Lane { device: GPU0 }; 2], rings: vec![], ops: ops.collect() };
+    let program = Program { transfers: vec![bytes], lanes: vec![Lane::new(GPU0); 2], rings: vec![], ops: ops.collect() };
     plan::validate(&program, 0).expect("a valid program");
     Arc::new(program)
 }

@@ -96,7 +96,7 @@ fn direct(transfers: &[u64], mechanism: Mechanism) -> Arc<Program> {
         Mechanism::Copy => copies.map(|copy| op(smallvec![copy])).collect(),
         Mechanism::Batch | Mechanism::Kernel => vec![op(copies.collect())],
     };
-    Arc::new(Program { transfers: transfers.to_vec(), lanes: vec![Lane { device: GPU0 }], rings: vec![], ops })
+    Arc::new(Program { transfers: transfers.to_vec(), lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
 }
 
 /// One transfer in chunks through rings of staging slots, one ring and two lanes for each path. A chunk is copied into its slot
@@ -104,7 +104,7 @@ fn direct(transfers: &[u64], mechanism: Mechanism) -> Arc<Program> {
 fn relay(bytes: u64, chunk: u64, paths: u32, slots: u32) -> Arc<Program> {
     let mut program = Program {
         transfers: vec![bytes],
-        lanes: vec![Lane { device: GPU0 }; 2 * paths as usize],
+        lanes: vec![Lane::new(GPU0); 2 * paths as usize],
         rings: vec![Ring { device: GPU1, slot_bytes: chunk, slots }; paths as usize],
         ops: vec![],
     };

@@ -354,3 +354,86 @@ fn a_description_says_what_is_done_and_why_not_otherwise() {
     assert_eq!(json["transfers"][0]["bytes"], GIB);
     assert_eq!(json["transfers"][0]["paths"].as_array().map(Vec::len), Some(plan.transfers[0].paths.len()));
 }
+
+/// Copies between all pairs of four GPUs.
+fn all_to_all(bytes: u64) -> Vec<Shape> {
+    (0..4).flat_map(|src| (0..4).filter(move |dst| *dst != src).map(move |dst| shape(src, dst, bytes))).collect()
+}
+
+#[test]
+fn either_end_may_issue_a_plain_copy_between_two_gpus_while_that_costs_less_than_a_join() {
+    let mut topology = preset("hgx-h200").expect("a preset");
+    let h200 = Machine::new(topology.clone()).expect("well formed");
+    let plain = Options { engine: Engine::Stream, max_paths: 1, ..Options::default() };
+    for batch in [vec![shape(0, 1, MIB), shape(1, 0, MIB)], all_to_all(16 * MIB)] {
+        let plan = planned(&h200, &batch, &plain);
+        let lanes: Vec<_> = plan.program.lanes.iter().map(|lane| (Some(lane.device), lane.also)).collect();
+        let ends: Vec<_> = batch.iter().map(|shape| (Some(shape.src_device), Some(shape.dst_device))).collect();
+        assert_eq!(lanes, ends, "each lane by its source, or else by its destination");
+    }
+    // One copy loses 3 us by being pulled and two lose 6; joining a lane takes 4.5.
+    let two = planned(&h200, &[shape(0, 1, MIB), shape(0, 1, MIB), shape(1, 0, MIB)], &plain);
+    assert_eq!(two.program.lanes.iter().map(|lane| lane.also).collect::<Vec<_>>(), [None, Some(DeviceId(0))]);
+    (topology.costs.pull, topology.costs.join) = (5e-6, 5e-6);
+    let dear = Machine::new(topology).expect("well formed");
+    assert!(planned(&dear, &all_to_all(MIB), &plain).program.lanes.iter().all(|lane| lane.also.is_none()));
+}
+
+#[test]
+fn only_direct_plain_copies_between_gpus_have_two_ends_that_may_issue_them() {
+    let machine = machine("beluga");
+    let host =
+        planned(&machine, &[shape(-1, 0, MIB), shape(1, -1, MIB), shape(2, 2, MIB)], &Options { max_paths: 1, ..Options::default() });
+    assert!(host.program.lanes.iter().all(|lane| lane.also.is_none()));
+    let several = planned(&machine, &[shape(0, 1, 512 * MIB)], &Options::default());
+    let with: Vec<_> = several.program.lanes.iter().map(|lane| lane.also).collect();
+    assert_eq!((with[0], with[1..].iter().flatten().count()), (Some(DeviceId(1)), 0), "hops through staging stay where they are");
+    let fused = planned(&machine, &all_to_all(MIB), &Options { engine: Engine::Kernel, ..Options::default() });
+    assert!(fused.program.lanes.iter().all(|lane| lane.also.is_none()));
+}
+
+#[test]
+fn by_itself_a_plan_goes_as_a_graph_where_that_is_issued_faster() {
+    let mut topology = preset("hgx-h200").expect("a preset");
+    let h200 = Machine::new(topology.clone()).expect("well formed");
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let executor = |machine: &Machine, batch: &[Shape]| planned(machine, batch, &one_path).executor;
+    let both = [shape(0, 1, MIB), shape(1, 0, MIB)];
+    assert_eq!(executor(&h200, &both), Engine::Graph);
+    assert_eq!(executor(&h200, &all_to_all(16 * MIB)), Engine::Graph);
+    // One lane is one stream; a copy alone, or many that follow each other.
+    assert_eq!(executor(&h200, &both[..1]), Engine::Stream);
+    assert_eq!(executor(&h200, &[both[0]; 3]), Engine::Stream);
+    // The driver stages ordinary memory by itself, in a stream.
+    let pageable = Shape { src_kind: MemoryKind::Pageable, ..shape(-1, 0, MIB) };
+    assert_eq!(executor(&h200, &[pageable, both[0]]), Engine::Stream);
+    // Staged plans are graphs; who is named is taken.
+    assert_eq!(planned(&h200, &[shape(0, 1, GIB)], &Options::default()).executor, Engine::Graph);
+    for engine in [Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel] {
+        assert_eq!(planned(&h200, &both, &Options { engine, ..one_path }).executor, engine);
+    }
+    // Two copies and a lane beside the caller's take 2 · 2.2 + 4.5 us on streams, and 2 us and a node as a graph.
+    topology.costs.graph_node = 6.8e-6;
+    assert_eq!(executor(&Machine::new(topology.clone()).expect("well formed"), &both), Engine::Graph);
+    topology.costs.graph_node = 7e-6;
+    let dear = Machine::new(topology).expect("well formed");
+    assert_eq!(executor(&dear, &both), Engine::Stream);
+    let text = planned(&h200, &both, &one_path).describe(&h200);
+    assert!(text.contains("engine auto (graph)"), "{text}");
+    assert_eq!(planned(&dear, &both, &one_path).to_json(&dear)["executor"], "stream");
+}
+
+#[test]
+fn a_graph_of_a_halo_exchange_is_one_kernel_and_never_a_batch() {
+    let machine = machine("hgx-h200");
+    let sizes = [240_000; 6].into_iter().chain([2400; 12]).chain([24; 8]);
+    let halo: Vec<Shape> = sizes.map(|bytes| shape(0, 1, bytes)).collect();
+    let plan = planned(&machine, &halo, &Options { engine: Engine::Graph, ..Options::default() });
+    assert_eq!(plan.program.ops.iter().map(|op| op.mechanism).collect::<Vec<_>>(), [Mechanism::Kernel], "{}", plan.describe(&machine));
+    // Messages into host memory cannot be fused by a kernel, and a graph has no node for a batch.
+    let out: Vec<Shape> = (0..26).map(|_| shape(0, -1, 2400)).collect();
+    let plan = planned(&machine, &out, &Options { engine: Engine::Graph, ..Options::default() });
+    assert!(plan.program.ops.iter().all(|op| op.mechanism == Mechanism::Copy), "{}", plan.describe(&machine));
+    let plan = planned(&machine, &out, &Options::default());
+    assert!(plan.program.ops.iter().all(|op| op.mechanism == Mechanism::Batch), "{}", plan.describe(&machine));
+}

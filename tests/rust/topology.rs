@@ -427,6 +427,10 @@ fn the_page_lists_every_preset_and_the_default_costs() {
         ("issue", costs.issue),
         ("chunk", costs.chunk),
         ("join", costs.join),
+        ("lane", costs.lane),
+        ("pull", costs.pull),
+        ("graph", costs.graph),
+        ("graph_node", costs.graph_node),
         ("batch", costs.batch),
         ("batch_segment", costs.batch_segment),
         ("kernel", costs.kernel),
@@ -478,7 +482,7 @@ prop_compose! {
             0..4 * most,
         ),
         shared in prop::collection::vec((any_bandwidth(), any::<u32>(), 1..6usize), 0..4),
-        costs in prop::array::uniform10(0.0..1.0f64),
+        costs in prop::array::uniform13(0.0..1.0f64),
         kernel_efficiency in prop_oneof![Just(1.0), 1e-9..1.0f64],
     ) -> Topology {
         let mut nodes: Vec<_> = kinds.into_iter().enumerate().map(|(n, kind)| Node { name: format!("n{n}"), kind }).collect();
@@ -500,9 +504,23 @@ prop_compose! {
             links.dedup();
             SharedResource { name: format!("r{n}"), capacity, links }
         });
-        let [copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, graph_node, graph_first_node] = costs;
-        let fixed = Costs { copy, issue, chunk, join, batch, batch_segment, ..Costs::default() };
-        let costs = Costs { kernel, kernel_segment, kernel_efficiency, graph_node, graph_first_node, ..fixed };
+        let [copy, issue, chunk, join, lane, pull, graph, graph_node, graph_first_node, batch, batch_segment, kernel, kernel_segment] = costs;
+        let costs = Costs {
+            copy,
+            issue,
+            chunk,
+            join,
+            lane,
+            pull,
+            graph,
+            graph_node,
+            graph_first_node,
+            batch,
+            batch_segment,
+            kernel,
+            kernel_segment,
+            kernel_efficiency,
+        };
         Topology { name, description, nodes, shared: shared.collect(), links: unique, costs }
     }
 }

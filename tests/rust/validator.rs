@@ -28,7 +28,7 @@ fn relay() -> Program {
     let (second_source, second_destination) = (Place::Source { transfer: 0, offset: 4 }, Place::Destination { transfer: 0, offset: 4 });
     Program {
         transfers: vec![8],
-        lanes: vec![Lane { device: DeviceId(0) }, Lane { device: DeviceId(1) }],
+        lanes: vec![Lane::new(DeviceId(0)), Lane::new(DeviceId(1))],
         rings: vec![Ring { device: DeviceId(1), slot_bytes: 4, slots: 1 }],
         ops: vec![
             copy(0, SOURCE, slot(0), 4, &[]),
@@ -49,6 +49,10 @@ fn violation(change: impl FnOnce(&mut Program)) -> Violation {
 fn a_relay_through_one_slot_is_right() {
     assert_eq!(validate(&relay(), 4), Ok(()));
     assert_eq!(validate(&Program::default(), 0), Ok(()));
+    // Who works on a lane of plain copies changes nothing about the order of its operations.
+    let mut free = relay();
+    free.lanes.iter_mut().zip([1, 0]).for_each(|(lane, other)| lane.also = Some(DeviceId(other)));
+    assert_eq!(validate(&free, 4), Ok(()));
 }
 
 #[test]
@@ -57,6 +61,8 @@ fn each_way_of_being_wrong_is_named() {
     assert_eq!(violation(|p| p.ops[2].after.clear()), Violation::Race { first: 1, second: 2, ring: 0, slot: 0 });
     assert_eq!(violation(|p| p.ops[0].after.push(OpId(3))), Violation::NotBackwards { op: 0, after: 3 });
     assert_eq!(violation(|p| p.ops[0].after.push(OpId(0))), Violation::NotBackwards { op: 0, after: 0 });
+    let fused = |p: &mut Program| (p.lanes[1].also, p.ops[3].mechanism) = (Some(DeviceId(0)), Mechanism::Kernel);
+    assert_eq!(violation(fused), Violation::TwoDevices { op: 3, lane: 1, mechanism: Mechanism::Kernel });
     assert_eq!(violation(|p| p.ops[0].lane = LaneId(7)), Violation::NoSuchLane { op: 0, lane: 7, lanes: 2 });
     assert_eq!(violation(|p| p.ops[3].copies[0].bytes = 0), Violation::Empty { op: 3 });
     assert_eq!(violation(|p| p.ops[3].copies.clear()), Violation::CopyCount { op: 3, mechanism: Mechanism::Copy, copies: 0 });

@@ -1,7 +1,8 @@
 //! When an execution has finished.
 
 use super::Core;
-use super::driver::{Driver, OutsideCapture, call, code};
+use super::device::Mark;
+use super::driver::{CUevent, Driver, OutsideCapture, call, code};
 use super::timing::Timing;
 use super::verify::Verdict;
 use crate::backend::{BackendError, CompletionState, OpTimes};
@@ -11,9 +12,10 @@ use std::sync::Arc;
 /// The end of an execution: an event behind its last copy in the caller's stream.
 #[derive(Debug)]
 pub(super) struct Finished {
+    // Before `core`, in which its pool lives.
+    mark: Arc<Mark>,
     core: Arc<Core>,
     gpu: usize,
-    event: usize,
     /// What comparing bytes has found, where that was asked for.
     verdict: Option<Arc<Verdict>>,
     /// Timestamps of the operations, where those were asked for.
@@ -21,13 +23,14 @@ pub(super) struct Finished {
 }
 
 impl Finished {
-    pub fn new(core: Arc<Core>, gpu: usize, event: usize, verdict: Option<Arc<Verdict>>, timing: Option<Timing>) -> Finished {
-        Finished { core, gpu, event, verdict, timing }
+    /// `mark` was recorded on `gpu`.
+    pub fn new(core: Arc<Core>, gpu: usize, mark: Arc<Mark>, verdict: Option<Arc<Verdict>>, timing: Option<Timing>) -> Finished {
+        Finished { mark, core, gpu, verdict, timing }
     }
 
-    /// The `CUevent`.
-    pub fn event(&self) -> usize {
-        self.event
+    /// Stands for the end until the completion is dropped.
+    pub fn event(&self) -> CUevent {
+        self.mark.event()
     }
 
     fn verdict(&self) -> Result<(), BackendError> {
@@ -49,7 +52,7 @@ impl Finished {
 impl CompletionState for Finished {
     fn is_done(&self) -> Result<bool, BackendError> {
         // SAFETY: an event of the pool, which is this completion's until it is dropped.
-        self.ask(|driver| match unsafe { (driver.cuEventQuery)(super::device::handle(self.event)) } {
+        self.ask(|driver| match unsafe { (driver.cuEventQuery)(self.event()) } {
             code::NOT_READY => Ok(false),
             code => driver.check("cuEventQuery", code).map(|()| true),
         })
@@ -57,7 +60,7 @@ impl CompletionState for Finished {
 
     fn wait(&self) -> Result<(), BackendError> {
         // SAFETY: as above.
-        self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(super::device::handle(self.event))) }.map(|()| true)).map(drop)
+        self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(self.event())) }.map(|()| true)).map(drop)
     }
 
     fn times(&self) -> Result<OpTimes, BackendError> {
@@ -71,14 +74,6 @@ impl CompletionState for Finished {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl Drop for Finished {
-    fn drop(&mut self) {
-        if let Ok(primary) = self.core.primary(self.gpu) {
-            primary.give_event_back(self.event);
-        }
     }
 }
 

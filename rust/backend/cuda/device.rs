@@ -7,10 +7,35 @@ use cudarc::driver::sys;
 use std::collections::VecDeque;
 use std::ffi::c_uint;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Above this many lanes of one device, a lane that is still at work is used again rather than one more created.
 const MOST_LANES: usize = 32;
+
+/// The stream of an execution, as far as one can be told from another by its handle.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Caller(usize);
+
+impl Caller {
+    /// Some stream.
+    const UNKNOWN: Caller = Caller(usize::MAX);
+
+    /// The stream of this handle, which belongs to `gpu`. The legacy default stream has two handles, the same for all GPUs; the
+    /// per-thread default stream has one for all threads.
+    pub fn new(stream: usize, gpu: usize) -> Caller {
+        match stream {
+            // No handle of the driver is so small a number.
+            0 | 1 => Caller(gpu),
+            2 => Caller::UNKNOWN,
+            handle => Caller(handle),
+        }
+    }
+
+    /// Whether both are surely one stream.
+    pub fn is(self, other: Caller) -> bool {
+        self.0 == other.0 && self.0 != Caller::UNKNOWN.0
+    }
+}
 
 /// A GPU in sight of the process.
 #[derive(Debug)]
@@ -29,7 +54,7 @@ pub(super) struct Primary {
     /// A `CUcontext`, valid while this lives.
     context: usize,
     /// `CUevent`s of this context that nobody needs at the moment.
-    events: Mutex<Vec<usize>>,
+    events: Arc<Mutex<Vec<usize>>>,
     lanes: Mutex<Lanes>,
     /// `CUstream`s that the caller has destroyed.
     retired: Mutex<Vec<usize>>,
@@ -40,10 +65,40 @@ pub(super) struct Primary {
     pub access: AtomicU64,
 }
 
+/// An event of a context's pool, which takes it back when this is dropped. What was enqueued to wait for it goes on waiting for what it
+/// stood for then.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pool: Arc<Mutex<Vec<usize>>>,
+    /// A `CUevent`.
+    event: usize,
+}
+
+impl Mark {
+    pub fn event(&self) -> CUevent {
+        handle(self.event)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        lock(&self.pool).push(self.event);
+    }
+}
+
+/// A lane that nobody enqueues into at the moment.
+#[derive(Copy, Clone, Debug)]
+struct Idle {
+    /// A `CUstream`.
+    stream: usize,
+    /// The caller's stream that goes on after its last work.
+    after: Caller,
+}
+
 #[derive(Debug, Default)]
 struct Lanes {
-    /// `CUstream`s that nobody enqueues into at the moment, the one longest unused first.
-    idle: VecDeque<usize>,
+    /// The one longest unused first.
+    idle: VecDeque<Idle>,
     /// Lanes that became part of a capture. They are of use again when it has ended.
     captured: Vec<usize>,
     count: usize,
@@ -84,7 +139,7 @@ impl Device {
                 driver,
                 ordinal: self.ordinal,
                 context: context.expose_provenance(),
-                events: Mutex::default(),
+                events: Arc::default(),
                 lanes: Mutex::default(),
                 retired: Mutex::default(),
                 kernel: OnceLock::new(),
@@ -135,20 +190,38 @@ impl Primary {
         lock(&self.events).push(event);
     }
 
-    /// A stream that orders with no other and that nobody else enqueues into, idle if there is one: a lane that still has work of
-    /// an earlier execution would delay this one.
-    pub fn lane(&self) -> Result<usize, BackendError> {
+    /// An event of the pool that stands for all work of `stream`, a stream of this context, up to now. Needs no current context: the
+    /// event and the stream are of the same one (`cuEventRecord`).
+    pub fn record(&self, stream: usize) -> Result<Mark, BackendError> {
+        let mark = Mark { event: self.event()?, pool: self.events.clone() };
+        // SAFETY: an event of this context that is ours alone; a stream of the same context.
+        unsafe { call!(self.driver, cuEventRecord(mark.event(), handle(stream))) }?;
+        Ok(mark)
+    }
+
+    /// A stream that orders with no other and that nobody else enqueues into, for an execution in the stream `caller`.
+    ///
+    /// A lane that still has work of an earlier execution would delay this one. One that was last joined by the same caller's stream
+    /// cannot: what comes next in that stream comes after that work anyway. So it is taken without asking the driver, which is
+    /// what happens in a time loop. The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`), so another
+    /// stream that gets its handle meets idle lanes.
+    pub fn lane(&self, caller: Caller) -> Result<usize, BackendError> {
+        let mut lanes = lock(&self.lanes);
+        if let Some(index) = lanes.idle.iter().rposition(|lane| lane.after.is(caller))
+            && let Some(lane) = lanes.idle.remove(index)
+        {
+            return Ok(lane.stream);
+        }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
-        let mut lanes = lock(&self.lanes);
         let mut ended = std::mem::take(&mut lanes.captured);
         lanes.captured = ended.extract_if(.., |lane| self.is_capturing(*lane)).collect();
-        lanes.idle.extend(ended);
+        lanes.idle.extend(ended.into_iter().map(|stream| Idle { stream, after: Caller::UNKNOWN }));
         if let Some(lane) = lanes.idle.front().copied()
-            && (lanes.count >= MOST_LANES || self.is_idle(lane))
+            && (lanes.count >= MOST_LANES || self.is_idle(lane.stream))
         {
             lanes.idle.pop_front();
-            return Ok(lane);
+            return Ok(lane.stream);
         }
         let lane = self.create_stream()?;
         lanes.count += 1;
@@ -184,10 +257,10 @@ impl Primary {
         unsafe { (self.driver.cuStreamQuery)(handle(stream)) != code::NOT_READY }
     }
 
-    /// Takes a lane back, whose work need not have finished.
-    pub fn give_lane_back(&self, lane: usize, captured: bool) {
+    /// Takes back a lane that the stream `caller` goes on after. Its work need not have finished.
+    pub fn give_lane_back(&self, stream: usize, caller: Caller, captured: bool) {
         let mut lanes = lock(&self.lanes);
-        if captured { lanes.captured.push(lane) } else { lanes.idle.push_back(lane) }
+        if captured { lanes.captured.push(stream) } else { lanes.idle.push_back(Idle { stream, after: caller }) }
     }
 
     fn is_capturing(&self, stream: usize) -> bool {
@@ -251,7 +324,7 @@ impl Drop for Primary {
             for event in events {
                 (driver.cuEventDestroy)(handle(event));
             }
-            for lane in lanes.idle.into_iter().chain(lanes.captured).chain(retired) {
+            for lane in lanes.idle.into_iter().map(|lane| lane.stream).chain(lanes.captured).chain(retired) {
                 (driver.cuStreamDestroy)(handle(lane));
             }
             if let Some(Some(kernel)) = self.kernel.get() {

@@ -150,6 +150,12 @@ driver_functions! {
         cuGraphAddMemcpyNode = "cuGraphAddMemcpyNode" (
             *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMCPY3D, CUcontext
         );
+        cuGraphAddKernelNode = "cuGraphAddKernelNode" (
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
+        );
+        cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
+            CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
+        );
         cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
         cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
         cuGraphLaunch = "cuGraphLaunch" (CUgraphExec, CUstream);

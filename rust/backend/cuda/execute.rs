@@ -1,20 +1,23 @@
 //! The stream executor: lanes are streams, joined by events.
 //!
 //! The caller's stream itself is the first lane of its GPU, so a program of one lane there needs no event at all: a plain copy is one
-//! call of the driver, and a second one records its end. Other lanes are internal streams, which wait for the caller's stream before
-//! their first operation and which it waits for after their last. Under stream capture the same calls make the lanes branches of
-//! the graph.
+//! call of the driver, and a second one records its end for whoever asks. Other lanes are internal streams, which wait for the
+//! caller's stream before their first operation and which it waits for after their last; `lanes` has what is decided about them.
+//! Under stream capture the same calls make the lanes branches of the graph.
 
 use super::Core;
 use super::completion::{Captured, Finished};
-use super::device::{Primary, handle, lock};
-use super::driver::{Current, OutsideCapture, call};
+use super::device::{Caller, Mark, Primary, handle, lock};
+use super::driver::{OutsideCapture, call};
+use super::kernel::Kernel;
+use super::lanes::{Seat, seats, wiring};
 use super::timing::Timing;
+use super::verify::Verdict;
 use crate::backend::{BackendError, Completion, Execution};
 use crate::ffi::bridge::Segment;
-use crate::plan::{Engine, Mechanism, Op, Place};
+use crate::plan::{Copy, Engine, Mechanism, Op, Place};
 use cudarc::driver::sys;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Plans whose reachability is remembered before those that are gone are swept out.
@@ -22,49 +25,74 @@ const MOST_REACHED: usize = 1024;
 
 /// One lane of an execution.
 struct Lane<'a> {
-    gpu: usize,
+    seat: Seat,
     primary: &'a Primary,
     /// The `CUstream`.
     stream: usize,
-    /// Whether it is one of ours, and not the caller's stream.
-    internal: bool,
-    /// Whether it waits for the caller's stream already.
-    forked: bool,
+    /// Whether it has begun: its stream comes after what it has to wait for at its start.
+    begun: bool,
+}
+
+/// What there is of an execution once it is enqueued.
+struct End {
+    home: usize,
+    capturing: bool,
+    /// An event behind its copies, where one was recorded.
+    mark: Option<Arc<Mark>>,
+    verdict: Option<Arc<Verdict>>,
 }
 
 impl Core {
-    /// `timed`: with a timestamp before and after each operation.
+    /// Enqueues an execution and an event behind it. `timed`: with a timestamp before and after each operation.
     pub fn execute(self: &Arc<Core>, execution: &Execution<'_>, timed: bool) -> Result<Completion, BackendError> {
+        let mut timing = if timed { Some(Timing::new(self.clone(), self.gpu_of(execution.stream)?)) } else { None };
+        let end = self.run(execution, &mut timing, |end| {
+            if end.capturing {
+                return Ok(None);
+            }
+            let mark = match end.mark {
+                // A graph's launch has marked its own end, behind which nothing was enqueued.
+                Some(mark) if end.verdict.is_none() => mark,
+                _ => Arc::new(self.primary(end.home)?.record(execution.stream.0)?),
+            };
+            Ok(Some((end.home, mark, end.verdict)))
+        })?;
+        Ok(match end {
+            Some((home, mark, verdict)) => Arc::new(Finished::new(self.clone(), home, mark, verdict, timing)),
+            None => Arc::new(Captured),
+        })
+    }
+
+    /// Enqueues an execution whose end nobody asks for.
+    pub fn enqueue(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
+        self.run(execution, &mut None, |_| Ok(()))
+    }
+
+    /// Enqueues an execution, and calls `finish` while the context of its stream's GPU is current.
+    fn run<T>(
+        &self,
+        execution: &Execution<'_>,
+        timing: &mut Option<Timing>,
+        finish: impl FnOnce(End) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
         let home = self.gpu_of(execution.stream)?;
-        let primary = self.reach(home)?;
-        let _current = primary.enter()?;
+        let _current = self.reach(home)?.enter()?;
         let capturing = self.is_capturing(execution)?;
         if capturing {
             check_capture(execution)?;
-            if timed {
+            if timing.is_some() {
                 return Err(BackendError::NotSupported("timestamps cannot be captured: time an execution outside of a capture".into()));
             }
         }
-        let end = if capturing { 0 } else { primary.event()? };
-        let mut timing = timed.then(|| Timing::new(self.clone(), home));
-        let verdict = self.enqueue(execution, home, capturing, &mut timing).and_then(|()| {
-            let verdict = if execution.verify { Some(self.enqueue_verification(execution, home)?) } else { None };
-            if !capturing {
-                // SAFETY: an event of the stream's context, the caller's stream.
-                unsafe { call!(self.driver, cuEventRecord(handle(end), handle(execution.stream.0))) }?;
-            }
-            Ok(verdict)
-        });
-        match verdict {
-            Ok(_) if capturing => Ok(Arc::new(Captured)),
-            Ok(verdict) => Ok(Arc::new(Finished::new(self.clone(), home, end, verdict, timing))),
-            Err(error) => {
-                if !capturing {
-                    primary.give_event_back(end);
-                }
-                Err(error)
-            }
+        let mark = self.enqueue_copies(execution, home, capturing, timing)?;
+        let verdict = if execution.verify { self.enqueue_verification(execution, home).map(Some) } else { Ok(None) };
+        let finished = verdict.and_then(|verdict| finish(End { home, capturing, mark, verdict }));
+        if finished.is_err() && !capturing {
+            let _outside = OutsideCapture::enter(self.driver);
+            // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
+            unsafe { (self.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
         }
+        finished
     }
 
     fn is_capturing(&self, execution: &Execution<'_>) -> Result<bool, BackendError> {
@@ -77,39 +105,44 @@ impl Core {
         Ok(status != 0)
     }
 
-    /// Enqueues the copies. When it fails, what was enqueued has finished.
-    fn enqueue(&self, execution: &Execution<'_>, home: usize, capturing: bool, timing: &mut Option<Timing>) -> Result<(), BackendError> {
+    /// Enqueues the copies. When it fails, what was enqueued has finished. Returns the mark of their end, where one was made.
+    fn enqueue_copies(
+        &self,
+        execution: &Execution<'_>,
+        home: usize,
+        capturing: bool,
+        timing: &mut Option<Timing>,
+    ) -> Result<Option<Arc<Mark>>, BackendError> {
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Finished>().ok_or_else(|| {
                 BackendError::NotSupported("an execution can only come after executions of its own backend that were not captured".into())
             })?;
             // SAFETY: the completion holds the event.
-            unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), handle(earlier.event()), 0)) }?;
+            unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), earlier.event(), 0)) }?;
         }
         if let Some(timing) = timing {
             timing.start(execution.stream.0)?;
         }
         if execution.program.ops.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        // By itself, staged programs go as graphs: 0.5 to 1.5 % faster end to end from 32 MiB to 1 GiB, and a third less issuing
-        // (two H200, `docs/performance.md`). The others gain nothing by it.
-        let as_graph = match execution.engine {
-            Engine::Graph => true,
-            Engine::Auto => !execution.program.rings.is_empty(),
-            Engine::Stream | Engine::Batch | Engine::Kernel => false,
-        };
-        if as_graph && !capturing && timing.is_none() && self.launch_graph(execution, home)? {
-            return Ok(());
+        if execution.engine == Engine::Graph
+            && !capturing
+            && timing.is_none()
+            && let Some(mark) = self.launch_graph(execution, home)?
+        {
+            return Ok(Some(mark));
         }
+        let seats = seats(execution.program, home);
+        let caller = Caller::new(execution.stream.0, home);
         let mut lanes = SmallVec::new();
-        let mut enqueued = self.take_lanes(execution, home, &mut lanes);
+        let mut enqueued = self.take_lanes(execution, &seats, caller, &mut lanes);
         if enqueued.is_ok() {
-            enqueued = self.enqueue_ops(execution, &mut lanes, home, capturing, timing);
+            enqueued = self.enqueue_ops(execution, &seats, &mut lanes, home, capturing, timing);
         }
         if let (Ok(()), Some(timing)) = (&enqueued, &mut *timing) {
-            let others = lanes.iter().filter(|lane| lane.internal && lane.gpu != home);
-            enqueued = others.map(|lane| (lane.gpu, lane.stream)).try_for_each(|lane| timing.join_clock(lane, execution.stream.0));
+            let others = lanes.iter().filter(|lane| lane.seat.gpu != home).map(|lane| (lane.seat.gpu, lane.stream));
+            enqueued = others.into_iter().try_for_each(|lane| timing.join_clock(lane, execution.stream.0));
         }
         for lane in &lanes {
             if enqueued.is_err() && !capturing {
@@ -118,110 +151,111 @@ impl Core {
                 // on them; an error here is the one that is being reported, or comes from the same cause.
                 unsafe { (self.driver.cuStreamSynchronize)(handle(lane.stream)) };
             }
-            if lane.internal {
-                lane.primary.give_lane_back(lane.stream, capturing);
+            if !lane.seat.is_callers {
+                lane.primary.give_lane_back(lane.stream, caller, capturing);
             }
         }
-        enqueued
+        enqueued.map(|()| None)
     }
 
     /// Finds a stream for each lane.
-    fn take_lanes<'a>(&'a self, execution: &Execution<'_>, home: usize, lanes: &mut SmallVec<[Lane<'a>; 8]>) -> Result<(), BackendError> {
-        let program = execution.program;
-        // A copy engine serves a stream of any GPU, so a single lane of plain copies stays in the caller's stream whatever the GPU:
-        // two events across devices would cost more than most such copies.
-        let plain = program.lanes.len() == 1 && program.ops.iter().all(|op| op.mechanism == Mechanism::Copy);
-        let mut caller_taken = false;
-        for lane in &program.lanes {
-            let gpu = if lane.device.is_host() || plain { home } else { lane.device.0 as usize };
-            let primary = self.reach(gpu)?;
-            let internal = caller_taken || gpu != home;
-            let stream = if internal { primary.lane()? } else { execution.stream.0 };
-            caller_taken |= !internal;
-            lanes.push(Lane { gpu, primary, stream, internal, forked: !internal });
+    fn take_lanes<'a>(
+        &'a self,
+        execution: &Execution<'_>,
+        seats: &[Seat],
+        caller: Caller,
+        lanes: &mut SmallVec<[Lane<'a>; 8]>,
+    ) -> Result<(), BackendError> {
+        for &seat in seats {
+            let primary = self.reach(seat.gpu)?;
+            let stream = if seat.is_callers { execution.stream.0 } else { primary.lane(caller)? };
+            lanes.push(Lane { seat, primary, stream, begun: false });
         }
         Ok(())
     }
 
+    /// Enqueues the operations in the order and with the events that `lanes` explains.
+    ///
+    /// The caller's GPU stays current throughout, except where a kernel or a batch goes to another one: copies, recordings and waits
+    /// go to a stream whichever context is current (CUDA C++ Programming Guide, "Stream and Event Behavior").
     fn enqueue_ops(
         &self,
         execution: &Execution<'_>,
+        seats: &[Seat],
         lanes: &mut [Lane<'_>],
         home: usize,
         capturing: bool,
         timing: &mut Option<Timing>,
     ) -> Result<(), BackendError> {
         let driver = self.driver;
-        let caller = handle(execution.stream.0);
         let ops = &execution.program.ops;
         if let [lane] = lanes
-            && !lane.internal
+            && lane.seat.is_callers
         {
-            return ops.iter().try_for_each(|op| self.enqueue_op(execution, op, lane, capturing, timing));
+            return (0..ops.len()).try_for_each(|index| self.enqueue_op(execution, index, lane, capturing, timing));
         }
-        let home = self.primary(home)?;
-        let start = Borrowed::record(self, home, execution.stream.0)?;
-        // Which operations others wait for across lanes; their events, once recorded.
-        let mut awaited: SmallVec<[bool; 64]> = smallvec![false; ops.len()];
-        for op in ops {
+        let wiring = wiring(execution.program, seats);
+        // Recorded before anything of this execution, so that no lane waits for the copies in the caller's own stream.
+        let forks = wiring.forks.contains(&true);
+        let start = if forks { Some(self.primary(home)?.record(execution.stream.0)?) } else { None };
+        // Held until all is enqueued: an event that goes back to its pool may be recorded anew by another thread.
+        let mut done: SmallVec<[Option<Mark>; 32]> = ops.iter().map(|_| None).collect();
+        let wait = |stream: usize, mark: &Mark| {
+            // SAFETY: `mark` holds the event; the stream is ours or the caller's.
+            unsafe { call!(driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
+        };
+        for index in wiring.order.iter().map(|index| *index as usize) {
+            let op = &ops[index];
+            let number = op.lane.0 as usize;
+            let lane = &mut lanes[number];
+            if !std::mem::replace(&mut lane.begun, true)
+                && wiring.forks[number]
+                && let Some(start) = &start
+            {
+                wait(lane.stream, start)?;
+            }
             for before in op.after.iter().filter(|before| ops[before.0 as usize].lane != op.lane) {
-                awaited[before.0 as usize] = true;
-            }
-        }
-        let mut done: SmallVec<[Option<Borrowed<'_>>; 64]> = ops.iter().map(|_| None).collect();
-        for (index, op) in ops.iter().enumerate() {
-            let lane = &mut lanes[op.lane.0 as usize];
-            let _current = Current::enter(driver, lane.primary.context())?;
-            let stream = handle(lane.stream);
-            if !lane.forked {
-                // SAFETY: the event is held by `start`, the stream is ours.
-                unsafe { call!(driver, cuStreamWaitEvent(stream, handle(start.event), 0)) }?;
-                lane.forked = true;
-            }
-            for before in &op.after {
                 if let Some(before) = &done[before.0 as usize] {
-                    // SAFETY: the event is held by `done`, the stream is this lane's.
-                    unsafe { call!(driver, cuStreamWaitEvent(stream, handle(before.event), 0)) }?;
+                    wait(lane.stream, before)?;
                 }
             }
-            self.enqueue_op(execution, op, lane, capturing, timing)?;
-            if awaited[index] {
-                done[index] = Some(Borrowed::record(self, lane.primary, lane.stream)?);
+            self.enqueue_op(execution, index, lane, capturing, timing)?;
+            if wiring.awaited[index] || wiring.joins[number] == Some(index as u32) {
+                done[index] = Some(lane.primary.record(lane.stream)?);
             }
         }
-        for lane in lanes.iter().filter(|lane| lane.internal && lane.forked) {
-            let end = Borrowed::record(self, lane.primary, lane.stream)?;
-            // SAFETY: the event is held by `end`; the caller's stream.
-            unsafe { call!(driver, cuStreamWaitEvent(caller, handle(end.event), 0)) }?;
+        for end in wiring.joins.iter().flatten().filter_map(|last| done[*last as usize].as_ref()) {
+            wait(execution.stream.0, end)?;
         }
         Ok(())
     }
 
-    /// Enqueues one operation in its lane's stream, whose GPU's context is current, between two timestamps where those are asked for.
+    /// Enqueues one operation in its lane's stream, between two timestamps where those are asked for.
     fn enqueue_op(
         &self,
         execution: &Execution<'_>,
-        op: &Op,
+        index: usize,
         lane: &Lane<'_>,
         capturing: bool,
         timing: &mut Option<Timing>,
     ) -> Result<(), BackendError> {
+        let op = &execution.program.ops[index];
+        let enqueue = || self.enqueue_untimed(execution, op, lane, capturing);
         match timing {
-            None => self.enqueue_copies(execution, op, lane, capturing),
-            Some(timing) => timing.around(lane.gpu, lane.stream, || self.enqueue_copies(execution, op, lane, capturing)),
+            None => enqueue(),
+            Some(timing) => timing.around(index, lane.seat.gpu, lane.stream, enqueue),
         }
     }
 
-    fn enqueue_copies(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
+    fn enqueue_untimed(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
         let driver = self.driver;
-        let segment =
-            |copy: &crate::plan::Copy| Segment { dst: address(execution, copy.to), src: address(execution, copy.from), bytes: copy.bytes };
         let stream = handle(lane.stream);
         if op.mechanism == Mechanism::Kernel
-            && self.plan_is_reached(execution, lane.gpu)?
-            && let Some(kernel) = lane.primary.kernel()
+            && let Some(kernel) = self.kernel_for(execution, lane.primary, lane.seat.gpu)?
         {
-            let segments: SmallVec<[Segment; 32]> = op.copies.iter().map(segment).collect();
+            // A kernel goes to streams of the current context alone.
+            let _current = lane.primary.enter()?;
+            let segments: SmallVec<[Segment; 32]> = op.copies.iter().map(|copy| segment(execution, copy)).collect();
             // SAFETY: the GPU reaches every end of the plan; the caller of `execute` vouches for the buffers until completion.
             return unsafe { kernel.launch(driver, &segments, stream) };
         }
@@ -229,7 +263,7 @@ impl Core {
             return Ok(());
         }
         for copy in &op.copies {
-            let Segment { dst, src, bytes } = segment(copy);
+            let Segment { dst, src, bytes } = segment(execution, copy);
             // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot; the caller of `execute` vouches for
             // the buffers until completion, and the engine for the slots.
             unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, stream)) }?;
@@ -241,6 +275,7 @@ impl Core {
     fn enqueue_batch(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<bool, BackendError> {
         // The driver refuses batches in a default stream, and does not capture them.
         let Some(batch) = self.driver.cuMemcpyBatchAsync.filter(|_| !capturing && lane.stream > 2) else { return Ok(false) };
+        let _current = lane.primary.enter()?;
         let mut dsts: SmallVec<[u64; 32]> = op.copies.iter().map(|copy| address(execution, copy.to)).collect();
         let mut srcs: SmallVec<[u64; 32]> = op.copies.iter().map(|copy| address(execution, copy.from)).collect();
         let mut sizes: SmallVec<[usize; 32]> = op.copies.iter().map(|copy| copy.bytes as usize).collect();
@@ -263,6 +298,11 @@ impl Core {
         }
         self.driver.check("cuMemcpyBatchAsync", code)?;
         Ok(true)
+    }
+
+    /// The copy kernel of `gpu`, where there is one and it reaches every end of the execution.
+    pub fn kernel_for<'a>(&self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<&'a Kernel>, BackendError> {
+        Ok(if self.plan_is_reached(execution, gpu)? { primary.kernel() } else { None })
     }
 
     /// Whether kernels of `gpu` reach every end of the execution. Found out once for a plan.
@@ -305,29 +345,11 @@ fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     Err(BackendError::NotSupported(format!("the stream is being captured, and this execution cannot be: {why}")))
 }
 
+/// A copy with its addresses.
+pub(super) fn segment(execution: &Execution<'_>, copy: &Copy) -> Segment {
+    Segment { dst: address(execution, copy.to), src: address(execution, copy.from), bytes: copy.bytes }
+}
+
 pub(super) fn address(execution: &Execution<'_>, place: Place) -> u64 {
     crate::backend::address(execution.program, execution.endpoints, execution.rings, place)
-}
-
-/// An event of the pool for the time of one call: whatever waits for it keeps what it stood for.
-struct Borrowed<'a> {
-    primary: &'a Primary,
-    event: usize,
-}
-
-impl<'a> Borrowed<'a> {
-    /// An event that stands for all work of `stream`, a stream of this GPU.
-    fn record(core: &Core, primary: &'a Primary, stream: usize) -> Result<Borrowed<'a>, BackendError> {
-        let borrowed = Borrowed { primary, event: primary.event()? };
-        let _current = primary.enter()?;
-        // SAFETY: an event and a stream of the same context.
-        unsafe { call!(core.driver, cuEventRecord(handle(borrowed.event), handle(stream))) }?;
-        Ok(borrowed)
-    }
-}
-
-impl Drop for Borrowed<'_> {
-    fn drop(&mut self) {
-        self.primary.give_event_back(self.event);
-    }
 }

@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel { module: 0, many: 0x10, few: 0x20, most_blocks: 132 };
+        let kernel = Kernel { module: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch = |count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
             kernel.with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))

@@ -26,6 +26,7 @@ mod execute;
 mod graph;
 mod host_memory;
 mod kernel;
+mod lanes;
 mod memory;
 #[cfg(test)]
 mod refusals;
@@ -397,6 +398,10 @@ impl Backend for CudaBackend {
     /// By events with timestamps around each operation, over streams; see `timing`. [`BackendError::NotSupported`] inside a stream capture.
     fn execute_timed(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
         self.0.execute(execution, true)
+    }
+
+    fn enqueue(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
+        self.0.enqueue(execution)
     }
 
     /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does.

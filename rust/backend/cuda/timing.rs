@@ -27,8 +27,8 @@ pub(super) struct Timing {
     home: usize,
     /// The moment at which the execution could begin.
     start: Option<Stamp>,
-    /// Before and after each operation.
-    ops: Vec<(Stamp, Stamp)>,
+    /// The number of an operation, and the timestamps before and after it, in the order of issue.
+    ops: Vec<(usize, Stamp, Stamp)>,
     clocks: Vec<Clock>,
     /// All events that were made, by GPU.
     made: Vec<Stamp>,
@@ -60,12 +60,18 @@ impl Timing {
         Ok(())
     }
 
-    /// Puts an operation between two timestamps of its stream. Called for the operations in their order.
-    pub fn around(&mut self, gpu: usize, stream: usize, enqueue: impl FnOnce() -> Result<(), BackendError>) -> Result<(), BackendError> {
+    /// Puts operation `op` between two timestamps of its stream. Called once for each.
+    pub fn around(
+        &mut self,
+        op: usize,
+        gpu: usize,
+        stream: usize,
+        enqueue: impl FnOnce() -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
         let before = self.record(gpu, stream)?;
         enqueue()?;
         let after = self.record(gpu, stream)?;
-        self.ops.push((before, after));
+        self.ops.push((op, before, after));
         Ok(())
     }
 
@@ -133,7 +139,9 @@ impl Timing {
             Some(&(mirrored, at)) if stamp.gpu != self.home => Ok(at - self.elapsed(stamp, mirrored)?),
             _ => self.elapsed(start, stamp),
         };
-        let ops = self.ops.iter().map(|&(before, after)| Ok((on_common_clock(before)?, on_common_clock(after)?)));
+        let mut stamps = self.ops.clone();
+        stamps.sort_unstable_by_key(|stamp| stamp.0);
+        let ops = stamps.into_iter().map(|(_, before, after)| Ok((on_common_clock(before)?, on_common_clock(after)?)));
         Ok(OpTimes { ops: ops.collect::<Result<_, BackendError>>()?, precision })
     }
 }

@@ -118,7 +118,7 @@ fn program(ops: &[(u32, &[u32])]) -> Program {
         copies: smallvec![Copy { from: place, to: place, bytes: 1 }],
         after: after.iter().map(|&op| OpId(op)).collect(),
     });
-    Program { lanes: vec![Lane { device: DeviceId::gpu(0) }; 4], ops: ops.collect(), ..Program::default() }
+    Program { lanes: vec![Lane::new(DeviceId::gpu(0)); 4], ops: ops.collect(), ..Program::default() }
 }
 
 /// A queue and the trace of the nodes that it serves.

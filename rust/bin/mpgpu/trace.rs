@@ -72,7 +72,7 @@ pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
 fn simulate(arguments: &TraceArguments) -> Result<Run, Failure> {
     let machine = machine::in_force(arguments.topology.as_deref())?.machine;
     let plan = arguments.what.plan(&machine)?;
-    let executor = Executor::of(plan.options.engine, &plan.program);
+    let executor = Executor::of(plan.executor);
     let mut timeline = {
         let mut scenario = Scenario::new(&machine, plan.options.staging_bytes);
         let bound = scenario.bind(&plan.program, &arguments.what.batch())?;

@@ -45,22 +45,16 @@ use staging::{Arenas, Regions, Users};
 pub enum Executor {
     /// Each by itself on a stream: `issue` seconds of the host thread for each.
     Streams,
-    /// All as one graph, instantiated before: `issue` for the launch and `graph_node` for each further copy.
+    /// All as one graph, instantiated before: `graph` for the launch and `graph_node` for each further copy.
     Graph,
     /// A graph that is built and instantiated first: `graph_first_node` for each copy comes before the launch.
     FirstGraph,
 }
 
 impl Executor {
-    /// What the CUDA backend does with a program that was planned for `engine`: staged programs go as graphs by themselves, and operations
-    /// that a graph has no node for stay on streams.
-    pub fn of(engine: Engine, program: &Program) -> Executor {
-        let fits = program.ops.iter().all(|op| op.mechanism != Mechanism::Kernel);
-        match engine {
-            Engine::Graph if fits => Executor::Graph,
-            Engine::Auto if fits && !program.rings.is_empty() => Executor::Graph,
-            _ => Executor::Streams,
-        }
+    /// What the CUDA backend does with a plan of this [`executor`](crate::plan::Plan::executor).
+    pub fn of(engine: Engine) -> Executor {
+        if engine == Engine::Graph { Executor::Graph } else { Executor::Streams }
     }
 }
 

@@ -287,9 +287,9 @@ impl<'s, 'a> Run<'s, 'a> {
         let submitted = &scenario.executions[execution];
         let program = scenario.programs[submitted.bound].program;
         let base = self.executions[execution].base;
-        let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, graph_node, graph_first_node, .. } =
+        let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, graph, graph_node, graph_first_node, .. } =
             *self.costs;
-        let graph = submitted.executor != Executor::Streams;
+        let as_graph = submitted.executor != Executor::Streams;
         let mut at = time;
         if submitted.executor == Executor::FirstGraph {
             at += graph_first_node * program.ops.iter().map(|op| op.copies.len()).sum::<usize>() as f64;
@@ -297,10 +297,10 @@ impl<'s, 'a> Run<'s, 'a> {
         for (index, op) in program.ops.iter().enumerate() {
             let copies = op.copies.len() as f64;
             let (head, calls) = match op.mechanism {
-                Mechanism::Copy | Mechanism::Batch if graph => (copy, graph_node * copies),
+                Mechanism::Copy | Mechanism::Batch if as_graph => (copy, graph_node * copies),
                 Mechanism::Copy => (copy, issue),
                 Mechanism::Batch => (batch + batch_segment * copies, issue + batch_segment * copies),
-                Mechanism::Kernel => (kernel + kernel_segment * copies, issue),
+                Mechanism::Kernel => (kernel + kernel_segment * copies, if as_graph { graph_node } else { issue }),
             };
             let links = &self.shapes[submitted.bound].ops[index];
             let fork = if links.first && links.lane > 0 { join / 2.0 } else { 0.0 };
@@ -309,8 +309,8 @@ impl<'s, 'a> Run<'s, 'a> {
             at += calls;
         }
         // The first node is what the launch itself costs.
-        if graph && !program.ops.is_empty() {
-            at += issue - graph_node;
+        if as_graph && !program.ops.is_empty() {
+            at += graph - graph_node;
         }
         let state = &mut self.executions[execution];
         (state.times.issue, state.times.issued, state.is_issued) = (time, at, true);

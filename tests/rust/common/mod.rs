@@ -98,12 +98,16 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         issue: 2.0 * scale,
         chunk: 4.0 * scale,
         join: 4.0 * scale,
+        lane: 4.0 * scale,
+        // Worth it for one copy or two, not for many.
+        pull: 1.5 * scale,
+        graph: 2.0 * scale,
+        graph_node: scale,
         batch: 9.0 * scale,
         batch_segment: scale / 2.0,
         kernel: 9.0 * scale,
         kernel_segment: scale / 10.0,
         kernel_efficiency: 0.9,
-        graph_node: scale,
         graph_first_node: scale,
     };
     Topology { name: "random".into(), description: String::new(), nodes, links, shared, costs }

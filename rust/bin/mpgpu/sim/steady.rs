@@ -44,7 +44,7 @@ pub fn steady(machine: &Machine, ranks: &[Rank], window: u32) -> Result<Steady, 
     for _ in 0..ROUNDS {
         let mut issued = Vec::with_capacity(bound.len());
         for (stream, &(rank, program)) in bound.iter().enumerate() {
-            let executor = Executor::of(ranks[rank].plan.options.engine, &ranks[rank].plan.program);
+            let executor = Executor::of(ranks[rank].plan.executor);
             issued.push((rank, scenario.execute_on(rank, program, executor, stream as u32)));
         }
         for (rank, execution) in issued {
