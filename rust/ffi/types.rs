@@ -70,7 +70,7 @@ pub enum mp_engine_t {
     MP_ENGINE_AUTO = 0,
     /// Copies on internal streams, joined by events.
     MP_ENGINE_STREAM = 1,
-    /// The same copies as one graph launch.
+    /// Copies and fused kernels as one graph launch.
     MP_ENGINE_GRAPH = 2,
     /// Direct copies in batched calls.
     MP_ENGINE_BATCH = 3,

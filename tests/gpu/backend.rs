@@ -4,6 +4,7 @@
 //! would report errors that are none, or hide those that are.
 
 mod graph;
+mod lanes;
 mod memory;
 mod timing;
 
@@ -469,7 +470,8 @@ fn work_before_and_after_in_the_stream_is_ordered_without_the_host() {
     set_device(0);
     let context = context(forced(), |config| config.host_path = Some(true));
     let stream = context.create_stream(GPU0).expect("a stream");
-    producer_and_consumer(&context, stream, 2000, 64 << 10);
+    producer_and_consumer(&context, stream, 10_000, 64 << 10);
+    // Several chunks on each path.
     producer_and_consumer(&context, stream, 2000, (3 << 20) + 1);
 }
 
@@ -578,19 +580,21 @@ fn a_capture_refuses_what_shares_staging_and_goes_on() {
 }
 
 #[test]
-fn eight_threads_with_random_plans_in_one_context_corrupt_nothing() {
+fn sixteen_threads_with_random_plans_on_all_executors_in_one_context_corrupt_nothing() {
     let Some(turn) = gpus(2) else { return };
     let count = turn.count;
     set_device(0);
+    const THREADS: u64 = 16;
+    const ROUNDS: u64 = 15;
     // Little staging, so that plans share it.
     let context = Arc::new(context(forced(), |config| (config.staging_bytes, config.host_path) = (4 << 20, Some(true))));
-    let threads: Vec<_> = (0..8_u64)
+    let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
             let context = context.clone();
             std::thread::spawn(move || {
                 set_device((thread % u64::from(count)) as u32);
                 let mut random = Random(1000 + thread);
-                for round in 0..25 {
+                for round in 0..ROUNDS {
                     let stream = context.create_stream(DeviceId::gpu(random.below(u64::from(count)) as u32)).expect("a stream");
                     let transfers: Vec<Transfer> = (0..1 + random.below(4))
                         .map(|_| {
@@ -627,7 +631,7 @@ fn eight_threads_with_random_plans_in_one_context_corrupt_nothing() {
     for thread in threads {
         thread.join().expect("no assertion failed");
     }
-    assert_eq!(context.statistics().executions, 8 * 25 * 2);
+    assert_eq!(context.statistics().executions, THREADS * ROUNDS * 2);
 }
 
 #[test]

@@ -264,3 +264,129 @@ fn one_plain_copy_stays_a_copy() {
     assert_bytes(&read(b, 4096), &content, "one copy");
     assert_eq!(backend.graph_statistics(), Default::default());
 }
+
+/// Many segments by one kernel on GPU 0, and beside it a copy the other way that either end may issue.
+fn kernel_beside_copy(segments: &[u64], bytes: u64) -> Arc<Program> {
+    let piece =
+        |transfer: u32, bytes| Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes };
+    let op = |lane, mechanism, copies| Op { lane: LaneId(lane), mechanism, copies, after: smallvec![] };
+    let fused = (0_u32..).zip(segments).map(|(transfer, bytes)| piece(transfer, *bytes)).collect();
+    let program = Program {
+        transfers: segments.iter().copied().chain([bytes]).collect(),
+        lanes: vec![Lane::new(GPU0), Lane { device: GPU1, also: Some(GPU0) }],
+        rings: vec![],
+        ops: vec![op(0, Mechanism::Kernel, fused), op(1, Mechanism::Copy, smallvec![piece(segments.len() as u32, bytes)])],
+    };
+    plan::validate(&program, 0).expect("a valid program");
+    Arc::new(program)
+}
+
+/// Ends of `sizes` one behind the other in `src` and `dst`; the last is a copy from `dst` to `src`, behind all others.
+fn packed(sizes: &[u64], dst: u64, src: u64) -> Ends {
+    let mut at = 0;
+    let mut ends: Vec<_> = sizes
+        .iter()
+        .map(|size| {
+            let ends = Endpoints { dst: dst + at, src: src + at };
+            at += size;
+            ends
+        })
+        .collect();
+    if let Some(last) = ends.last_mut() {
+        std::mem::swap(&mut last.dst, &mut last.src);
+    }
+    (ends.into(), Arc::new([]))
+}
+
+#[test]
+fn fused_kernels_are_nodes_beside_copies_and_are_re_pointed_in_place() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    assert!(backend.has_copy_kernel(0).expect("an answer"), "the kernel was not loaded: copies would stand in for it");
+    // As many as one launch of the short argument takes, and so many that two launches are needed.
+    for (index, count) in [1_u64, 26, 32, 33, 150].into_iter().enumerate() {
+        let sizes: Vec<u64> = (0..count).map(|i| 1 + (i * 7919) % 40_000).chain([300_007]).collect();
+        let total: u64 = sizes.iter().sum();
+        let (there, back) = (total - 300_007, 300_007);
+        let program = kernel_beside_copy(&sizes[..count as usize], back);
+        let stream = backend.create_stream(GPU0).expect("a stream");
+        for round in 0..3 {
+            let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, total).expect("memory"));
+            let content = Random(100 * count + round).bytes(total as usize);
+            let (forth, reply) = content.split_at(there as usize);
+            write(src, forth);
+            write(dst + there, reply);
+            write(dst, &vec![0x3c; there as usize]);
+            write(src + there, &vec![0xc3; back as usize]);
+            launch(&backend, &program, &packed(&sizes, dst, src), stream).wait().expect("it runs");
+            assert_bytes(&read(dst, there as usize), forth, &format!("{count} segments, round {round}"));
+            assert_bytes(&read(src + there, back as usize), reply, &format!("beside {count} segments, round {round}"));
+        }
+        let made = backend.graph_statistics();
+        let index = index as u64 + 1;
+        assert_eq!((made.launches, made.instantiations, made.repoints), (3 * index, index, 2 * index), "{made:?}");
+        backend.destroy_stream(stream).expect("destroyed");
+    }
+}
+
+#[test]
+fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(1);
+    let backend = backend();
+    let sizes = [5000, 70_001, 300_007];
+    let total: u64 = sizes.iter().sum();
+    let (there, back) = (75_001, 300_007);
+    let program = kernel_beside_copy(&sizes[..2], back);
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let mut pooled = 0;
+    // SAFETY: the output is valid for the call; the pool is that of the current device.
+    unsafe {
+        ok(sys::cuMemAllocAsync(&mut pooled, total as usize, std::ptr::null_mut()));
+        ok(sys::cuCtxSynchronize());
+    }
+    let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, total).expect("memory"));
+    // Plain memory first and last, so that kernels give way to copies and come back.
+    for (round, dst) in [dst, pooled, dst].into_iter().enumerate() {
+        let content = Random(110 + round as u64).bytes(total as usize);
+        let (forth, reply) = content.split_at(there as usize);
+        write(src, forth);
+        write(dst + there, reply);
+        write(dst, &vec![0x3c; there as usize]);
+        write(src + there, &vec![0xc3; back as usize]);
+        launch(&backend, &program, &packed(&sizes, dst, src), stream).wait().expect("it runs");
+        assert_bytes(&read(dst, there as usize), forth, &format!("round {round}"));
+        assert_bytes(&read(src + there, back as usize), reply, &format!("back, round {round}"));
+    }
+    // SAFETY: allocated above, and used no more.
+    ok(unsafe { sys::cuMemFree_v2(pooled) });
+}
+
+#[test]
+fn lanes_that_either_end_may_issue_have_a_graph_for_each_gpu_of_the_callers_streams() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let sizes = [90_001, 300_007];
+    let total: u64 = sizes.iter().sum();
+    let program = kernel_beside_copy(&sizes[..1], sizes[1]);
+    let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, total).expect("memory"));
+    let ends = packed(&sizes, dst, src);
+    let streams = [GPU0, GPU1].map(|device| backend.create_stream(device).expect("a stream"));
+    for round in 0..3_u64 {
+        for stream in streams {
+            let content = Random(120 + round).bytes(total as usize);
+            let (forth, reply) = content.split_at(sizes[0] as usize);
+            write(src, forth);
+            write(dst + sizes[0], reply);
+            write(dst, &vec![0; sizes[0] as usize]);
+            write(src + sizes[0], &vec![0; sizes[1] as usize]);
+            launch(&backend, &program, &ends, stream).wait().expect("it runs");
+            assert_bytes(&read(dst, sizes[0] as usize), forth, &format!("{stream:?}, round {round}"));
+            assert_bytes(&read(src + sizes[0], sizes[1] as usize), reply, &format!("back, {stream:?}, round {round}"));
+        }
+    }
+    let made = backend.graph_statistics();
+    assert_eq!((made.programs, made.launches, made.hits, made.instantiations), (2, 6, 4, 2), "{made:?}");
+}

@@ -104,6 +104,25 @@ struct Lanes {
     count: usize,
 }
 
+impl Lanes {
+    /// A lane that was last joined by the stream `caller`, whether or not it still has work: what comes next in that stream comes after
+    /// that work anyway, so this lane delays nothing. In a time loop every lane is found here, and the driver need not be asked.
+    ///
+    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`), so another stream that gets its handle
+    /// finds idle lanes.
+    fn take_of(&mut self, caller: Caller) -> Option<usize> {
+        let index = self.idle.iter().rposition(|lane| lane.after.is(caller))?;
+        self.idle.remove(index).map(|lane| lane.stream)
+    }
+
+    /// A lane that has no work left, because work of an earlier execution would delay the next one; or any, where there are enough.
+    fn take_idle(&mut self, is_idle: impl Fn(usize) -> bool) -> Option<usize> {
+        let index = self.idle.iter().position(|lane| is_idle(lane.stream));
+        let index = index.or((self.count >= MOST_LANES).then_some(0))?;
+        self.idle.remove(index).map(|lane| lane.stream)
+    }
+}
+
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing in this backend can panic while it holds a lock and leave the value half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -200,28 +219,18 @@ impl Primary {
     }
 
     /// A stream that orders with no other and that nobody else enqueues into, for an execution in the stream `caller`.
-    ///
-    /// A lane that still has work of an earlier execution would delay this one. One that was last joined by the same caller's stream
-    /// cannot: what comes next in that stream comes after that work anyway. So it is taken without asking the driver, which is
-    /// what happens in a time loop. The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`), so another
-    /// stream that gets its handle meets idle lanes.
     pub fn lane(&self, caller: Caller) -> Result<usize, BackendError> {
         let mut lanes = lock(&self.lanes);
-        if let Some(index) = lanes.idle.iter().rposition(|lane| lane.after.is(caller))
-            && let Some(lane) = lanes.idle.remove(index)
-        {
-            return Ok(lane.stream);
+        if let Some(lane) = lanes.take_of(caller) {
+            return Ok(lane);
         }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
         let mut ended = std::mem::take(&mut lanes.captured);
         lanes.captured = ended.extract_if(.., |lane| self.is_capturing(*lane)).collect();
         lanes.idle.extend(ended.into_iter().map(|stream| Idle { stream, after: Caller::UNKNOWN }));
-        if let Some(lane) = lanes.idle.front().copied()
-            && (lanes.count >= MOST_LANES || self.is_idle(lane.stream))
-        {
-            lanes.idle.pop_front();
-            return Ok(lane.stream);
+        if let Some(lane) = lanes.take_idle(|lane| self.is_idle(lane)) {
+            return Ok(lane);
         }
         let lane = self.create_stream()?;
         lanes.count += 1;
@@ -338,5 +347,34 @@ impl Drop for Primary {
         if code != 0 && code != code::DEINITIALIZED {
             log::warn!("GPU {}: {}", self.ordinal, driver.error("cuDevicePrimaryCtxRelease", code));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lanes(after: &[Caller], count: usize) -> Lanes {
+        let idle = (10..).zip(after).map(|(stream, after)| Idle { stream, after: *after }).collect();
+        Lanes { idle, captured: Vec::new(), count }
+    }
+
+    #[test]
+    fn the_default_stream_of_a_gpu_is_known_by_both_handles_and_that_of_a_thread_by_none() {
+        let caller = Caller::new;
+        assert!(caller(0, 3).is(caller(1, 3)) && !caller(0, 3).is(caller(0, 2)));
+        assert!(!caller(2, 0).is(caller(2, 0)), "each thread has its own");
+        assert!(caller(0x7f00, 0).is(caller(0x7f00, 0)) && !caller(0x7f00, 0).is(caller(0x7f08, 0)));
+    }
+
+    #[test]
+    fn a_stream_gets_its_lanes_again_and_another_one_only_those_that_are_idle() {
+        let [mine, other] = [0x100, 0x200].map(|stream| Caller::new(stream, 0));
+        let mut lanes = lanes(&[other, mine, other, mine], 4);
+        assert_eq!((lanes.take_of(mine), lanes.take_of(mine), lanes.take_of(mine)), (Some(13), Some(11), None));
+        assert_eq!(lanes.take_idle(|lane| lane == 12), Some(12));
+        assert_eq!(lanes.take_idle(|_| false), None, "one more is to be created");
+        lanes.count = MOST_LANES;
+        assert_eq!((lanes.take_idle(|_| false), lanes.take_idle(|_| true)), (Some(10), None));
     }
 }

@@ -176,8 +176,8 @@ impl Core {
 
     /// Enqueues the operations in the order and with the events that `lanes` explains.
     ///
-    /// The caller's GPU stays current throughout, except where a kernel or a batch goes to another one: copies, recordings and waits
-    /// go to a stream whichever context is current (CUDA C++ Programming Guide, "Stream and Event Behavior").
+    /// The caller's GPU stays current, except where a kernel or a batch goes to another one, and in captures: copies, recordings and
+    /// waits go to a stream whichever context is current (CUDA C++ Programming Guide, "Stream and Event Behavior").
     fn enqueue_ops(
         &self,
         execution: &Execution<'_>,
@@ -208,6 +208,8 @@ impl Core {
             let op = &ops[index];
             let number = op.lane.0 as usize;
             let lane = &mut lanes[number];
+            // What is captured is part of a graph, whose nodes have a context each: there it must be the lane's.
+            let _current = if capturing { Some(lane.primary.enter()?) } else { None };
             if !std::mem::replace(&mut lane.begun, true)
                 && wiring.forks[number]
                 && let Some(start) = &start

@@ -10,15 +10,12 @@
 //! An exec is destroyed only when its last launch has finished.
 
 use super::Core;
-use super::device::{Caller, Mark, Primary, handle, lock};
+use super::device::{Caller, Mark, handle, lock};
 use super::driver::{CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, OutsideCapture, call, code};
-use super::execute::{address, segment};
-use super::kernel::{Kernel, SEGMENTS_PER_LAUNCH};
+use super::nodes::{Site, kernels, predecessors, works};
 use crate::backend::{BackendError, Endpoints, Execution};
-use crate::ffi::bridge::Segment;
-use crate::plan::{Copy, Lane, Mechanism, Op, Program};
+use crate::plan::{Lane, Mechanism, Program};
 use crate::topology::DeviceId;
-use cudarc::driver::sys;
 use lru::LruCache;
 use smallvec::SmallVec;
 use std::fmt;
@@ -104,20 +101,6 @@ struct Launch {
     stream: Caller,
     /// How many launches of the program came before it.
     number: u64,
-}
-
-/// Where a lane's nodes run.
-struct Site<'a> {
-    primary: &'a Primary,
-    /// The GPU's copy kernel, where the lane has a use for it and it reaches all ends of the plan.
-    kernel: Option<&'a Kernel>,
-}
-
-/// What one node does.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Work<'a> {
-    Copy(&'a Copy),
-    Kernel(&'a [Copy]),
 }
 
 /// What choosing an exec looks at.
@@ -472,103 +455,6 @@ fn is_for_a_graph(program: &Program) -> bool {
     program.ops.iter().map(|op| op.copies.len()).sum::<usize>() > 1
 }
 
-/// For each lane, whether kernels do its fused operations.
-fn kernels(sites: &[Site<'_>]) -> SmallVec<[bool; 8]> {
-    sites.iter().map(|site| site.kernel.is_some()).collect()
-}
-
-/// What the nodes of an operation do, each apart from the others: a launch of the kernel for as many segments as it takes, or a copy each.
-fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = Work<'_>> {
-    let fused = has_kernel && op.mechanism == Mechanism::Kernel;
-    let (kernels, copies) = if fused { (&op.copies[..], &[][..]) } else { (&[][..], &op.copies[..]) };
-    kernels.chunks(SEGMENTS_PER_LAUNCH).map(Work::Kernel).chain(copies.iter().map(Work::Copy))
-}
-
-impl Site<'_> {
-    /// Calls `copy` or `kernel` with the parameters of a node that does this, while the site's context is current: kernels are of a context.
-    fn with_parameters(
-        &self,
-        execution: &Execution<'_>,
-        work: Work<'_>,
-        copy: impl FnOnce(*const sys::CUDA_MEMCPY3D) -> Result<(), BackendError>,
-        kernel: impl FnOnce(*const sys::CUDA_KERNEL_NODE_PARAMS_v1) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        match (work, self.kernel) {
-            (Work::Copy(one), _) => copy(&parameters(execution, one)),
-            (Work::Kernel(copies), Some(of)) => {
-                let _current = self.primary.enter()?;
-                let segments: SmallVec<[Segment; 32]> = copies.iter().map(|copy| segment(execution, copy)).collect();
-                let made = of.with_launch(&segments, |launch| {
-                    kernel(&sys::CUDA_KERNEL_NODE_PARAMS_v1 {
-                        func: launch.function,
-                        gridDimX: launch.blocks,
-                        gridDimY: 1,
-                        gridDimZ: 1,
-                        blockDimX: launch.lanes,
-                        blockDimY: 1,
-                        blockDimZ: 1,
-                        sharedMemBytes: 0,
-                        kernelParams: launch.arguments,
-                        extra: std::ptr::null_mut(),
-                    })
-                });
-                made.unwrap_or_else(|| Err(nothing_to_do()))
-            }
-            (Work::Kernel(_), None) => Err(nothing_to_do()),
-        }
-    }
-}
-
-/// A program that was validated gives no such node.
-fn nothing_to_do() -> BackendError {
-    BackendError::NotSupported("a kernel of no bytes, or on a GPU without the kernel, is no node of a graph".into())
-}
-
-/// For each operation those that it directly comes after, each once: the one before it in its lane, and [`Op::after`].
-fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
-    let mut last: SmallVec<[Option<usize>; 8]> = SmallVec::from_elem(None, program.lanes.len());
-    let before = |(index, op): (usize, &Op)| {
-        let in_lane = last[op.lane.0 as usize].replace(index);
-        let mut before: SmallVec<[usize; 4]> = in_lane.into_iter().chain(op.after.iter().map(|op| op.0 as usize)).collect();
-        before.sort_unstable();
-        before.dedup();
-        before
-    };
-    program.ops.iter().enumerate().map(before).collect()
-}
-
-/// The parameters of a node that makes one contiguous copy. The driver finds out from the addresses whose memory they are.
-fn parameters(execution: &Execution<'_>, copy: &Copy) -> sys::CUDA_MEMCPY3D {
-    let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
-    sys::CUDA_MEMCPY3D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcZ: 0,
-        srcLOD: 0,
-        srcMemoryType: unified,
-        srcHost: std::ptr::null(),
-        srcDevice: address(execution, copy.from),
-        srcArray: std::ptr::null_mut(),
-        reserved0: std::ptr::null_mut(),
-        srcPitch: 0,
-        srcHeight: 0,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstZ: 0,
-        dstLOD: 0,
-        dstMemoryType: unified,
-        dstHost: std::ptr::null_mut(),
-        dstDevice: address(execution, copy.to),
-        dstArray: std::ptr::null_mut(),
-        reserved1: std::ptr::null_mut(),
-        dstPitch: 0,
-        dstHeight: 0,
-        WidthInBytes: copy.bytes as usize,
-        Height: 1,
-        Depth: 1,
-    }
-}
-
 impl fmt::Debug for Graphs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Graphs")
@@ -578,8 +464,6 @@ impl fmt::Debug for Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{LaneId, OpId, Place};
-    use smallvec::smallvec;
 
     fn seen(same_addresses: bool, same_stream: bool, number: u64) -> Seen {
         Seen { same_addresses, same_stream, number }
@@ -615,39 +499,5 @@ mod tests {
         assert_eq!(choose(&all, 0, |_| false), Choice::Wait(MOST_EXECS - 1));
         all[2].same_addresses = true;
         assert_eq!(choose(&all, 0, |_| false), Choice::Wait(2));
-    }
-
-    #[test]
-    fn nodes_come_after_those_before_them_in_the_lane_and_those_named_each_once() {
-        let op = |lane, after: &[u32]| Op {
-            lane: LaneId(lane),
-            mechanism: Mechanism::Copy,
-            copies: smallvec![],
-            after: after.iter().map(|op| OpId(*op)).collect(),
-        };
-        let program = Program {
-            transfers: vec![],
-            lanes: vec![Lane::new(DeviceId::gpu(0)); 2],
-            rings: vec![],
-            ops: vec![op(0, &[]), op(1, &[0]), op(0, &[0]), op(1, &[2, 1])],
-        };
-        let found: Vec<Vec<usize>> = predecessors(&program).into_iter().map(|before| before.to_vec()).collect();
-        assert_eq!(found, [vec![], vec![0], vec![0], vec![1, 2]]);
-    }
-
-    #[test]
-    fn a_fused_operation_is_a_node_for_each_launch_and_without_a_kernel_one_for_each_copy() {
-        let place = Place::Source { transfer: 0, offset: 0 };
-        let mut op = Op {
-            lane: LaneId(0),
-            mechanism: Mechanism::Kernel,
-            copies: (1..=SEGMENTS_PER_LAUNCH as u64 + 1).map(|bytes| Copy { from: place, to: place, bytes }).collect(),
-            after: smallvec![],
-        };
-        assert!(works(&op, true).eq(op.copies.chunks(SEGMENTS_PER_LAUNCH).map(Work::Kernel)));
-        assert!(works(&op, false).eq(op.copies.iter().map(Work::Copy)));
-        // A graph has no node for a batch.
-        op.mechanism = Mechanism::Batch;
-        assert!(works(&op, true).eq(op.copies.iter().map(Work::Copy)));
     }
 }

@@ -28,6 +28,7 @@ mod host_memory;
 mod kernel;
 mod lanes;
 mod memory;
+mod nodes;
 #[cfg(test)]
 mod refusals;
 mod timing;

@@ -1,0 +1,144 @@
+//! Batches whose copies leave from several GPUs: every executor, every kind of stream, every GPU's, every byte; and the order of what
+//! comes before and after.
+
+use super::*;
+
+/// Who sends to whom.
+fn pairs(batch: &str, count: u32) -> Vec<(u32, u32)> {
+    let all = 0..count;
+    match batch {
+        "both directions" => vec![(0, 1), (1, 0)],
+        "ring" => all.map(|gpu| (gpu, (gpu + 1) % count)).collect(),
+        "all to all" => all.clone().flat_map(|src| all.clone().filter(move |dst| *dst != src).map(move |dst| (src, dst))).collect(),
+        other => panic!("no batch {other}"),
+    }
+}
+
+fn transfers(context: &Context, pairs: &[(u32, u32)], bytes: u64) -> Vec<Transfer> {
+    let memory = |gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory");
+    let transfer = |&(src, dst): &(u32, u32)| Transfer {
+        dst: memory(dst),
+        dst_device: DeviceId::gpu(dst),
+        src: memory(src),
+        src_device: DeviceId::gpu(src),
+        bytes,
+    };
+    pairs.iter().map(transfer).collect()
+}
+
+fn free(context: &Context, transfers: &[Transfer]) {
+    for address in transfers.iter().flat_map(|transfer| [transfer.src, transfer.dst]) {
+        context.free(address).expect("freed");
+    }
+}
+
+fn one_path(config: &mut Config) {
+    (config.max_paths, config.host_path) = (Some(1), Some(false));
+}
+
+#[test]
+fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_stream() {
+    let Some(turn) = gpus(2) else { return };
+    // All to all of more GPUs is no other code, only more time.
+    let count = turn.count.min(4);
+    set_device(0);
+    let context = context(None, one_path);
+    let streams: Vec<StreamHandle> = (0..count).map(|gpu| context.create_stream(DeviceId::gpu(gpu)).expect("a stream")).collect();
+    let mut free_lanes = 0;
+    for (batch, bytes) in
+        ["both directions", "ring", "all to all"].into_iter().flat_map(|batch| [1, 4099, (1 << 20) + 13].map(|n| (batch, n)))
+    {
+        let transfers = transfers(&context, &pairs(batch, count), bytes);
+        let contents: Vec<_> = (0..transfers.len()).map(|i| Random(bytes + i as u64).bytes(bytes as usize)).collect();
+        transfers.iter().zip(&contents).for_each(|(transfer, content)| write(transfer.src, content));
+        for engine in [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel] {
+            let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
+            free_lanes += plan.planned().program.lanes.iter().filter(|lane| lane.also.is_some()).count();
+            // Streams of each GPU; the legacy default stream by both of its names and the per-thread one, on each GPU.
+            let defaults = (0..count).flat_map(|gpu| [0, 1, 2].map(|stream| (gpu, StreamHandle(stream))));
+            for (current_gpu, stream) in streams.iter().map(|stream| (0, *stream)).chain(defaults) {
+                set_device(current_gpu);
+                let before = current();
+                for transfer in &transfers {
+                    // SAFETY: memory of this size.
+                    ok(unsafe { sys::cuMemsetD8_v2(transfer.dst, 0x77, bytes as usize) });
+                }
+                context.backend().synchronize().expect("poisoned");
+                plan.execute(stream).expect("enqueued").wait().expect("it runs");
+                assert_eq!(current(), before, "the current context");
+                for (transfer, content) in transfers.iter().zip(&contents) {
+                    let (src, dst) = (transfer.src_device, transfer.dst_device);
+                    let what = format!("{batch}, {engine:?}, {stream:?} of GPU {current_gpu}, {src}>{dst}\n{}", plan.describe());
+                    assert_bytes(&read(transfer.dst, bytes as usize), content, &what);
+                }
+            }
+        }
+        set_device(0);
+        free(&context, &transfers);
+    }
+    assert!(free_lanes > 0, "no plan left open who issues a copy");
+}
+
+/// Round after round, and without the host waiting: writes both sources, executes, and notes the first and the last byte of both
+/// destinations. `stream` is one of `gpu`, which is current. A copy that started before its source was written, a note taken before the copy, or a source that was written anew
+/// while it was read, shows as another round's byte.
+fn order(context: &Context, engine: Engine, (gpu, stream): (u32, StreamHandle), rounds: u32, bytes: u64) {
+    let transfers = transfers(context, &pairs("both directions", 2), bytes);
+    let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
+    let notes = context.allocate(DeviceId::HOST, u64::from(rounds) * 4).expect("memory");
+    // Set by the stream's own GPU, and from there copied into both sources.
+    let fill = context.allocate(DeviceId::gpu(gpu), bytes).expect("memory");
+    let at = |transfer: &Transfer| [transfer.dst, transfer.dst + bytes - 1];
+    for round in 0..rounds {
+        // SAFETY: memory of the context, which outlives the work; the stream is of the current context.
+        unsafe {
+            ok(sys::cuMemsetD8Async(fill, round as u8, bytes as usize, raw(stream)));
+            for transfer in &transfers {
+                ok(sys::cuMemcpyAsync(transfer.src, fill, bytes as usize, raw(stream)));
+            }
+        }
+        // With and without somebody to ask for the end.
+        if round % 2 == 0 {
+            plan.enqueue(stream).expect("enqueued");
+        } else {
+            plan.execute(stream).expect("enqueued");
+        }
+        for (byte, address) in (u64::from(round) * 4..).zip(transfers.iter().flat_map(at)) {
+            // SAFETY: as above.
+            ok(unsafe { sys::cuMemcpyAsync(notes + byte, address, 1, raw(stream)) });
+        }
+    }
+    context.synchronize_stream(stream).expect("all runs");
+    let seen = read(notes, rounds as usize * 4);
+    for (round, noted) in seen.chunks_exact(4).enumerate() {
+        assert_eq!(noted, [round as u8; 4], "round {round}, {engine:?}, {stream:?} of GPU {gpu}\n{}", plan.describe());
+    }
+    free(context, &transfers);
+    context.free(notes).expect("freed");
+    context.free(fill).expect("freed");
+}
+
+#[test]
+fn ten_thousand_rounds_of_both_directions_keep_the_streams_order() {
+    let Some(_turn) = gpus(2) else { return };
+    let context = context(None, one_path);
+    for (gpu, engine) in [(0, Engine::Stream), (1, Engine::Graph)] {
+        set_device(gpu);
+        let stream = context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
+        order(&context, engine, (gpu, stream), 10_000, 20_011);
+    }
+}
+
+#[test]
+fn default_streams_of_either_gpu_keep_their_order_on_every_engine() {
+    let Some(_turn) = gpus(2) else { return };
+    let context = context(None, one_path);
+    for gpu in [0, 1] {
+        set_device(gpu);
+        for engine in [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel] {
+            for stream in [0, 1, 2] {
+                order(&context, engine, (gpu, StreamHandle(stream)), 200, 70_001);
+            }
+        }
+    }
+}
