@@ -2,10 +2,10 @@
 
 use crate::common::{Addresses, Random};
 use mpgpu::backend::*;
-use mpgpu::engine::Error;
 use mpgpu::engine::staging::{Region, Staging};
+use mpgpu::engine::{Config, Context, Error, PlanOptions, Transfer};
 use mpgpu::plan::Ring;
-use mpgpu::topology::DeviceId;
+use mpgpu::topology::{DeviceId, Machine, preset};
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -219,4 +219,22 @@ fn every_earlier_execution_that_shares_a_byte_has_finished_or_is_waited_for() {
             }
         }
     }
+}
+
+#[test]
+fn only_executions_without_staging_go_without_a_mark_of_their_end_and_only_where_nobody_asks_for_it() {
+    let machine = Machine::new(preset("beluga").expect("a preset")).expect("a valid one");
+    let context = Context::with_backend(Arc::new(machine), Arc::new(Addresses::default()), Config::default()).expect("a context");
+    let bytes = 64 << 20;
+    let [dst, src] = [1, 0].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
+    let transfer = Transfer { dst, dst_device: DeviceId::gpu(1), src, src_device: DeviceId::gpu(0), bytes };
+    let plan =
+        |max_paths| context.plan(&[transfer], &PlanOptions { max_paths: Some(max_paths), ..PlanOptions::default() }).expect("a plan");
+    let (direct, staged) = (plan(1), plan(4));
+    assert_eq!((direct.staging_bytes() > 0, staged.staging_bytes() > 0), (false, true), "{}", staged.describe());
+    // This backend refuses what is to be marked.
+    direct.enqueue(StreamHandle(0)).expect("unmarked");
+    assert!(direct.execute(StreamHandle(0)).is_err());
+    assert!(staged.enqueue(StreamHandle(0)).is_err(), "later users of the same staging have to wait for it");
+    assert_eq!((context.statistics().executions, context.statistics().bytes), (1, bytes));
 }

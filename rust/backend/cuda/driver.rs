@@ -150,12 +150,6 @@ driver_functions! {
         cuGraphAddMemcpyNode = "cuGraphAddMemcpyNode" (
             *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMCPY3D, CUcontext
         );
-        cuGraphAddKernelNode = "cuGraphAddKernelNode" (
-            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
-        );
-        cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
-            CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
-        );
         cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
         cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
         cuGraphLaunch = "cuGraphLaunch" (CUgraphExec, CUstream);
@@ -166,6 +160,13 @@ driver_functions! {
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
         // CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
+        // CUDA 10. Superseded in CUDA 12 by others, of which older drivers know nothing.
+        cuGraphAddKernelNode = "cuGraphAddKernelNode" (
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
+        );
+        cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
+            CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
+        );
         // CUDA 13.0. That of CUDA 12.8 has one argument more and is not used.
         cuMemcpyBatchAsync = "cuMemcpyBatchAsync_v2" (
             *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream

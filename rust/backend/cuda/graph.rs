@@ -163,11 +163,16 @@ impl Core {
     /// Launches the program as a graph in the caller's stream, whose GPU is `home` and whose context is current, and returns the mark of
     /// its end. `None`, and nothing enqueued, where it is none for a graph. When it fails, what was enqueued has finished.
     pub fn launch_graph(&self, execution: &Execution<'_>, home: usize) -> Result<Option<Arc<Mark>>, BackendError> {
-        if self.driver.cuGraphInstantiateWithFlags.is_none() || !is_for_a_graph(execution.program) {
+        let program = execution.program;
+        let has_kernel_nodes = self.driver.cuGraphAddKernelNode.is_some() && self.driver.cuGraphExecKernelNodeSetParams.is_some();
+        if self.driver.cuGraphInstantiateWithFlags.is_none()
+            || !is_for_a_graph(program)
+            || !has_kernel_nodes && program.ops.iter().any(|op| op.mechanism == Mechanism::Kernel)
+        {
             return Ok(None);
         }
         let _outside = OutsideCapture::enter(self.driver);
-        let pool = self.pool(execution.program, home);
+        let pool = self.pool(program, home);
         let mut pool = lock(&pool);
         if pool.refused {
             return Ok(None);
@@ -387,8 +392,11 @@ impl Exec {
                     work,
                     // SAFETY: nodes of this graph; the output and the parameters are valid for the call.
                     |copy| unsafe { call!(driver, cuGraphAddMemcpyNode(out, graph, before, count, copy, site.primary.context())) },
-                    // SAFETY: as above; the function takes what the parameters point to, which the driver copies before it returns.
-                    |kernel| unsafe { call!(driver, cuGraphAddKernelNode(out, graph, before, count, kernel)) },
+                    |kernel| {
+                        let add = driver.cuGraphAddKernelNode.ok_or_else(no_kernels)?;
+                        // SAFETY: as above; the function takes what the parameters point to, which the driver copies before it returns.
+                        driver.check("cuGraphAddKernelNode", unsafe { add(out, graph, before, count, kernel) })
+                    },
                 )?;
                 built.nodes.push(node.expose_provenance());
             }
@@ -414,8 +422,11 @@ impl Exec {
                 work,
                 // SAFETY: a node of the graph that the exec was made of; the driver reads the parameters before it returns.
                 |copy| unsafe { call!(driver, cuGraphExecMemcpyNodeSetParams(exec, handle(*node), copy, site.primary.context())) },
-                // SAFETY: as above. The function is the one that the node was made with: it is chosen by the number of segments.
-                |kernel| unsafe { call!(driver, cuGraphExecKernelNodeSetParams(exec, handle(*node), kernel)) },
+                |kernel| {
+                    let set = driver.cuGraphExecKernelNodeSetParams.ok_or_else(no_kernels)?;
+                    // SAFETY: as above. The function is the one that the node was made with: it is chosen by the number of segments.
+                    driver.check("cuGraphExecKernelNodeSetParams", unsafe { set(exec, handle(*node), kernel) })
+                },
             )
         })
     }
@@ -447,6 +458,11 @@ impl Drop for Exec {
             (self.driver.cuGraphDestroy)(handle(self.graph));
         }
     }
+}
+
+/// A driver without kernel nodes gets no graph that has some.
+fn no_kernels() -> BackendError {
+    BackendError::NotSupported("the driver has no kernel nodes of graphs".into())
 }
 
 /// Whether a program gains by a graph at all: one plain copy is one call on a stream too. A fused kernel is too, but as a graph its
