@@ -341,6 +341,17 @@ fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
     let program = kernel_beside_copy(&sizes[..2], back);
     let stream = backend.create_stream(GPU0).expect("a stream");
     let mut pooled = 0;
+    // GPU 0 gets access to the pool, so that the copies are the driver's to make; mpgpu does not take a kernel's reach for granted.
+    let grant = |flags| {
+        let location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call, and the pool is that of GPU 1.
+        unsafe {
+            ok(sys::cuDeviceGetDefaultMemPool(&mut pool, 1));
+            ok(sys::cuMemPoolSetAccess(pool, &sys::CUmemAccessDesc { location, flags }, 1));
+        }
+    };
+    grant(sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     // SAFETY: the output is valid for the call; the pool is that of the current device.
     unsafe {
         ok(sys::cuMemAllocAsync(&mut pooled, total as usize, std::ptr::null_mut()));
@@ -361,6 +372,7 @@ fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
     }
     // SAFETY: allocated above, and used no more.
     ok(unsafe { sys::cuMemFree_v2(pooled) });
+    grant(sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
 
 #[test]

@@ -142,3 +142,37 @@ fn default_streams_of_either_gpu_keep_their_order_on_every_engine() {
         }
     }
 }
+
+#[test]
+fn memory_that_the_streams_gpu_does_not_reach_is_copied_by_the_gpu_that_owns_it() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(1);
+    let context = context(None, one_path);
+    let bytes = (1 << 20) + 9;
+    let mut pooled = 0;
+    // SAFETY: the output is valid for the call; the pool is that of the current device, GPU 1, and GPU 0 has no access to it.
+    unsafe {
+        ok(sys::cuMemAllocAsync(&mut pooled, bytes as usize, std::ptr::null_mut()));
+        ok(sys::cuCtxSynchronize());
+    }
+    let [forth, there, back] = [GPU0, GPU1, GPU0].map(|device| context.allocate(device, bytes).expect("memory"));
+    let alone = Transfer { dst: back, dst_device: GPU0, src: pooled, src_device: GPU1, bytes };
+    let both = [alone, Transfer { dst: there, dst_device: GPU1, src: forth, src_device: GPU0, bytes }];
+    let contents = [1, 2].map(|seed| Random(seed).bytes(bytes as usize));
+    both.iter().zip(&contents).for_each(|(transfer, content)| write(transfer.src, content));
+    // From a stream of the GPU that does not reach the pool, and of the one that owns it.
+    let streams = [GPU0, GPU1].map(|device| context.create_stream(device).expect("a stream"));
+    for (transfers, engine) in [&both[..1], &both].into_iter().flat_map(|t| [Engine::Auto, Engine::Stream, Engine::Graph].map(|e| (t, e))) {
+        let plan = context.plan(transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
+        for stream in streams {
+            transfers.iter().for_each(|transfer| write(transfer.dst, &vec![0x99; bytes as usize]));
+            plan.execute(stream).expect("enqueued").wait().expect("it runs");
+            for (transfer, content) in transfers.iter().zip(&contents) {
+                let what = format!("{engine:?}, {stream:?}, to {}\n{}", transfer.dst_device, plan.describe());
+                assert_bytes(&read(transfer.dst, bytes as usize), content, &what);
+            }
+        }
+    }
+    // SAFETY: allocated above, and used no more.
+    ok(unsafe { sys::cuMemFree_v2(pooled) });
+}

@@ -10,7 +10,7 @@ use super::completion::{Captured, Finished};
 use super::device::{Caller, Mark, Primary, handle, lock};
 use super::driver::{OutsideCapture, call};
 use super::kernel::Kernel;
-use super::lanes::{Seat, seats, wiring};
+use super::lanes::{Seat, asks_for_reach, seats, wiring};
 use super::timing::Timing;
 use super::verify::Verdict;
 use crate::backend::{BackendError, Completion, Execution};
@@ -133,12 +133,13 @@ impl Core {
         {
             return Ok(Some(mark));
         }
-        let seats = seats(execution.program, home);
+        let is_reached = !asks_for_reach(execution.program, home) || self.plan_is_reached(execution, home)?;
+        let seats = seats(execution.program, home, is_reached);
         let caller = Caller::new(execution.stream.0, home);
         let mut lanes = SmallVec::new();
         let mut enqueued = self.take_lanes(execution, &seats, caller, &mut lanes);
         if enqueued.is_ok() {
-            enqueued = self.enqueue_ops(execution, &seats, &mut lanes, home, capturing, timing);
+            enqueued = self.enqueue_ops(execution, self.primary(home)?, &mut lanes, capturing, capturing || !is_reached, timing);
         }
         if let (Ok(()), Some(timing)) = (&enqueued, &mut *timing) {
             let others = lanes.iter().filter(|lane| lane.seat.gpu != home).map(|lane| (lane.seat.gpu, lane.stream));
@@ -176,15 +177,18 @@ impl Core {
 
     /// Enqueues the operations in the order and with the events that `lanes` explains.
     ///
-    /// The caller's GPU stays current, except where a kernel or a batch goes to another one, and in captures: copies, recordings and
-    /// waits go to a stream whichever context is current (CUDA C++ Programming Guide, "Stream and Event Behavior").
+    /// With `in_context` each operation is enqueued while the context of its lane's GPU is current. That is needed in captures, because
+    /// nodes of a graph have a context each; and where the caller's GPU does not reach all memory of the plan, because the driver holds
+    /// the addresses of a copy against the current context and not the stream's (NVIDIA/cccl, pull requests 9615 and 9997).
+    /// Elsewhere the caller's GPU stays current: copies, recordings and waits go to a stream whichever context is current (CUDA C++
+    /// Programming Guide, "Stream and Event Behavior"). Kernels and batches see to theirs.
     fn enqueue_ops(
         &self,
         execution: &Execution<'_>,
-        seats: &[Seat],
+        home: &Primary,
         lanes: &mut [Lane<'_>],
-        home: usize,
         capturing: bool,
+        in_context: bool,
         timing: &mut Option<Timing>,
     ) -> Result<(), BackendError> {
         let driver = self.driver;
@@ -194,10 +198,11 @@ impl Core {
         {
             return (0..ops.len()).try_for_each(|index| self.enqueue_op(execution, index, lane, capturing, timing));
         }
-        let wiring = wiring(execution.program, seats);
+        let seats: SmallVec<[Seat; 8]> = lanes.iter().map(|lane| lane.seat).collect();
+        let wiring = wiring(execution.program, &seats);
         // Recorded before anything of this execution, so that no lane waits for the copies in the caller's own stream.
         let forks = wiring.forks.contains(&true);
-        let start = if forks { Some(self.primary(home)?.record(execution.stream.0)?) } else { None };
+        let start = if forks { Some(home.record(execution.stream.0)?) } else { None };
         // Held until all is enqueued: an event that goes back to its pool may be recorded anew by another thread.
         let mut done: SmallVec<[Option<Mark>; 32]> = ops.iter().map(|_| None).collect();
         let wait = |stream: usize, mark: &Mark| {
@@ -208,8 +213,7 @@ impl Core {
             let op = &ops[index];
             let number = op.lane.0 as usize;
             let lane = &mut lanes[number];
-            // What is captured is part of a graph, whose nodes have a context each: there it must be the lane's.
-            let _current = if capturing { Some(lane.primary.enter()?) } else { None };
+            let _current = if in_context { Some(lane.primary.enter()?) } else { None };
             if !std::mem::replace(&mut lane.begun, true)
                 && wiring.forks[number]
                 && let Some(start) = &start
@@ -307,8 +311,8 @@ impl Core {
         Ok(if self.plan_is_reached(execution, gpu)? { primary.kernel() } else { None })
     }
 
-    /// Whether kernels of `gpu` reach every end of the execution. Found out once for a plan.
-    fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
+    /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.
+    pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
         let key = (Arc::as_ptr(execution.endpoints).cast::<u8>().addr(), gpu);
         if let Some((_, reached)) = lock(&self.reached).get(&key).filter(|(plan, _)| plan.strong_count() > 0) {
             return Ok(*reached);
@@ -321,7 +325,7 @@ impl Core {
             reached = reached && (ring.device.is_host() || self.has_access(gpu, ring.device.0 as usize)?);
         }
         if !reached {
-            log::debug!("GPU {gpu} cannot reach all memory of a plan by a kernel: plain copies instead");
+            log::debug!("GPU {gpu} cannot reach all memory of a plan: no kernels, and copies by the GPUs that own it");
         }
         let mut known = lock(&self.reached);
         if known.len() >= MOST_REACHED {

@@ -12,7 +12,7 @@
 use super::Core;
 use super::device::{Caller, Mark, handle, lock};
 use super::driver::{CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, OutsideCapture, call, code};
-use super::nodes::{Site, kernels, predecessors, works};
+use super::nodes::{Site, made_for, predecessors, works};
 use crate::backend::{BackendError, Endpoints, Execution};
 use crate::plan::{Lane, Mechanism, Program};
 use crate::topology::DeviceId;
@@ -87,8 +87,8 @@ struct Exec {
     exec: usize,
     /// A `CUgraphNode` for each [`Work`], in the order of the program.
     nodes: Vec<usize>,
-    /// For each lane, whether kernels do its fused operations, and not copies.
-    kernels: SmallVec<[bool; 8]>,
+    /// The GPU of each lane, and whether kernels do its fused operations, and not copies.
+    made_for: SmallVec<[(usize, bool); 8]>,
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     last: Option<Launch>,
@@ -248,15 +248,14 @@ impl Core {
     }
 
     /// Gives an exec the addresses of `execution`. One that the driver will not re-point, because the memory is of another kind than
-    /// before, makes room for a new one; so does one whose fused operations were kernels where these addresses need copies, or the
-    /// other way round.
+    /// before, makes room for a new one; so does one whose kernels and copies are on other GPUs than these addresses need them.
     fn repoint(&self, pool: &mut Pool, index: usize, execution: &Execution<'_>, home: usize) -> Result<Option<usize>, BackendError> {
         if !self.are_mapped(execution)? {
             return Ok(None);
         }
         let sites = self.sites(execution, home)?;
         let exec = &mut pool.execs[index];
-        let fits = exec.kernels == kernels(&sites);
+        let fits = exec.made_for == made_for(&sites);
         let repointed = if fits { exec.repoint(execution, &sites) } else { Ok(()) };
         if !fits || repointed.is_err() {
             if let Err(error) = repointed {
@@ -312,16 +311,17 @@ impl Core {
     }
 
     /// The GPU of each lane, which by then has access to the memory of the others in use. A lane that `home` may work on runs there:
-    /// its nodes then start after the caller's stream without a signal to another GPU.
+    /// its nodes then start after the caller's stream without a signal to another GPU. As on streams, only if it reaches all memory.
     fn sites(&self, execution: &Execution<'_>, home: usize) -> Result<SmallVec<[Site<'_>; 8]>, BackendError> {
         let program = execution.program;
+        let is_reached = program.lanes.iter().any(|lane| lane.also.is_some()) && self.plan_is_reached(execution, home)?;
         let mut is_fused: SmallVec<[bool; 8]> = SmallVec::from_elem(false, program.lanes.len());
         program.ops.iter().filter(|op| op.mechanism == Mechanism::Kernel).for_each(|op| is_fused[op.lane.0 as usize] = true);
         let site = |(lane, is_fused): (&Lane, bool)| {
-            let device = lane.device_for(DeviceId(home as i32));
+            let device = if is_reached { lane.device_for(DeviceId(home as i32)) } else { lane.device };
             let gpu = if device.is_host() { self.any_used() } else { device.0 as usize };
             let primary = self.reach(gpu)?;
-            Ok(Site { primary, kernel: if is_fused { self.kernel_for(execution, primary, gpu)? } else { None } })
+            Ok(Site { gpu, primary, kernel: if is_fused { self.kernel_for(execution, primary, gpu)? } else { None } })
         };
         program.lanes.iter().zip(is_fused).map(site).collect()
     }
@@ -372,7 +372,7 @@ impl Exec {
             graph: graph.expose_provenance(),
             exec: 0,
             nodes: Vec::with_capacity(program.ops.iter().map(|op| op.copies.len()).sum()),
-            kernels: kernels(sites),
+            made_for: made_for(sites),
             endpoints: execution.endpoints.clone(),
             rings: execution.rings.clone(),
             last: None,

@@ -21,18 +21,25 @@ pub(super) struct Seat {
     pub gpu: usize,
 }
 
-/// A seat for each lane of a program that is executed in a stream of GPU `home`.
+/// Whether it matters to a program, executed in a stream of GPU `home`, that this GPU reaches all memory of the plan: it does unless all
+/// is done there anyway.
+pub(super) fn asks_for_reach(program: &Program, home: usize) -> bool {
+    program.lanes.iter().any(|lane| !lane.device.is_host() && lane.device != DeviceId(home as i32))
+}
+
+/// A seat for each lane of a program that is executed in a stream of GPU `home`. Only where that GPU reaches all memory of the plan
+/// does it take over lanes of others.
 ///
 /// The first lane at home has the caller's stream itself. Others have streams of their own, also those at home: copies of one stream
 /// follow each other, and a push and a pull of one GPU shall not.
-pub(super) fn seats(program: &Program, home: usize) -> SmallVec<[Seat; 8]> {
+pub(super) fn seats(program: &Program, home: usize, is_reached: bool) -> SmallVec<[Seat; 8]> {
     let here = DeviceId(home as i32);
     // A copy engine serves a stream of any GPU, so a single lane of plain copies stays in the caller's stream whatever the GPU:
     // two events across devices would cost more than most such copies.
-    let plain = program.lanes.len() == 1 && program.ops.iter().all(|op| op.mechanism == Mechanism::Copy);
+    let plain = is_reached && program.lanes.len() == 1 && program.ops.iter().all(|op| op.mechanism == Mechanism::Copy);
     let mut is_taken = false;
     let seat = |lane: &crate::plan::Lane| {
-        let device = lane.device_for(here);
+        let device = if is_reached { lane.device_for(here) } else { lane.device };
         let is_home = plain || device.is_host() || device == here;
         let is_callers = is_home && !std::mem::replace(&mut is_taken, true);
         Seat { is_callers, is_home, gpu: if is_home { home } else { device.0 as usize } }
@@ -123,29 +130,32 @@ mod tests {
     fn both_directions_between_two_gpus_run_at_home_whichever_of_the_two_that_is() {
         let both = program(&[(0, Some(1)), (1, Some(0))], &[(0, &[]), (1, &[])]);
         for home in [0, 1] {
-            assert_eq!(seats(&both, home)[..], [CALLERS(home), HOME(home)]);
+            assert_eq!(seats(&both, home, true)[..], [CALLERS(home), HOME(home)]);
         }
-        assert_eq!(seats(&both, 2)[..], [AWAY(0), AWAY(1)]);
+        assert_eq!(seats(&both, 2, true)[..], [AWAY(0), AWAY(1)]);
+        assert_eq!(seats(&both, 1, false)[..], [AWAY(0), CALLERS(1)], "GPU 1 cannot read all memory");
     }
 
     #[test]
     fn of_a_ring_two_lanes_run_at_home_and_one_where_only_the_source_may_issue() {
-        assert_eq!(seats(&ring(true), 2)[..], [AWAY(0), CALLERS(2), HOME(2), AWAY(3)]);
-        assert_eq!(seats(&ring(false), 2)[..], [AWAY(0), AWAY(1), CALLERS(2), AWAY(3)]);
+        assert_eq!(seats(&ring(true), 2, true)[..], [AWAY(0), CALLERS(2), HOME(2), AWAY(3)]);
+        assert_eq!(seats(&ring(false), 2, true)[..], [AWAY(0), AWAY(1), CALLERS(2), AWAY(3)]);
     }
 
     #[test]
     fn host_lanes_and_a_single_lane_of_plain_copies_run_at_home() {
-        assert_eq!(seats(&program(&[(-1, None), (0, None)], &[(0, &[]), (1, &[])]), 3)[..], [CALLERS(3), AWAY(0)]);
+        assert_eq!(seats(&program(&[(-1, None), (0, None)], &[(0, &[]), (1, &[])]), 3, true)[..], [CALLERS(3), AWAY(0)]);
         let mut one = program(&[(0, None)], &[(0, &[])]);
-        assert_eq!(seats(&one, 3)[..], [CALLERS(3)]);
+        assert_eq!(seats(&one, 3, true)[..], [CALLERS(3)]);
+        assert_eq!(seats(&one, 3, false)[..], [AWAY(0)], "GPU 3 cannot read all memory");
+        assert_eq!([0, 3].map(|home| asks_for_reach(&one, home)), [false, true]);
         one.ops[0].mechanism = Mechanism::Kernel;
-        assert_eq!(seats(&one, 3)[..], [AWAY(0)]);
+        assert_eq!(seats(&one, 3, true)[..], [AWAY(0)]);
     }
 
     #[test]
     fn lanes_of_other_gpus_are_fed_first_and_the_callers_stream_last() {
-        let wiring = wiring(&ring(true), &seats(&ring(true), 1));
+        let wiring = wiring(&ring(true), &seats(&ring(true), 1, true));
         assert_eq!(wiring.order[..], [2, 3, 1, 0]);
         assert_eq!(wiring.forks[..], [false, true, true, true]);
         assert_eq!(wiring.joins[..], [None, Some(1), Some(2), Some(3)]);
@@ -155,7 +165,7 @@ mod tests {
     #[test]
     fn every_lane_has_its_first_copy_before_any_has_its_second() {
         let long = program(&[(0, None), (1, None)], &[(0, &[]), (0, &[]), (0, &[]), (1, &[]), (1, &[])]);
-        let wiring = wiring(&long, &seats(&long, 0));
+        let wiring = wiring(&long, &seats(&long, 0, true));
         assert_eq!(wiring.order[..], [3, 0, 4, 1, 2]);
         assert_eq!(wiring.joins[..], [None, Some(4)]);
     }
@@ -163,7 +173,7 @@ mod tests {
     #[test]
     fn a_single_lane_in_the_callers_stream_needs_no_event() {
         let one = program(&[(0, None)], &[(0, &[]), (0, &[])]);
-        let wiring = wiring(&one, &seats(&one, 0));
+        let wiring = wiring(&one, &seats(&one, 0, true));
         assert_eq!((&wiring.forks[..], &wiring.joins[..], &wiring.awaited[..]), (&[false][..], &[None][..], &[false, false][..]));
     }
 
@@ -171,7 +181,7 @@ mod tests {
     fn a_pipeline_forks_its_first_hop_alone_and_joins_its_second_alone() {
         // Direct on lane 0; two chunks over lanes 1 and 2, the second in the slot of the first.
         let staged = program(&[(0, None), (0, None), (1, None)], &[(0, &[]), (1, &[]), (2, &[1]), (1, &[2]), (2, &[3])]);
-        let wiring = wiring(&staged, &seats(&staged, 0));
+        let wiring = wiring(&staged, &seats(&staged, 0, true));
         assert_eq!(wiring.forks[..], [false, true, false]);
         assert_eq!(wiring.joins[..], [None, None, Some(4)]);
         assert_eq!(wiring.awaited[..], [false, true, true, true, false]);
@@ -195,7 +205,7 @@ mod tests {
                 .collect();
             let listed: Vec<_> = ops.iter().map(|(lane, after)| (*lane, after.as_slice())).collect();
             let program = program(&lanes, &listed);
-            let seats = seats(&program, below(4) as usize);
+            let seats = seats(&program, below(4) as usize, true);
             assert!(seats.iter().filter(|seat| seat.is_callers).count() <= 1);
             check(&program, &seats, &wiring(&program, &seats));
         }

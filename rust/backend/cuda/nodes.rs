@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 /// Where a lane's nodes run.
 pub(super) struct Site<'a> {
+    pub gpu: usize,
     pub primary: &'a Primary,
     /// The GPU's copy kernel, where the lane has a use for it and it reaches all ends of the plan.
     pub kernel: Option<&'a Kernel>,
@@ -23,9 +24,9 @@ pub(super) enum Work<'a> {
     Kernel(&'a [Copy]),
 }
 
-/// For each lane, whether kernels do its fused operations.
-pub(super) fn kernels(sites: &[Site<'_>]) -> SmallVec<[bool; 8]> {
-    sites.iter().map(|site| site.kernel.is_some()).collect()
+/// The GPU of each lane, and whether kernels do its fused operations.
+pub(super) fn made_for(sites: &[Site<'_>]) -> SmallVec<[(usize, bool); 8]> {
+    sites.iter().map(|site| (site.gpu, site.kernel.is_some())).collect()
 }
 
 /// What the nodes of an operation do, each apart from the others: a launch of the kernel for as many segments as it takes, or a copy each.
