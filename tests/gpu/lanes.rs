@@ -50,6 +50,7 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
     {
         let transfers = transfers(&context, &pairs(batch, count), bytes);
         let contents: Vec<_> = (0..transfers.len()).map(|i| Random(bytes + i as u64).bytes(bytes as usize)).collect();
+        let poison = vec![0x77; bytes as usize];
         transfers.iter().zip(&contents).for_each(|(transfer, content)| write(transfer.src, content));
         for engine in [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel] {
             let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
@@ -59,11 +60,7 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
             for (current_gpu, stream) in streams.iter().map(|stream| (0, *stream)).chain(defaults) {
                 set_device(current_gpu);
                 let before = current();
-                for transfer in &transfers {
-                    // SAFETY: memory of this size.
-                    ok(unsafe { sys::cuMemsetD8_v2(transfer.dst, 0x77, bytes as usize) });
-                }
-                context.backend().synchronize().expect("poisoned");
+                transfers.iter().for_each(|transfer| write(transfer.dst, &poison));
                 plan.execute(stream).expect("enqueued").wait().expect("it runs");
                 assert_eq!(current(), before, "the current context");
                 for (transfer, content) in transfers.iter().zip(&contents) {
@@ -89,6 +86,8 @@ fn order(context: &Context, engine: Engine, (gpu, stream): (u32, StreamHandle), 
     // Set by the stream's own GPU, and from there copied into both sources.
     let fill = context.allocate(DeviceId::gpu(gpu), bytes).expect("memory");
     let at = |transfer: &Transfer| [transfer.dst, transfer.dst + bytes - 1];
+    // From now on each GPU has access to the other's memory.
+    plan.execute(stream).expect("enqueued").wait().expect("it runs");
     for round in 0..rounds {
         // SAFETY: memory of the context, which outlives the work; the stream is of the current context.
         unsafe {
