@@ -62,10 +62,10 @@ pub(super) struct Wiring {
 
 /// How to enqueue `program` in streams that are seated like this.
 ///
-/// The order goes through all lanes at once, each operation as early as its lane and [`Op::after`](crate::plan::Op::after) let it be:
-/// so a lane has its first copy under way before another gets its second, and an operation still comes after all that it waits for,
-/// whose events are recorded by then. Among those that could be next, lanes of other GPUs go first, because their start is still on
-/// its way to them, and the caller's stream last, because its copy starts at once.
+/// The order goes through all GPUs at once, and on each through its lanes: each has its first copy under way before any gets its
+/// second. An operation still comes after all that it waits for, whose events are recorded by then. Among those that could be next,
+/// lanes of other GPUs go first, because their start is still on its way to them, and the caller's stream last, because its copy
+/// starts at once.
 ///
 /// A lane whose first operation waits for one of another lane starts after the caller's stream without waiting for it itself; a lane
 /// whose last operation is waited for by another lane is joined with that one.
@@ -83,7 +83,9 @@ pub(super) fn wiring(program: &Program, seats: &[Seat]) -> Wiring {
         if before.is_none() {
             forks[lane] = !seats[lane].is_callers && others().next().is_none();
         }
-        depths.push(others().chain(before).map(|before| depths[before as usize] + 1).max().unwrap_or(0));
+        // Copies that one GPU issues follow each other, whatever their streams, so the second lane of a GPU can wait for its turn.
+        let lanes_before = || seats[..lane].iter().filter(|seat| seat.gpu == seats[lane].gpu).count() as u32;
+        depths.push(others().chain(before).map(|before| depths[before as usize] + 1).max().unwrap_or_else(lanes_before));
     }
     let joins = last.iter().zip(seats).map(|(last, seat)| last.filter(|last| !seat.is_callers && !awaited[*last as usize])).collect();
     let mut order: SmallVec<[u32; 32]> = (0..ops.len() as u32).collect();
@@ -154,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn lanes_of_other_gpus_are_fed_first_and_the_callers_stream_last() {
+    fn lanes_of_other_gpus_are_fed_first_and_one_gpus_lanes_take_turns() {
         let wiring = wiring(&ring(true), &seats(&ring(true), 1, true));
-        assert_eq!(wiring.order[..], [2, 3, 1, 0]);
+        assert_eq!(wiring.order[..], [2, 3, 0, 1]);
         assert_eq!(wiring.forks[..], [false, true, true, true]);
         assert_eq!(wiring.joins[..], [None, Some(1), Some(2), Some(3)]);
         assert_eq!(wiring.awaited[..], [false; 4]);
@@ -185,7 +187,7 @@ mod tests {
         assert_eq!(wiring.forks[..], [false, true, false]);
         assert_eq!(wiring.joins[..], [None, None, Some(4)]);
         assert_eq!(wiring.awaited[..], [false, true, true, true, false]);
-        assert_eq!(wiring.order[..], [1, 0, 2, 3, 4]);
+        assert_eq!(wiring.order[..], [0, 1, 2, 3, 4]);
     }
 
     #[test]
