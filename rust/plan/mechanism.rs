@@ -118,8 +118,12 @@ fn ends(batch: &[Shape], launch: &Launch) -> Option<(DeviceId, DeviceId)> {
 /// read (`docs/performance.md`), of which one takes 169. By neighbours it is three times.
 fn take_turns(machine: &Machine, batch: &[Shape], launches: &mut [Launch]) {
     let gpus = i64::from(machine.gpu_count());
-    launches
-        .sort_by_key(|launch| ends(batch, launch).map(|(src, dst)| (i64::from(dst.0) - i64::from(src.0)).rem_euclid(gpus)).unwrap_or(0));
+    launches.sort_by_key(|launch| match ends(batch, launch) {
+        Some((src, dst)) => (i64::from(dst.0) - i64::from(src.0)).rem_euclid(gpus),
+        None if launch.op.mechanism == Mechanism::Copy => 0,
+        // After the large copies, as on each device.
+        None => gpus,
+    });
 }
 
 /// Lets either end issue plain copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs. That

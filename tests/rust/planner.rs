@@ -411,6 +411,15 @@ fn in_an_all_to_all_no_two_copies_of_one_turn_leave_from_or_arrive_at_the_same_g
 }
 
 #[test]
+fn large_copies_of_all_gpus_are_issued_before_fused_messages_of_any() {
+    let machine = machine("hgx-h200");
+    let batch: Vec<Shape> = (0..2).flat_map(|src| [24, 24, 24, 64 * MIB].map(|bytes| shape(src, 2, bytes))).collect();
+    let plan = planned(&machine, &batch, &Options { max_paths: 1, ..Options::default() });
+    let mechanisms: Vec<_> = plan.program.ops.iter().map(|op| op.mechanism).collect();
+    assert_eq!(mechanisms, [Mechanism::Copy, Mechanism::Copy, Mechanism::Batch, Mechanism::Batch], "{}", plan.describe(&machine));
+}
+
+#[test]
 fn only_direct_plain_copies_between_gpus_have_two_ends_that_may_issue_them() {
     let machine = machine("beluga");
     let host =
