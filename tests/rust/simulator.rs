@@ -1,5 +1,7 @@
 //! The simulator against closed forms, conservation, monotonicity, and the planner's model.
 
+mod readings;
+
 use crate::common::{Random, config, machine_and_batch};
 use mpgpu::backend::MemoryKind;
 use mpgpu::model::simulate::{Executor, Scenario, Simulation, SimulationError};
@@ -503,4 +505,21 @@ fn on_random_machines_half_of_the_runs_take_what_the_planner_expects() {
     // The upper tail is long: chunks of 4096 bytes given by option, and a dozen transfers over one slow link that the planner's bound counts
     // once and the run one after the other.
     assert!(least > 0.6 && low > 0.98 && (0.99..1.01).contains(&median) && high < 1.25, "{least} {low} {median} {high}");
+}
+
+#[test]
+fn the_timeline_names_lanes_and_draws_what_waits_for_what() {
+    let machine = three(50e9, 25e9, Costs::default());
+    let shapes = [shape(0, 2, 2 * MIB)];
+    let run = simulate(&machine, &staged(&shapes[0], DeviceId::gpu(1), 2, 2), &shapes, Executor::Streams);
+    let timeline = &run.timeline;
+    assert!(timeline.modelled && timeline.name.contains("three"));
+    let lanes: Vec<&str> = timeline.lanes.iter().map(|lane| lane.name.as_str()).collect();
+    assert_eq!(lanes, ["host thread", "gpu0 lane 0: gpu0>gpu1", "gpu1 lane 1: gpu1>gpu2"]);
+    let spans: Vec<(usize, Option<u32>, &str)> = timeline.spans.iter().map(|span| (span.lane, span.op, span.name.as_str())).collect();
+    let (first, second) = ("gpu0>gpu1 1.0 MiB", "gpu1>gpu2 1.0 MiB");
+    assert_eq!(spans, [(0, None, "issue 0"), (1, Some(0), first), (2, Some(1), second), (1, Some(2), first), (2, Some(3), second)]);
+    let arrows: Vec<(usize, usize)> = timeline.arrows.iter().map(|arrow| (arrow.from, arrow.to)).collect();
+    assert_eq!(arrows, [(1, 2), (3, 4)]);
+    assert_eq!(timeline.spans.iter().map(|span| span.bytes).sum::<u64>(), 4 * MIB);
 }

@@ -213,3 +213,75 @@ impl Sweep<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+    use clap::Parser;
+
+    fn sim(line: &str) -> Result<String, String> {
+        let words = ["mpgpu", "sim"].into_iter().chain(line.split_whitespace());
+        match Arguments::try_parse_from(words).map_err(|error| error.to_string())?.command {
+            Command::Sim(arguments) => run(&arguments).map_err(|error| error.to_string()),
+            _ => unreachable!("the line begins with sim"),
+        }
+    }
+
+    fn cells(line: &str) -> Vec<Value> {
+        let text = sim(&format!("{line} --json")).expect("it runs");
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(value["modelled"], true);
+        value["cells"].as_array().expect("cells").clone()
+    }
+
+    #[test]
+    fn a_sweep_has_a_line_for_each_size_and_a_column_for_each_way() {
+        let text = sim("--topology beluga gpu0:gpu1 --sizes 1M..8M --max-paths 1,2 --host off,on --window 1,4").expect("it runs");
+        let lines: Vec<&str> = text.lines().skip(5).collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        // One path has no second column for the host; the first of each window has no ratio.
+        assert_eq!(lines[3].matches('(').count(), 4, "{text}");
+        assert!(lines[0].trim_start().starts_with("1.0 MiB") && text.contains("2 paths, no host"), "{text}");
+    }
+
+    #[test]
+    fn more_in_flight_is_faster_and_so_are_more_paths() {
+        let cells = cells("--topology beluga gpu0:gpu1:16M --engine stream --max-paths 1,3 --window 1,16");
+        let rates: Vec<f64> = cells.iter().map(|cell| cell["bytes_per_second"].as_f64().expect("a number")).collect();
+        let [one, three, one_of_16, three_of_16] = rates[..] else { panic!("four cells: {rates:?}") };
+        assert!(one < three && one < one_of_16 && three < three_of_16 && one_of_16 < three_of_16, "{rates:?}");
+    }
+
+    #[test]
+    fn transfers_planned_apart_do_not_know_of_each_other() {
+        let seconds = |apart: &str| {
+            let ring = "gpu0:gpu1:64M gpu1:gpu2:64M gpu2:gpu3:64M gpu3:gpu0:64M";
+            let cells = cells(&format!("--topology beluga {ring} --host off --max-paths 3 {apart}"));
+            cells[0]["seconds"].as_f64().expect("a number")
+        };
+        assert!(seconds("--apart") > 1.05 * seconds(""), "three paths each meet on the links that the ring leaves idle");
+    }
+
+    #[test]
+    fn what_cannot_be_run_says_what_to_do() {
+        for (line, says) in [
+            ("gpu0:gpu1", "say how many bytes, as in gpu0:gpu1:64M, or give --sizes"),
+            ("gpu0:gpu1:1M --sizes 1M", "--sizes gives the bytes of every transfer; leave them out here"),
+            ("gpu0:gpu9:1M", "device 9 does not exist"),
+            ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),
+            ("", "required"),
+            ("--papers gpu0:gpu1:1M", "cannot be used with"),
+            ("gpu0:gpu1:1M --window 0", "not in 1..=1024"),
+        ] {
+            let error = sim(line).expect_err(line);
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn resources_are_listed_by_name() {
+        let text = sim("--topology hgx-h200 gpu0:gpu1:1G --max-paths 1 --resources").expect("it runs");
+        assert!(text.contains("gpu0>nvswitch") && text.contains("nvswitch>gpu1") && !text.contains("root0"), "{text}");
+    }
+}

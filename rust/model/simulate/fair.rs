@@ -132,12 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn the_textbook_network_of_four_links() {
-        // Bertsekas and Gallager's kind of example: three flows meet on link 1, one of them alone on link 2.
-        assert_eq!(
-            rates(&[1.0, 1.0, 1.0], &[(&[0, 1], 1.0), (&[1], 1.0), (&[1, 2], 1.0), (&[2], 1.0)]),
-            [1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 2.0 / 3.0]
-        );
+    fn three_flows_that_meet_leave_the_rest_of_the_next_link_to_the_fourth() {
+        let flows: [(&[u32], f64); 4] = [(&[0, 1], 1.0), (&[1], 1.0), (&[1, 2], 1.0), (&[2], 1.0)];
+        assert_eq!(rates(&[3.0, 3.0, 3.0], &flows), [1.0, 1.0, 1.0, 2.0]);
     }
 
     #[test]
