@@ -253,11 +253,14 @@ fn a_program_that_does_not_fit_the_machine_is_refused_with_the_reason() {
     let far = [shape(0, 2, MIB)];
     let (program, mut behind) = (direct(&far), staged(&far[0], DeviceId::gpu(1), 2, 2));
     behind.ops[0].after.push(OpId(1));
+    let mut idle = direct(&far);
+    idle.ops[0].copies.clear();
     let mut scenario = Scenario::new(&machine, STAGING);
     let error = scenario.bind(&program, &far).expect_err("no link joins GPUs 0 and 2");
     assert_eq!(error, SimulationError::NoRoute { op: 0, from: DeviceId::gpu(0), to: DeviceId::gpu(2) });
     assert_eq!(scenario.bind(&program, &[]), Err(SimulationError::Transfers { program: 1, shapes: 0 }));
     assert_eq!(scenario.bind(&behind, &far), Err(SimulationError::Invalid { op: 0 }));
+    assert_eq!(scenario.bind(&idle, &far), Err(SimulationError::Invalid { op: 0 }));
 }
 
 #[test]
@@ -368,22 +371,30 @@ proptest! {
         in_order(&plan.program, &run);
         prop_assert_eq!(run, simulate_with(&machine, &plan.program, &shapes, executor, options.staging_bytes));
     }
+}
 
-    /// Where no two lanes draw on a common resource, every operation takes as long as its route alone lets it, whatever else happens, and
-    /// an end is a maximum of sums of such times: more capacity anywhere, or less of any fixed cost, never ends later.
-    #[test]
-    fn more_capacity_is_never_slower_where_lanes_share_nothing(seed in any::<u64>()) {
+/// Where no two lanes draw on a common resource, every operation takes as long as its route alone lets it, whatever else happens, and an end
+/// is a maximum of sums of such times: more capacity anywhere, or less of any fixed cost, never ends later.
+#[test]
+fn more_capacity_is_never_slower_where_lanes_share_nothing() {
+    let cases = config(600).cases;
+    let mut held = 0;
+    for seed in 0..u64::from(cases) {
         let mut random = Random(seed);
         let (machine, shapes, options) = machine_and_batch(&mut random, 64 * MIB);
-        let Ok(plan) = plan(&machine, &shapes, &options) else { return Ok(()) };
-        prop_assume!(lanes_share_nothing(&machine, &plan.program, &shapes));
-        let before = simulate_with(&machine, &plan.program, &shapes, Executor::Streams, options.staging_bytes);
+        let Ok(plan) = plan(&machine, &shapes, &options) else { continue };
         let faster = Machine::new(faster(machine.topology(), &mut random)).expect("still valid");
         // The routes have to stay what they were.
-        prop_assume!(same_routes(&machine, &faster));
-        let after = simulate_with(&faster, &plan.program, &shapes, Executor::Streams, options.staging_bytes);
-        prop_assert!(after.seconds <= before.seconds * (1.0 + 1e-9), "{:e} became {:e}", before.seconds, after.seconds);
+        let moves = plan.program.ops.len() > 1;
+        if !moves || !lanes_share_nothing(&machine, &plan.program, &shapes) || !same_routes(&machine, &faster) {
+            continue;
+        }
+        let seconds = |machine| simulate_with(machine, &plan.program, &shapes, Executor::Streams, options.staging_bytes).seconds;
+        let (before, after) = (seconds(&machine), seconds(&faster));
+        assert!(after <= before * (1.0 + 1e-9), "seed {seed}: {before:e} became {after:e}");
+        held += 1;
     }
+    assert!(held > cases / 20, "only {held} of {cases} programs are of the class");
 }
 
 fn simulate_with(machine: &Machine, program: &Program, shapes: &[Shape], executor: Executor, staging: u64) -> Simulation {

@@ -74,9 +74,7 @@ pub enum SimulationError {
     Transfers { program: usize, shapes: usize },
     #[error("operation {op}: no copy engine can copy from {from} to {to} on this machine: plan for the topology that is simulated")]
     NoRoute { op: usize, from: DeviceId, to: DeviceId },
-    #[error(
-        "operation {op} names a transfer, ring, lane or operation that the program has not got, or one behind it: validate the program"
-    )]
+    #[error("operation {op} moves nothing, or names a transfer, ring, lane or earlier operation that there is not: validate the program")]
     Invalid { op: usize },
     #[error("{device}: the program's rings exceed the staging bound of {bound} bytes: plan with the bound that is simulated")]
     Staging { device: DeviceId, bound: u64 },
@@ -163,7 +161,8 @@ impl<'a> Scenario<'a> {
     fn flows(&self, program: &Program, shapes: &[Shape], index: usize) -> Result<SmallVec<[Stretch<'a>; 1]>, SimulationError> {
         let invalid = SimulationError::Invalid { op: index };
         let op = &program.ops[index];
-        if op.lane.0 as usize >= program.lanes.len() || op.after.iter().any(|before| before.0 as usize >= index) {
+        let known = (op.lane.0 as usize) < program.lanes.len() && op.after.iter().all(|before| (before.0 as usize) < index);
+        if !known || op.copies.is_empty() {
             return Err(invalid);
         }
         let device = |place: Place| match place {
@@ -189,7 +188,8 @@ impl<'a> Scenario<'a> {
     }
 
     /// Host thread `thread` executes a bound program in `stream`, after all that the thread did before. The execution starts after earlier
-    /// ones of the stream, and after earlier ones that use the same staging bytes. "Earlier" is the order of these calls.
+    /// ones of the stream, and after earlier ones that use the same staging bytes. "Earlier" is the order of these calls. `program` was
+    /// bound in this scenario.
     pub fn execute_on(&mut self, thread: usize, program: Bound, executor: Executor, stream: u32) -> ExecutionId {
         let id = self.executions.len();
         let mut after = Vec::new();

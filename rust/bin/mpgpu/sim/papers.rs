@@ -187,9 +187,10 @@ fn without_other_gpus(topology: &Topology, open: &[DeviceId]) -> Topology {
 }
 
 impl PutRow {
+    /// One of [`PATHS`].
     fn times(&self, paths: Paths, engine: Engine) -> f64 {
-        let at = |what: Option<usize>| what.unwrap_or_default();
-        self.speedup[at(PATHS.iter().position(|other| *other == paths))][at(ENGINES.iter().position(|other| *other == engine))]
+        let of = PATHS.iter().zip(&self.speedup).find(|(other, _)| **other == paths).map_or([f64::NAN; 2], |(_, of)| *of);
+        if engine == Engine::Graph { of[1] } else { of[0] }
     }
 }
 
