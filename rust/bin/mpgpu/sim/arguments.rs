@@ -82,7 +82,9 @@ impl FromStr for Pair {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(':');
         match (parts.next(), parts.next(), parts.next(), parts.next()) {
-            (Some(src), Some(dst), bytes, None) => Ok(Pair { src: device(src)?, dst: device(dst)?, bytes: bytes.map(size).transpose()? }),
+            (Some(src), Some(dst), bytes, None) => {
+                Ok(Pair { src: device(src)?, dst: device(dst)?, bytes: bytes.map(positive).transpose()? })
+            }
             _ => Err("must be SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M, or SOURCE:DESTINATION with --sizes".into()),
         }
     }
@@ -107,7 +109,7 @@ impl FromStr for Sizes {
 
 fn positive(text: &str) -> Result<u64, String> {
     match size(text)? {
-        0 => Err("0: a size to sweep is 1 byte or more".into()),
+        0 => Err("0: a transfer to simulate has 1 byte or more".into()),
         bytes => Ok(bytes),
     }
 }
@@ -132,5 +134,6 @@ mod tests {
         let pair: Pair = "gpu0:host1".parse().expect("a pair");
         assert_eq!((pair.src, pair.dst, pair.bytes), (DeviceId::gpu(0), DeviceId::host(1), None));
         assert!("gpu0".parse::<Pair>().is_err() && "gpu0:gpu1:1M:2".parse::<Pair>().is_err());
+        assert!("gpu0:gpu1:0".parse::<Pair>().is_err());
     }
 }

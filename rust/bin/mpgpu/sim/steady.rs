@@ -28,7 +28,7 @@ impl Steady {
     }
 }
 
-/// Rounds that are run. The first fills caches and pipelines; the last is what counts.
+/// Rounds that are run. The first begins on an idle machine; the last is what counts.
 const ROUNDS: usize = 2;
 
 /// Every rank has a host thread and staging memory of its own. In each round it issues `window` steps, each in a stream of its own and with
