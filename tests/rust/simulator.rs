@@ -357,7 +357,7 @@ fn in_order(program: &Program, run: &Simulation) {
 }
 
 proptest! {
-    #![proptest_config(config(200))]
+    #![proptest_config(config(100))]
 
     /// Whatever is planned for whatever machine: no resource above its capacity at any moment, rates max-min fair, all bytes moved, the
     /// program's order kept, and the same result again.
