@@ -21,7 +21,9 @@ class exchange {
   public:
     exchange() = default;
     exchange(const exchange &) = delete;
+    exchange(exchange &&) = delete;
     exchange &operator=(const exchange &) = delete;
+    exchange &operator=(exchange &&) = delete;
     virtual ~exchange() = default;
 
     /// Work enqueued from now on in a device's sweep stream starts after the last exchange, as far as the device takes

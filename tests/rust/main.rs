@@ -10,6 +10,7 @@ mod config;
 mod header;
 mod host_backend;
 mod kernel;
+mod measure;
 mod node;
 mod nvtx;
 mod planner;
