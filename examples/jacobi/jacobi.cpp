@@ -6,8 +6,10 @@
 // The ny rows are divided among the devices. Each device keeps its rows between two halo rows, and an iteration is
 //
 //     every device:  sweep a -> a_new              in the device's own stream
-//     exchange:      both halo rows of a_new       one plan for all devices, in a stream that waits for every sweep
-//     every device:  waits for the exchange, and a and a_new change places
+//     exchange:      both halo rows of a_new       one plan for all devices, in a stream that waits for every sweep;
+//     short
+//                                                  rows by each device itself, in its own stream
+//     every device:  waits for its halo rows, and a and a_new change places
 //
 // With -plain the same is also done with plain copies and events in place of the plan, to see what it gains. Only
 // streams and events order this. The host waits for nothing, except where convergence is checked.
@@ -91,40 +93,84 @@ std::vector<mpgpu::transfer> halo_rows(std::vector<part> &parts, std::size_t par
     return halos;
 }
 
-/// The exchange by mpgpu: all rows in one plan, because transfers that are planned together do not get in each other's
-/// way.
+/// The exchange by mpgpu. All rows are planned together, so that they do not get in each other's way on links that they
+/// share, and the plan is executed in one stream that waits for every sweep.
+///
+/// Where that plan has one path for each row, as for short rows, there was nothing to share out. Then each device
+/// pushes its own rows in its own stream, and no sweep waits for a stream of another device but for the rows that it
+/// reads.
 class by_plan final : public exchange {
   public:
     by_plan(const mpgpu::context &ctx, const halo_exchange &halos)
-        : ctx_(ctx), sweeps_(halos.sweeps), plans_{{{ctx, halos.copies[0]}, {ctx, halos.copies[1]}}},
+        : ctx_(ctx), halos_(halos), together_{{{ctx, halos.copies[0]}, {ctx, halos.copies[1]}}},
           stream_(ctx, mpgpu::device::gpu(0)), exchanged_(ctx) {
-        for (std::size_t device = 0; device < sweeps_.size(); ++device) {
-            swept_.emplace_back(ctx);
+        const bool direct = plan().info().paths == halos.copies[0].size();
+        for (std::size_t device = 0; device < halos_.sweeps.size(); ++device) {
+            done_.emplace_back(ctx);
+            if (direct) {
+                apart_.push_back({{own(device, 0), own(device, 1)}});
+            }
         }
     }
 
-    void before_sweep(std::size_t device) override { ctx_.wait(sweeps_[device], exchanged_); }
+    void before_sweep(std::size_t device) override {
+        if (apart_.empty()) {
+            ctx_.wait(halos_.sweeps[device], exchanged_);
+            return;
+        }
+        for (const mpgpu::transfer &copy : halos_.copies[0]) {
+            if (copy.dst_device == static_cast<int>(device)) {
+                ctx_.wait(halos_.sweeps[device], done_.at(static_cast<std::size_t>(copy.src_device)));
+            }
+        }
+    }
 
     void start(std::size_t parity) override {
-        for (std::size_t device = 0; device < sweeps_.size(); ++device) {
-            swept_[device].record(sweeps_[device]);
-            stream_.wait(swept_[device]);
+        for (std::size_t device = 0; device < halos_.sweeps.size(); ++device) {
+            if (!apart_.empty()) {
+                apart_[device].at(parity).enqueue(halos_.sweeps[device]);
+            }
+            done_[device].record(halos_.sweeps[device]);
         }
-        plans_.at(parity).enqueue(stream_);
-        exchanged_.record(stream_);
+        if (apart_.empty()) {
+            for (const mpgpu::event &swept : done_) {
+                stream_.wait(swept);
+            }
+            together_.at(parity).enqueue(stream_);
+            exchanged_.record(stream_);
+        }
     }
 
-    void finish() override { stream_.synchronize(); }
+    void finish() override {
+        stream_.synchronize();
+        for (const mpgpu::event &done : done_) {
+            done.synchronize();
+        }
+    }
 
-    [[nodiscard]] const mpgpu::plan &plan() const { return plans_[0]; }
+    [[nodiscard]] const mpgpu::plan &plan() const { return together_[0]; }
 
   private:
+    /// The rows that a device sends, on one path each.
+    [[nodiscard]] mpgpu::plan own(std::size_t device, std::size_t parity) const {
+        std::vector<mpgpu::transfer> rows;
+        for (const mpgpu::transfer &copy : halos_.copies.at(parity)) {
+            if (copy.src_device == static_cast<int>(device)) {
+                rows.push_back(copy);
+            }
+        }
+        mpgpu::plan_options one_path;
+        one_path.max_paths = 1;
+        return {ctx_, rows, one_path};
+    }
+
     const mpgpu::context &ctx_;
-    std::vector<mpgpu::stream_view> sweeps_;
-    std::array<mpgpu::plan, 2> plans_;
+    halo_exchange halos_;
+    std::array<mpgpu::plan, 2> together_;
+    std::vector<std::array<mpgpu::plan, 2>> apart_; // by device; empty where the plan of all is executed
     mpgpu::stream stream_;
     mpgpu::event exchanged_;
-    std::vector<mpgpu::event> swept_;
+    std::vector<mpgpu::event> done_; // by device: its sweep, and what it has pushed
 };
 
 /// The whole domain in host memory, before the first iteration: zero, with a sine at both ends of x.

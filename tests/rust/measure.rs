@@ -78,7 +78,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
             { "case": "graph_phases", "size": 64, "nodes": 9, "repoint_per_node": 1.2e-6, "instantiated_anew": 0 },
         ]),
     );
-    answer("execute_overhead", json!([{ "case": "execute_overhead", "launch": "one copy", "beyond": 0.5e-6 }]));
+    answer("execute_overhead", json!([{ "case": "execute_overhead", "launch": "one copy", "beyond": 0.5e-6, "requested_beyond": 0.2e-6 }]));
     answer("d2d_narrow", json!([copies("d2d_narrow", 512 << 20, "one narrow path", 2.8, 1.0)]));
 
     let (output, text) = measure(&folder, 100, &[]);
@@ -92,6 +92,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     assert_eq!(verdict("new addresses"), "MISSED");
     assert_eq!(verdict("  graphs instantiated anew"), "aim reached");
     assert_eq!(verdict("mp_execute, one copy"), "reached");
+    assert_eq!(verdict("  with a request"), "aim reached");
     assert_eq!(verdict("mp_execute, one graph"), "not measured");
     assert_eq!(verdict("narrow links"), "reached");
     assert!(line(&text, "GPU tests").contains("31 passed"), "{text}");

@@ -182,8 +182,8 @@ pub const CASES: &[Case] = &[
     Case {
         name: "execute_overhead",
         description: "the calling thread's time in mp_execute, beyond the driver's own launch",
-        teaches: "One small copy, and one large copy over several paths as one graph, each against the bare call of the driver, and against \
-                  that call with the event record that a completion needs.",
+        teaches: "One small copy, and one large copy over several paths as one graph, each against the bare call of the driver; \
+                  and with a request, against that call with the event record that a request needs.",
         gpus: 2,
         sizes: &[8, 256 * M],
         kind: Kind::ExecuteOverhead,

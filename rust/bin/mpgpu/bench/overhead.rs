@@ -30,14 +30,21 @@ pub struct Overhead {
     pub driver: Times,
     /// The call and the event record that a completion needs.
     pub recorded: Times,
-    /// `mp_execute` with a request.
+    /// `mp_execute` without a request, as in a time loop that only streams order.
     pub mpgpu: Times,
+    /// `mp_execute` with a request, which the host waits for.
+    pub requested: Times,
 }
 
 impl Overhead {
-    /// Seconds of the calling thread beyond the driver's own call.
+    /// Seconds of the calling thread in `mp_execute` beyond the driver's own call.
     pub fn beyond(&self) -> f64 {
         self.mpgpu.issue.median - self.driver.issue.median
+    }
+
+    /// The same with a request, beyond the driver's call and an event record.
+    pub fn requested_beyond(&self) -> f64 {
+        self.requested.issue.median - self.recorded.issue.median
     }
 }
 
@@ -150,6 +157,11 @@ impl Bench<'_> {
         );
         let request = std::cell::Cell::new(null_mut());
         let mut mpgpu = Calls(
+            // SAFETY: no request is asked for; the memory lives until the stream was waited for.
+            || succeeded(unsafe { mp_execute(handles.plan, raw(stream).cast(), null_mut()) }),
+            synchronize,
+        );
+        let mut requested = Calls(
             || {
                 let mut out = null_mut();
                 // SAFETY: the output is valid for the call; the memory lives until the request was waited for.
@@ -165,8 +177,9 @@ impl Bench<'_> {
         );
         self.verify("the driver", &mut bare, &[&buffers])?;
         self.verify("mp_execute", &mut mpgpu, &[&buffers])?;
+        self.verify("mp_execute with a request", &mut requested, &[&buffers])?;
         driver.context_of(DeviceId::gpu(0))?;
-        let (rounds, times) = contest(&mut [&mut mpgpu, &mut bare, &mut recorded], self.repeat)?;
+        let (rounds, times) = contest(&mut [&mut mpgpu, &mut bare, &mut requested, &mut recorded], self.repeat)?;
         self.verify("mp_execute", &mut mpgpu, &[&buffers])?;
 
         drop(graph);
@@ -174,8 +187,8 @@ impl Bench<'_> {
         check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(event) })?;
         rings.into_iter().try_for_each(|ring| self.context.free(ring))?;
         self.context.destroy_stream(stream)?;
-        let &[mpgpu, driver, recorded] = times.as_slice() else { return Err("nothing was timed".into()) };
+        let &[mpgpu, driver, requested, recorded] = times.as_slice() else { return Err("nothing was timed".into()) };
         let launch = if nodes == 1 { "one copy" } else { "one graph" };
-        Ok(Overhead { case, size, launch, nodes, rounds, plan: plan.clone(), driver, recorded, mpgpu })
+        Ok(Overhead { case, size, launch, nodes, rounds, plan: plan.clone(), driver, recorded, mpgpu, requested })
     }
 }

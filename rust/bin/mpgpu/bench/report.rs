@@ -31,11 +31,12 @@ impl Outcome {
                 phases.instantiated_anew
             ),
             Outcome::Overhead(overhead) => format!(
-                "{} of {} copies: driver {:.2} us, mp_execute {:.2} us; {} rounds, bytes verified",
+                "{} of {} copies: driver {:.2} us, mp_execute {:.2} us, with a request {:.2} us; {} rounds, bytes verified",
                 overhead.launch,
                 overhead.nodes,
                 overhead.driver.issue.median * 1e6,
                 overhead.mpgpu.issue.median * 1e6,
+                overhead.requested.issue.median * 1e6,
                 overhead.rounds
             ),
         }
@@ -131,25 +132,36 @@ fn phases_table(results: &[&Phases]) -> String {
 
 fn overhead_table(results: &[&Overhead]) -> String {
     let mut text = format!(
-        "{:<17} {:>10} {:<10} {:>6} {:>22} {:>22} {:>22} {:>9}\n",
-        "case", "size", "launch", "copies", "driver us", "and event us", "mp_execute us", "beyond us"
+        "{:<17} {:>10} {:<10} {:>6} {:>22} {:>22} {:>9} {:>22} {:>22} {:>9}\n",
+        "case",
+        "size",
+        "launch",
+        "copies",
+        "driver us",
+        "mp_execute us",
+        "beyond us",
+        "driver and event us",
+        "with request us",
+        "beyond us"
     );
     for result in results {
         let _ = writeln!(
             text,
-            "{:<17} {:>10} {:<10} {:>6} {:>22} {:>22} {:>22} {:>9.2}",
+            "{:<17} {:>10} {:<10} {:>6} {:>22} {:>22} {:>9.2} {:>22} {:>22} {:>9.2}",
             result.case.name,
             size(result.size),
             result.launch,
             result.nodes,
             fine(&result.driver.issue),
-            fine(&result.recorded.issue),
             fine(&result.mpgpu.issue),
-            result.beyond() * 1e6
+            result.beyond() * 1e6,
+            fine(&result.recorded.issue),
+            fine(&result.requested.issue),
+            result.requested_beyond() * 1e6
         );
     }
     text + "Medians (min-max) of the calling thread's time in microseconds; the stream is idle at each call. `beyond` is mp_execute less the \
-            driver's own launch.\n"
+            driver's own launch,\nand mp_execute with a request less that launch and the event record that a request needs.\n"
 }
 
 fn line(result: &Measured) -> String {
@@ -223,7 +235,9 @@ fn overhead_to_json(result: &Overhead) -> Value {
         "driver": times_to_json(&result.driver),
         "recorded": times_to_json(&result.recorded),
         "mpgpu": times_to_json(&result.mpgpu),
+        "requested": times_to_json(&result.requested),
         "beyond": result.beyond(),
+        "requested_beyond": result.requested_beyond(),
         "plan": result.plan.to_json(),
     })
 }
