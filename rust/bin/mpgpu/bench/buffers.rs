@@ -19,19 +19,21 @@ const STRIDE: u64 = 4099;
 /// Bytes that are brought back and compared at a time.
 const BLOCK: u64 = 64 << 20;
 
-/// Random bytes in host memory that every source is filled from, and room to bring bytes back to. Freed with the context.
-pub struct Pattern {
+/// Random bytes in host memory that every source is filled from, and room to bring bytes back to.
+pub struct Pattern<'a> {
+    context: &'a Context,
     address: u64,
     bytes: u64,
     back: u64,
 }
 
-impl Pattern {
+impl<'a> Pattern<'a> {
     /// Enough for steps of so many transfers of up to `largest` bytes.
-    pub fn new(context: &Context, largest: u64, transfers: usize) -> Result<Pattern, Failure> {
+    pub fn new(context: &'a Context, largest: u64, transfers: usize) -> Result<Pattern<'a>, Failure> {
         let bytes = (largest + transfers as u64 * STRIDE).next_multiple_of(8);
         let address = context.allocate(DeviceId::HOST, bytes)?;
-        let back = context.allocate(DeviceId::HOST, BLOCK)?;
+        let mut pattern = Pattern { context, address, bytes, back: 0 };
+        pattern.back = context.allocate(DeviceId::HOST, BLOCK)?;
         // SAFETY: just allocated with this size in host memory, aligned to 256 bytes, and not yet anyone else's.
         let words = unsafe {
             let start = with_exposed_provenance_mut::<u64>(address as usize);
@@ -46,7 +48,7 @@ impl Pattern {
             state ^= state << 17;
             *word = state;
         }
-        Ok(Pattern { address, bytes, back })
+        Ok(pattern)
     }
 
     fn of(&self, transfer: usize) -> u64 {
@@ -69,7 +71,7 @@ pub struct Buffers<'a> {
 
 impl<'a> Buffers<'a> {
     /// Allocates both ends of every leg and fills the sources.
-    pub fn new(context: &'a Context, plain: &mut dyn Plain, pattern: &Pattern, legs: &[Leg]) -> Result<Buffers<'a>, Failure> {
+    pub fn new(context: &'a Context, plain: &mut dyn Plain, pattern: &Pattern<'_>, legs: &[Leg]) -> Result<Buffers<'a>, Failure> {
         let mut buffers = Buffers { context, transfers: Vec::new() };
         for (index, leg) in legs.iter().enumerate() {
             let src = context.allocate(leg.src, leg.bytes)?;
@@ -88,7 +90,7 @@ impl<'a> Buffers<'a> {
     }
 
     /// Compares every destination byte with what its source was filled with.
-    pub fn check(&self, plain: &mut dyn Plain, pattern: &Pattern) -> Result<(), Failure> {
+    pub fn check(&self, plain: &mut dyn Plain, pattern: &Pattern<'_>) -> Result<(), Failure> {
         for (index, t) in self.transfers.iter().enumerate() {
             let mut offset = 0;
             while offset < t.bytes + GUARD {
@@ -116,10 +118,21 @@ impl<'a> Buffers<'a> {
 
 impl Drop for Buffers<'_> {
     fn drop(&mut self) {
-        for address in self.transfers.iter().flat_map(|t| [t.src, t.dst]).filter(|address| *address != 0) {
-            if let Err(error) = self.context.free(address) {
-                log::warn!("freeing a buffer of the bench: {error}");
-            }
+        free(self.context, self.transfers.iter().flat_map(|t| [t.src, t.dst]));
+    }
+}
+
+impl Drop for Pattern<'_> {
+    fn drop(&mut self) {
+        free(self.context, [self.address, self.back].into_iter());
+    }
+}
+
+/// 0 stands for what was not allocated.
+fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
+    for address in addresses.filter(|address| *address != 0) {
+        if let Err(error) = context.free(address) {
+            log::warn!("freeing a buffer of the bench: {error}");
         }
     }
 }

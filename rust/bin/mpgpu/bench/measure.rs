@@ -32,7 +32,7 @@ type Compared = (usize, Times, Vec<(Manner, Times)>);
 pub struct Bench<'a> {
     pub context: &'a Context,
     pub plain: RefCell<Box<dyn Plain>>,
-    pub pattern: Pattern,
+    pub pattern: Pattern<'a>,
     pub options: PlanOptions,
     /// A preset or file, where one was named.
     pub topology: Option<String>,
