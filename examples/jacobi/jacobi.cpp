@@ -6,9 +6,7 @@
 // The ny rows are divided among the devices. Each device keeps its rows between two halo rows, and an iteration is
 //
 //     every device:  sweep a -> a_new              in the device's own stream
-//     exchange:      both halo rows of a_new       one plan for all devices, in a stream that waits for every sweep;
-//     short
-//                                                  rows by each device itself, in its own stream
+//     exchange:      both halo rows of a_new       one plan for all devices, in a stream that waits for every sweep
 //     every device:  waits for its halo rows, and a and a_new change places
 //
 // With -plain the same is also done with plain copies and events in place of the plan, to see what it gains. Only
@@ -31,6 +29,7 @@
 #include <exception>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -103,7 +102,10 @@ class by_plan final : public exchange {
   public:
     by_plan(const mpgpu::context &ctx, const halo_exchange &halos)
         : ctx_(ctx), halos_(halos), together_{{{ctx, halos.copies[0]}, {ctx, halos.copies[1]}}},
-          stream_(ctx, mpgpu::device::gpu(0)), exchanged_(ctx) {
+          stream_(ctx, mpgpu::device::gpu(0)), exchanged_(ctx), neighbours_(halos.sweeps.size()) {
+        for (const mpgpu::transfer &copy : halos.copies[0]) {
+            neighbours_.at(static_cast<std::size_t>(copy.dst_device)).insert(copy.src_device);
+        }
         const bool direct = plan().info().paths == halos.copies[0].size();
         for (std::size_t device = 0; device < halos_.sweeps.size(); ++device) {
             done_.emplace_back(ctx);
@@ -118,10 +120,8 @@ class by_plan final : public exchange {
             ctx_.wait(halos_.sweeps[device], exchanged_);
             return;
         }
-        for (const mpgpu::transfer &copy : halos_.copies[0]) {
-            if (copy.dst_device == static_cast<int>(device)) {
-                ctx_.wait(halos_.sweeps[device], done_.at(static_cast<std::size_t>(copy.src_device)));
-            }
+        for (const int neighbour : neighbours_[device]) {
+            ctx_.wait(halos_.sweeps[device], done_.at(static_cast<std::size_t>(neighbour)));
         }
     }
 
@@ -170,7 +170,8 @@ class by_plan final : public exchange {
     std::vector<std::array<mpgpu::plan, 2>> apart_; // by device; empty where the plan of all is executed
     mpgpu::stream stream_;
     mpgpu::event exchanged_;
-    std::vector<mpgpu::event> done_; // by device: its sweep, and what it has pushed
+    std::vector<std::set<int>> neighbours_; // by device: whose rows it receives
+    std::vector<mpgpu::event> done_;        // by device: its sweep, and what it has pushed
 };
 
 /// The whole domain in host memory, before the first iteration: zero, with a sine at both ends of x.
