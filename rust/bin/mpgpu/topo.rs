@@ -139,7 +139,17 @@ fn large_copy(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<mpgpu::
 fn links(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let name = |node: usize| topology.nodes[node].name.clone();
-    let figures = |cable: &Cable| (cable.kind.name(), cable.there, cable.back, cable.both, cable.latency.to_bits(), cable.marks.clone());
+    let figures = |cable: &Cable| {
+        (
+            cable.kind.name(),
+            cable.there,
+            cable.back,
+            cable.both,
+            cable.latency.to_bits(),
+            cable.marks_there.clone(),
+            cable.marks_back.clone(),
+        )
+    };
     let mut groups: Vec<Vec<&Cable>> = Vec::new();
     for cable in &cables {
         match groups.iter_mut().find(|group| figures(group[0]) == figures(cable)) {
@@ -157,7 +167,13 @@ fn links(topology: &Topology) -> String {
         };
         let both = one.both.map_or(String::new(), |both| format!(", both together {}", gigabytes(both)));
         let latency = if one.latency > 0.0 { format!(", latency {}", time(one.latency)) } else { String::new() };
-        let marks = one.marks.iter().map(|&mark| format!(", shares {}", shared[mark].name)).collect::<String>();
+        let mut shares: Vec<usize> = one.marks_there.iter().chain(&one.marks_back).copied().collect();
+        shares.sort_unstable();
+        shares.dedup();
+        let marks = match shares.iter().map(|&mark| shared[mark].name.as_str()).collect::<Vec<_>>().join(", ") {
+            names if names.is_empty() => names,
+            names => format!(", shares {names}"),
+        };
         text += &format!("  {:<7} {rate}{both}{latency}{marks}\n", one.kind.name());
         let pairs: Vec<String> = group.iter().map(|cable| format!("{}-{}", name(cable.a), name(cable.b))).collect();
         for line in wrap(&pairs.join(" "), 88) {

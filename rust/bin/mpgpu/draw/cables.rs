@@ -17,12 +17,19 @@ pub struct Cable {
     pub latency: f64,
     /// Bytes/s of both directions together, where that is a resource of its own.
     pub both: Option<f64>,
-    /// Numbers of the other shared resources that it draws on: indices into the list that comes with the cables.
-    pub marks: Vec<usize>,
-    links: Vec<LinkId>,
+    /// Numbers of the other shared resources that its way from `a` to `b` draws on: indices into the list that comes with the cables.
+    pub marks_there: Vec<usize>,
+    /// The same of its way back.
+    pub marks_back: Vec<usize>,
+    links: [Option<LinkId>; 2],
 }
 
 impl Cable {
+    /// Whether nothing tells its directions apart.
+    pub fn is_even(&self) -> bool {
+        self.there == self.back && self.marks_there == self.marks_back
+    }
+
     /// The larger of its directions, bytes/s.
     pub fn capacity(&self) -> f64 {
         self.there.unwrap_or(0.0).max(self.back.unwrap_or(0.0))
@@ -39,7 +46,7 @@ pub fn cables(topology: &Topology) -> (Vec<Cable>, Vec<&SharedResource>) {
             Some(cable) => {
                 cable.back = Some(link.bandwidth);
                 cable.latency = cable.latency.max(link.latency);
-                cable.links.push(id);
+                cable.links[1] = Some(id);
             }
             None => cables.push(Cable {
                 a: from,
@@ -49,19 +56,23 @@ pub fn cables(topology: &Topology) -> (Vec<Cable>, Vec<&SharedResource>) {
                 back: None,
                 latency: link.latency,
                 both: None,
-                marks: Vec::new(),
-                links: vec![id],
+                marks_there: Vec::new(),
+                marks_back: Vec::new(),
+                links: [Some(id), None],
             }),
         }
     }
     let mut rest = Vec::new();
     for shared in &topology.shared {
-        let draws = |cable: &Cable| cable.links.iter().filter(|link| shared.links.contains(link)).count();
-        match cables.iter_mut().find(|cable| cable.links.len() == 2 && shared.links.len() == 2 && draws(cable) == 2) {
+        let draws = |link: Option<LinkId>| link.is_some_and(|link| shared.links.contains(&link));
+        let both = |cable: &&mut Cable| shared.links.len() == 2 && cable.links.iter().all(|link| draws(*link));
+        match cables.iter_mut().find(both) {
             Some(cable) => cable.both = Some(cable.both.map_or(shared.capacity, |both| both.min(shared.capacity))),
             None => {
-                for cable in cables.iter_mut().filter(|cable| draws(cable) > 0) {
-                    cable.marks.push(rest.len());
+                for cable in &mut cables {
+                    let [there, back] = cable.links.map(draws);
+                    cable.marks_there.extend(there.then_some(rest.len()));
+                    cable.marks_back.extend(back.then_some(rest.len()));
                 }
                 rest.push(shared);
             }

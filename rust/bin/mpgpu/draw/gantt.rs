@@ -19,7 +19,7 @@ path{fill:none;stroke:#ddd}path.x{stroke:#888}path.y{stroke:#444;stroke-opacity:
 
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 24.0;
-const CHART: f64 = 860.0;
+const CHART: f64 = 760.0;
 /// More arrows than this are a grey cloud; they are in the JSON.
 const MOST_ARROWS: usize = 160;
 
@@ -37,7 +37,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
     let colours: Vec<Option<usize>> = timeline.spans.iter().map(&mut colour).collect();
     let last = timeline.spans.iter().map(|span| span.end).fold(0.0, f64::max);
     let (step, unit, scale) = axis(last);
-    let end = (last / step).ceil().max(1.0) * step;
+    let end = if last > 0.0 { last * 1.01 } else { step };
 
     // Rows: a heading for each device, then its lanes.
     let mut order: Vec<usize> = (0..timeline.lanes.len()).collect();
@@ -49,7 +49,8 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
     };
     let names = order.iter().map(|&lane| text_width(&label(lane), 12.0) + 20.0).fold(90.0, f64::max);
     let (left, mut y) = (MARGIN + names, MARGIN + 14.0);
-    let width = left + CHART + MARGIN + 20.0;
+    let totals: Vec<String> = (0..timeline.lanes.len()).map(|lane| total(timeline, lane)).collect();
+    let width = left + CHART + totals.iter().map(|text| text_width(text, 11.0) + 8.0).fold(0.0, f64::max) + MARGIN;
     let x = |seconds: f64| left + seconds / end * CHART;
 
     let mut svg = Svg::new();
@@ -61,7 +62,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
     }
     y += 24.0;
     y = legend(&mut svg, &paths, colours.contains(&None), width, y);
-    let top = y + 22.0;
+    let top = y + 34.0;
 
     let mut at = top;
     let mut rows = vec![0.0; timeline.lanes.len()];
@@ -82,17 +83,24 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
         let class = if index % 2 == 0 { "r0" } else { "r1" };
         svg.rectangle(class, [left, rows[lane], CHART, ROW], 0.0, "");
         svg.text("n", (MARGIN + 12.0, rows[lane] + 16.0), Anchor::Start, &label(lane));
+        svg.text("a", (left + CHART + 8.0, rows[lane] + 16.0), Anchor::Start, &totals[lane]);
     }
     for (device, y) in headings {
         svg.text("v", (MARGIN, y + 15.0), Anchor::Start, &device.to_string());
     }
-    for tick in 0..=(end / step).round() as usize {
+    for tick in 0..=(end / step * 1.000_001) as usize {
         let seconds = tick as f64 * step;
         svg.line("x", 0.5, &[(x(seconds), top - 4.0), (x(seconds), bottom)], "");
-        let mark = format!("{}", (seconds * scale * 1000.0).round() / 1000.0);
+        let mark = format!("{}{}", (seconds * scale * 1000.0).round() / 1000.0, if tick == 0 { format!(" {unit}") } else { String::new() });
         svg.text("a", (x(seconds), top - 9.0), Anchor::Middle, &mark);
     }
-    svg.text("a", (left + CHART + 12.0, top - 9.0), Anchor::Start, unit);
+    if timeline.arrows.len() <= MOST_ARROWS {
+        for arrow in &timeline.arrows {
+            let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
+            let middle = |span: &Span| rows[span.lane] + ROW / 2.0;
+            svg.line("y", 0.7, &[(x(from.end), middle(from)), (x(to.begin), middle(to))], "");
+        }
+    }
 
     for (span, colour) in timeline.spans.iter().zip(&colours) {
         // As wide as a hair at least, so that nothing vanishes.
@@ -103,13 +111,6 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
         if let Some(text) = inside(span, wide - 6.0) {
             let dark = colour.is_some_and(|colour| DARK[colour % COLOURS.len()]);
             svg.text(if dark { "w" } else { "b" }, (begin + wide / 2.0, row + 15.5), Anchor::Middle, &text);
-        }
-    }
-    if timeline.arrows.len() <= MOST_ARROWS {
-        for arrow in &timeline.arrows {
-            let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
-            let middle = |span: &Span| rows[span.lane] + ROW / 2.0;
-            svg.line("y", 0.7, &[(x(from.end), middle(from)), (x(to.begin), middle(to))], "");
         }
     }
     let classes: String =
@@ -163,6 +164,14 @@ fn axis(last: f64) -> (f64, &'static str, f64) {
 fn rate(span: &Span) -> Option<f64> {
     let seconds = span.end - span.begin;
     (span.bytes > 0 && seconds > 0.0).then(|| span.bytes as f64 / seconds / 1e9)
+}
+
+/// What a lane moves in all, and how fast while it is at it.
+fn total(timeline: &Timeline, lane: usize) -> String {
+    let spans = || timeline.spans.iter().filter(|span| span.lane == lane && span.bytes > 0);
+    let bytes: u64 = spans().map(|span| span.bytes).sum();
+    let busy: f64 = spans().map(|span| span.end - span.begin).sum();
+    if bytes == 0 || busy <= 0.0 { String::new() } else { format!("{}, {:.1} GB/s", size(bytes), bytes as f64 / busy / 1e9) }
 }
 
 /// What a pointer that rests on the span is told.

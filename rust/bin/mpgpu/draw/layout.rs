@@ -46,6 +46,23 @@ impl Place {
     }
 }
 
+/// A line of a label, with the numbers of the shared resources that follow it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Line {
+    pub text: String,
+    pub marks: Vec<usize>,
+}
+
+impl Line {
+    /// Width of the text alone.
+    pub fn text_width(&self) -> f64 {
+        text_width(&self.text, LABEL_SIZE)
+    }
+    pub fn width(&self) -> f64 {
+        self.text_width() + MARK * self.marks.len() as f64 + if self.marks.is_empty() { 0.0 } else { 3.0 }
+    }
+}
+
 /// A cable in the picture.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wire {
@@ -53,9 +70,7 @@ pub struct Wire {
     /// The base line of the label's first line.
     pub label: (f64, f64),
     pub anchor: Option<Anchor>,
-    pub lines: Vec<String>,
-    /// Marks that follow the first line.
-    pub marks: usize,
+    pub lines: Vec<Line>,
 }
 
 /// How a cable runs in the picture.
@@ -85,7 +100,7 @@ struct Track {
 }
 
 /// Places nodes and cables; `label` gives the lines of a cable's label, the first node above (or left) or not.
-pub fn layout(topology: &Topology, cables: &[Cable], label: impl Fn(&Cable, bool, Way) -> Vec<String>) -> Layout {
+pub fn layout(topology: &Topology, cables: &[Cable], label: impl Fn(&Cable, bool, Way) -> Vec<Line>) -> Layout {
     let count = topology.nodes.len();
     let mut next: Vec<Vec<usize>> = vec![Vec::new(); count];
     for cable in cables {
@@ -129,7 +144,7 @@ pub fn layout(topology: &Topology, cables: &[Cable], label: impl Fn(&Cable, bool
         }
     }
 
-    let mut wires: Vec<Wire> = cables.iter().map(|cable| Wire { marks: cable.marks.len(), ..Wire::default() }).collect();
+    let mut wires = vec![Wire::default(); cables.len()];
     let down = straight(cables, &rows, &stories, &places, &mut wires, &label);
     let mut tracks: Vec<(i32, Vec<Track>)> = (top..=bottom).map(|row| (row, Vec::new())).collect();
     for (index, cable) in cables.iter().enumerate() {
@@ -187,12 +202,12 @@ pub fn layout(topology: &Topology, cables: &[Cable], label: impl Fn(&Cable, bool
 
 /// Left, top, width and height of a wire's label, its marks included.
 pub fn label_box(wire: &Wire) -> [f64; 4] {
-    let width = wire.lines.iter().map(|line| text_width(line, LABEL_SIZE)).fold(0.0, f64::max);
+    let width = wire.lines.iter().map(Line::width).fold(0.0, f64::max);
     let left = match wire.anchor {
         Some(Anchor::Middle) => wire.label.0 - width / 2.0,
         _ => wire.label.0,
     };
-    [left, wire.label.1 - LABEL_SIZE, width + MARK * wire.marks as f64, wire.lines.len() as f64 * LINE]
+    [left, wire.label.1 - LABEL_SIZE, width, wire.lines.len() as f64 * LINE]
 }
 
 /// The row of each node: 0 for GPUs, below it what leads to host memory, above it what does not.
@@ -282,7 +297,7 @@ fn straight(
     stories: &[usize],
     places: &[Place],
     wires: &mut [Wire],
-    label: &impl Fn(&Cable, bool, Way) -> Vec<String>,
+    label: &impl Fn(&Cable, bool, Way) -> Vec<Line>,
 ) -> Down {
     let mut down = Down { cables: Vec::new(), lines: Vec::new() };
     for (index, cable) in cables.iter().enumerate() {
@@ -295,7 +310,7 @@ fn straight(
         let (left, right) = if places[a].x < places[b].x { (a, b) } else { (b, a) };
         let gap = [places[left].right(), places[right].x];
         let lines = label(cable, left == a, Way::Across);
-        let width = lines.iter().map(|line| text_width(line, LABEL_SIZE)).fold(0.0, f64::max);
+        let width = lines.iter().map(Line::width).fold(0.0, f64::max);
         let free = (0..places.len()).all(|node| {
             let inside = places[node].right() > gap[0] && places[node].x < gap[1];
             node == left || node == right || rows[node] != rows[a] || stories[node] != stories[a] || !inside
@@ -304,7 +319,7 @@ fn straight(
         if rows[a] != 0 && stories[a] == stories[b] && free && !taken && gap[1] - gap[0] >= width + 6.0 {
             let middle = (gap[0] + gap[1]) / 2.0;
             let points = vec![(gap[0], 0.0), (gap[1], 0.0)];
-            wires[index] = Wire { points, label: (middle, 0.0), anchor: Some(Anchor::Middle), lines, marks: cable.marks.len() };
+            wires[index] = Wire { points, label: (middle, 0.0), anchor: Some(Anchor::Middle), lines };
         }
     }
     // A node that is no wider than a GPU sets the place; several cables at one of its sides stand side by side.
@@ -403,7 +418,7 @@ fn finish(
     down: &Down,
     tracks: &[(i32, Vec<Track>)],
     wires: &mut [Wire],
-    label: &impl Fn(&Cable, bool, Way) -> Vec<String>,
+    label: &impl Fn(&Cable, bool, Way) -> Vec<Line>,
 ) {
     for (wire, cable) in wires.iter_mut().zip(cables).filter(|(wire, _)| !wire.points.is_empty()) {
         let y = places[cable.a].y + BOX.1 / 2.0;
@@ -431,8 +446,11 @@ fn finish(
             let away = 14.0 + track.level as f64 * TRACK;
             let edge = |node: usize| if *row > 0 { places[node].y + places[node].height } else { places[node].y };
             let y = if *row > 0 { edge(first).max(edge(last)) + away } else { edge(first).min(edge(last)) - away };
-            let lines = vec![label(cable, first == cable.a, Way::Across).join(" ")];
-            let half = text_width(&lines[0], LABEL_SIZE) / 2.0 + 3.0;
+            let lines = label(cable, first == cable.a, Way::Across);
+            let text = lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>().join(" ");
+            let line = Line { text, marks: lines.into_iter().flat_map(|line| line.marks).collect() };
+            let half = line.width() / 2.0 + 3.0;
+            let lines = vec![line];
             // The place nearest to the middle that fewest other cables cross.
             let upright = tracks.iter().filter(|other| other.level > track.level).flat_map(|other| [other.left, other.right]);
             let passing = down
@@ -450,7 +468,6 @@ fn finish(
                 label: (x, y + 4.0),
                 anchor: Some(Anchor::Middle),
                 lines,
-                marks: cable.marks.len(),
             };
         }
     }

@@ -1,7 +1,7 @@
 //! A machine as a drawing.
 
 use super::cables::{Cable, cables};
-use super::layout::{LABEL_SIZE, LINE, Layout, MARK, Way, label_box, layout};
+use super::layout::{LABEL_SIZE, LINE, Layout, Line, MARK, Way, label_box, layout};
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::wrap;
 use mpgpu::topology::{LinkKind, NodeKind, Topology};
@@ -91,25 +91,28 @@ fn draw(svg: &mut Svg, topology: &Topology, cables: &[Cable], layout: &Layout, (
             svg.text("s", (center, y + 31.0), Anchor::Middle, note);
         }
     }
-    for (wire, cable) in layout.wires.iter().zip(cables) {
+    for wire in &layout.wires {
         let [x, y, width, height] = label_box(wire);
         svg.rectangle("p", [x + left - 2.0, y + top, width + 4.0, height], 0.0, "");
-        let anchor = wire.anchor.unwrap_or(Anchor::Start);
-        for (line, text) in wire.lines.iter().enumerate() {
-            svg.text("l", (wire.label.0 + left, wire.label.1 + top + LINE * line as f64), anchor, text);
-        }
-        for (place, &number) in cable.marks.iter().enumerate() {
-            mark(
-                svg,
-                (x + left + width - MARK * (wire.marks - place) as f64 + MARK / 2.0, wire.label.1 + top - LABEL_SIZE / 2.0 + 1.0),
-                number,
-            );
+        for (number, line) in wire.lines.iter().enumerate() {
+            let base = wire.label.1 + top + LINE * number as f64;
+            // Of a centred line, text and marks are centred together.
+            let begin = if wire.anchor == Some(Anchor::Middle) { x + left + (width - line.width()) / 2.0 } else { wire.label.0 + left };
+            if line.marks.is_empty() {
+                svg.text("l", (wire.label.0 + left, base), wire.anchor.unwrap_or(Anchor::Start), &line.text);
+            } else {
+                svg.text("l", (begin, base), Anchor::Start, &line.text);
+            }
+            for (place, &index) in line.marks.iter().enumerate() {
+                let x = begin + line.text_width() + 3.0 + MARK * (place as f64 + 0.5);
+                mark(svg, (x, base - LABEL_SIZE / 2.0 + 1.5), index);
+            }
         }
     }
 }
 
 fn mark(svg: &mut Svg, (x, y): (f64, f64), index: usize) {
-    svg.circle("m", (x, y), 7.5);
+    svg.circle("m", (x, y), 6.5);
     svg.text("mt", (x, y + 3.2), Anchor::Middle, &(index + 1).to_string());
 }
 
@@ -122,17 +125,19 @@ fn class(kind: LinkKind) -> &'static str {
 }
 
 /// Lines of a cable's label. `first` is whether its first node stands above the second, or left of it.
-fn label(cable: &Cable, first: bool, way: Way) -> Vec<String> {
-    let (there, back) = if first { (cable.there, cable.back) } else { (cable.back, cable.there) };
-    let mut lines = match (there, back) {
-        (Some(there), Some(back)) if there == back => vec![gigabytes(there)],
-        (there, back) => {
-            let arrow = |rate: Option<f64>, arrow| rate.map(|rate| format!("{arrow}{}", gigabytes(rate)));
-            let [forth, back_again] = if way == Way::Down { ['\u{2193}', '\u{2191}'] } else { ['\u{2192}', '\u{2190}'] };
-            arrow(there, forth).into_iter().chain(arrow(back, back_again)).collect()
-        }
+fn label(cable: &Cable, first: bool, way: Way) -> Vec<Line> {
+    let (there, back) = ((cable.there, &cable.marks_there), (cable.back, &cable.marks_back));
+    let (there, back) = if first { (there, back) } else { (back, there) };
+    let arrows = if way == Way::Down { ["\u{2193}", "\u{2191}"] } else { ["\u{2192}", "\u{2190}"] };
+    let line = |(rate, marks): (Option<f64>, &Vec<usize>), arrow: &str| {
+        rate.map(|rate| Line { text: format!("{arrow}{}", gigabytes(rate)), marks: marks.clone() })
     };
-    lines.extend(cable.both.map(|both| format!("\u{3a3} {}", gigabytes(both))));
+    let mut lines: Vec<Line> = if cable.is_even() {
+        line(there, "").into_iter().collect()
+    } else {
+        line(there, arrows[0]).into_iter().chain(line(back, arrows[1])).collect()
+    };
+    lines.extend(cable.both.map(|both| Line { text: format!("\u{3a3} {}", gigabytes(both)), marks: Vec::new() }));
     lines
 }
 
