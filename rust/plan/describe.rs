@@ -1,8 +1,8 @@
 //! A plan for people, and as JSON.
 
-use super::candidates::Reason;
 use super::program::Mechanism;
-use super::{Engine, PathPlan, Plan, TransferPlan};
+use super::reasons::{Loads, lines, path_model, sentence, tightest};
+use super::{Engine, PathPlan, Plan, Shape, TransferPlan};
 use crate::topology::{DeviceId, Machine};
 use crate::units::{size, time};
 use serde_json::{Value, json};
@@ -31,44 +31,42 @@ impl Plan {
             count(self.program.lanes.len(), "lane"),
             size(self.program.rings.iter().map(super::Ring::bytes).sum()),
         )?;
-        writeln!(
-            text,
-            "modelled: {}{}; one path for each transfer: {}; {:.2} times",
-            time(self.predicted),
-            rate(bytes, self.predicted),
-            time(self.one_path),
-            self.speedup()
-        )?;
+        let compared = match self.speedup() {
+            gain if gain > 1.005 => format!("{gain:.2} times as fast as one path for each transfer, {}", time(self.one_path)),
+            _ => "one path for each transfer".into(),
+        };
+        writeln!(text, "modelled: {}{}; {compared}", time(self.predicted), rate(bytes, self.predicted))?;
+        let loads = Loads::new(machine, self);
         for alike in self.alike() {
             match alike.as_slice() {
-                &[one] => self.write_one(machine, one, text)?,
-                many => self.write_alike(machine, many, text)?,
+                &[one] => self.write_one(machine, &loads, one, text)?,
+                many => self.write_alike(machine, &loads, many, text)?,
             }
         }
         Ok(())
     }
 
-    /// Indices of transfers, those of equal size that go directly and by the same mechanism together: a halo exchange has dozens.
+    /// Indices of transfers, those that differ in nothing but their devices together: a halo exchange has dozens.
     fn alike(&self) -> Vec<Vec<usize>> {
-        let mut keys: Vec<Option<(u64, Mechanism)>> = Vec::new();
+        let same = |a: &TransferPlan, b: &TransferPlan| {
+            let alike = |(a, b): (&PathPlan, &PathPlan)| {
+                let figures = |path: &PathPlan| (path.bytes, path.chunks, path.chunk_bytes, path.slots, path.mechanism);
+                let kind = |path: &PathPlan| path.via.map(DeviceId::is_host);
+                figures(a) == figures(b) && kind(a) == kind(b)
+            };
+            a.shape.bytes == b.shape.bytes && a.paths.len() == b.paths.len() && a.paths.iter().zip(&b.paths).all(alike)
+        };
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for (index, transfer) in self.transfers.iter().enumerate() {
-            let key = match transfer.paths.as_slice() {
-                [path] if path.via.is_none() => Some((path.bytes, path.mechanism)),
-                _ => None,
-            };
-            match keys.iter().position(|other| key.is_some() && *other == key) {
-                Some(group) => groups[group].push(index),
-                None => {
-                    keys.push(key);
-                    groups.push(vec![index]);
-                }
+            match groups.iter_mut().find(|group| same(&self.transfers[group[0]], transfer)) {
+                Some(group) => group.push(index),
+                None => groups.push(vec![index]),
             }
         }
         groups
     }
 
-    fn write_one(&self, machine: &Machine, index: usize, text: &mut String) -> std::fmt::Result {
+    fn write_one(&self, machine: &Machine, loads: &Loads, index: usize, text: &mut String) -> std::fmt::Result {
         let TransferPlan { shape, paths, rejected } = &self.transfers[index];
         write!(text, "\ntransfer {index}: {} to {}, {}", shape.src_device, shape.dst_device, size(shape.bytes))?;
         if shape.bytes == 0 {
@@ -76,40 +74,46 @@ impl Plan {
         }
         writeln!(text)?;
         for path in paths {
-            writeln!(text, "  {}", path.sentence(shape.bytes))?;
+            let way = path.via.map_or("direct".into(), |via| format!("via {via}"));
+            let limit = path_model(machine, shape, path.via)
+                .and_then(|model| tightest(machine, &model).map(|resource| format!(", at most {:.1} GB/s ({resource})", model.rate / 1e9)));
+            let alone = format!("; modelled alone {}{}", time(path.seconds), limit.unwrap_or_default());
+            writeln!(text, "  {}{alone}", path.sentence(&way, shape.bytes))?;
         }
-        write_reasons(rejected.iter().map(|r| (r.via, r.reason.sentence(machine))), text)
+        let reasons = rejected.iter().map(|r| (r.via, sentence(machine, shape, r, loads, false)));
+        lines(reasons).iter().try_for_each(|line| writeln!(text, "  {line}"))
     }
 
-    fn write_alike(&self, machine: &Machine, members: &[usize], text: &mut String) -> std::fmt::Result {
+    fn write_alike(&self, machine: &Machine, loads: &Loads, members: &[usize], text: &mut String) -> std::fmt::Result {
         let transfers = || members.iter().map(|&index| &self.transfers[index]);
-        let paths = || transfers().flat_map(|transfer| &transfer.paths);
-        let ends = paths().map(|path| path.seconds);
-        writeln!(
-            text,
-            "\n{} transfers of {}, each direct, {}; modelled alone {} to {}",
-            members.len(),
-            size(self.transfers[members[0]].shape.bytes),
-            paths().next().map(PathPlan::manner).unwrap_or_default(),
-            time(ends.clone().fold(f64::INFINITY, f64::min)),
-            time(ends.fold(0.0, f64::max)),
-        )?;
-        for row in members.chunks(6) {
+        let TransferPlan { shape, paths, .. } = &self.transfers[members[0]];
+        write!(text, "\n{} transfers of {}", members.len(), size(shape.bytes))?;
+        writeln!(text, "{}", if shape.bytes == 0 { ": nothing to do" } else { ", each:" })?;
+        for (at, path) in paths.iter().enumerate() {
+            let way = match path.via {
+                None => "direct",
+                Some(via) if via.is_host() => "via a host",
+                Some(_) => "via a GPU",
+            };
+            let alone = transfers().map(|transfer| transfer.paths[at].seconds);
+            let (least, most) = (time(alone.clone().fold(f64::INFINITY, f64::min)), time(alone.fold(0.0, f64::max)));
+            let alone = if least == most { least } else { format!("{least} to {most}") };
+            writeln!(text, "  {}; modelled alone {alone}", path.sentence(way, shape.bytes))?;
+        }
+        for row in members.chunks(if paths.iter().any(|path| path.via.is_some()) { 4 } else { 6 }) {
             let ways = row.iter().map(|&index| {
-                let shape = &self.transfers[index].shape;
-                format!("{index}: {}>{}", shape.src_device, shape.dst_device)
+                let TransferPlan { shape, paths, .. } = &self.transfers[index];
+                let vias: Vec<String> = paths.iter().filter_map(|path| path.via).map(|via| via.to_string()).collect();
+                let vias = if vias.is_empty() { String::new() } else { format!(" ({})", vias.join(", ")) };
+                format!("{index}: {}>{}{vias}", shape.src_device, shape.dst_device)
             });
             writeln!(text, "  {}", ways.collect::<Vec<_>>().join("  "))?;
         }
-        // Which link it is differs from transfer to transfer.
-        let reasons = transfers().flat_map(|transfer| &transfer.rejected).map(|r| {
-            let why = match &r.reason {
-                Reason::SharesDirect { .. } => "passes a link of the direct path, and adds no capacity".into(),
-                reason => reason.sentence(machine),
-            };
-            (r.via, why)
-        });
-        write_reasons(reasons, text)
+        // Its paths are named by kind, and one transfer may have no use for what another relays through.
+        let relayed = paths.iter().any(|path| path.via.is_some());
+        let reasons =
+            transfers().flat_map(|transfer| transfer.rejected.iter().map(|r| (r.via, sentence(machine, &transfer.shape, r, loads, true))));
+        lines(reasons).iter().try_for_each(|line| writeln!(text, "  {}{line}", if relayed { "otherwise " } else { "" }))
     }
 
     /// `auto` with what it came to where that is no matter of course.
@@ -125,13 +129,17 @@ impl Plan {
 
     /// The same as JSON: sizes in bytes, times in seconds, devices as in the C ABI.
     pub fn to_json(&self, machine: &Machine) -> Value {
+        let loads = Loads::new(machine, self);
         let transfers: Vec<Value> = self
             .transfers
             .iter()
             .map(|transfer| {
-                let paths: Vec<Value> = transfer.paths.iter().map(PathPlan::to_json).collect();
-                let rejected: Vec<Value> =
-                    transfer.rejected.iter().map(|r| json!({"via": r.via.map(|d| d.0), "reason": r.reason.sentence(machine)})).collect();
+                let paths: Vec<Value> = transfer.paths.iter().map(|path| path.to_json(machine, &transfer.shape)).collect();
+                let rejected = transfer.rejected.iter().map(|r| {
+                    let reason = sentence(machine, &transfer.shape, r, &loads, false);
+                    json!({"via": r.via.map(|d| d.0), "code": r.reason.code(), "reason": reason})
+                });
+                let rejected: Vec<Value> = rejected.collect();
                 json!({
                     "src_device": transfer.shape.src_device.0,
                     "dst_device": transfer.shape.dst_device.0,
@@ -147,19 +155,29 @@ impl Plan {
             "executor": self.executor.name(),
             "modelled_seconds": self.predicted,
             "modelled_seconds_one_path": self.one_path,
+            "modelled_speedup": self.speedup(),
+            "bytes": self.transfers.iter().map(|transfer| transfer.shape.bytes).fold(0, u64::saturating_add),
+            "options": {
+                "max_paths": if self.options.max_paths == u32::MAX { Value::Null } else { self.options.max_paths.into() },
+                "host_path": self.options.host_path,
+                "chunk_bytes": self.options.chunk_bytes,
+                "min_bytes": self.options.min_bytes,
+                "staging_bytes": self.options.staging_bytes,
+            },
             "operations": self.program.ops.len(),
             "lanes": self.program.lanes.len(),
             "staging_bytes": self.program.rings.iter().map(super::Ring::bytes).sum::<u64>(),
+            "staging": machine.devices().map(|device| (device, self.program.staging_bytes(device))).filter(|(_, bytes)| *bytes > 0)
+                .map(|(device, bytes)| json!({"device": device.0, "bytes": bytes})).collect::<Vec<_>>(),
             "transfers": transfers,
         })
     }
 }
 
 impl PathPlan {
-    fn sentence(&self, whole: u64) -> String {
+    fn sentence(&self, way: &str, whole: u64) -> String {
         let share = 100.0 * self.bytes as f64 / whole as f64;
-        let way = self.via.map_or("direct".into(), |via| format!("via {via}"));
-        format!("{share:5.1} %  {:>10}  {way:<10}  {}; modelled alone {}", size(self.bytes), self.manner(), time(self.seconds))
+        format!("{share:5.1} %  {:>10}  {way:<10}  {}", size(self.bytes), self.manner())
     }
 
     /// How its bytes are moved.
@@ -173,7 +191,8 @@ impl PathPlan {
         }
     }
 
-    fn to_json(&self) -> Value {
+    fn to_json(&self, machine: &Machine, shape: &Shape) -> Value {
+        let model = path_model(machine, shape, self.via);
         json!({
             "via": self.via.map(|device| device.0),
             "offset": self.offset,
@@ -183,6 +202,8 @@ impl PathPlan {
             "slots": self.slots,
             "mechanism": match self.mechanism { Mechanism::Copy => "copy", Mechanism::Batch => "batch", Mechanism::Kernel => "kernel" },
             "modelled_seconds_alone": self.seconds,
+            "bytes_per_second_alone": model.as_ref().map(|model| model.rate).filter(|rate| rate.is_finite()),
+            "limited_by": model.as_ref().and_then(|model| tightest(machine, model)),
         })
     }
 }
@@ -198,42 +219,6 @@ impl Engine {
             Engine::Kernel => "kernel",
         }
     }
-}
-
-impl Reason {
-    fn sentence(&self, machine: &Machine) -> String {
-        match self {
-            Reason::NoRoute => "no route".into(),
-            Reason::SharesDirect { resource } => {
-                let resource = &machine.resources()[resource.0 as usize].name;
-                format!("passes {resource} like the direct path, and adds no capacity")
-            }
-            Reason::Option(why) => (*why).into(),
-            Reason::Pageable => "pageable host memory is staged by the driver, in one piece".into(),
-            Reason::FixedCost { seconds, without } => {
-                format!("its first byte would arrive after {}, the batch is done in {} without it", time(*seconds), time(*without))
-            }
-            Reason::NoShare => "other paths of the batch make better use of its links".into(),
-            Reason::NotFaster { seconds, one_path } => {
-                format!("several paths would take {}, one path {}: too little gain to risk it", time(*seconds), time(*one_path))
-            }
-            Reason::Staging { ring_bytes } => format!("the staging bound leaves its ring {ring_bytes} bytes"),
-        }
-    }
-}
-
-/// One line for each reason, with all paths that are left out for it.
-fn write_reasons(reasons: impl Iterator<Item = (Option<DeviceId>, String)>, text: &mut String) -> std::fmt::Result {
-    let mut lines: Vec<(String, Vec<String>)> = Vec::new();
-    for (via, why) in reasons {
-        let via = via.map_or("direct".into(), |via| format!("via {via}"));
-        match lines.iter_mut().find(|line| line.0 == why) {
-            Some(line) if line.1.contains(&via) => {}
-            Some(line) => line.1.push(via),
-            None => lines.push((why, vec![via])),
-        }
-    }
-    lines.into_iter().try_for_each(|(why, paths)| writeln!(text, "  not {}: {why}", paths.join(", ").replace(", via", ",")))
 }
 
 fn rate(bytes: u64, seconds: f64) -> String {

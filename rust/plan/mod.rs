@@ -9,6 +9,7 @@
 //! | `lower` | shares to a [`Program`] |
 //! | `validate` | the proof that a program is right |
 //! | `describe` | a plan for people and for machines |
+//! | `reasons` | why paths were left out, in words |
 //! | `timeline` | when its operations ran, for a picture |
 //!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
@@ -19,6 +20,7 @@ mod describe;
 mod lower;
 mod mechanism;
 mod program;
+mod reasons;
 mod split;
 mod timeline;
 mod validate;

@@ -5,6 +5,8 @@ mod abi;
 mod abi_fuzz;
 mod bytes;
 mod cache;
+#[cfg(feature = "cli")]
+mod command;
 mod common;
 mod config;
 mod header;

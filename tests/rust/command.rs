@@ -1,0 +1,342 @@
+//! The `mpgpu` command as a user runs it: what it prints, the files that it writes, and what its errors say to do.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Runs the command without the caller's settings, and without a GPU even where there is one.
+fn mpgpu(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MPGPU_")) {
+        command.env_remove(name);
+    }
+    command.env("CUDA_VISIBLE_DEVICES", "").args(arguments).output().expect("the command starts")
+}
+
+/// Standard output of a command that succeeds and has nothing to complain about.
+#[track_caller]
+fn output(arguments: &[&str]) -> String {
+    let run = mpgpu(arguments);
+    let (text, errors) = (String::from_utf8(run.stdout).expect("UTF-8"), String::from_utf8_lossy(&run.stderr).into_owned());
+    assert!(run.status.success() && errors.is_empty(), "{arguments:?}: {errors}");
+    text
+}
+
+/// What a command that fails says of it. Nothing goes to standard output then.
+#[track_caller]
+fn error(arguments: &[&str]) -> String {
+    let run = mpgpu(arguments);
+    assert!(!run.status.success() && run.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&run.stdout));
+    String::from_utf8(run.stderr).expect("UTF-8")
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&output(arguments)).expect("JSON")
+}
+
+/// A folder that is gone with the value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("mpgpu-command-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("a path in UTF-8").to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
+}
+
+/// What a picture needs to be one: a root with a size, elements that end, and no number that is none.
+#[track_caller]
+fn assert_picture(svg: &str) {
+    assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" width=") && svg.ends_with("</svg>\n"), "{svg:.200}");
+    for bad in ["NaN", "inf", "width=\"-", "height=\"-"] {
+        assert!(!svg.contains(bad), "{bad} in {svg}");
+    }
+    for element in ["svg", "text", "title", "style"] {
+        assert_eq!(svg.matches(&format!("<{element}")).count(), svg.matches(&format!("</{element}>")).count(), "{element}");
+    }
+}
+
+fn presets() -> Vec<&'static str> {
+    mpgpu::topology::preset_names().collect()
+}
+
+#[test]
+fn without_a_gpu_topo_lists_the_presets_and_says_why() {
+    let text = output(&["topo"]);
+    assert!(text.starts_with("No GPU to look at: "), "{text}");
+    for name in presets() {
+        assert!(text.contains(&format!("  {name} ")), "{name} in {text}");
+    }
+    assert!(!output(&["topo", "--presets"]).contains("No GPU"));
+    assert_eq!(json(&["topo", "--json"])["presets"].as_array().map(Vec::len), Some(presets().len()));
+}
+
+#[test]
+fn topo_shows_links_both_directions_relays_and_what_is_assumed() {
+    let text = output(&["topo", "hgx-h200"]);
+    for part in [
+        "GB/s (10^9 bytes per second)",
+        "nvlink  396.0, both together 778.0",
+        "443.9 +1",
+        "87.0 there, 70.0 back, shares host0.read, host0.write",
+        "host0.read    153.0  host0>root0 host0>root1",
+        "one copy 6.7 us",
+        "mpgpu topo hgx-h200 --toml",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let assumed = "defaults, read on H200: assumed of any other machine";
+    assert!(output(&["topo", "beluga"]).contains(assumed), "whose costs are not known");
+}
+
+#[test]
+fn a_presets_file_names_the_source_of_each_figure_and_is_read_back_as_the_same_machine() {
+    let folder = Folder::new("toml");
+    let file = folder.file("node.toml");
+    for name in presets() {
+        let toml = output(&["topo", name, "--toml"]);
+        assert!(toml.contains("\n# "), "{name}: comments with sources");
+        std::fs::write(&file, toml).expect("written");
+        let ([mut preset, mut copy], file) = ([name, &file].map(|name| json(&["topo", name, "--json"])), &file);
+        assert_eq!((preset["origin"].take(), copy["origin"].take()), ("preset".into(), "file".into()), "{file}");
+        assert_eq!(preset, copy);
+    }
+}
+
+#[test]
+fn every_preset_is_drawn() {
+    let folder = Folder::new("topo");
+    let file = folder.file("machine.svg");
+    for name in presets() {
+        output(&["topo", name, "--svg", &file]);
+        let svg = read(&file);
+        assert_picture(&svg);
+        let machine = json(&["topo", name, "--json"]);
+        for node in machine["nodes"].as_array().expect("a list") {
+            assert!(svg.contains(&format!(">{}</text>", node["name"].as_str().expect("a name"))), "{name}: {node}");
+        }
+        let kinds: Vec<&str> = machine["links"].as_array().expect("a list").iter().filter_map(|link| link["kind"].as_str()).collect();
+        for (kind, class) in [("nvlink", "class=\"nvlink\""), ("pcie", "class=\"pcie\""), ("host", "class=\"hostlink\"")] {
+            // One line more is the legend's.
+            let links = kinds.iter().filter(|other| **other == kind).count();
+            let expected = if links == 0 { 0 } else { links / 2 + 1 };
+            assert_eq!(svg.matches(class).count(), expected, "{name}: both directions of a {kind} link are one line");
+        }
+    }
+}
+
+#[test]
+fn plan_says_what_is_done_and_why_not_more() {
+    let text = output(&["plan", "--topology", "dgx1-v100", "gpu0:gpu5:256M"]);
+    for part in [
+        "modelled: ",
+        " times as fast as one path for each transfer",
+        "44.4 %   113.6 MiB  via gpu1    24 chunks of 4.7 MiB, 4 slots",
+        "at most 6.0 GB/s (root0>root1)",
+        "not direct: no copy engine can copy from gpu0 to gpu5 in one go",
+        "not via gpu6, gpu7: no copy engine can copy from gpu0 to there",
+        "not via host1: root0>root1 is busy",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let ring = ["gpu0:gpu1:128M", "gpu1:gpu2:128M", "gpu2:gpu3:128M", "gpu3:gpu0:128M"];
+    let text = output(&[&["plan", "--topology", "beluga", "--no-host-path"][..], &ring].concat());
+    assert!(text.contains("4 transfers of 128.0 MiB, each:") && text.contains("3: gpu3>gpu0 (gpu1)"), "{text}");
+    assert_eq!(text.matches("host_path is off").count(), 1, "alike reasons are given once: {text}");
+}
+
+#[test]
+fn a_plan_as_json_holds_what_the_text_says() {
+    let plan = json(&["plan", "--topology", "hgx-h200", "gpu0:gpu1:1G", "--max-paths", "3", "--json"]);
+    let transfer = &plan["transfers"][0];
+    let paths = transfer["paths"].as_array().expect("a list");
+    assert_eq!(paths.iter().filter_map(|path| path["bytes"].as_u64()).sum::<u64>(), 1 << 30);
+    assert_eq!((&paths[0]["via"], &paths[0]["limited_by"]), (&Value::Null, &"gpu0>nvswitch".into()));
+    assert_eq!((&paths[1]["via"], &paths[1]["slots"]), (&(-1).into(), &4.into()));
+    assert_eq!(transfer["rejected"].as_array().map(Vec::len), Some(6));
+    assert_eq!(transfer["rejected"][0]["code"], "shares_direct");
+    assert_eq!((&plan["options"]["max_paths"], &plan["bytes"]), (&3.into(), &(1_u64 << 30).into()));
+    let speedup = plan["modelled_seconds_one_path"].as_f64().expect("seconds") / plan["modelled_seconds"].as_f64().expect("seconds");
+    assert!((speedup - plan["modelled_speedup"].as_f64().expect("a number")).abs() < 1e-9);
+    assert_eq!(plan["staging"][0]["device"], -1);
+}
+
+#[test]
+fn trace_simulates_a_run_and_writes_it_for_people_and_for_viewers() {
+    let folder = Folder::new("trace");
+    let (svg, perfetto) = (folder.file("run.svg"), folder.file("run.json"));
+    let text = output(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--svg", &svg, "--perfetto", &perfetto]);
+    assert!(text.contains("simulated") && text.contains("gpu0 lane 0: gpu0>gpu1") && text.contains("GB/s while busy"), "{text}");
+    let svg = read(&svg);
+    assert_picture(&svg);
+    for part in ["Modelled by the simulator", "gpu0&gt;gpu1 via gpu2", "lane 0: gpu0&gt;gpu1", "0 us", "47.9 GB/s"] {
+        assert!(svg.contains(part), "{part}");
+    }
+    let trace: Value = serde_json::from_str(&read(&perfetto)).expect("JSON");
+    assert_eq!(trace["otherData"]["modelled"], true);
+    let events = trace["traceEvents"].as_array().expect("a list");
+    let of = |kind: &str| events.iter().filter(|event| event["ph"] == kind).collect::<Vec<_>>();
+    let plan = json(&["plan", "--topology", "beluga", "gpu0:gpu1:64M", "--json"]);
+    let operations = plan["operations"].as_u64().expect("a number") as usize;
+    assert_eq!(of("X").iter().filter(|slice| slice["args"]["operation"].is_u64()).count(), operations);
+    // Every arrow leaves from inside a slice and ends at the begin of one, on the threads that they name.
+    for (flow, at_begin) in of("s").into_iter().map(|flow| (flow, false)).chain(of("f").into_iter().map(|flow| (flow, true))) {
+        let at = flow["ts"].as_f64().expect("a time");
+        let binds = |slice: &&&Value| {
+            let begin = slice["ts"].as_f64().expect("a time");
+            let inside = at >= begin && at < begin + slice["dur"].as_f64().expect("a time");
+            (&slice["pid"], &slice["tid"]) == (&flow["pid"], &flow["tid"]) && if at_begin { at == begin } else { inside }
+        };
+        assert_eq!(of("X").iter().filter(binds).count(), 1, "{flow}");
+    }
+    assert_eq!(of("s").len(), of("f").len());
+    assert!(of("s").len() > 10, "chunks wait for each other");
+    // Slices of one thread do not overlap, or a viewer would nest them.
+    for thread in of("M").iter().filter(|event| event["name"] == "thread_name") {
+        let own = |slice: &&&Value| (&slice["pid"], &slice["tid"]) == (&thread["pid"], &thread["tid"]);
+        let slices = of("X");
+        let mut ends = 0.0;
+        for slice in slices.iter().filter(own) {
+            let begin = slice["ts"].as_f64().expect("a time");
+            assert!(begin >= ends - 1e-3, "{slice}");
+            ends = begin + slice["dur"].as_f64().expect("a time");
+        }
+    }
+}
+
+#[test]
+fn trace_measures_on_the_host_backend_and_says_what_that_is() {
+    let arguments = ["trace", "--measure", "--backend", "host", "--topology", "beluga", "gpu0:gpu1:4M", "host0:gpu2:1M"];
+    let text = output(&arguments);
+    assert!(text.contains("measured") && text.contains("the clock is real, the GPUs are not"), "{text}");
+    let trace = json(&[&arguments[..], &["--pageable", "--json"]].concat());
+    assert_eq!((&trace["modelled"], &trace["precision_seconds"]), (&false.into(), &0.0.into()));
+    let spans = trace["spans"].as_array().expect("a list");
+    assert_eq!(Some(spans.len() as u64), trace["plan"]["operations"].as_u64());
+    assert!(spans.iter().all(|span| span["end_seconds"].as_f64() >= span["begin_seconds"].as_f64()));
+    assert!(trace["plan"]["transfers"][1]["rejected"][0]["code"] == "pageable", "{}", trace["plan"]);
+}
+
+#[test]
+fn errors_name_the_value_and_what_to_do() {
+    let folder = Folder::new("errors");
+    let broken = folder.file("broken.toml");
+    std::fs::write(&broken, "name = 1\n").expect("written");
+    let missing = folder.file("no/such/folder.svg");
+    let here = folder.0.to_str().expect("a path in UTF-8").to_owned();
+    let plan = |transfer: &str| error(&["plan", "--topology", "beluga", transfer]);
+    for (error, parts) in [
+        (error(&["topo", "belluga"]), ["belluga", "presets are beluga, narval"]),
+        (error(&["topo", &broken]), ["broken.toml", "name"]),
+        (error(&["topo", "--svg", "machine.svg"]), ["there is no machine to show", "mpgpu topo beluga"]),
+        (error(&["topo", "beluga", "--svg", &missing]), ["folder.svg", "create the folder first"]),
+        (error(&["topo", "beluga", "--svg", &here]), ["cannot write", "name a file in it"]),
+        (plan("gpu0:gpu1"), ["gpu0:gpu1", "SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M"]),
+        (plan("gpu0-gpu1-64M"), ["gpu0-gpu1-64M", "SOURCE:DESTINATION:BYTES"]),
+        (plan("gpu0:cpu:64M"), ["cpu", "gpu0, gpu1, … or host0, host1, …"]),
+        (plan("gpu0:gpu1:64MB"), ["64MB", "K, M, G or T"]),
+        (plan("gpu0:gpu9:64M"), ["transfer 0", "this machine has GPUs 0 to 3"]),
+        (error(&["plan", "--topology", "beluga"]), ["TRANSFER", "--help"]),
+        (error(&["plan", "--topology", "beluga", "gpu0:gpu1:1M", "--max-paths", "0"]), ["--max-paths", "1.."]),
+        (error(&["plan", "--topology", "beluga", "gpu0:gpu1:1M", "--chunk-bytes", "1K"]), ["chunk_bytes=1024", "4096 or more"]),
+        (error(&["trace", "--topology", "beluga", "gpu0:gpu1:1M", "--backend", "host"]), ["--measure", "required"]),
+        (error(&["trace", "--measure", "--backend", "cuda", "gpu0:gpu1:1M"]), ["driver", "install"]),
+    ] {
+        for part in parts {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    }
+}
+
+#[test]
+fn help_texts_teach_by_examples_that_work() {
+    for command in ["topo", "plan", "trace"] {
+        let help = output(&[command, "--help"]);
+        let examples: Vec<&str> = help.lines().filter_map(|line| line.trim().strip_prefix("mpgpu ")).collect();
+        assert!(examples.len() > 2, "{help}");
+        let folder = Folder::new(&format!("help-{command}"));
+        for example in examples {
+            // What follows two blanks explains, what follows ';' or '>' is the shell's. Real runs on this machine are other tests'.
+            let line = example.split("  ").next().unwrap_or_default().split([';', '>']).next().unwrap_or_default();
+            let words: Vec<String> = line
+                .split_whitespace()
+                .map(|word| if word.ends_with(".svg") || word.ends_with(".json") { folder.file(word) } else { word.to_owned() })
+                .collect();
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let small: Vec<&str> = words.iter().map(|word| if *word == "gpu0:gpu1:256M" { "gpu0:gpu1:1M" } else { word }).collect();
+            output(&small);
+        }
+    }
+}
+
+/// The pictures of `docs/command.md`: file, and the command that makes it.
+const PICTURES: [(&str, &[&str]); 5] = [
+    ("topo-beluga.svg", &["topo", "beluga", "--svg"]),
+    ("topo-dgx1-v100.svg", &["topo", "dgx1-v100", "--svg"]),
+    ("topo-gh200-4.svg", &["topo", "gh200-4", "--svg"]),
+    ("topo-hgx-h200.svg", &["topo", "hgx-h200", "--svg"]),
+    ("trace-beluga.svg", &["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--svg"]),
+];
+
+/// `UPDATE_PICTURES=1` writes them; without it they have to be what the command draws now.
+#[test]
+fn the_pictures_of_the_docs_are_current() {
+    let folder = Folder::new("pictures");
+    let docs = read(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/command.md"));
+    for (name, arguments) in PICTURES {
+        let drawn = folder.file(name);
+        output(&[arguments, &[&drawn]].concat());
+        let (drawn, kept) = (read(&drawn), format!("{}/docs/pictures/{name}", env!("CARGO_MANIFEST_DIR")));
+        assert!(drawn.len() < 40_000, "{name}: {} bytes", drawn.len());
+        assert!(docs.contains(&format!("](pictures/{name})")), "{name} is not in docs/command.md");
+        if std::env::var_os("UPDATE_PICTURES").is_some() {
+            std::fs::write(&kept, drawn).expect("written");
+        } else {
+            assert!(
+                read(&kept) == drawn,
+                "docs/pictures/{name} is not current: UPDATE_PICTURES=1 cargo test --features cli --test library pictures"
+            );
+        }
+    }
+}
+
+/// Whatever the page shows after `$ mpgpu` is what the command prints now, but for lines left out at `…`.
+#[test]
+fn the_examples_of_the_docs_are_current() {
+    let folder = Folder::new("examples");
+    let docs = read(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/command.md"));
+    let mut examples = 0;
+    for block in docs.split("```console\n$ mpgpu ").skip(1) {
+        let (line, shown) = block.split_once("```").expect("a block ends").0.split_once('\n').expect("output follows");
+        let is_file = |word: &str| word.ends_with(".svg") || word.ends_with(".json");
+        let words: Vec<String> = line.split(' ').map(|word| if is_file(word) { folder.file(word) } else { word.to_owned() }).collect();
+        let printed = output(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut rest = printed.lines();
+        let mut skip = false;
+        for expected in shown.lines() {
+            if expected == "…" {
+                skip = true;
+                continue;
+            }
+            let found = if skip { rest.find(|line| *line == expected) } else { rest.next() };
+            assert_eq!(found, Some(expected), "mpgpu {line}\n{printed}");
+            skip = false;
+        }
+        examples += 1;
+    }
+    assert!(examples > 3, "{examples} examples");
+}
