@@ -9,9 +9,8 @@ use crate::units::{size, time};
 /// The part of a plan's time for which each resource of the machine is busy with its paths.
 pub(super) struct Loads(Vec<f64>);
 
-/// A resource that is this busy leaves nothing that would be worth having: plans are chosen for gains of 2 % and more, and pipelines
-/// begin and end with less than a full load.
-const BUSY: f64 = 0.85;
+/// A resource that others use for less than this part of the time is not what keeps a path from a share.
+const IN_USE: f64 = 0.1;
 
 impl Loads {
     pub fn new(machine: &Machine, plan: &Plan) -> Loads {
@@ -86,8 +85,8 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             format!("its first byte would arrive after {}, the batch is done in {} without it", time(*seconds), time(*without))
         }
         (Reason::NoShare, via) => match path_model(machine, shape, via).and_then(|model| loads.busiest(&model)) {
-            Some((_, busy)) if busy >= BUSY && among_many => "a link of it is busy with paths that make better use of it".into(),
-            Some((at, busy)) if busy >= BUSY => {
+            Some((_, busy)) if busy >= IN_USE && among_many => "a link of it is busy with paths that make better use of it".into(),
+            Some((at, busy)) if busy >= IN_USE => {
                 format!("{} is busy for {:.0} % of the time with paths that make better use of it", resource(at), 100.0 * busy.min(1.0))
             }
             _ => "what it could carry is not worth its fixed cost".into(),

@@ -2,6 +2,7 @@
 
 use crate::arguments::Failure;
 use mpgpu::backend::cuda;
+use mpgpu::engine::Config;
 use mpgpu::topology::{self, Machine};
 
 /// A machine, and where it was taken from.
@@ -23,20 +24,29 @@ pub fn named(name: &str) -> Result<Source, Failure> {
     Ok(Source { machine, origin, remark })
 }
 
-/// The GPUs that the driver shows this process; why not, where it shows none.
-pub fn found() -> Result<Source, Failure> {
-    cuda::device_count()?;
+/// What a context would take by itself: the topology that `MPGPU_TOPOLOGY` names, else that of the GPUs that the driver shows. The inner
+/// result says why there are none.
+pub fn found() -> Result<Result<Source, Failure>, Failure> {
+    match Config::from_environment()?.topology {
+        Some(name) => named(&name).map(Ok),
+        None => match cuda::device_count() {
+            Ok(_) => discovered().map(Ok),
+            Err(why) => Ok(Err(why.into())),
+        },
+    }
+}
+
+fn discovered() -> Result<Source, Failure> {
     let machine = Machine::new(cuda::discover::discover()?)?;
     let remark = "Discovered from the driver and NVML: wiring as seen, capacities nominal times what was read on machines of the kind.\n\
                   The description says what is assumed. GPUs are numbered as CUDA_VISIBLE_DEVICES orders them.";
     Ok(Source { machine, origin: "discovered", remark: remark.into() })
 }
 
-/// The machine that is named, else the one at hand, else the preset that a context takes where there is no GPU.
+/// The machine that is named, else what a context would take.
 pub fn in_force(name: Option<&str>) -> Result<Source, Failure> {
     match name {
         Some(name) => named(name),
-        None if cuda::device_count().is_ok() => found(),
-        None => named(topology::DEFAULT_PRESET),
+        None => found()?.or_else(|_| named(topology::DEFAULT_PRESET)),
     }
 }

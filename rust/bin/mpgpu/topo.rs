@@ -17,7 +17,7 @@ const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
 pub struct TopoArguments {
-    /// A preset's name or a topology file; without it this machine, or the presets where there is no GPU
+    /// A preset's name or a topology file; without it what MPGPU_TOPOLOGY names, else this machine, else the presets
     pub topology: Option<String>,
     /// List the presets
     #[arg(long, conflicts_with_all = ["topology", "toml", "svg"])]
@@ -38,7 +38,7 @@ pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
     let source = match &arguments.topology {
         _ if arguments.presets => Err("the presets were asked for".into()),
         Some(name) => named(name).map(Ok)?,
-        None => found(),
+        None => found()?,
     };
     let source = match source {
         Ok(source) => source,

@@ -5,11 +5,11 @@ use mpgpu::model::timeline::{Span, Timeline};
 use mpgpu::topology::DeviceId;
 use mpgpu::units::{size, time};
 
-/// Fills and their classes, told apart by lightness as well as by hue, for grey printers and colour-blind eyes (after the palette of
-/// Okabe and Ito). A path more than there are colours starts over with a darker border.
-const COLOURS: [&str; 8] = ["#0072b2", "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#f0e442", "#cc79a7", "#7a5195"];
+/// Fills of paths. Neighbours in the list, and the first four of all, differ in lightness as well as in hue, for grey printers and
+/// colour-blind eyes. Where there are more paths they start over; the lanes' names tell those apart.
+const COLOURS: [&str; 8] = ["#08427a", "#f0a830", "#d1495b", "#bfe3f5", "#00785a", "#f0e442", "#5e3c86", "#cc79a7"];
 /// Fills on which white text reads better than black.
-const DARK: [bool; 8] = [true, false, false, true, true, false, false, true];
+const DARK: [bool; 8] = [true, false, true, false, true, false, true, false];
 
 const STYLE: &str = "\
 .t{font-size:17px;font-weight:bold}.d{font-size:12px;fill:#444}.n{font-size:12px}.v{font-size:13px;font-weight:bold}\

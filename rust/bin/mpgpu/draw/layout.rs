@@ -436,7 +436,9 @@ fn finish(
         };
         let levels = if rows[upper] > 0 { track_levels(rows[upper]) } else { 0.0 };
         let skipped = if levels > 0.0 { levels * TRACK + 12.0 } else { 0.0 };
-        wire.label = (x + 6.0, from + skipped + ROW_GAP / 2.0 + 8.0 + LINE * before as f64);
+        // A row of several stories is passed before the label.
+        let row = (0..places.len()).filter(|&node| rows[node] == rows[upper]).map(|node| places[node].y + places[node].height);
+        wire.label = (x + 6.0, row.fold(from, f64::max) + skipped + ROW_GAP / 2.0 + 8.0 + LINE * before as f64);
         wire.anchor = Some(Anchor::Start);
     }
     for (row, tracks) in tracks {
@@ -470,5 +472,122 @@ fn finish(
                 lines,
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cables::cables;
+    use super::*;
+    use mpgpu::topology::discover::{Nvlink, Pcie, Remote, Seen, SeenGpu};
+    use mpgpu::topology::{discover, parse, preset, preset_names};
+
+    fn laid_out(topology: &Topology) -> Layout {
+        let figures = |cable: &Cable, _, way| match way {
+            Way::Down => {
+                vec![Line { text: "123.4".into(), marks: cable.marks_there.clone() }, Line { text: "\u{3a3} 123.4".into(), marks: vec![] }]
+            }
+            Way::Across => vec![Line { text: "123.4".into(), marks: cable.marks_there.clone() }],
+        };
+        layout(topology, &cables(topology).0, figures)
+    }
+
+    fn overlap([ax, ay, aw, ah]: [f64; 4], [bx, by, bw, bh]: [f64; 4]) -> bool {
+        ax + 0.5 < bx + bw && bx + 0.5 < ax + aw && ay + 0.5 < by + bh && by + 0.5 < ay + ah
+    }
+
+    /// Boxes and labels are apart, lines end at the boxes that they join, and nothing sticks out.
+    #[track_caller]
+    fn assert_readable(topology: &Topology) {
+        let layout = laid_out(topology);
+        let place = |place: &Place| [place.x, place.y, place.width, place.height];
+        let mut solid: Vec<(String, [f64; 4])> =
+            topology.nodes.iter().zip(&layout.places).map(|(node, at)| (node.name.clone(), place(at))).collect();
+        let (cables, _) = cables(topology);
+        for (cable, wire) in cables.iter().zip(&layout.wires) {
+            let name = format!("{}-{}", topology.nodes[cable.a].name, topology.nodes[cable.b].name);
+            solid.push((format!("label of {name}"), label_box(wire)));
+            let ends = [wire.points[0], wire.points[wire.points.len() - 1]];
+            let touches = |node: usize, (x, y): (f64, f64)| {
+                let [left, top, width, height] = place(&layout.places[node]);
+                (left..=left + width).contains(&x) && (top - 0.1..=top + height + 0.1).contains(&y)
+            };
+            let joined = |a, b| touches(a, ends[0]) && touches(b, ends[1]);
+            assert!(joined(cable.a, cable.b) || joined(cable.b, cable.a), "{}: {name} ends at {ends:?}", topology.name);
+        }
+        for (at, (name, area)) in solid.iter().enumerate() {
+            for (other, elsewhere) in &solid[at + 1..] {
+                assert!(!overlap(*area, *elsewhere), "{}: {name} {area:?} and {other} {elsewhere:?}", topology.name);
+            }
+            let [x, y, width, height] = *area;
+            let inside = x > -0.1 && y > -0.1 && x + width < layout.width + 0.1 && y + height < layout.height + 0.1;
+            assert!(inside, "{}: {name} {area:?} sticks out of {} x {}", topology.name, layout.width, layout.height);
+        }
+    }
+
+    #[test]
+    fn presets_are_drawn_without_overlaps() {
+        for name in preset_names() {
+            assert_readable(&preset(name).expect("a preset"));
+        }
+    }
+
+    #[test]
+    fn discovered_nodes_are_drawn_without_overlaps() {
+        let seen = |count: u32, remote: &dyn Fn(u32) -> Vec<Remote>| {
+            let gpu = |i| SeenGpu {
+                name: "GPU".into(),
+                capability: (9, 0),
+                pcie: Some(Pcie { generation: 5, width: 16 }),
+                nvlinks: Some(remote(i).into_iter().map(|remote| Nvlink { version: 4, remote }).collect()),
+            };
+            let peers = (0..count).flat_map(|a| (0..count).filter(move |b| *b != a).map(move |b| (a, b))).collect();
+            discover::topology(&Seen { gpus: (0..count).map(gpu).collect(), peers })
+        };
+        for count in [1, 2, 3, 4, 8, 16] {
+            assert_readable(&seen(count, &|_| vec![Remote::Other; 18]));
+            assert_readable(&seen(count, &|_| Vec::new()));
+        }
+        for count in [2, 3, 4, 6] {
+            assert_readable(&seen(count, &|i| (0..count).filter(|j| *j != i).map(Remote::Gpu).collect()));
+        }
+    }
+
+    #[test]
+    fn layout_follows_the_structure_and_not_the_order_of_names() {
+        // Four planes of NVSwitches; GPUs alternate between sockets, one socket has no GPU, a switch joins nothing but another.
+        let topology = parse(
+            r#"
+            name = "odd"
+            node = [
+                { name = "far", kind = "host" }, { name = "a", kind = "gpu" }, { name = "b", kind = "gpu" }, { name = "c", kind = "gpu" },
+                { name = "d", kind = "gpu" }, { name = "near", kind = "host" }, { name = "idle", kind = "host" },
+                { name = "n0", kind = "switch", peer = true }, { name = "n1", kind = "switch", peer = true },
+                { name = "n2", kind = "switch", peer = true }, { name = "n3", kind = "switch", peer = true },
+                { name = "r0", kind = "switch" }, { name = "r1", kind = "switch" }, { name = "r2", kind = "switch" },
+            ]
+            [[link]]
+            between = [["a", "r0"], ["c", "r0"], ["b", "r1"], ["d", "r1"]]
+            kind = "pcie"
+            bandwidth = 10e9
+            [[link]]
+            between = [
+                ["a", "n0"], ["b", "n0"], ["c", "n0"], ["d", "n0"], ["a", "n1"], ["b", "n1"], ["c", "n1"], ["d", "n1"],
+                ["a", "n2"], ["b", "n2"], ["c", "n2"], ["d", "n2"], ["a", "n3"], ["b", "n3"], ["c", "n3"], ["d", "n3"],
+            ]
+            kind = "nvlink"
+            bandwidth = 100e9
+            [[link]]
+            between = [["r0", "near"], ["r1", "far"], ["r0", "r1"], ["r1", "r2"], ["r0", "r2"], ["r2", "idle"]]
+            kind = "host"
+            bandwidth = 50e9
+            "#,
+        )
+        .expect("well formed");
+        assert_readable(&topology);
+        let layout = laid_out(&topology);
+        let at = |name: &str| layout.places[topology.nodes.iter().position(|node| node.name == name).expect("a node")];
+        assert!(at("b").x < at("d").x && at("d").x < at("a").x && at("a").x < at("c").x, "GPUs of one switch stand together");
+        assert!(at("a").y < at("r0").y && at("r0").y < at("near").y, "host memory is last");
     }
 }
