@@ -1,13 +1,13 @@
 //! When an execution has finished.
 
 use super::Core;
-use super::device::Mark;
+use super::device::{Mark, lock};
 use super::driver::{CUevent, Driver, OutsideCapture, call, code};
 use super::timing::Timing;
 use super::verify::Verdict;
 use crate::backend::{BackendError, CompletionState, OpTimes};
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// The end of an execution: an event behind its last copy in the caller's stream.
 #[derive(Debug)]
@@ -18,14 +18,21 @@ pub(super) struct Finished {
     gpu: usize,
     /// What comparing bytes has found, where that was asked for.
     verdict: Option<Arc<Verdict>>,
-    /// Timestamps of the operations, where those were asked for.
-    timing: Option<Timing>,
+    timed: Mutex<Timed>,
+}
+
+/// Timestamps of the operations, where those were asked for.
+#[derive(Debug)]
+enum Timed {
+    No,
+    Enqueued(Timing),
+    Read(OpTimes),
 }
 
 impl Finished {
     /// `mark` was recorded on `gpu`.
     pub fn new(core: Arc<Core>, gpu: usize, mark: Arc<Mark>, verdict: Option<Arc<Verdict>>, timing: Option<Timing>) -> Finished {
-        Finished { mark, core, gpu, verdict, timing }
+        Finished { mark, core, gpu, verdict, timed: Mutex::new(timing.map_or(Timed::No, Timed::Enqueued)) }
     }
 
     /// Stands for the end until the completion is dropped.
@@ -64,12 +71,16 @@ impl CompletionState for Finished {
     }
 
     fn times(&self) -> Result<OpTimes, BackendError> {
-        let timing = self
-            .timing
-            .as_ref()
-            .ok_or_else(|| BackendError::NotSupported("this execution was not timed: enqueue it by `execute_timed`".into()))?;
         self.wait()?;
-        timing.read()
+        let mut timed = lock(&self.timed);
+        if let Timed::Enqueued(timing) = &*timed {
+            // The timestamps go with the timing: a completion may be kept for long, as the last user of staging memory.
+            *timed = Timed::Read(timing.read()?);
+        }
+        match &*timed {
+            Timed::Read(times) => Ok(times.clone()),
+            _ => Err(BackendError::NotSupported("this execution was not timed: enqueue it by `execute_timed`".into())),
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -24,6 +24,9 @@ pub struct Node {
     /// Calls that succeeded.
     pub calls: HashMap<&'static str, u32>,
     pub memory: BTreeMap<u64, Block>,
+    /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
+    pub events: HashMap<usize, Event>,
+    now: f64,
     current: Vec<usize>,
     handles: usize,
     ids: u64,
@@ -36,6 +39,14 @@ pub struct Block {
     gpu: Option<i32>,
     id: u64,
     registered: bool,
+}
+
+/// An event.
+pub struct Event {
+    /// Whether it takes timestamps.
+    pub timed: bool,
+    /// GPU of the last recording, and its time in microseconds by that GPU's own clock.
+    recorded: Option<(usize, f64)>,
 }
 
 thread_local! {
@@ -92,6 +103,9 @@ pub fn without_batch() -> &'static Driver {
         cuStreamGetCtx: context_of_stream,
         cuStreamIsCapturing: is_capturing,
         cuEventCreate: create_event,
+        cuEventDestroy: destroy_event,
+        cuEventRecord: record_event,
+        cuEventElapsedTime: Some(elapsed),
         cuModuleLoadData: load_module,
         ..Driver::inert()
     });
@@ -348,8 +362,44 @@ unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
     put(out, 0)
 }
 
-unsafe extern "C" fn create_event(out: *mut CUevent, _: c_uint) -> Code {
-    node(|node| put(out, with_exposed_provenance_mut(node.new_handle())))
+unsafe extern "C" fn create_event(out: *mut CUevent, flags: c_uint) -> Code {
+    node(|node| {
+        let event = node.new_handle();
+        let timed = flags & sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
+        node.events.insert(event, Event { timed, recorded: None });
+        put(out, with_exposed_provenance_mut(event))
+    })
+}
+
+unsafe extern "C" fn destroy_event(event: CUevent) -> Code {
+    node(|node| if node.events.remove(&event.addr()).is_some() { 0 } else { INVALID_VALUE })
+}
+
+unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
+    node(|node| {
+        // A default stream is that of the current context.
+        let gpu = match stream.addr() / STREAM {
+            0 => node.current.last().map_or(0, |context| context / CONTEXT),
+            of_gpu => of_gpu,
+        };
+        node.now += 1.0;
+        let time = node.now + 500.0 * gpu as f64;
+        node.events.get_mut(&event.addr()).map_or(INVALID_VALUE, |event| {
+            event.recorded = Some((gpu, time));
+            0
+        })
+    })
+}
+
+/// Refuses events of two GPUs, and those without timestamps, as the driver does.
+unsafe extern "C" fn elapsed(out: *mut f32, from: CUevent, to: CUevent) -> Code {
+    const INVALID_HANDLE: Code = 400;
+    let recorded =
+        |event: CUevent| node(|node| node.events.get(&event.addr()).filter(|event| event.timed).and_then(|event| event.recorded));
+    match (recorded(from), recorded(to)) {
+        (Some((a, begin)), Some((b, end))) if a == b => put(out, ((end - begin) * 1e-3) as f32),
+        _ => INVALID_HANDLE,
+    }
 }
 
 unsafe extern "C" fn load_module(_: *mut CUmodule, _: *const c_void) -> Code {

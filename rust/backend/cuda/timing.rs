@@ -164,6 +164,41 @@ impl Drop for Timing {
 
 #[cfg(test)]
 mod tests {
+    use crate::backend::cuda::{CudaBackend, double};
+    use crate::engine::{Config, Context, PlanOptions, Transfer};
+    use crate::topology::{self, DeviceId, Machine};
+    use std::sync::Arc;
+
+    /// The double does everything at once and each recording of an event takes a microsecond, so operations follow one another in the order
+    /// in which they are issued. Its GPUs' clocks are half a millisecond apart.
+    #[test]
+    fn clocks_that_differ_show_one_order_of_operations_and_no_event_is_left() {
+        double::start(4, true);
+        let machine = Machine::new(topology::preset("beluga").expect("a preset")).expect("well formed");
+        let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
+        let config = Config { staging_bytes: 4 << 20, ..Config::default() };
+        let context = Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context");
+        let bytes = 12 << 20;
+        let [dst, src] = [1, 0].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
+        let transfer = Transfer { dst, dst_device: DeviceId::gpu(1), src, src_device: DeviceId::gpu(0), bytes };
+        let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+        let devices: std::collections::HashSet<_> = plan.planned().program.lanes.iter().map(|lane| lane.device).collect();
+        assert!(devices.len() > 2, "several GPUs issue: {}", plan.describe());
+        for gpu in 0..4 {
+            let stream = context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
+            let trace = plan.trace(stream).expect("it runs");
+            let left = double::node(|node| node.events.values().filter(|event| event.timed).count());
+            assert_eq!(left, 0, "events with timestamps that are left");
+            // Two recordings from the first of the exchange to the last, and half a microsecond.
+            assert!((trace.precision - 1.5e-6).abs() < 1e-8, "{}", trace.precision);
+            let mut now = 0.0;
+            for span in &trace.timeline.spans {
+                assert!(span.begin > now && span.end > span.begin && span.end < 1e-3, "{span:?} after {now} s");
+                now = span.end;
+            }
+        }
+    }
+
     #[test]
     fn a_moment_between_two_others_is_half_way_and_off_by_no_more_than_half_their_distance() {
         let (at, error) = super::middle(2e-6, 6e-6);
