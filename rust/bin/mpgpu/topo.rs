@@ -207,6 +207,7 @@ fn costs(costs: &Costs) -> String {
         format!("each further copy {}", time(costs.issue)),
         format!("hand-over of a chunk {}", time(costs.chunk)),
         format!("join of staged paths {}", time(costs.join)),
+        format!("graph node {}, {} when it is made", time(costs.graph_node), time(costs.graph_first_node)),
         format!("batched call {} + {:.2} us each", time(costs.batch), costs.batch_segment * 1e6),
         format!(
             "copy kernel {} + {:.2} us each, at {:.0} % of a link",
@@ -285,7 +286,7 @@ fn to_json(source: &Source) -> Value {
         "shared": shared.collect::<Vec<_>>(),
         "routes": routes.collect::<Vec<_>>(),
         "costs_seconds": {
-            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "join": costs.join, "batch": costs.batch,
+            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "join": costs.join, "batch": costs.batch, "graph_node": costs.graph_node, "graph_first_node": costs.graph_first_node,
             "batch_segment": costs.batch_segment, "kernel": costs.kernel, "kernel_segment": costs.kernel_segment,
         },
         "kernel_efficiency": costs.kernel_efficiency,
