@@ -77,8 +77,8 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
 }
 
 /// Round after round, and without the host waiting: writes both sources, executes, and notes the first and the last byte of both
-/// destinations. `stream` is one of `gpu`, which is current. A copy that started before its source was written, a note taken before the copy, or a source that was written anew
-/// while it was read, shows as another round's byte.
+/// destinations. `stream` is one of `gpu`, which is current. A copy that started before its source was written, a note taken before the
+/// copy, or a source that was written anew while it was read, shows as another round's byte.
 fn order(context: &Context, engine: Engine, (gpu, stream): (u32, StreamHandle), rounds: u32, bytes: u64) {
     let transfers = transfers(context, &pairs("both directions", 2), bytes);
     let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");

@@ -1,8 +1,9 @@
 //! The graph executor: a program as one graph launch.
 //!
 //! The graph is built node by node from the program, not captured: one memcpy node for each copy and one kernel node for each fused
-//! kernel, ordered as the program's lanes and `Op::after` are. An executable graph ("exec") is bound to addresses. The same program at other addresses re-points the nodes of an
-//! exec that is idle, which costs about a microsecond a node where instantiating costs tens (docs/hardware readings, graphs).
+//! kernel, ordered as the program's lanes and `Op::after` are. An executable graph ("exec") is bound to addresses. The same program at
+//! other addresses re-points the nodes of an exec that is idle, which costs about a microsecond a node where instantiating costs tens
+//! (docs/hardware readings, graphs).
 //!
 //! The driver orders each launch of an exec behind its earlier ones (`cuGraphLaunch`), so using one exec from two streams is right but
 //! runs them one after the other. So a program has several execs, as many as are at work at once, up to a bound.
