@@ -55,7 +55,7 @@ fn free() -> Costs {
 fn direct(shapes: &[Shape]) -> Program {
     let mut program = Program { transfers: shapes.iter().map(|shape| shape.bytes).collect(), ..Program::default() };
     for (index, shape) in shapes.iter().enumerate() {
-        program.lanes.push(Lane { device: shape.src_device, also: None });
+        program.lanes.push(Lane::new(shape.src_device));
         let (transfer, offset) = (index as u32, 0);
         let copies =
             smallvec![Copy { from: Place::Source { transfer, offset }, to: Place::Destination { transfer, offset }, bytes: shape.bytes }];
@@ -68,7 +68,7 @@ fn direct(shapes: &[Shape]) -> Program {
 fn staged(shape: &Shape, via: DeviceId, chunks: u32, slots: u32) -> Program {
     let bytes = shape.bytes / u64::from(chunks);
     let mut program = Program { transfers: vec![shape.bytes], ..Program::default() };
-    program.lanes = vec![Lane { device: shape.src_device, also: None }, Lane { device: via, also: None }];
+    program.lanes = vec![Lane::new(shape.src_device), Lane::new(via)];
     program.rings = vec![Ring { device: via, slot_bytes: bytes, slots }];
     for chunk in 0..chunks {
         let offset = u64::from(chunk) * bytes;

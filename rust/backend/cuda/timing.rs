@@ -191,10 +191,23 @@ mod tests {
             assert_eq!(left, 0, "events with timestamps that are left");
             // Two recordings from the first of the exchange to the last, and half a microsecond.
             assert!((trace.precision - 1.5e-6).abs() < 1e-8, "{}", trace.precision);
+            let spans = &trace.timeline.spans;
+            let mut in_time: Vec<_> = spans.iter().collect();
+            in_time.sort_by(|a, b| a.begin.total_cmp(&b.begin));
             let mut now = 0.0;
-            for span in &trace.timeline.spans {
+            for span in in_time {
                 assert!(span.begin > now && span.end > span.begin && span.end < 1e-3, "{span:?} after {now} s");
                 now = span.end;
+            }
+            // A span for each operation, and each after all that its operation comes after.
+            let ops = &plan.planned().program.ops;
+            assert_eq!(spans.len(), ops.len());
+            let mut last = std::collections::HashMap::new();
+            for (index, op) in ops.iter().enumerate() {
+                let in_lane = last.insert(op.lane, index);
+                for earlier in op.after.iter().map(|op| op.0 as usize).chain(in_lane) {
+                    assert!(spans[earlier].end < spans[index].begin, "{:?} before {:?}", spans[index], spans[earlier]);
+                }
             }
         }
     }

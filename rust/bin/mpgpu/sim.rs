@@ -217,7 +217,7 @@ impl Sweep<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::{Arguments, Command};
     use clap::Parser;
 
     fn sim(line: &str) -> Result<String, String> {

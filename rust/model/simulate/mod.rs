@@ -35,7 +35,7 @@ mod staging;
 
 pub use report::{ExecutionTimes, ResourceUse, Simulation};
 
-use crate::plan::{Engine, Mechanism, Place, Program, Shape};
+use crate::plan::{Engine, Place, Program, Shape};
 use crate::topology::{DeviceId, Machine, Route};
 use smallvec::SmallVec;
 use staging::{Arenas, Regions, Users};

@@ -23,7 +23,7 @@ fn by_hand(src: DeviceId, dst: DeviceId, parts: &[Part]) -> Program {
             Some(via) => vec![(src, via), (via, dst)],
         };
         let lane = program.lanes.len() as u32;
-        program.lanes.extend(hops.iter().map(|&(from, to)| Lane { device: device(from, to) }));
+        program.lanes.extend(hops.iter().map(|&(from, to)| Lane::new(device(from, to))));
         let slot_bytes = part.bytes.div_ceil(part.chunks);
         let ring = RingId(program.rings.len() as u32);
         if let Some(via) = part.via {

@@ -138,6 +138,8 @@ impl Narrow {
             Place::Destination { transfer, .. } => self.device_of(execution.endpoints[transfer as usize].dst),
             Place::Slot { ring, .. } => Ok(execution.program.rings[ring.0 as usize].device),
         };
+        // Kernels stay on the GPU that they were planned for.
+        narrowed.lanes.iter_mut().for_each(|lane| lane.also = None);
         for op in narrowed.ops.iter_mut() {
             let mut between_gpus = true;
             for copy in &op.copies {

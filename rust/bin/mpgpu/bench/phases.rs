@@ -230,7 +230,7 @@ fn dual_path(bytes: u64, chunks: u64) -> Result<Program, Failure> {
         ops.push(op(1, source(offset), slot, chunk, None));
         ops.push(op(2, slot, destination(offset), chunk, Some(arrived)));
     }
-    let lanes = [0, 0, 1].map(|gpu| Lane { device: DeviceId::gpu(gpu), also: None }).to_vec();
+    let lanes = [0, 0, 1].map(|gpu| Lane::new(DeviceId::gpu(gpu))).to_vec();
     let ring = Ring { device: DeviceId::HOST, slot_bytes: chunk, slots: chunks as u32 };
     let program = Program { transfers: vec![bytes], lanes, rings: vec![ring], ops };
     validate(&program, ring.bytes()).map_err(|violation| format!("the program of the case is not right: {violation}"))?;
