@@ -53,6 +53,11 @@ pub struct EventHandle(pub usize);
 pub trait CompletionState: Debug + Send + Sync {
     /// Whether it has finished, without waiting. An error that struck the execution is reported here and by `wait`.
     fn is_done(&self) -> Result<bool, BackendError>;
+    /// Whether it is known to have finished. Where asking costs more than coming after it once more, this may say no for long.
+    fn is_known_done(&self) -> bool {
+        // One that failed has finished too: its error is its caller's to hear.
+        self.is_done().unwrap_or(true)
+    }
     /// Blocks the calling thread until it has finished.
     fn wait(&self) -> Result<(), BackendError>;
     /// When each operation ran, of an execution of [`Backend::execute_timed`]. Waits until it has finished.

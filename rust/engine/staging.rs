@@ -155,7 +155,7 @@ impl Users {
         for region in regions {
             // Ranges are disjoint, so their ends ascend as their starts do.
             for (_, (_, completion)) in self.last.range(..region.end).rev().take_while(|(_, (end, _))| *end > region.start) {
-                if !finished(completion) && !after.iter().any(|other| Arc::ptr_eq(other, completion)) {
+                if !after.iter().any(|other| Arc::ptr_eq(other, completion)) && !completion.is_known_done() {
                     after.push(completion.clone());
                 }
             }

@@ -7,6 +7,7 @@ use super::timing::Timing;
 use super::verify::Verdict;
 use crate::backend::{BackendError, CompletionState, OpTimes};
 use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The end of an execution: an event behind its last copy in the caller's stream.
@@ -19,6 +20,8 @@ pub(super) struct Finished {
     /// What comparing bytes has found, where that was asked for.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
+    /// Whether somebody has seen it done.
+    is_seen_done: AtomicBool,
 }
 
 /// Timestamps of the operations, where those were asked for.
@@ -32,7 +35,14 @@ enum Timed {
 impl Finished {
     /// `mark` was recorded on `gpu`.
     pub fn new(core: Arc<Core>, gpu: usize, mark: Arc<Mark>, verdict: Option<Arc<Verdict>>, timing: Option<Timing>) -> Finished {
-        Finished { mark, core, gpu, verdict, timed: Mutex::new(timing.map_or(Timed::No, Timed::Enqueued)) }
+        Finished {
+            mark,
+            core,
+            gpu,
+            verdict,
+            timed: Mutex::new(timing.map_or(Timed::No, Timed::Enqueued)),
+            is_seen_done: AtomicBool::new(false),
+        }
     }
 
     /// Stands for the end until the completion is dropped.
@@ -51,6 +61,7 @@ impl Finished {
         if !ask(driver)? {
             return Ok(false);
         }
+        self.is_seen_done.store(true, Ordering::Release);
         self.verdict()?;
         Ok(true)
     }
@@ -63,6 +74,11 @@ impl CompletionState for Finished {
             code::NOT_READY => Ok(false),
             code => driver.check("cuEventQuery", code).map(|()| true),
         })
+    }
+
+    fn is_known_done(&self) -> bool {
+        // Making a stream wait for an event that has passed takes the driver a fraction of what asking for it takes.
+        self.is_seen_done.load(Ordering::Acquire)
     }
 
     fn wait(&self) -> Result<(), BackendError> {

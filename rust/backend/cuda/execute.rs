@@ -10,7 +10,7 @@ use super::completion::{Captured, Finished};
 use super::device::{Caller, Mark, Primary, handle, lock};
 use super::driver::{OutsideCapture, call};
 use super::kernel::Kernel;
-use super::lanes::{Seat, asks_for_reach, seats, wiring};
+use super::lanes::{Seat, move_seat, seats, wiring};
 use super::timing::Timing;
 use super::verify::Verdict;
 use crate::backend::{BackendError, Completion, Execution};
@@ -133,8 +133,15 @@ impl Core {
         {
             return Ok(Some(mark));
         }
-        let is_reached = !asks_for_reach(execution.program, home) || self.plan_is_reached(execution, home)?;
-        let seats = seats(execution.program, home, is_reached);
+        let mut is_reached = self.plan_is_reached(execution, home)?;
+        let mut seats = seats(execution.program, home, is_reached);
+        for lane in 0..seats.len() {
+            let gpu = self.reaching(execution, seats[lane].gpu)?;
+            if gpu != seats[lane].gpu {
+                move_seat(&mut seats, lane, gpu, home);
+                is_reached = false;
+            }
+        }
         let caller = Caller::new(execution.stream.0, home);
         let mut lanes = SmallVec::new();
         let mut enqueued = self.take_lanes(execution, &seats, caller, &mut lanes);
@@ -309,6 +316,26 @@ impl Core {
     /// The copy kernel of `gpu`, where there is one and it reaches every end of the execution.
     pub fn kernel_for<'a>(&self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<&'a Kernel>, BackendError> {
         Ok(if self.plan_is_reached(execution, gpu)? { primary.kernel() } else { None })
+    }
+
+    /// The GPU that does in place of `gpu` what a lane is for: itself, unless there is memory that it may not enter and another GPU whose
+    /// memory is in the plan may enter all. Memory of pools and mappings is open to its own GPU alone until the caller lets others in,
+    /// and that one reaches theirs.
+    pub fn reaching(&self, execution: &Execution<'_>, gpu: usize) -> Result<usize, BackendError> {
+        if self.plan_is_reached(execution, gpu)? {
+            return Ok(gpu);
+        }
+        for ends in execution.endpoints.iter() {
+            for address in [ends.dst, ends.src] {
+                if let Some(owner) = self.attributes(address)?.gpu()
+                    && owner < self.devices.len()
+                    && self.plan_is_reached(execution, owner)?
+                {
+                    return Ok(owner);
+                }
+            }
+        }
+        Ok(gpu)
     }
 
     /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.

@@ -320,7 +320,7 @@ impl Core {
         program.ops.iter().filter(|op| op.mechanism == Mechanism::Kernel).for_each(|op| is_fused[op.lane.0 as usize] = true);
         let site = |(lane, is_fused): (&Lane, bool)| {
             let device = if is_reached { lane.device_for(DeviceId(home as i32)) } else { lane.device };
-            let gpu = if device.is_host() { self.any_used() } else { device.0 as usize };
+            let gpu = self.reaching(execution, if device.is_host() { self.any_used() } else { device.0 as usize })?;
             let primary = self.reach(gpu)?;
             Ok(Site { gpu, primary, kernel: if is_fused { self.kernel_for(execution, primary, gpu)? } else { None } })
         };

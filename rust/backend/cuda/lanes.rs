@@ -21,12 +21,6 @@ pub(super) struct Seat {
     pub gpu: usize,
 }
 
-/// Whether it matters to a program, executed in a stream of GPU `home`, that this GPU reaches all memory of the plan: it does unless all
-/// is done there anyway.
-pub(super) fn asks_for_reach(program: &Program, home: usize) -> bool {
-    program.lanes.iter().any(|lane| !lane.device.is_host() && lane.device != DeviceId(home as i32))
-}
-
 /// A seat for each lane of a program that is executed in a stream of GPU `home`. Only where that GPU reaches all memory of the plan
 /// does it take over lanes of others.
 ///
@@ -45,6 +39,13 @@ pub(super) fn seats(program: &Program, home: usize, is_reached: bool) -> SmallVe
         Seat { is_callers, is_home, gpu: if is_home { home } else { device.0 as usize } }
     };
     program.lanes.iter().map(seat).collect()
+}
+
+/// Moves a lane to another GPU.
+pub(super) fn move_seat(seats: &mut [Seat], lane: usize, gpu: usize, home: usize) {
+    let is_home = gpu == home;
+    let is_taken = seats.iter().enumerate().any(|(other, seat)| other != lane && seat.is_callers);
+    seats[lane] = Seat { is_callers: is_home && !is_taken, is_home, gpu };
 }
 
 /// In what order the operations of a program are enqueued, and who waits for whom.
@@ -150,9 +151,19 @@ mod tests {
         let mut one = program(&[(0, None)], &[(0, &[])]);
         assert_eq!(seats(&one, 3, true)[..], [CALLERS(3)]);
         assert_eq!(seats(&one, 3, false)[..], [AWAY(0)], "GPU 3 cannot read all memory");
-        assert_eq!([0, 3].map(|home| asks_for_reach(&one, home)), [false, true]);
         one.ops[0].mechanism = Mechanism::Kernel;
         assert_eq!(seats(&one, 3, true)[..], [AWAY(0)]);
+    }
+
+    #[test]
+    fn a_lane_that_moves_leaves_the_callers_stream_or_takes_it_where_nobody_has_it() {
+        let mut seated = seats(&ring(false), 2, true);
+        move_seat(&mut seated, 0, 2, 2);
+        assert_eq!(seated[..], [HOME(2), AWAY(1), CALLERS(2), AWAY(3)]);
+        move_seat(&mut seated, 2, 3, 2);
+        assert_eq!(seated[..], [HOME(2), AWAY(1), AWAY(3), AWAY(3)]);
+        move_seat(&mut seated, 1, 2, 2);
+        assert_eq!(seated[..], [HOME(2), CALLERS(2), AWAY(3), AWAY(3)]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::driver::{CUdeviceptr, OutsideCapture, call, code};
 use super::host_memory::HostPages;
 use crate::backend::{Allocation, BackendError, MemoryKind};
 use crate::topology::DeviceId;
-use cudarc::driver::sys::{CUdevice_attribute, CUmemorytype, CUpointer_attribute};
+use cudarc::driver::sys::{CUdevice_attribute, CUmemAccess_flags, CUmemorytype, CUpointer_attribute};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
@@ -66,6 +66,11 @@ impl Attributes {
 
     pub fn is_host(&self) -> bool {
         self.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as c_uint
+    }
+
+    /// The GPU whose memory it is.
+    pub fn gpu(&self) -> Option<usize> {
+        if self.is_device() { usize::try_from(self.ordinal).ok() } else { None }
     }
 }
 
@@ -261,6 +266,20 @@ impl Core {
             return Ok(false);
         }
         let owner = known.ordinal.max(0) as usize;
-        Ok(owner == gpu || (known.plain != 0 && self.has_access(gpu, owner)?))
+        if owner == gpu {
+            return Ok(true);
+        }
+        if known.plain != 0 { self.has_access(gpu, owner) } else { self.is_let_in(gpu, address) }
+    }
+
+    /// Whether `gpu` may read and write memory of another one's pool or mapping: it is the caller who lets it in.
+    fn is_let_in(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
+        let _current = self.reach(gpu)?.enter()?;
+        let mut flags: c_uint = 0;
+        let mut name = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as c_uint;
+        let mut value: *mut c_void = (&raw mut flags).cast();
+        // SAFETY: one name and one value of the attribute's type. Drivers that do not know the attribute leave the flags at zero.
+        let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, &mut value, address) };
+        Ok(code == 0 && flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint)
     }
 }
