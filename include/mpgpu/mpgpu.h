@@ -304,6 +304,19 @@ typedef struct {
     uint64_t staging_bytes;
 } mp_plan_info_t;
 
+/// How to probe a machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
+typedef struct {
+    /// `sizeof(mp_probe_options_t)`.
+    size_t size;
+    /// Path of the file to write, UTF-8, read during the call only. NULL: one in the user's cache directory, where
+    /// contexts on these GPUs find it.
+    const char *file;
+    /// An `mp_switch_t`: whether to write a file. On by default.
+    int32_t keep;
+    /// An `mp_switch_t`: fewer and shorter measurements, for a first look. Off by default.
+    int32_t quick;
+} mp_probe_options_t;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -535,6 +548,33 @@ mp_status_t mp_test(mp_request_t *request, int32_t *done);
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `request` is NULL.
 mp_status_t mp_request_free(mp_request_t *request);
 
+/// Measures the machine of a context: how fast copies between its devices are, which of them slow each other down, what
+/// copies cost besides, and whether their bytes arrive. The result is a topology file; the context itself goes on with
+/// the topology that it has.
+///
+/// Takes seconds (less than a minute with eight GPUs), memory and streams on every device, and all links: nothing else
+/// should run on the machine meanwhile, or it is measured too. `options` NULL means all defaults: a full probe, kept
+/// where contexts of this user on these GPUs find it from then on. On the host backend copies by CPU threads are
+/// measured. Blocks. Any thread, but one probe of a context at a time.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
+/// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the
+/// result is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
+mp_status_t mp_context_probe(mp_context_t context, const mp_probe_options_t *options);
+
+/// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/topology.md describes it.
+///
+/// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is all; else the text is written to
+/// `text`, which has `capacity` bytes. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TOPOLOGY` when this context has not been probed;
+/// `MP_ERROR_INVALID_ARGUMENT` when `length` is NULL, or for too little room: then `*length` still has what is needed,
+/// and nothing is written to `text`.
+mp_status_t mp_context_probed(mp_context_t context,
+                              char *text,
+                              size_t capacity,
+                              size_t *length);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -542,6 +582,7 @@ mp_status_t mp_request_free(mp_request_t *request);
 /// Initial values of the structs that start with their size: every other field 0, which means "default".
 #define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), 0, NULL, 0, 0}
 #define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), 0, 0, 0, 0, 0, 0}
+#define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, 0, 0}
 #define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0}
 #define MP_STATISTICS_INIT {sizeof(mp_statistics_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define MP_DEVICE_STATISTICS_INIT {sizeof(mp_device_statistics_t), 0, 0, 0}

@@ -553,6 +553,16 @@ struct plan_options {
     std::uint64_t staging_bytes = 0;
 };
 
+/// How to probe a machine.
+struct probe_options {
+    /// The file to write; empty: one in the user's cache directory, where contexts on these GPUs find it.
+    std::string file;
+    /// Whether to write a file.
+    bool keep = true;
+    /// Fewer and shorter measurements, for a first look.
+    bool quick = false;
+};
+
 /// What a plan promises: bytes, paths, and modelled (never measured) seconds. The C struct.
 using plan_info = mp_plan_info_t;
 /// What a context has done. The C struct.
@@ -610,6 +620,28 @@ class context {
     [[nodiscard]] std::string describe(format form, std::error_code &ec) const {
         std::string text;
         ec = detail::code_of(write_description(text, form));
+        return text;
+    }
+
+    /// Measures the machine: how fast copies are, which slow each other down, whether their bytes arrive. Contexts made
+    /// later use the result, this one does not. Takes seconds, memory on every device and all links, and must run
+    /// alone. Throws `invalid_argument`, `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.
+    void probe(const probe_options &options = {}) const { detail::check(measure(options)); }
+    /// As above, reporting to `ec`.
+    void probe(const probe_options &options, std::error_code &ec) const noexcept {
+        ec = detail::code_of(measure(options));
+    }
+
+    /// The topology file of the last `probe`. Throws `configuration_error` when there was none.
+    [[nodiscard]] std::string probed() const {
+        std::string text;
+        detail::check(write_probed(text));
+        return text;
+    }
+    /// As above, reporting to `ec`.
+    [[nodiscard]] std::string probed(std::error_code &ec) const {
+        std::string text;
+        ec = detail::code_of(write_probed(text));
         return text;
     }
 
@@ -690,6 +722,20 @@ class context {
         const mp_status_t status = mp_context_device_count(get(), &gpus, &host_domains);
         count = {gpus, host_domains};
         return status;
+    }
+
+    [[nodiscard]] mp_status_t measure(const probe_options &options) const noexcept {
+        auto c = sized<mp_probe_options_t>();
+        c.file = options.file.empty() ? nullptr : options.file.c_str();
+        c.keep = options.keep ? MP_ON : MP_OFF;
+        c.quick = options.quick ? MP_ON : MP_OFF;
+        return mp_context_probe(get(), &c);
+    }
+
+    mp_status_t write_probed(std::string &text) const {
+        return detail::describe(text, [&](char *out, std::size_t capacity, std::size_t *length) {
+            return mp_context_probed(get(), out, capacity, length);
+        });
     }
 
     mp_status_t write_description(std::string &text, format form) const {

@@ -6,11 +6,13 @@
 pub mod cuda;
 pub mod host;
 pub(crate) mod nvtx;
+pub mod rig;
 
 pub use cuda::GraphStatistics;
 
 use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
+use crate::topology::probe::Gpu;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -153,6 +155,15 @@ pub enum BackendError {
     Driver { what: String, reason: String, code: i64 },
 }
 
+/// What a backend runs on: what a probe's file is valid for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The driver's version.
+    pub driver: String,
+    /// In the order of their numbers.
+    pub gpus: Vec<Gpu>,
+}
+
 /// A place where programs run.
 ///
 /// All methods may be called from any thread. `execute`, `record_event`, `stream_wait_event` and `launch_host` enqueue and return:
@@ -160,6 +171,13 @@ pub enum BackendError {
 pub trait Backend: Send + Sync {
     /// `host`, `cuda`.
     fn name(&self) -> &'static str;
+    /// What it runs on.
+    fn identity(&self) -> Result<Identity, BackendError> {
+        Err(BackendError::NotSupported(format!(
+            "the {} backend does not say what it runs on, so a probe of it would be valid nowhere",
+            self.name()
+        )))
+    }
 
     /// Memory of `device`, aligned to at least 256 bytes; host memory is pinned where the backend knows the difference.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;

@@ -10,6 +10,7 @@ use crate::units::parse_size;
 use log::LevelFilter;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
+use std::path::PathBuf;
 
 /// Which backend a context runs on.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub struct Config {
     pub verify: Verify,
     /// `MPGPU_LOG`: what goes to standard error.
     pub log: Option<LevelFilter>,
+    /// Where probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` where neither is an absolute path.
+    pub cache_dir: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -76,6 +79,7 @@ impl Default for Config {
             cache_plans: 256,
             verify: Verify::Off,
             log: None,
+            cache_dir: None,
         }
     }
 }
@@ -109,17 +113,25 @@ impl Config {
     /// is not in [`VARIABLES`] or [`IGNORED`] is an error, because a misspelt variable that does nothing costs a day.
     pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
         let mut config = Config::default();
+        let (mut cache, mut home) = (None, None);
         for (name, value) in pairs {
             let name = name.into();
-            if !name.as_encoded_bytes().starts_with(b"MPGPU_") {
-                continue;
-            }
-            let name = name.to_string_lossy();
-            if !IGNORED.contains(&&*name) {
-                config.set(&name, &value.into())?;
+            match name.as_encoded_bytes() {
+                b"XDG_CACHE_HOME" => cache = Some(value.into()),
+                b"HOME" => home = Some(value.into()),
+                _ => config.set_ours(&name, value)?,
             }
         }
+        config.cache_dir = cache_dir(cache.as_deref(), home.as_deref());
         Ok(config)
+    }
+
+    fn set_ours(&mut self, name: &OsStr, value: impl Into<OsString>) -> Result<(), Error> {
+        let name = name.to_string_lossy();
+        if name.starts_with("MPGPU_") && !IGNORED.contains(&&*name) {
+            self.set(&name, &value.into())?;
+        }
+        Ok(())
     }
 
     fn set(&mut self, name: &str, value: &OsStr) -> Result<(), Error> {
@@ -243,6 +255,13 @@ impl PlanOptions {
             staging_bytes,
         })
     }
+}
+
+/// As the XDG base directory specification has it: a path that is not absolute counts as none.
+fn cache_dir(cache: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
+    let absolute = |path: &OsStr| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    let base = cache.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))?;
+    Some(base.join("mpgpu"))
 }
 
 fn one_of<T: std::marker::Copy>(text: &str, accepted: &[(&str, T)]) -> Result<T, String> {

@@ -7,6 +7,7 @@ use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
 use super::staging::Staging;
+use super::sync::Mutex;
 use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, StreamHandle, nvtx};
 use crate::fault;
 use crate::plan::{self, Options};
@@ -86,6 +87,8 @@ pub struct Context {
     cache: Cache,
     /// What [`PlanOptions::default`] resolves to.
     defaults: Options,
+    /// The file of the last probe.
+    pub(super) probed: Mutex<Option<Arc<str>>>,
 }
 
 impl Context {
@@ -104,7 +107,7 @@ impl Context {
             closed: AtomicBool::new(false),
             config,
         };
-        Ok(Context { cache: Cache::new(shared.config.cache_plans), shared: Arc::new(shared), defaults })
+        Ok(Context { cache: Cache::new(shared.config.cache_plans), shared: Arc::new(shared), defaults, probed: Mutex::new(None) })
     }
 
     /// The machine that plans are made for.

@@ -51,7 +51,7 @@ fn nature(backend: &str) -> &'static str {
 }
 
 /// Settings in force; `auto` is the model's choice.
-fn settings(config: &Config) -> [(&'static str, Value); 9] {
+fn settings(config: &Config) -> [(&'static str, Value); 10] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)
     }
@@ -74,6 +74,7 @@ fn settings(config: &Config) -> [(&'static str, Value); 9] {
     };
     [
         ("backend", backend.into()),
+        ("topology", config.topology.clone().map_or_else(|| "auto".into(), Value::from)),
         ("engine", engine.into()),
         ("max_paths", or_auto(config.max_paths)),
         ("host_path", or_auto(config.host_path.map(|on| if on { "on" } else { "off" }))),

@@ -8,6 +8,7 @@
 //! | [`cache`] | the same request again is a look-up |
 //! | [`staging`] | where staging rings lie, and the order of executions that share bytes of it |
 //! | [`execute`] | one run of a plan |
+//! | `probe` | measuring the machine, and the files in which that is kept |
 //!
 //! Backends are known by their trait; the one exception is `open`, which picks one by name. The planner is known by its
 //! function. There is no `unsafe` here, but addresses are trusted as a driver trusts them: memory that the backend has not given
@@ -22,6 +23,7 @@ mod error;
 pub mod execute;
 mod holdings;
 mod open;
+mod probe;
 pub mod staging;
 mod sync;
 
@@ -31,3 +33,4 @@ pub use config::{BackendChoice, Config, PlanOptions, Verify};
 pub use context::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use error::Error;
 pub use execute::{Plan, Trace};
+pub use probe::ProbeReport;

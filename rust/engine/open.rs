@@ -3,6 +3,7 @@
 use super::config::{BackendChoice, Config};
 use super::context::{Context, ContextOptions};
 use super::error::Error;
+use super::probe;
 use crate::backend::cuda::{self, CudaBackend};
 use crate::backend::{Backend, host::HostBackend};
 use crate::topology::{self, Machine};
@@ -26,7 +27,7 @@ impl Context {
         }
         let (machine, backend): (Machine, Arc<dyn Backend>) = match config.backend {
             BackendChoice::Auto => match cuda::device_count() {
-                Ok(_) => cuda(&config)?,
+                Ok(_) => cuda(&mut config)?,
                 Err(reason) => {
                     log::info!("using the host backend: {reason}");
                     host(&config)?
@@ -36,10 +37,18 @@ impl Context {
                 log::info!("using the host backend, as asked");
                 host(&config)?
             }
-            BackendChoice::Cuda => cuda(&config)?,
+            BackendChoice::Cuda => cuda(&mut config)?,
         };
         Context::with_backend(Arc::new(machine), backend, config)
     }
+}
+
+/// The name that asks for what is discovered, even where there is a probe.
+const DISCOVERED: &str = "discovered";
+
+/// What can be seen of the machine that this backend runs on; `None` where its devices are virtual.
+pub(super) fn discovered(backend: &str) -> Result<Option<topology::Topology>, Error> {
+    Ok(if backend == "cuda" { Some(cuda::discover::discover()?) } else { None })
 }
 
 /// Virtual devices: as many as the topology in force has.
@@ -50,12 +59,24 @@ fn host(config: &Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     Ok((machine, Arc::new(backend)))
 }
 
-/// The GPUs that the driver shows this process, with the topology that was discovered or is named.
-fn cuda(config: &Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
+/// The GPUs that the driver shows this process, with the topology that is named, was probed, or is discovered.
+fn cuda(config: &mut Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     let count = cuda::device_count()?;
+    let now = probe::fingerprint("cuda", cuda::identity()?);
     let topology = match config.topology.as_deref() {
-        Some(name) => topology::load(name)?,
-        None => cuda::discover::discover()?,
+        Some(DISCOVERED) => cuda::discover::discover()?,
+        Some(name) => probe::named(name, &now)?,
+        None => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
+            Some((path, topology)) => {
+                log::info!("topology: the probe {}", path.display());
+                config.topology = Some(path.to_string_lossy().into_owned());
+                topology
+            }
+            None => {
+                log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen");
+                cuda::discover::discover()?
+            }
+        },
     };
     let machine = Machine::new(topology)?;
     if machine.gpu_count() != count {

@@ -208,6 +208,16 @@ pub(super) fn bad_handle(handle: usize, name: Name) -> Failure {
     Failure::argument(MP_ERROR_INVALID_HANDLE, name, message)
 }
 
+/// The value of an `mp_switch_t`; `None` leaves it to the default.
+pub(super) fn switch(name: Name, value: i32) -> Result<Option<bool>, Failure> {
+    match value {
+        0 => Ok(None),
+        1 => Ok(Some(true)),
+        2 => Ok(Some(false)),
+        other => Err(bad_value(name, other, "0 (MP_DEFAULT), 1 (MP_ON) or 2 (MP_OFF)")),
+    }
+}
+
 /// The failure of an enumeration's value that has no meaning.
 pub(super) fn bad_value(name: Name, value: i32, accepted: &str) -> Failure {
     Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, format!("{}={value}: must be {accepted}", spell(name)))

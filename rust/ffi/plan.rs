@@ -1,6 +1,6 @@
 //! Plans.
 
-use super::argument::{Out, TextOut, VersionedOut, array, bad_value, versioned};
+use super::argument::{Out, TextOut, VersionedOut, array, bad_value, switch, versioned};
 use super::context::{describe, find};
 use super::guard::{Failure, guard};
 use super::request;
@@ -81,12 +81,7 @@ fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, Failure> {
         4 => Some(Engine::Kernel),
         other => return Err(bad_value(c"engine", other, "from 0 (MP_ENGINE_AUTO) to 4 (MP_ENGINE_KERNEL)")),
     };
-    let host_path = match options.host_path {
-        0 => None,
-        1 => Some(true),
-        2 => Some(false),
-        other => return Err(bad_value(c"host_path", other, "0 (MP_DEFAULT), 1 (MP_ON) or 2 (MP_OFF)")),
-    };
+    let host_path = switch(c"host_path", options.host_path)?;
     let some = |bytes: u64| (bytes > 0).then_some(bytes);
     Ok(PlanOptions {
         engine,

@@ -192,6 +192,21 @@ pub struct mp_plan_options_t {
     pub staging_bytes: u64,
 }
 
+/// How to probe a machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_probe_options_t {
+    /// `sizeof(mp_probe_options_t)`.
+    pub size: usize,
+    /// Path of the file to write, UTF-8, read during the call only. NULL: one in the user's cache directory, where
+    /// contexts on these GPUs find it.
+    pub file: *const c_char,
+    /// An `mp_switch_t`: whether to write a file. On by default.
+    pub keep: i32,
+    /// An `mp_switch_t`: fewer and shorter measurements, for a first look. Off by default.
+    pub quick: i32,
+}
+
 /// One copy. On the CUDA and on the host backend alike an address belongs to one device; `dst_device` and `src_device`
 /// say which, or `MP_DEVICE_AUTO` has the library look. Memory of a GPU, and host memory from `mp_alloc` of the same
 /// context, is known, on CUDA also host memory that CUDA has pinned or registered. Any other host memory is taken at the
@@ -321,6 +336,7 @@ macro_rules! versioned {
 versioned! {
     mp_context_options_t "MP_CONTEXT_OPTIONS_INIT" 40;
     mp_plan_options_t "MP_PLAN_OPTIONS_INIT" 48;
+    mp_probe_options_t "MP_PROBE_OPTIONS_INIT" 24;
     mp_plan_info_t "MP_PLAN_INFO_INIT" 48;
     mp_statistics_t "MP_STATISTICS_INIT" 64;
     mp_device_statistics_t "MP_DEVICE_STATISTICS_INIT" 32;

@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 /// Copies that one operation does on the direct route: whole transfers, or a transfer's direct share.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct DirectOp {
+pub(crate) struct DirectOp {
     pub device: DeviceId,
     /// As [`Lane::also`]; the same for all operations of a lane.
     pub also: Option<DeviceId>,
@@ -16,7 +16,7 @@ pub(super) struct DirectOp {
 
 /// A range of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(crate) struct Piece {
     pub transfer: u32,
     pub offset: u64,
     pub bytes: u64,
@@ -24,7 +24,7 @@ pub(super) struct Piece {
 
 /// A staged path's work.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) struct StagedPath {
+pub(crate) struct StagedPath {
     pub piece: Piece,
     pub via: DeviceId,
     /// Devices whose copy engines do the first and the second hop.
@@ -35,13 +35,13 @@ pub(super) struct StagedPath {
 
 /// The device that issues a copy: the source where it is a GPU, because pushing over NVLink is never slower than pulling
 /// (378 against 372 GB/s at 64 MiB in the readings), else the destination.
-pub(super) fn copying_device(src: DeviceId, dst: DeviceId) -> DeviceId {
+pub(crate) fn copying_device(src: DeviceId, dst: DeviceId) -> DeviceId {
     if src.is_host() { dst } else { src }
 }
 
 /// Direct operations stand first: they are few and long, so the issuing thread starts them before it feeds the pipelines, whose
 /// chunks then follow round-robin over the paths.
-pub(super) fn lower<K: PartialEq>(
+pub(crate) fn lower<K: PartialEq>(
     transfers: Vec<u64>,
     direct: &[DirectOp],
     lane_key: impl Fn(&DirectOp) -> K,

@@ -33,7 +33,7 @@ use crate::backend::MemoryKind;
 use crate::model::{Flow, GRAIN, finish};
 use crate::topology::{DeviceId, Machine};
 use choose::{Field, NoRoom, Share};
-use lower::{Piece, StagedPath, copying_device, lower};
+pub(crate) use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 use mechanism::Launch;
 use std::sync::Arc;
 

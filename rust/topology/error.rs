@@ -164,6 +164,31 @@ pub enum TopologyError {
         /// The value.
         value: f64,
     },
+    /// A table `[probe]` that cannot be what a probe wrote.
+    #[error("[probe]: {reason}")]
+    Probe {
+        /// What is wrong, and the remedy.
+        reason: String,
+    },
+    /// A file that cannot be written.
+    #[error("topology file {}: it cannot be written: {reason}; name another file, or set XDG_CACHE_HOME to a directory that can be", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// A file that was probed on another machine, or on this one as it was.
+    #[error(
+        "topology file {} is not of this machine as it is now: {reason}; probe again with `mpgpu probe`, or take the table [probe] out of the \
+         file to use its figures all the same", path.display()
+    )]
+    Stale {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        reason: String,
+    },
     /// No GPU and no host.
     #[error("the topology has no device; declare at least one node of kind \"gpu\" or \"host\"")]
     NoDevice,

@@ -1,5 +1,6 @@
 //! The TOML form of a topology. `docs/topology.md` describes it.
 
+use super::probe::{Entry, Record};
 use super::{Costs, Link, LinkId, LinkKind, Node, NodeId, NodeKind, SharedResource, Topology, TopologyError, preset_names};
 use ahash::AHashMap;
 use serde::Deserialize;
@@ -24,6 +25,7 @@ struct FileEntry {
     shared: Vec<SharedEntry>,
     #[serde(default)]
     costs: CostsEntry,
+    probe: Option<Entry>,
 }
 
 #[derive(Deserialize)]
@@ -95,6 +97,11 @@ struct CostsEntry {
 ///
 /// Strict: an unknown key, a wrong type, a name that is not declared or a value out of range is an error that says where it is.
 pub fn parse(text: &str) -> Result<Topology, TopologyError> {
+    Ok(parse_probed(text)?.0)
+}
+
+/// As [`parse`], with what the text remembers of the probe that it comes from, if it comes from one.
+pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(TopologyError::TooLong);
     }
@@ -128,7 +135,9 @@ pub fn parse(text: &str) -> Result<Topology, TopologyError> {
     }
     topology.shared = shared;
     topology.check()?;
-    Ok(topology)
+    let gpus = topology.nodes_of(NodeKind::Gpu).count();
+    let record = file.probe.map(|entry| entry.record(gpus)).transpose()?;
+    Ok((topology, record))
 }
 
 /// Line, column and message in one line. The error's own form repeats the whole line of the text, a megabyte perhaps.
@@ -153,7 +162,7 @@ pub(super) fn shorten(text: &str, most: usize) -> String {
 }
 
 /// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path (`/dev/zero`) does no harm.
-pub(super) fn read(path: &Path) -> Result<Topology, TopologyError> {
+pub(super) fn read(path: &Path) -> Result<(Topology, Option<Record>), TopologyError> {
     let mut bytes = Vec::new();
     let result = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
     match result {
@@ -169,7 +178,7 @@ pub(super) fn read(path: &Path) -> Result<Topology, TopologyError> {
         return Err(in_file(TopologyError::TooLong));
     }
     let text = String::from_utf8(bytes).map_err(|error| in_file(TopologyError::Syntax(format!("the file is not UTF-8 text: {error}"))))?;
-    parse(&text).map_err(in_file)
+    parse_probed(&text).map_err(in_file)
 }
 
 fn node((index, entry): (usize, NodeEntry)) -> Result<Node, TopologyError> {

@@ -24,10 +24,11 @@ mod machine;
 mod presets;
 pub mod probe;
 mod routes;
+mod subset;
 
 pub use check::{CAPACITY_RANGE, MAX_DEVICES, MAX_LINKS, MAX_SHARED, MAX_SWITCHES, MAX_TIME};
 pub use error::TopologyError;
-pub use file::{MAX_FILE_BYTES, parse};
+pub use file::{MAX_FILE_BYTES, parse, parse_probed};
 pub use machine::{Machine, Resource, ResourceId, Route};
 pub use presets::{preset, preset_names, preset_text};
 
@@ -243,8 +244,13 @@ pub const DEFAULT_PRESET: &str = "hgx-h200";
 ///
 /// A preset's name wins over a file of the same name; `./beluga` means the file.
 pub fn load(name_or_path: &str) -> Result<Topology, TopologyError> {
+    Ok(load_probed(name_or_path)?.0)
+}
+
+/// As [`load`], with what a file remembers of the probe that it comes from, if it comes from one.
+pub fn load_probed(name_or_path: &str) -> Result<(Topology, Option<probe::Record>), TopologyError> {
     match preset_text(name_or_path) {
-        Some(text) => parse(text),
+        Some(text) => parse_probed(text),
         None => file::read(Path::new(name_or_path)),
     }
 }

@@ -225,6 +225,18 @@ mp_status_t mp_context_describe(mp_context_t context, mp_format_t /*format*/, ch
     return status == MP_SUCCESS ? write(text, capacity, length) : status;
 }
 
+mp_status_t mp_context_probe(mp_context_t context, const mp_probe_options_t *options) {
+    if (options != nullptr && options->size != sizeof(mp_probe_options_t)) {
+        return report(MP_ERROR_INVALID_ARGUMENT, "options", "wrong size");
+    }
+    return enter(kind::context, context);
+}
+
+mp_status_t mp_context_probed(mp_context_t context, char *text, size_t capacity, size_t *length) {
+    const mp_status_t status = enter(kind::context, context);
+    return status == MP_SUCCESS ? write(text, capacity, length) : status;
+}
+
 mp_status_t mp_context_statistics(mp_context_t context, mp_statistics_t *statistics) {
     if (statistics->size != sizeof(mp_statistics_t)) {
         return report(MP_ERROR_INVALID_ARGUMENT, "statistics", "wrong size");

@@ -271,6 +271,24 @@ TEST_CASE("a context and a plan describe themselves in text and in JSON") {
     CHECK(json.back() == '}');
 }
 
+TEST_CASE("a probe gives a topology file, and writes none when told not to") {
+    const mpgpu::context ctx = virtual_devices();
+    CHECK_THROWS_AS(static_cast<void>(ctx.probed()), mpgpu::configuration_error);
+    mpgpu::probe_options options;
+    options.quick = true;
+    options.keep = false;
+    ctx.probe(options);
+    const std::string text = ctx.probed();
+    CHECK(text.find("[probe]") != std::string::npos);
+    CHECK(text.find("virtual-3") != std::string::npos);
+    std::error_code ec;
+    options.keep = true;
+    options.file = "/dev/null/no/such/place.toml";
+    ctx.probe(options, ec);
+    CHECK(ec == mpgpu::errc::topology);
+    CHECK(mpgpu::last_error().message.find("/dev/null/no/such/place.toml") != std::string::npos);
+}
+
 TEST_CASE("mistakes are reported with what the caller can act on") {
     const mpgpu::context ctx = virtual_devices();
     mpgpu::buffer<int> a(ctx, device::gpu(0), 100);

@@ -293,6 +293,15 @@ TEST_CASE("the no-throw forms report the status, leave the object empty, and cle
     counting::fail_next(MP_ERROR_INTERNAL, 0, "", "no");
     CHECK(ctx.describe(mpgpu::format::text, ec).empty());
     CHECK(ec == mpgpu::errc::internal);
+    counting::fail_next(MP_ERROR_OUT_OF_MEMORY, 0, "", "no");
+    ctx.probe({}, ec);
+    CHECK(ec == mpgpu::errc::out_of_memory);
+    counting::fail_next(MP_ERROR_TOPOLOGY, 0, "context", "no");
+    CHECK(ctx.probed(ec).empty());
+    CHECK(ec == mpgpu::errc::topology);
+    ctx.probe({}, ec);
+    CHECK_FALSE(ec);
+    CHECK(ctx.probed() == "described");
 }
 
 TEST_CASE("a transfer takes addresses, devices and bytes from its two ends") {

@@ -6,6 +6,7 @@
 mod graph;
 mod lanes;
 mod memory;
+mod probe;
 mod timing;
 
 use cudarc::driver::sys::{self, CUresult};

@@ -47,6 +47,7 @@ fn every_variable_reaches_its_field() {
         cache_plans: 7,
         verify: Verify::Bytes,
         log: Some(LevelFilter::Debug),
+        cache_dir: None,
     };
     assert_eq!(all, expected);
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 9] = ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request"];
+const SOURCES: [&str; 10] = ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -46,6 +46,7 @@ const PROGRAM: &str = r#"
 int main(void) {
     mp_context_options_t context_options = MP_CONTEXT_OPTIONS_INIT;
     mp_plan_options_t plan_options = MP_PLAN_OPTIONS_INIT;
+    mp_probe_options_t probe_options = MP_PROBE_OPTIONS_INIT;
     mp_plan_info_t plan_info = MP_PLAN_INFO_INIT;
     mp_statistics_t statistics = MP_STATISTICS_INIT;
     mp_device_statistics_t device_statistics = MP_DEVICE_STATISTICS_INIT;
@@ -54,7 +55,7 @@ int main(void) {
     mp_stream_t stream = NULL;
     struct CUstream_st *cuda_stream = stream;
     struct CUevent_st *cuda_event = (mp_event_t)NULL;
-    if (context_options.size + plan_options.size + plan_info.size + statistics.size + device_statistics.size + error_info.size == 0)
+    if (context_options.size + plan_options.size + probe_options.size + plan_info.size + statistics.size + device_statistics.size + error_info.size == 0)
         return 1;
     if (MP_DEVICE_HOST_NUMA(0) != MP_DEVICE_HOST || MP_DEVICE_HOST_NUMA(1 + 1) != -3 || MP_VERSION != mp_version())
         return 2;

@@ -17,6 +17,7 @@ mod node;
 mod nvtx;
 mod planner;
 mod probe;
+mod probe_files;
 mod simulator;
 mod staging;
 mod threads;

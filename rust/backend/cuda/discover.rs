@@ -74,7 +74,7 @@ pub(super) fn look_at(driver: &Driver, load: impl FnOnce() -> Result<Nvml, NvmlE
 }
 
 /// As NVML writes it.
-fn uuid_text(uuid: &[u8; 16]) -> String {
+pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]];
     format!("GPU-{}", parts.map(hex).join("-"))

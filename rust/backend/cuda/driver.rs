@@ -220,7 +220,7 @@ impl Driver {
     }
 
     /// The driver's CUDA version, 13000 for 13.0.
-    fn version(&self) -> i32 {
+    pub fn version(&self) -> i32 {
         let mut version = 0;
         // SAFETY: the output is valid for the call.
         unsafe { (self.cuDriverGetVersion)(&mut version) };

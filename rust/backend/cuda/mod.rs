@@ -25,6 +25,7 @@ mod event;
 mod execute;
 mod graph;
 mod host_memory;
+mod identity;
 mod kernel;
 mod lanes;
 mod memory;
@@ -35,6 +36,7 @@ mod timing;
 mod verify;
 
 pub use self::graph::GraphStatistics;
+pub use self::identity::identity;
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
@@ -304,6 +306,10 @@ unsafe extern "C" fn call_host_function(function: *mut c_void) {
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
+    }
+
+    fn identity(&self) -> Result<super::Identity, BackendError> {
+        identity()
     }
 
     /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: from 4 MiB on in huge pages, on

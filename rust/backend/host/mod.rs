@@ -33,8 +33,9 @@ use self::run::{HostWork, Run};
 use self::schedule::Schedule;
 use self::sync::{Mutex, held, lock};
 use self::times::Times;
-use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, StreamHandle};
+use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, Identity, StreamHandle};
 use crate::topology::DeviceId;
+use crate::topology::probe::Gpu;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 use std::sync::{Arc, OnceLock, RwLock};
 
@@ -174,6 +175,11 @@ fn key(handle: usize) -> Option<DefaultKey> {
 impl Backend for HostBackend {
     fn name(&self) -> &'static str {
         "host"
+    }
+
+    fn identity(&self) -> Result<Identity, BackendError> {
+        let gpu = |number| Gpu { uuid: format!("virtual-{number}"), name: "virtual device on CPU threads".into() };
+        Ok(Identity { driver: "none".into(), gpus: (0..self.gpus).map(gpu).collect() })
     }
 
     /// Aligned to 4096 bytes and not initialised. 0 bytes count as 1, so that every allocation has an address of its own.

@@ -8,6 +8,7 @@ mod bench;
 mod draw;
 mod machine;
 mod plan;
+mod probe;
 mod sim;
 mod text;
 mod topo;
@@ -60,6 +61,20 @@ enum Command {
         mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n\n\
         Without a GPU the host backend is measured, against memcpy on one thread.")]
     Bench(bench::BenchArguments),
+    /// Measure this machine: how fast copies are, which slow each other down, and whether their bytes arrive
+    #[command(after_help = "\
+        No attribute tells which GPUs share a way to host memory, what that memory delivers, or what a\n\
+        chunk costs, and virtual machines hide the rest. The probe makes copies, alone and at once, and\n\
+        finds the capacities that explain the times. The result is a topology file that contexts on\n\
+        these GPUs read by themselves from then on, until the driver changes.\n\n\
+        It takes less than a minute on eight GPUs, uses all of them and host memory, and must run alone.\n\n\
+        Examples:\n  \
+        mpgpu probe\n  \
+        mpgpu probe --check                      then compare predictions with measurements\n  \
+        mpgpu probe --output node.toml           for MPGPU_TOPOLOGY=node.toml, or mpgpu plan --topology node.toml\n  \
+        mpgpu probe --check --topology hgx-h200  how well does a preset predict this machine?\n\n\
+        docs/probe.md has the method and what it cannot see.")]
+    Probe(probe::ProbeArguments),
 }
 
 fn main() -> ExitCode {
@@ -79,6 +94,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         Command::Trace(arguments) => trace::run(&arguments)?,
         Command::Sim(arguments) => sim::run(&arguments)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
+        Command::Probe(arguments) => probe::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.
     match std::io::stdout().lock().write_all(text.as_bytes()) {

@@ -53,7 +53,7 @@ pub(super) fn measure<R: Rig>(session: &mut Session<'_, R>, topology: &Topology,
 /// The hand-over between chunks and the join, from copies through the host and through another GPU in different numbers of chunks: what they
 /// take longer than the model says without either is `(n + 1) · chunk + join`. The third is the issue of one operation.
 fn staged<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, costs: &Costs) -> Result<Option<(f64, f64, f64)>, R::Error> {
-    const CHUNKS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+    const CHUNKS: [u32; 9] = [1, 2, 3, 4, 6, 8, 12, 16, 32];
     let free = Costs { chunk: 0.0, join: 0.0, ..costs.clone() };
     let gpus: Vec<DeviceId> = machine.devices().filter(|device| !device.is_host()).collect();
     let ends = match gpus[..] {
@@ -66,7 +66,8 @@ fn staged<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, costs: &Costs
         let (Some(first), Some(second)) = (machine.route(ends.0, via), machine.route(via, ends.1)) else { continue };
         let path = PathModel::new(machine, &[first, second]);
         let most = session.rig.room();
-        let bytes = ((path.rate * session.options.copy_seconds) as u64).clamp(TINY * 64, most.max(TINY * 64));
+        // Short, so that what noise adds to the time of the bytes is small against the hand-overs.
+        let bytes = ((path.rate * session.options.copy_seconds / 8.0) as u64).clamp(TINY * 64, most.max(TINY * 64));
         for chunks in CHUNKS {
             let hop = Hop { from: ends.0, to: ends.1, bytes };
             let timing = session.measure(&Work::Staged { hop, via, chunks })?;

@@ -23,10 +23,12 @@ mod session;
 mod sharing;
 mod suspects;
 
-pub use record::{FORMAT, Fingerprint, Gpu, Record};
+pub(super) use record::Entry;
+pub use record::{FORMAT, Fingerprint, Gpu, Record, hash};
 
 use super::{Costs, DeviceId, Machine, Topology};
 use crate::plan::Mechanism;
+use serde::{Deserialize, Serialize};
 use session::Session;
 
 /// One plain copy.
@@ -179,7 +181,8 @@ pub struct Pair {
 }
 
 /// How far predictions of the fit are from the measurements of sets that it was not fitted to.
-#[derive(Copy, Clone, Debug, Default, PartialEq)]
+#[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Residuals {
     /// Sets.
     pub count: u32,

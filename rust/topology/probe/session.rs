@@ -8,6 +8,8 @@ use crate::topology::DeviceId;
 const GRAIN: f64 = 4096.0;
 /// A copy whose time is all start.
 pub(super) const TINY: u64 = 4096;
+/// What a set of unequal copies counts in a fit, against one of equal ones.
+const UNEQUAL: f64 = 0.1;
 /// Enough for a first idea of a rate.
 const SMALL: u64 = 1 << 20;
 
@@ -105,6 +107,13 @@ impl<'a, R: Rig> Session<'a, R> {
             self.starts[index] = start;
             self.sharing.rates[index] = rate.clamp(1e6, 1e14);
         }
+        // Links of one make differ by less than measurements do.
+        let class = |&(from, to): &(DeviceId, DeviceId)| (from.is_host(), to.is_host());
+        for class_of in [(false, false), (true, false), (false, true), (true, true)] {
+            let members: Vec<usize> = (0..self.hops.len()).filter(|hop| class(&self.hops[*hop]) == class_of).collect();
+            level(&mut self.sharing.rates, &members, 0.03);
+            level(&mut self.starts, &members, 0.1);
+        }
         let most = self.hops.len().min(16);
         if most > 1 {
             let together: Vec<Hop> = self.hops[..most].iter().map(|&(from, to)| Hop { from, to, bytes: TINY }).collect();
@@ -144,7 +153,10 @@ impl<'a, R: Rig> Session<'a, R> {
         let start = parts.iter().map(|part| self.starts[part.0]).fold(0.0, f64::max);
         let fixed = start + self.step * (parts.len() - 1) as f64 / 2.0;
         let copies = wanted.iter().zip(&copies).map(|(&(hop, _), copy)| (hop, copy.bytes as f64)).collect();
-        let sample = Sample { copies, seconds: (total - fixed).max(total / 2.0) };
+        // Where copies end at different times the last ones may leave a capacity idle that they shared with the others: such a set takes
+        // longer than its busiest resource. Plans let all paths end together, as sets of equal times do.
+        let equal = parts.iter().all(|part| part.1 == parts[0].1);
+        let sample = Sample { copies, seconds: (total - fixed).max(total / 2.0), weight: if equal { 1.0 } else { UNEQUAL } };
         self.samples.push(sample.clone());
         Ok((sample, scale))
     }
@@ -188,6 +200,37 @@ impl<'a, R: Rig> Session<'a, R> {
     }
 }
 
+/// Gives those of `members` whose values are as near as `within` to each other their median.
+fn level(values: &mut [f64], members: &[usize], within: f64) {
+    let mut sorted = members.to_vec();
+    sorted.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
+    let mut rest = &sorted[..];
+    while let Some(&first) = rest.first() {
+        let least = values[first];
+        let count = rest.iter().take_while(|index| values[**index] <= least * (1.0 + within)).count().max(1);
+        let (near, further) = rest.split_at(count);
+        let mut these: Vec<f64> = near.iter().map(|index| values[*index]).collect();
+        let middle = median(&mut these).unwrap_or(least);
+        near.iter().for_each(|index| values[*index] = middle);
+        rest = further;
+    }
+}
+
 fn grained(bytes: f64) -> u64 {
     ((bytes / GRAIN).round().max(1.0) * GRAIN) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::level;
+
+    #[test]
+    fn values_that_noise_tells_apart_become_one_and_others_stay() {
+        let mut values = [100.0, 50.0, 102.0, 51.0, 101.0, 7.0];
+        level(&mut values, &[0, 1, 2, 3, 4], 0.03);
+        assert_eq!(values, [101.0, 50.5, 101.0, 50.5, 101.0, 7.0]);
+        level(&mut values, &[], 0.03);
+        level(&mut values, &[5], 0.0);
+        assert_eq!(values[5], 7.0);
+    }
 }

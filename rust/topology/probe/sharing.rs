@@ -23,6 +23,15 @@ pub(super) struct Sample {
     /// Hop and bytes.
     pub copies: Vec<(usize, f64)>,
     pub seconds: f64,
+    /// How much it counts in a fit, in (0, 1].
+    pub weight: f64,
+}
+
+impl Sample {
+    /// Whether it is of these hops, with equal times alone.
+    pub fn is_of(&self, hops: &[usize]) -> bool {
+        self.weight == 1.0 && self.copies.iter().map(|copy| copy.0).eq(hops.iter().copied())
+    }
 }
 
 impl Resource {
@@ -45,6 +54,34 @@ impl Sharing {
     /// Seconds for these copies together: as long as the busiest resource has work. The planner predicts by the same rule.
     pub fn seconds(&self, copies: &[(usize, f64)]) -> f64 {
         self.resources.iter().map(|resource| resource.load(copies) / resource.capacity).fold(self.alone(copies), f64::max)
+    }
+
+    /// Bytes/s of each of these hops at once, shared max-min fairly (progressive filling: Bertsekas and Gallager 1992).
+    pub fn fair(&self, hops: &[usize]) -> Vec<f64> {
+        let mut rates: Vec<f64> = hops.iter().map(|hop| self.rates[*hop]).collect();
+        let mut settled = vec![false; hops.len()];
+        loop {
+            // The capacity that gives each of its hops the least, once those that have settled have taken theirs.
+            let least = self.resources.iter().filter_map(|resource| {
+                let (open, closed): (Vec<usize>, Vec<usize>) =
+                    (0..hops.len()).filter(|index| resource.members[hops[*index]]).partition(|index| !settled[*index]);
+                let taken: f64 = closed.iter().map(|index| rates[*index]).sum();
+                (!open.is_empty()).then(|| ((resource.capacity - taken).max(0.0) / open.len() as f64, open))
+            });
+            let least = least.min_by(|a, b| a.0.total_cmp(&b.0));
+            let alone = (0..hops.len()).filter(|index| !settled[*index]).min_by(|a, b| rates[*a].total_cmp(&rates[*b]));
+            match (least, alone) {
+                (_, None) => return rates,
+                (Some((share, open)), Some(slowest)) if share < rates[slowest] => {
+                    for index in open {
+                        // Never none at all: a sum of rounded shares may exceed a capacity by a little.
+                        rates[index] = share.max(rates[index] * 1e-3);
+                        settled[index] = true;
+                    }
+                }
+                (_, Some(slowest)) => settled[slowest] = true,
+            }
+        }
     }
 
     /// Fits capacities and memberships to the samples, one resource after another while the others stay as they are. `families` are
@@ -95,7 +132,7 @@ impl Fit<'_> {
         const SMALL: f64 = 0.05;
         let loss = |((sample, other), load): ((&Sample, &f64), &f64)| {
             let error = (other.max(load / capacity) / sample.seconds).ln().abs();
-            if error < SMALL { error * error / 2.0 } else { SMALL * (error - SMALL / 2.0) }
+            sample.weight * if error < SMALL { error * error / 2.0 } else { SMALL * (error - SMALL / 2.0) }
         };
         self.samples.iter().zip(self.others).zip(loads).map(loss).sum()
     }
@@ -104,31 +141,38 @@ impl Fit<'_> {
         self.samples.iter().map(|sample| resource.load(&sample.copies)).collect()
     }
 
-    /// The capacity that fits best among those that single samples would ask for, with its cost.
-    fn capacity(&self, loads: &[f64], now: f64) -> (f64, f64) {
-        const TRIED: usize = 48;
+    /// The capacity that fits best among at most `tried` that single samples would ask for, with its cost.
+    fn capacity(&self, loads: &[f64], now: f64, tried: usize) -> (f64, f64) {
         let asked = self.samples.iter().zip(self.others).zip(loads).filter(|((sample, _), load)| **load > 0.8 * now * sample.seconds);
         let mut asked: Vec<f64> = asked.map(|((sample, _), load)| load / sample.seconds).collect();
         asked.sort_by(f64::total_cmp);
-        let step = asked.len().div_ceil(TRIED).max(1);
+        let step = asked.len().div_ceil(tried).max(1);
         let tried = asked.into_iter().step_by(step).chain([now]).map(|capacity| (capacity, self.cost(loads, capacity)));
         tried.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((now, f64::INFINITY))
     }
 
     /// The resource fitted anew; `None` where the samples do as well without it.
     fn resource(&self, resource: &Resource, families: &[Vec<usize>]) -> Option<Resource> {
+        const TRIED: usize = 48;
+        const TRIED_FOR_EACH: usize = 6;
         let mut best = resource.clone();
         let mut loads = self.loads(&best);
         let mut cost;
-        (best.capacity, cost) = self.capacity(&loads, best.capacity);
-        // A member that makes predictions too slow is none.
-        for hop in resource.hops() {
-            let share = |sample: &Sample| sample.copies.iter().filter(|copy| copy.0 == hop).map(|copy| copy.1).sum::<f64>();
-            let without: Vec<f64> = loads.iter().zip(self.samples).map(|(load, sample)| load - share(sample)).collect();
-            let cost_without = self.cost(&without, best.capacity);
-            if cost_without < cost - WORTH {
-                best.members[hop] = false;
-                (loads, cost) = (without, cost_without);
+        (best.capacity, cost) = self.capacity(&loads, best.capacity, TRIED);
+        // A member that makes predictions too slow is none. The worst goes first: others may seem wrong because of it.
+        loop {
+            let without = |hop: usize| {
+                let share = |sample: &Sample| sample.copies.iter().filter(|copy| copy.0 == hop).map(|copy| copy.1).sum::<f64>();
+                let loads: Vec<f64> = loads.iter().zip(self.samples).map(|(load, sample)| load - share(sample)).collect();
+                let (capacity, cost) = self.capacity(&loads, best.capacity, TRIED_FOR_EACH);
+                (hop, capacity, cost, loads)
+            };
+            match best.hops().map(without).min_by(|a, b| a.2.total_cmp(&b.2)).filter(|found| found.2 < cost - WORTH) {
+                Some((hop, capacity, less, lighter)) => {
+                    best.members[hop] = false;
+                    (best.capacity, cost, loads) = (capacity, less, lighter);
+                }
+                None => break,
             }
         }
         // One that has most hops of a family has all of them, unless a sample says otherwise.
@@ -155,7 +199,7 @@ mod tests {
     use super::*;
 
     fn sample(copies: &[(usize, f64)], seconds: f64) -> Sample {
-        Sample { copies: copies.to_vec(), seconds }
+        Sample { copies: copies.to_vec(), seconds, weight: 1.0 }
     }
 
     #[test]

@@ -11,17 +11,23 @@ impl<R: Rig> Session<'_, R> {
     pub fn explore(&mut self, devices: &[DeviceId]) -> Result<(), R::Error> {
         self.families = families(&self.hops, devices);
         let pairs = pairs(&self.hops, devices);
-        for (index, &[a, b]) in pairs.iter().enumerate() {
+        let mut slow = Vec::new();
+        for (index, &pair) in pairs.iter().enumerate() {
             self.at("pairs", index, pairs.len());
             if !self.may_measure() {
                 break;
             }
-            let before = self.samples.len();
-            self.explain(&[a, b])?;
-            if let Some(sample) = self.samples.get(before) {
-                let unit = sample.copies.iter().map(|&(hop, bytes)| bytes / self.sharing.rates[hop]).fold(0.0, f64::max);
-                self.pairs.push(Pair { first: self.hops[a], second: self.hops[b], slowdown: sample.seconds / unit });
-            }
+            let sample = self.seen_twice(&pair)?;
+            // Nothing is known to be shared yet, so this is the time of the slower one alone.
+            let slowdown = sample.seconds / self.sharing.seconds(&sample.copies);
+            self.pairs.push(Pair { first: self.hops[pair[0]], second: self.hops[pair[1]], slowdown });
+            slow.push((slowdown, pair));
+        }
+        // What slows down most is explained first: the weaker an effect, the more others have to be known to tell it from them.
+        slow.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (index, (_, pair)) in slow.iter().enumerate() {
+            self.at("pairs that share", index, slow.len());
+            self.explain(pair)?;
         }
         self.sharing.refine(&self.samples, &self.families);
         let mut sets = self.families.clone();

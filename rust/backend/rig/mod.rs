@@ -1,0 +1,297 @@
+//! Copies for a probe, on any backend: one plain copy per lane, pipelines, batches, kernels, and patterns that must arrive.
+//!
+//! Programs are made by the planner's own lowering and run by the backend's own executors, so that what is measured is what plans do.
+
+mod pattern;
+
+use self::pattern::Words;
+use super::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle};
+use crate::plan::{DirectOp, Engine, Mechanism, Piece, Program, StagedPath, copying_device, lower};
+use crate::topology::DeviceId;
+use crate::topology::probe::{Hop, Rig, Timing, Verdict, Work};
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Memory for arriving bytes on each device, and as much for leaving ones; less where there is not as much.
+const ROOM: u64 = 1 << 30;
+/// The same where a CPU moves every byte: enough for a few milliseconds.
+const ROOM_ON_CPU: u64 = 16 << 20;
+/// With less a probe would measure starts.
+const LEAST_ROOM: u64 = 16 << 20;
+/// Bytes of a pattern. More than caches between a GPU and a bus hold back.
+const PATTERN: u64 = 4 << 20;
+/// Segments of one operation start at multiples of this.
+const ALIGNMENT: u64 = 256;
+/// Slots of a pipeline, as many as the planner gives it.
+const SLOTS: u32 = 4;
+
+/// A backend as a rig. Takes memory and streams of every device, and gives them back when dropped.
+pub struct BackendRig<'a> {
+    backend: &'a dyn Backend,
+    room: u64,
+    /// Of each device: where bytes leave from, filled with the pattern, and where they arrive.
+    memory: BTreeMap<DeviceId, Arenas>,
+    streams: BTreeMap<DeviceId, StreamHandle>,
+    /// Checks so far: each has a place of its own in the pattern.
+    checks: u64,
+}
+
+#[derive(Copy, Clone, Default)]
+struct Arenas {
+    out: u64,
+    into: u64,
+}
+
+impl<'a> BackendRig<'a> {
+    /// Allocates on these devices of the backend, which include host memory, and fills what copies will read.
+    pub fn new(backend: &'a dyn Backend, devices: &[DeviceId]) -> Result<BackendRig<'a>, BackendError> {
+        let room = if backend.name() == "host" { ROOM_ON_CPU } else { ROOM };
+        let mut rig = BackendRig { backend, room, memory: BTreeMap::new(), streams: BTreeMap::new(), checks: 0 };
+        loop {
+            match rig.allocate(devices) {
+                Err(BackendError::OutOfMemory { .. }) if rig.room > LEAST_ROOM => {
+                    rig.free();
+                    rig.room /= 2;
+                }
+                other => break other?,
+            }
+        }
+        for &device in devices {
+            let stream = backend.create_stream(device)?;
+            rig.streams.insert(device, stream);
+        }
+        let Some(host) = devices.iter().copied().find(|device| device.is_host()) else {
+            return Err(BackendError::NotSupported("a probe needs host memory to check bytes with, and the topology has none".into()));
+        };
+        rig.words(rig.arenas(host)?.out, 0, rig.room / 8).fill();
+        for &device in devices.iter().filter(|device| **device != host) {
+            let ends = Endpoints { dst: rig.arenas(device)?.out, src: rig.arenas(host)?.out };
+            rig.copy(host, device, ends, rig.room)?;
+        }
+        Ok(rig)
+    }
+
+    fn allocate(&mut self, devices: &[DeviceId]) -> Result<(), BackendError> {
+        for &device in devices {
+            // Known to `self` one by one, so that what was allocated before an error is freed.
+            let out = self.backend.allocate(device, self.room)?;
+            self.memory.insert(device, Arenas { out, into: 0 });
+            let into = self.backend.allocate(device, self.room)?;
+            self.memory.insert(device, Arenas { out, into });
+        }
+        Ok(())
+    }
+
+    fn free(&mut self) {
+        for (_, Arenas { out, into }) in std::mem::take(&mut self.memory) {
+            for address in [out, into].into_iter().filter(|address| *address != 0) {
+                if let Err(error) = self.backend.free(address) {
+                    log::warn!("freeing memory of a probe: {error}");
+                }
+            }
+        }
+    }
+
+    fn arenas(&self, device: DeviceId) -> Result<Arenas, BackendError> {
+        self.memory.get(&device).copied().ok_or(BackendError::InvalidDevice(device.0))
+    }
+
+    /// Words of an arena of host memory.
+    fn words(&self, address: u64, first: u64, words: u64) -> Words<'_> {
+        debug_assert!(self.memory.iter().any(|(device, arenas)| {
+            let inside = |base: u64| base <= address && address + words * 8 <= base + self.room;
+            device.is_host() && (inside(arenas.out) || inside(arenas.into))
+        }));
+        // SAFETY: inside of an arena, which lives as long as `self`; no copy is at work, because every method waits for its own.
+        unsafe { Words::new(address, first, words) }
+    }
+
+    fn run(&self, prepared: &Prepared) -> Result<Timing, BackendError> {
+        let start = Instant::now();
+        let completion: Completion = self.backend.execute(&Execution {
+            program: &prepared.program,
+            endpoints: &prepared.endpoints,
+            rings: &prepared.rings,
+            stream: prepared.stream,
+            after: &[],
+            verify: false,
+            engine: prepared.engine,
+        })?;
+        let issue = start.elapsed().as_secs_f64();
+        completion.wait()?;
+        Ok(Timing { issue, total: start.elapsed().as_secs_f64() })
+    }
+
+    /// One plain copy, waited for.
+    fn copy(&self, from: DeviceId, to: DeviceId, ends: Endpoints, bytes: u64) -> Result<(), BackendError> {
+        let op = direct(from, to, Mechanism::Copy, smallvec![Piece { transfer: 0, offset: 0, bytes }]);
+        let program = lower(vec![bytes], &[op], |_| (), &[]);
+        self.run(&self.prepared(program, vec![ends], Vec::new(), copying_device(from, to), Engine::Stream)?).map(drop)
+    }
+
+    fn prepared(
+        &self,
+        program: Program,
+        endpoints: Vec<Endpoints>,
+        rings: Vec<u64>,
+        home: DeviceId,
+        engine: Engine,
+    ) -> Result<Prepared, BackendError> {
+        let stream = *self.streams.get(&home).ok_or(BackendError::InvalidDevice(home.0))?;
+        Ok(Prepared { program: Arc::new(program), endpoints: endpoints.into(), rings: rings.into(), stream, engine })
+    }
+
+    fn prepare(&self, work: &Work<'_>) -> Result<Prepared, BackendError> {
+        match *work {
+            Work::Together(hops) => self.prepare_together(hops),
+            Work::Many { hop, count, mechanism } => self.prepare_many(hop, count, mechanism),
+            Work::Staged { hop, via, chunks } => self.prepare_staged(hop, via, chunks),
+        }
+    }
+
+    /// Destinations lie behind each other, and so do sources, as long as there is room: bytes that several copies read would come out of
+    /// a cache.
+    fn prepare_together(&self, hops: &[Hop]) -> Result<Prepared, BackendError> {
+        let mut arrived = BTreeMap::<DeviceId, u64>::new();
+        let mut left = BTreeMap::<DeviceId, u64>::new();
+        let mut endpoints = Vec::with_capacity(hops.len());
+        let mut ops = Vec::with_capacity(hops.len());
+        for (transfer, hop) in (0..).zip(hops) {
+            let offset = arrived.entry(hop.to).or_default();
+            let source = left.entry(hop.from).or_default();
+            if *source + hop.bytes > self.room {
+                *source = 0;
+            }
+            endpoints.push(Endpoints { dst: self.arenas(hop.to)?.into + *offset, src: self.arenas(hop.from)?.out + *source });
+            *offset += hop.bytes.next_multiple_of(ALIGNMENT);
+            *source += hop.bytes.next_multiple_of(ALIGNMENT);
+            self.check_room(*offset)?;
+            ops.push(direct(hop.from, hop.to, Mechanism::Copy, smallvec![Piece { transfer, offset: 0, bytes: hop.bytes }]));
+        }
+        let home = hops.first().map_or(DeviceId::HOST, |hop| copying_device(hop.from, hop.to));
+        // A lane for each copy: its transfer is the key.
+        let lane = |op: &DirectOp| op.pieces[0].transfer;
+        let program = lower(hops.iter().map(|hop| hop.bytes).collect(), &ops, lane, &[]);
+        self.prepared(program, endpoints, Vec::new(), home, Engine::Stream)
+    }
+
+    fn prepare_many(&self, hop: Hop, count: u32, mechanism: Mechanism) -> Result<Prepared, BackendError> {
+        let step = hop.bytes.next_multiple_of(ALIGNMENT);
+        self.check_room(step * u64::from(count))?;
+        let (dst, src) = (self.arenas(hop.to)?.into, self.arenas(hop.from)?.out);
+        let offsets = (0..u64::from(count)).map(|index| index * step);
+        let endpoints = offsets.map(|offset| Endpoints { dst: dst + offset, src: src + offset }).collect();
+        let pieces = (0..count).map(|transfer| Piece { transfer, offset: 0, bytes: hop.bytes });
+        let ops: Vec<DirectOp> = match mechanism {
+            Mechanism::Copy => pieces.map(|piece| direct(hop.from, hop.to, mechanism, smallvec![piece])).collect(),
+            Mechanism::Batch | Mechanism::Kernel => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
+        };
+        let program = lower(vec![hop.bytes; count as usize], &ops, |_| (), &[]);
+        self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), Engine::Stream)
+    }
+
+    fn prepare_staged(&self, hop: Hop, via: DeviceId, chunks: u32) -> Result<Prepared, BackendError> {
+        self.check_room(hop.bytes)?;
+        let chunk_bytes = hop.bytes.div_ceil(u64::from(chunks)).next_multiple_of(ALIGNMENT);
+        let slots = SLOTS.min(chunks);
+        self.check_room(chunk_bytes * u64::from(slots))?;
+        let path = StagedPath {
+            piece: Piece { transfer: 0, offset: 0, bytes: hop.bytes },
+            via,
+            lanes: [copying_device(hop.from, via), copying_device(via, hop.to)],
+            chunk_bytes,
+            slots,
+        };
+        let ends = Endpoints { dst: self.arenas(hop.to)?.into, src: self.arenas(hop.from)?.out };
+        let program = lower(vec![hop.bytes], &[], |_| (), &[path]);
+        // Staged programs run as the backend would run them by itself.
+        self.prepared(program, vec![ends], vec![self.arenas(via)?.into], path.lanes[0], Engine::Auto)
+    }
+
+    fn check_room(&self, bytes: u64) -> Result<(), BackendError> {
+        if bytes <= self.room {
+            return Ok(());
+        }
+        Err(BackendError::NotSupported(format!("internal error: a probe asked for {bytes} bytes on one device, and has {}", self.room)))
+    }
+}
+
+/// A program with what it is bound to.
+struct Prepared {
+    program: Arc<Program>,
+    endpoints: Arc<[Endpoints]>,
+    rings: Arc<[u64]>,
+    stream: StreamHandle,
+    engine: Engine,
+}
+
+fn direct(from: DeviceId, to: DeviceId, mechanism: Mechanism, pieces: SmallVec<[Piece; 1]>) -> DirectOp {
+    DirectOp { device: copying_device(from, to), also: None, mechanism, pieces }
+}
+
+impl Rig for BackendRig<'_> {
+    type Error = BackendError;
+
+    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Timing, BackendError> {
+        let prepared = self.prepare(work)?;
+        self.run(&prepared)?;
+        let mut issues = Vec::new();
+        let mut totals = Vec::new();
+        for _ in 0..repetitions.max(1) {
+            let Timing { issue, total } = self.run(&prepared)?;
+            issues.push(issue);
+            totals.push(total);
+        }
+        let middle = |mut values: Vec<f64>| {
+            values.sort_by(f64::total_cmp);
+            (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
+        };
+        Ok(Timing { issue: middle(issues), total: middle(totals) })
+    }
+
+    /// Spoils the destination, copies, brings the bytes to host memory and compares them there. Where that way back loses bytes, the
+    /// hops into this device count as losing them too: nothing tells them apart.
+    fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Verdict, BackendError> {
+        let host = self.memory.keys().copied().find(|device| device.is_host()).ok_or(BackendError::InvalidDevice(DeviceId::HOST.0))?;
+        let bytes = PATTERN.min(self.room / 2);
+        // Each check in turn uses another part of the pattern, so that bytes of an earlier one do not pass for its own.
+        let place = (self.checks * 4096) % (self.room - bytes);
+        self.checks += 1;
+        let (source, target) = (self.arenas(from)?.out + place, self.arenas(to)?.into);
+        let scratch = self.arenas(host)?.into + self.room / 2;
+        self.words(scratch, place / 8, bytes / 8).spoil();
+        if to.is_host() {
+            self.words(target, place / 8, bytes / 8).spoil();
+        } else {
+            self.copy(host, to, Endpoints { dst: target, src: scratch }, bytes)?;
+        }
+        self.copy(from, to, Endpoints { dst: target, src: source }, bytes)?;
+        let seen = if to.is_host() {
+            target
+        } else {
+            self.copy(to, host, Endpoints { dst: scratch, src: target }, bytes)?;
+            scratch
+        };
+        let wrong = self.words(seen, place / 8, bytes / 8).wrong_bytes();
+        Ok(if wrong == 0 { Verdict::Intact } else { Verdict::Lost { wrong, of: bytes } })
+    }
+
+    fn room(&self) -> u64 {
+        self.room
+    }
+}
+
+impl Drop for BackendRig<'_> {
+    fn drop(&mut self) {
+        // A run that failed may have left copies at work; its error has been reported.
+        let _ = self.backend.synchronize();
+        for (_, stream) in std::mem::take(&mut self.streams) {
+            if let Err(error) = self.backend.destroy_stream(stream) {
+                log::warn!("destroying a stream of a probe: {error}");
+            }
+        }
+        self.free();
+    }
+}

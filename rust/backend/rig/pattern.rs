@@ -1,0 +1,81 @@
+//! A pattern in host memory that a backend has given out.
+
+use std::marker::PhantomData;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+/// A stretch of host memory, and the place in the pattern that belongs there. Bound to the arena's owner.
+pub(super) struct Words<'a> {
+    address: u64,
+    first: u64,
+    count: u64,
+    arena: PhantomData<&'a ()>,
+}
+
+/// The word at this place of the pattern: different everywhere, so that a piece in another's place is found (SplitMix64's finaliser).
+fn word(place: u64) -> u64 {
+    let mut z = place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl<'a> Words<'a> {
+    /// # Safety
+    /// `address` is the start of as many 8-byte words of host memory, aligned to 8, that live as long as `'a` and that nothing else
+    /// uses while this does.
+    pub unsafe fn new(address: u64, first: u64, count: u64) -> Words<'a> {
+        Words { address, first, count, arena: PhantomData }
+    }
+
+    fn write(&self, value: impl Fn(u64) -> u64) {
+        let start = with_exposed_provenance_mut::<u64>(self.address as usize);
+        for index in 0..self.count {
+            // SAFETY: one of the words that the caller of `new` vouches for.
+            unsafe { start.add(index as usize).write(value(self.first + index)) }
+        }
+    }
+
+    /// Writes the pattern.
+    pub fn fill(&self) {
+        self.write(word);
+    }
+
+    /// Writes the opposite of the pattern: no byte of it is left.
+    pub fn spoil(&self) {
+        self.write(|place| !word(place));
+    }
+
+    /// How many bytes differ from the pattern.
+    pub fn wrong_bytes(&self) -> u64 {
+        let start = with_exposed_provenance::<u64>(self.address as usize);
+        let wrong = |index: u64| {
+            // SAFETY: as in `write`; any bits are a number, and the memory was written by a copy or by this.
+            let difference = unsafe { start.add(index as usize).read() } ^ word(self.first + index);
+            difference.to_ne_bytes().iter().filter(|byte| **byte != 0).count() as u64
+        };
+        (0..self.count).map(wrong).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Words;
+
+    #[test]
+    fn a_wrong_a_missing_and_a_misplaced_word_are_counted() {
+        let mut memory = [0_u64; 16];
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: all of `memory`, which nothing else uses meanwhile.
+        let words = |first| unsafe { Words::new(address, first, 16) };
+        words(100).fill();
+        assert_eq!(words(100).wrong_bytes(), 0);
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(address as usize + 9);
+        // SAFETY: a byte of `memory`.
+        unsafe { at.write(!at.read()) };
+        assert_eq!(words(100).wrong_bytes(), 1);
+        words(100).spoil();
+        assert_eq!(words(100).wrong_bytes(), 128);
+        words(101).fill();
+        assert!(words(100).wrong_bytes() > 64);
+    }
+}

@@ -1,0 +1,234 @@
+//! Predicted against measured time: plans of the context's topology, run on the machine.
+
+use mpgpu::engine::{Context, PlanOptions, Transfer};
+use mpgpu::topology::DeviceId;
+use mpgpu::units::size;
+use serde_json::{Value, json};
+use std::error::Error;
+use std::fmt::Write;
+use std::time::Instant;
+
+/// Below this size starts and joins are most of the time, and the goal for the worst error does not hold.
+const LARGE: u64 = 16 << 20;
+/// Goals, as parts: the median error of a published model, and the worst at large sizes.
+const GOALS: [f64; 2] = [0.06, 0.15];
+const WARM_UP: usize = 3;
+const ROUNDS: usize = 11;
+/// Both ends of all transfers of a case, on one device.
+const MOST_MEMORY: u64 = 4 << 30;
+
+struct Case {
+    name: String,
+    /// Source and destination.
+    copies: Vec<(DeviceId, DeviceId)>,
+    max_paths: Option<u32>,
+    host_path: Option<bool>,
+}
+
+/// One case at one size. Seconds.
+pub struct Checked {
+    case: String,
+    bytes: u64,
+    paths: usize,
+    predicted: f64,
+    measured: f64,
+}
+
+impl Checked {
+    /// Above 0 where the prediction is too long.
+    fn error(&self) -> f64 {
+        self.predicted / self.measured - 1.0
+    }
+}
+
+fn cases(gpus: u32) -> Vec<Case> {
+    let gpu = DeviceId::gpu;
+    let case = |name: &str, copies: Vec<(DeviceId, DeviceId)>| Case { name: name.into(), copies, max_paths: None, host_path: None };
+    let plain = |name: &str, copies| Case { max_paths: Some(1), host_path: Some(false), ..case(name, copies) };
+    let mut cases = Vec::new();
+    if gpus > 1 {
+        cases.push(plain("direct", vec![(gpu(0), gpu(1))]));
+        cases.push(case("direct + others", vec![(gpu(0), gpu(1))]));
+        cases.push(plain("both ways, direct", vec![(gpu(0), gpu(1)), (gpu(1), gpu(0))]));
+        cases.push(case("both ways", vec![(gpu(0), gpu(1)), (gpu(1), gpu(0))]));
+    }
+    for paths in 1..=gpus {
+        let through = |name: &str, copy| Case { max_paths: Some(paths), ..case(&format!("{name}, {paths} paths"), vec![copy]) };
+        cases.push(through("host to GPU", (DeviceId::HOST, gpu(0))));
+        cases.push(through("GPU to host", (gpu(0), DeviceId::HOST)));
+    }
+    if gpus > 2 {
+        let ring: Vec<_> = (0..gpus).map(|i| (gpu(i), gpu((i + 1) % gpus))).collect();
+        cases.push(plain("ring, direct", ring.clone()));
+        cases.push(case("ring", ring));
+        let pairs = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (gpu(from), gpu(to))));
+        cases.push(case("all to all", pairs.filter(|(from, to)| from != to).collect()));
+    }
+    cases
+}
+
+pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
+    let machine = context.machine();
+    let sizes: &[u64] =
+        if context.backend().name() == "host" { &[1 << 20, 4 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30] };
+    let mut checked = Vec::new();
+    for case in cases(machine.gpu_count()) {
+        // Where the topology has no way for a copy, there is nothing to predict.
+        let joined =
+            |&(from, to): &(DeviceId, DeviceId)| machine.contains(from) && machine.contains(to) && machine.route(from, to).is_some();
+        if !case.copies.iter().all(joined) {
+            eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
+            continue;
+        }
+        let on_busiest =
+            machine.devices().map(|device| case.copies.iter().filter(|copy| copy.0 == device || copy.1 == device).count()).max();
+        let most = MOST_MEMORY / on_busiest.unwrap_or(1).max(1) as u64;
+        let sizes: Vec<u64> = sizes.iter().copied().filter(|bytes| *bytes <= most).collect();
+        let Some(&largest) = sizes.last() else { continue };
+        let buffers = Buffers::new(context, &case.copies, largest)?;
+        for bytes in sizes {
+            let result = measure(context, &case, &buffers, bytes).map_err(|error| format!("{}, {}: {error}", case.name, size(bytes)))?;
+            eprintln!("{} {}: {:+.1} %", result.case, size(bytes), 100.0 * result.error());
+            checked.push(result);
+        }
+    }
+    Ok(checked)
+}
+
+fn measure(context: &Context, case: &Case, buffers: &Buffers<'_>, bytes: u64) -> Result<Checked, Box<dyn Error>> {
+    let transfers: Vec<Transfer> = buffers.transfers.iter().map(|transfer| Transfer { bytes, ..*transfer }).collect();
+    let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, ..PlanOptions::default() };
+    let plan = context.plan(&transfers, &options)?;
+    let (from, to) = case.copies[0];
+    let stream = context.create_stream(if from.is_host() { to } else { from })?;
+    let mut seconds = Vec::with_capacity(ROUNDS);
+    for round in 0..WARM_UP + ROUNDS {
+        let start = Instant::now();
+        plan.execute(stream)?.wait()?;
+        if round >= WARM_UP {
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    context.destroy_stream(stream)?;
+    seconds.sort_by(f64::total_cmp);
+    Ok(Checked { case: case.name.clone(), bytes, paths: plan.paths(), predicted: plan.planned().predicted, measured: seconds[ROUNDS / 2] })
+}
+
+/// Both ends of every copy of a case. Freed when dropped.
+struct Buffers<'a> {
+    context: &'a Context,
+    transfers: Vec<Transfer>,
+}
+
+impl<'a> Buffers<'a> {
+    fn new(context: &'a Context, copies: &[(DeviceId, DeviceId)], bytes: u64) -> Result<Buffers<'a>, Box<dyn Error>> {
+        let mut buffers = Buffers { context, transfers: Vec::new() };
+        for (index, &(from, to)) in copies.iter().enumerate() {
+            let src = context.allocate(from, bytes)?;
+            // Known to `buffers` from here on, so that an error below frees it.
+            buffers.transfers.push(Transfer { dst: 0, dst_device: to, src, src_device: from, bytes });
+            buffers.transfers[index].dst = context.allocate(to, bytes)?;
+        }
+        Ok(buffers)
+    }
+}
+
+impl Drop for Buffers<'_> {
+    fn drop(&mut self) {
+        for address in self.transfers.iter().flat_map(|transfer| [transfer.src, transfer.dst]).filter(|address| *address != 0) {
+            if let Err(error) = self.context.free(address) {
+                log::warn!("freeing a buffer of the check: {error}");
+            }
+        }
+    }
+}
+
+/// Median and worst of |error|, with the case of the worst.
+fn summary<'a>(checked: impl Iterator<Item = &'a Checked>) -> Option<(usize, f64, f64, &'a Checked)> {
+    let mut sorted: Vec<&Checked> = checked.collect();
+    sorted.sort_by(|a, b| a.error().abs().total_cmp(&b.error().abs()));
+    let worst = *sorted.last()?;
+    let middle = |index: usize| sorted[index].error().abs();
+    let median = (middle((sorted.len() - 1) / 2) + middle(sorted.len() / 2)) / 2.0;
+    Some((sorted.len(), median, worst.error().abs(), worst))
+}
+
+pub fn table(checked: &[Checked]) -> String {
+    let mut text = String::from("predicted and measured time of plans, us; error above 0: predicted too long\n\n");
+    text += &format!("{:<24} {:>8} {:>5} {:>11} {:>11} {:>8}\n", "case", "size", "paths", "predicted", "measured", "error");
+    for row in checked {
+        let Checked { case, bytes, paths, predicted, measured } = row;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{case:<24} {:>8} {paths:>5} {:>11.1} {:>11.1} {:>+7.1} %",
+            size(*bytes),
+            predicted * 1e6,
+            measured * 1e6,
+            100.0 * row.error()
+        );
+    }
+    let all = summary(checked.iter()).map(|found| ("all", found));
+    let large = summary(checked.iter().filter(|row| row.bytes >= LARGE)).map(|found| ("16 MiB and more", found));
+    text.push('\n');
+    for (what, (count, median, worst, at)) in all.into_iter().chain(large) {
+        let _ = writeln!(
+            text,
+            "{what}: {count} plans, median error {:.1} % (goal {:.0}), worst {:.1} % (goal {:.0} at 16 MiB and more): {} {}",
+            100.0 * median,
+            100.0 * GOALS[0],
+            100.0 * worst,
+            100.0 * GOALS[1],
+            at.case,
+            size(at.bytes)
+        );
+    }
+    text
+}
+
+pub fn to_json(checked: &[Checked]) -> Value {
+    let summary = |found: Option<(usize, f64, f64, &Checked)>| {
+        found.map(|(count, median, worst, _)| json!({ "count": count, "median": median, "worst": worst }))
+    };
+    json!({
+        "plans": checked.iter().map(|row| json!({
+            "case": row.case, "bytes": row.bytes, "paths": row.paths, "predicted": row.predicted, "measured": row.measured, "error": row.error(),
+        })).collect::<Vec<_>>(),
+        "all": summary(summary_of(checked, 0)),
+        "large": summary(summary_of(checked, LARGE)),
+    })
+}
+
+fn summary_of(checked: &[Checked], least: u64) -> Option<(usize, f64, f64, &Checked)> {
+    summary(checked.iter().filter(|row| row.bytes >= least))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(bytes: u64, predicted: f64) -> Checked {
+        Checked { case: "direct".into(), bytes, paths: 1, predicted, measured: 1.0 }
+    }
+
+    #[test]
+    fn the_summary_tells_small_from_large() {
+        let rows = [row(1 << 20, 1.5), row(16 << 20, 0.9), row(64 << 20, 1.02)];
+        let (count, median, worst, at) = summary_of(&rows, 0).expect("rows");
+        assert!(count == 3 && (median - 0.1).abs() < 1e-9 && (worst - 0.5).abs() < 1e-9 && at.bytes == 1 << 20);
+        let (count, median, worst, _) = summary_of(&rows, LARGE).expect("rows");
+        assert!(count == 2 && (median - 0.06).abs() < 1e-9 && (worst - 0.1).abs() < 1e-9);
+        assert!(summary_of(&rows, 1 << 40).is_none());
+        let text = table(&rows);
+        assert!(text.contains("+50.0 %") && text.contains("-10.0 %"), "{text}");
+    }
+
+    #[test]
+    fn cases_need_the_gpus_that_they_name() {
+        for gpus in [1, 2, 3, 8] {
+            let cases = cases(gpus);
+            assert!(cases.iter().flat_map(|case| &case.copies).all(|(from, to)| from != to && from.0 < gpus as i32 && to.0 < gpus as i32));
+            assert_eq!(cases.iter().filter(|case| case.name.starts_with("host to GPU")).count(), gpus as usize);
+        }
+    }
+}

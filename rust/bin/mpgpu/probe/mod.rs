@@ -1,0 +1,103 @@
+//! `mpgpu probe`: measures the machine, shows what was found, and keeps it for the contexts to come.
+
+mod check;
+mod report;
+
+use crate::arguments::BackendName;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use mpgpu::engine::{Config, Context, ContextOptions};
+use mpgpu::topology::probe::{ProbeOptions, Progress};
+use serde_json::json;
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Args)]
+pub struct ProbeArguments {
+    /// Write the topology to this file, and not to where contexts look by themselves
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print the topology, and write no file
+    #[arg(long, conflicts_with = "output")]
+    pub stdout: bool,
+    /// Print what was found as JSON, and not as tables
+    #[arg(long, conflicts_with = "stdout")]
+    pub json: bool,
+    /// Fewer and shorter measurements: a first look
+    #[arg(long)]
+    pub quick: bool,
+    /// Then hold predictions against measurements: plans of several kinds and sizes, each predicted from the probe alone
+    #[arg(long, conflicts_with = "stdout")]
+    pub check: bool,
+    /// Measure nothing anew: hold predictions of this topology against measurements (a preset's name or a file)
+    #[arg(long, requires = "check", conflicts_with_all = ["output", "quick"])]
+    pub topology: Option<String>,
+    /// Backend; by default what the environment says, or CUDA where there are GPUs
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendName>,
+}
+
+pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
+    let backend = arguments.backend.map(Into::into);
+    let open = |topology: Option<String>| -> Result<Context, Box<dyn Error>> {
+        let options = ContextOptions { backend, topology, ..ContextOptions::default() };
+        Ok(Context::open(&options, Config::from_environment()?)?)
+    };
+    if let Some(topology) = &arguments.topology {
+        let context = open(Some(topology.clone()))?;
+        let checked = check::run(&context)?;
+        return Ok(if arguments.json { format!("{:#}\n", check::to_json(&checked)) } else { check::table(&checked) });
+    }
+
+    let context = open(None)?;
+    let options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
+    let start = Instant::now();
+    let bar = Bar::new();
+    let report = context.probe(&options, &mut |progress| bar.show(progress))?;
+    bar.0.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    if arguments.stdout {
+        return Ok(report.to_toml());
+    }
+    let path = context.store_probe(&report, arguments.output.as_deref())?;
+    eprintln!("{seconds:.1} s; written to {}", path.display());
+    if context.backend().name() == "host" {
+        eprintln!("these are copies by CPU threads between virtual devices: they say nothing of any GPU");
+    } else if arguments.output.is_none() {
+        eprintln!("contexts on these GPUs take it from now on; MPGPU_TOPOLOGY=discovered leaves it out");
+    }
+    drop(context);
+
+    let checked = if arguments.check { Some(check::run(&open(Some(path.to_string_lossy().into_owned()))?)?) } else { None };
+    if arguments.json {
+        let found = report::to_json(&report, &path, seconds);
+        let check = checked.map(|checked| check::to_json(&checked));
+        return Ok(format!("{:#}\n", json!({ "probe": found, "check": check })));
+    }
+    let tables = report::tables(&report);
+    Ok(match checked {
+        Some(checked) => format!("{tables}\n{}", check::table(&checked)),
+        None => tables,
+    })
+}
+
+/// Progress on standard error, where that is a terminal.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Bar {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        // A template that is a constant of this file.
+        let style = ProgressStyle::with_template("{prefix:14} {bar:32} {pos:>4}/{len:4} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Bar(bar)
+    }
+
+    fn show(&self, progress: Progress) {
+        self.0.set_prefix(progress.stage);
+        self.0.set_length(u64::from(progress.of));
+        self.0.set_position(u64::from(progress.done));
+        self.0.set_message(format!("{} measurements, {:.0} s", progress.measurements, self.0.elapsed().as_secs_f64()));
+    }
+}

@@ -1,0 +1,142 @@
+//! What a probe found, as tables and as JSON.
+
+use mpgpu::engine::ProbeReport;
+use mpgpu::topology::DeviceId;
+use mpgpu::topology::probe::{HopFound, Verdict};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Pairs that are slower together than alone by this part are shown.
+const SHOWN: f64 = 1.1;
+/// Lines of a list before the rest is counted.
+const LONGEST: usize = 40;
+
+pub fn tables(report: &ProbeReport) -> String {
+    let probed = &report.probed;
+    let mut text = format!("{}: {}\n\n", probed.topology.name, probed.topology.description);
+    text += &matrix("one copy alone, from row to column, GB/s; LOST where bytes do not arrive", &probed.hops, |hop| match hop.verdict {
+        Verdict::Intact => format!("{:.1}", hop.rate / 1e9),
+        Verdict::Lost { .. } => "LOST".into(),
+    });
+    text += &matrix("\na few bytes, us", &probed.hops, |hop| match hop.verdict {
+        Verdict::Intact => format!("{:.1}", hop.start * 1e6),
+        Verdict::Lost { .. } => String::new(),
+    });
+
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "\nshared capacities: {}", if probed.groups.is_empty() { "none found" } else { "together no faster than" });
+    for group in probed.groups.iter().take(LONGEST) {
+        let _ = writeln!(text, "{:>9.1} GB/s  {:<16} {}", group.capacity / 1e9, group.name, ends(&group.hops));
+    }
+    more(&mut text, probed.groups.len());
+
+    let mut slow: Vec<_> = probed.pairs.iter().filter(|pair| pair.slowdown > SHOWN).collect();
+    slow.sort_by(|a, b| b.slowdown.total_cmp(&a.slowdown));
+    let of = probed.pairs.len();
+    let _ = writeln!(text, "\n{} of {of} pairs of copies slow each other down by more than 10 %", slow.len());
+    for pair in slow.iter().take(LONGEST) {
+        let _ = writeln!(text, "{:>7.2} times  {} beside {}", pair.slowdown, arrow(pair.first), arrow(pair.second));
+    }
+    more(&mut text, slow.len());
+
+    let costs = &probed.topology.costs;
+    let us = |seconds: f64| seconds * 1e6;
+    let _ = writeln!(
+        text,
+        "\ncosts, us: copy {:.2}, each further one {:.2}, chunk {:.2}, join {:.2}, batched call {:.2} and {:.3} per segment, kernel {:.2} and \
+         {:.3} per segment at {:.0} % of a copy's rate",
+        us(costs.copy),
+        us(costs.issue),
+        us(costs.chunk),
+        us(costs.join),
+        us(costs.batch),
+        us(costs.batch_segment),
+        us(costs.kernel),
+        us(costs.kernel_segment),
+        costs.kernel_efficiency * 100.0
+    );
+    let residuals = probed.residuals;
+    let _ = writeln!(
+        text,
+        "{} random sets of copies that nothing was fitted to: predicted within {:.1} % (median), {:.1} % (worst)",
+        residuals.count,
+        residuals.median * 100.0,
+        residuals.worst * 100.0
+    );
+    probed.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
+    text
+}
+
+fn more(text: &mut String, all: usize) {
+    if all > LONGEST {
+        text.push_str(&format!("          and {} more; --json has all\n", all - LONGEST));
+    }
+}
+
+fn matrix(title: &str, hops: &[HopFound], cell: impl Fn(&HopFound) -> String) -> String {
+    let devices: BTreeSet<DeviceId> = hops.iter().flat_map(|hop| [hop.from, hop.to]).collect();
+    // Hosts have the negative numbers and stand last, the first of them first.
+    let (hosts, gpus): (Vec<DeviceId>, Vec<DeviceId>) = devices.into_iter().partition(|device| device.is_host());
+    let devices: Vec<DeviceId> = gpus.into_iter().chain(hosts.into_iter().rev()).collect();
+    let mut text = format!("{title}\n        ");
+    devices.iter().for_each(|to| text += &format!("{:>8}", to.to_string()));
+    for &from in &devices {
+        text += &format!("\n{:<8}", from.to_string());
+        for &to in &devices {
+            let hop = hops.iter().find(|hop| (hop.from, hop.to) == (from, to));
+            let cell = hop.map_or(if from == to { String::new() } else { "-".into() }, &cell);
+            text += &format!("{cell:>8}");
+        }
+    }
+    text + "\n"
+}
+
+fn arrow((from, to): (DeviceId, DeviceId)) -> String {
+    format!("{from}>{to}")
+}
+
+/// The hops, as far as a line holds them.
+fn ends(hops: &[(DeviceId, DeviceId)]) -> String {
+    const MOST: usize = 8;
+    let mut text = hops.iter().take(MOST).map(|hop| arrow(*hop)).collect::<Vec<_>>().join(" ");
+    if hops.len() > MOST {
+        text += &format!(" and {} more", hops.len() - MOST);
+    }
+    text
+}
+
+pub fn to_json(report: &ProbeReport, path: &Path, seconds: f64) -> Value {
+    let probed = &report.probed;
+    let hop = |hop: &HopFound| {
+        let lost = match hop.verdict {
+            Verdict::Intact => None,
+            Verdict::Lost { wrong, of } => Some(json!({ "wrong_bytes": wrong, "of": of })),
+        };
+        json!({ "from": hop.from.to_string(), "to": hop.to.to_string(), "bytes_per_second": hop.rate, "start_seconds": hop.start, "lost": lost })
+    };
+    let costs = &probed.topology.costs;
+    json!({
+        "file": path,
+        "seconds": seconds,
+        "date": report.record.date,
+        "driver": report.record.fingerprint.driver,
+        "gpus": report.record.fingerprint.gpus,
+        "measurements": probed.measurements,
+        "hops": probed.hops.iter().map(hop).collect::<Vec<_>>(),
+        "shared": probed.groups.iter().map(|group| json!({
+            "name": group.name,
+            "bytes_per_second": group.capacity,
+            "hops": group.hops.iter().map(|hop| arrow(*hop)).collect::<Vec<_>>(),
+        })).collect::<Vec<_>>(),
+        "pairs": probed.pairs.iter().map(|pair| json!([arrow(pair.first), arrow(pair.second), pair.slowdown])).collect::<Vec<_>>(),
+        "costs": {
+            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "join": costs.join,
+            "batch": costs.batch, "batch_segment": costs.batch_segment,
+            "kernel": costs.kernel, "kernel_segment": costs.kernel_segment, "kernel_efficiency": costs.kernel_efficiency,
+        },
+        "residuals": probed.residuals,
+        "notes": probed.notes,
+    })
+}

@@ -1,0 +1,343 @@
+//! Probing a context's machine, and the files in which probes are kept.
+//!
+//! A probe is kept in the cache directory under a name that its GPUs give it, so that a cluster's nodes can share a home directory. A
+//! context on CUDA for which nobody names a topology takes the file of its GPUs, if there is one. A file that the driver or the
+//! library has outlived is passed over with a warning; named explicitly, it is refused.
+
+use super::context::Context;
+use super::error::Error;
+use super::sync::lock;
+use crate::backend::Identity;
+use crate::backend::rig::BackendRig;
+use crate::topology::probe::{FORMAT, Fingerprint, ProbeOptions, Probed, Progress, Record, hash, probe};
+use crate::topology::{self, DeviceId, Machine, Topology, TopologyError};
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Files of the cache directory that are looked at: a directory with more of them is not what it seems.
+const MOST_FILES: usize = 1024;
+
+/// A measured machine, and what its file says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProbeReport {
+    /// What was found.
+    pub probed: Probed,
+    /// Of which machine, when, how well.
+    pub record: Record,
+}
+
+impl ProbeReport {
+    /// The file: a topology with the table `[probe]`.
+    pub fn to_toml(&self) -> String {
+        self.record.to_toml(&self.probed.topology)
+    }
+}
+
+impl Context {
+    /// Measures the machine of this context: which copies there are, how fast, and which slow each other down (`docs/probe.md`).
+    ///
+    /// Takes seconds, memory and streams of every device, and all their links: nothing else should run on the machine meanwhile. The
+    /// context goes on with the topology that it has; [`store`](Context::store_probe) the result for the next one. On the host backend it
+    /// measures copies by CPU threads.
+    pub fn probe(&self, options: &ProbeOptions, progress: &mut dyn FnMut(Progress)) -> Result<ProbeReport, Error> {
+        if !self.is_open() {
+            return Err(Error::ContextDestroyed);
+        }
+        let backend = self.backend();
+        // Not the topology in force: one that was probed lacks the pairs that lost bytes, which may have been mended.
+        let seen = super::open::discovered(backend.name())?.map(Machine::new).transpose()?;
+        let machine = seen.as_ref().filter(|seen| seen.gpu_count() == self.machine().gpu_count()).unwrap_or(self.machine());
+        let fingerprint = fingerprint(backend.name(), backend.identity()?);
+        let devices: Vec<DeviceId> = machine.devices().collect();
+        let mut rig = BackendRig::new(backend, &devices)?;
+        let mut probed = probe(machine, &mut rig, options, progress)?;
+        drop(rig);
+        let date = date(SystemTime::now());
+        probed.topology.description = describe(&fingerprint, date.as_deref(), &probed);
+        let record = Record {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").into(),
+            date,
+            fingerprint,
+            measurements: probed.measurements,
+            residuals: probed.residuals,
+            notes: probed.notes.clone(),
+        };
+        let report = ProbeReport { probed, record };
+        *lock(&self.probed) = Some(report.to_toml().into());
+        Ok(report)
+    }
+
+    /// The file that the last probe of this context made.
+    pub fn probed(&self) -> Option<Arc<str>> {
+        lock(&self.probed).clone()
+    }
+
+    /// Writes a probe to `file`, or where the next context finds it by itself; returns where that is.
+    pub fn store_probe(&self, report: &ProbeReport, file: Option<&Path>) -> Result<PathBuf, Error> {
+        let path = match (file, &self.config().cache_dir) {
+            (Some(file), _) => file.to_owned(),
+            (None, Some(directory)) => directory.join(report.record.fingerprint.file_name()),
+            (None, None) => {
+                return Err(Error::NotSupported(
+                    "there is no directory to keep the probe in: set XDG_CACHE_HOME or HOME to an absolute path, or name a file".into(),
+                ));
+            }
+        };
+        write(&path, &report.to_toml()).map_err(|error| TopologyError::Unwritable { path: path.clone(), reason: error.to_string() })?;
+        Ok(path)
+    }
+}
+
+/// One line on what was probed.
+fn describe(fingerprint: &Fingerprint, date: Option<&str>, probed: &Probed) -> String {
+    let count = fingerprint.gpus.len();
+    let name = fingerprint.gpus.first().map_or("no GPU", |gpu| gpu.name.as_str());
+    let when = date.map(|date| format!(" on {date}")).unwrap_or_default();
+    let within = probed.residuals.median * 100.0;
+    format!("{count} x {name}, probed{when}: {} measurements, typically within {within:.0} %", probed.measurements)
+}
+
+/// What a probe made now would be valid for.
+pub(super) fn fingerprint(backend: &str, identity: Identity) -> Fingerprint {
+    // systemd's identity of an installation; it is not to be published as it is (machine-id(5)), hence the hash. Containers may lack it.
+    let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    let machine = read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default();
+    let host = format!("{:016x}", hash(["mpgpu", &machine]));
+    Fingerprint { backend: backend.into(), host, driver: identity.driver, gpus: identity.gpus }
+}
+
+/// The topology of a file that was named for a context on these GPUs. Where it comes from a probe it must be of them, and becomes that
+/// of those that are visible, in their order.
+pub(super) fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
+    let (topology, record) = topology::load_probed(name)?;
+    let Some(record) = record else { return Ok(topology) };
+    let stale = |reason| TopologyError::Stale { path: name.into(), reason };
+    Ok(visible(&topology, &record, now).map_err(stale)?)
+}
+
+/// The probe of these GPUs that is kept in `directory`: the file of exactly them, or else of more, the fewest more.
+pub(super) fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> {
+    let own = directory.join(now.file_name());
+    let others = fs::read_dir(directory).into_iter().flatten().take(MOST_FILES).flatten().map(|entry| entry.path());
+    let is_probe = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        *path != own && name.starts_with("probe-") && name.ends_with(".toml")
+    };
+    let mut others: Vec<PathBuf> = others.filter(is_probe).collect();
+    others.sort();
+    let mut best: Option<(usize, PathBuf, Topology)> = None;
+    for (is_own, path) in std::iter::once((true, own.clone())).chain(others.into_iter().map(|path| (false, path))) {
+        let (topology, record) = match topology::load_probed(&path.to_string_lossy()) {
+            Ok((topology, Some(record))) => (topology, record),
+            Err(TopologyError::NotFound { .. }) | Ok((_, None)) => continue,
+            Err(error) => {
+                if is_own {
+                    log::warn!("the probe of this machine is not used: {error}");
+                }
+                continue;
+            }
+        };
+        match visible(&topology, &record, now) {
+            Ok(topology) => {
+                let gpus = record.fingerprint.gpus.len();
+                if is_own {
+                    return Some((path, topology));
+                }
+                if best.as_ref().is_none_or(|(fewest, ..)| gpus < *fewest) {
+                    best = Some((gpus, path, topology));
+                }
+            }
+            Err(reason) if is_own => {
+                log::warn!("the probe {} of this machine is stale and not used: {reason}; probe again with `mpgpu probe`", path.display());
+            }
+            Err(_) => {}
+        }
+    }
+    best.map(|(_, path, topology)| (path, topology))
+}
+
+/// The part of a probed topology that is visible now, or why it is stale.
+fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<Topology, String> {
+    let gpus = record.gpus_of(now)?;
+    topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not go together".into())
+}
+
+/// Writes all of `text` or nothing: into a file beside it first, which then takes its place.
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)?;
+    let name = path.file_name().ok_or_else(|| std::io::Error::new(ErrorKind::InvalidInput, "the path names no file"))?;
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
+    let written = fs::File::create_new(&beside).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| fs::rename(&beside, path));
+    if placed.is_err() {
+        // What was left behind is worth nothing, and the error that counts is the first.
+        let _ = fs::remove_file(&beside);
+    }
+    placed
+}
+
+/// `2026-11-21` in UTC.
+fn date(now: SystemTime) -> Option<String> {
+    let days = now.duration_since(UNIX_EPOCH).ok()?.as_secs() / 86_400;
+    // Civil from days (Hinnant 2013): years begin in March, so that the leap day is the last of its year.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    Some(format!("{year:04}-{month:02}-{day:02}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::probe::{Gpu, Residuals};
+    use std::time::Duration;
+
+    #[test]
+    fn seconds_become_dates() {
+        for (days, text) in [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (11_017, "2000-03-01"), (20_778, "2026-11-21")]
+        {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(days * 86_400 + 86_399)).as_deref(), Some(text));
+        }
+    }
+
+    /// A directory of a test, gone afterwards.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Directory {
+            let path = std::env::temp_dir().join(format!("mpgpu-probe-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("a directory");
+            Directory(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn machine(gpus: &[u32]) -> Fingerprint {
+        let gpu = |number: &u32| Gpu { uuid: format!("GPU-{number}"), name: "H200".into() };
+        Fingerprint { backend: "cuda".into(), host: "0123".into(), driver: "580".into(), gpus: gpus.iter().map(gpu).collect() }
+    }
+
+    /// A probe of these GPUs, in which the link of GPU `n` to the host has `10 + n` GB/s.
+    fn file(fingerprint: &Fingerprint, format: u32) -> String {
+        let mut text = String::from("name = \"probed\"\nnode = [\n");
+        for index in 0..fingerprint.gpus.len() {
+            text += &format!("  {{ name = \"gpu{index}\", kind = \"gpu\" }},\n");
+        }
+        text += "  { name = \"host0\", kind = \"host\" },\n]\n";
+        for (index, gpu) in fingerprint.gpus.iter().enumerate() {
+            let number: u32 = gpu.uuid[4..].parse().expect("a number");
+            text += &format!("[[link]]\nbetween = [[\"gpu{index}\", \"host0\"]]\nkind = \"pcie\"\nbandwidth = {}e9\n", 10 + number);
+            text += &format!("[[shared]]\nname = \"gpu{index}-host0\"\ncapacity = {}e9\n", 15 + number);
+            text += &format!("links = [\"gpu{index}>host0\", \"host0>gpu{index}\"]\n");
+        }
+        let topology = topology::parse(&text).expect("well formed");
+        let record = Record {
+            format,
+            version: "0.1.0".into(),
+            date: Some("2026-11-21".into()),
+            fingerprint: fingerprint.clone(),
+            measurements: 7,
+            residuals: Residuals { count: 2, median: 0.01, worst: 0.125 },
+            notes: vec!["a note with \"quotes\"".into()],
+        };
+        let text = record.to_toml(&topology);
+        assert_eq!(topology::parse_probed(&text), Ok((topology, Some(record))), "{text}");
+        text
+    }
+
+    /// GB/s between each GPU and the host.
+    fn rates(topology: Topology) -> Vec<f64> {
+        let machine = Machine::new(topology).expect("well formed");
+        (0..machine.gpu_count()).map(|gpu| machine.route(DeviceId::gpu(gpu), DeviceId::HOST).expect("a link").bandwidth / 1e9).collect()
+    }
+
+    #[test]
+    fn a_kept_probe_is_found_and_follows_the_visible_gpus() {
+        let directory = Directory::new("kept");
+        let all = machine(&[0, 1, 2, 3]);
+        assert_eq!(kept(&directory.0, &all), None);
+        assert_eq!(kept(&directory.0.join("missing"), &all), None);
+        write(&directory.0.join(all.file_name()), &file(&all, FORMAT)).expect("written");
+        let found = |gpus: &[u32]| kept(&directory.0, &machine(gpus)).map(|(_, topology)| rates(topology));
+        assert_eq!(found(&[0, 1, 2, 3]), Some(vec![10.0, 11.0, 12.0, 13.0]));
+        assert_eq!(found(&[3, 1]), Some(vec![13.0, 11.0]));
+        assert_eq!(found(&[3, 0, 1, 2]), Some(vec![13.0, 10.0, 11.0, 12.0]));
+        assert_eq!(found(&[2, 4]), None);
+        // A smaller file that has all that is visible is nearer to what is visible.
+        let two = machine(&[1, 3]);
+        let text = file(&two, FORMAT).replace("13e9", "33e9").replace("1.3e10", "3.3e10").replace("1.8e10", "3.8e10");
+        write(&directory.0.join(two.file_name()), &text).expect("written");
+        assert_eq!(found(&[3, 1]), Some(vec![33.0, 11.0]));
+        assert_eq!(found(&[3]), Some(vec![33.0]));
+        assert_eq!(found(&[3, 0]), Some(vec![13.0, 10.0]));
+    }
+
+    #[test]
+    fn a_stale_probe_is_passed_over_when_kept_and_refused_when_named() {
+        let directory = Directory::new("stale");
+        let all = machine(&[0, 1]);
+        let path = directory.0.join(all.file_name());
+        let name = path.to_string_lossy().into_owned();
+        let changes: [(&str, Fingerprint, u32); 5] = [
+            ("driver", Fingerprint { driver: "590".into(), ..all.clone() }, FORMAT),
+            ("host", Fingerprint { host: "4567".into(), ..all.clone() }, FORMAT),
+            ("backend", Fingerprint { backend: "host".into(), ..all.clone() }, FORMAT),
+            ("GPU-1", machine(&[0, 2]), FORMAT),
+            ("format", all.clone(), FORMAT + 1),
+        ];
+        for (word, then, format) in changes {
+            write(&path, &file(&then, format)).expect("written");
+            assert_eq!(kept(&directory.0, &all), None, "{word}");
+            let error = named(&name, &all).expect_err("stale").to_string();
+            assert!(error.contains(&name) && error.contains(word) && error.contains("mpgpu probe"), "{error}");
+        }
+        write(&path, &file(&all, FORMAT)).expect("written");
+        assert_eq!(rates(named(&name, &all).expect("its own")), [10.0, 11.0]);
+        assert_eq!(rates(named(&name, &machine(&[1])).expect("a part of it")), [11.0]);
+        // A damaged file is no topology, a file without a probe is taken as it is, and so is a preset.
+        fs::write(&path, "name = ").expect("written");
+        assert_eq!(kept(&directory.0, &all), None);
+        assert!(named(&name, &all).is_err());
+        let (topology, _) = topology::parse_probed(&file(&all, FORMAT)).expect("well formed");
+        fs::write(&path, topology.to_toml()).expect("written");
+        assert_eq!(named(&name, &machine(&[5])).expect("nobody says of which machine"), topology);
+        assert_eq!(named("beluga", &all).expect("a preset"), topology::load("beluga").expect("a preset"));
+    }
+
+    #[test]
+    fn files_are_written_whole_or_not_at_all() {
+        let directory = Directory::new("write");
+        let path = directory.0.join("deep").join("er").join("probe.toml");
+        write(&path, "one").expect("directories are made");
+        write(&path, "two").expect("replaced");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "two");
+        let names = |at: &Path| fs::read_dir(at).expect("a directory").flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
+        assert_eq!(names(path.parent().expect("a parent")), ["probe.toml"]);
+        // A directory in the file's place: the rename fails, and nothing is left.
+        assert!(write(&directory.0.join("deep"), "x").is_err());
+        assert_eq!(names(&directory.0), ["deep"]);
+        assert!(write(&path.join("below"), "x").is_err());
+    }
+}

@@ -1,0 +1,59 @@
+//! Probing the machine.
+
+use super::argument::{TextOut, switch, text, versioned};
+use super::context::find;
+use super::guard::{Failure, guard};
+use super::types::*;
+use crate::topology::probe::ProbeOptions;
+use std::ffi::c_char;
+use std::path::Path;
+
+/// Measures the machine of a context: how fast copies between its devices are, which of them slow each other down, what
+/// copies cost besides, and whether their bytes arrive. The result is a topology file; the context itself goes on with
+/// the topology that it has.
+///
+/// Takes seconds (less than a minute with eight GPUs), memory and streams on every device, and all links: nothing else
+/// should run on the machine meanwhile, or it is measured too. `options` NULL means all defaults: a full probe, kept
+/// where contexts of this user on these GPUs find it from then on. On the host backend copies by CPU threads are
+/// measured. Blocks. Any thread, but one probe of a context at a time.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
+/// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the
+/// result is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const mp_probe_options_t) -> mp_status_t {
+    guard(|| {
+        let options = if options.is_null() { None } else { Some(versioned(options, c"options")?) };
+        let file = options.map(|options| text(options.file, c"file")).transpose()?.flatten();
+        let keep = switch(c"keep", options.map_or(0, |options| options.keep))?.unwrap_or(true);
+        let quick = switch(c"quick", options.map_or(0, |options| options.quick))?.unwrap_or(false);
+        let context = find(context)?;
+        let options = if quick { ProbeOptions::quick() } else { ProbeOptions::default() };
+        let report = context.probe(&options, &mut |_| {})?;
+        if keep {
+            context.store_probe(&report, file.map(Path::new))?;
+        }
+        Ok(())
+    })
+}
+
+/// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/topology.md describes it.
+///
+/// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is all; else the text is written to
+/// `text`, which has `capacity` bytes. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TOPOLOGY` when this context has not been probed;
+/// `MP_ERROR_INVALID_ARGUMENT` when `length` is NULL, or for too little room: then `*length` still has what is needed,
+/// and nothing is written to `text`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_probed(context: mp_context_t, text: *mut c_char, capacity: usize, length: *mut usize) -> mp_status_t {
+    guard(|| {
+        let out = TextOut::new(text, capacity, length)?;
+        let context = find(context)?;
+        let probed = context.probed().ok_or_else(|| {
+            let message = "this context has not been probed: call mp_context_probe first".to_owned();
+            Failure::argument(mp_status_t::MP_ERROR_TOPOLOGY, c"context", message)
+        })?;
+        out.write(&probed)
+    })
+}

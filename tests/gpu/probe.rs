@@ -1,0 +1,132 @@
+//! The probe on real GPUs: what it says of every pair, and that the file it leaves is taken by the next context, follows the visible
+//! GPUs, and is refused when stale. Times are only held against what no machine can do.
+
+use super::*;
+use mpgpu::backend::cuda::identity;
+use mpgpu::engine::BackendChoice;
+use mpgpu::topology::probe::{ProbeOptions, Verdict};
+use std::path::PathBuf;
+
+/// A directory of a test, gone afterwards.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Directory {
+        let path = std::env::temp_dir().join(format!("mpgpu-gpu-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("a directory");
+        Directory(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn open(topology: Option<&str>, cache: Option<&Directory>) -> Result<Context, Error> {
+    let options = ContextOptions { backend: Some(BackendChoice::Cuda), topology: topology.map(str::to_owned), ..ContextOptions::default() };
+    Context::open(&options, Config { cache_dir: cache.map(|directory| directory.0.clone()), ..Config::default() })
+}
+
+#[test]
+fn every_gpu_has_an_identity_of_its_own() {
+    let Some(turn) = gpus(1) else { return };
+    let identity = identity().expect("GPUs are there");
+    assert_eq!(identity.gpus.len(), turn.count as usize);
+    for (index, gpu) in identity.gpus.iter().enumerate() {
+        assert!(gpu.uuid.starts_with("GPU-") && gpu.uuid.len() == 40 && !gpu.name.is_empty(), "{gpu:?}");
+        assert!(identity.gpus[..index].iter().all(|other| other.uuid != gpu.uuid));
+    }
+    assert!(identity.driver.contains("CUDA"), "{}", identity.driver);
+}
+
+#[test]
+fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
+    let Some(turn) = gpus(1) else { return };
+    let directory = Directory::new("probe");
+    let context = open(Some("discovered"), Some(&directory)).expect("a context");
+    let report = context.probe(&ProbeOptions::quick(), &mut |_| {}).expect("a probe");
+    println!("{}", report.to_toml());
+    for hop in report.probed.hops.iter().filter(|hop| hop.verdict == Verdict::Intact) {
+        // From a fifth of PCIe 1 x1 to more than any link of a node has.
+        assert!((50e6..5e12).contains(&hop.rate) && (0.5e-6..5e-3).contains(&hop.start), "{hop:?}");
+    }
+    let probed = &report.probed.topology;
+    let machine = Machine::new(probed.clone()).expect("well formed");
+    assert_eq!(machine.gpu_count(), turn.count);
+    for gpu in (0..turn.count).map(DeviceId::gpu) {
+        for (from, to) in [(gpu, DeviceId::HOST), (DeviceId::HOST, gpu)] {
+            let intact = report.probed.hops.iter().any(|hop| (hop.from, hop.to) == (from, to) && hop.verdict == Verdict::Intact);
+            assert_eq!(machine.route(from, to).is_some(), intact, "{from} to {to}");
+        }
+    }
+    // Nothing is left on the GPUs.
+    assert!(machine.devices().all(|device| context.backend().allocated_bytes(device) == 0 && context.backend().stream_count(device) == 0));
+    let path = context.store_probe(&report, None).expect("stored");
+    assert_eq!(path.parent(), Some(directory.0.as_path()));
+    drop(context);
+
+    assert_eq!(open(None, Some(&directory)).expect("a context").machine().topology(), probed);
+    assert_eq!(open(Some("discovered"), Some(&directory)).expect("a context").machine().topology().name, "discovered");
+    let name = path.to_string_lossy().into_owned();
+    assert_eq!(open(Some(&name), None).expect("a context").machine().topology(), probed);
+
+    // Another driver: passed over where it is kept, refused where it is named.
+    let text = std::fs::read_to_string(&path).expect("there");
+    std::fs::write(&path, text.replace("driver = \"", "driver = \"before ")).expect("written");
+    assert_eq!(open(None, Some(&directory)).expect("a context").machine().topology().name, "discovered");
+    let error = open(Some(&name), None).expect_err("stale").to_string();
+    assert!(error.contains("driver") && error.contains("mpgpu probe") && error.contains(&name), "{error}");
+
+    // A machine with one GPU more, listed in another order: the visible ones are found by their UUIDs.
+    let mut more = report.clone();
+    let mut order: Vec<u32> = (0..turn.count).rev().collect();
+    more.probed.topology = probed.with_gpus(&order).expect("all of them");
+    more.record.fingerprint.gpus.reverse();
+    std::fs::write(&path, more.to_toml()).expect("written");
+    let found = open(None, Some(&directory)).expect("a context");
+    let found = Machine::new(found.machine().topology().clone()).expect("well formed");
+    for from in machine.devices() {
+        for to in machine.devices() {
+            let rate = |machine: &Machine| machine.route(from, to).map(|route| route.bandwidth);
+            assert_eq!(rate(&found), rate(&machine), "{from} to {to}");
+        }
+    }
+    if turn.count > 1 {
+        // A file that lacks one of the visible GPUs says nothing of this machine.
+        order.pop();
+        more.probed.topology = more.probed.topology.with_gpus(&(0..turn.count - 1).collect::<Vec<_>>()).expect("all but one");
+        more.record.fingerprint.gpus.pop();
+        std::fs::write(&path, more.to_toml()).expect("written");
+        assert_eq!(open(None, Some(&directory)).expect("a context").machine().topology().name, "discovered");
+    }
+}
+
+#[test]
+fn plans_of_a_probed_topology_lose_no_byte() {
+    let Some(turn) = gpus(2) else { return };
+    set_device(0);
+    let context = open(Some("discovered"), None).expect("a context");
+    let report = context.probe(&ProbeOptions::quick(), &mut |_| {}).expect("a probe");
+    drop(context);
+    let context = self::context(Some(report.probed.topology), |_| {});
+    let bytes = (64 << 20) + 12_345;
+    let mut random = Random(60);
+    let last = DeviceId::gpu(turn.count - 1);
+    for (from, to) in [(GPU0, last), (last, GPU0), (DeviceId::HOST, GPU0), (GPU0, DeviceId::HOST)] {
+        let (src, dst) = (context.allocate(from, bytes).expect("memory"), context.allocate(to, bytes).expect("memory"));
+        let plan =
+            context.plan(&[Transfer { dst, dst_device: to, src, src_device: from, bytes }], &PlanOptions::default()).expect("a plan");
+        let stream = context.create_stream(GPU0).expect("a stream");
+        let content = random.bytes(bytes as usize);
+        write(src, &content);
+        write(dst, &vec![0x55; bytes as usize]);
+        plan.execute(stream).expect("enqueued").wait().expect("it runs");
+        assert_bytes(&read(dst, bytes as usize), &content, &plan.describe());
+        context.destroy_stream(stream).expect("destroyed");
+        context.free(src).expect("freed");
+        context.free(dst).expect("freed");
+    }
+}
