@@ -15,6 +15,7 @@
 //! | [`topology`] | the machine as a graph of devices, links and shared resources; routes between devices |
 //! | [`model`] | what a path and a set of paths cost, in seconds; a simulator that runs programs in virtual time |
 //! | [`plan`] | transfers and a machine in, [`plan::Plan`] out; [`plan::Program`] and the validator that proves it right |
+//! | [`tune`] | better options than the model's, found by scoring plans, and the file that keeps them |
 //! | [`engine`] | contexts, the plan cache, staging memory, execution; knows backends only by their trait |
 //! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads), and the CUDA backend |
 //! | [`units`] | sizes and times as people write them |
@@ -30,4 +31,5 @@ pub mod model;
 mod panics;
 pub mod plan;
 pub mod topology;
+pub mod tune;
 pub mod units;

@@ -1,11 +1,12 @@
 //! The environment, read once when a context is created, into a plain value.
 //!
 //! [`Config::from_pairs`] is a pure function of (name, value) pairs, so that tests need not touch the process environment.
-//! Precedence: the options of a call, then the environment, then the model.
+//! Precedence: the options of a call, then the environment, then the tuning file, then the model.
 
 use super::error::Error;
 use crate::model::GRAIN;
-use crate::plan::{Engine, Options};
+use crate::plan::{Engine, Options, Tuned};
+use crate::tune::Advice;
 use crate::units::parse_size;
 use log::LevelFilter;
 use std::ffi::{OsStr, OsString};
@@ -57,6 +58,8 @@ pub struct Config {
     pub staging_bytes: u64,
     /// `MPGPU_CACHE_PLANS`: plans kept for requests that come again; 0 keeps none.
     pub cache_plans: usize,
+    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` made. Read when a context is created.
+    pub tuning_file: Option<String>,
     /// `MPGPU_VERIFY`.
     pub verify: Verify,
     /// `MPGPU_LOG`: what goes to standard error.
@@ -77,6 +80,7 @@ impl Default for Config {
             min_bytes: None,
             staging_bytes: Options::default().staging_bytes,
             cache_plans: 256,
+            tuning_file: None,
             verify: Verify::Off,
             log: None,
             cache_dir: None,
@@ -181,11 +185,8 @@ impl Config {
             "MPGPU_CACHE_PLANS" => {
                 self.cache_plans = text.parse().map_err(|_| must("a whole number; 0 turns the plan cache off"))?;
             }
-            "MPGPU_TUNING_FILE" => {
-                return Err(Error::NotSupported(format!(
-                    "MPGPU_TUNING_FILE={text}: this version of mpgpu has no tuner and reads no tuning file; unset the variable"
-                )));
-            }
+            "MPGPU_TUNING_FILE" if text.is_empty() => return Err(must("the path of a file that `mpgpu tune` made")),
+            "MPGPU_TUNING_FILE" => self.tuning_file = Some(text.to_owned()),
             "MPGPU_VERIFY" => {
                 self.verify = one_of(text, &[("off", Verify::Off), ("program", Verify::Program), ("bytes", Verify::Bytes)])
                     .map_err(|names| must(&names))?;
@@ -234,7 +235,28 @@ pub struct PlanOptions {
 impl PlanOptions {
     /// What the planner is told: this call's options, else the environment's, else the default.
     pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
+        self.resolve_tuned(config, None)
+    }
+
+    /// The engine that this call or the environment names; [`Engine::Auto`] leaves it open.
+    pub fn engine(&self, config: &Config) -> Engine {
+        self.engine.unwrap_or(config.engine)
+    }
+
+    /// What the planner is told: this call's options, else the environment's, else the tuning's, else the default.
+    ///
+    /// A tuning has measured its values together. Where one of them is overridden, the rest still stands for what it corrects, but not
+    /// for the finding that several paths beat one: that is the model's to decide again.
+    pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
         let default = Options::default();
+        let engine = match (self.engine(config), advice) {
+            (Engine::Auto, Some(advice)) => advice.engine,
+            (named, _) => named,
+        };
+        let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
+        let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
+        let overridden = max_paths.is_some() || host_path.is_some() || chunk_bytes.is_some();
+        let setting = advice.map(|advice| advice.setting).unwrap_or_default();
         let staging_bytes = self.staging_bytes.unwrap_or(config.staging_bytes);
         if staging_bytes > config.staging_bytes {
             return Err(Error::Option {
@@ -247,12 +269,16 @@ impl PlanOptions {
             });
         }
         Ok(Options {
-            engine: self.engine.unwrap_or(config.engine),
-            max_paths: self.max_paths.or(config.max_paths).unwrap_or(default.max_paths),
-            host_path: self.host_path.or(config.host_path).unwrap_or(default.host_path),
-            chunk_bytes: self.chunk_bytes.or(config.chunk_bytes),
-            min_bytes: self.min_bytes.or(config.min_bytes),
+            engine,
+            max_paths: max_paths.or(setting.max_paths).unwrap_or(default.max_paths),
+            host_path: host_path.or(setting.host_path).unwrap_or(default.host_path),
+            chunk_bytes: chunk_bytes.or(setting.chunk_bytes),
+            min_bytes: min_bytes.or(advice.and_then(|advice| advice.min_bytes)),
             staging_bytes,
+            tuned: advice.map(|advice| {
+                let tuned = advice.setting.tuned();
+                Tuned { several: tuned.several && !overridden, ..tuned }
+            }),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! A context: a machine, a backend, and everything that is kept between calls.
 
-use super::batch::{self, Batch, Transfer};
+use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request};
 use super::config::{BackendChoice, Config, PlanOptions};
 use super::error::Error;
@@ -10,9 +10,12 @@ use super::staging::Staging;
 use super::sync::Mutex;
 use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, StreamHandle, nvtx};
 use crate::fault;
-use crate::plan::{self, Options};
+use crate::plan::{self, Options, Shape};
 use crate::topology::{DeviceId, Machine};
+use crate::tune::{self, Tuning};
+use smallvec::SmallVec;
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -85,17 +88,24 @@ impl Shared {
 pub struct Context {
     shared: Arc<Shared>,
     cache: Cache,
-    /// What [`PlanOptions::default`] resolves to.
+    /// What [`PlanOptions::default`] resolves to where nothing is tuned.
     defaults: Options,
     /// The file of the last probe.
     pub(super) probed: Mutex<Option<Arc<str>>>,
+    /// What `MPGPU_TUNING_FILE` holds.
+    tuning: Option<Tuning>,
 }
 
 impl Context {
-    /// A context on any backend. The backend must have the devices of the machine.
+    /// A context on any backend. The backend must have the devices of the machine. Reads the tuning file that `config` names, and refuses
+    /// one that was made for another topology.
     pub fn with_backend(machine: Arc<Machine>, backend: Arc<dyn Backend>, config: Config) -> Result<Context, Error> {
         let defaults = PlanOptions::default().resolve(&config)?;
         nvtx::attach();
+        let tuning = match &config.tuning_file {
+            Some(path) => Some(tune::load(Path::new(path), &machine, backend.name())?),
+            None => None,
+        };
         let shared = Shared {
             machine,
             backend,
@@ -107,7 +117,8 @@ impl Context {
             closed: AtomicBool::new(false),
             config,
         };
-        Ok(Context { cache: Cache::new(shared.config.cache_plans), shared: Arc::new(shared), defaults, probed: Mutex::new(None) })
+        let (cache, shared) = (Cache::new(shared.config.cache_plans), Arc::new(shared));
+        Ok(Context { cache, shared, defaults, tuning, probed: Mutex::new(None) })
     }
 
     /// The machine that plans are made for.
@@ -125,17 +136,47 @@ impl Context {
         &self.shared.config
     }
 
+    /// The tuning in force.
+    pub fn tuning(&self) -> Option<&Tuning> {
+        self.tuning.as_ref()
+    }
+
     /// Plans a batch of transfers together, or finds the plan of the same request. An empty batch gives a plan that does nothing:
     /// a rank without neighbours need not be treated apart.
     pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
+        self.plan_located(transfers, |machine, batch| match &self.tuning {
+            Some(tuning) => {
+                let shapes: SmallVec<[Shape; 4]> = batch.iter().map(|t| t.shape).collect();
+                let config = &self.shared.config;
+                options.resolve_tuned(config, tuning.advice(machine, &shapes, options.engine(config)).as_ref())
+            }
+            None if *options == PlanOptions::default() => Ok(self.defaults),
+            None => options.resolve(&self.shared.config),
+        })
+    }
+
+    /// Plans with exactly these options: neither the environment nor a tuning file has a say. For tuners, which look for options.
+    pub fn plan_with(&self, transfers: &[Transfer], options: &Options) -> Result<Arc<Plan>, Error> {
+        // Checks the staging bound against the context's.
+        let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
+        staging.resolve(&self.shared.config)?;
+        self.plan_located(transfers, |_, _| Ok(*options))
+    }
+
+    fn plan_located(
+        &self,
+        transfers: &[Transfer],
+        options: impl FnOnce(&Machine, &[Located]) -> Result<Options, Error>,
+    ) -> Result<Arc<Plan>, Error> {
         let _range = nvtx::range(nvtx::Call::Plan, || transfers.iter().fold(0, |sum, t| sum.saturating_add(t.bytes)));
         let _open = self.shared.enter()?;
         let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
-        let options = if *options == PlanOptions::default() { self.defaults } else { options.resolve(&self.shared.config)? };
         let alive_at = self.shared.holdings.frees();
         // Filled in place: a look-up should not move half a kilobyte about.
-        let mut request = Request { batch: Batch::new(), options };
+        let mut request = Request { batch: Batch::new(), options: self.defaults };
         batch::locate(transfers, machine, backend, &mut request.batch)?;
+        let options = options(machine, &request.batch)?;
+        request.options = options;
         if let Some(plan) = self.cache.get(&request) {
             return Ok(plan);
         }

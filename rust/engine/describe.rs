@@ -25,6 +25,9 @@ impl Context {
         for (name, value) in settings(self.config()) {
             let _ = writeln!(text, "  {name:<14} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
         }
+        if let Some(tuning) = self.tuning() {
+            let _ = writeln!(text, "tuned values are in force: {}", tuning.summary());
+        }
         text
     }
 
@@ -40,6 +43,7 @@ impl Context {
                 "gpus": machine.gpu_count(),
                 "host_domains": machine.host_count(),
             },
+            "tuning": self.tuning().map(|tuning| json!({ "origin": tuning.origin.name(), "digest": tuning.digest, "classes": tuning.classes.len() })),
             "settings": settings(self.config()).into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<serde_json::Map<_, _>>(),
         })
     }
@@ -51,7 +55,7 @@ fn nature(backend: &str) -> &'static str {
 }
 
 /// Settings in force; `auto` is the model's choice.
-fn settings(config: &Config) -> [(&'static str, Value); 10] {
+fn settings(config: &Config) -> [(&'static str, Value); 11] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)
     }
@@ -82,6 +86,7 @@ fn settings(config: &Config) -> [(&'static str, Value); 10] {
         ("min_bytes", or_auto(config.min_bytes)),
         ("staging_bytes", config.staging_bytes.into()),
         ("cache_plans", config.cache_plans.into()),
+        ("tuning_file", config.tuning_file.as_deref().unwrap_or("none").into()),
         ("verify", verify.into()),
     ]
 }

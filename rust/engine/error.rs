@@ -4,6 +4,7 @@ use super::batch::End;
 use crate::backend::BackendError;
 use crate::plan::{PlanError, Violation};
 use crate::topology::TopologyError;
+use crate::tune::TuningError;
 
 /// The engine's one error type.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -79,6 +80,9 @@ pub enum Error {
     /// The machine could not be described.
     #[error("{0}")]
     Topology(#[from] TopologyError),
+    /// The tuning file cannot be used.
+    #[error("{0}")]
+    Tuning(#[from] TuningError),
     /// No plan could be made.
     #[error("{0}")]
     Plan(#[from] PlanError),

@@ -58,6 +58,7 @@ impl From<Error> for Failure {
             Error::NotAllocated(_) => (MP_ERROR_INVALID_POINTER, Some(c"memory")),
             Error::ContextDestroyed => (MP_ERROR_INVALID_HANDLE, Some(c"context")),
             Error::Topology(_) => (MP_ERROR_TOPOLOGY, Some(c"topology")),
+            Error::Tuning(_) => (MP_ERROR_ENVIRONMENT, None),
             Error::Plan(plan) => plan_status(plan),
             Error::Backend(backend) => backend_status(backend),
             Error::StagingBound { .. } | Error::InvalidProgram(_) => (MP_ERROR_INTERNAL, None),
@@ -78,7 +79,7 @@ fn plan_status(error: &PlanError) -> (mp_status_t, Option<&'static CStr>) {
     match error {
         PlanError::NoRoute { .. } => (MP_ERROR_NO_ROUTE, Some(c"transfers")),
         PlanError::InvalidDevice { .. } => (MP_ERROR_INVALID_DEVICE, Some(c"transfers")),
-        PlanError::Option { .. } | PlanError::Staging { .. } => (MP_ERROR_INVALID_ARGUMENT, Some(c"options")),
+        PlanError::Option { .. } | PlanError::Weight { .. } | PlanError::Staging { .. } => (MP_ERROR_INVALID_ARGUMENT, Some(c"options")),
         PlanError::TooManyTransfers(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"count")),
     }
 }

@@ -111,7 +111,7 @@ impl Field<'_> {
             let lost = self.drop_small(&mut shares);
             let settled = lost <= SETTLED && self.drift(&guess, &shares) <= SETTLED * without;
             if settled || round == ROUNDS {
-                match self.stage(self.round(&shares)) {
+                match self.stage(self.round(&self.weighted(&shares))) {
                     Ok(shares) => return Some(shares),
                     Err((candidate, ring_bytes)) => self.out[candidate] = Some(Reason::Staging { ring_bytes }),
                 }
@@ -238,6 +238,26 @@ impl Field<'_> {
             of.clone().filter(|&i| shares[i] > 0.0).map(error).sum::<f64>() / shape.bytes.max(1) as f64
         };
         self.of.iter().zip(self.batch).map(late).fold(0.0, f64::max)
+    }
+
+    /// The shares as a tuning file corrects them: each times its path's weight, and together still the transfer.
+    fn weighted(&self, shares: &[f64]) -> Vec<f64> {
+        let mut weighted = shares.to_vec();
+        let Some(tuned) = self.options.tuned else { return weighted };
+        for of in &self.of {
+            let before: f64 = shares[of.clone()].iter().sum();
+            for i in of.clone() {
+                weighted[i] *= match self.candidates[i].via {
+                    None => 1.0,
+                    Some(via) => f64::from(if via.is_host() { tuned.host_share } else { tuned.relay_share }) / 1000.0,
+                };
+            }
+            let after: f64 = weighted[of.clone()].iter().sum();
+            if after > 0.0 {
+                weighted[of.clone()].iter_mut().for_each(|share| *share *= before / after);
+            }
+        }
+        weighted
     }
 
     /// Whole bytes: shares are multiples of [`GRAIN`], the largest takes the rest, and together they are the transfer.

@@ -2,7 +2,7 @@
 
 use super::program::Mechanism;
 use super::reasons::{Loads, lines, path_model, sentence, tightest};
-use super::{Engine, PathPlan, Plan, Shape, TransferPlan};
+use super::{Engine, PathPlan, Plan, Shape, TransferPlan, Tuned};
 use crate::topology::{DeviceId, Machine};
 use crate::units::{size, time};
 use serde_json::{Value, json};
@@ -36,6 +36,9 @@ impl Plan {
             _ => "one path for each transfer".into(),
         };
         writeln!(text, "modelled: {}{}; {compared}", time(self.predicted), rate(bytes, self.predicted))?;
+        if let Some(tuned) = self.options.tuned {
+            writeln!(text, "{}", tuned.sentence())?;
+        }
         let loads = Loads::new(machine, self);
         for alike in self.alike() {
             match alike.as_slice() {
@@ -166,6 +169,7 @@ impl Plan {
             },
             "operations": self.program.ops.len(),
             "lanes": self.program.lanes.len(),
+            "tuned": self.options.tuned.map(Tuned::to_json),
             "staging_bytes": self.program.rings.iter().map(super::Ring::bytes).sum::<u64>(),
             "staging": machine.devices().map(|device| (device, self.program.staging_bytes(device))).filter(|(_, bytes)| *bytes > 0)
                 .map(|(device, bytes)| json!({"device": device.0, "bytes": bytes})).collect::<Vec<_>>(),
@@ -205,6 +209,27 @@ impl PathPlan {
             "bytes_per_second_alone": model.as_ref().map(|model| model.rate).filter(|rate| rate.is_finite()),
             "limited_by": model.as_ref().and_then(|model| tightest(machine, model)),
         })
+    }
+}
+
+impl Tuned {
+    fn sentence(self) -> String {
+        let Tuned { host_share, relay_share, several } = self;
+        let mut text = String::from("tuned: options come from a tuning file");
+        for (what, share) in [("through the host", host_share), ("through other GPUs", relay_share)] {
+            if share != 1000 {
+                text += &format!("; shares {what} x {:.3}", f64::from(share) / 1000.0);
+            }
+        }
+        if several {
+            text += "; several paths were measured to be faster than one";
+        }
+        text
+    }
+
+    fn to_json(self) -> Value {
+        let factor = |share: u16| f64::from(share) / 1000.0;
+        json!({ "host_share": factor(self.host_share), "relay_share": factor(self.relay_share), "several_paths": self.several })
     }
 }
 

@@ -83,11 +83,42 @@ pub struct Options {
     pub min_bytes: Option<u64>,
     /// The most staging memory on each device, bytes.
     pub staging_bytes: u64,
+    /// What measurements say about the split, where a tuning file is in force.
+    pub tuned: Option<Tuned>,
 }
+
+/// Corrections of the split that were measured ([`crate::tune`]). The split is the model's; what the model has wrong about the rates of
+/// paths shows up in the best shares, and these factors carry it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Tuned {
+    /// Weight of the shares of paths through host memory, in thousandths: 1000 leaves the model's. In [`WEIGHTS`].
+    pub host_share: u16,
+    /// The same for paths through another GPU.
+    pub relay_share: u16,
+    /// Several paths were measured to be faster than one: they are taken even where the model sees no gain in them.
+    pub several: bool,
+}
+
+impl Default for Tuned {
+    fn default() -> Self {
+        Tuned { host_share: 1000, relay_share: 1000, several: false }
+    }
+}
+
+/// Accepted weights of [`Tuned`], in thousandths: beyond them a path is better left out, or the topology is wrong.
+pub const WEIGHTS: std::ops::RangeInclusive<u16> = 50..=20_000;
 
 impl Default for Options {
     fn default() -> Self {
-        Options { engine: Engine::Auto, max_paths: u32::MAX, host_path: true, chunk_bytes: None, min_bytes: None, staging_bytes: 64 << 20 }
+        Options {
+            engine: Engine::Auto,
+            max_paths: u32::MAX,
+            host_path: true,
+            chunk_bytes: None,
+            min_bytes: None,
+            staging_bytes: 64 << 20,
+            tuned: None,
+        }
     }
 }
 
@@ -159,6 +190,11 @@ pub enum PlanError {
     #[error("{name}={value}: must be {least} or more")]
     Option { name: &'static str, value: u64, least: u64 },
     #[error(
+        "{name}={value}: must be from {} to {} thousandths of the model's share",
+        WEIGHTS.start(), WEIGHTS.end()
+    )]
+    Weight { name: &'static str, value: u16 },
+    #[error(
         "transfer {transfer}: must be staged on another device, but staging_bytes={staging_bytes} leaves its ring {ring_bytes} bytes: \
          {} or more are needed for each staged path",
         2 * GRAIN
@@ -175,7 +211,7 @@ const LEAST_GAIN: f64 = 0.02;
 /// Plans a batch of transfers together.
 ///
 /// Never slower than one path for each transfer, as far as the model knows: several paths are used only where they are expected
-/// to gain 2 % or more over it.
+/// to gain 2 % or more over it, or where [`Tuned::several`] says that they were measured to.
 pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
     check(machine, batch, options)?;
     let mut field = Field {
@@ -211,7 +247,8 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     let mut chosen = None;
     if let Some(shares) = field.several_paths(single.finish) {
         let several = Schedule::new(&field, shares);
-        if several.finish <= single.finish * (1.0 - LEAST_GAIN) {
+        let measured = options.tuned.is_some_and(|tuned| tuned.several);
+        if measured || several.finish <= single.finish * (1.0 - LEAST_GAIN) {
             chosen = Some(several);
         } else {
             for share in several.shares.iter().map(|share| share.candidate) {
@@ -233,6 +270,13 @@ fn check(machine: &Machine, batch: &[Shape], options: &Options) -> Result<(), Pl
     }
     if let Some(value) = options.chunk_bytes.filter(|&bytes| bytes < GRAIN) {
         return Err(PlanError::Option { name: "chunk_bytes", value, least: GRAIN });
+    }
+    if let Some(tuned) = options.tuned {
+        for (name, value) in [("host_share", tuned.host_share), ("relay_share", tuned.relay_share)] {
+            if !WEIGHTS.contains(&value) {
+                return Err(PlanError::Weight { name, value });
+            }
+        }
     }
     for (transfer, shape) in batch.iter().enumerate() {
         if let Some(device) = [shape.src_device, shape.dst_device].into_iter().find(|&device| !machine.contains(device)) {

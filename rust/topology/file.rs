@@ -105,7 +105,7 @@ pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyEr
     if text.len() > MAX_FILE_BYTES {
         return Err(TopologyError::TooLong);
     }
-    let file: FileEntry = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
+    let file: FileEntry = toml::from_str(text).map_err(|error| TopologyError::Syntax(toml_place(text, &error)))?;
     let mut topology = Topology {
         name: file.name,
         description: file.description,
@@ -141,20 +141,20 @@ pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyEr
 }
 
 /// Line, column and message in one line. The error's own form repeats the whole line of the text, a megabyte perhaps.
-fn syntax_error(text: &str, error: &toml::de::Error) -> TopologyError {
+pub(crate) fn toml_place(text: &str, error: &toml::de::Error) -> String {
     let message = shorten(error.message(), 300).replace('\n', ", ");
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {
-        return TopologyError::Syntax(message);
+        return message;
     };
     let line = before.matches('\n').count() + 1;
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
     let column = before[start..].chars().count() + 1;
     let source = shorten(text[start..].lines().next().unwrap_or("").trim(), 60);
-    TopologyError::Syntax(format!("line {line}, column {column} (`{source}`): {message}"))
+    format!("line {line}, column {column} (`{source}`): {message}")
 }
 
 /// At most `most` characters: what a hostile file can put into an error is bounded.
-pub(super) fn shorten(text: &str, most: usize) -> String {
+pub(crate) fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),

@@ -29,6 +29,7 @@ mod subset;
 pub use check::{CAPACITY_RANGE, MAX_DEVICES, MAX_LINKS, MAX_SHARED, MAX_SWITCHES, MAX_TIME};
 pub use error::TopologyError;
 pub use file::{MAX_FILE_BYTES, parse, parse_probed};
+pub(crate) use file::{shorten, toml_place};
 pub use machine::{Machine, Resource, ResourceId, Route};
 pub use presets::{preset, preset_names, preset_text};
 

@@ -32,6 +32,7 @@ fn every_variable_reaches_its_field() {
         ("MPGPU_MIN_BYTES", "64K"),
         ("MPGPU_STAGING_BYTES", "1G"),
         ("MPGPU_CACHE_PLANS", "7"),
+        ("MPGPU_TUNING_FILE", "/etc/mpgpu/tuning.toml"),
         ("MPGPU_VERIFY", "bytes"),
         ("MPGPU_LOG", "debug"),
     ]);
@@ -45,6 +46,7 @@ fn every_variable_reaches_its_field() {
         min_bytes: Some(64 << 10),
         staging_bytes: 1 << 30,
         cache_plans: 7,
+        tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
         verify: Verify::Bytes,
         log: Some(LevelFilter::Debug),
         cache_dir: None,
@@ -89,7 +91,7 @@ fn refusals_name_variable_value_and_what_is_accepted() {
     assert!(refusal("MPGPU_MAX_PATHS", "many").contains("whole number from 1 to 4294967295"));
     assert!(refusal("MPGPU_CACHE_PLANS", "-3").contains("0 turns the plan cache off"));
     assert!(refusal("MPGPU_TOPOLOGY", "").contains("preset"));
-    assert!(refusal("MPGPU_TUNING_FILE", "/a/b.toml").contains("MPGPU_TUNING_FILE=/a/b.toml"));
+    assert!(refusal("MPGPU_TUNING_FILE", "").contains("mpgpu tune"));
 }
 
 #[test]
@@ -148,12 +150,12 @@ fn the_page_lists_exactly_the_variables_that_are_read() {
 #[test]
 fn every_variable_of_the_table_is_read() {
     for name in VARIABLES {
-        // No variable accepts this, a topology excepted, so silence would mean that it is not looked at.
+        // No variable accepts this, names of files excepted, so silence would mean that it is not looked at.
         let result = Config::from_pairs([(name, "\u{1}")]);
-        if name == "MPGPU_TOPOLOGY" {
-            assert_eq!(result.expect("any name is taken").topology.as_deref(), Some("\u{1}"));
-        } else {
-            assert!(result.expect_err("refused").to_string().starts_with(name));
+        match name {
+            "MPGPU_TOPOLOGY" => assert_eq!(result.expect("any name is taken").topology.as_deref(), Some("\u{1}")),
+            "MPGPU_TUNING_FILE" => assert_eq!(result.expect("any name is taken").tuning_file.as_deref(), Some("\u{1}")),
+            _ => assert!(result.expect_err("refused").to_string().starts_with(name)),
         }
     }
 }

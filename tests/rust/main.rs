@@ -23,4 +23,5 @@ mod staging;
 mod threads;
 mod topology;
 mod trace;
+mod tune;
 mod validator;

@@ -111,7 +111,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
 fn what_hangs_is_cut_short_and_the_rest_is_left_out_when_the_time_is_over() {
     let folder = folder("measure-time");
     script(&folder.join("programs/mpgpu"), "exec sleep 1000");
-    let (output, text) = measure(&folder, 1, &[]);
+    let (output, text) = measure(&folder, 4, &[]);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(line(&text, "tests ").contains("left out: not in"), "{text}");
     assert!(line(&text, "d2d ").contains("cut short"), "{text}");

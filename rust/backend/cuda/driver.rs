@@ -158,6 +158,8 @@ driver_functions! {
     optional {
         // Every driver has it; only timed executions need it.
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
+        // CUDA 11.2.
+        cuMemPoolGetAccess = "cuMemPoolGetAccess" (*mut c_uint, *mut c_void, *mut sys::CUmemLocation);
         // CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
         // CUDA 10. Superseded in CUDA 12 by others, of which older drivers know nothing.

@@ -6,7 +6,7 @@ use super::driver::{CUdeviceptr, OutsideCapture, call, code};
 use super::host_memory::HostPages;
 use crate::backend::{Allocation, BackendError, MemoryKind};
 use crate::topology::DeviceId;
-use cudarc::driver::sys::{CUdevice_attribute, CUmemAccess_flags, CUmemorytype, CUpointer_attribute};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUmemAccess_flags, CUmemorytype, CUpointer_attribute};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
@@ -276,10 +276,21 @@ impl Core {
     fn is_let_in(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
         let _current = self.reach(gpu)?.enter()?;
         let mut flags: c_uint = 0;
-        let mut name = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as c_uint;
-        let mut value: *mut c_void = (&raw mut flags).cast();
-        // SAFETY: one name and one value of the attribute's type. Drivers that do not know the attribute leave the flags at zero.
-        let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, &mut value, address) };
+        let mut pool: *mut c_void = std::ptr::null_mut();
+        let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE]
+            .map(|attribute| attribute as c_uint);
+        let mut values: [*mut c_void; 2] = [(&raw mut flags).cast(), (&raw mut pool).cast()];
+        // SAFETY: two names and two values of the attributes' types. Drivers that do not know the attributes leave them as they are.
+        let mut code = unsafe { (self.driver.cuPointerGetAttributes)(2, names.as_mut_ptr(), values.as_mut_ptr(), address) };
+        if !pool.is_null() {
+            // The attribute says yes for memory whose pool says no, and the copy then fails (driver 580, H200).
+            let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
+            flags = 0;
+            let mut location =
+                sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal };
+            // SAFETY: a pool that the driver named just now, of memory that the caller keeps; the others are valid for the call.
+            code = unsafe { get_access(&mut flags, pool, &mut location) };
+        }
         Ok(code == 0 && flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint)
     }
 }

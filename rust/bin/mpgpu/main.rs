@@ -13,6 +13,7 @@ mod sim;
 mod text;
 mod topo;
 mod trace;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use std::error::Error;
@@ -75,6 +76,9 @@ enum Command {
         mpgpu probe --check --topology hgx-h200  how well does a preset predict this machine?\n\n\
         docs/probe.md has the method and what it cannot see.")]
     Probe(probe::ProbeArguments),
+    /// Search for better plans than the model's, on GPUs or in the simulator, and write them to a tuning file
+    #[command(after_help = tune::EXAMPLES)]
+    Tune(tune::TuneArguments),
 }
 
 fn main() -> ExitCode {
@@ -95,6 +99,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         Command::Sim(arguments) => sim::run(&arguments)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
         Command::Probe(arguments) => probe::run(&arguments)?,
+        Command::Tune(arguments) => tune::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.
     match std::io::stdout().lock().write_all(text.as_bytes()) {

@@ -6,7 +6,7 @@ mod addresses;
 pub use addresses::Addresses;
 
 use mpgpu::backend::MemoryKind;
-use mpgpu::plan::{Engine, Options, Shape};
+use mpgpu::plan::{Engine, Options, Shape, Tuned};
 use mpgpu::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use proptest::prelude::ProptestConfig;
 
@@ -133,6 +133,11 @@ pub fn options(random: &mut Random) -> Options {
         chunk_bytes: random.chance(40).then(|| 4096 + random.below(1 << 16)),
         min_bytes: random.chance(20).then(|| random.below(1 << 16)),
         staging_bytes: [1 << 14, 1 << 16, 1 << 20, 64 << 20][random.below(4) as usize],
+        tuned: random.chance(30).then(|| Tuned {
+            host_share: 50 + random.below(19_951) as u16,
+            relay_share: 50 + random.below(19_951) as u16,
+            several: random.chance(50),
+        }),
     }
 }
 

@@ -1,0 +1,93 @@
+//! Plans that were scored, none of them twice.
+
+use super::error::TuneError;
+use super::score::Score;
+use super::tuning::Setting;
+use crate::plan::{Engine, Options, Plan, Program, Shape, plan, validate};
+use crate::topology::Machine;
+use std::sync::Arc;
+
+/// A setting, its plan, and what the plan takes.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// What was tried.
+    pub setting: Setting,
+    /// What came of it.
+    pub plan: Arc<Plan>,
+    /// Its score.
+    pub seconds: f64,
+}
+
+impl Trial {
+    /// The most paths that a transfer of the plan has.
+    pub fn paths(&self) -> u32 {
+        self.plan.transfers.iter().map(|transfer| transfer.paths.len()).max().unwrap_or(0) as u32
+    }
+}
+
+/// What a search has found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The model's plan.
+    pub start: Trial,
+    /// The best plan; the model's where nothing is faster by more than the least gain.
+    pub best: Trial,
+    /// Plans that were scored. A setting that gives a program which was scored before costs nothing and does not count.
+    pub evaluations: usize,
+}
+
+/// Scores settings for one batch and one engine.
+pub struct Trials<'a, S> {
+    machine: &'a Machine,
+    batch: &'a [Shape],
+    base: Options,
+    /// Says what plans take.
+    pub score: &'a mut S,
+    seen: Vec<(Arc<Program>, f64)>,
+}
+
+impl<'a, S: Score> Trials<'a, S> {
+    /// `base` is what no search changes: the staging bound, and whatever the settings leave open.
+    pub fn new(machine: &'a Machine, batch: &'a [Shape], base: &Options, engine: Engine, score: &'a mut S) -> Self {
+        Trials { machine, batch, base: Options { engine, ..*base }, score, seen: Vec::new() }
+    }
+
+    /// Plans with a setting and scores the plan. `None` where the batch cannot be planned that way.
+    pub fn at(&mut self, setting: Setting) -> Result<Option<Trial>, TuneError<S::Error>> {
+        match plan(self.machine, self.batch, &setting.options(&self.base)) {
+            Ok(plan) => self.scored(setting, Arc::new(plan)).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The model's plan: it must exist.
+    pub fn start(&mut self) -> Result<Trial, TuneError<S::Error>> {
+        let plan = plan(self.machine, self.batch, &self.base).map_err(TuneError::Plan)?;
+        self.scored(Setting::default(), Arc::new(plan))
+    }
+
+    fn scored(&mut self, setting: Setting, plan: Arc<Plan>) -> Result<Trial, TuneError<S::Error>> {
+        if let Some((_, seconds)) = self.seen.iter().find(|(program, _)| same(program, &plan.program)) {
+            return Ok(Trial { setting, plan, seconds: *seconds });
+        }
+        validate(&plan.program, plan.options.staging_bytes).map_err(TuneError::Invalid)?;
+        let seconds = self.score.seconds(&plan).map_err(TuneError::Score)?;
+        self.seen.push((plan.program.clone(), seconds));
+        Ok(Trial { setting, plan, seconds })
+    }
+
+    /// Plans that were scored.
+    pub fn evaluations(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// How many devices could relay, and the direct path: no transfer has more paths.
+    pub fn most_paths(&self) -> u32 {
+        (self.machine.gpu_count() + self.machine.host_count()).saturating_sub(1).max(1)
+    }
+}
+
+fn same(a: &Program, b: &Program) -> bool {
+    // Most differ in the number of operations.
+    a.ops.len() == b.ops.len() && a == b
+}
