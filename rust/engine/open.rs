@@ -43,8 +43,12 @@ impl Context {
     }
 }
 
-/// The name that asks for what is discovered, even where there is a probe.
+/// The name of what is discovered, which is taken where nobody names a topology.
 const DISCOVERED: &str = "discovered";
+
+/// The name of the probe of these GPUs that is kept in the cache directory. It has to be asked for: on four H200 plans from and to host
+/// memory gained by it, and copies between GPUs with a part through host memory lost (`docs/probe.md`).
+const PROBED: &str = "probed";
 
 /// What can be seen of the machine that this backend runs on; `None` where its devices are virtual.
 pub(super) fn discovered(backend: &str) -> Result<Option<topology::Topology>, Error> {
@@ -59,24 +63,30 @@ fn host(config: &Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     Ok((machine, Arc::new(backend)))
 }
 
-/// The GPUs that the driver shows this process, with the topology that is named, was probed, or is discovered.
+/// The GPUs that the driver shows this process, with the topology that is named, or is discovered.
 fn cuda(config: &mut Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     let count = cuda::device_count()?;
     let now = probe::fingerprint("cuda", cuda::identity()?);
     let topology = match config.topology.as_deref() {
-        Some(DISCOVERED) => cuda::discover::discover()?,
-        Some(name) => probe::named(name, &now)?,
-        None => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
+        None | Some(DISCOVERED) => {
+            log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen, and MPGPU_TOPOLOGY=probed uses it");
+            cuda::discover::discover()?
+        }
+        Some(PROBED) => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
             Some((path, topology)) => {
                 log::info!("topology: the probe {}", path.display());
                 config.topology = Some(path.to_string_lossy().into_owned());
                 topology
             }
             None => {
-                log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen");
-                cuda::discover::discover()?
+                return Err(Error::Option {
+                    name: "topology",
+                    value: PROBED.into(),
+                    reason: "no valid probe of these GPUs is kept; run `mpgpu probe` first, or leave the topology to discovery".into(),
+                });
             }
         },
+        Some(name) => probe::named(name, &now)?,
     };
     let machine = Machine::new(topology)?;
     if machine.gpu_count() != count {

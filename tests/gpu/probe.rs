@@ -68,15 +68,17 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     assert_eq!(path.parent(), Some(directory.0.as_path()));
     drop(context);
 
-    assert_eq!(open(None, Some(&directory)).expect("a context").machine().topology(), probed);
+    assert_eq!(open(Some("probed"), Some(&directory)).expect("a context").machine().topology(), probed);
+    assert_eq!(open(None, Some(&directory)).expect("a context").machine().topology().name, "discovered");
     assert_eq!(open(Some("discovered"), Some(&directory)).expect("a context").machine().topology().name, "discovered");
     let name = path.to_string_lossy().into_owned();
     assert_eq!(open(Some(&name), None).expect("a context").machine().topology(), probed);
 
-    // Another driver: passed over where it is kept, refused where it is named.
+    // Another driver: refused.
     let text = std::fs::read_to_string(&path).expect("there");
     std::fs::write(&path, text.replace("driver = \"", "driver = \"before ")).expect("written");
-    assert_eq!(open(None, Some(&directory)).expect("a context").machine().topology().name, "discovered");
+    let no_probe = || open(Some("probed"), Some(&directory)).expect_err("no probe of this machine").to_string();
+    assert!(no_probe().contains("mpgpu probe"), "{}", no_probe());
     let error = open(Some(&name), None).expect_err("stale").to_string();
     assert!(error.contains("driver") && error.contains("mpgpu probe") && error.contains(&name), "{error}");
 
@@ -86,7 +88,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     more.probed.topology = probed.with_gpus(&order).expect("all of them");
     more.record.fingerprint.gpus.reverse();
     std::fs::write(&path, more.to_toml()).expect("written");
-    let found = open(None, Some(&directory)).expect("a context");
+    let found = open(Some("probed"), Some(&directory)).expect("a context");
     let found = Machine::new(found.machine().topology().clone()).expect("well formed");
     for from in machine.devices() {
         for to in machine.devices() {
@@ -100,7 +102,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
         more.probed.topology = more.probed.topology.with_gpus(&(0..turn.count - 1).collect::<Vec<_>>()).expect("all but one");
         more.record.fingerprint.gpus.pop();
         std::fs::write(&path, more.to_toml()).expect("written");
-        assert_eq!(open(None, Some(&directory)).expect("a context").machine().topology().name, "discovered");
+        assert!(no_probe().contains("mpgpu probe"), "{}", no_probe());
     }
 }
 

@@ -283,7 +283,7 @@ impl Core {
         // SAFETY: two names and two values of the attributes' types. Drivers that do not know the attributes leave them as they are.
         let mut code = unsafe { (self.driver.cuPointerGetAttributes)(2, names.as_mut_ptr(), values.as_mut_ptr(), address) };
         if !pool.is_null() {
-            // The attribute says yes for memory whose pool says no, and the copy then fails (driver 580, H200).
+            // By the attribute alone, copies of memory of a pool that lets nobody in were tried and failed (driver 580, H200).
             let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
             flags = 0;
             let mut location =
