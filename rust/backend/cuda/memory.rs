@@ -269,6 +269,8 @@ impl Core {
         if owner == gpu {
             return Ok(true);
         }
+        // Access is given between GPUs in use, and one whose memory is in a plan is.
+        self.primary(owner)?;
         if known.plain != 0 { self.has_access(gpu, owner) } else { self.is_let_in(gpu, address) }
     }
 
