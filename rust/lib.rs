@@ -18,6 +18,7 @@
 //! | [`tune`] | better options than the model's, found by scoring plans, and the file that keeps them |
 //! | [`engine`] | contexts, the plan cache, staging memory, execution; knows backends only by their trait |
 //! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads), and the CUDA backend |
+//! | [`share`] | memory of one process that others of the same node map |
 //! | [`units`] | sizes and times as people write them |
 //! | [`ffi`] | the C ABI, the only stable interface |
 #![warn(missing_docs)]
@@ -30,6 +31,7 @@ pub mod ffi;
 pub mod model;
 mod panics;
 pub mod plan;
+pub mod share;
 pub mod topology;
 pub mod tune;
 pub mod units;

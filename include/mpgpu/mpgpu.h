@@ -106,6 +106,10 @@ typedef enum {
     MP_ERROR_DATA_CORRUPTION = 14,
     /// A defect of the library. The context stays usable.
     MP_ERROR_INTERNAL = 15,
+    /// Another process has ended, or has freed what it shared.
+    MP_ERROR_PEER_GONE = 16,
+    /// What was waited for has not come in time.
+    MP_ERROR_TIMEOUT = 17,
 } mp_status_t;
 
 /// Where bytes move.
@@ -316,6 +320,22 @@ typedef struct {
     /// An `mp_switch_t`: fewer and shorter measurements, for a first look. Off by default.
     int32_t quick;
 } mp_probe_options_t;
+
+/// A range of memory for another process of the node: bytes of a fixed size that may travel over MPI or anything else. A
+/// plain value that owns nothing; how long it is good for is the exporter's to say.
+typedef struct {
+    /// What they mean is the library's own matter.
+    uint8_t bytes[128];
+} mp_memory_handle_t;
+
+/// A signal: a counter of 64 bits in memory of `mp_alloc`, or in imported memory, and a value that it is raised to or
+/// waited for. On CUDA that memory is host memory, of an allocation of less than 4 MiB.
+typedef struct {
+    /// Aligned to 8 bytes. Set it to a first value, 0 say, before others know of it.
+    uint64_t *counter;
+    /// Reached when the counter is at least this. Counted cyclically, so that a counter may run over.
+    uint64_t value;
+} mp_signal_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -575,6 +595,89 @@ mp_status_t mp_context_probed(mp_context_t context,
                               char *text,
                               size_t capacity,
                               size_t *length);
+
+/// Describes `bytes` bytes from `pointer` on for other processes of the node, which map them with `mp_memory_import`.
+///
+/// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc` or of the virtual memory
+/// API; on CUDA host memory of `mp_alloc` can be shared below 4 MiB. The allocation stays its owner's. It can be mapped,
+/// whole, from now until it is freed or the context is destroyed; handles of freed memory are refused from then on, also
+/// where its address has been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into zeros, on CUDA it
+/// must not be used any more. Exporting again gives an equal handle. The first export of a process starts a thread,
+/// which answers importers. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
+/// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and
+/// the remedy; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL; `MP_ERROR_DRIVER`.
+mp_status_t mp_memory_export(mp_context_t context,
+                             const void *pointer,
+                             uint64_t bytes,
+                             mp_memory_handle_t *handle);
+
+/// Maps the memory that a handle of `mp_memory_export` describes. `*pointer` then serves as an end of transfers, as
+/// memory of the device `*device`, which is the number that the exporter's device has here; `*bytes` is the size of the
+/// range. `device` and `bytes` may be NULL. On the host backend the memory can be read and written directly.
+///
+/// A handle of this process gives the address that the memory has. An allocation is mapped once, however many handles
+/// of ranges in it are imported, and stays mapped until `mp_memory_close` was called as often as this. Waits for the
+/// exporter's answer, some microseconds, at most five seconds. Later calls that use the memory after its owner has
+/// freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
+/// `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend,
+/// and for memory of a GPU that this process does not see; `MP_ERROR_PEER_GONE` when the exporter has ended or has
+/// freed the memory; `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
+mp_status_t mp_memory_import(mp_context_t context,
+                             const mp_memory_handle_t *handle,
+                             void **pointer,
+                             int32_t *device,
+                             uint64_t *bytes);
+
+/// Gives back an address of `mp_memory_import`. With the last of an allocation, waits until all work that the context
+/// has enqueued so far has finished, and unmaps it: plans that use it can no longer be executed. NULL is allowed and
+/// does nothing. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_memory_import` of this context did not
+/// return `pointer`, or when it was closed already.
+mp_status_t mp_memory_close(mp_context_t context, void *pointer);
+
+/// Writes 16 bytes that name a device in every process of the node, whatever number it has there: a GPU's UUID; for
+/// virtual devices and host domains bytes made of their number. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` when `uuid` is NULL.
+mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
+
+/// Makes all work that is enqueued in `stream` from now on wait until the counters of all `count` signals have reached
+/// their values. Does not block. What was written before a counter was raised is then visible to that work.
+///
+/// The counters lie in memory of this context (a receiver waits in its own memory, which it has exported to whoever
+/// raises them). `signals` is read during the call only. When a process that has mapped a counter's memory ends
+/// without closing it, waits in that memory that are not satisfied are given up: later work in the stream runs, and
+/// `mp_stream_synchronize` reports `MP_ERROR_PEER_GONE`, once. What waits for all work of the context (`mp_free`,
+/// `mp_memory_close`, `mp_context_destroy`) waits for these waits too. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
+/// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
+/// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_INVALID_ARGUMENT`
+/// when `signals` is NULL and `count` is not 0.
+mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
+
+/// Raises the counters of `count` signals to their values after all work enqueued in `stream` so far: whoever sees the
+/// value sees every byte that this work has written. Does not block.
+///
+/// A counter is raised by storing the value, so it has one raiser. It lies in memory of this context or in imported
+/// memory. After `mp_execute` this is a put with signal. `signals` is read during the call only. Any thread.
+///
+/// Errors: as `mp_stream_wait_signals`, but imported memory is accepted; `MP_ERROR_PEER_GONE` when its owner has ended
+/// or has freed it.
+mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
+
+/// Blocks the calling thread until a counter has reached `value`, at most `seconds`; with 0 it looks once. The counter
+/// lies in host memory, or on the host backend in any memory, of this context. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE` when a process that has mapped the memory has ended without closing
+/// it, and the value is not reached; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a number; the others
+/// of `mp_stream_wait_signals`.
+mp_status_t mp_signal_wait(mp_context_t context, const uint64_t *counter, uint64_t value, double seconds);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -76,7 +76,9 @@ enum class errc : int {
     environment = MP_ERROR_ENVIRONMENT,
     version_mismatch = MP_ERROR_VERSION_MISMATCH,
     data_corruption = MP_ERROR_DATA_CORRUPTION,
-    internal = MP_ERROR_INTERNAL
+    internal = MP_ERROR_INTERNAL,
+    peer_gone = MP_ERROR_PEER_GONE,
+    timeout = MP_ERROR_TIMEOUT
 };
 
 namespace detail {
@@ -101,6 +103,8 @@ class category_type final : public std::error_category {
             return std::errc::not_enough_memory;
         case errc::not_supported:
             return std::errc::not_supported;
+        case errc::timeout:
+            return std::errc::timed_out;
         default:
             return {condition, *this};
         }
@@ -207,6 +211,18 @@ class data_corruption : public error {
     using error::error;
 };
 
+/// Another process has ended, or has freed what it shared.
+class peer_gone : public error {
+  public:
+    using error::error;
+};
+
+/// What was waited for has not come in time.
+class timeout : public error {
+  public:
+    using error::error;
+};
+
 /// A defect of the library itself.
 class internal_error : public error {
   public:
@@ -248,6 +264,10 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
         fail_as<data_corruption>(std::move(details));
     case MP_ERROR_INTERNAL:
         fail_as<internal_error>(std::move(details));
+    case MP_ERROR_PEER_GONE:
+        fail_as<peer_gone>(std::move(details));
+    case MP_ERROR_TIMEOUT:
+        fail_as<timeout>(std::move(details));
     default: // a status that is newer than this header
         fail_as<error>(std::move(details));
     }
@@ -324,6 +344,14 @@ struct freed_in {
     std::size_t size = 0;
     std::int32_t device = 0;
     void operator()(void *memory) const noexcept { static_cast<void>(mp_free(context, memory)); }
+};
+
+/// Owner of a mapping of another process's memory, and what is known about that memory.
+struct closed_in {
+    mp_context_t context = nullptr;
+    std::size_t size = 0;
+    std::int32_t device = 0;
+    void operator()(void *memory) const noexcept { static_cast<void>(mp_memory_close(context, memory)); }
 };
 
 /// Calls `write(text, capacity, length)` until the text fits: a description may grow between two calls.
@@ -484,6 +512,10 @@ template <class T> class device_span {
 
 /// One copy of a batch: the C struct, a plain value. `make_transfer` fills it from two spans.
 using transfer = mp_transfer_t;
+
+/// A counter of 64 bits in memory of `buffer<std::uint64_t>`, or in imported memory, and the value that it is raised to
+/// or waited for. The C struct, a plain value.
+using signal = mp_signal_t;
 
 /// A stream that someone else owns: a `cudaStream_t`, or the view of an `mpgpu::stream`. An integer or `nullptr` is
 /// refused at compile time; the default stream is asked for by name.
@@ -695,6 +727,49 @@ class context {
     /// As above, reporting to `ec`.
     inline void wait(stream_view stream, const event &ev, std::error_code &ec) const noexcept;
 
+    /// Work enqueued from now on in `stream` starts when the counters of all signals have reached their values; it sees
+    /// what was written before they were raised. Does not block. The counters lie in memory of this context. Throws
+    /// `invalid_argument`, `not_supported` for imported memory, `driver_error`.
+    void wait(stream_view stream, span<const signal> signals) const {
+        detail::check(mp_stream_wait_signals(get(), stream.get(), signals.data(), signals.size()));
+    }
+    /// As above, reporting to `ec`.
+    void wait(stream_view stream, span<const signal> signals, std::error_code &ec) const noexcept {
+        ec = detail::code_of(mp_stream_wait_signals(get(), stream.get(), signals.data(), signals.size()));
+    }
+    void wait(stream_view stream, std::initializer_list<signal> signals) const {
+        wait(stream, span<const signal>(signals.begin(), signals.size()));
+    }
+    void wait(stream_view stream, std::initializer_list<signal> signals, std::error_code &ec) const noexcept {
+        wait(stream, span<const signal>(signals.begin(), signals.size()), ec);
+    }
+
+    /// Raises the counters of all signals after all work enqueued in `stream` so far. Does not block. Throws
+    /// `invalid_argument`, `peer_gone` when the owner of a counter's memory has ended or freed it, `driver_error`.
+    void raise(stream_view stream, span<const signal> signals) const {
+        detail::check(mp_stream_raise_signals(get(), stream.get(), signals.data(), signals.size()));
+    }
+    /// As above, reporting to `ec`.
+    void raise(stream_view stream, span<const signal> signals, std::error_code &ec) const noexcept {
+        ec = detail::code_of(mp_stream_raise_signals(get(), stream.get(), signals.data(), signals.size()));
+    }
+    void raise(stream_view stream, std::initializer_list<signal> signals) const {
+        raise(stream, span<const signal>(signals.begin(), signals.size()));
+    }
+    void raise(stream_view stream, std::initializer_list<signal> signals, std::error_code &ec) const noexcept {
+        raise(stream, span<const signal>(signals.begin(), signals.size()), ec);
+    }
+
+    /// Blocks the calling thread until a counter in host memory of this context has reached a value, at most `seconds`.
+    /// Throws `timeout`, `peer_gone` when a process that might have raised it has ended, `invalid_argument`.
+    void wait(const std::uint64_t *counter, std::uint64_t value, double seconds) const {
+        detail::check(mp_signal_wait(get(), counter, value, seconds));
+    }
+    /// As above, reporting to `ec`.
+    void wait(const std::uint64_t *counter, std::uint64_t value, double seconds, std::error_code &ec) const noexcept {
+        ec = detail::code_of(mp_signal_wait(get(), counter, value, seconds));
+    }
+
     /// The C handle, still owned by this object.
     [[nodiscard]] mp_context_t get() const noexcept { return handle_.get(); }
     /// Whether this owns a context.
@@ -824,6 +899,105 @@ template <class T> class buffer {
 /// Untyped memory, its size in bytes.
 using memory = buffer<std::byte>;
 
+// ---- memory of other processes -------------------------------------------------------
+
+/// A range of memory for another process of the node: 128 bytes that may travel over MPI or anything else. The C
+/// struct, trivially copyable; it owns nothing.
+using memory_handle = mp_memory_handle_t;
+
+/// Describes memory for other processes of the node, which map it as `imported_memory`. It stays its owner's: it can be
+/// mapped until it is freed or the context is destroyed. Throws `invalid_argument`, `not_supported` for memory that
+/// cannot be shared, `driver_error`.
+template <class T> [[nodiscard]] memory_handle export_memory(const context &ctx, device_span<T> range) {
+    memory_handle handle{};
+    detail::check(mp_memory_export(ctx.get(), range.data(), range.size_bytes(), &handle));
+    return handle;
+}
+/// As above, reporting to `ec`.
+template <class T>
+[[nodiscard]] memory_handle export_memory(const context &ctx, device_span<T> range, std::error_code &ec) noexcept {
+    memory_handle handle{};
+    ec = detail::code_of(mp_memory_export(ctx.get(), range.data(), range.size_bytes(), &handle));
+    return handle;
+}
+/// All elements of a buffer.
+template <class T> [[nodiscard]] memory_handle export_memory(const context &ctx, const buffer<T> &whole) {
+    return export_memory(ctx, device_span<const T>(whole));
+}
+/// As above, reporting to `ec`.
+template <class T>
+[[nodiscard]] memory_handle export_memory(const context &ctx, const buffer<T> &whole, std::error_code &ec) noexcept {
+    return export_memory(ctx, device_span<const T>(whole), ec);
+}
+
+/// Memory of another process, mapped here: `size()` elements of `T`, as an end of transfers.
+template <class T> class imported_memory {
+    static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
+                  "mpgpu: elements are moved as bytes and never constructed");
+
+  public:
+    using element_type = T;
+
+    /// Owns nothing.
+    imported_memory() noexcept = default;
+    /// Maps what a handle of `export_memory` describes; bytes at its end that make no whole `T` are left out. A handle
+    /// of this process gives the memory's own address. Waits at most five seconds for the exporter's answer. Throws
+    /// `invalid_argument` for bytes that are no handle, `not_supported` for one from another node, container or user,
+    /// `configuration_error` for one of another version, `peer_gone`, `timeout`, `driver_error`.
+    imported_memory(const context &ctx, const memory_handle &handle) { detail::check(map(ctx, handle)); }
+    /// As above, reporting to `ec`.
+    imported_memory(const context &ctx, const memory_handle &handle, std::error_code &ec) noexcept {
+        ec = detail::code_of(map(ctx, handle));
+    }
+
+    imported_memory(imported_memory &&) noexcept = default;
+    imported_memory &operator=(imported_memory &&) noexcept = default;
+    imported_memory(const imported_memory &) = delete;
+    imported_memory &operator=(const imported_memory &) = delete;
+    /// With the last import of an allocation, waits until everything enqueued so far has finished, and unmaps it.
+    ~imported_memory() = default;
+
+    /// The first element. On a GPU of the CUDA backend it is an address that only GPUs and copies may follow.
+    [[nodiscard]] T *data() noexcept { return handle_.get(); }
+    [[nodiscard]] const T *data() const noexcept { return handle_.get(); }
+    /// Elements.
+    [[nodiscard]] std::size_t size() const noexcept { return handle_.owner().size; }
+    /// Bytes.
+    [[nodiscard]] std::size_t size_bytes() const noexcept { return size() * sizeof(T); }
+    /// Whose memory it is, as this process numbers devices; meaningless when empty.
+    [[nodiscard]] device location() const noexcept { return device::from_id(handle_.owner().device); }
+    /// Whether this owns an import.
+    explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
+
+    /// All elements, as one end of a transfer.
+    operator device_span<T>() noexcept { return {{data(), size()}, location()}; }
+    operator device_span<const T>() const noexcept { return {{data(), size()}, location()}; }
+
+    /// `count` elements from `offset` on, both inside, as one end of a transfer.
+    [[nodiscard]] device_span<T> subspan(std::size_t offset, std::size_t count) {
+        return device_span<T>(*this).subspan(offset, count);
+    }
+    [[nodiscard]] device_span<const T> subspan(std::size_t offset, std::size_t count) const {
+        return device_span<const T>(*this).subspan(offset, count);
+    }
+
+  private:
+    mp_status_t map(const context &ctx, const memory_handle &handle) noexcept {
+        void *mapped = nullptr;
+        std::int32_t where = 0;
+        std::uint64_t bytes = 0;
+        const mp_status_t status = mp_memory_import(ctx.get(), &handle, &mapped, &where, &bytes);
+        if (status == MP_SUCCESS) {
+            const auto size = static_cast<std::size_t>(bytes / sizeof(T));
+            handle_ = handle_type(static_cast<T *>(mapped), {ctx.get(), size, where});
+        }
+        return status;
+    }
+
+    using handle_type = detail::handle<T *, detail::closed_in>;
+    handle_type handle_;
+};
+
 namespace detail {
 
 template <class T> device_span<T> as_device_span(device_span<T> whole) noexcept {
@@ -833,6 +1007,13 @@ template <class T> device_span<T> as_device_span(buffer<T> &whole) noexcept {
     return whole;
 }
 template <class T> device_span<const T> as_device_span(const buffer<T> &whole) noexcept {
+    return whole;
+}
+
+template <class T> device_span<T> as_device_span(imported_memory<T> &whole) noexcept {
+    return whole;
+}
+template <class T> device_span<const T> as_device_span(const imported_memory<T> &whole) noexcept {
     return whole;
 }
 

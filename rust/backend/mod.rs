@@ -11,6 +11,7 @@ pub mod rig;
 pub use cuda::GraphStatistics;
 
 use crate::plan::{Engine, Place, Program};
+use crate::share::Shared;
 use crate::topology::DeviceId;
 use crate::topology::probe::Gpu;
 use std::any::Any;
@@ -50,6 +51,15 @@ pub struct StreamHandle(pub usize);
 /// A caller's event: what `mp_event_t` holds (on CUDA, one of [`Backend::create_event`] or any `cudaEvent_t`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub usize);
+
+/// A counter of 64 bits in memory that a backend locates, aligned to 8, and a value that it is raised to or waited for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Its address.
+    pub counter: u64,
+    /// Reached when the counter is at least this, counted cyclically ([`reached`](crate::share::signal::reached)).
+    pub value: u64,
+}
 
 /// The moment at which an execution has finished. Cheap to clone.
 pub trait CompletionState: Debug + Send + Sync {
@@ -149,6 +159,9 @@ pub enum BackendError {
     /// This backend cannot do it; the text says why, and what can be done instead.
     #[error("{0}")]
     NotSupported(String),
+    /// Another process has ended, or has freed what it shared.
+    #[error("{0}")]
+    PeerGone(String),
     /// The operating system or the driver refused.
     #[error("{what}: {reason} (code {code})")]
     #[allow(missing_docs)]
@@ -229,4 +242,58 @@ pub trait Backend: Send + Sync {
     fn graph_statistics(&self) -> GraphStatistics {
         GraphStatistics::default()
     }
+
+    /// Names a device so that every process of the node knows it, whatever number it has there: a GPU's UUID.
+    fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
+        Ok(uuid_of_number(device))
+    }
+    /// What another process needs to map an allocation that [`Backend::locate`] has returned. [`BackendError::NotSupported`] with the
+    /// remedy for memory that cannot be shared.
+    fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        let _ = allocation;
+        Err(BackendError::NotSupported(format!("the backend {} shares no memory", self.name())))
+    }
+    /// Maps what another process, or another context of this one, has shared. The id and the base of `allocation` have no meaning.
+    /// From now on it is located as memory of its device. Returns its first byte.
+    fn adopt(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        let _ = (shared, allocation);
+        Err(BackendError::NotSupported(format!("the backend {} shares no memory", self.name())))
+    }
+    /// Unmaps what [`Backend::adopt`] has returned. Work that uses it must have finished.
+    fn disown(&self, base: u64) -> Result<(), BackendError> {
+        Err(BackendError::InvalidPointer(base))
+    }
+
+    /// Work enqueued in `stream` from now on starts when every signal's counter has reached its value. Counters lie in memory that this
+    /// backend locates.
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        let _ = (stream, signals);
+        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+    }
+    /// Raises counters after all work enqueued in `stream` so far: whoever sees the value sees what that work has written.
+    fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        let _ = (stream, signals);
+        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+    }
+    /// What a counter stands at, for a thread that waits for it. [`BackendError::NotSupported`] for memory that the CPU cannot read.
+    fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        Err(BackendError::InvalidPointer(counter))
+    }
+    /// A process that might have raised counters in this allocation has ended. Waits for counters there that are not reached by then
+    /// end in [`BackendError::PeerGone`] with this text, now and later: no stream waits for ever.
+    fn abandon(&self, allocation: &Allocation, why: &str) {
+        let _ = (allocation, why);
+    }
+    /// Why counters at this address may never be raised, if that is so.
+    fn abandoned(&self, counter: u64) -> Option<String> {
+        let _ = counter;
+        None
+    }
+}
+
+/// The identity of a device that every process of the node knows by the same number: a virtual one, or host memory.
+pub(crate) fn uuid_of_number(device: DeviceId) -> [u8; 16] {
+    let mut identity = *b"mpgpu device    ";
+    identity[12..].copy_from_slice(&device.0.to_le_bytes());
+    identity
 }

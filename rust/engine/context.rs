@@ -6,6 +6,7 @@ use super::config::{BackendChoice, Config, PlanOptions};
 use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
+use super::sharing::Sharing;
 use super::staging::Staging;
 use super::sync::Mutex;
 use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, StreamHandle, nvtx};
@@ -63,6 +64,7 @@ pub(super) struct Shared {
     pub config: Config,
     pub staging: Staging,
     pub holdings: Holdings,
+    pub sharing: Sharing,
     pub executions: AtomicU64,
     pub bytes: AtomicU64,
     /// Held for reading by whoever enqueues or allocates, so that nothing starts after a context has begun to close.
@@ -86,7 +88,7 @@ impl Shared {
 /// A machine, a backend, and everything that is kept between calls: plans, staging memory, statistics, and what the caller holds.
 /// All methods may be called from any thread.
 pub struct Context {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     cache: Cache,
     /// What [`PlanOptions::default`] resolves to where nothing is tuned.
     defaults: Options,
@@ -111,6 +113,7 @@ impl Context {
             backend,
             staging: Staging::new(config.staging_bytes),
             holdings: Holdings::default(),
+            sharing: Sharing::default(),
             executions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             gate: RwLock::new(()),
@@ -207,6 +210,7 @@ impl Context {
         self.shared.holdings.take(address)?;
         // The error of an execution is for whoever waits for it; the memory goes back all the same.
         let _ = self.shared.backend.synchronize();
+        self.shared.sharing.withdraw(address, self.backend());
         let freed = self.shared.backend.free(address);
         self.shared.holdings.count_free();
         Ok(freed?)
@@ -287,7 +291,7 @@ impl Context {
         })
     }
 
-    fn check_device(&self, device: DeviceId) -> Result<(), Error> {
+    pub(super) fn check_device(&self, device: DeviceId) -> Result<(), Error> {
         let machine = self.machine();
         if machine.contains(device) {
             return Ok(());
@@ -312,6 +316,7 @@ impl Context {
         let backend = self.backend();
         let finished = backend.synchronize();
         self.cache.clear();
+        let imports = self.shared.sharing.release(&self.shared.backend);
         let staging = self.shared.staging.release(backend);
         let (left, held) = self.shared.holdings.release(backend);
         if left.allocations > 0 {
@@ -324,7 +329,7 @@ impl Context {
         if left.streams + left.events > 0 {
             log::debug!("context destroyed with {} streams and {} events; they are destroyed now", left.streams, left.events);
         }
-        let result: Result<(), BackendError> = finished.and(staging).and(held);
+        let result: Result<(), BackendError> = finished.and(imports).and(staging).and(held);
         Ok(result?)
     }
 }

@@ -3,6 +3,7 @@
 use super::batch::End;
 use crate::backend::BackendError;
 use crate::plan::{PlanError, Violation};
+use crate::share;
 use crate::topology::TopologyError;
 use crate::tune::TuningError;
 
@@ -74,6 +75,26 @@ pub enum Error {
     /// An address that `mp_alloc` of this context has not returned.
     #[error("{0:#x} was not returned by mp_alloc of this context, or was freed already")]
     NotAllocated(u64),
+    /// An address that lies in no memory that the backend knows.
+    #[error(
+        "{address:#x} ({bytes} bytes) is not memory of a device that this context knows; allocate it with mp_alloc, or on CUDA with cudaMalloc"
+    )]
+    NotShareable { address: u64, bytes: u64 },
+    /// The range leaves its allocation.
+    #[error("{address:#x} ({bytes} bytes) runs out of its allocation ({base:#x}, {size} bytes)")]
+    OutOfMemoryRange { address: u64, bytes: u64, base: u64, size: u64 },
+    /// An address that importing has not returned, or not as often as it was closed.
+    #[error("{0:#x} was not returned by mp_memory_import of this context, or was closed already")]
+    NotImported(u64),
+    /// The address of a counter is not one.
+    #[error("signal {index}: {counter:#x} {reason}")]
+    BadSignal { index: usize, counter: u64, reason: &'static str },
+    /// A counter was not raised in time.
+    #[error("the signal at {counter:#x} stands at {now} and has not reached {value} in {seconds} s")]
+    SignalTimeout { counter: u64, now: u64, value: u64, seconds: f64 },
+    /// Memory of another process could not be had, or was given to nobody.
+    #[error("{0}")]
+    Share(#[from] share::Error),
     /// The context was destroyed.
     #[error("the context was destroyed")]
     ContextDestroyed,

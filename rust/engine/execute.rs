@@ -4,6 +4,7 @@ use super::batch::{End, Located};
 use super::config::Verify;
 use super::context::Shared;
 use super::error::Error;
+use super::sharing::Import;
 use super::staging::Regions;
 use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle, nvtx};
 use crate::fault;
@@ -11,8 +12,8 @@ use crate::model::timeline::Timeline;
 use crate::plan;
 use std::fmt;
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// A plan for certain addresses, ready to run any number of times, from any thread, in any stream.
 ///
@@ -28,6 +29,8 @@ pub struct Plan {
     /// The bound that it was planned for.
     staging_bytes: u64,
     allocations: Box<[Held]>,
+    /// Memory of other processes that it moves. Not kept: a plan in the cache must not keep a connection.
+    imports: Box<[Weak<Import>]>,
     /// The context's count of frees when the allocations were last seen alive.
     alive_at: AtomicU64,
 }
@@ -67,6 +70,7 @@ impl Plan {
                 }
             }
         }
+        let imports = context.sharing.imports_of(allocations.iter().map(|held| held.address));
         Ok(Plan {
             context: context.clone(),
             planned,
@@ -76,6 +80,7 @@ impl Plan {
             bytes: batch.iter().fold(0, |sum, t| sum.saturating_add(t.shape.bytes)),
             staging_bytes,
             allocations: allocations.into(),
+            imports,
             alive_at: AtomicU64::new(alive_at),
         })
     }
@@ -128,6 +133,9 @@ impl Plan {
         let context = &*self.context;
         let open = context.enter()?;
         self.check_alive()?;
+        for import in self.imports.iter().filter_map(Weak::upgrade) {
+            import.check()?;
+        }
         if cfg!(debug_assertions) || context.config.verify >= Verify::Program {
             plan::validate(&self.planned.program, self.staging_bytes)?;
         }

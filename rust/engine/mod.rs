@@ -9,6 +9,8 @@
 //! | [`staging`] | where staging rings lie, and the order of executions that share bytes of it |
 //! | [`execute`] | one run of a plan |
 //! | `probe` | measuring the machine, and the files in which that is kept |
+//! | `signals` | counters that streams and threads wait for |
+//! | `sharing` | memory exported to other processes, and memory of theirs |
 //!
 //! Backends are known by their trait; the one exception is `open`, which picks one by name. The planner is known by its
 //! function. There is no `unsafe` here, but addresses are trusted as a driver trusts them: memory that the backend has not given
@@ -24,6 +26,8 @@ pub mod execute;
 mod holdings;
 mod open;
 mod probe;
+mod sharing;
+mod signals;
 pub mod staging;
 mod sync;
 

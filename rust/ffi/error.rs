@@ -27,6 +27,8 @@ pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
         13 => c"MP_ERROR_VERSION_MISMATCH",
         14 => c"MP_ERROR_DATA_CORRUPTION",
         15 => c"MP_ERROR_INTERNAL",
+        16 => c"MP_ERROR_PEER_GONE",
+        17 => c"MP_ERROR_TIMEOUT",
         _ => c"unknown status",
     };
     name.as_ptr()

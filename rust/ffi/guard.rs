@@ -5,6 +5,7 @@ use crate::backend::BackendError;
 use crate::engine::Error;
 use crate::panics;
 use crate::plan::PlanError;
+use crate::share;
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -56,6 +57,12 @@ impl From<Error> for Failure {
             Error::Overlap { .. } | Error::OverlapsItself { .. } => (MP_ERROR_OVERLAP, Some(c"transfers")),
             Error::MemoryFreed { .. } => (MP_ERROR_INVALID_POINTER, Some(c"plan")),
             Error::NotAllocated(_) => (MP_ERROR_INVALID_POINTER, Some(c"memory")),
+            Error::NotShareable { .. } | Error::OutOfMemoryRange { .. } | Error::NotImported(_) => {
+                (MP_ERROR_INVALID_POINTER, Some(c"pointer"))
+            }
+            Error::BadSignal { .. } => (MP_ERROR_INVALID_POINTER, Some(c"signals")),
+            Error::SignalTimeout { .. } => (MP_ERROR_TIMEOUT, None),
+            Error::Share(share) => share_status(share),
             Error::ContextDestroyed => (MP_ERROR_INVALID_HANDLE, Some(c"context")),
             Error::Topology(_) => (MP_ERROR_TOPOLOGY, Some(c"topology")),
             Error::Tuning(_) => (MP_ERROR_ENVIRONMENT, None),
@@ -63,7 +70,11 @@ impl From<Error> for Failure {
             Error::Backend(backend) => backend_status(backend),
             Error::StagingBound { .. } | Error::InvalidProgram(_) => (MP_ERROR_INTERNAL, None),
         };
-        let driver_code = if let Error::Backend(BackendError::Driver { code, .. }) = &error { *code } else { 0 };
+        let driver_code = match &error {
+            Error::Backend(BackendError::Driver { code, .. }) => *code,
+            Error::Share(share::Error::System { code, .. }) => i64::from(*code),
+            _ => 0,
+        };
         Failure { status, driver_code, argument, message: error.to_string() }
     }
 }
@@ -84,6 +95,18 @@ fn plan_status(error: &PlanError) -> (mp_status_t, Option<&'static CStr>) {
     }
 }
 
+fn share_status(error: &share::Error) -> (mp_status_t, Option<&'static CStr>) {
+    use mp_status_t::*;
+    match error {
+        share::Error::Corrupt(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"handle")),
+        share::Error::Version(_) => (MP_ERROR_VERSION_MISMATCH, Some(c"handle")),
+        share::Error::NotSupported(_) => (MP_ERROR_NOT_SUPPORTED, None),
+        share::Error::PeerGone(_) => (MP_ERROR_PEER_GONE, None),
+        share::Error::Timeout(_) => (MP_ERROR_TIMEOUT, None),
+        share::Error::System { .. } => (MP_ERROR_DRIVER, None),
+    }
+}
+
 fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) {
     use mp_status_t::*;
     match error {
@@ -95,6 +118,7 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
         BackendError::DataCorruption { .. } => (MP_ERROR_DATA_CORRUPTION, None),
         BackendError::NoDriver(_) => (MP_ERROR_NO_DRIVER, None),
         BackendError::NotSupported(_) => (MP_ERROR_NOT_SUPPORTED, None),
+        BackendError::PeerGone(_) => (MP_ERROR_PEER_GONE, None),
         BackendError::Driver { .. } => (MP_ERROR_DRIVER, None),
     }
 }

@@ -45,6 +45,10 @@ pub enum mp_status_t {
     MP_ERROR_DATA_CORRUPTION = 14,
     /// A defect of the library. The context stays usable.
     MP_ERROR_INTERNAL = 15,
+    /// Another process has ended, or has freed what it shared.
+    MP_ERROR_PEER_GONE = 16,
+    /// What was waited for has not come in time.
+    MP_ERROR_TIMEOUT = 17,
 }
 
 /// A status as C passes it: any number, because a Rust enum must not hold any other than its own.
@@ -224,6 +228,26 @@ pub struct mp_transfer_t {
     pub src_device: i32,
     /// How many bytes. With 0 nothing is copied, and the addresses may be NULL.
     pub bytes: u64,
+}
+
+/// A range of memory for another process of the node: bytes of a fixed size that may travel over MPI or anything else. A
+/// plain value that owns nothing; how long it is good for is the exporter's to say.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_memory_handle_t {
+    /// What they mean is the library's own matter.
+    pub bytes: [u8; 128],
+}
+
+/// A signal: a counter of 64 bits in memory of `mp_alloc`, or in imported memory, and a value that it is raised to or
+/// waited for. On CUDA that memory is host memory, of an allocation of less than 4 MiB.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_signal_t {
+    /// Aligned to 8 bytes. Set it to a first value, 0 say, before others know of it.
+    pub counter: *mut u64,
+    /// Reached when the counter is at least this. Counted cyclically, so that a counter may run over.
+    pub value: u64,
 }
 
 /// What a plan is like. Initialise with `MP_PLAN_INFO_INIT`.

@@ -350,3 +350,75 @@ TEST_CASE("transfers of no bytes, and plans of no transfers, are done at once") 
     mpgpu::plan(ctx, {mpgpu::make_transfer(none, nothing)}).execute(mpgpu::stream_view::default_stream()).wait();
     mpgpu::plan(ctx, std::vector<mpgpu::transfer>()).execute(mpgpu::stream_view::default_stream()).wait();
 }
+
+TEST_CASE("memory travels as a handle, and an import gives it back when it goes") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<int> memory(ctx, device::gpu(2), 100);
+    mpgpu::buffer<int> received(ctx, device::gpu(0), 40);
+    for (int i = 0; i < 100; ++i) {
+        memory.data()[i] = i;
+    }
+    const mpgpu::memory_handle whole = mpgpu::export_memory(ctx, memory);
+    const mpgpu::memory_handle part = mpgpu::export_memory(ctx, memory.subspan(30, 40));
+    static_assert(std::is_trivially_copyable_v<mpgpu::memory_handle> && sizeof(whole) == 128);
+
+    mpgpu::imported_memory<int> first(ctx, part);
+    CHECK(first.data() == memory.data() + 30);
+    CHECK(first.size() == 40);
+    CHECK(first.location() == device::gpu(2));
+    mpgpu::imported_memory<int> second = std::move(first);
+    CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): what a moved-from import is
+    mpgpu::plan(ctx, {mpgpu::make_transfer(received, second)}).execute(mpgpu::stream_view::default_stream()).wait();
+    CHECK(received.data()[0] == 30);
+    CHECK(received.data()[39] == 69);
+
+    // It was the only one, so the address is not an import any more.
+    int *address = second.data();
+    second = {};
+    CHECK(mp_memory_close(ctx.get(), address) == MP_ERROR_INVALID_POINTER);
+
+    std::error_code ec;
+    mpgpu::memory_handle damaged = whole;
+    damaged.bytes[100] ^= 1;
+    const mpgpu::imported_memory<int> none(ctx, damaged, ec);
+    CHECK(ec == mpgpu::errc::invalid_argument);
+    CHECK_FALSE(none);
+    memory = {};
+    CHECK_THROWS_AS(mpgpu::imported_memory<int>(ctx, whole), mpgpu::peer_gone);
+}
+
+TEST_CASE("signals order streams, and a thread waits for one no longer than it says") {
+    const mpgpu::context ctx = virtual_devices();
+    mpgpu::buffer<std::uint64_t> counters(ctx, device::host(), 2);
+    counters.data()[0] = counters.data()[1] = 0;
+    mpgpu::buffer<int> from(ctx, device::gpu(0), 1);
+    mpgpu::buffer<int> to(ctx, device::gpu(1), 1);
+    from.data()[0] = 7;
+    to.data()[0] = 0;
+    const mpgpu::stream receiver(ctx, device::gpu(1));
+    const mpgpu::stream sender(ctx, device::gpu(0));
+    const std::vector<mpgpu::signal> go = {{counters.data(), 1}};
+    const std::vector<mpgpu::signal> done = {{counters.data() + 1, 3}};
+
+    ctx.wait(receiver, go);
+    mpgpu::plan(ctx, {mpgpu::make_transfer(to, from)}).enqueue(receiver);
+    ctx.raise(receiver, done);
+    CHECK_THROWS_AS(ctx.wait(counters.data() + 1, 3, 0.0), mpgpu::timeout);
+    std::error_code ec;
+    ctx.wait(counters.data() + 1, 3, 0.01, ec);
+    CHECK(ec == mpgpu::errc::timeout);
+    CHECK(ec == std::errc::timed_out);
+    CHECK(to.data()[0] == 0);
+    ctx.raise(sender, {{counters.data(), 1}});
+    ctx.wait(counters.data() + 1, 3, 60.0);
+    CHECK(to.data()[0] == 7);
+    ctx.wait(receiver, {{counters.data(), 1}, {counters.data() + 1, 2}});
+    receiver.synchronize();
+
+    CHECK_THROWS_AS(ctx.wait(nullptr, 1, 0.0), mpgpu::invalid_argument);
+    const std::vector<mpgpu::signal> bad = {{nullptr, 1}};
+    ctx.raise(sender, bad, ec);
+    CHECK(ec == mpgpu::errc::invalid_pointer);
+    ctx.wait(sender, bad, ec);
+    CHECK(ec == mpgpu::errc::invalid_pointer);
+}

@@ -7,6 +7,7 @@ mod graph;
 mod lanes;
 mod memory;
 mod probe;
+mod share;
 mod timing;
 
 use cudarc::driver::sys::{self, CUresult};

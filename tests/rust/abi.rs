@@ -32,6 +32,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut out_plan, mut out_memory, mut out_stream, mut out_event) = (poison(), poison(), poison(), poison());
     let (mut no_request, mut info) = (null_mut(), plan_info());
     let (mut counts, mut device) = (statistics(), device_statistics());
+    let (mut shared, mut uuid) = (mp_memory_handle_t { bytes: [0; 128] }, [0_u8; 16]);
     use mp_status_t::{MP_ERROR_INVALID_ARGUMENT as ARGUMENT, MP_ERROR_INVALID_HANDLE as HANDLE};
     // SAFETY: every pointer is NULL, or valid for the call.
     let calls: Vec<(&str, mp_status_t, &str, mp_status_t)> = unsafe {
@@ -72,6 +73,25 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_alloc", mp_alloc(c, 0, 8, null_mut()), "memory", ARGUMENT),
             ("mp_alloc", mp_alloc(c, 0, 0, &mut out_memory), "bytes", ARGUMENT),
             ("mp_free", mp_free(null_mut(), memory.cast()), "context", HANDLE),
+            ("mp_memory_export", mp_memory_export(null_mut(), memory.cast(), 8, &mut shared), "context", HANDLE),
+            ("mp_memory_export", mp_memory_export(c, null(), 8, &mut shared), "pointer", ARGUMENT),
+            ("mp_memory_export", mp_memory_export(c, memory.cast(), 0, &mut shared), "bytes", ARGUMENT),
+            ("mp_memory_export", mp_memory_export(c, memory.cast(), 8, null_mut()), "handle", ARGUMENT),
+            ("mp_memory_import", mp_memory_import(null_mut(), &shared, &mut out_memory, null_mut(), null_mut()), "context", HANDLE),
+            ("mp_memory_import", mp_memory_import(c, null(), &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
+            ("mp_memory_import", mp_memory_import(c, &shared, null_mut(), null_mut(), null_mut()), "pointer", ARGUMENT),
+            ("mp_memory_import", mp_memory_import(c, &shared, &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
+            ("mp_memory_close", mp_memory_close(null_mut(), null_mut()), "context", HANDLE),
+            ("mp_stream_wait_signals", mp_stream_wait_signals(null_mut(), null_mut(), null(), 0), "context", HANDLE),
+            ("mp_stream_wait_signals", mp_stream_wait_signals(c, poison(), null(), 0), "stream", HANDLE),
+            ("mp_stream_wait_signals", mp_stream_wait_signals(c, null_mut(), null(), 1), "signals", ARGUMENT),
+            ("mp_stream_raise_signals", mp_stream_raise_signals(null_mut(), null_mut(), null(), 0), "context", HANDLE),
+            ("mp_stream_raise_signals", mp_stream_raise_signals(c, poison(), null(), 0), "stream", HANDLE),
+            ("mp_stream_raise_signals", mp_stream_raise_signals(c, null_mut(), null(), 1), "signals", ARGUMENT),
+            ("mp_signal_wait", mp_signal_wait(null_mut(), memory.cast(), 0, 0.0), "context", HANDLE),
+            ("mp_signal_wait", mp_signal_wait(c, memory.cast(), 0, -1.0), "seconds", ARGUMENT),
+            ("mp_device_uuid", mp_device_uuid(null_mut(), 0, uuid.as_mut_ptr()), "context", HANDLE),
+            ("mp_device_uuid", mp_device_uuid(c, 0, null_mut()), "uuid", ARGUMENT),
             ("mp_stream_create", mp_stream_create(null_mut(), 0, &mut out_stream), "context", HANDLE),
             ("mp_stream_create", mp_stream_create(c, 0, null_mut()), "stream", ARGUMENT),
             ("mp_stream_destroy", mp_stream_destroy(null_mut(), null_mut()), "context", HANDLE),
@@ -103,6 +123,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     assert_eq!((length, number), (77, 77), "an output was written");
     assert!([out_plan.addr(), out_memory.addr(), out_stream.addr(), out_event.addr()].iter().all(|at| *at == poison::<u8>().addr()));
     assert!(no_request.is_null());
+    assert_eq!((shared.bytes, uuid), ([0; 128], [0; 16]));
     assert_eq!((counts.plan_cache_misses, device.allocated_bytes, info.bytes), (0, 0, 0));
 
     let tested: BTreeSet<&str> = calls.iter().map(|call| call.0).collect();
@@ -122,6 +143,7 @@ fn null_is_accepted_where_the_header_says_so() {
     // SAFETY: every pointer is NULL, or valid for the call.
     unsafe {
         ok(mp_free(node.context, null_mut()));
+        ok(mp_memory_close(node.context, null_mut()));
         ok(mp_wait(&mut nothing_to_wait_for));
         ok(mp_test(&mut nothing_to_wait_for, &mut done));
         ok(mp_request_free(&mut nothing_to_wait_for));
@@ -233,23 +255,26 @@ fn layouts_are_those_of_the_first_release() {
     assert_eq!((offset_of!(mp_statistics_t, plan_cache_shape_hits), offset_of!(mp_statistics_t, graph_launches)), (56, 64));
     assert_eq!((size_of::<mp_statistics_t>(), offset_of!(mp_statistics_t, graph_entries)), (128, 120));
     assert_eq!((size_of::<mp_device_statistics_t>(), offset_of!(mp_device_statistics_t, streams)), (32, 24));
+    assert_eq!((size_of::<mp_signal_t>(), offset_of!(mp_signal_t, value)), (16, 8));
+    assert_eq!((size_of::<mp_memory_handle_t>(), align_of::<mp_memory_handle_t>()), (128, 1));
     assert_eq!((size_of::<mp_error_info_t>(), offset_of!(mp_error_info_t, message)), (40, 32));
 }
 
 #[test]
 fn statuses_have_their_names_and_numbers_for_good() {
-    let names: Vec<String> = (0..=15)
+    let names: Vec<String> = (0..=17)
         // SAFETY: static texts.
         .map(|status| unsafe { CStr::from_ptr(mp_status_string(status)) }.to_string_lossy().into_owned())
         .collect();
     let expected = "MP_SUCCESS MP_ERROR_INVALID_ARGUMENT MP_ERROR_INVALID_HANDLE MP_ERROR_INVALID_DEVICE MP_ERROR_INVALID_POINTER \
                     MP_ERROR_OVERLAP MP_ERROR_NO_ROUTE MP_ERROR_OUT_OF_MEMORY MP_ERROR_NOT_SUPPORTED MP_ERROR_NO_DRIVER MP_ERROR_DRIVER \
-                    MP_ERROR_TOPOLOGY MP_ERROR_ENVIRONMENT MP_ERROR_VERSION_MISMATCH MP_ERROR_DATA_CORRUPTION MP_ERROR_INTERNAL";
+                    MP_ERROR_TOPOLOGY MP_ERROR_ENVIRONMENT MP_ERROR_VERSION_MISMATCH MP_ERROR_DATA_CORRUPTION MP_ERROR_INTERNAL \
+                    MP_ERROR_PEER_GONE MP_ERROR_TIMEOUT";
     assert_eq!(names.join(" "), expected);
     for (number, name) in names.iter().enumerate() {
         assert!(HEADER.contains(&format!("    {name} = {number},")), "{name}");
     }
-    for other in [-1, 16, i32::MIN, i32::MAX] {
+    for other in [-1, 18, i32::MIN, i32::MAX] {
         // SAFETY: a static text.
         assert_eq!(unsafe { CStr::from_ptr(mp_status_string(other)) }, c"unknown status");
     }
@@ -294,6 +319,7 @@ fn unknown_devices_are_refused() {
             assert!(message.starts_with(&format!("device {device} does not exist: this context has GPUs 0 to 3")), "{message}");
             refused(mp_stream_create(node.context, device, &mut stream), MP_ERROR_INVALID_DEVICE);
             refused(mp_context_device_statistics(node.context, device, &mut held), MP_ERROR_INVALID_DEVICE);
+            refused(mp_device_uuid(node.context, device, [0_u8; 16].as_mut_ptr()), MP_ERROR_INVALID_DEVICE);
         }
         assert_eq!((memory.addr(), stream.addr(), held.streams), (poison::<u8>().addr(), poison::<u8>().addr(), 0));
         assert_eq!(last_argument().as_deref(), Some("device"));

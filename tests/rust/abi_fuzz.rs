@@ -27,6 +27,8 @@ struct World {
     memory: BTreeMap<usize, (mp_context_t, i32, Vec<u8>)>,
     /// Addresses that were freed.
     freed: Vec<usize>,
+    /// Handles of memory that lived when they were made, and where that is.
+    exported: Vec<(mp_memory_handle_t, usize)>,
     /// Ordinary host memory, with bytes on both sides that no transfer may name.
     own: Vec<u8>,
     own_expected: Vec<u8>,
@@ -60,6 +62,7 @@ impl World {
             events: Vec::new(),
             memory: BTreeMap::new(),
             freed: Vec::new(),
+            exported: Vec::new(),
             own_expected: own.clone(),
             own,
         }
@@ -135,7 +138,7 @@ impl World {
         let context = self.context(n[0]);
         // SAFETY: pointers are NULL, or valid for the call; ranges are the library's to check, host ranges are real.
         unsafe {
-            match which % 24 {
+            match which % 27 {
                 0 => self.create_context(n),
                 1 if n[1].is_multiple_of(8) => self.destroy_context(context),
                 2..=4 => self.alloc(context, n),
@@ -189,6 +192,9 @@ impl World {
                     };
                 }
                 20 => self.describe(context, n),
+                24 => self.export(context, n),
+                25 => self.import(context, n),
+                26 => self.signal(context, n),
                 21 => {
                     // Any size: the struct has room for the largest that is looked at.
                     let mut room = [0_u64; 512];
@@ -345,6 +351,65 @@ impl World {
         ok(unsafe { mp_wait(&mut waiting) });
         self.requests.push(request);
         self.expect(&transfers);
+    }
+
+    unsafe fn export(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let addresses: Vec<usize> = self.memory.keys().chain(&self.freed).copied().collect();
+        let (base, offset) = (pick(&addresses, n[1], 0x1000), usize::from(n[2]) % 64);
+        let bytes = if n[3].is_multiple_of(4) { odd_number(n[4]) } else { u64::from(n[4]) % 4096 };
+        let mut handle = mp_memory_handle_t { bytes: [GUARD; 128] };
+        // SAFETY: the output is valid for the call; the range is the library's to check.
+        let status = unsafe { mp_memory_export(context, std::ptr::without_provenance_mut(base + offset), bytes, &mut handle) };
+        // A freed address may lie in the middle of a later, larger allocation.
+        let address = base + offset;
+        let live = self.memory.range(..=address).next_back().is_some_and(|(first, (owner, _, held))| {
+            let left = held.len().saturating_sub(address - first);
+            *owner == context && bytes > 0 && bytes <= left as u64
+        });
+        assert_eq!(status == MP_SUCCESS, live, "{status:?}");
+        assert!(live || handle.bytes == [GUARD; 128], "an output was written");
+        if live {
+            self.exported.push((handle, address));
+        }
+    }
+
+    /// Imports handles of this process, true, damaged and made up, and closes them again.
+    unsafe fn import(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let made_up = (mp_memory_handle_t { bytes: [n[2] as u8; 128] }, 0);
+        let (mut handle, address) = pick(&self.exported, n[1], made_up);
+        let damaged = n[3].is_multiple_of(4);
+        if damaged {
+            handle.bytes[usize::from(n[4]) % 128] ^= 1 << (n[5] % 8);
+        }
+        let (mut pointer, mut device, mut bytes) = (poison(), 77, 77);
+        // SAFETY: all pointers are valid for the calls.
+        unsafe {
+            let status = mp_memory_import(context, &handle, &mut pointer, &mut device, &mut bytes);
+            if status != MP_SUCCESS {
+                assert_eq!((pointer, device, bytes), (poison(), 77, 77), "an output was written");
+                return;
+            }
+            assert!(!damaged && pointer.addr() == address, "a handle was taken for another");
+            // Not before it was imported, nor twice; at another address never.
+            assert_eq!(mp_memory_close(context, pointer.cast::<u8>().wrapping_add(4096 * 64).cast()), MP_ERROR_INVALID_POINTER);
+            ok(mp_memory_close(context, pointer));
+            assert_eq!(mp_memory_close(context, pointer), MP_ERROR_INVALID_POINTER);
+        }
+    }
+
+    /// Looks at counters, once. A stream that waits for one that nobody raises would wait for ever, so none does.
+    unsafe fn signal(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let addresses: Vec<usize> = self.memory.keys().chain(&self.freed).copied().collect();
+        let counter = std::ptr::without_provenance_mut::<u64>(pick(&addresses, n[1], 8) + usize::from(n[2]) % 64);
+        let signals = [mp_signal_t { counter, value: odd_number(n[3]) }];
+        let seconds = [0.0, -1.0, f64::NAN, f64::NEG_INFINITY][usize::from(n[4]) % 4];
+        // SAFETY: the list is valid for the calls; the address is the library's to check.
+        unsafe {
+            mp_signal_wait(context, counter, odd_number(n[3]), seconds);
+            mp_stream_wait_signals(context, handle(&self.streams, n[5]), signals.as_ptr(), 0);
+            mp_stream_raise_signals(context, poison(), signals.as_ptr(), 1);
+            mp_stream_wait_signals(context, poison(), null(), usize::from(n[6]));
+        }
     }
 
     unsafe fn describe(&self, context: mp_context_t, n: [u16; 8]) {

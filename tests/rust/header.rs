@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 10] = ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe"];
+const SOURCES: [&str; 11] = ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

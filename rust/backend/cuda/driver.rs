@@ -169,6 +169,23 @@ driver_functions! {
         cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
             CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
+        // CUDA 11.7.
+        cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
+        // Not every platform has these: not those without a file system of their own, say.
+        cuIpcGetMemHandle = "cuIpcGetMemHandle" (*mut sys::CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenMemHandle = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle = "cuIpcCloseMemHandle" (CUdeviceptr);
+        cuMemRetainAllocationHandle = "cuMemRetainAllocationHandle" (*mut sys::CUmemGenericAllocationHandle, *mut c_void);
+        cuMemExportToShareableHandle = "cuMemExportToShareableHandle" (
+            *mut c_void, sys::CUmemGenericAllocationHandle, c_uint, c_ulonglong
+        );
+        cuMemImportFromShareableHandle = "cuMemImportFromShareableHandle" (*mut sys::CUmemGenericAllocationHandle, *mut c_void, c_uint);
+        cuMemAddressReserve = "cuMemAddressReserve" (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        cuMemAddressFree = "cuMemAddressFree" (CUdeviceptr, usize);
+        cuMemMap = "cuMemMap" (CUdeviceptr, usize, usize, sys::CUmemGenericAllocationHandle, c_ulonglong);
+        cuMemUnmap = "cuMemUnmap" (CUdeviceptr, usize);
+        cuMemSetAccess = "cuMemSetAccess" (CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
+        cuMemRelease = "cuMemRelease" (sys::CUmemGenericAllocationHandle);
         // CUDA 13.0. That of CUDA 12.8 has one argument more and is not used.
         cuMemcpyBatchAsync = "cuMemcpyBatchAsync_v2" (
             *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream
@@ -189,6 +206,17 @@ macro_rules! call {
     };
 }
 pub(super) use call;
+
+/// The same for a function that a driver may lack.
+macro_rules! call_optional {
+    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $driver.$function {
+            Some(function) => $driver.check(stringify!($function), function($($argument),*)),
+            None => Err($driver.lacks(stringify!($function))),
+        }
+    };
+}
+pub(super) use call_optional;
 
 impl Driver {
     fn load() -> Result<Driver, BackendError> {
@@ -248,6 +276,17 @@ impl Driver {
     /// What the driver says of a call's result.
     pub fn check(&self, what: &'static str, code: Code) -> Result<(), BackendError> {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
+    }
+
+    /// A function that this driver does not have.
+    #[cold]
+    pub fn lacks(&self, what: &str) -> BackendError {
+        let version = self.version();
+        BackendError::NotSupported(format!(
+            "the driver, of CUDA {}.{}, has no {what}: install a newer one",
+            version / 1000,
+            version % 1000 / 10
+        ))
     }
 
     /// The error that `what` has returned.

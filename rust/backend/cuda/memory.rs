@@ -12,10 +12,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Host memory from this size on is in pages of our own, spread over the sockets; smaller is the driver's. Smaller buffers go over one
-/// PCIe link, which one socket's memory feeds (plans take several links from 4 MiB on, docs/performance.md), and have at most one huge
-/// page, while each needs a mapping and a registration of its own.
-const SPREAD_FROM: usize = 4 << 20;
+/// Host memory from this size on is in pages of our own, spread over the sockets; smaller is a range of a memory file, which other
+/// processes can map. Memory files have ordinary pages on one socket. That costs smaller buffers nothing: they go over one PCIe link,
+/// which one socket's memory feeds (plans take several links from 4 MiB on, docs/performance.md), and have at most one huge page.
+pub(super) const SPREAD_FROM: usize = 4 << 20;
 
 /// Every GPU of the process reads and writes the memory directly, not only the one whose context is current. The same bit for
 /// `cuMemHostAlloc` and `cuMemHostRegister`.
@@ -32,14 +32,14 @@ pub(super) struct Owned {
     bytes: u64,
     /// The GPU whose context it was made in.
     gpu: usize,
-    /// Of host memory, because not every driver numbers registered memory.
+    /// Of host memory, because not every driver numbers registered memory. From [`own_id`].
     id: u64,
-    /// Host memory in pages of our own, registered with the driver.
+    /// Host memory in pages of our own, registered with the driver. Memory files are held by `share`.
     pages: Option<HostPages>,
 }
 
 /// A number that the driver, which counts up from 1, does not come to.
-fn own_id() -> u64 {
+pub(super) fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -82,6 +82,13 @@ impl Core {
         let size = usize::try_from(bytes.max(1)).map_err(|_| out_of_memory())?;
         // Host memory is pinned in the context of some GPU, and portable.
         let gpu = if device.is_host() { self.any_used() } else { device.0 as usize };
+        if device.is_host()
+            && size < SPREAD_FROM
+            && let Some((address, id)) = self.allocate_shareable(device, size as u64)?
+        {
+            lock(&self.memory).insert(address, Owned { device, bytes: size as u64, gpu, id, pages: None });
+            return Ok(address);
+        }
         let primary = self.primary(gpu)?;
         let _outside = OutsideCapture::enter(driver);
         let _current = primary.enter()?;
@@ -133,6 +140,9 @@ impl Core {
 
     pub fn free(&self, address: u64) -> Result<(), BackendError> {
         let Owned { device, gpu, pages, .. } = lock(&self.memory).remove(&address).ok_or(BackendError::InvalidPointer(address))?;
+        if self.release_held(address)? {
+            return Ok(());
+        }
         let primary = self.primary(gpu)?;
         let _outside = OutsideCapture::enter(self.driver);
         let _current = primary.enter()?;
@@ -153,7 +163,15 @@ impl Core {
         lock(&self.memory).values().filter(|owned| owned.device == device).map(|owned| owned.bytes).sum()
     }
 
+    /// The size of the host memory of `allocate` that starts at an address.
+    pub fn own_host_bytes(&self, base: u64) -> Option<u64> {
+        lock(&self.memory).get(&base).filter(|owned| owned.device.is_host()).map(|owned| owned.bytes)
+    }
+
     pub fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
+        if let Some(allocation) = self.sharing.locate(address) {
+            return Ok(Some(allocation));
+        }
         let attributes = self.attributes(address)?;
         if attributes.managed != 0 {
             return Err(BackendError::NotSupported(format!(

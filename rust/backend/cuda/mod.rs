@@ -32,6 +32,8 @@ mod memory;
 mod nodes;
 #[cfg(test)]
 mod refusals;
+mod share;
+mod signal;
 mod timing;
 mod verify;
 
@@ -40,7 +42,8 @@ pub use self::identity::identity;
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
-use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, StreamHandle};
+use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, Signal, StreamHandle};
+use crate::share::Shared;
 use crate::topology::DeviceId;
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
@@ -77,6 +80,7 @@ pub(in crate::backend::cuda) struct Core {
     verification: Mutex<Option<verify::Blocks>>,
     reached: Mutex<Reached>,
     graphs: graph::Graphs,
+    sharing: share::Sharing,
 }
 
 impl CudaBackend {
@@ -123,6 +127,7 @@ impl CudaBackend {
             verification: Mutex::default(),
             reached: Mutex::default(),
             graphs: graph::Graphs::default(),
+            sharing: share::Sharing::default(),
         })))
     }
 
@@ -283,6 +288,7 @@ impl Drop for Core {
         self.release_verification();
         self.release_graphs();
         self.events.release(self);
+        self.release_all_held();
         let left: Vec<u64> = lock(&self.memory).keys().copied().collect();
         for address in left {
             let _ = self.free(address);
@@ -312,8 +318,9 @@ impl Backend for CudaBackend {
         identity()
     }
 
-    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: from 4 MiB on in huge pages, on
-    /// the NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count as 1.
+    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: below 4 MiB in a memory file, which
+    /// can be shared; from 4 MiB on in huge pages, on the NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count
+    /// as 1.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.0.allocate(device, bytes)
     }
@@ -350,6 +357,8 @@ impl Backend for CudaBackend {
         core.count_destroyed(|destroyed| {
             destroyed.insert(stream.0);
         });
+        // A stream that gets the same handle later has not waited for anything in vain.
+        drop(core.sharing.failure(stream));
         core.primary(gpu)?.retire_stream(stream.0);
         Ok(())
     }
@@ -360,7 +369,8 @@ impl Backend for CudaBackend {
 
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         // SAFETY: the caller's stream.
-        self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.driver, cuStreamSynchronize(raw)) })
+        self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.driver, cuStreamSynchronize(raw)) })?;
+        self.0.sharing.failure(stream).map_or(Ok(()), Err)
     }
 
     /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
@@ -422,6 +432,44 @@ impl Backend for CudaBackend {
 
     fn graph_statistics(&self) -> GraphStatistics {
         self.0.graph_statistics()
+    }
+
+    /// Of a GPU its UUID.
+    fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
+        self.0.device_uuid(device)
+    }
+
+    fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        self.0.share(allocation)
+    }
+
+    fn adopt(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        self.0.adopt(&shared, allocation)
+    }
+
+    fn disown(&self, base: u64) -> Result<(), BackendError> {
+        if self.0.release_held(base)? { Ok(()) } else { Err(BackendError::InvalidPointer(base)) }
+    }
+
+    /// Counters lie in host memory of `mp_alloc` that can be shared, of this process or an importing one.
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        self.0.wait_signals(stream, signals)
+    }
+
+    fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        self.0.raise_signals(stream, signals)
+    }
+
+    fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        self.0.sharing.read_signal(counter)
+    }
+
+    fn abandon(&self, allocation: &Allocation, why: &str) {
+        self.0.sharing.abandon(allocation, why);
+    }
+
+    fn abandoned(&self, counter: u64) -> Option<String> {
+        self.0.sharing.abandoned(counter)
     }
 }
 

@@ -184,13 +184,13 @@ fn a_driver_without_gpus_is_no_driver() {
 }
 
 #[test]
-fn large_host_memory_is_registered_and_small_is_the_drivers() {
+fn large_host_memory_is_in_pages_of_our_own_and_small_in_a_memory_file() {
     double::start(1, true);
     let backend = backend(double::driver());
     let bytes = (9 << 20) + 1_u64;
     let large = backend.allocate(HOST1, bytes).expect("memory");
     let small = backend.allocate(DeviceId::HOST, 4096).expect("memory");
-    assert_eq!((calls("cuMemHostRegister"), calls("cuMemHostAlloc")), (1, 1));
+    assert_eq!((calls("cuMemHostRegister"), calls("cuMemHostAlloc")), (2, 0));
     // The driver tells neither range nor number of registered memory.
     let found = backend.locate(large + bytes - 1).expect("an answer").expect("known");
     assert_eq!((found.base, found.bytes, found.device, found.kind), (large, bytes, HOST1, MemoryKind::Pinned));
@@ -207,8 +207,36 @@ fn large_host_memory_is_registered_and_small_is_the_drivers() {
     assert!(id != found.id && id != other.id && other.id != found.id);
     // What is left goes with the backend, in the driver and in the system.
     drop(backend);
-    assert_eq!((calls("cuMemHostUnregister"), calls("cuMemFreeHost")), (2, 1));
+    assert_eq!((calls("cuMemHostUnregister"), calls("cuMemFreeHost")), (3, 0));
     assert_eq!(node(|node| node.memory.len()), 0);
+}
+
+#[test]
+fn host_memory_is_shared_below_4_mib_and_refused_with_the_remedy_from_there_on() {
+    const LIMIT: u64 = 4 << 20;
+    double::start(1, true);
+    let backend = backend(double::driver());
+    let share = |bytes| {
+        let address = backend.allocate(DeviceId::HOST, bytes).expect("memory");
+        (address, backend.share(&backend.locate(address).expect("an answer").expect("known")))
+    };
+    for bytes in [8, 4096, LIMIT - 1] {
+        let (counter, shared) = share(bytes);
+        assert!(shared.is_ok_and(|shared| shared.descriptor.is_some()), "{bytes}");
+        assert_eq!(backend.read_signal(counter).expect("a place for signals"), 0);
+    }
+    for bytes in [LIMIT, LIMIT + 1] {
+        let (counter, refused) = share(bytes);
+        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("below 4 MiB")), "{refused:?}");
+        let refused = backend.read_signal(counter);
+        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("less than 4 MiB")), "{refused:?}");
+    }
+    // What the driver would not pin is the driver's own memory, and says so.
+    refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
+    let (address, refused) = share(64);
+    assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("memory file")), "{refused:?}");
+    backend.free(address).expect("freed");
+    assert_eq!((calls("cuMemHostAlloc"), calls("cuMemFreeHost")), (1, 1));
 }
 
 #[test]
@@ -257,6 +285,7 @@ fn a_failing_allocation_names_device_and_size_and_leaves_the_context_usable() {
     for device in [GPU1, DeviceId::HOST] {
         refused(context.allocate(device, 1 << 50), device, 1 << 50);
     }
+    refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
     refuse("cuMemHostAlloc", code::OUT_OF_MEMORY);
     refused(context.allocate(DeviceId::HOST, 64), DeviceId::HOST, 64);
     // An error that is none of memory keeps its name.

@@ -1,79 +1,196 @@
-//! Memory of the virtual devices: host memory with an owner.
+//! Memory of the virtual devices: host memory with an owner, which other processes can map.
 
 use super::sync::held;
-use crate::backend::{Allocation, BackendError, MemoryKind};
+use crate::backend::{Allocation, BackendError, MemoryKind, Signal};
+use crate::share::segment::{Mapping, Pool, Private, Region};
+use crate::share::{PAYLOAD_BYTES, Shared, signal};
 use crate::topology::DeviceId;
-use std::alloc::{Layout, alloc, dealloc};
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A page: what `cudaMalloc` guarantees (256 bytes) and more, so that devices share no page.
-const ALIGNMENT: usize = 4096;
-
 /// Allocation ids are unique in the process, over all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// A range of a memory file: the one way in which this backend shares memory.
+const MEMORY_FILE: u32 = 1;
 
 /// Every allocation that has not been freed, by its first address. Frees what is left when dropped.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    allocations: RwLock<BTreeMap<u64, Allocation>>,
+    pool: Pool,
+    entries: RwLock<BTreeMap<u64, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    allocation: Allocation,
+    pages: Pages,
+    /// Why counters in it may never be raised, if that is so.
+    abandoned: Option<Box<str>>,
+}
+
+/// Where an allocation's pages come from.
+#[derive(Debug)]
+enum Pages {
+    /// This context's own.
+    Own(Region),
+    /// The same, where the system gives no memory file.
+    Private(#[allow(dead_code, reason = "unmapped when dropped")] Private, Errno),
+    /// Another process's.
+    Mapped(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
+    /// Another context's, of this process.
+    Borrowed,
+}
+
+impl Pages {
+    fn is_own(&self) -> bool {
+        matches!(self, Pages::Own(_) | Pages::Private(..))
+    }
 }
 
 impl Memory {
-    /// Uninitialised memory of `device`. A request of 0 bytes gets 1, so that every allocation has an address of its own.
+    /// Zeroed memory of `device`, aligned to a page, so that devices share none. A request of 0 bytes gets 1, so that every allocation
+    /// has an address of its own.
     pub(super) fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
-        let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
-        let layout = layout(bytes.max(1)).ok_or_else(out_of_memory)?;
-        // SAFETY: the layout's size is not zero.
-        let base = unsafe { alloc(layout) };
-        if base.is_null() {
-            return Err(out_of_memory());
-        }
-        let base = base.expose_provenance() as u64;
+        let out_of_memory = |_| BackendError::OutOfMemory { device: device.0, bytes };
+        let pages = match self.pool.allocate(bytes) {
+            Ok(region) => Pages::Own(region),
+            Err(Errno::NOMEM | Errno::OVERFLOW) => return Err(out_of_memory(Errno::NOMEM)),
+            // No memory files (a sandbox), no descriptor left, or `ulimit -f`: whoever does not share needs none of them.
+            Err(reason) => Pages::Private(Private::new(bytes).map_err(out_of_memory)?, reason),
+        };
+        let base = match &pages {
+            Pages::Own(region) => region.base(),
+            Pages::Private(private, _) => private.base(),
+            Pages::Mapped(_) | Pages::Borrowed => 0,
+        };
         let kind = if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
+        Ok(self.insert(Allocation { id: 0, base, bytes: bytes.max(1), device, kind }, pages))
+    }
+
+    fn insert(&self, allocation: Allocation, pages: Pages) -> u64 {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        held(self.allocations.write()).insert(base, Allocation { id, base, bytes: bytes.max(1), device, kind });
-        Ok(base)
+        held(self.entries.write()).insert(allocation.base, Entry { allocation: Allocation { id, ..allocation }, pages, abandoned: None });
+        allocation.base
     }
 
     /// Gives back what [`Memory::allocate`] has returned.
     pub(super) fn free(&self, address: u64) -> Result<(), BackendError> {
-        let allocation = held(self.allocations.write()).remove(&address).ok_or(BackendError::InvalidPointer(address))?;
-        release(&allocation);
+        self.remove(address, Pages::is_own)
+    }
+
+    fn remove(&self, base: u64, belongs: impl FnOnce(&Pages) -> bool) -> Result<(), BackendError> {
+        let mut entries = held(self.entries.write());
+        if !entries.get(&base).is_some_and(|entry| belongs(&entry.pages)) {
+            return Err(BackendError::InvalidPointer(base));
+        }
+        let removed = entries.remove(&base);
+        // Unmapping takes its time, and others need not wait for it.
+        drop(entries);
+        drop(removed);
         Ok(())
     }
 
     /// The allocation that `address` lies in.
     pub(super) fn locate(&self, address: u64) -> Option<Allocation> {
-        let allocations = held(self.allocations.read());
-        let (_, allocation) = allocations.range(..=address).next_back()?;
-        (address - allocation.base < allocation.bytes).then_some(*allocation)
+        self.at(address, |entry| entry.allocation)
     }
 
     /// Bytes allocated on `device` at the moment.
     pub(super) fn allocated_bytes(&self, device: DeviceId) -> u64 {
-        held(self.allocations.read()).values().filter(|a| a.device == device).map(|a| a.bytes).sum()
+        let entries = held(self.entries.read());
+        entries.values().filter(|entry| entry.allocation.device == device && entry.pages.is_own()).map(|entry| entry.allocation.bytes).sum()
     }
-}
 
-impl Drop for Memory {
-    fn drop(&mut self) {
-        for allocation in held(self.allocations.get_mut()).values() {
-            release(allocation);
+    /// Calls `look` with an entry and the address in it, which cannot be freed meanwhile.
+    fn at<T>(&self, address: u64, look: impl FnOnce(&Entry) -> T) -> Option<T> {
+        let entries = held(self.entries.read());
+        let (_, entry) = entries.range(..=address).next_back()?;
+        (address - entry.allocation.base < entry.allocation.bytes).then(|| look(entry))
+    }
+
+    /// What the counter at an address stands at.
+    pub(super) fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        // SAFETY: the engine has checked alignment and range, and the entry keeps the pages mapped.
+        self.at(counter, |_| unsafe { signal::load(counter) }).ok_or(BackendError::InvalidPointer(counter))
+    }
+
+    /// Whether a signal is reached; [`BackendError::PeerGone`] when it may never be.
+    pub(super) fn is_reached(&self, wanted: &Signal) -> Result<bool, BackendError> {
+        if signal::reached(self.read_signal(wanted.counter)?, wanted.value) {
+            return Ok(true);
+        }
+        let Some(why) = self.abandoned(wanted.counter) else { return Ok(false) };
+        // It may have raised it before it ended.
+        let now = self.read_signal(wanted.counter)?;
+        if signal::reached(now, wanted.value) {
+            return Ok(true);
+        }
+        let (counter, value) = (wanted.counter, wanted.value);
+        Err(BackendError::PeerGone(format!("the signal at {counter:#x} stands at {now} and was waited for to reach {value}: {why}")))
+    }
+
+    /// Counters in this allocation may never be raised.
+    pub(super) fn abandon(&self, allocation: &Allocation, why: &str) {
+        let mut entries = held(self.entries.write());
+        if let Some(entry) = entries.get_mut(&allocation.base).filter(|entry| entry.allocation.id == allocation.id) {
+            entry.abandoned = Some(why.into());
         }
     }
+
+    /// Why the counter at an address may never be raised.
+    pub(super) fn abandoned(&self, counter: u64) -> Option<String> {
+        self.at(counter, |entry| entry.abandoned.as_ref().map(|why| why.to_string())).flatten()
+    }
+
+    /// What another process needs to map an allocation.
+    pub(super) fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        let entries = held(self.entries.read());
+        let entry = entries.get(&allocation.base).filter(|entry| entry.allocation.id == allocation.id);
+        match entry.ok_or(BackendError::InvalidPointer(allocation.base))?.pages {
+            Pages::Own(ref region) => {
+                let (file, offset) = region.file().map_err(refused("duplicating the descriptor of a memory file"))?;
+                Ok(Shared { form: MEMORY_FILE, descriptor: Some(file), offset, payload: [0; PAYLOAD_BYTES] })
+            }
+            Pages::Private(_, reason) => Err(BackendError::NotSupported(format!(
+                "{:#x} cannot be shared, because the system gave no memory file when it was allocated ({reason}); allow memfd_create, and \
+                 look at ulimit -n and ulimit -f",
+                allocation.base
+            ))),
+            Pages::Mapped(_) | Pages::Borrowed => {
+                Err(BackendError::NotSupported(format!("{:#x} is shared already; export it where it was allocated", allocation.base)))
+            }
+        }
+    }
+
+    /// Maps what another process has shared.
+    pub(super) fn adopt(&self, shared: &Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        let (base, pages) = match (shared.form, &shared.descriptor) {
+            (Shared::SAME_PROCESS, _) => (shared.offset, Pages::Borrowed),
+            (MEMORY_FILE, Some(file)) => {
+                let mapping = Mapping::new(file, shared.offset, allocation.bytes).map_err(refused("mapping memory of another process"))?;
+                (mapping.base(), Pages::Mapped(mapping))
+            }
+            (form, _) => {
+                return Err(BackendError::NotSupported(format!("memory is shared in form {form}, which this version does not know")));
+            }
+        };
+        Ok(self.insert(Allocation { base, ..*allocation }, pages))
+    }
+
+    /// Unmaps what [`Memory::adopt`] has returned.
+    pub(super) fn disown(&self, base: u64) -> Result<(), BackendError> {
+        self.remove(base, |pages| !pages.is_own())
+    }
 }
 
-/// `None` for more than the address space holds.
-fn layout(bytes: u64) -> Option<Layout> {
-    Layout::from_size_align(usize::try_from(bytes).ok()?, ALIGNMENT).ok()
-}
-
-/// Frees an allocation that has just left the registry.
-fn release(allocation: &Allocation) {
-    if let Some(layout) = layout(allocation.bytes) {
-        // SAFETY: the address came from `alloc` with this layout, and its only registry entry is gone.
-        unsafe { dealloc(std::ptr::with_exposed_provenance_mut(allocation.base as usize), layout) }
+/// What the system said to `what`.
+fn refused(what: &'static str) -> impl Fn(Errno) -> BackendError {
+    move |errno| BackendError::Driver {
+        what: what.into(),
+        reason: std::io::Error::from(errno).to_string(),
+        code: i64::from(errno.raw_os_error()),
     }
 }

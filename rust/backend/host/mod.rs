@@ -5,7 +5,8 @@
 //! are like CUDA's non-blocking ones: they don't order with the default stream, which is one more stream of the context.
 //!
 //! Enqueued work is a graph of nodes that count their unfinished predecessors; a queue with a bounded number of
-//! threads runs what is ready. Host functions may block, so each stream that has any runs them on a thread of its own. Threads
+//! threads runs what is ready. Waits for signals, which other processes raise, are watched by one thread, so that a stream that waits
+//! takes none from the others. Host functions may block, so each stream that has any runs them on a thread of its own. Threads
 //! start when they are first needed.
 //!
 //! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its
@@ -29,11 +30,12 @@ use self::chain::Chain;
 use self::memory::Memory;
 use self::node::Node;
 use self::queue::Queue;
-use self::run::{HostWork, Run};
+use self::run::{Failure, HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
 use self::sync::{Mutex, held, lock};
 use self::times::Times;
-use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, Identity, StreamHandle};
+use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, Identity, Signal, StreamHandle};
+use crate::share::Shared;
 use crate::topology::DeviceId;
 use crate::topology::probe::Gpu;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
@@ -53,9 +55,11 @@ const MOST_THREADS: usize = 16;
 pub struct HostBackend {
     gpus: u32,
     hosts: u32,
-    memory: Memory,
+    memory: Arc<Memory>,
     /// Runs the steps of executions.
     queue: Arc<Queue<HostWork>>,
+    /// Watches the counters that streams wait for.
+    waits: Arc<Queue<HostWork>>,
     default_stream: Stream,
     streams: RwLock<SlotMap<DefaultKey, Stream>>,
     /// Destroyed streams that may still have work.
@@ -71,6 +75,8 @@ struct Stream {
     chain: Chain<HostWork>,
     /// Serves the host functions, if there have been any.
     functions: OnceLock<Arc<Queue<HostWork>>>,
+    /// What it has waited for in vain.
+    failure: Arc<Failure>,
 }
 
 impl HostBackend {
@@ -80,8 +86,9 @@ impl HostBackend {
         HostBackend {
             gpus,
             hosts,
-            memory: Memory::default(),
+            memory: Arc::default(),
             queue: Queue::new("mpgpu-copy", threads),
+            waits: Queue::watching("mpgpu-signal"),
             default_stream: Stream::new(None),
             streams: RwLock::default(),
             retired: Mutex::new(Vec::new()),
@@ -145,7 +152,7 @@ impl HostBackend {
 
 impl Stream {
     fn new(device: Option<DeviceId>) -> Self {
-        Stream { device, chain: Chain::new(), functions: OnceLock::new() }
+        Stream { device, chain: Chain::new(), functions: OnceLock::new(), failure: Arc::new(Failure::default()) }
     }
 
     /// Ends the thread of a stream whose work has finished.
@@ -182,7 +189,7 @@ impl Backend for HostBackend {
         Ok(Identity { driver: "none".into(), gpus: (0..self.gpus).map(gpu).collect() })
     }
 
-    /// Aligned to 4096 bytes and not initialised. 0 bytes count as 1, so that every allocation has an address of its own.
+    /// Aligned to 4096 bytes. 0 bytes count as 1, so that every allocation has an address of its own.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.check_device(device)?;
         self.memory.allocate(device, bytes)
@@ -217,11 +224,13 @@ impl Backend for HostBackend {
         held(self.streams.read()).values().filter(|stream| stream.device == Some(device)).count() as u64
     }
 
+    /// Reports the first wait for signals that was in vain, once.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
-        if let Some(tail) = self.with_stream(stream, |stream| Ok(stream.chain.tail()))? {
+        let (tail, failure) = self.with_stream(stream, |stream| Ok((stream.chain.tail(), Arc::clone(&stream.failure))))?;
+        if let Some(tail) = tail {
             tail.wait_finished();
         }
-        Ok(())
+        lock(&failure).take().map_or(Ok(()), Err)
     }
 
     fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
@@ -285,6 +294,49 @@ impl Backend for HostBackend {
         tails.iter().for_each(|tail| tail.wait_finished());
         Ok(())
     }
+
+    fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        self.memory.share(allocation)
+    }
+
+    fn adopt(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        self.memory.adopt(&shared, allocation)
+    }
+
+    fn disown(&self, base: u64) -> Result<(), BackendError> {
+        self.memory.disown(base)
+    }
+
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        self.waits.start()?;
+        self.queue.start()?;
+        self.with_stream(stream, |stream| {
+            let (memory, failure) = (Arc::clone(&self.memory), Arc::clone(&stream.failure));
+            let wait = Wait { signals: Signals::from_slice(signals), memory, failure };
+            stream.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
+            Ok(())
+        })
+    }
+
+    fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        self.queue.start()?;
+        self.with_stream(stream, |stream| {
+            stream.chain.append(&Node::new(HostWork::Raise(Signals::from_slice(signals)), &self.queue));
+            Ok(())
+        })
+    }
+
+    fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        self.memory.read_signal(counter)
+    }
+
+    fn abandon(&self, allocation: &Allocation, why: &str) {
+        self.memory.abandon(allocation, why);
+    }
+
+    fn abandoned(&self, counter: u64) -> Option<String> {
+        self.memory.abandoned(counter)
+    }
 }
 
 impl Drop for HostBackend {
@@ -294,6 +346,7 @@ impl Drop for HostBackend {
         self.default_stream.end();
         held(self.streams.get_mut()).values().for_each(Stream::end);
         lock(&self.retired).iter().for_each(Stream::end);
+        join(&self.waits);
         join(&self.queue);
     }
 }

@@ -11,6 +11,7 @@ use super::chain::Chain;
 use super::node::{Node, Work};
 use super::queue::Queue;
 use super::schedule::Schedule;
+use super::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::backend::{BackendError, CompletionState};
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program};
 use crate::topology::DeviceId;
@@ -330,4 +331,90 @@ fn shuttle_a_closed_queue_runs_what_it_holds() {
         assert!(nodes.iter().all(|node| node.is_done().unwrap()));
         (0..3).for_each(|node| _ = fixture.trace.at(Moment::End(node, 0)));
     });
+}
+
+/// Work that waits for a counter, as a stream that waits for a signal does.
+#[derive(Debug)]
+struct Awaiting {
+    counter: Arc<AtomicU32>,
+    reached: u32,
+    began_at: Arc<AtomicU32>,
+    given_up: Arc<AtomicBool>,
+}
+
+impl Work for Awaiting {
+    fn roots(&self) -> impl Iterator<Item = u32> {
+        std::iter::once(0)
+    }
+
+    fn may_run(&self, _: u32) -> bool {
+        self.counter.load(Ordering::Acquire) >= self.reached || self.given_up.load(Ordering::Acquire)
+    }
+
+    fn run(&self, _: u32) -> Result<(), BackendError> {
+        self.began_at.store(self.counter.load(Ordering::Acquire) + 1, Ordering::Release);
+        if self.counter.load(Ordering::Acquire) < self.reached { Err(BackendError::PeerGone("it has ended".into())) } else { Ok(()) }
+    }
+
+    fn finished(&self, _: u32) -> impl Iterator<Item = u32> {
+        std::iter::empty()
+    }
+
+    fn was_last(&self) -> bool {
+        true
+    }
+
+    fn conclude(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn describe(&self, _: u32) -> String {
+        "a wait".into()
+    }
+}
+
+/// Under random schedules alone: those of the PCT algorithm let a thread that polls starve the others.
+#[test]
+fn shuttle_waits_run_in_any_order_once_their_counters_are_raised_or_given_up() {
+    shuttle::check_random(
+        || {
+            let queue: Arc<Queue<Awaiting>> = Queue::watching("modelled");
+            queue.start().unwrap();
+            let counter = Arc::new(AtomicU32::new(0));
+            let given_up = Arc::new(AtomicBool::new(false));
+            let wait = |reached| {
+                let began_at = Arc::new(AtomicU32::new(0));
+                let awaiting =
+                    Awaiting { counter: Arc::clone(&counter), reached, began_at: Arc::clone(&began_at), given_up: Arc::clone(&given_up) };
+                (Node::new(awaiting, &queue), began_at)
+            };
+            // One stream waits for 2, another for 1, and then for what never comes.
+            let (late, late_at) = wait(2);
+            let (early, early_at) = wait(1);
+            let (never, _) = wait(9);
+            let chain = Chain::new();
+            late.release();
+            chain.append(&early);
+            chain.append(&never);
+            let raiser = {
+                let (counter, given_up) = (Arc::clone(&counter), Arc::clone(&given_up));
+                thread::spawn(move || {
+                    counter.store(1, Ordering::Release);
+                    thread::yield_now();
+                    counter.store(2, Ordering::Release);
+                    given_up.store(true, Ordering::Release);
+                })
+            };
+            late.wait().unwrap();
+            assert!(late_at.load(Ordering::Acquire) > 2, "it did not wait");
+            early.wait().unwrap();
+            assert!(early_at.load(Ordering::Acquire) > 1, "it did not wait");
+            assert!(matches!(never.wait(), Err(BackendError::PeerGone(_))));
+            raiser.join().unwrap();
+            for thread in queue.close() {
+                thread.join().unwrap();
+            }
+        },
+        SCHEDULES,
+    );
 }

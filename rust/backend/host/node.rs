@@ -24,6 +24,11 @@ pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
     /// Runs one step. Called once for each step, after all its predecessors. An error or a panic fails the node: steps that have
     /// not begun are then passed over.
     fn run(&self, step: u32) -> Result<(), BackendError>;
+    /// Whether `step`, whose predecessors have finished, may run. A queue that watches asks until it may; others do not ask.
+    fn may_run(&self, step: u32) -> bool {
+        let _ = step;
+        true
+    }
     /// Notes that `step` has finished. Yields the steps that may run now.
     fn finished(&self, step: u32) -> impl Iterator<Item = u32>;
     /// Called once for each finished step, after [`Work::finished`]; true for the last of all.
@@ -140,6 +145,11 @@ impl<W: Work> Node<W> {
         let any = roots.peek().is_some();
         ready.hand_out(self, roots);
         any
+    }
+
+    /// See [`Work::may_run`].
+    pub(super) fn may_run(&self, step: u32) -> bool {
+        self.work.may_run(step)
     }
 
     /// Runs a step and everything that follows from its end.

@@ -1,7 +1,7 @@
 //! Ready steps and the threads that run them.
 
 use super::node::{Node, Ready, Work};
-use super::sync::{Condvar, Mutex, held, lock, thread};
+use super::sync::{Condvar, Mutex, held, lock, rest, thread};
 use crate::backend::BackendError;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub(super) struct Step<W: Work> {
 pub(super) struct Queue<W: Work> {
     name: String,
     limit: usize,
+    /// Whether its thread asks of each step whether it may run.
+    watches: bool,
     state: Mutex<State<W>>,
     changed: Condvar,
 }
@@ -44,8 +46,18 @@ struct State<W: Work> {
 impl<W: Work> Queue<W> {
     /// A queue without threads. `limit` is 1 or more.
     pub(super) fn new(name: impl Into<String>, limit: usize) -> Arc<Self> {
+        Self::with(name, limit, false)
+    }
+
+    /// A queue whose one thread watches all steps at once and runs each as soon as [`Work::may_run`] says so: for steps that wait for
+    /// what no thread of this process does.
+    pub(super) fn watching(name: impl Into<String>) -> Arc<Self> {
+        Self::with(name, 1, true)
+    }
+
+    fn with(name: impl Into<String>, limit: usize, watches: bool) -> Arc<Self> {
         let state = State { ready: VecDeque::new(), idle: 0, threads: Vec::new(), closed: false };
-        Arc::new(Queue { name: name.into(), limit, state: Mutex::new(state), changed: Condvar::new() })
+        Arc::new(Queue { name: name.into(), limit, watches, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// Starts the first thread. Call it before the first node of this queue is enqueued: later, when a step becomes ready, there
@@ -91,6 +103,9 @@ impl<W: Work> Queue<W> {
     /// What a thread of this queue does from start to end.
     fn serve(self: Arc<Self>) {
         lock(&self.state).idle -= 1;
+        if self.watches {
+            return self.watch();
+        }
         while let Some(first) = self.next() {
             let mut current = Some(first);
             let mut left = STEPS_IN_A_ROW;
@@ -99,6 +114,30 @@ impl<W: Work> Queue<W> {
                 let mut ready = if left > 0 { Ready::keeping_one_of(&self) } else { Ready::keeping_none() };
                 step.node.run(step.index, &mut ready);
                 current = ready.kept();
+            }
+        }
+    }
+
+    /// What the thread of a queue that watches does.
+    fn watch(&self) {
+        let mut watched: Vec<Step<W>> = Vec::new();
+        let mut looks = 0;
+        loop {
+            if watched.is_empty() {
+                let Some(step) = self.next() else { return };
+                watched.push(step);
+                looks = 0;
+            }
+            watched.extend(lock(&self.state).ready.drain(..));
+            let free: Vec<Step<W>> = watched.extract_if(.., |step| step.node.may_run(step.index)).collect();
+            if free.is_empty() {
+                rest(looks);
+                looks = looks.saturating_add(1);
+            } else {
+                looks = 0;
+            }
+            for step in free {
+                step.node.run(step.index, &mut Ready::keeping_none());
             }
         }
     }

@@ -1,12 +1,14 @@
 //! What the nodes of this backend do: run a program, call a host function, or only order.
 
 use super::kernel::{Launch, Segment, copy_segments};
+use super::memory::Memory;
 use super::node::Work;
 use super::schedule::Schedule;
 use super::sync::{Mutex, lock};
 use super::times::Times;
-use crate::backend::{BackendError, Endpoints, OpTimes, address};
+use crate::backend::{BackendError, Endpoints, OpTimes, Signal, address};
 use crate::plan::{Mechanism, Place, Program};
+use crate::share::signal;
 use smallvec::SmallVec;
 use std::fmt;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -23,7 +25,26 @@ pub(super) enum HostWork {
     Function(Mutex<Option<Function>>),
     /// An execution of a program.
     Run(Run),
+    /// Counters to be reached. Its step is handed to the queue that watches.
+    Wait(Wait),
+    /// Counters to be raised.
+    Raise(Signals),
 }
+
+/// Counters and their values.
+pub(super) type Signals = SmallVec<[Signal; 4]>;
+
+/// A wait of a stream for counters.
+#[derive(Debug)]
+pub(super) struct Wait {
+    pub(super) signals: Signals,
+    pub(super) memory: Arc<Memory>,
+    /// Where the stream learns that it was in vain.
+    pub(super) failure: Arc<Failure>,
+}
+
+/// The first wait of a stream that was in vain, until somebody asks.
+pub(super) type Failure = Mutex<Option<BackendError>>;
 
 /// One execution of a program.
 #[derive(Debug)]
@@ -41,7 +62,7 @@ impl Work for HostWork {
     fn roots(&self) -> impl Iterator<Item = u32> {
         let (function, run) = match self {
             HostWork::Join => (None, None),
-            HostWork::Function(_) => (Some(0), None),
+            HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => (Some(0), None),
             HostWork::Run(run) => (None, Some(run.schedule.roots())),
         };
         function.into_iter().chain(run.into_iter().flatten())
@@ -61,13 +82,24 @@ impl Work for HostWork {
                 None => run.copy(step),
                 Some(times) => times.note(step, || run.copy(step)),
             },
+            HostWork::Wait(wait) => wait.conclude()?,
+            // SAFETY: the engine has checked alignment and range, and whoever frees or unmaps the memory waits for this first.
+            HostWork::Raise(signals) => signals.iter().for_each(|raised| unsafe { signal::store(raised.counter, raised.value) }),
         }
         Ok(())
     }
 
+    fn may_run(&self, _: u32) -> bool {
+        match self {
+            // A wait in vain runs too, to say so.
+            HostWork::Wait(wait) => wait.signals.iter().map(|signal| wait.memory.is_reached(signal)).all(|reached| reached.unwrap_or(true)),
+            _ => true,
+        }
+    }
+
     fn finished(&self, step: u32) -> impl Iterator<Item = u32> {
         match self {
-            HostWork::Join | HostWork::Function(_) => None,
+            HostWork::Join | HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => None,
             HostWork::Run(run) => Some(run.schedule.finished(step)),
         }
         .into_iter()
@@ -76,7 +108,7 @@ impl Work for HostWork {
 
     fn was_last(&self) -> bool {
         match self {
-            HostWork::Join | HostWork::Function(_) => true,
+            HostWork::Join | HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => true,
             HostWork::Run(run) => run.schedule.was_last(),
         }
     }
@@ -91,7 +123,7 @@ impl Work for HostWork {
     fn times(&self) -> Option<OpTimes> {
         match self {
             HostWork::Run(run) => run.times.as_ref().map(Times::read),
-            HostWork::Join | HostWork::Function(_) => None,
+            HostWork::Join | HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => None,
         }
     }
 
@@ -100,6 +132,8 @@ impl Work for HostWork {
             HostWork::Join => "a wait".into(),
             HostWork::Function(_) => "a host function".into(),
             HostWork::Run(_) => format!("operation {step} of a program"),
+            HostWork::Wait(_) => "a wait for signals".into(),
+            HostWork::Raise(_) => "raising signals".into(),
         }
     }
 }
@@ -168,6 +202,19 @@ impl fmt::Debug for HostWork {
             HostWork::Join => f.write_str("Join"),
             HostWork::Function(_) => f.write_str("Function"),
             HostWork::Run(run) => run.fmt(f),
+            HostWork::Wait(wait) => wait.fmt(f),
+            HostWork::Raise(signals) => f.debug_tuple("Raise").field(signals).finish(),
         }
+    }
+}
+
+impl Wait {
+    /// Called when every counter is reached, or one may never be.
+    fn conclude(&self) -> Result<(), BackendError> {
+        let in_vain = self.signals.iter().try_for_each(|signal| self.memory.is_reached(signal).map(drop));
+        if let Err(error) = &in_vain {
+            lock(&self.failure).get_or_insert_with(|| error.clone());
+        }
+        in_vain
     }
 }

@@ -20,6 +20,15 @@ pub(super) use std::{
     thread,
 };
 
+#[cfg(not(shuttle))]
+pub(super) use crate::share::signal::rest;
+
+/// Lets the others run: a model has no time to rest.
+#[cfg(shuttle)]
+pub(super) fn rest(_: u32) {
+    thread::yield_now();
+}
+
 use std::sync::{LockResult, PoisonError};
 
 /// Takes what a lock guards, poisoned or not: nothing in this backend can panic while it holds a lock and leave the value

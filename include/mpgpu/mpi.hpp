@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_MPI_HPP
+#define MPGPU_MPI_HPP
+
+/// @file
+/// Memory between the MPI ranks of a node: a header over mpgpu.hpp and MPI, nothing else.
+///
+/// @code
+/// mpgpu::context ctx;
+/// mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                        // the ranks of this node, and their GPUs
+/// mpgpu::buffer<double> ghost(ctx, mpgpu::device::gpu(mine), n);
+/// auto ghosts = node.exchange(mpgpu::device_span<double>(ghost));    // everybody's, mapped here; collective
+/// for (int rank : neighbours) {
+///     if (auto *there = ghosts.of(rank)) {
+///         transfers.push_back(mpgpu::make_transfer(*there, edge));   // on this node: a copy into its memory
+///     } else {
+///         by_mpi.push_back(rank);                                    // elsewhere: MPI, and ghosts.why(rank) says why
+///     }
+/// }
+/// @endcode
+///
+/// Collective functions are called by all ranks of the communicator that the node was made from, in the same order.
+/// They return, or throw, on all ranks alike where they say so: a rank that cannot export is reported to the others and
+/// keeps none of them waiting.
+///
+/// MPI errors are the communicator's error handler's; where that returns, they are thrown as `mpgpu::driver_error` with
+/// MPI's code.
+
+#include <mpgpu/mpgpu.hpp>
+
+#include <mpi.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace mpgpu::mpi {
+
+namespace detail {
+
+inline void check(int code, const char *what) {
+    if (code != MPI_SUCCESS) {
+        std::array<char, MPI_MAX_ERROR_STRING> text{};
+        int length = 0;
+        static_cast<void>(MPI_Error_string(code, text.data(), &length));
+        error_details details;
+        details.status = MP_ERROR_DRIVER;
+        details.driver_code = code;
+        details.message = std::string(what) + ": " + text.data();
+        mpgpu::detail::fail(std::move(details));
+    }
+}
+
+/// A communicator of this header's own, freed with the object unless MPI was finalised before.
+class communicator {
+  public:
+    communicator() noexcept = default;
+    communicator(communicator &&other) noexcept : value_(std::exchange(other.value_, MPI_COMM_NULL)) {}
+    communicator(const communicator &) = delete;
+    communicator &operator=(const communicator &) = delete;
+    communicator &operator=(communicator &&other) noexcept {
+        communicator moved(std::move(other));
+        std::swap(value_, moved.value_);
+        return *this;
+    }
+    ~communicator() {
+        int finalised = 0;
+        if (value_ != MPI_COMM_NULL && MPI_Finalized(&finalised) == MPI_SUCCESS && finalised == 0) {
+            static_cast<void>(MPI_Comm_free(&value_));
+        }
+    }
+
+    [[nodiscard]] MPI_Comm get() const noexcept { return value_; }
+    [[nodiscard]] MPI_Comm *address() noexcept { return &value_; }
+
+    [[nodiscard]] int rank() const {
+        int value = 0;
+        check(MPI_Comm_rank(value_, &value), "MPI_Comm_rank");
+        return value;
+    }
+    [[nodiscard]] int size() const {
+        int value = 0;
+        check(MPI_Comm_size(value_, &value), "MPI_Comm_size");
+        return value;
+    }
+
+  private:
+    MPI_Comm value_ = MPI_COMM_NULL;
+};
+
+/// What each rank tells the others in `exchange`. Plain bytes.
+struct offer {
+    memory_handle handle;
+    std::int32_t status; ///< of its export; `MP_SUCCESS` with a handle
+    std::uint32_t empty; ///< 1 when it has nothing to offer
+};
+static_assert(std::is_trivially_copyable_v<offer> && sizeof(offer) == sizeof(memory_handle) + 8);
+
+} // namespace detail
+
+/// A GPU, or a host domain, in all processes of a node: its UUID.
+using device_uuid = std::array<unsigned char, 16>;
+
+/// The UUID of a device of a context, whatever its number: equal in all processes exactly where it is the same GPU.
+/// Throws `invalid_argument`, `driver_error`.
+[[nodiscard]] inline device_uuid uuid_of(const context &ctx, device which) {
+    device_uuid uuid{};
+    mpgpu::detail::check(mp_device_uuid(ctx.get(), which.id(), uuid.data()));
+    return uuid;
+}
+
+/// The memory of all ranks, as far as this one can map it: what `node::exchange` returns. Move-only. It keeps the
+/// mappings; copies into memory of a rank must have ended before that rank frees it.
+template <class T> class shared_memory {
+  public:
+    /// Ranks of the communicator.
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(peers_.size()); }
+
+    /// The memory of a rank of the communicator that the node was made from; this rank's own under its own address.
+    /// `nullptr` for a rank that offered none, is on another node, or whose memory cannot be mapped: `why` tells.
+    [[nodiscard]] imported_memory<T> *of(int rank) noexcept {
+        auto &found = peers_[static_cast<std::size_t>(rank)].memory;
+        return found ? &found : nullptr;
+    }
+    [[nodiscard]] const imported_memory<T> *of(int rank) const noexcept {
+        const auto &found = peers_[static_cast<std::size_t>(rank)].memory;
+        return found ? &found : nullptr;
+    }
+
+    /// Why `of(rank)` is `nullptr`: `success` when it is not, and when the rank offered nothing.
+    [[nodiscard]] errc status(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)].status; }
+
+    /// The same for people; empty when there is nothing to say.
+    [[nodiscard]] const std::string &why(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)].why; }
+
+  private:
+    friend class node;
+    struct peer {
+        imported_memory<T> memory;
+        errc status = errc::success;
+        std::string why;
+    };
+    std::vector<peer> peers_;
+};
+
+/// The ranks of a communicator that share this rank's node. Made once, collectively; refers to the context, which must
+/// outlive it.
+class node {
+  public:
+    /// Splits `all` by node. Collective over `all`, which stays the caller's and is duplicated, so that messages of
+    /// this object meet none of the caller's. Throws `driver_error` for an error of MPI.
+    node(const context &ctx, MPI_Comm all) : context_(ctx.get()), devices_(ctx.devices()), ctx_(&ctx) {
+        detail::check(MPI_Comm_dup(all, all_.address()), "MPI_Comm_dup");
+        detail::check(
+            MPI_Comm_split_type(all_.get(), MPI_COMM_TYPE_SHARED, all_.rank(), MPI_INFO_NULL, local_.address()),
+            "MPI_Comm_split_type");
+        number();
+    }
+
+    /// As above, for a code that has the communicator of its node's ranks already, `local`, or one of fewer ranks of
+    /// this node: only these share memory. Both stay the caller's.
+    node(const context &ctx, MPI_Comm all, MPI_Comm local) : context_(ctx.get()), devices_(ctx.devices()), ctx_(&ctx) {
+        detail::check(MPI_Comm_dup(all, all_.address()), "MPI_Comm_dup");
+        detail::check(MPI_Comm_dup(local, local_.address()), "MPI_Comm_dup");
+        number();
+    }
+
+    /// Ranks of the communicator, on all nodes.
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(index_.size()); }
+    /// The communicator of the ranks of this node; it belongs to this object.
+    [[nodiscard]] MPI_Comm communicator() const noexcept { return local_.get(); }
+    /// The ranks of this node, this one included, as the communicator `all` numbers them, ascending.
+    [[nodiscard]] const std::vector<int> &ranks() const noexcept { return on_node_; }
+    /// Whether a rank of the communicator `all` is on this node. For the others the code goes on using MPI.
+    [[nodiscard]] bool contains(int rank) const noexcept {
+        return rank >= 0 && rank < size() && index_[static_cast<std::size_t>(rank)] >= 0;
+    }
+
+    /// The device that each rank of this node names, in the order of `ranks()`, as this process numbers devices: by
+    /// UUID, whatever `CUDA_VISIBLE_DEVICES` each rank has. A rank whose GPU this process does not see has none.
+    /// Collective over the ranks of this node. Throws `invalid_argument` on the rank that names a device that it does
+    /// not have, after the others have gone on; they find it without one.
+    [[nodiscard]] std::vector<std::optional<device>> devices(device mine) const {
+        device_uuid uuid{};
+        const mp_status_t status = mp_device_uuid(context_, mine.id(), uuid.data());
+        std::vector<device_uuid> all(on_node_.size());
+        detail::check(MPI_Allgather(uuid.data(), static_cast<int>(uuid.size()), MPI_BYTE, all.data(),
+                                    static_cast<int>(uuid.size()), MPI_BYTE, local_.get()),
+                      "MPI_Allgather");
+        mpgpu::detail::check(status);
+        std::vector<std::optional<device>> found(all.size());
+        for (int id = -devices_.host_domains; id < devices_.gpus; ++id) {
+            const device_uuid here = uuid_of(*ctx_, device::from_id(id));
+            for (std::size_t i = 0; i < all.size(); ++i) {
+                if (all[i] == here) {
+                    found[i] = device::from_id(id);
+                }
+            }
+        }
+        return found;
+    }
+
+    /// Exports `mine` and imports what the other ranks of this node export: one allgather of handles, then each rank
+    /// maps what it can. An empty span offers nothing. Collective over the ranks of this node. A rank whose export or
+    /// whose mapping fails is one of the ranks without memory, with the reason: nothing is thrown for it, and nobody
+    /// waits for it. Throws for errors of MPI.
+    template <class T> [[nodiscard]] shared_memory<T> exchange(device_span<T> mine) const {
+        detail::offer own{};
+        own.empty = mine.size() == 0 ? 1 : 0;
+        own.status =
+            mine.size() == 0 ? MP_SUCCESS : mp_memory_export(context_, mine.data(), mine.size_bytes(), &own.handle);
+        const std::string failure = own.status == MP_SUCCESS ? std::string() : last_error().message;
+
+        std::vector<detail::offer> offers(on_node_.size());
+        detail::check(MPI_Allgather(&own, static_cast<int>(sizeof(own)), MPI_BYTE, offers.data(),
+                                    static_cast<int>(sizeof(own)), MPI_BYTE, local_.get()),
+                      "MPI_Allgather");
+
+        shared_memory<T> shared;
+        shared.peers_.resize(index_.size());
+        for (std::size_t rank = 0; rank < index_.size(); ++rank) {
+            auto &peer = shared.peers_[rank];
+            if (index_[rank] < 0) {
+                peer.status = errc::not_supported;
+                peer.why = "rank " + std::to_string(rank) + " is on another node: move these bytes with MPI";
+                continue;
+            }
+            const detail::offer &offer = offers[static_cast<std::size_t>(index_[rank])];
+            if (offer.empty != 0) {
+                continue;
+            }
+            if (offer.status != MP_SUCCESS) {
+                peer.status = static_cast<errc>(offer.status);
+                const bool ours = on_node_[static_cast<std::size_t>(local_.rank())] == static_cast<int>(rank);
+                peer.why = ours ? failure
+                                : "rank " + std::to_string(rank) + " could not export its memory (" +
+                                      mp_status_string(static_cast<mp_status_t>(offer.status)) +
+                                      "); its own message says why";
+                continue;
+            }
+            std::error_code ec;
+            peer.memory = imported_memory<T>(*ctx_, offer.handle, ec);
+            if (ec) {
+                peer.status = static_cast<errc>(ec.value());
+                peer.why = last_error().message;
+            }
+        }
+        // A rank that frees its memory after this has been mapped by all who could; one that does so before would be
+        // reported as gone by some and not by others.
+        detail::check(MPI_Barrier(local_.get()), "MPI_Barrier");
+        return shared;
+    }
+    /// All elements of a buffer; none where it is empty.
+    template <class T> [[nodiscard]] shared_memory<T> exchange(buffer<T> &whole) const {
+        return exchange(device_span<T>(whole));
+    }
+
+  private:
+    void number() {
+        const int rank = all_.rank();
+        on_node_.assign(static_cast<std::size_t>(local_.size()), 0);
+        detail::check(MPI_Allgather(&rank, 1, MPI_INT, on_node_.data(), 1, MPI_INT, local_.get()), "MPI_Allgather");
+        index_.assign(static_cast<std::size_t>(all_.size()), -1);
+        for (std::size_t i = 0; i < on_node_.size(); ++i) {
+            index_[static_cast<std::size_t>(on_node_[i])] = static_cast<int>(i);
+        }
+    }
+
+    mp_context_t context_;
+    device_count devices_;
+    const context *ctx_;
+    detail::communicator all_;
+    detail::communicator local_;
+    std::vector<int> on_node_; ///< rank in `all` of each rank of this node
+    std::vector<int> index_;   ///< place in `on_node_` of each rank of `all`; -1 on another node
+};
+
+} // namespace mpgpu::mpi
+
+#endif // MPGPU_MPI_HPP

@@ -1,0 +1,436 @@
+//! Memory that other processes map, and memory of theirs.
+//!
+//! | memory | how it is shared |
+//! | --- | --- |
+//! | host memory of this backend below 4 MiB | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
+//! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
+//! | virtual memory API, created for POSIX file descriptors | its descriptor |
+//! | everything else | not at all, with the remedy |
+//!
+//! Host memory of this backend from 4 MiB on is in huge pages, spread over the sockets, because the GPUs need that to reach their rate
+//! (`host_memory`). Memory files have neither on systems as they are usually set up, so that memory is not shared.
+//!
+//! Memory of another process is mapped through a GPU that is in use already, so that a rank does not get a context on each GPU of its
+//! neighbours.
+
+use super::Core;
+use super::device::{handle, lock};
+use super::driver::{CUdeviceptr, OutsideCapture, call, call_optional};
+use super::memory::{SPREAD_FROM, own_id};
+use super::signal::Waits;
+use crate::backend::{Allocation, BackendError, MemoryKind, uuid_of_number};
+use crate::share::segment::{Mapping, Pool, Region};
+use crate::share::{PAYLOAD_BYTES, Shared};
+use crate::topology::DeviceId;
+use cudarc::driver::sys::{self, CUpointer_attribute};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+const MEMORY_FILE: u32 = 1;
+const IPC: u32 = 2;
+const DESCRIPTOR: u32 = 3;
+
+const POSIX_FILE_DESCRIPTOR: c_uint = 1;
+
+/// What this backend shares and has mapped.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    pool: Pool,
+    held: RwLock<BTreeMap<u64, Held>>,
+    pub waits: Mutex<Waits>,
+}
+
+/// An allocation whose pages this backend knows by itself.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub allocation: Allocation,
+    source: Source,
+    /// Why counters in it may never be raised, if that is so.
+    pub abandoned: Option<String>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Pinned memory of this process.
+    Own(Region),
+    /// The same of another, pinned here too.
+    Pinned(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
+    /// Opened through this GPU.
+    Ipc(usize),
+    /// Mapped by the virtual memory API: its handle.
+    Mapped(u64),
+}
+
+/// How an allocation that the driver knows can be shared.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Way {
+    Ipc,
+    Descriptor,
+}
+
+/// What decides on it.
+#[derive(Copy, Clone, Debug, Default)]
+struct Traits {
+    /// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
+    ipc: bool,
+    /// Whether it is of a pool.
+    pool: bool,
+    /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
+    handles: c_uint,
+    /// Size of host memory of this backend.
+    own_host: Option<u64>,
+}
+
+fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
+    if kind != MemoryKind::Device {
+        return Err(match traits.own_host {
+            Some(bytes) if bytes >= SPREAD_FROM as u64 => {
+                "it is host memory of mp_alloc of 4 MiB or more, whose pages are spread over the sockets for the GPUs' sake and are this \
+                 process's alone; share memory of a GPU, or several allocations of mp_alloc below 4 MiB"
+            }
+            Some(_) => {
+                "it is host memory that is not in a memory file, because the system gave none or the driver did not pin it (the log at \
+                 level debug has the reason); share memory of a GPU"
+            }
+            None => {
+                "it is host memory that mp_alloc did not return, which the driver does not share; allocate it with mp_alloc, below 4 MiB"
+            }
+        });
+    }
+    if traits.ipc {
+        return Ok(Way::Ipc);
+    }
+    if traits.pool {
+        return Err("it is memory of a pool (cudaMallocAsync); allocate what is to be shared with cudaMalloc or mp_alloc");
+    }
+    if traits.handles & POSIX_FILE_DESCRIPTOR != 0 {
+        return Ok(Way::Descriptor);
+    }
+    Err("it was created by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; ask for that handle type, or allocate with \
+         cudaMalloc or mp_alloc")
+}
+
+impl Sharing {
+    pub fn held(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Held>> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u64, Held>> {
+        self.held.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `look` with what an address lies in, which cannot be released meanwhile.
+    pub fn at<T>(&self, address: u64, look: impl FnOnce(&Held) -> T) -> Option<T> {
+        let held = self.held();
+        let (_, found) = held.range(..=address).next_back()?;
+        (address - found.allocation.base < found.allocation.bytes).then(|| look(found))
+    }
+
+    /// The allocation that an address lies in, if it is one of these.
+    pub fn locate(&self, address: u64) -> Option<Allocation> {
+        self.at(address, |held| held.allocation)
+    }
+
+    /// Returns its id.
+    fn insert(&self, allocation: Allocation, source: Source) -> u64 {
+        let id = own_id();
+        let held = Held { allocation: Allocation { id, ..allocation }, source, abandoned: None };
+        self.held_mut().insert(allocation.base, held);
+        id
+    }
+
+    /// Notes that counters in an allocation may never be raised.
+    pub fn mark_abandoned(&self, allocation: &Allocation, why: &str) {
+        let mut held = self.held_mut();
+        if let Some(found) = held.get_mut(&allocation.base).filter(|found| found.allocation.id == allocation.id) {
+            found.abandoned = Some(why.to_owned());
+        }
+    }
+}
+
+impl Core {
+    pub fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
+        self.check_device(device)?;
+        let Some(gpu) = usize::try_from(device.0).ok().and_then(|gpu| self.devices.get(gpu)) else {
+            return Ok(uuid_of_number(device));
+        };
+        let mut uuid = [0; 16];
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(self.driver, cuDeviceGetUuid(&mut uuid, gpu.ordinal)) }?;
+        Ok(uuid)
+    }
+
+    /// Pinned memory that others can map, and its id; `None` where there is none, and the driver's own has to do.
+    pub fn allocate_shareable(&self, device: DeviceId, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
+        let region = match self.sharing.pool.allocate(bytes) {
+            Ok(region) => region,
+            Err(error) => {
+                log::debug!("no memory file for {bytes} bytes of host memory: {error}; other processes cannot map them");
+                return Ok(None);
+            }
+        };
+        if let Err(error) = self.pin(region.base(), bytes) {
+            log::debug!("a memory file of {bytes} bytes cannot be pinned: {error}; other processes cannot map this memory");
+            return Ok(None);
+        }
+        let allocation = Allocation { id: 0, base: region.base(), bytes, device, kind: MemoryKind::Pinned };
+        Ok(Some((allocation.base, self.sharing.insert(allocation, Source::Own(region)))))
+    }
+
+    /// Makes every GPU of the process reach host memory directly, under the address that the CPU has.
+    fn pin(&self, base: u64, bytes: u64) -> Result<(), BackendError> {
+        let gpu = self.any_used();
+        let primary = self.primary(gpu)?;
+        let same = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+        if self.driver.attribute(same, self.devices[gpu].ordinal) == 0 {
+            return Err(BackendError::NotSupported("GPUs see registered host memory at addresses of their own on this machine".into()));
+        }
+        const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
+        let _outside = OutsideCapture::enter(self.driver);
+        let _current = primary.enter()?;
+        // SAFETY: pages that are mapped until `unpin`.
+        unsafe { call!(self.driver, cuMemHostRegister(handle(base as usize), bytes as usize, PORTABLE_AND_MAPPED)) }
+    }
+
+    fn unpin(&self, base: u64) -> Result<(), BackendError> {
+        let _outside = OutsideCapture::enter(self.driver);
+        let _current = self.primary(self.any_used())?.enter()?;
+        // SAFETY: registered by `pin`; whoever frees vouches that work which uses it has finished.
+        unsafe { call!(self.driver, cuMemHostUnregister(handle(base as usize))) }
+    }
+
+    /// What another process needs to map an allocation.
+    pub fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        let plain = |form, descriptor, offset, payload| Shared { form, descriptor, offset, payload };
+        let own = self.sharing.at(allocation.base, |held| match &held.source {
+            Source::Own(region) => {
+                region.file().map(|(file, offset)| plain(MEMORY_FILE, Some(file), offset, [0; PAYLOAD_BYTES])).map_err(|errno| {
+                    BackendError::Driver {
+                        what: "duplicating the descriptor of a memory file".into(),
+                        reason: std::io::Error::from(errno).to_string(),
+                        code: i64::from(errno.raw_os_error()),
+                    }
+                })
+            }
+            _ => {
+                let base = allocation.base;
+                Err(BackendError::NotSupported(format!("{base:#x} is memory of another process; export it there")))
+            }
+        });
+        if let Some(own) = own {
+            return own;
+        }
+        match way(allocation.kind, self.traits(allocation.base)) {
+            Ok(Way::Ipc) => {
+                let mut ipc = sys::CUipcMemHandle { reserved: [0; PAYLOAD_BYTES] };
+                let _outside = OutsideCapture::enter(self.driver);
+                let _current = self.primary(allocation.device.0 as usize)?.enter()?;
+                // SAFETY: the output is valid for the call; the address is the first of an allocation of this GPU.
+                unsafe { call_optional!(self.driver, cuIpcGetMemHandle(&mut ipc, allocation.base)) }?;
+                Ok(plain(IPC, None, 0, ipc.reserved.map(|byte| byte as u8)))
+            }
+            Ok(Way::Descriptor) => Ok(plain(DESCRIPTOR, Some(self.descriptor_of(allocation.base)?), 0, [0; PAYLOAD_BYTES])),
+            Err(why) => Err(BackendError::NotSupported(format!("{:#x} cannot be shared with another process: {why}", allocation.base))),
+        }
+    }
+
+    /// What the driver says of an address; what a driver does not know counts as no.
+    fn traits(&self, address: u64) -> Traits {
+        let ask = |attribute: CUpointer_attribute| {
+            let (mut name, mut value) = (attribute as c_uint, 0_u64);
+            let mut values = [(&raw mut value).cast::<c_void>()];
+            // SAFETY: one name and one value, which has room for the widest of these attributes.
+            let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, values.as_mut_ptr(), address) };
+            if code == 0 { value } else { 0 }
+        };
+        Traits {
+            ipc: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) & 0xFF != 0,
+            pool: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) != 0,
+            handles: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) as c_uint,
+            own_host: self.own_host_bytes(address),
+        }
+    }
+
+    /// The descriptor of memory of the virtual memory API.
+    fn descriptor_of(&self, address: u64) -> Result<OwnedFd, BackendError> {
+        let driver = self.driver;
+        let mut memory = 0;
+        // SAFETY: the output is valid for the call. Success retains the memory.
+        unsafe { call_optional!(driver, cuMemRetainAllocationHandle(&mut memory, handle(address as usize))) }?;
+        let mut descriptor: c_int = -1;
+        // SAFETY: the output is a descriptor, as the handle type says.
+        let exported =
+            unsafe { call_optional!(driver, cuMemExportToShareableHandle((&raw mut descriptor).cast(), memory, POSIX_FILE_DESCRIPTOR, 0)) };
+        self.release_memory(memory);
+        exported?;
+        // SAFETY: a new descriptor, and the caller's to close.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    fn release_memory(&self, memory: u64) {
+        // SAFETY: retained or imported by us; what is mapped stays until it is unmapped.
+        if let Err(error) = unsafe { call_optional!(self.driver, cuMemRelease(memory)) } {
+            log::warn!("{error}");
+        }
+    }
+
+    /// Maps what another process has shared.
+    pub fn adopt(&self, shared: &Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        let (base, source) = match (shared.form, &shared.descriptor) {
+            (MEMORY_FILE, Some(file)) => {
+                let mapping = Mapping::new(file, shared.offset, allocation.bytes).map_err(|errno| BackendError::Driver {
+                    what: "mapping memory of another process".into(),
+                    reason: std::io::Error::from(errno).to_string(),
+                    code: i64::from(errno.raw_os_error()),
+                })?;
+                self.pin(mapping.base(), allocation.bytes)?;
+                (mapping.base(), Source::Pinned(mapping))
+            }
+            (IPC, _) => self.open(&shared.payload, allocation)?,
+            (DESCRIPTOR, Some(descriptor)) => self.map(descriptor, allocation)?,
+            (form, _) => {
+                return Err(BackendError::NotSupported(format!("memory is shared in form {form}, which this version does not know")));
+            }
+        };
+        self.sharing.insert(Allocation { base, ..*allocation }, source);
+        Ok(base)
+    }
+
+    /// Opens memory of CUDA IPC.
+    fn open(&self, payload: &[u8; PAYLOAD_BYTES], allocation: &Allocation) -> Result<(u64, Source), BackendError> {
+        let owner = allocation.device.0 as usize;
+        let gpu = self.through(owner);
+        const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+        let ipc = sys::CUipcMemHandle { reserved: payload.map(|byte| byte as _) };
+        let mut base: CUdeviceptr = 0;
+        let _outside = OutsideCapture::enter(self.driver);
+        let _current = self.primary(gpu)?.enter()?;
+        // SAFETY: the output is valid for the call; a handle that is none is refused by the driver.
+        unsafe { call_optional!(self.driver, cuIpcOpenMemHandle(&mut base, ipc, LAZY_ENABLE_PEER_ACCESS)) }?;
+        Ok((base, Source::Ipc(gpu)))
+    }
+
+    /// The GPU through which memory of `owner` is mapped: itself if it is in use, or one in use that reaches it.
+    fn through(&self, owner: usize) -> usize {
+        let used = |gpu: &usize| self.devices[*gpu].used().is_some();
+        if used(&owner) {
+            return owner;
+        }
+        let others = (0..self.devices.len()).filter(used);
+        others.into_iter().find(|gpu| self.can_reach(*gpu, owner)).unwrap_or(owner)
+    }
+
+    fn can_reach(&self, gpu: usize, owner: usize) -> bool {
+        let mut can = 0;
+        // SAFETY: the output is valid for the call.
+        let code = unsafe { (self.driver.cuDeviceCanAccessPeer)(&mut can, self.devices[gpu].ordinal, self.devices[owner].ordinal) };
+        gpu == owner || (code == 0 && can != 0)
+    }
+
+    /// Maps memory of the virtual memory API, for every GPU that can reach it.
+    fn map(&self, descriptor: &OwnedFd, allocation: &Allocation) -> Result<(u64, Source), BackendError> {
+        let (driver, bytes, owner) = (self.driver, allocation.bytes as usize, allocation.device.0 as usize);
+        let _outside = OutsideCapture::enter(driver);
+        let _current = self.primary(self.through(owner))?.enter()?;
+        let mut memory = 0;
+        let number: *mut c_void = handle(descriptor.as_raw_fd() as usize);
+        // SAFETY: the output is valid for the call, which takes a descriptor in place of a pointer.
+        unsafe { call_optional!(driver, cuMemImportFromShareableHandle(&mut memory, number, POSIX_FILE_DESCRIPTOR)) }?;
+        let mut base = 0;
+        // SAFETY: as above.
+        let reserved = unsafe { call_optional!(driver, cuMemAddressReserve(&mut base, bytes, 0, 0, 0)) };
+        // SAFETY: an address range that was just reserved, of this size.
+        let mapped = reserved.and_then(|()| unsafe { call_optional!(driver, cuMemMap(base, bytes, 0, memory, 0)) });
+        let accessible = mapped.clone().and_then(|()| {
+            let reaching = (0..self.devices.len()).filter(|gpu| self.can_reach(*gpu, owner));
+            let access: Vec<sys::CUmemAccessDesc> = reaching
+                .map(|gpu| sys::CUmemAccessDesc {
+                    location: sys::CUmemLocation {
+                        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                        id: self.devices[gpu].ordinal,
+                    },
+                    flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                })
+                .collect();
+            // SAFETY: as above, and a list of this length.
+            unsafe { call_optional!(driver, cuMemSetAccess(base, bytes, access.as_ptr(), access.len())) }
+        });
+        if let Err(error) = accessible {
+            if mapped.is_ok() {
+                // SAFETY: mapped above, and nobody has used it.
+                let _ = unsafe { call_optional!(driver, cuMemUnmap(base, bytes)) };
+            }
+            if base != 0 {
+                // SAFETY: reserved above.
+                let _ = unsafe { call_optional!(driver, cuMemAddressFree(base, bytes)) };
+            }
+            self.release_memory(memory);
+            return Err(error);
+        }
+        Ok((base, Source::Mapped(memory)))
+    }
+
+    /// Gives back what [`Core::allocate_shareable`] or [`Core::adopt`] has returned; false for any other address.
+    pub fn release_held(&self, base: u64) -> Result<bool, BackendError> {
+        let Some(held) = self.sharing.held_mut().remove(&base) else { return Ok(false) };
+        lock(&self.sharing.waits).forget(&held.allocation);
+        let bytes = held.allocation.bytes as usize;
+        match held.source {
+            Source::Own(_) | Source::Pinned(_) => self.unpin(base)?,
+            Source::Ipc(gpu) => {
+                let _outside = OutsideCapture::enter(self.driver);
+                let _current = self.primary(gpu)?.enter()?;
+                // SAFETY: opened through this GPU; whoever closes vouches that work which uses it has finished.
+                unsafe { call_optional!(self.driver, cuIpcCloseMemHandle(base)) }?;
+            }
+            Source::Mapped(memory) => {
+                // SAFETY: mapped by `map` with this size; as above.
+                let unmapped = unsafe { call_optional!(self.driver, cuMemUnmap(base, bytes)) };
+                // SAFETY: reserved by `map` with this size.
+                let freed = unsafe { call_optional!(self.driver, cuMemAddressFree(base, bytes)) };
+                self.release_memory(memory);
+                unmapped.and(freed)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives everything back. All work has finished.
+    pub fn release_all_held(&self) {
+        let left: Vec<u64> = self.sharing.held().keys().copied().collect();
+        for base in left {
+            lock(&self.memory).remove(&base);
+            if let Err(error) = self.release_held(base) {
+                log::warn!("{error}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_memory_is_shared_in_its_way_or_refused_with_the_remedy() {
+        let traits = |ipc, pool, handles| Traits { ipc, pool, handles, own_host: None };
+        let own = |bytes| Traits { own_host: Some(bytes), ..Traits::default() };
+        assert_eq!(way(MemoryKind::Device, traits(true, false, 0)), Ok(Way::Ipc));
+        assert_eq!(way(MemoryKind::Device, traits(true, false, 1)), Ok(Way::Ipc));
+        assert_eq!(way(MemoryKind::Device, traits(false, false, 1)), Ok(Way::Descriptor));
+        assert_eq!(way(MemoryKind::Device, traits(false, false, 9)), Ok(Way::Descriptor));
+        let remedies = [
+            (MemoryKind::Pinned, traits(false, false, 0), "allocate it with mp_alloc, below 4 MiB"),
+            (MemoryKind::Pinned, own(SPREAD_FROM as u64), "several allocations of mp_alloc below 4 MiB"),
+            (MemoryKind::Pinned, own(SPREAD_FROM as u64 - 1), "share memory of a GPU"),
+            (MemoryKind::Device, traits(false, true, 0), "with cudaMalloc or mp_alloc"),
+            (MemoryKind::Device, traits(false, true, 1), "with cudaMalloc or mp_alloc"),
+            (MemoryKind::Device, traits(false, false, 8), "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
+        ];
+        for (kind, traits, remedy) in remedies {
+            assert!(way(kind, traits).is_err_and(|why| why.contains(remedy)), "{kind:?} {traits:?}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Signals: counters in pinned memory files, which GPUs of every process that maps them read and write, and which the CPU reads.
+//!
+//! A stream waits by a wait-value and raises by a write-value operation. A write-value comes after all earlier work of the stream, with
+//! a barrier of the whole system between. A stream cannot be told to give up, so when a process that might have raised a counter has
+//! ended, the counter is raised here to what is waited for, and the stream's next synchronisation says that it was in vain.
+
+use super::Core;
+use super::device::lock;
+use super::driver::call_optional;
+use super::share::Sharing;
+use crate::backend::{Allocation, BackendError, MemoryKind, Signal, StreamHandle};
+use crate::share::signal;
+use cudarc::driver::sys;
+use std::collections::HashMap;
+use std::ffi::c_uint;
+
+/// The driver takes so many operations in one call.
+const MOST_OPERATIONS: usize = 256;
+
+/// Waits that streams have been given and that may not be satisfied yet.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    pending: Vec<(StreamHandle, Signal)>,
+    /// The first wait in vain of each stream, until somebody asks.
+    failures: HashMap<StreamHandle, BackendError>,
+}
+
+impl Waits {
+    /// Takes out what lies in an allocation that is about to go.
+    pub fn forget(&mut self, allocation: &Allocation) {
+        self.pending.retain(|(_, wanted)| !contains(allocation, wanted.counter));
+    }
+
+    fn fail(&mut self, stream: StreamHandle, wanted: Signal, now: u64, why: &str) {
+        let Signal { counter, value } = wanted;
+        let text = format!("the signal at {counter:#x} stands at {now} and was waited for to reach {value}: {why}");
+        self.failures.entry(stream).or_insert(BackendError::PeerGone(text));
+    }
+}
+
+fn contains(allocation: &Allocation, address: u64) -> bool {
+    address.checked_sub(allocation.base).is_some_and(|offset| offset < allocation.bytes)
+}
+
+impl Sharing {
+    /// What the counter at an address stands at.
+    pub fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        let read = |held: &super::share::Held| {
+            // SAFETY: the engine has checked alignment and range, and what is held stays mapped meanwhile.
+            (held.allocation.kind == MemoryKind::Pinned).then(|| unsafe { signal::load(counter) })
+        };
+        self.at(counter, read).flatten().ok_or_else(|| {
+            BackendError::NotSupported(format!(
+                "the signal at {counter:#x} is not in host memory of mp_alloc that can be shared: on CUDA signals lie there, so that GPUs of all \
+                 processes and the CPU reach them; allocate it on MP_DEVICE_HOST, in less than 4 MiB"
+            ))
+        })
+    }
+
+    pub fn abandoned(&self, counter: u64) -> Option<String> {
+        self.at(counter, |held| held.abandoned.clone()).flatten()
+    }
+
+    /// Lets the streams go on that wait for counters in an allocation.
+    pub fn abandon(&self, allocation: &Allocation, why: &str) {
+        let mut waits = lock(&self.waits);
+        self.mark_abandoned(allocation, why);
+        let concerned: Vec<_> = waits.pending.extract_if(.., |(_, wanted)| contains(allocation, wanted.counter)).collect();
+        for (stream, wanted) in concerned {
+            match self.read_signal(wanted.counter) {
+                Ok(now) if !signal::reached(now, wanted.value) => {
+                    // SAFETY: just read; the one who might raise it has ended.
+                    unsafe { signal::store(wanted.counter, wanted.value) };
+                    waits.fail(stream, wanted, now, why);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What a stream has waited for in vain, once.
+    pub fn failure(&self, stream: StreamHandle) -> Option<BackendError> {
+        lock(&self.waits).failures.remove(&stream)
+    }
+}
+
+/// What is done with the counters.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Use {
+    Wait,
+    Raise,
+}
+
+/// One operation, as the driver takes it.
+fn operation(purpose: Use, Signal { counter, value }: Signal) -> sys::CUstreamBatchMemOpParams {
+    // SAFETY: a union of integers, for which zero is a value. Zero flags: at least, cyclically; with a barrier before a write.
+    let mut params: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
+    match purpose {
+        Use::Wait => {
+            params.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64;
+            // SAFETY: the operation says which member it is; all of them start with it, and all are integers.
+            let wait = unsafe { &mut params.waitValue };
+            wait.address = counter;
+            wait.__bindgen_anon_1.value64 = value;
+        }
+        Use::Raise => {
+            params.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+            // SAFETY: as above.
+            let write = unsafe { &mut params.writeValue };
+            write.address = counter;
+            write.__bindgen_anon_1.value64 = value;
+        }
+    }
+    params
+}
+
+impl Core {
+    pub fn wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        // Held until the driver has them, so that an end of a peer comes before, and is seen here, or after, and finds them.
+        let mut waits = lock(&self.sharing.waits);
+        waits.pending.retain(|(_, wanted)| self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value)));
+        let mut wanted = Vec::with_capacity(signals.len());
+        for signal in signals {
+            let now = self.sharing.read_signal(signal.counter)?;
+            match self.sharing.abandoned(signal.counter).filter(|_| !signal::reached(now, signal.value)) {
+                Some(why) => waits.fail(stream, *signal, now, &why),
+                None => wanted.push(*signal),
+            }
+        }
+        self.operate(stream, Use::Wait, &wanted)?;
+        waits.pending.extend(wanted.into_iter().map(|signal| (stream, signal)));
+        Ok(())
+    }
+
+    pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        for signal in signals {
+            self.sharing.read_signal(signal.counter)?;
+        }
+        self.operate(stream, Use::Raise, signals)
+    }
+
+    fn operate(&self, stream: StreamHandle, purpose: Use, signals: &[Signal]) -> Result<(), BackendError> {
+        self.with_stream(stream, |_, raw| {
+            for some in signals.chunks(MOST_OPERATIONS) {
+                let mut operations: Vec<_> = some.iter().map(|signal| operation(purpose, *signal)).collect();
+                // SAFETY: a list of this length, read during the call; the counters are pinned memory that the caller keeps for as long as
+                // the stream works.
+                unsafe { call_optional!(self.driver, cuStreamBatchMemOp(raw, operations.len() as c_uint, operations.as_mut_ptr(), 0)) }?;
+            }
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_laid_out_as_the_driver_reads_them() {
+        // cuda.h: operation, address, value, flags, alias, as 4, 8, 8, 4 and 8 bytes.
+        for (purpose, number) in [(Use::Wait, 4), (Use::Raise, 5)] {
+            let params = operation(purpose, Signal { counter: 0x7000_1008, value: 0xFFFF_0000_0001 });
+            // SAFETY: every member is integers, and all bytes were zeroed.
+            let words = unsafe { params.pad };
+            assert_eq!(words[..4], [number, 0x7000_1008, 0xFFFF_0000_0001, 0]);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Memory between the processes of a node.
+
+use super::argument::{Out, array};
+use super::context::find;
+use super::guard::{Failure, guard};
+use super::types::*;
+use crate::backend::{Signal, StreamHandle};
+use crate::share::{Handle, handle};
+use crate::topology::DeviceId;
+use smallvec::SmallVec;
+use std::ffi::c_void;
+
+const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
+
+/// Describes `bytes` bytes from `pointer` on for other processes of the node, which map them with `mp_memory_import`.
+///
+/// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc` or of the virtual memory
+/// API; on CUDA host memory of `mp_alloc` can be shared below 4 MiB. The allocation stays its owner's. It can be mapped,
+/// whole, from now until it is freed or the context is destroyed; handles of freed memory are refused from then on, also
+/// where its address has been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into zeros, on CUDA it
+/// must not be used any more. Exporting again gives an equal handle. The first export of a process starts a thread,
+/// which answers importers. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
+/// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and
+/// the remedy; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL; `MP_ERROR_DRIVER`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_export(
+    context: mp_context_t,
+    pointer: *const c_void,
+    bytes: u64,
+    handle: *mut mp_memory_handle_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(handle, c"handle")?;
+        let context = find(context)?;
+        let refuse = |argument, text: &str| Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, text));
+        if pointer.is_null() {
+            return refuse(c"pointer", "pointer is NULL");
+        }
+        if bytes == 0 {
+            return refuse(c"bytes", "bytes=0: must be 1 or more");
+        }
+        out.write(mp_memory_handle_t { bytes: context.export_memory(pointer.addr() as u64, bytes)?.encode() });
+        Ok(())
+    })
+}
+
+/// Maps the memory that a handle of `mp_memory_export` describes. `*pointer` then serves as an end of transfers, as
+/// memory of the device `*device`, which is the number that the exporter's device has here; `*bytes` is the size of the
+/// range. `device` and `bytes` may be NULL. On the host backend the memory can be read and written directly.
+///
+/// A handle of this process gives the address that the memory has. An allocation is mapped once, however many handles
+/// of ranges in it are imported, and stays mapped until `mp_memory_close` was called as often as this. Waits for the
+/// exporter's answer, some microseconds, at most five seconds. Later calls that use the memory after its owner has
+/// freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
+/// `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend,
+/// and for memory of a GPU that this process does not see; `MP_ERROR_PEER_GONE` when the exporter has ended or has
+/// freed the memory; `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_import(
+    context: mp_context_t,
+    handle: *const mp_memory_handle_t,
+    pointer: *mut *mut c_void,
+    device: *mut i32,
+    bytes: *mut u64,
+) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(pointer, c"pointer")?;
+        let device = if device.is_null() { None } else { Some(Out::new(device, c"device")?) };
+        let bytes = if bytes.is_null() { None } else { Some(Out::new(bytes, c"bytes")?) };
+        let context = find(context)?;
+        let [handle] = array(handle, 1, c"handle", c"handle")? else {
+            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"handle", "handle is NULL"));
+        };
+        let handle = Handle::decode(&handle.bytes).map_err(|error| Failure::from(crate::engine::Error::from(error)))?;
+        let (address, on) = context.import_memory(&handle).map_err(Failure::blame(c"handle"))?;
+        if let Some(device) = device {
+            device.write(on.0);
+        }
+        if let Some(out) = bytes {
+            out.write(handle.bytes);
+        }
+        out.write(std::ptr::with_exposed_provenance_mut(address as usize));
+        Ok(())
+    })
+}
+
+/// Gives back an address of `mp_memory_import`. With the last of an allocation, waits until all work that the context
+/// has enqueued so far has finished, and unmaps it: plans that use it can no longer be executed. NULL is allowed and
+/// does nothing. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_memory_import` of this context did not
+/// return `pointer`, or when it was closed already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_close(context: mp_context_t, pointer: *mut c_void) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        if pointer.is_null() {
+            return Ok(());
+        }
+        Ok(context.close_memory(pointer.addr() as u64)?)
+    })
+}
+
+/// Writes 16 bytes that name a device in every process of the node, whatever number it has there: a GPU's UUID; for
+/// virtual devices and host domains bytes made of their number. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` when `uuid` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid: *mut u8) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(uuid.cast::<[u8; 16]>(), c"uuid")?;
+        let context = find(context)?;
+        out.write(context.device_uuid(DeviceId(device))?);
+        Ok(())
+    })
+}
+
+/// Makes all work that is enqueued in `stream` from now on wait until the counters of all `count` signals have reached
+/// their values. Does not block. What was written before a counter was raised is then visible to that work.
+///
+/// The counters lie in memory of this context (a receiver waits in its own memory, which it has exported to whoever
+/// raises them). `signals` is read during the call only. When a process that has mapped a counter's memory ends
+/// without closing it, waits in that memory that are not satisfied are given up: later work in the stream runs, and
+/// `mp_stream_synchronize` reports `MP_ERROR_PEER_GONE`, once. What waits for all work of the context (`mp_free`,
+/// `mp_memory_close`, `mp_context_destroy`) waits for these waits too. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
+/// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
+/// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_INVALID_ARGUMENT`
+/// when `signals` is NULL and `count` is not 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_stream_wait_signals(
+    context: mp_context_t,
+    stream: mp_stream_t,
+    signals: *const mp_signal_t,
+    count: usize,
+) -> mp_status_t {
+    guard(|| {
+        let signals = signals_of(signals, count)?;
+        Ok(find(context)?.stream_wait_signals(StreamHandle(stream.addr()), &signals)?)
+    })
+}
+
+/// Raises the counters of `count` signals to their values after all work enqueued in `stream` so far: whoever sees the
+/// value sees every byte that this work has written. Does not block.
+///
+/// A counter is raised by storing the value, so it has one raiser. It lies in memory of this context or in imported
+/// memory. After `mp_execute` this is a put with signal. `signals` is read during the call only. Any thread.
+///
+/// Errors: as `mp_stream_wait_signals`, but imported memory is accepted; `MP_ERROR_PEER_GONE` when its owner has ended
+/// or has freed it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_stream_raise_signals(
+    context: mp_context_t,
+    stream: mp_stream_t,
+    signals: *const mp_signal_t,
+    count: usize,
+) -> mp_status_t {
+    guard(|| {
+        let signals = signals_of(signals, count)?;
+        Ok(find(context)?.stream_raise_signals(StreamHandle(stream.addr()), &signals)?)
+    })
+}
+
+/// Blocks the calling thread until a counter has reached `value`, at most `seconds`; with 0 it looks once. The counter
+/// lies in host memory, or on the host backend in any memory, of this context. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE` when a process that has mapped the memory has ended without closing
+/// it, and the value is not reached; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a number; the others
+/// of `mp_stream_wait_signals`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_signal_wait(context: mp_context_t, counter: *const u64, value: u64, seconds: f64) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        if seconds.is_nan() || seconds < 0.0 {
+            let message = format!("seconds={seconds}: must be 0 or more");
+            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"seconds", message));
+        }
+        let signal = Signal { counter: counter.addr() as u64, value };
+        context.wait_signal(signal, seconds).map_err(Failure::blame(c"counter"))
+    })
+}
+
+fn signals_of(signals: *const mp_signal_t, count: usize) -> Result<SmallVec<[Signal; 8]>, Failure> {
+    let signals = array(signals, count, c"signals", c"count")?;
+    Ok(signals.iter().map(|signal| Signal { counter: signal.counter.addr() as u64, value: signal.value }).collect())
+}

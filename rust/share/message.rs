@@ -1,0 +1,162 @@
+//! What importer and exporter say to each other: packets of fixed size, one for a request, one for an answer, at most one descriptor.
+
+use super::Key;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{Errno, Result};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
+    sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// Room for what a driver calls a handle: 64 bytes is what CUDA's have.
+pub const PAYLOAD_BYTES: usize = 64;
+
+/// What another process needs to map an allocation. What it means is the backend's own matter.
+#[derive(Debug)]
+pub struct Shared {
+    /// Which of the backend's ways it is.
+    pub form: u32,
+    /// A file, if the way has one.
+    pub descriptor: Option<OwnedFd>,
+    /// Where in the file, or in what the payload names, the allocation starts.
+    pub offset: u64,
+    /// Bytes of the driver's.
+    pub payload: [u8; PAYLOAD_BYTES],
+}
+
+impl Shared {
+    /// The form that no backend uses for its own: an address of this very process, in `offset`.
+    pub const SAME_PROCESS: u32 = 0;
+}
+
+/// What a packet is about.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// Importer: how do I map this?
+    Import,
+    /// Importer: I do not have it any more.
+    Close,
+    /// Exporter: so.
+    Granted,
+    /// Exporter: it was freed, or never was.
+    Gone,
+    /// Exporter: it cannot be, and the text says why.
+    Refused,
+}
+
+const SUBJECTS: [Subject; 5] = [Subject::Import, Subject::Close, Subject::Granted, Subject::Gone, Subject::Refused];
+
+/// One packet.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub subject: Subject,
+    /// Which request it is, or answers; 0 for what nobody asked.
+    pub number: u32,
+    pub key: Key,
+    /// With [`Subject::Granted`].
+    pub shared: Option<Shared>,
+    /// With [`Subject::Refused`].
+    pub text: String,
+}
+
+/// "mpgpu-s1": the last character is the version.
+const MAGIC: [u8; 8] = *b"mpgpu-s1";
+const TEXT: usize = 320;
+const BYTES: usize = 128 + TEXT;
+
+impl Message {
+    pub fn new(subject: Subject, number: u32, key: Key) -> Message {
+        Message { subject, number, key, shared: None, text: String::new() }
+    }
+
+    fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(8, &[self.subject as u8, self.key.backend]);
+        put(12, &self.number.to_le_bytes());
+        put(16, &self.key.allocation.to_le_bytes());
+        if let Some(shared) = &self.shared {
+            put(24, &shared.form.to_le_bytes());
+            put(32, &shared.offset.to_le_bytes());
+            put(40, &shared.payload);
+        }
+        let mut end = self.text.len().min(TEXT);
+        while !self.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let text = &self.text.as_bytes()[..end];
+        put(126, &(text.len() as u16).to_le_bytes());
+        put(128, text);
+        bytes
+    }
+
+    fn decode(bytes: &[u8; BYTES], descriptor: Option<OwnedFd>) -> Option<Message> {
+        fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+            let mut field = [0; N];
+            field.copy_from_slice(&bytes[at..at + N]);
+            field
+        }
+        let subject = *SUBJECTS.get(usize::from(bytes[8]))?;
+        let text = bytes[128..].get(..usize::from(u16::from_le_bytes(array(bytes, 126))))?;
+        let shared = (subject == Subject::Granted).then(|| Shared {
+            form: u32::from_le_bytes(array(bytes, 24)),
+            descriptor,
+            offset: u64::from_le_bytes(array(bytes, 32)),
+            payload: array(bytes, 40),
+        });
+        (bytes[..8] == MAGIC).then(|| Message {
+            subject,
+            number: u32::from_le_bytes(array(bytes, 12)),
+            key: Key { backend: bytes[9], allocation: u64::from_le_bytes(array(bytes, 16)) },
+            shared,
+            text: String::from_utf8_lossy(text).into_owned(),
+        })
+    }
+
+    /// Sends it; `flags` says whether that may wait.
+    pub fn send(&self, socket: &OwnedFd, flags: SendFlags) -> Result<()> {
+        let descriptors: Vec<BorrowedFd<'_>> =
+            self.shared.iter().filter_map(|shared| shared.descriptor.as_ref()).map(|descriptor| descriptor.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(Errno::NOBUFS);
+        }
+        loop {
+            match sendmsg(socket, &[IoSlice::new(&self.encode())], &mut ancillary, flags | SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                sent => return sent.map(drop),
+            }
+        }
+    }
+
+    /// The next packet; `None` at the end of the connection. [`Errno::PROTO`] for what is none of ours.
+    pub fn receive(socket: &OwnedFd, flags: RecvFlags) -> Result<Option<Message>> {
+        let mut bytes = [0; BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
+        let received = loop {
+            match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+                Err(Errno::INTR) => {}
+                received => break received?,
+            }
+        };
+        let mut descriptor = None;
+        for part in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut descriptors) = part {
+                descriptor = descriptors.next().or(descriptor);
+            }
+        }
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        if received.bytes != BYTES || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(Errno::PROTO);
+        }
+        Message::decode(&bytes, descriptor).map(Some).ok_or(Errno::PROTO)
+    }
+}

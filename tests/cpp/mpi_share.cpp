@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The ranks of a node map each other's memory and put real bytes into it, ordered by streams and signals alone. Run by
+// mpirun with any number of ranks; ends all of them with a message at the first thing that is wrong.
+#include <mpgpu/mpi.hpp>
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int rounds = 25;
+constexpr std::size_t elements = 10007;
+
+int world_rank = 0;
+
+void require(bool holds, const std::string &what) {
+    if (!holds) {
+        std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+}
+
+std::uint32_t pattern(int round, int from, int to, std::size_t i) {
+    return static_cast<std::uint32_t>((((round * 31) + from) * 17) + to) * 2654435761U ^ static_cast<std::uint32_t>(i);
+}
+
+/// Every rank puts a slot into the memory of every other, round after round. A slot is filled again only when its owner
+/// has said that it has taken it, and nothing but signals says so.
+void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
+    const auto ranks = static_cast<std::size_t>(node.size());
+    const auto me = static_cast<std::size_t>(rank);
+    const auto gpu = mpgpu::device::gpu(rank % ctx.devices().gpus);
+
+    mpgpu::buffer<std::uint32_t> inbox(ctx, gpu, ranks * elements);
+    mpgpu::buffer<std::uint32_t> outbox(ctx, gpu, ranks * elements);
+    // Counter r: what rank r has put here. Counter ranks + r: what rank r has taken of what was put there.
+    mpgpu::buffer<std::uint64_t> counters(ctx, mpgpu::device::host(), 2 * ranks);
+    for (std::size_t i = 0; i < counters.size(); ++i) {
+        counters.data()[i] = 0;
+    }
+
+    auto inboxes = node.exchange(inbox);
+    auto signals = node.exchange(counters);
+    require(inboxes.size() == node.size(), "one entry for each rank");
+    require(inboxes.of(rank) != nullptr && inboxes.of(rank)->data() == inbox.data(),
+            "a rank's own memory has its own address");
+
+    std::vector<mpgpu::transfer> transfers;
+    std::vector<std::size_t> others;
+    for (std::size_t other = 0; other < ranks; ++other) {
+        const int number = static_cast<int>(other);
+        require(node.contains(number) == (inboxes.of(number) != nullptr),
+                "the memory of every rank of the node is mapped");
+        if (!node.contains(number)) {
+            require(inboxes.status(number) == mpgpu::errc::not_supported && !inboxes.why(number).empty(),
+                    "a reason for other nodes");
+            continue;
+        }
+        require(inboxes.status(number) == mpgpu::errc::success && inboxes.why(number).empty(), inboxes.why(number));
+        require(inboxes.of(number)->size() == ranks * elements, "the size travels with the handle");
+        require(inboxes.of(number)->location() == mpgpu::device::gpu(number % ctx.devices().gpus),
+                "the device travels too");
+        if (other != me) {
+            others.push_back(other);
+            transfers.push_back(mpgpu::make_transfer(inboxes.of(number)->subspan(me * elements, elements),
+                                                     outbox.subspan(other * elements, elements)));
+        }
+    }
+
+    const mpgpu::plan puts(ctx, mpgpu::span<const mpgpu::transfer>(transfers));
+    const mpgpu::stream stream(ctx, gpu);
+    for (int round = 1; round <= rounds; ++round) {
+        for (const std::size_t other : others) {
+            for (std::size_t i = 0; i < elements; ++i) {
+                outbox.data()[(other * elements) + i] = pattern(round, rank, static_cast<int>(other), i);
+            }
+        }
+        std::vector<mpgpu::signal> taken;
+        std::vector<mpgpu::signal> put;
+        std::vector<mpgpu::signal> arrived;
+        std::vector<mpgpu::signal> take;
+        const auto value = static_cast<std::uint64_t>(round);
+        for (const std::size_t other : others) {
+            std::uint64_t *theirs = signals.of(static_cast<int>(other))->data();
+            taken.push_back({counters.data() + ranks + other, value - 1});
+            put.push_back({theirs + me, value});
+            arrived.push_back({counters.data() + other, value});
+            take.push_back({theirs + ranks + me, value});
+        }
+        ctx.wait(stream, taken);
+        puts.enqueue(stream);
+        ctx.raise(stream, put);
+        ctx.wait(stream, arrived);
+        stream.synchronize();
+        for (const std::size_t other : others) {
+            for (std::size_t i = 0; i < elements; ++i) {
+                require(inbox.data()[(other * elements) + i] == pattern(round, static_cast<int>(other), rank, i),
+                        "round " + std::to_string(round) + ": a byte of rank " + std::to_string(other) + " is wrong");
+            }
+        }
+        ctx.raise(stream, take);
+    }
+    for (const std::size_t other : others) {
+        ctx.wait(counters.data() + ranks + other, static_cast<std::uint64_t>(rounds), 60.0);
+    }
+    stream.synchronize();
+    // Nobody frees what another still raises signals in.
+    MPI_Barrier(node.communicator());
+}
+
+void devices_are_known_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
+    const int gpus = ctx.devices().gpus;
+    const auto devices = node.devices(mpgpu::device::gpu(rank % gpus));
+    require(devices.size() == node.ranks().size(), "one device for each rank of the node");
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+        require(devices[i] == mpgpu::device::gpu(node.ranks()[i] % gpus), "a rank's device is found by its UUID");
+    }
+    require(mpgpu::mpi::uuid_of(ctx, mpgpu::device::gpu(0)) != mpgpu::mpi::uuid_of(ctx, mpgpu::device::gpu(1)),
+            "names differ");
+}
+
+void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
+    // Rank 0 offers nothing, rank 1 what cannot be exported.
+    std::vector<double> ordinary(4);
+    mpgpu::buffer<double> memory(ctx, mpgpu::device::host(), 4);
+    mpgpu::device_span<double> mine = memory;
+    if (rank == 0) {
+        mine = {{}, mpgpu::device::host()};
+    } else if (rank == 1) {
+        mine = {{ordinary.data(), ordinary.size()}, mpgpu::device::host()};
+    }
+    auto shared = node.exchange(mine);
+    for (const int other : node.ranks()) {
+        require((shared.of(other) != nullptr) == (other > 1), "who offers memory has it mapped");
+        require(shared.status(other) == (other == 1 ? mpgpu::errc::invalid_pointer : mpgpu::errc::success),
+                "the reason");
+        require(shared.why(other).empty() == (other != 1), "the reason in words");
+    }
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    try {
+        const mpgpu::context ctx;
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+        require(static_cast<int>(node.ranks().size()) == node.size(), "all ranks are of this node");
+        devices_are_known_by_name(ctx, node, world_rank);
+        put_rounds(ctx, node, world_rank);
+        a_rank_without_memory_keeps_nobody_waiting(ctx, node, world_rank);
+
+        // Two nodes of half the ranks each.
+        MPI_Comm half = MPI_COMM_NULL;
+        MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, 0, &half);
+        {
+            const mpgpu::mpi::node part(ctx, MPI_COMM_WORLD, half);
+            require(!part.contains(world_rank ^ 1) && !part.contains(-1) && !part.contains(part.size()),
+                    "the other half is elsewhere");
+            put_rounds(ctx, part, world_rank);
+        }
+        MPI_Comm_free(&half);
+        MPI_Barrier(MPI_COMM_WORLD);
+    } catch (const std::exception &error) {
+        require(false, error.what());
+    }
+    MPI_Finalize();
+    if (world_rank == 0) {
+        std::puts("ok");
+    }
+    return 0;
+}

@@ -1,0 +1,241 @@
+//! Memory and signals between two processes on real GPUs. The peer is this test program run again, which maps what it is told to and
+//! answers round by round.
+
+use super::*;
+use mpgpu::backend::Signal;
+use mpgpu::share::Handle;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ROUNDS: u64 = 200;
+const BYTES: u64 = (4 << 20) + 77;
+
+fn host_words(address: u64, count: usize) -> &'static mut [u64] {
+    // SAFETY: pinned host memory of this size, which the tests use from one thread and after the streams that write it.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn handle_of(text: &str) -> Handle {
+    let mut bytes = [0; 128];
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal digits");
+    }
+    Handle::decode(&bytes).expect("a handle")
+}
+
+fn export(context: &Context, address: u64, bytes: u64) -> String {
+    hex(&context.export_memory(address, bytes).expect("memory that can be shared").encode())
+}
+
+/// Copies of one transfer, in the order of a stream.
+fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu::engine::Plan> {
+    let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes };
+    context.plan(&[transfer], &PlanOptions::default()).expect("a plan")
+}
+
+struct Peer {
+    process: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start() -> Peer {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "share::child_obeys", "--nocapture", "--test-threads=1"]).env("SHARE_TEST_CHILD", "1");
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
+        let (orders, answers) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
+        Peer { process, orders, answers: BufReader::new(answers) }
+    }
+
+    fn ask(&mut self, order: &str) -> String {
+        writeln!(self.orders, "{order}").expect("the peer reads");
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.answers.read_line(&mut line).expect("text") > 0, "the peer ended at {order:?}");
+            if let Some((_, answer)) = line.split_once("ANSWER ") {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Word `i` of round `round`.
+fn word(round: u64, i: usize) -> u64 {
+    (round << 40) ^ (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Obeys the tests below. Does nothing otherwise.
+#[test]
+fn child_obeys() {
+    if std::env::var_os("SHARE_TEST_CHILD").is_none() {
+        return;
+    }
+    let context = context(None, |_| {});
+    let stream = context.create_stream(GPU1).expect("a stream");
+    let mut imports = Vec::new();
+    let mut own = Vec::new();
+    for line in std::io::stdin().lines() {
+        let line = line.expect("text");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = match words[0] {
+            "import" => match context.import_memory(&handle_of(words[1])) {
+                Ok((address, device)) => {
+                    imports.push((address, device));
+                    format!("device {}", device.0)
+                }
+                Err(error) => format!("refused: {error}"),
+            },
+            // Counters of this process, zeroed, for the other to raise.
+            "counters" => {
+                let address = context.allocate(DeviceId::HOST, 16).expect("memory");
+                host_words(address, 2).fill(0);
+                own.push(address);
+                export(&context, address, 16)
+            }
+            // Puts round after round from GPU 1 into import 0, raises import 1, and waits in its own counter before each.
+            "pump" => {
+                let staging = context.allocate(DeviceId::HOST, ROUNDS * 64 * 8).expect("memory");
+                let host = host_words(staging, ROUNDS as usize * 64);
+                for (i, cell) in host.iter_mut().enumerate() {
+                    *cell = word(i as u64 / 64 + 1, i % 64);
+                }
+                let source = context.allocate(GPU1, BYTES).expect("memory");
+                let put = plan_of(&context, imports[0], (source, GPU1), BYTES);
+                for round in 1..=ROUNDS {
+                    context.stream_wait_signals(stream, &[Signal { counter: own[0], value: round - 1 }]).expect("enqueued");
+                    let mark = plan_of(&context, (source, GPU1), (staging + (round - 1) * 512, DeviceId::HOST), 512);
+                    mark.execute(stream).expect("enqueued");
+                    put.execute(stream).expect("enqueued");
+                    context.stream_raise_signals(stream, &[Signal { counter: imports[1].0, value: round }]).expect("enqueued");
+                }
+                context.synchronize_stream(stream).map_or_else(|error| error.to_string(), |()| "pumped".into())
+            }
+            // Raises import 1 whenever its own counter is raised: the other half of a round trip.
+            "echo" => {
+                for round in 1..=ROUNDS {
+                    context.stream_wait_signals(stream, &[Signal { counter: own[0], value: round }]).expect("enqueued");
+                    context.stream_raise_signals(stream, &[Signal { counter: imports[0].0, value: round }]).expect("enqueued");
+                }
+                "enqueued".into()
+            }
+            "close" => {
+                for (address, _) in imports.drain(..) {
+                    context.close_memory(address).expect("imported");
+                }
+                "closed".into()
+            }
+            other => panic!("{other}: unknown order"),
+        };
+        println!("\nANSWER {answer}");
+    }
+}
+
+#[test]
+fn a_peer_puts_into_device_memory_with_signals_and_nothing_else_orders_it() {
+    let Some(_turn) = gpus(2) else { return };
+    let context = context(None, |_| {});
+    let mut peer = Peer::start();
+    // In the middle of an allocation, so that offsets count.
+    let whole = context.allocate(GPU0, BYTES + 8192).expect("memory");
+    let inbox = whole + 4096;
+    let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
+    host_words(counters, 2).fill(0);
+    let seen = context.allocate(DeviceId::HOST, ROUNDS * 512).expect("memory");
+    host_words(seen, ROUNDS as usize * 64).fill(0);
+    assert_eq!(peer.ask(&format!("import {}", export(&context, inbox, BYTES))), "device 0");
+    assert_eq!(peer.ask(&format!("import {}", export(&context, counters, 16))), "device -1");
+    let (theirs, on) = context.import_memory(&handle_of(&peer.ask("counters"))).expect("host memory of the peer");
+    assert_eq!(on, DeviceId::HOST);
+
+    let stream = context.create_stream(GPU0).expect("a stream");
+    for round in 1..=ROUNDS {
+        context.stream_wait_signals(stream, &[Signal { counter: counters, value: round }]).expect("enqueued");
+        let take = plan_of(&context, (seen + (round - 1) * 512, DeviceId::HOST), (inbox, GPU0), 512);
+        take.execute(stream).expect("enqueued");
+        context.stream_raise_signals(stream, &[Signal { counter: theirs, value: round }]).expect("enqueued");
+    }
+    assert_eq!(peer.ask("pump"), "pumped");
+    context.synchronize_stream(stream).expect("all rounds");
+    for (i, found) in host_words(seen, ROUNDS as usize * 64).iter().enumerate() {
+        assert_eq!(*found, word(i as u64 / 64 + 1, i % 64), "round {}, word {}", i / 64 + 1, i % 64);
+    }
+    assert_eq!(peer.ask("close"), "closed");
+    context.close_memory(theirs).expect("imported");
+}
+
+#[test]
+fn signals_go_round_between_two_processes() {
+    let Some(_turn) = gpus(2) else { return };
+    let context = context(None, |_| {});
+    let mut peer = Peer::start();
+    let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
+    host_words(counters, 2).fill(0);
+    let (theirs, _) = {
+        peer.ask(&format!("import {}", export(&context, counters, 16)));
+        context.import_memory(&handle_of(&peer.ask("counters"))).expect("host memory of the peer")
+    };
+    let stream = context.create_stream(GPU0).expect("a stream");
+    assert_eq!(peer.ask("echo"), "enqueued");
+    let started = Instant::now();
+    for round in 1..=ROUNDS {
+        context.stream_raise_signals(stream, &[Signal { counter: theirs, value: round }]).expect("enqueued");
+        context.stream_wait_signals(stream, &[Signal { counter: counters, value: round }]).expect("enqueued");
+    }
+    context.synchronize_stream(stream).expect("all rounds");
+    let one_way = started.elapsed() / (2 * ROUNDS as u32);
+    drop(writeln!(std::io::stderr(), "gpu tests: a signal from stream to stream of two processes takes {one_way:?} one way"));
+    context.close_memory(theirs).expect("imported");
+}
+
+#[test]
+fn a_stream_that_waits_for_a_peer_that_was_killed_goes_on() {
+    let Some(_turn) = gpus(2) else { return };
+    let context = context(None, |_| {});
+    let mut peer = Peer::start();
+    let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
+    host_words(counters, 2).fill(0);
+    peer.ask(&format!("import {}", export(&context, counters, 16)));
+    let stream = context.create_stream(GPU0).expect("a stream");
+    context.stream_wait_signals(stream, &[Signal { counter: counters, value: 1 }]).expect("enqueued");
+    assert!(matches!(context.wait_signal(Signal { counter: counters + 8, value: 1 }, 0.0), Err(Error::SignalTimeout { .. })));
+    peer.process.kill().expect("the peer exists");
+    let error = context.synchronize_stream(stream).expect_err("the peer has ended");
+    assert!(matches!(&error, Error::Backend(BackendError::PeerGone(why)) if why.contains("has ended")), "{error}");
+    context.synchronize_stream(stream).expect("said once");
+    let started = Instant::now();
+    assert!(matches!(
+        context.wait_signal(Signal { counter: counters + 8, value: 1 }, 60.0),
+        Err(Error::Backend(BackendError::PeerGone(_)))
+    ));
+    assert!(started.elapsed() < Duration::from_secs(30), "it was waited for");
+}
+
+#[test]
+fn memory_of_a_pool_is_refused_with_the_remedy() {
+    let Some(_turn) = gpus(1) else { return };
+    set_device(0);
+    let context = context(None, |_| {});
+    let stream = context.create_stream(GPU0).expect("a stream");
+    let (mut address, raw) = (0, std::ptr::with_exposed_provenance_mut(stream.0));
+    // SAFETY: the output is valid for the call; a stream of this GPU. Freed below, and not used.
+    unsafe { ok(sys::cuMemAllocAsync(&mut address, 1 << 20, raw)) };
+    let error = context.export_memory(address, 4096).expect_err("the default pool cannot be shared");
+    assert!(error.to_string().contains("cudaMallocAsync") && error.to_string().contains("mp_alloc"), "{error}");
+    // SAFETY: as above.
+    unsafe { ok(sys::cuMemFreeAsync(address, raw)) };
+    context.synchronize_stream(stream).expect("no work that fails");
+}

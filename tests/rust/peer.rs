@@ -1,0 +1,333 @@
+//! A process that a test talks to: this test program run again, which holds a context and obeys line by line (`child_obeys`).
+
+use crate::node::*;
+use mpgpu::ffi::*;
+use mpgpu::share::Handle;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr::null_mut;
+
+/// A process that holds a context and obeys.
+pub struct Peer {
+    pub process: Child,
+    pub orders: ChildStdin,
+    pub answers: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    pub fn start() -> Peer {
+        Peer::of(Command::new(std::env::current_exe().expect("this program")))
+    }
+
+    pub fn of(mut command: Command) -> Peer {
+        command.args(["--exact", "peer::child_obeys", "--nocapture", "--test-threads=1"]).env("SHARE_TEST_CHILD", "1");
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
+        let orders = process.stdin.take().expect("a pipe");
+        let answers = BufReader::new(process.stdout.take().expect("a pipe"));
+        Peer { process, orders, answers }
+    }
+
+    /// Has an order carried out, and returns what came of it.
+    pub fn ask(&mut self, order: &str) -> String {
+        writeln!(self.orders, "{order}").expect("the peer reads");
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.answers.read_line(&mut line).expect("the peer writes text") > 0, "the peer ended at {order:?}");
+            if let Some((_, answer)) = line.split_once("ANSWER ") {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+
+    /// An order that must succeed.
+    #[track_caller]
+    pub fn tell(&mut self, order: &str) -> String {
+        let answer = self.ask(order);
+        answer.strip_prefix("0").unwrap_or_else(|| panic!("{order}: {answer}")).trim_start().to_owned()
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) -> rustix::process::Pid {
+        let process = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(process, signal).expect("the peer exists");
+        process
+    }
+
+    /// Stops all of its threads, and returns when they have.
+    pub fn stop(&self) {
+        let process = self.signal(rustix::process::Signal::STOP);
+        let stopped = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::UNTRACED).expect("the peer is ours");
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the peer ended");
+    }
+
+    pub fn go_on(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    /// Ends it at once, wherever it is.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("the peer exists");
+        self.process.wait().expect("the peer was ours");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub fn pattern(seed: usize, i: usize) -> u8 {
+    (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(101)) as u8
+}
+
+pub fn fill(memory: *mut u8, bytes: usize, seed: usize) {
+    // SAFETY: memory of the host backend of this size, which nothing else uses meanwhile.
+    unsafe { std::slice::from_raw_parts_mut(memory, bytes) }.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(seed, i));
+}
+
+/// Whether memory holds the pattern of `seed`, which starts at byte `from` of it.
+pub fn holds(memory: *const u8, bytes: usize, seed: usize, from: usize) -> bool {
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts(memory, bytes) }.iter().enumerate().all(|(i, byte)| *byte == pattern(seed, from + i))
+}
+
+pub fn export(node: &Node, memory: *const u8, bytes: usize) -> mp_memory_handle_t {
+    let mut handle = mp_memory_handle_t { bytes: [0; 128] };
+    // SAFETY: the output is valid for the call.
+    ok(unsafe { mp_memory_export(node.context, memory.cast(), bytes as u64, &mut handle) });
+    handle
+}
+
+pub fn try_import(node: &Node, handle: &mp_memory_handle_t) -> (mp_status_t, *mut u8) {
+    let (mut pointer, mut device, mut bytes) = (poison(), i32::MAX, u64::MAX);
+    // SAFETY: all pointers are valid for the call.
+    let status = unsafe { mp_memory_import(node.context, handle, &mut pointer, &mut device, &mut bytes) };
+    let said = Handle::decode(&handle.bytes).map(|handle| (handle.number, handle.bytes));
+    assert_eq!((device, bytes), if status == MP_SUCCESS { said.expect("a handle") } else { (i32::MAX, u64::MAX) });
+    (status, pointer.cast())
+}
+
+#[track_caller]
+pub fn import(node: &Node, handle: &mp_memory_handle_t) -> *mut u8 {
+    let (status, pointer) = try_import(node, handle);
+    ok(status);
+    pointer
+}
+
+#[track_caller]
+pub fn import_refused(node: &Node, handle: &mp_memory_handle_t, expected: mp_status_t) -> String {
+    let (status, pointer) = try_import(node, handle);
+    let message = refused(status, expected);
+    assert_eq!(pointer, poison(), "an output was written");
+    message
+}
+
+pub fn close(node: &Node, pointer: *mut u8) {
+    // SAFETY: the tests close what they no longer use.
+    ok(unsafe { mp_memory_close(node.context, pointer.cast()) });
+}
+
+pub fn hex(handle: &mp_memory_handle_t) -> String {
+    handle.bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub fn from_hex(text: &str) -> mp_memory_handle_t {
+    let mut handle = mp_memory_handle_t { bytes: [0; 128] };
+    for (i, byte) in handle.bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal digits");
+    }
+    handle
+}
+
+/// Where the exporter of a handle listens.
+pub fn socket_of(handle: &mp_memory_handle_t) -> rustix::net::SocketAddrUnix {
+    let token: String = Handle::decode(&handle.bytes).expect("a handle").origin.token.iter().map(|byte| format!("{byte:02x}")).collect();
+    rustix::net::SocketAddrUnix::new_abstract_name(format!("mpgpu-{token}").as_bytes()).expect("a name")
+}
+
+/// A handle that says something else, and is a handle still.
+pub fn forged(handle: &mp_memory_handle_t, change: impl FnOnce(&mut Handle)) -> mp_memory_handle_t {
+    let mut decoded = Handle::decode(&handle.bytes).expect("a handle");
+    change(&mut decoded);
+    mp_memory_handle_t { bytes: decoded.encode() }
+}
+
+/// Descriptors, and mappings of memory files, of a process that does nothing else meanwhile.
+pub fn holdings(process: &str) -> (usize, usize) {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("procfs");
+    let shared = maps.lines().filter(|line| line.contains("memfd:mpgpu")).count();
+    (std::fs::read_dir(format!("/proc/{process}/fd")).expect("procfs").count(), shared)
+}
+
+/// The lines of this process's mappings as first address, address behind the last, and inode.
+pub fn mappings() -> Vec<(usize, usize, String)> {
+    let number = |text: &str| usize::from_str_radix(text, 16).expect("hexadecimal digits");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    let parse = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (first, end) = words[0].split_once('-').expect("two addresses");
+        (number(first), number(end), words[4].to_owned())
+    };
+    maps.lines().map(parse).collect()
+}
+
+/// The memory file that is mapped at an address.
+pub fn file_at(pointer: *const u8) -> String {
+    let mut all = mappings().into_iter();
+    all.find(|(first, end, _)| (*first..*end).contains(&pointer.addr())).expect("a mapping").2
+}
+
+/// How often a memory file is mapped: that of a peer only by imports, whatever other tests do meanwhile.
+pub fn mapped(file: &str) -> usize {
+    mappings().iter().filter(|(_, _, inode)| inode == file).count()
+}
+
+/// Names of this library in /dev/shm.
+pub fn names() -> usize {
+    let ours = |name: &std::fs::DirEntry| name.file_name().to_string_lossy().contains("mpgpu");
+    std::fs::read_dir("/dev/shm").map_or(0, |names| names.flatten().filter(ours).count())
+}
+
+pub fn signal(counter: *mut u64, value: u64) -> mp_signal_t {
+    mp_signal_t { counter, value }
+}
+
+pub fn wait_in(node: &Node, stream: mp_stream_t, signals: &[mp_signal_t]) {
+    // SAFETY: the list is valid for the call.
+    ok(unsafe { mp_stream_wait_signals(node.context, stream, signals.as_ptr(), signals.len()) });
+}
+
+pub fn raise_in(node: &Node, stream: mp_stream_t, signals: &[mp_signal_t]) {
+    // SAFETY: as above.
+    ok(unsafe { mp_stream_raise_signals(node.context, stream, signals.as_ptr(), signals.len()) });
+}
+
+/// Counters of a context, all zero.
+pub fn counters(node: &Node, count: usize) -> *mut u64 {
+    let counters: *mut u64 = node.alloc(MP_DEVICE_HOST, 8 * count).cast();
+    // SAFETY: memory of this size, which nobody else knows yet.
+    unsafe { std::slice::from_raw_parts_mut(counters, count) }.fill(0);
+    counters
+}
+
+/// Waits on the host.
+pub fn wait_for(node: &Node, counter: *mut u64, value: u64, seconds: f64) -> mp_status_t {
+    // SAFETY: the address is the library's to check.
+    unsafe { mp_signal_wait(node.context, counter, value, seconds) }
+}
+
+/// Obeys the test that has started this program. Does nothing otherwise.
+#[test]
+fn child_obeys() {
+    if std::env::var_os("SHARE_TEST_CHILD").is_none() {
+        return;
+    }
+    let mut node = Some(Node::new(c"beluga"));
+    let mut memory: Vec<(*mut u8, usize)> = Vec::new();
+    let mut imports: Vec<*mut u8> = Vec::new();
+    let failed = |status: mp_status_t| format!("{} {}", status as i32, last_error());
+    for line in std::io::stdin().lines() {
+        let line = line.expect("text");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let n = |at: usize| words[at].parse::<usize>().expect("a number");
+        let here = || node.as_ref().expect("the context was not destroyed");
+        let answer = match words[0] {
+            // alloc DEVICE BYTES SEED
+            "alloc" => {
+                let pointer = here().alloc(words[1].parse().expect("a device"), n(2));
+                fill(pointer, n(2), n(3));
+                memory.push((pointer, n(2)));
+                format!("0 {}", memory.len() - 1)
+            }
+            // export MEMORY OFFSET BYTES
+            "export" => format!("0 {}", hex(&export(here(), memory[n(1)].0.wrapping_add(n(2)), n(3)))),
+            // free MEMORY
+            "free" => {
+                here().free(memory[n(1)].0);
+                "0".into()
+            }
+            // check MEMORY SEED
+            "check" => format!("0 {}", holds(memory[n(1)].0, memory[n(1)].1, n(2), 0)),
+            // import HANDLE
+            "import" => match try_import(here(), &from_hex(words[1])) {
+                (MP_SUCCESS, pointer) => {
+                    imports.push(pointer);
+                    format!("0 {}", imports.len() - 1)
+                }
+                (status, _) => failed(status),
+            },
+            // close IMPORT
+            "close" => {
+                close(here(), imports[n(1)]);
+                "0".into()
+            }
+            // look IMPORT BYTES SEED FROM
+            "look" => format!("0 {}", holds(imports[n(1)], n(2), n(3), n(4))),
+            // put IMPORT DEVICE MEMORY DEVICE BYTES: a plan that copies memory of this process into another's
+            "put" => {
+                let (to, from) = (words[2].parse().expect("a device"), words[4].parse().expect("a device"));
+                let plan = here().plan(&[transfer(imports[n(1)], to, memory[n(3)].0, from, n(5))]);
+                here().run(plan);
+                ok(mp_plan_destroy(plan));
+                "0".into()
+            }
+            // pump DATA FLAG MEMORY FREE ROUNDS BYTES: puts round after round of MEMORY into the import DATA and raises the import FLAG, each
+            // after the receiver has said in memory FREE that the last one was taken. One stream, and the host waits for nothing.
+            "pump" => {
+                let (data, flag, source, free, rounds, bytes) =
+                    (imports[n(1)], imports[n(2)].cast::<u64>(), memory[n(3)].0, memory[n(4)].0.cast::<u64>(), n(5), n(6));
+                let stream = here().stream(0);
+                for round in 0..rounds {
+                    wait_in(here(), stream, &[signal(free, round as u64)]);
+                    let plan = here().plan(&[transfer(data, 1, source.wrapping_add(round * bytes), 0, bytes)]);
+                    // SAFETY: the plan's memory stays until the stream was synchronised.
+                    ok(unsafe { mp_execute(plan, stream, null_mut()) });
+                    raise_in(here(), stream, &[signal(flag, round as u64 + 1)]);
+                    ok(mp_plan_destroy(plan));
+                }
+                ok(mp_stream_synchronize(here().context, stream));
+                "0".into()
+            }
+            // knock HANDLE: asks the exporter for memory without looking whether it should, and tells what it heard
+            "knock" => {
+                let stranger =
+                    rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).expect("a socket");
+                rustix::net::connect(&stranger, &socket_of(&from_hex(words[1]))).expect("the service listens");
+                let mut heard = [0; 448];
+                let count = rustix::net::recv(&stranger, &mut heard[..], rustix::net::RecvFlags::empty()).expect("an answer").0;
+                format!("0 {}", String::from_utf8_lossy(&heard[128..count]).trim_end_matches('\0'))
+            }
+            // limit BYTES: no file of this process may become larger
+            "limit" => {
+                let limit = rustix::process::Rlimit { current: Some(n(1) as u64), maximum: Some(n(1) as u64) };
+                rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).expect("a lower limit");
+                "0".into()
+            }
+            // refuse MEMORY: an export that must fail
+            "refuse" => {
+                let mut handle = mp_memory_handle_t { bytes: [0; 128] };
+                // SAFETY: the output is valid for the call.
+                failed(unsafe { mp_memory_export(here().context, memory[n(1)].0.cast(), 1, &mut handle) })
+            }
+            // raise IMPORT VALUE
+            "raise" => {
+                raise_in(here(), null_mut(), &[signal(imports[n(1)].cast(), n(2) as u64)]);
+                ok(mp_stream_synchronize(here().context, null_mut()));
+                "0".into()
+            }
+            "holdings" => {
+                let (descriptors, mappings) = holdings("self");
+                format!("0 {descriptors} {mappings}")
+            }
+            "destroy" => {
+                ok(mp_context_destroy(node.take().expect("once").context));
+                "0".into()
+            }
+            "exit" => std::process::exit(0),
+            other => panic!("{other}: unknown order"),
+        };
+        println!("\nANSWER {answer}");
+    }
+}

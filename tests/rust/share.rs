@@ -1,0 +1,437 @@
+//! Memory between processes: bytes arrive, and every way in which a peer, a handle or memory can be gone gives a status.
+
+use crate::node::*;
+use crate::peer::*;
+use mpgpu::ffi::*;
+use mpgpu::share::{Handle, PATIENCE};
+use std::io::Write;
+use std::process::Command;
+use std::ptr::null_mut;
+use std::time::Instant;
+
+#[test]
+fn a_peer_puts_bytes_into_exported_memory_and_nowhere_else() {
+    let node = Node::new(c"beluga");
+    const BYTES: usize = (1 << 20) + 77;
+    const AROUND: usize = 4096 + 5;
+    let memory = node.alloc(1, BYTES + 2 * AROUND);
+    fill(memory, BYTES + 2 * AROUND, 1);
+    let handle = export(&node, memory.wrapping_add(AROUND), BYTES);
+    let mut peer = Peer::start();
+    assert_eq!(peer.tell(&format!("import {}", hex(&handle))), "0");
+    assert_eq!(peer.tell(&format!("look 0 {BYTES} 1 {AROUND}")), "true");
+    peer.tell(&format!("alloc 0 {BYTES} 2"));
+    peer.tell(&format!("put 0 1 0 0 {BYTES}"));
+    assert!(holds(memory.wrapping_add(AROUND), BYTES, 2, 0), "bytes arrived wrong");
+    assert!(holds(memory, AROUND, 1, 0) && holds(memory.wrapping_add(AROUND + BYTES), AROUND, 1, AROUND + BYTES), "bytes around");
+    peer.tell("close 0");
+    node.still_works();
+}
+
+#[test]
+fn a_plan_moves_imported_memory_of_every_device_in_both_directions() {
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    // Large enough for several paths.
+    const BYTES: usize = 8 << 20;
+    for (i, device) in [0, 3, MP_DEVICE_HOST].into_iter().enumerate() {
+        peer.tell(&format!("alloc {device} {BYTES} {}", 10 + i));
+        let theirs = import(&node, &from_hex(&peer.tell(&format!("export {i} 0 {BYTES}"))));
+        let ours = node.alloc(1, BYTES);
+        let (get, put) = (node.plan(&[transfer(ours, 1, theirs, device, BYTES)]), node.plan(&[transfer(theirs, device, ours, 1, BYTES)]));
+        node.run(get);
+        assert!(holds(ours, BYTES, 10 + i, 0));
+        fill(ours, BYTES, 20 + i);
+        node.run(put);
+        assert_eq!(peer.tell(&format!("check {i} {}", 20 + i)), "true");
+        ok(mp_plan_destroy(get));
+        // On no other device, and not beyond its end.
+        let (status, _) = node.try_plan(&[transfer(theirs, 2, ours, 1, 8)], null_mut());
+        refused(status, MP_ERROR_INVALID_POINTER);
+        let (status, _) = node.try_plan(&[transfer(theirs, device, ours, 1, BYTES + 1)], null_mut());
+        refused(status, MP_ERROR_INVALID_POINTER);
+        close(&node, theirs);
+        // SAFETY: the memory is gone, which is what is tested.
+        refused(unsafe { mp_execute(put, null_mut(), null_mut()) }, MP_ERROR_INVALID_POINTER);
+        ok(mp_plan_destroy(put));
+    }
+    node.still_works();
+}
+
+#[test]
+fn ranges_of_one_allocation_are_mapped_once_and_until_the_last_is_closed() {
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    peer.tell("alloc 0 100000 1");
+    let handles = [0, 5, 50000].map(|offset| from_hex(&peer.tell(&format!("export 0 {offset} 100"))));
+    let pointers = handles.each_ref().map(|handle| import(&node, handle));
+    let file = file_at(pointers[0]);
+    assert_eq!(mapped(&file), 1);
+    assert_eq!(pointers.map(|pointer| pointer.addr() - pointers[0].addr()), [0, 5, 50000]);
+    let again = import(&node, &handles[1]);
+    assert_eq!(again, pointers[1]);
+    for pointer in [pointers[0], pointers[2], again] {
+        close(&node, pointer);
+        assert!(holds(pointers[1], 100, 1, 5), "unmapped too early");
+    }
+    // SAFETY: it was closed, which is what is tested.
+    let message = refused(unsafe { mp_memory_close(node.context, pointers[0].cast()) }, MP_ERROR_INVALID_POINTER);
+    assert!(message.contains("was not returned by mp_memory_import of this context, or was closed already"), "{message}");
+    close(&node, pointers[1]);
+    assert_eq!(mapped(&file), 0);
+    // SAFETY: as above.
+    refused(unsafe { mp_memory_close(node.context, pointers[1].cast()) }, MP_ERROR_INVALID_POINTER);
+    node.still_works();
+}
+
+#[test]
+fn threads_that_import_the_same_memory_at_once_map_it_once() {
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    peer.tell("alloc 0 4096 1");
+    let handle = from_hex(&peer.tell("export 0 0 4096"));
+    let pointers: Vec<usize> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| import(&node, &handle).addr())).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no assertion failed")).collect()
+    });
+    assert!(pointers.iter().all(|pointer| *pointer == pointers[0]), "{pointers:?}");
+    pointers.iter().for_each(|pointer| close(&node, std::ptr::with_exposed_provenance_mut(*pointer)));
+    // SAFETY: closed as often as imported.
+    refused(unsafe { mp_memory_close(node.context, std::ptr::with_exposed_provenance_mut(pointers[0])) }, MP_ERROR_INVALID_POINTER);
+}
+
+#[test]
+fn a_handle_of_this_process_gives_the_plain_address() {
+    let (node, other) = (Node::new(c"beluga"), Node::new(c"beluga"));
+    let memory = node.alloc(2, 10000);
+    fill(memory, 10000, 1);
+    let handle = export(&node, memory.wrapping_add(3), 5000);
+    assert_eq!(import(&node, &handle), memory.wrapping_add(3));
+    // Another context of this process, to which it was unknown, may use it now.
+    let ours = other.alloc(0, 5000);
+    let (status, _) = other.try_plan(&[transfer(ours, 0, memory.wrapping_add(3), 2, 5000)], null_mut());
+    refused(status, MP_ERROR_INVALID_POINTER);
+    assert_eq!(import(&other, &handle), memory.wrapping_add(3));
+    let plan = other.plan(&[transfer(ours, 0, memory.wrapping_add(3), 2, 5000)]);
+    other.run(plan);
+    assert!(holds(ours, 5000, 1, 3));
+    // Until its owner frees it.
+    node.free(memory);
+    // SAFETY: the memory is gone, which is what is tested.
+    let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
+    assert!(message.contains("was freed"), "{message}");
+    close(&other, memory.wrapping_add(3));
+    import_refused(&other, &handle, MP_ERROR_PEER_GONE);
+    import_refused(&node, &handle, MP_ERROR_PEER_GONE);
+    node.still_works();
+    other.still_works();
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused() {
+    let node = Node::new(c"beluga");
+    let memory = node.alloc(0, 1000);
+    let own = [0_u8; 64];
+    let mut handle = mp_memory_handle_t { bytes: [7; 128] };
+    let mut refuse = |pointer: *const u8, bytes: u64, status| {
+        // SAFETY: the output is valid for the call; what the range is, is what is tested.
+        let message = refused(unsafe { mp_memory_export(node.context, pointer.cast(), bytes, &mut handle) }, status);
+        assert_eq!(handle.bytes, [7; 128], "an output was written");
+        message
+    };
+    let message = refuse(memory.wrapping_add(1), 1000, MP_ERROR_INVALID_POINTER);
+    assert!(message.contains("(1000 bytes) runs out of its allocation"), "{message}");
+    refuse(memory, u64::MAX, MP_ERROR_INVALID_POINTER);
+    let message = refuse(own.as_ptr(), 64, MP_ERROR_INVALID_POINTER);
+    assert!(message.contains("allocate it with mp_alloc"), "{message}");
+
+    let mut peer = Peer::start();
+    peer.tell("alloc 0 4096 1");
+    let theirs = import(&node, &from_hex(&peer.tell("export 0 0 4096")));
+    let message = refuse(theirs, 4096, MP_ERROR_NOT_SUPPORTED);
+    assert!(message.contains("memory of another process, imported here; export it there"), "{message}");
+    // Nor is it this context's to free.
+    // SAFETY: refused.
+    refused(unsafe { mp_free(node.context, theirs.cast()) }, MP_ERROR_INVALID_POINTER);
+    close(&node, theirs);
+    node.still_works();
+}
+
+#[test]
+fn freed_memory_is_gone_also_when_its_address_is_in_use_again() {
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    peer.tell("alloc 0 65536 1");
+    let handle = from_hex(&peer.tell("export 0 0 65536"));
+    let theirs = import(&node, &handle);
+    let ours = node.alloc(1, 65536);
+    let plan = node.plan(&[transfer(ours, 1, theirs, 0, 65536)]);
+    node.run(plan);
+    peer.tell("free 0");
+    // SAFETY: the mapping is still there, whatever is behind it.
+    let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
+    assert!(message.contains("has freed the memory") && message.contains("export again"), "{message}");
+    // New memory of the same size, at the same address most likely.
+    peer.tell("alloc 0 65536 2");
+    import_refused(&node, &handle, MP_ERROR_PEER_GONE);
+    // What is still mapped shows nothing of it.
+    assert!(!holds(theirs, 65536, 2, 0));
+    close(&node, theirs);
+    import_refused(&node, &handle, MP_ERROR_PEER_GONE);
+    let newer = import(&node, &from_hex(&peer.tell("export 1 0 65536")));
+    assert!(holds(newer, 65536, 2, 0));
+    // A peer that destroys its context frees all of it.
+    let again = node.plan(&[transfer(ours, 1, newer, 0, 65536)]);
+    peer.tell("destroy");
+    // SAFETY: as above.
+    refused(unsafe { mp_execute(again, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
+    close(&node, newer);
+    ok(mp_plan_destroy(plan));
+    ok(mp_plan_destroy(again));
+    node.still_works();
+}
+
+#[test]
+fn a_peer_that_was_killed_is_gone() {
+    let node = Node::new(c"beluga");
+    for order in ["", "exit"] {
+        let mut peer = Peer::start();
+        peer.tell("alloc 0 65536 1");
+        peer.tell("alloc 0 65536 2");
+        let handles = [0, 1].map(|i| from_hex(&peer.tell(&format!("export {i} 0 65536"))));
+        let theirs = import(&node, &handles[0]);
+        let file = file_at(theirs);
+        let ours = node.alloc(1, 65536);
+        let plan = node.plan(&[transfer(ours, 1, theirs, 0, 65536)]);
+        if order.is_empty() {
+            peer.kill();
+        } else {
+            writeln!(peer.orders, "{order}").expect("the peer reads");
+            peer.process.wait().expect("the peer was ours");
+        }
+        // SAFETY: the mapping is still there.
+        let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
+        assert!(message.contains(&format!("process {}", peer.process.id())) && message.contains("has ended"), "{message}");
+        // Neither what is mapped nor what is not can be imported.
+        for handle in &handles {
+            import_refused(&node, handle, MP_ERROR_PEER_GONE);
+        }
+        close(&node, theirs);
+        import_refused(&node, &handles[0], MP_ERROR_PEER_GONE);
+        assert_eq!((mapped(&file), names()), (0, 0), "a mapping or a name is left");
+        node.free(ours);
+        ok(mp_plan_destroy(plan));
+    }
+    node.still_works();
+}
+
+#[test]
+fn an_importer_that_was_killed_leaves_nothing_behind() {
+    let node = Node::new(c"beluga");
+    let memory = node.alloc(0, 65536);
+    let handle = export(&node, memory, 65536);
+    // A process that does nothing else exports, so that its descriptors can be counted.
+    let mut exporter = Peer::start();
+    exporter.tell("alloc 0 65536 1");
+    let theirs = exporter.tell("export 0 0 65536");
+    let number = |answer: String| answer.split(' ').next().expect("two numbers").parse::<usize>().expect("a number");
+    let alone = number(exporter.tell("holdings"));
+    for _ in 0..4 {
+        let mut peer = Peer::start();
+        peer.tell(&format!("import {}", hex(&handle)));
+        peer.tell(&format!("import {theirs}"));
+        peer.kill();
+    }
+    // A thread of the exporter sees them end, and closes the connections.
+    let started = Instant::now();
+    while number(exporter.tell("holdings")) > alone {
+        assert!(started.elapsed() < 4 * PATIENCE, "descriptors are left: {} and {alone} before", exporter.tell("holdings"));
+    }
+    assert_eq!(names(), 0);
+    node.free(memory);
+    node.still_works();
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_given_up_in_bounded_time() {
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    peer.tell("alloc 0 4096 1");
+    let handle = from_hex(&peer.tell("export 0 0 4096"));
+    peer.stop();
+    let started = Instant::now();
+    let message = import_refused(&node, &handle, MP_ERROR_TIMEOUT);
+    assert!(message.contains("has not answered for 5 s") && message.contains("debugger"), "{message}");
+    assert!(started.elapsed() >= PATIENCE / 2, "it was not waited for");
+    peer.go_on();
+    let theirs = import(&node, &handle);
+    assert!(holds(theirs, 4096, 1, 0));
+    close(&node, theirs);
+    node.still_works();
+}
+
+#[test]
+fn handles_from_elsewhere_are_refused_with_the_reason() {
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    peer.tell("alloc 3 4096 1");
+    let handle = from_hex(&peer.tell("export 0 0 4096"));
+    let refuse = |change: &dyn Fn(&mut Handle), status, expected: &str| {
+        let message = import_refused(&node, &forged(&handle, change), status);
+        assert!(message.contains(expected), "{message}");
+    };
+    refuse(&|h| h.origin.boot[3] ^= 1, MP_ERROR_NOT_SUPPORTED, "from another node");
+    refuse(&|h| h.origin.network += 1, MP_ERROR_NOT_SUPPORTED, "from another container");
+    refuse(&|h| h.origin.user += 1, MP_ERROR_NOT_SUPPORTED, "of another user");
+    refuse(&|h| h.key.backend = 2, MP_ERROR_NOT_SUPPORTED, "MPGPU_BACKEND");
+    refuse(&|h| h.device[15] ^= 1, MP_ERROR_NOT_SUPPORTED, "which this process does not see");
+    refuse(&|h| h.key.allocation += 1, MP_ERROR_PEER_GONE, "freed");
+    refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "exports nothing any more");
+    refuse(&|h| h.offset = 1, MP_ERROR_INVALID_ARGUMENT, "4096 bytes from byte 1 of an allocation of 4096 bytes");
+    refuse(&|h| h.bytes = 0, MP_ERROR_INVALID_ARGUMENT, "0 bytes");
+    // A larger allocation than the file has room for.
+    refuse(&|h| h.allocation_bytes = 1 << 40, MP_ERROR_DRIVER, "mapping memory of another process");
+
+    let mut newer = handle;
+    newer.bytes[8] = 2;
+    mpgpu::share::handle::seal(&mut newer.bytes);
+    let message = import_refused(&node, &newer, MP_ERROR_VERSION_MISMATCH);
+    assert!(message.contains("version 2, this library makes and reads version 1"), "{message}");
+
+    let theirs = import(&node, &handle);
+    close(&node, theirs);
+    node.still_works();
+}
+
+#[test]
+fn every_corrupted_byte_is_noticed() {
+    let node = Node::new(c"beluga");
+    let memory = node.alloc(0, 4096);
+    let handle = export(&node, memory, 4096);
+    for at in 0..handle.bytes.len() {
+        for bit in [1, 0x80] {
+            let mut corrupt = handle;
+            corrupt.bytes[at] ^= bit;
+            import_refused(&node, &corrupt, MP_ERROR_INVALID_ARGUMENT);
+            assert_eq!(last_argument().as_deref(), Some("handle"));
+        }
+    }
+    assert_eq!(import(&node, &handle), memory);
+    node.still_works();
+}
+
+#[test]
+fn strangers_at_the_socket_do_no_harm() {
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType};
+    let node = Node::new(c"beluga");
+    let memory = node.alloc(0, 4096);
+    fill(memory, 4096, 1);
+    let handle = export(&node, memory, 4096);
+    let name = socket_of(&handle);
+    for packet in [&b"x"[..], &[0; 448], &[0xFF; 448], &[7; 4000], b""] {
+        let stranger = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+        rustix::net::connect(&stranger, &name).expect("the service listens");
+        rustix::net::send(&stranger, packet, SendFlags::NOSIGNAL).expect("the service reads");
+        // It is hung up on, which is all that it hears.
+        let mut heard = [0_u8; 8];
+        assert!(!matches!(rustix::net::recv(&stranger, &mut heard, RecvFlags::empty()), Ok((1.., _))), "an answer to {packet:?}");
+    }
+    let mut peer = Peer::start();
+    peer.tell(&format!("import {}", hex(&handle)));
+    assert_eq!(peer.tell("look 0 4096 1 0"), "true");
+}
+
+/// Rounds of allocating, exporting, importing, closing and freeing between two processes.
+#[test]
+fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
+    let rounds = 10_000;
+    let mut exporter = Peer::start();
+    let mut importer = Peer::start();
+    importer.tell("alloc 1 19000 1");
+    let mut first = None;
+    for round in 0..rounds {
+        exporter.tell(&format!("alloc {} 20000 {round}", round % 4));
+        let handle = exporter.tell(&format!("export {round} 100 19000"));
+        importer.tell(&format!("import {handle}"));
+        assert_eq!(importer.tell(&format!("look {round} 19000 {round} 100")), "true");
+        if round % 100 == 0 {
+            // A plan that stays in the importer's cache keeps nothing of the exporter.
+            importer.tell(&format!("put {round} {} 0 1 19000", round % 4));
+        }
+        importer.tell(&format!("close {round}"));
+        exporter.tell(&format!("free {round}"));
+        if round == 9 || round == rounds - 1 {
+            let state = (importer.tell("holdings"), resident(&importer), resident(&exporter));
+            let (before, importers, exporters) = first.get_or_insert_with(|| state.clone());
+            assert_eq!(&state.0, before, "descriptors and mappings of the importer");
+            // Pages; the peers' own lists grow too. AddressSanitizer's allocator keeps what was freed.
+            let most = if std::env::var_os("ASAN_OPTIONS").is_some() { 50_000 } else { 500 };
+            assert!(state.1 < *importers + most && state.2 < *exporters + most, "{state:?} after {importers} and {exporters}");
+        }
+    }
+    // A listener, a segment, and what every process has.
+    let (descriptors, mappings) = holdings(&exporter.process.id().to_string());
+    assert!(descriptors < 16 && mappings == 0, "{descriptors} descriptors and {mappings} mappings");
+    assert_eq!(names(), 0);
+}
+
+/// Pages in use by a process.
+fn resident(peer: &Peer) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/statm", peer.process.id())).expect("procfs");
+    text.split_whitespace().nth(1).expect("two numbers").parse().expect("a number")
+}
+
+#[test]
+fn devices_have_names_that_all_processes_know() {
+    let node = Node::new(c"beluga");
+    let mut seen = std::collections::BTreeSet::new();
+    for device in [0, 1, 2, 3, MP_DEVICE_HOST] {
+        let mut uuid = [0_u8; 16];
+        // SAFETY: the output has 16 bytes.
+        ok(unsafe { mp_device_uuid(node.context, device, uuid.as_mut_ptr()) });
+        assert!(seen.insert(uuid), "two devices have one name");
+    }
+}
+
+#[test]
+fn a_process_of_another_user_is_refused() {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can start a process of another user");
+        return;
+    }
+    // Where that user may not read: nobody reads a copy beside it.
+    let program = std::env::temp_dir().join(format!("mpgpu-share-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("room for a copy");
+    let node = Node::new(c"beluga");
+    let memory = node.alloc(0, 4096);
+    let handle = export(&node, memory, 4096);
+    let mut command = Command::new(&program);
+    command.uid(65534).gid(65534);
+    let mut stranger = Peer::of(command);
+    std::fs::remove_file(&program).expect("the copy was the test's own");
+    let answer = stranger.ask(&format!("import {}", hex(&handle)));
+    assert!(answer.starts_with("8 ") && answer.contains("of another user"), "{answer}");
+    // A handle that lies about its user: the importer looks who answers, the exporter who asks.
+    let lie = hex(&forged(&handle, |handle| handle.origin.user = 65534));
+    let answer = stranger.ask(&format!("import {lie}"));
+    assert!(answer.starts_with("8 ") && answer.contains("not trusted"), "{answer}");
+    let heard = stranger.tell(&format!("knock {lie}"));
+    assert!(heard.contains("the exporter is of user 0, this process of user 65534"), "{heard}");
+    let mut peer = Peer::start();
+    peer.tell(&format!("import {}", hex(&handle)));
+}
+
+#[test]
+fn memory_that_the_system_gives_no_file_for_serves_and_is_not_shared() {
+    let mut peer = Peer::start();
+    peer.tell("limit 100000");
+    peer.tell("alloc 0 50000 1");
+    peer.tell("export 0 0 50000");
+    peer.tell("alloc 1 500000 2");
+    assert_eq!(peer.tell("check 1 2"), "true");
+    let answer = peer.ask("refuse 1");
+    assert!(answer.starts_with("8 ") && answer.contains("gave no memory file") && answer.contains("ulimit -f"), "{answer}");
+    peer.tell("free 1");
+    peer.tell("free 0");
+}

@@ -1,0 +1,212 @@
+//! Signals between processes: they order streams and threads, and nobody waits for ever for a peer that has ended.
+
+use crate::node::*;
+use crate::peer::*;
+use mpgpu::ffi::*;
+use std::io::Write;
+use std::ptr::null_mut;
+
+#[test]
+fn puts_with_signals_are_ordered_by_streams_alone() {
+    const ROUNDS: usize = 60;
+    const BYTES: usize = 70_001;
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    peer.tell(&format!("alloc 0 {} 7", ROUNDS * BYTES));
+    peer.tell("alloc -1 8 0");
+    let free = import(&node, &from_hex(&peer.tell("export 1 0 8"))).cast::<u64>();
+    raise_in(&node, null_mut(), &[signal(free, 0)]);
+    ok(mp_stream_synchronize(node.context, null_mut()));
+
+    let (data, flag, result) = (node.alloc(1, BYTES), counters(&node, 1), node.alloc(2, ROUNDS * BYTES));
+    peer.tell(&format!("import {}", hex(&export(&node, data, BYTES))));
+    peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
+    // Everything is enqueued before the first byte has come.
+    let stream = node.stream(1);
+    for round in 0..ROUNDS {
+        wait_in(&node, stream, &[signal(flag, round as u64 + 1)]);
+        let plan = node.plan(&[transfer(result.wrapping_add(round * BYTES), 2, data, 1, BYTES)]);
+        // SAFETY: the plan's memory stays until the stream was synchronised.
+        ok(unsafe { mp_execute(plan, stream, null_mut()) });
+        raise_in(&node, stream, &[signal(free, round as u64 + 1)]);
+        ok(mp_plan_destroy(plan));
+    }
+    peer.tell(&format!("pump 0 1 0 1 {ROUNDS} {BYTES}"));
+    ok(mp_stream_synchronize(node.context, stream));
+    assert!(holds(result, ROUNDS * BYTES, 7, 0), "a round arrived late, or in pieces");
+    ok(wait_for(&node, flag, ROUNDS as u64, 0.0));
+    close(&node, free.cast());
+    node.still_works();
+}
+
+#[test]
+fn a_thread_waits_for_a_signal_no_longer_than_it_says() {
+    let node = Node::new(c"beluga");
+    let flag = counters(&node, 1);
+    let mut peer = Peer::start();
+    peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
+    for seconds in [0.0, 0.02] {
+        let message = refused(wait_for(&node, flag, 3, seconds), MP_ERROR_TIMEOUT);
+        assert!(message.contains(&format!("stands at 0 and has not reached 3 in {seconds} s")), "{message}");
+    }
+    let at = flag.expose_provenance();
+    std::thread::scope(|scope| {
+        scope.spawn(|| ok(wait_for(&node, std::ptr::with_exposed_provenance_mut(at), 3, f64::INFINITY)));
+        peer.tell("raise 0 2");
+        peer.tell("raise 0 5");
+    });
+    ok(wait_for(&node, flag, 5, 0.0));
+    refused(wait_for(&node, flag, 6, 0.0), MP_ERROR_TIMEOUT);
+    for seconds in [-1.0, f64::NAN] {
+        let message = refused(wait_for(&node, flag, 0, seconds), MP_ERROR_INVALID_ARGUMENT);
+        assert!(message.starts_with(&format!("seconds={seconds}: must be")), "{message}");
+    }
+    peer.tell("close 0");
+    node.still_works();
+}
+
+#[test]
+fn streams_that_wait_hold_up_no_other() {
+    let node = Node::new(c"beluga");
+    const STREAMS: usize = 40;
+    let flags = counters(&node, STREAMS);
+    let streams: Vec<mp_stream_t> = (0..STREAMS).map(|i| node.stream((i % 4) as i32)).collect();
+    let cells: Vec<*mut u8> = (0..STREAMS).map(|_| node.alloc(0, 4096)).collect();
+    let source = node.alloc(1, 4096);
+    fill(source, 4096, 3);
+    for (i, stream) in streams.iter().enumerate() {
+        fill(cells[i], 4096, 4);
+        // Each waits for its own counter and the first one.
+        wait_in(&node, *stream, &[signal(flags.wrapping_add(i), 1), signal(flags, 1)]);
+        let plan = node.plan(&[transfer(cells[i], 0, source, 1, 4096)]);
+        // SAFETY: the plan's memory stays until the streams were synchronised.
+        ok(unsafe { mp_execute(plan, *stream, null_mut()) });
+    }
+    // Freeing would wait for them all; copies in other streams do not.
+    let copied = node.alloc(2, 4096);
+    let plan = node.plan(&[transfer(copied, 2, source, 1, 4096)]);
+    node.run(plan);
+    assert!(holds(copied, 4096, 3, 0));
+    raise_in(&node, null_mut(), &(1..STREAMS).rev().map(|i| signal(flags.wrapping_add(i), 1)).collect::<Vec<_>>());
+    node.run(plan);
+    assert!(cells.iter().all(|cell| holds(*cell, 4096, 4, 0)), "a stream did not wait for both");
+    raise_in(&node, null_mut(), &[signal(flags, 1)]);
+    for (stream, cell) in streams.iter().zip(&cells) {
+        ok(mp_stream_synchronize(node.context, *stream));
+        assert!(holds(*cell, 4096, 3, 0));
+    }
+}
+
+#[test]
+fn a_peer_that_dies_lets_nobody_wait_for_ever() {
+    let node = Node::new(c"beluga");
+    let flags = counters(&node, 2);
+    let others = counters(&node, 1);
+    let handle = hex(&export(&node, flags.cast(), 16));
+    let (mut dying, mut closing) = (Peer::start(), Peer::start());
+    for peer in [&mut dying, &mut closing] {
+        peer.tell(&format!("import {handle}"));
+    }
+    let stream = node.stream(1);
+    // One that has closed the memory ends no wait.
+    closing.tell("close 0");
+    closing.kill();
+    dying.tell("raise 0 4");
+    wait_in(&node, stream, &[signal(flags, 4)]);
+    ok(mp_stream_synchronize(node.context, stream));
+
+    wait_in(&node, stream, &[signal(flags.wrapping_add(1), 1)]);
+    let at = flags.expose_provenance();
+    let reached = std::thread::scope(|scope| {
+        let host = scope.spawn(|| (wait_for(&node, std::ptr::with_exposed_provenance_mut(at), 5, f64::INFINITY), last_error()));
+        dying.kill();
+        host.join().expect("no assertion failed")
+    });
+    assert_eq!(reached.0, MP_ERROR_PEER_GONE, "{}", reached.1);
+    assert!(reached.1.contains("stands at 4 and was waited for to reach 5: process") && reached.1.contains("has ended"), "{}", reached.1);
+    let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
+    assert!(message.contains(&format!("process {}", dying.process.id())), "{message}");
+    // Said once; the stream goes on, and later waits in this memory end too.
+    ok(mp_stream_synchronize(node.context, stream));
+    wait_in(&node, stream, &[signal(flags.wrapping_add(1), 1)]);
+    refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
+    // What was raised counts, and other memory is not concerned.
+    ok(wait_for(&node, flags, 4, 0.0));
+    wait_in(&node, stream, &[signal(flags, 3)]);
+    ok(mp_stream_synchronize(node.context, stream));
+    refused(wait_for(&node, others, 1, 0.0), MP_ERROR_TIMEOUT);
+    node.still_works();
+}
+
+#[test]
+fn counters_that_are_none_are_refused() {
+    let node = Node::new(c"beluga");
+    let memory = node.alloc(0, 20);
+    let own = [0_u64; 4];
+    let mut peer = Peer::start();
+    peer.tell("alloc 0 4096 1");
+    let theirs = import(&node, &from_hex(&peer.tell("export 0 0 4096")));
+    let good = signal(memory.cast(), 1);
+    for (counter, expected) in [
+        (null_mut(), "signal 1: 0x0 is no counter: it is NULL"),
+        (memory.wrapping_add(4), "is not aligned to 8 bytes"),
+        (memory.wrapping_add(16), "runs out of its allocation"),
+        (own.as_ptr().cast_mut().cast(), "allocate it with mp_alloc"),
+    ] {
+        let signals = [good, signal(counter.cast(), 1)];
+        // SAFETY: the list is valid for the calls.
+        unsafe {
+            let message = refused(mp_stream_wait_signals(node.context, null_mut(), signals.as_ptr(), 2), MP_ERROR_INVALID_POINTER);
+            assert!(message.contains(expected) && message.contains("signal 1"), "{message}");
+            refused(mp_stream_raise_signals(node.context, null_mut(), signals.as_ptr(), 2), MP_ERROR_INVALID_POINTER);
+            refused(mp_signal_wait(node.context, counter.cast(), 1, 0.0), MP_ERROR_INVALID_POINTER);
+        }
+    }
+    assert_eq!(last_argument().as_deref(), Some("counter"));
+    // Nobody would end a wait in memory whose owner has died.
+    let remote = [signal(theirs.cast(), 1)];
+    // SAFETY: as above.
+    let message = refused(unsafe { mp_stream_wait_signals(node.context, null_mut(), remote.as_ptr(), 1) }, MP_ERROR_NOT_SUPPORTED);
+    assert!(message.contains("wait in memory of this process"), "{message}");
+    peer.kill();
+    // SAFETY: as above.
+    refused(unsafe { mp_stream_raise_signals(node.context, null_mut(), remote.as_ptr(), 1) }, MP_ERROR_PEER_GONE);
+    close(&node, theirs);
+    // Nothing was enqueued by what was refused.
+    ok(mp_stream_synchronize(node.context, null_mut()));
+    assert_eq!(own, [0; 4]);
+    node.still_works();
+}
+
+#[test]
+fn a_peer_killed_in_the_middle_of_an_exchange_ends_it() {
+    const BYTES: usize = 100_000;
+    let node = Node::new(c"beluga");
+    for rounds_before in [0, 1, 7] {
+        let mut peer = Peer::start();
+        peer.tell(&format!("alloc 0 {} 7", 2000 * BYTES));
+        peer.tell("alloc -1 8 0");
+        let free = import(&node, &from_hex(&peer.tell("export 1 0 8"))).cast::<u64>();
+        let (data, flag) = (node.alloc(1, BYTES), counters(&node, 1));
+        // SAFETY: the peer has not been told yet that it may start.
+        unsafe { free.write(0) };
+        peer.tell(&format!("import {}", hex(&export(&node, data, BYTES))));
+        peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
+        let stream = node.stream(1);
+        for round in 0..2000 {
+            wait_in(&node, stream, &[signal(flag, round + 1)]);
+            raise_in(&node, stream, &[signal(free, round + 1)]);
+        }
+        writeln!(peer.orders, "pump 0 1 0 1 2000 {BYTES}").expect("the peer reads");
+        ok(wait_for(&node, flag, rounds_before, f64::INFINITY));
+        peer.kill();
+        let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
+        assert!(message.contains(&format!("process {}", peer.process.id())), "{message}");
+        close(&node, free.cast());
+        ok(mp_stream_destroy(node.context, stream));
+        node.free(data);
+        node.free(flag.cast());
+        node.still_works();
+    }
+    assert_eq!(names(), 0);
+}
