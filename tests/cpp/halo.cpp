@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Halo exchanges between virtual devices of one process: every cell of every array, ghost cells or not, is compared
+// with a mesh that is held in one piece.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "halo_reference.hpp"
+
+#include <mpgpu/halo.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using mpgpu::device;
+namespace halo = mpgpu::halo;
+namespace reference = halo_reference;
+
+constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
+
+mpgpu::context virtual_devices() {
+    mpgpu::context_options machine;
+    machine.backend = mpgpu::backend::host;
+    machine.topology = "beluga";
+    return mpgpu::context(machine);
+}
+
+std::string text_of(const halo::grid &g, const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces) {
+    std::string text = "direct_pieces " + std::to_string(direct_pieces) + ", reach " +
+                       std::to_string(static_cast<int>(g.reach)) + ", variables of";
+    for (const std::size_t bytes : sizes) {
+        text += " " + std::to_string(bytes);
+    }
+    for (std::size_t d = 0; d < 3; ++d) {
+        text += "; cells " + std::to_string(g.cells.at(d)) + ", ranks " + std::to_string(g.ranks.at(d)) + ", ghost " +
+                std::to_string(g.ghost.at(d)) + (g.periodic.at(d) ? ", periodic" : "");
+    }
+    return text;
+}
+
+/// The arrays of all ranks of a grid, rank r on GPU r modulo the number of GPUs.
+struct mesh {
+    mesh(const mpgpu::context &ctx, const halo::grid &g, const std::vector<std::size_t> &sizes) : grid(g) {
+        for (int rank = 0; rank < halo::rank_count(g); ++rank) {
+            variables.emplace_back();
+            arrays.emplace_back();
+            for (const std::size_t bytes : sizes) {
+                const device where = device::gpu(rank % ctx.devices().gpus);
+                const std::size_t elements = reference::elements(g, rank);
+                variables.back().emplace_back(ctx, where, elements * bytes);
+                arrays.back().push_back({variables.back().back().data(), where, bytes, elements});
+            }
+        }
+    }
+
+    /// New values in all computed cells, and in all ghost cells one that no exchange may leave there.
+    void fill(std::uint64_t cycle) {
+        for (int rank = 0; rank < halo::rank_count(grid); ++rank) {
+            reference::fill(grid, rank, arrays.at(static_cast<std::size_t>(rank)), cycle);
+        }
+    }
+
+    [[nodiscard]] std::string first_difference(std::uint64_t cycle) const {
+        for (int rank = 0; rank < halo::rank_count(grid); ++rank) {
+            std::string found =
+                reference::first_difference(grid, rank, arrays.at(static_cast<std::size_t>(rank)), cycle);
+            if (!found.empty()) {
+                return found;
+            }
+        }
+        return {};
+    }
+
+    halo::grid grid;
+    std::vector<std::vector<mpgpu::memory>> variables;
+    std::vector<halo::rank_arrays> arrays;
+};
+
+template <class Run> void check_cycles(mesh &all, const mpgpu::stream &stream, std::uint64_t cycles, const Run &run) {
+    for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
+        // Filled in stream order, so that only the stream keeps an exchange from what comes before it.
+        stream.launch_host([&all, cycle] { all.fill(cycle); });
+        run(stream);
+        stream.synchronize();
+        const std::string difference = all.first_difference(cycle);
+        REQUIRE_MESSAGE(difference.empty(), difference);
+    }
+}
+
+} // namespace
+
+TEST_CASE("every cell of random decompositions is as in a mesh of one piece, over hundreds of cycles") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(1));
+    std::mt19937 random(20261121);
+    std::uint64_t direct_bytes = 0;
+    std::uint64_t packed_bytes = 0;
+    for (int run = 0; run < 60; ++run) {
+        const auto [g, sizes] = reference::random_problem(random);
+        const std::uint64_t direct_pieces = std::array<std::uint64_t, 4>{0, 1, 5, never_pack}.at(random() % 4);
+        INFO(text_of(g, sizes, direct_pieces));
+        mesh all(ctx, g, sizes);
+        halo::options how;
+        how.direct_pieces = direct_pieces;
+        halo::plan halo(ctx, g, all.arrays, how);
+        check_cycles(all, stream, 5, [&](const mpgpu::stream &s) { halo.exchange(s); });
+        CHECK(halo.direct_bytes() + halo.packed_bytes() == reference::exchanged_bytes(g, sizes));
+        CHECK((direct_pieces != 0 || halo.direct_bytes() == 0));
+        CHECK((direct_pieces != never_pack || halo.packed_bytes() == 0));
+        direct_bytes += halo.direct_bytes();
+        packed_bytes += halo.packed_bytes();
+    }
+    CHECK(direct_bytes > 0);
+    CHECK(packed_bytes > 0);
+}
+
+TEST_CASE("one plan serves hundreds of exchanges, enqueued without waiting, each with new values") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid g;
+    g.cells = {11, 7, 9};
+    g.ranks = {2, 1, 3};
+    g.periodic = {true, true, false};
+    g.ghost = {2, 1, 3};
+    mesh all(ctx, g, {8, 4});
+    halo::plan halo(ctx, g, all.arrays);
+    std::vector<std::string> differences;
+    constexpr std::uint64_t cycles = 300;
+    for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
+        stream.launch_host([&all, cycle] { all.fill(cycle); });
+        halo.exchange(stream);
+        stream.launch_host([&all, &differences, cycle] { differences.push_back(all.first_difference(cycle)); });
+    }
+    stream.synchronize();
+    REQUIRE(differences.size() == cycles);
+    for (const std::string &difference : differences) {
+        REQUIRE_MESSAGE(difference.empty(), difference);
+    }
+}
+
+TEST_CASE("between start and finish, work runs that the exchange does not wait for") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    const mpgpu::stream other(ctx, device::gpu(2));
+    halo::grid g;
+    g.cells = {8, 8, 8};
+    g.ranks = {1, 2, 2};
+    g.periodic = {true, true, true};
+    g.ghost = {1, 1, 1};
+    mesh all(ctx, g, {8});
+    halo::plan halo(ctx, g, all.arrays);
+
+    stream.launch_host([&all] { all.fill(1); });
+    halo.start(stream);
+    // Overlapped work goes on in `stream`; what waits for the exchange alone may be enqueued in another stream.
+    std::uint64_t overlapped = 0;
+    stream.launch_host([&overlapped] { ++overlapped; });
+    halo.finish(other);
+    other.synchronize();
+    CHECK(all.first_difference(1).empty());
+    halo.finish(stream);
+    stream.synchronize();
+    CHECK(overlapped == 1);
+
+    // Exchanges asked for in different streams, without finish between them, still happen in their order.
+    for (std::uint64_t cycle = 2; cycle < 100; ++cycle) {
+        const mpgpu::stream &now = cycle % 2 == 0 ? stream : other;
+        now.launch_host([&all, cycle] { all.fill(cycle); });
+        halo.start(now);
+        halo.finish(now);
+        halo.finish(cycle % 2 == 0 ? other : stream);
+    }
+    other.synchronize();
+    CHECK(all.first_difference(99).empty());
+}
+
+TEST_CASE("what lies in one piece goes straight into the ghost cells, and messages are one transfer for each pair") {
+    const mpgpu::context ctx = virtual_devices();
+    halo::grid g;
+    g.cells = {100, 1, 1};
+    g.ranks = {4, 1, 1};
+    g.ghost = {2, 0, 0};
+    mesh line(ctx, g, {8, 4});
+    const halo::plan one(ctx, g, line.arrays);
+    CHECK(one.packed_bytes() == 0);
+    CHECK(one.direct_bytes() == 6 * 2 * (8 + 4));
+    REQUIRE(one.transfers() != nullptr);
+    CHECK(one.transfers()->info().bytes == one.direct_bytes());
+
+    g = {};
+    g.cells = {16, 16, 16};
+    g.ranks = {2, 1, 1};
+    g.periodic = {true, false, false};
+    g.ghost = {1, 1, 1};
+    mesh cube(ctx, g, {8, 4});
+    const halo::plan two(ctx, g, cube.arrays);
+    CHECK(two.direct_bytes() == 0);
+    CHECK(two.packed_bytes() == 2 * 2 * 16 * 16 * (8 + 4)); // both faces in x of both ranks
+    REQUIRE(two.transfers() != nullptr);
+    CHECK(two.transfers()->describe().find("2 transfers") != std::string::npos);
+}
+
+TEST_CASE("a rank that is its own neighbour, and one that has none") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid g;
+    g.cells = {4, 3, 5};
+    g.ghost = {3, 2, 1};
+    for (const bool periodic : {true, false}) {
+        g.periodic = {periodic, periodic, periodic};
+        mesh all(ctx, g, {4});
+        halo::plan halo(ctx, g, all.arrays);
+        CHECK((halo.packed_bytes() > 0) == periodic);
+        check_cycles(all, stream, 3, [&](const mpgpu::stream &s) { halo.exchange(s); });
+    }
+}
+
+TEST_CASE("variables of any trivially copyable type") {
+    struct state {
+        double pressure;
+        float velocity[3];
+        std::uint8_t material;
+    };
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid g;
+    g.cells = {6, 6, 1};
+    g.ranks = {2, 1, 1};
+    g.ghost = {1, 1, 0};
+    std::vector<mpgpu::buffer<state>> cells;
+    std::vector<halo::rank_arrays> arrays;
+    for (int rank = 0; rank < 2; ++rank) {
+        cells.emplace_back(ctx, device::gpu(rank), std::size_t{5 * 8});
+        arrays.push_back({halo::array_of(cells.back())});
+        for (std::size_t i = 0; i < cells.back().size(); ++i) {
+            cells.back().data()[i] = {double(i), {float(rank), 0, 0}, 7};
+        }
+    }
+    halo::plan halo(ctx, g, arrays);
+    halo.exchange(stream);
+    stream.synchronize();
+    CHECK(cells[0].data()[5 * 3 + 4].velocity[0] == 1);
+    CHECK(cells[0].data()[5 * 3 + 4].pressure == 5 * 3 + 1);
+    CHECK(cells[1].data()[5 * 3].pressure == 5 * 3 + 3);
+    CHECK(cells[1].data()[5 * 3].material == 7);
+}
+
+TEST_CASE("a copier of the caller's is given every piece, and launched in each exchange") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid g;
+    g.cells = {6, 6, 6};
+    g.ranks = {2, 2, 1};
+    g.periodic = {true, true, true};
+    g.ghost = {1, 1, 1};
+    mesh all(ctx, g, {8, 4});
+    int made = 0;
+    int launched = 0;
+    halo::options how;
+    how.copy = [&](const mpgpu::context &context, device, mpgpu::span<const halo::piece> pieces,
+                   halo::direction way) -> halo::launch {
+        ++made;
+        for (const halo::piece &p : pieces) {
+            REQUIRE(reinterpret_cast<std::uintptr_t>(p.message) % 16 == 0);
+        }
+        return [&launched, way, context = &context,
+                kept = std::vector<halo::piece>(pieces.begin(), pieces.end())](mpgpu::stream_view s) {
+            ++launched;
+            context->launch_host(s, [kept, way] { halo::copy_on_cpu(kept, way); });
+        };
+    };
+    halo::plan halo(ctx, g, all.arrays, how);
+    CHECK(made == 8); // a pack and an unpack on each of four ranks
+    check_cycles(all, stream, 10, [&](const mpgpu::stream &s) { halo.exchange(s); });
+    CHECK(launched == 80);
+}
+
+TEST_CASE("a plan can be moved, and moved again, between exchanges") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid g;
+    g.cells = {9, 9, 1};
+    g.ranks = {3, 1, 1};
+    g.ghost = {1, 1, 0};
+    mesh all(ctx, g, {4});
+    halo::plan first(ctx, g, all.arrays);
+    check_cycles(all, stream, 2, [&](const mpgpu::stream &s) { first.exchange(s); });
+    std::vector<halo::plan> plans;
+    plans.push_back(std::move(first));
+    plans.emplace_back(ctx, g, all.arrays);
+    check_cycles(all, stream, 2, [&](const mpgpu::stream &s) { plans.front().exchange(s); });
+}
+
+TEST_CASE("what does not go together is refused with the value and the remedy") {
+    const mpgpu::context ctx = virtual_devices();
+    halo::grid good;
+    good.cells = {8, 8, 1};
+    good.ranks = {2, 2, 1};
+    good.ghost = {2, 2, 0};
+    mesh all(ctx, good, {8, 4});
+    const auto refused = [&](const halo::grid &g, const std::vector<halo::rank_arrays> &arrays,
+                             const std::string &words) {
+        try {
+            const halo::plan made(ctx, g, arrays);
+            FAIL("accepted; expected: " << words);
+        } catch (const mpgpu::invalid_argument &e) {
+            INFO(e.what());
+            CHECK(std::string(e.what()).find(words) != std::string::npos);
+        }
+    };
+
+    halo::grid g = good;
+    g.ghost = {5, 2, 0};
+    refused(g, all.arrays, "ghost cells in x: 5: must be 0 to 4");
+    g = good;
+    g.ranks = {2, 9, 1};
+    refused(g, all.arrays, "ranks in y: 9: must be 1 to 8");
+    g = good;
+    g.cells = {8, 8, 0};
+    refused(g, all.arrays, "cells in z: 0");
+    g = good;
+    g.periodic = {false, false, true};
+    g.ghost = {2, 2, 2};
+    refused(g, all.arrays, "ghost cells in z: 2: must be 0 to 1");
+    g = good;
+    g.reach = static_cast<halo::neighbours>(4);
+    refused(g, all.arrays, "reach: 4");
+
+    std::vector<halo::rank_arrays> arrays = all.arrays;
+    arrays.pop_back();
+    refused(good, arrays, "arrays of 3 ranks: the grid has 4");
+    arrays = all.arrays;
+    arrays[1].clear();
+    refused(good, arrays, "rank 1 has no variables");
+    arrays = all.arrays;
+    arrays[2].pop_back();
+    refused(good, arrays, "rank 2 has other variables than rank 0");
+    arrays = all.arrays;
+    --arrays[3][1].size;
+    refused(good, arrays, "rank 3, variable 1: 63 elements: must be 8 x 8 x 1");
+    arrays = all.arrays;
+    arrays[0][1].location = device::gpu(3);
+    refused(good, arrays, "rank 0, variable 1: lies on device 3, variable 0 on device 0");
+    arrays = all.arrays;
+    arrays[0][0].data = nullptr;
+    refused(good, arrays, "rank 0, variable 0: the address is null");
+}

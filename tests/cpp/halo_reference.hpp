@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_TESTS_HALO_REFERENCE_HPP
+#define MPGPU_TESTS_HALO_REFERENCE_HPP
+
+/// @file
+/// What every cell of every array must be after a halo exchange, found without any of halo.hpp's arithmetic: by asking,
+/// for each cell of an array, which cell of the whole mesh it stands for and whose neighbour that cell's rank is.
+
+#include <mpgpu/halo.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace halo_reference {
+
+using mpgpu::halo::grid;
+using cell = std::array<std::int64_t, 3>;
+
+/// What lies in ghost cells before an exchange, byte by byte.
+constexpr unsigned char untouched = 0xA5;
+
+/// First cell and number of cells of place `p` of `ranks` in one dimension, counted out rank by rank.
+inline std::pair<std::int64_t, std::int64_t> part(std::int64_t cells, int ranks, int p) {
+    std::int64_t first = 0;
+    std::int64_t left = cells;
+    for (int i = 0;; ++i) {
+        const std::int64_t count = (left + (ranks - i) - 1) / (ranks - i); // of what is left, an equal part, rounded up
+        if (i == p) {
+            return {first, count};
+        }
+        first += count;
+        left -= count;
+    }
+}
+
+/// The rank's place in the rank grid: x fastest.
+inline std::array<int, 3> place(const grid &g, int rank) {
+    std::array<int, 3> at{};
+    for (int i = 0; i < rank; ++i) {
+        for (std::size_t d = 0; d < 3 && ++at.at(d) == g.ranks.at(d); ++d) {
+            at.at(d) = 0;
+        }
+    }
+    return at;
+}
+
+/// First cell and computed cells of a rank.
+inline std::pair<cell, cell> own(const grid &g, int rank) {
+    const std::array<int, 3> at = place(g, rank);
+    cell first{};
+    cell cells{};
+    for (std::size_t d = 0; d < 3; ++d) {
+        std::tie(first.at(d), cells.at(d)) = part(g.cells.at(d), g.ranks.at(d), at.at(d));
+    }
+    return {first, cells};
+}
+
+inline std::size_t elements(const grid &g, int rank) {
+    const cell cells = own(g, rank).second;
+    std::size_t product = 1;
+    for (std::size_t d = 0; d < 3; ++d) {
+        product *= static_cast<std::size_t>(cells.at(d) + 2 * g.ghost.at(d));
+    }
+    return product;
+}
+
+/// Calls `visit(element, position, crossed)` for each cell of a rank's array: its place in memory, in the mesh (not
+/// wrapped), and in how many dimensions it is a ghost cell.
+template <class Visit> void for_each(const grid &g, int rank, const Visit &visit) {
+    const auto [first, cells] = own(g, rank);
+    std::size_t element = 0;
+    cell i{};
+    for (i[2] = -g.ghost[2]; i[2] < cells[2] + g.ghost[2]; ++i[2]) {
+        for (i[1] = -g.ghost[1]; i[1] < cells[1] + g.ghost[1]; ++i[1]) {
+            for (i[0] = -g.ghost[0]; i[0] < cells[0] + g.ghost[0]; ++i[0], ++element) {
+                cell position{};
+                int crossed = 0;
+                for (std::size_t d = 0; d < 3; ++d) {
+                    position.at(d) = first.at(d) + i.at(d);
+                    crossed += i.at(d) < 0 || i.at(d) >= cells.at(d) ? 1 : 0;
+                }
+                visit(element, position, crossed);
+            }
+        }
+    }
+}
+
+/// The cell of the mesh that a position stands for; false outside a mesh that is not periodic.
+inline bool wrap(const grid &g, cell &position) {
+    for (std::size_t d = 0; d < 3; ++d) {
+        if (position.at(d) < 0 || position.at(d) >= g.cells.at(d)) {
+            if (!g.periodic.at(d)) {
+                return false;
+            }
+            position.at(d) = (position.at(d) + g.cells.at(d)) % g.cells.at(d);
+        }
+    }
+    return true;
+}
+
+/// The value of a cell of the mesh in a cycle: different for all cells, variables and cycles of a test.
+inline void value(const grid &g, const cell &position, std::size_t variable, std::uint64_t cycle, unsigned char *bytes,
+                  std::size_t count) {
+    const auto index = static_cast<std::uint64_t>(position[0] + g.cells[0] * (position[1] + g.cells[1] * position[2]));
+    const std::uint64_t number = (index + 1) + (cycle << 20U) + (static_cast<std::uint64_t>(variable) << 29U);
+    const std::uint64_t mixed = number * 0x9E3779B97F4A7C15U; // odd, so that different numbers stay different
+    for (std::size_t b = 0; b < count; ++b) {
+        // Four bytes come from the number itself: the low half of a product tells apart what differs in the low half.
+        bytes[b] = static_cast<unsigned char>(mixed >> (8 * (b % 8)));
+    }
+}
+
+inline unsigned char *bytes_of(const mpgpu::halo::array &one, std::size_t element) {
+    return static_cast<unsigned char *>(one.data) + element * one.element_bytes;
+}
+
+/// New values in the computed cells, `untouched` in the ghost cells.
+inline void fill(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays, std::uint64_t cycle) {
+    for_each(g, rank, [&](std::size_t element, const cell &position, int crossed) {
+        for (std::size_t v = 0; v < arrays.size(); ++v) {
+            unsigned char *at = bytes_of(arrays[v], element);
+            if (crossed == 0) {
+                value(g, position, v, cycle, at, arrays[v].element_bytes);
+            } else {
+                std::memset(at, untouched, arrays[v].element_bytes);
+            }
+        }
+    });
+}
+
+/// The first cell that is not as it must be after an exchange, in words; empty when all are.
+inline std::string first_difference(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays,
+                                    std::uint64_t cycle) {
+    std::string found;
+    std::vector<unsigned char> expected;
+    for_each(g, rank, [&](std::size_t element, const cell &position, int crossed) {
+        for (std::size_t v = 0; v < arrays.size() && found.empty(); ++v) {
+            const std::size_t bytes = arrays[v].element_bytes;
+            expected.assign(bytes, untouched);
+            cell source = position;
+            if (crossed <= static_cast<int>(g.reach) && wrap(g, source)) {
+                value(g, source, v, cycle, expected.data(), bytes);
+            }
+            if (std::memcmp(expected.data(), bytes_of(arrays[v], element), bytes) != 0) {
+                found = "cycle " + std::to_string(cycle) + ", rank " + std::to_string(rank) + ", variable " +
+                        std::to_string(v) + ": wrong at (" + std::to_string(position[0]) + ", " +
+                        std::to_string(position[1]) + ", " + std::to_string(position[2]) + ") of the mesh, a " +
+                        (crossed == 0 ? "computed cell" : "ghost cell");
+            }
+        }
+    });
+    return found;
+}
+
+/// Bytes that an exchange must bring to a rank.
+inline std::uint64_t received_bytes(const grid &g, int rank, const std::vector<std::size_t> &sizes) {
+    std::uint64_t cells = 0;
+    for_each(g, rank, [&](std::size_t, cell position, int crossed) {
+        cells += crossed > 0 && crossed <= static_cast<int>(g.reach) && wrap(g, position) ? 1 : 0;
+    });
+    std::uint64_t bytes = 0;
+    for (const std::size_t size : sizes) {
+        bytes += cells * size;
+    }
+    return bytes;
+}
+
+/// Bytes that an exchange must move in all.
+inline std::uint64_t exchanged_bytes(const grid &g, const std::vector<std::size_t> &sizes) {
+    std::uint64_t bytes = 0;
+    for (int rank = 0; rank < g.ranks[0] * g.ranks[1] * g.ranks[2]; ++rank) {
+        bytes += received_bytes(g, rank, sizes);
+    }
+    return bytes;
+}
+
+/// A grid of one to three dimensions with up to twelve ranks, or exactly `ranks` if that is not 0, and the element
+/// sizes of one to four variables.
+inline std::pair<grid, std::vector<std::size_t>> random_problem(std::mt19937 &random, int ranks = 0) {
+    const auto between = [&](int least, int most) {
+        return least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
+    };
+    grid g;
+    const int dimensions = between(1, 3);
+    int left = ranks != 0 ? ranks : between(1, 12);
+    for (int d = 0; d < dimensions; ++d) {
+        const auto at = static_cast<std::size_t>(d);
+        int share = left;
+        if (d + 1 < dimensions) {
+            do {
+                share = between(1, left);
+            } while (left % share != 0);
+        }
+        left /= share;
+        g.ranks.at(at) = share;
+        g.ghost.at(at) = between(1, 3);
+        g.periodic.at(at) = between(0, 1) == 1;
+        g.cells.at(at) = share * (static_cast<int>(g.ghost.at(at)) + between(0, 5)) + between(0, share - 1);
+    }
+    // Which dimension is the contiguous one, and which ones a problem of fewer dimensions has.
+    for (std::size_t d = 2; d > 0; --d) {
+        const std::size_t with = random() % (d + 1);
+        std::swap(g.ranks.at(d), g.ranks.at(with));
+        std::swap(g.ghost.at(d), g.ghost.at(with));
+        std::swap(g.cells.at(d), g.cells.at(with));
+        const bool periodic = g.periodic.at(d);
+        g.periodic.at(d) = g.periodic.at(with);
+        g.periodic.at(with) = periodic;
+    }
+    g.reach = static_cast<mpgpu::halo::neighbours>(between(1, 3));
+    std::vector<std::size_t> sizes(static_cast<std::size_t>(between(1, 4)));
+    for (std::size_t &bytes : sizes) {
+        bytes = between(0, 1) == 0 ? 4 : 8;
+    }
+    return {g, sizes};
+}
+
+} // namespace halo_reference
+
+#endif // MPGPU_TESTS_HALO_REFERENCE_HPP
