@@ -508,6 +508,9 @@ struct counter {
     std::uint64_t lag;
 };
 
+/// Makes plans that span processes; defined below where <mpgpu/mpi.hpp> has been included.
+struct processes;
+
 } // namespace detail
 
 // ---- the plan ------------------------------------------------------------------------
@@ -538,8 +541,8 @@ class plan {
     plan &operator=(plan &&) noexcept = default;
     plan(const plan &) = delete;
     plan &operator=(const plan &) = delete;
-    /// Waits until everything enqueued so far has finished, because it frees the messages. One process for each rank:
-    /// call it when all ranks have returned from their last `start` (after a barrier, say).
+    /// Waits until everything enqueued so far has finished, because it frees the messages. A plan of `make_plan` is
+    /// given to `close` before.
     ~plan() = default;
 
     /// Enqueues an exchange: after all earlier work in `stream`, before all later work in it. Never blocks. Throws
@@ -588,6 +591,8 @@ class plan {
     [[nodiscard]] const mpgpu::plan *transfers() const noexcept { return transfers_ ? &*transfers_ : nullptr; }
 
   private:
+    friend struct detail::processes;
+
     /// A rank of this process.
     struct lane {
         int rank;
@@ -762,3 +767,251 @@ class plan {
 } // namespace mpgpu::halo
 
 #endif // MPGPU_HALO_HPP
+
+// ---- one process for each rank -------------------------------------------------------
+
+#if defined(MPGPU_MPI_HPP) && !defined(MPGPU_HALO_MPI)
+#define MPGPU_HALO_MPI
+
+namespace mpgpu::halo {
+
+namespace detail {
+
+struct processes {
+    /// What a plan maps of other ranks, and the counters that they raise here.
+    struct imports {
+        buffer<std::uint64_t> counters; ///< `[r]`: exchanges that r has sent here; `[ranks + r]`: r has taken or awaits
+        mpi::shared_memory<std::uint64_t> all_counters;
+        mpi::shared_memory<std::byte> inboxes;
+        std::vector<mpi::shared_memory<std::byte>> variables; ///< only where something is written to directly
+
+        void unmap() noexcept {
+            all_counters = {};
+            inboxes = {};
+            variables.clear();
+        }
+    };
+
+    static int rank_of(const mpi::node &node) {
+        int index = 0;
+        mpi::detail::check(MPI_Comm_rank(node.communicator(), &index), "MPI_Comm_rank");
+        return node.ranks()[static_cast<std::size_t>(index)];
+    }
+
+    static void barrier(const mpi::node &node) { mpi::detail::check(MPI_Barrier(node.communicator()), "MPI_Barrier"); }
+
+    /// Whether something holds on all ranks of the node.
+    static bool everywhere(const mpi::node &node, bool here) {
+        const int mine = here ? 1 : 0;
+        int least = 0;
+        mpi::detail::check(MPI_Allreduce(&mine, &least, 1, MPI_INT, MPI_MIN, node.communicator()), "MPI_Allreduce");
+        return least != 0;
+    }
+
+    /// Calls `step()`. When it throws on one rank, all throw: a rank that went on alone would wait for ever.
+    template <class Step> static void together(const mpi::node &node, const Step &step) {
+#if MPGPU_EXCEPTIONS
+        try {
+            step();
+        } catch (...) {
+            static_cast<void>(everywhere(node, false));
+            throw;
+        }
+#else
+        step(); // ends the process, and with it the job, where it fails
+#endif
+        if (!everywhere(node, true)) {
+            fail(invalid("arrays",
+                         "another rank could not make its part of the halo exchange; its own message says why"));
+        }
+    }
+
+    static void check_arguments(const mpi::node &node, const grid &g, int rank, const rank_arrays &arrays) {
+        std::optional<error_details> found = wrong(g);
+        if (!found && rank_count(g) != node.size()) {
+            found = invalid("grid", "a rank grid of " + std::to_string(rank_count(g)) +
+                                        " ranks: the communicator has " + std::to_string(node.size()));
+        }
+        if (!found && node.ranks().size() != static_cast<std::size_t>(node.size())) {
+            found = refusal(MP_ERROR_NOT_SUPPORTED, "node",
+                            std::to_string(node.size()) + " ranks, of which " + std::to_string(node.ranks().size()) +
+                                " are on this node: all must be; exchange with ranks of other nodes through MPI");
+        }
+        found = found ? found : wrong(g, rank, arrays);
+        if (found) {
+            fail(std::move(*found));
+        }
+    }
+
+    /// That all ranks have passed the same: a schedule that differs would put bytes in the wrong place.
+    static void check_agreement(const mpi::node &node, const grid &g, const rank_arrays &arrays, const options &how) {
+        std::uint64_t print = 14695981039346656037U; // FNV-1a, a word at a time
+        const auto add = [&print](auto word) { print = (print ^ static_cast<std::uint64_t>(word)) * 1099511628211U; };
+        for (std::size_t d = 0; d < 3; ++d) {
+            add(g.cells[d]);
+            add(g.ranks[d]);
+            add(g.periodic[d]);
+            add(g.ghost[d]);
+        }
+        add(g.reach);
+        add(how.direct_pieces);
+        for (const array &one : arrays) {
+            add(one.element_bytes);
+        }
+        const std::array<std::uint64_t, 2> mine = {print, ~print};
+        std::array<std::uint64_t, 2> least{};
+        mpi::detail::check(MPI_Allreduce(mine.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, node.communicator()),
+                           "MPI_Allreduce");
+        if (least[0] != ~least[1]) { // the least and the greatest print
+            fail(invalid("grid", "the ranks have passed different grids, variables or values of direct_pieces"));
+        }
+    }
+
+    /// The memory of a rank that must be there, `bytes` long.
+    template <class T> static imported_memory<T> &mapped(mpi::shared_memory<T> &memory, int rank, std::uint64_t bytes) {
+        imported_memory<T> *found = memory.of(rank);
+        if (found == nullptr || found->size_bytes() < bytes) {
+            const mp_status_t status =
+                found == nullptr ? static_cast<mp_status_t>(memory.status(rank)) : MP_ERROR_INVALID_ARGUMENT;
+            fail(refusal(status != MP_SUCCESS ? status : MP_ERROR_INTERNAL, "arrays",
+                         "the memory of rank " + std::to_string(rank) + " cannot be written to: " + memory.why(rank)));
+        }
+        return *found;
+    }
+
+    /// Whether this rank can write to the arrays of every rank that it sends to directly.
+    static bool map_variables(const mpi::node &node, const schedule &all, int rank, const rank_arrays &arrays,
+                              imports &kept) {
+        bool mapped = true;
+        for (const array &one : arrays) {
+            const auto bytes = static_cast<std::size_t>(one.size * one.element_bytes);
+            kept.variables.push_back(node.exchange(
+                device_span<std::byte>(span<std::byte>(static_cast<std::byte *>(one.data), bytes), one.location)));
+            for (const pair &p : all.pairs) {
+                mapped = mapped && (p.from != rank || p.direct.empty() || kept.variables.back().of(p.to) != nullptr);
+            }
+        }
+        return everywhere(node, mapped);
+    }
+
+    static bool writes_directly(const schedule &all) noexcept {
+        return std::any_of(all.pairs.begin(), all.pairs.end(),
+                           [](const pair &p) { return p.from != p.to && !p.direct.empty(); });
+    }
+
+    static plan make(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
+                     const options &how) {
+        const int rank = rank_of(node);
+        together(node, [&] { check_arguments(node, g, rank, arrays); });
+        check_agreement(node, g, arrays, how);
+
+        const auto kept = std::make_shared<imports>();
+        schedule all = schedule_of(g, element_sizes(arrays), how.direct_pieces);
+        if (writes_directly(all) && !map_variables(node, all, rank, arrays, *kept)) {
+            kept->variables.clear();
+            all = schedule_of(g, element_sizes(arrays), 0); // memory that cannot be shared: by messages, which can
+        }
+
+        const auto ranks = static_cast<std::size_t>(rank_count(g));
+        std::optional<plan> made;
+        together(node, [&] {
+            made.emplace(plan(ctx, plan::valid{}));
+            made->add_lane(ctx, all, rank, arrays[0].location);
+            kept->counters = buffer<std::uint64_t>(ctx, device::host(), 2 * ranks);
+            std::fill_n(kept->counters.data(), kept->counters.size(), 0);
+        });
+        kept->all_counters = node.exchange(kept->counters);
+        kept->inboxes = node.exchange(made->lanes_[0].inbox);
+        together(node, [&] {
+            add_counters(all, rank, *kept, *made);
+            std::vector<plan::peer> peers = peers_of(g, all, rank, arrays, *kept, *made);
+            made->imports_ = kept;
+            made->build(ctx, g, all, peers, how);
+        });
+        return std::move(*made);
+    }
+
+    /// A pair has one counter at the receiver, raised by the sender to n when the bytes of exchange n are there, and
+    /// one at the sender, raised by the receiver. Where ghost cells are written to directly, the sender waits until the
+    /// receiver has started exchange n: only then has it done with the ghost cells of the last one. Where there are
+    /// only messages, it waits until the one of exchange n - 1 has been unpacked.
+    static void add_counters(const schedule &all, int rank, imports &kept, plan &made) {
+        const auto ranks = kept.counters.size() / 2;
+        const auto there = [&](int peer) { return mapped(kept.all_counters, peer, kept.counters.size_bytes()).data(); };
+        for (const pair &p : all.pairs) {
+            const auto from = static_cast<std::size_t>(p.from);
+            const auto to = static_cast<std::size_t>(p.to);
+            if (p.from == p.to) {
+                continue;
+            }
+            if (p.from == rank) {
+                made.room_.push_back({kept.counters.data() + ranks + to, p.direct.empty() ? 1U : 0U});
+                made.sent_.push_back({there(p.to) + from, 0});
+            }
+            if (p.to == rank) {
+                made.arrived_.push_back({kept.counters.data() + from, 0});
+                (p.direct.empty() ? made.taken_ : made.ghosts_free_).push_back({there(p.from) + ranks + to, 0});
+            }
+        }
+    }
+
+    static std::vector<plan::peer> peers_of(const grid &g, const schedule &all, int rank, const rank_arrays &arrays,
+                                            imports &kept, plan &made) {
+        const auto ranks = static_cast<std::size_t>(rank_count(g));
+        std::vector<plan::peer> peers(ranks, {{}, {{}, device::host()}});
+        peers[static_cast<std::size_t>(rank)] = {arrays, made.lanes_[0].inbox};
+        for (const pair &p : all.pairs) {
+            if (p.from != rank || p.to == rank) {
+                continue;
+            }
+            const auto to = static_cast<std::size_t>(p.to);
+            if (p.bytes > 0) {
+                peers[to].inbox = mapped(kept.inboxes, p.to, all.inbox_bytes[to]);
+            }
+            if (!p.direct.empty()) {
+                const std::array<std::int64_t, 3> e = extents(g, p.to);
+                const auto elements = static_cast<std::size_t>(e[0] * e[1] * e[2]);
+                for (std::size_t v = 0; v < arrays.size(); ++v) {
+                    const std::size_t bytes = arrays[v].element_bytes;
+                    imported_memory<std::byte> &memory = mapped(kept.variables[v], p.to, elements * bytes);
+                    peers[to].arrays.push_back({memory.data(), memory.location(), bytes, elements});
+                }
+            }
+        }
+        return peers;
+    }
+
+    static void close(const mpi::node &node, plan &whole) {
+        mpgpu::detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
+        barrier(node); // nobody writes to anybody any more
+        whole.transfers_.reset();
+        static_cast<imports *>(whole.imports_.get())->unmap();
+        barrier(node); // nobody has anybody's memory mapped any more
+    }
+};
+
+} // namespace detail
+
+/// One process for each rank, which gives the arrays of its own; all ranks of `node`'s communicator are on this node,
+/// and have the numbers there that they have in the grid. Collective over them. In the time loop, ranks are ordered by
+/// their streams and by signals: no call into MPI, and no host waits.
+///
+/// Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When
+/// a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go together or are not the same
+/// on all ranks, `not_supported` for ranks on other nodes and as the constructor does, and what mpi.hpp throws. When a
+/// rank ends in the middle of an exchange, the streams of its neighbours go on and say `peer_gone` when they are
+/// synchronised.
+[[nodiscard]] inline plan make_plan(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
+                                    const options &how = {}) {
+    return detail::processes::make(ctx, node, g, arrays, how);
+}
+
+/// Ends a plan of `make_plan`: waits for its exchanges on all ranks, and frees no memory that another rank has mapped.
+/// Collective; call it before the arrays are freed and before MPI_Finalize.
+inline void close(const mpi::node &node, plan whole) {
+    detail::processes::close(node, whole);
+}
+
+} // namespace mpgpu::halo
+
+#endif // MPGPU_HALO_MPI

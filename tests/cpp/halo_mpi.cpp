@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Halo exchanges between processes: every cell of every rank's arrays is compared with a mesh that is held in one
+// piece. Run by mpirun with any number of ranks; ends all of them with a message at the first thing that is wrong.
+#include "halo_reference.hpp"
+
+#include <mpgpu/mpi.hpp>
+
+#include <mpgpu/halo.hpp> // again, after mpi.hpp: adds make_plan
+
+#include <mpi.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace halo = mpgpu::halo;
+namespace reference = halo_reference;
+
+constexpr int problems = 12;
+constexpr std::uint64_t cycles = 40;
+
+int world_rank = 0;
+
+void require(bool holds, const std::string &what) {
+    if (!holds) {
+        std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+}
+
+/// This rank's arrays.
+struct part {
+    part(const mpgpu::context &ctx, const halo::grid &g, const std::vector<std::size_t> &sizes)
+        : where(mpgpu::device::gpu(world_rank % ctx.devices().gpus)) {
+        const std::size_t elements = reference::elements(g, world_rank);
+        for (const std::size_t bytes : sizes) {
+            variables.emplace_back(ctx, where, elements * bytes);
+            arrays.push_back({variables.back().data(), where, bytes, elements});
+        }
+    }
+
+    mpgpu::device where;
+    std::vector<mpgpu::memory> variables;
+    halo::rank_arrays arrays;
+};
+
+/// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
+void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
+                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, bool in_two) {
+    part mine(ctx, g, sizes);
+    const mpgpu::stream stream(ctx, mine.where);
+    halo::options how;
+    how.direct_pieces = direct_pieces;
+    halo::plan halo = halo::make_plan(ctx, node, g, mine.arrays, how);
+    std::uint64_t sent = halo.direct_bytes() + halo.packed_bytes();
+    MPI_Allreduce(MPI_IN_PLACE, &sent, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    require(sent == reference::exchanged_bytes(g, sizes), "the ranks send as many bytes as there are ghost cells");
+
+    std::string difference;
+    for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
+        stream.launch_host([&, cycle] { reference::fill(g, world_rank, mine.arrays, cycle); });
+        if (in_two) {
+            halo.start(stream);
+            halo.finish(stream);
+        } else {
+            halo.exchange(stream);
+        }
+        stream.launch_host([&, cycle] {
+            if (difference.empty()) {
+                difference = reference::first_difference(g, world_rank, mine.arrays, cycle);
+            }
+        });
+    }
+    stream.synchronize();
+    require(difference.empty(), difference);
+    halo::close(node, std::move(halo));
+}
+
+/// What one rank gets wrong is thrown on all of them, and nobody waits for anybody.
+void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    halo::grid g;
+    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
+    g.ranks = {1, node.size(), 1};
+    g.ghost = {1, 1, 0};
+    part mine(ctx, g, {8, 4});
+    const auto refused = [&](const halo::grid &with, const halo::rank_arrays &arrays) {
+        try {
+            const halo::plan made = halo::make_plan(ctx, node, with, arrays);
+            return false;
+        } catch (const mpgpu::invalid_argument &) {
+            return true;
+        }
+    };
+    const bool last = world_rank + 1 == node.size();
+    halo::rank_arrays arrays = mine.arrays;
+    arrays[1].size -= last ? 1 : 0;
+    require(refused(g, arrays), "an array of the wrong size on one rank is refused on all");
+    halo::grid other = g;
+    other.ranks[1] += 1;
+    require(refused(other, mine.arrays), "a grid of more ranks than the communicator has is refused");
+    if (node.size() > 1) {
+        other = g;
+        other.periodic[1] = last;
+        require(refused(other, mine.arrays), "grids that differ are refused on all ranks");
+    }
+    const halo::plan made = halo::make_plan(ctx, node, g, mine.arrays);
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+void run() {
+    const mpgpu::context ctx;
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    refuse_on_all_ranks(ctx, node);
+    std::mt19937 random(20261121); // the same problems on all ranks
+    constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
+    for (int problem = 0; problem < problems; ++problem) {
+        const auto [g, sizes] = reference::random_problem(random, node.size());
+        const std::uint64_t direct_pieces = std::array<std::uint64_t, 4>{0, 1, 5, never_pack}.at(random() % 4);
+        run_cycles(ctx, node, g, sizes, direct_pieces, problem % 2 == 1);
+    }
+}
+
+} // namespace
+
+int main(int argc, char *argv[]) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    try {
+        run();
+    } catch (const std::exception &e) {
+        require(false, e.what());
+    }
+    MPI_Finalize();
+    return 0;
+}
