@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#include "options.hpp"
+
+#include <charconv>
+#include <cstddef>
+#include <stdexcept>
+#include <string_view>
+
+const char *const usage = "usage: halo3d [X_Y_Z] [flags]\n"
+                          "  X_Y_Z            cells of the whole mesh (100_100_100)\n"
+                          "  -divide X_Y_Z    ranks in each dimension (all of them in z)\n"
+                          "  -periodic X_Y_Z  1 where a dimension is a ring (0_0_0)\n"
+                          "  -ghost X_Y_Z     ghost cells at either end of each dimension (1_1_1)\n"
+                          "  -vars N          variables of 8 bytes (1)\n"
+                          "  -cycles N        exchanges (5)\n"
+                          "  -direct N        go straight into ghost cells in up to N pieces, else pack (1)\n"
+                          "  -topology T      preset such as beluga, or a topology file (this machine)\n"
+                          "  -help            print this\n";
+
+namespace {
+
+bool read(std::string_view text, int least, int &value) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && end == text.data() + text.size() && value >= least;
+}
+
+int number(std::string_view flag, std::string_view text, int least) {
+    int value = 0;
+    if (!read(text, least, value)) {
+        throw std::invalid_argument(std::string(flag) + " " + std::string(text) + ": must be a whole number, " +
+                                    std::to_string(least) + " or more");
+    }
+    return value;
+}
+
+std::array<int, 3> triple(std::string_view flag, std::string_view text, int least) {
+    std::array<int, 3> values{};
+    std::string_view rest = text;
+    for (std::size_t d = 0; d < 3; ++d) {
+        const std::size_t end = d < 2 ? rest.find('_') : rest.size();
+        if (end == std::string_view::npos || !read(rest.substr(0, end), least, values.at(d))) {
+            throw std::invalid_argument(std::string(flag) + " " + std::string(text) +
+                                        ": must be three whole numbers, " + std::to_string(least) +
+                                        " or more, such as 4_2_1");
+        }
+        rest.remove_prefix(d < 2 ? end + 1 : end);
+    }
+    return values;
+}
+
+} // namespace
+
+options parse(int argc, const char *const *argv) {
+    options result;
+    for (int i = 1; i < argc; ++i) {
+        const std::string_view flag = argv[i];
+        const auto value = [&]() -> std::string_view {
+            if (i + 1 == argc) {
+                throw std::invalid_argument(std::string(flag) + ": a value must follow");
+            }
+            return argv[++i];
+        };
+        if (!flag.empty() && flag.front() != '-') {
+            result.mesh = triple("mesh", flag, 1);
+        } else if (flag == "-divide") {
+            result.divide = triple(flag, value(), 1);
+        } else if (flag == "-periodic") {
+            result.periodic = triple(flag, value(), 0);
+        } else if (flag == "-ghost") {
+            result.ghost = triple(flag, value(), 0);
+        } else if (flag == "-vars") {
+            result.vars = number(flag, value(), 1);
+        } else if (flag == "-cycles") {
+            result.cycles = number(flag, value(), 1);
+        } else if (flag == "-direct") {
+            result.direct = static_cast<std::uint64_t>(number(flag, value(), 0));
+        } else if (flag == "-topology") {
+            result.topology = value();
+        } else if (flag == "-help" || flag == "--help") {
+            result.help = true;
+        } else {
+            throw std::invalid_argument(std::string(flag) + ": there is no such flag; -help lists them");
+        }
+    }
+    return result;
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_HALO3D_OPTIONS_HPP
+#define MPGPU_EXAMPLES_HALO3D_OPTIONS_HPP
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+/// The command line. Flags have the names they have in LLNL's Comb; three numbers are joined by `_`, x first.
+struct options {
+    std::array<int, 3> mesh = {100, 100, 100}; ///< cells of the whole mesh
+    std::array<int, 3> divide = {0, 0, 0};     ///< ranks in each dimension; 0_0_0: all in z
+    std::array<int, 3> periodic = {0, 0, 0};   ///< 1: the dimension is a ring
+    std::array<int, 3> ghost = {1, 1, 1};      ///< ghost cells at either end
+    int vars = 1;                              ///< variables, of 8 bytes
+    int cycles = 5;                            ///< exchanges
+    std::uint64_t direct = 1;                  ///< halo::options::direct_pieces
+    std::string topology;                      ///< preset or file; empty: this machine
+    bool help = false;
+};
+
+/// What `-help` prints.
+extern const char *const usage;
+
+/// Reads the command line; throws `std::invalid_argument` with a message that names the flag, the value and the remedy.
+options parse(int argc, const char *const *argv);
+
+#endif // MPGPU_EXAMPLES_HALO3D_OPTIONS_HPP
