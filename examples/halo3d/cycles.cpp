@@ -18,7 +18,7 @@ constexpr double untouched = -1.0; // in ghost cells before an exchange, and aft
 /// The value of a cell of the mesh in a cycle; whole numbers below 2^53, so that no two are equal by rounding.
 double value(const halo::grid &g, const std::array<std::int64_t, 3> &cell, std::size_t variable, int cycle) {
     const std::int64_t index = cell[0] + g.cells[0] * (cell[1] + g.cells[1] * cell[2]);
-    return static_cast<double>(index * 4096 + cycle % 512 * 8 + static_cast<std::int64_t>(variable) % 8);
+    return static_cast<double>(index * 4096 + std::int64_t{cycle % 512} * 8 + static_cast<std::int64_t>(variable) % 8);
 }
 
 /// Calls `visit(element, cell, computed, exists)` for each cell of a rank's arrays.

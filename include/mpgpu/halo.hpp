@@ -24,8 +24,9 @@
 /// one piece in both arrays goes straight into the neighbour's ghost cells. All else is packed into one message for
 /// each pair of ranks, which travels as one transfer and is unpacked by the receiver.
 ///
-/// Pack and unpack are CPU loops in stream order on the host backend. On CUDA they are the caller's kernels, see
-/// `copier`; a plan that needs them and has none is refused.
+/// Pack and unpack are CPU loops in stream order on the host backend. On CUDA they are a kernel, which the caller's
+/// nvcc compiles: the one of mpgpu/halo.cuh, or the caller's own, see `copier`. A plan that needs it and has none is
+/// refused.
 ///
 /// Include <mpgpu/mpi.hpp> before this header, and there is also `make_plan`: one process for each rank.
 ///
@@ -138,9 +139,9 @@ struct piece {
     std::byte *cells;
     std::byte *message;
     std::uint64_t element_bytes;
-    std::array<std::uint64_t, 3> count; ///< cells of the box
-    std::uint64_t row_bytes;            ///< from a row of the array to the next
-    std::uint64_t plane_bytes;          ///< from a plane of the array to the next
+    std::uint64_t count[3];    ///< cells of the box; no std::array, which device code may not index
+    std::uint64_t row_bytes;   ///< from a row of the array to the next
+    std::uint64_t plane_bytes; ///< from a plane of the array to the next
 };
 
 /// Which way `launch` copies.
@@ -215,20 +216,20 @@ using mpgpu::detail::fail;
     constexpr std::int64_t most = std::int64_t{1} << 40; // sums of a few stay far from overflow
     std::int64_t ranks = 1;
     for (std::size_t d = 0; d < 3; ++d) {
-        const std::string name(1, "xyz"[d]);
+        const std::string in = std::string(" in ") + "xyz"[d] + ": ";
         if (g.cells[d] < 1 || g.cells[d] > most) {
-            return invalid("grid", "cells in " + name + ": " + std::to_string(g.cells[d]) + ": must be 1 to 2^40");
+            return invalid("grid", "cells" + in + std::to_string(g.cells[d]) + ": must be 1 to 2^40");
         }
         if (g.ranks[d] < 1 || g.ranks[d] > g.cells[d]) {
-            return invalid("grid", "ranks in " + name + ": " + std::to_string(g.ranks[d]) + ": must be 1 to " +
+            return invalid("grid", "ranks" + in + std::to_string(g.ranks[d]) + ": must be 1 to " +
                                        std::to_string(g.cells[d]) + ", the cells there");
         }
         const bool shared = g.ranks[d] > 1 || g.periodic[d];
         const std::int64_t widest = shared ? g.cells[d] / g.ranks[d] : most;
         if (g.ghost[d] < 0 || g.ghost[d] > widest) {
-            return invalid("grid", "ghost cells in " + name + ": " + std::to_string(g.ghost[d]) + ": must be 0 to " +
+            return invalid("grid", "ghost cells" + in + std::to_string(g.ghost[d]) + ": must be 0 to " +
                                        std::to_string(widest) +
-                                       ", the cells of the smallest rank there; use fewer ranks in " + name);
+                                       ", the cells of the smallest rank there; use fewer ranks in that dimension");
         }
         ranks *= g.ranks[d];
         if (ranks > std::numeric_limits<std::int32_t>::max()) {

@@ -104,7 +104,9 @@ TEST_CASE("every cell of random decompositions is as in a mesh of one piece, ove
     std::uint64_t direct_bytes = 0;
     std::uint64_t packed_bytes = 0;
     for (int run = 0; run < 60; ++run) {
-        const auto [g, sizes] = reference::random_problem(random);
+        const std::pair<halo::grid, std::vector<std::size_t>> problem = reference::random_problem(random);
+        const halo::grid &g = problem.first;
+        const std::vector<std::size_t> &sizes = problem.second;
         const std::uint64_t direct_pieces = std::array<std::uint64_t, 4>{0, 1, 5, never_pack}.at(random() % 4);
         INFO(text_of(g, sizes, direct_pieces));
         mesh all(ctx, g, sizes);
@@ -238,7 +240,7 @@ TEST_CASE("variables of any trivially copyable type") {
     std::vector<mpgpu::buffer<state>> cells;
     std::vector<halo::rank_arrays> arrays;
     for (int rank = 0; rank < 2; ++rank) {
-        cells.emplace_back(ctx, device::gpu(rank), std::size_t{5 * 8});
+        cells.emplace_back(ctx, device::gpu(rank), std::size_t{40}); // 5 x 8
         arrays.push_back({halo::array_of(cells.back())});
         for (std::size_t i = 0; i < cells.back().size(); ++i) {
             cells.back().data()[i] = {double(i), {float(rank), 0, 0}, 7};
@@ -247,10 +249,12 @@ TEST_CASE("variables of any trivially copyable type") {
     halo::plan halo(ctx, g, arrays);
     halo.exchange(stream);
     stream.synchronize();
-    CHECK(cells[0].data()[5 * 3 + 4].velocity[0] == 1);
-    CHECK(cells[0].data()[5 * 3 + 4].pressure == 5 * 3 + 1);
-    CHECK(cells[1].data()[5 * 3].pressure == 5 * 3 + 3);
-    CHECK(cells[1].data()[5 * 3].material == 7);
+    const state &last = cells[0].data()[15 + 4]; // of row 3, that is the ghost cell of each rank
+    const state &first = cells[1].data()[15];
+    CHECK(last.velocity[0] == 1);
+    CHECK(last.pressure == 15 + 1);
+    CHECK(first.pressure == 15 + 3);
+    CHECK(first.material == 7);
 }
 
 TEST_CASE("a copier of the caller's is given every piece, and launched in each exchange") {
