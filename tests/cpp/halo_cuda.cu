@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The kernel of halo.cuh: its indexing on the CPU, on any machine; then, where there is a GPU, whole exchanges on GPUs,
+// every cell compared with a mesh of one piece. Against an installed or built mpgpu, with nvcc of CUDA 12 or 13:
+//
+//   nvcc -std=c++17 -arch=native -Iinclude tests/cpp/halo_cuda.cu libmpgpu.a -lpthread -ldl -lrt -lutil -lm -o
+//   halo_cuda
+//
+// Prints what it did and ends with 0, with 77 where there was no GPU, else with 1.
+#include "halo_reference.hpp"
+
+#include <mpgpu/halo.cuh>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+namespace halo = mpgpu::halo;
+namespace reference = halo_reference;
+
+constexpr int no_gpu = 77;
+
+/// The kernel's function, word by word as threads would, against copy_on_cpu.
+void check_indexing() {
+    for (const std::uint64_t bytes : {1U, 2U, 4U, 6U, 8U, 12U, 16U, 24U}) {
+        for (const halo::direction way : {halo::direction::pack, halo::direction::unpack}) {
+            std::array<std::vector<std::uint64_t>, 2> cells;
+            std::array<std::vector<std::uint64_t>, 2> messages;
+            for (std::size_t which : {0U, 1U}) {
+                for (std::uint64_t i = 0; i < 1000; ++i) {
+                    cells.at(which).push_back(i * 0x9E3779B97F4A7C15U);
+                    messages.at(which).push_back(~i * 0x9E3779B97F4A7C15U);
+                }
+                const halo::piece p{reinterpret_cast<std::byte *>(cells.at(which).data()) + 3 * bytes,
+                                    reinterpret_cast<std::byte *>(messages.at(which).data()),
+                                    bytes,
+                                    {5, 4, 3},
+                                    9 * bytes,
+                                    9 * 7 * bytes};
+                constexpr std::uint64_t threads = 7;
+                for (std::uint64_t thread = 0; which == 0 && thread < threads; ++thread) {
+                    halo::detail::copy_piece(p, way, thread, threads);
+                }
+                if (which == 1) {
+                    halo::copy_on_cpu({&p, 1}, way);
+                }
+            }
+            if (cells[0] != cells[1] || messages[0] != messages[1]) {
+                throw std::runtime_error("the kernel's indexing is wrong for elements of " + std::to_string(bytes) +
+                                         " bytes");
+            }
+        }
+    }
+}
+
+/// One rank: arrays on a GPU, and the same in host memory, where they are set and compared.
+struct part {
+    std::vector<mpgpu::memory> on_gpu;
+    std::vector<mpgpu::memory> on_host;
+    halo::rank_arrays gpu_arrays;
+    halo::rank_arrays host_arrays;
+};
+
+void check_exchanges(const mpgpu::context &ctx, std::uint64_t direct_pieces, unsigned seed) {
+    std::mt19937 random(seed);
+    const int gpus = ctx.devices().gpus;
+    constexpr int problems = 20;
+    constexpr std::uint64_t cycles = 10;
+    for (int problem = 0; problem < problems; ++problem) {
+        const auto [g, sizes] = reference::random_problem(random);
+        std::vector<part> parts(static_cast<std::size_t>(halo::rank_count(g)));
+        std::vector<halo::rank_arrays> arrays;
+        std::vector<mpgpu::transfer> down;
+        std::vector<mpgpu::transfer> up;
+        for (int rank = 0; rank < halo::rank_count(g); ++rank) {
+            part &p = parts.at(static_cast<std::size_t>(rank));
+            const mpgpu::device where = mpgpu::device::gpu(rank % gpus);
+            const std::size_t elements = reference::elements(g, rank);
+            for (const std::size_t bytes : sizes) {
+                p.on_gpu.emplace_back(ctx, where, elements * bytes);
+                p.on_host.emplace_back(ctx, mpgpu::device::host(), elements * bytes);
+                p.gpu_arrays.push_back({p.on_gpu.back().data(), where, bytes, elements});
+                p.host_arrays.push_back({p.on_host.back().data(), mpgpu::device::host(), bytes, elements});
+                down.push_back(mpgpu::make_transfer(p.on_gpu.back(), p.on_host.back()));
+                up.push_back(mpgpu::make_transfer(p.on_host.back(), p.on_gpu.back()));
+            }
+            arrays.push_back(p.gpu_arrays);
+        }
+        halo::options how;
+        how.direct_pieces = direct_pieces;
+        how.copy = halo::cuda_copier();
+        halo::plan exchange(ctx, g, arrays, how);
+        const mpgpu::plan to_gpus(ctx, down);
+        const mpgpu::plan to_host(ctx, up);
+        const mpgpu::stream stream(ctx, mpgpu::device::gpu(problem % gpus));
+        for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
+            for (int rank = 0; rank < halo::rank_count(g); ++rank) {
+                reference::fill(g, rank, parts.at(static_cast<std::size_t>(rank)).host_arrays, cycle);
+            }
+            to_gpus.enqueue(stream);
+            exchange.exchange(stream);
+            to_host.execute(stream).wait();
+            for (int rank = 0; rank < halo::rank_count(g); ++rank) {
+                const std::string difference =
+                    reference::first_difference(g, rank, parts.at(static_cast<std::size_t>(rank)).host_arrays, cycle);
+                if (!difference.empty()) {
+                    throw std::runtime_error("problem " + std::to_string(problem) + ", direct_pieces " +
+                                             std::to_string(direct_pieces) + ": " + difference);
+                }
+            }
+        }
+    }
+}
+
+/// Cells to pack and no kernel: refused, in words.
+void check_refusal(const mpgpu::context &ctx) {
+    halo::grid g;
+    g.cells = {8, 8, 8};
+    g.periodic = {true, false, false};
+    g.ghost = {1, 1, 1};
+    mpgpu::buffer<double> cells(ctx, mpgpu::device::gpu(0), std::size_t{1000});
+    const std::vector<halo::rank_arrays> arrays = {{halo::array_of(cells)}};
+    try {
+        const halo::plan made(ctx, g, arrays);
+    } catch (const mpgpu::not_supported &) {
+        return;
+    }
+    throw std::runtime_error("a plan that must pack without a kernel was not refused");
+}
+
+int run() {
+    check_indexing();
+    std::printf("the kernel's indexing: right\n");
+    mpgpu::context_options machine;
+    machine.backend = mpgpu::backend::cuda;
+    std::error_code ec;
+    const mpgpu::context ctx(machine, ec);
+    if (ec || ctx.devices().gpus == 0) {
+        std::printf("no GPU: exchanges not tried (%s)\n", ec.message().c_str());
+        return no_gpu;
+    }
+    check_refusal(ctx);
+    for (const std::uint64_t direct_pieces :
+         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{5}, std::numeric_limits<std::uint64_t>::max()}) {
+        check_exchanges(ctx, direct_pieces, 20261121);
+    }
+    std::printf("exchanges on %d GPUs: every cell right\n", ctx.devices().gpus);
+    return 0;
+}
+
+} // namespace
+
+int main() {
+    try {
+        return run();
+    } catch (const std::exception &e) {
+        std::fprintf(stderr, "halo_cuda: %s\n", e.what());
+        return 1;
+    }
+}
