@@ -22,7 +22,12 @@ use std::process::ExitCode;
 
 /// Plans copies between the GPUs and host memory of one node over every link that helps.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(
+    version,
+    max_term_width = 100,
+    after_help = "A first look: `mpgpu topo` for the machine, `mpgpu plan gpu0:gpu1:256M` for what would be done there, `mpgpu trace --svg \
+                  run.svg gpu0:gpu1:256M` for how it goes. Each subcommand's --help has examples."
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
