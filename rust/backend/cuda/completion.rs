@@ -17,11 +17,22 @@ pub(super) struct Finished {
     mark: Arc<Mark>,
     core: Arc<Core>,
     gpu: usize,
+    /// The caller's stream, where it is known apart from all others ([`Core::stream_id`]).
+    stream: Option<u64>,
     /// What comparing bytes has found, where that was asked for.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
     /// Whether somebody has seen it done.
     is_seen_done: AtomicBool,
+}
+
+/// How an execution ends.
+pub(super) struct Ended {
+    /// Recorded on `gpu`.
+    pub mark: Arc<Mark>,
+    pub gpu: usize,
+    pub stream: Option<u64>,
+    pub verdict: Option<Arc<Verdict>>,
 }
 
 /// Timestamps of the operations, where those were asked for.
@@ -33,12 +44,13 @@ enum Timed {
 }
 
 impl Finished {
-    /// `mark` was recorded on `gpu`.
-    pub fn new(core: Arc<Core>, gpu: usize, mark: Arc<Mark>, verdict: Option<Arc<Verdict>>, timing: Option<Timing>) -> Finished {
+    pub fn new(core: Arc<Core>, end: Ended, timing: Option<Timing>) -> Finished {
+        let Ended { mark, gpu, stream, verdict } = end;
         Finished {
             mark,
             core,
             gpu,
+            stream,
             verdict,
             timed: Mutex::new(timing.map_or(Timed::No, Timed::Enqueued)),
             is_seen_done: AtomicBool::new(false),
@@ -48,6 +60,11 @@ impl Finished {
     /// Stands for the end until the completion is dropped.
     pub fn event(&self) -> CUevent {
         self.mark.event()
+    }
+
+    /// Whether what is enqueued into this stream comes after it anyway.
+    pub fn is_in(&self, stream: Option<u64>) -> bool {
+        stream.is_some() && stream == self.stream
     }
 
     fn verdict(&self) -> Result<(), BackendError> {

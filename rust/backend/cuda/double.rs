@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attr
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::LazyLock;
 
@@ -102,6 +102,8 @@ pub fn without_batch() -> &'static Driver {
         cuStreamCreate: create_stream,
         cuStreamGetCtx: context_of_stream,
         cuStreamIsCapturing: is_capturing,
+        cuStreamWaitEvent: wait_event,
+        cuStreamGetId: Some(id_of_stream),
         cuEventCreate: create_event,
         cuEventDestroy: destroy_event,
         cuEventRecord: record_event,
@@ -360,6 +362,15 @@ unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) ->
 
 unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
     put(out, 0)
+}
+
+/// Handles are never given out again here, so each is its stream's number too.
+unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
+    put(out, stream.addr() as c_ulonglong)
+}
+
+unsafe extern "C" fn wait_event(_: CUstream, event: CUevent, _: c_uint) -> Code {
+    call("cuStreamWaitEvent", |node| if node.events.contains_key(&event.addr()) { 0 } else { INVALID_VALUE })
 }
 
 unsafe extern "C" fn create_event(out: *mut CUevent, flags: c_uint) -> Code {

@@ -169,6 +169,8 @@ driver_functions! {
         cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
             CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
+        // CUDA 12.0.
+        cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
         // CUDA 11.7.
         cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
         // Not every platform has these: not those without a file system of their own, say.

@@ -6,14 +6,14 @@
 //! Under stream capture the same calls make the lanes branches of the graph.
 
 use super::Core;
-use super::completion::{Captured, Finished};
+use super::completion::{Captured, Ended, Finished};
 use super::device::{Caller, Mark, Primary, handle, lock};
 use super::driver::{OutsideCapture, call};
 use super::kernel::Kernel;
 use super::lanes::{Seat, move_seat, seats, wiring};
 use super::timing::Timing;
 use super::verify::Verdict;
-use crate::backend::{BackendError, Completion, Execution};
+use crate::backend::{BackendError, Completion, Execution, StreamHandle};
 use crate::ffi::bridge::Segment;
 use crate::plan::{Copy, Engine, Mechanism, Op, Place};
 use cudarc::driver::sys;
@@ -36,6 +36,7 @@ struct Lane<'a> {
 /// What there is of an execution once it is enqueued.
 struct End {
     home: usize,
+    stream: Option<u64>,
     capturing: bool,
     /// An event behind its copies, where one was recorded.
     mark: Option<Arc<Mark>>,
@@ -55,10 +56,10 @@ impl Core {
                 Some(mark) if end.verdict.is_none() => mark,
                 _ => Arc::new(self.primary(end.home)?.record(execution.stream.0)?),
             };
-            Ok(Some((end.home, mark, end.verdict)))
+            Ok(Some(Ended { mark, gpu: end.home, stream: end.stream, verdict: end.verdict }))
         })?;
         Ok(match end {
-            Some((home, mark, verdict)) => Arc::new(Finished::new(self.clone(), home, mark, verdict, timing)),
+            Some(end) => Arc::new(Finished::new(self.clone(), end, timing)),
             None => Arc::new(Captured),
         })
     }
@@ -84,9 +85,12 @@ impl Core {
                 return Err(BackendError::NotSupported("timestamps cannot be captured: time an execution outside of a capture".into()));
             }
         }
+        // Only executions that share memory come after others.
+        let stream = if execution.program.rings.is_empty() { None } else { self.stream_id(execution.stream) };
+        self.come_after(execution, stream)?;
         let mark = self.enqueue_copies(execution, home, capturing, timing)?;
         let verdict = if execution.verify { self.enqueue_verification(execution, home).map(Some) } else { Ok(None) };
-        let finished = verdict.and_then(|verdict| finish(End { home, capturing, mark, verdict }));
+        let finished = verdict.and_then(|verdict| finish(End { home, stream, capturing, mark, verdict }));
         if finished.is_err() && !capturing {
             let _outside = OutsideCapture::enter(self.driver);
             // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
@@ -105,6 +109,29 @@ impl Core {
         Ok(status != 0)
     }
 
+    /// A number that no other stream of this process has or will have, unlike its handle, which a stream that is created after it was
+    /// destroyed may get. `None` for the default streams, whose handles stand for several, and where the driver gives none.
+    fn stream_id(&self, stream: StreamHandle) -> Option<u64> {
+        let mut id = 0;
+        // SAFETY: the caller's stream; the output is valid for the call.
+        let code = unsafe { self.driver.cuStreamGetId.filter(|_| stream.0 > 2)?(handle(stream.0), &mut id) };
+        (code == 0).then_some(id)
+    }
+
+    /// Has the caller's stream wait for the executions that this one comes after, those in the same stream excepted.
+    fn come_after(&self, execution: &Execution<'_>, stream: Option<u64>) -> Result<(), BackendError> {
+        for completion in execution.after {
+            let earlier = completion.as_any().downcast_ref::<Finished>().ok_or_else(|| {
+                BackendError::NotSupported("an execution can only come after executions of its own backend that were not captured".into())
+            })?;
+            if !earlier.is_in(stream) {
+                // SAFETY: the completion holds the event.
+                unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), earlier.event(), 0)) }?;
+            }
+        }
+        Ok(())
+    }
+
     /// Enqueues the copies. When it fails, what was enqueued has finished. Returns the mark of their end, where one was made.
     fn enqueue_copies(
         &self,
@@ -113,13 +140,6 @@ impl Core {
         capturing: bool,
         timing: &mut Option<Timing>,
     ) -> Result<Option<Arc<Mark>>, BackendError> {
-        for completion in execution.after {
-            let earlier = completion.as_any().downcast_ref::<Finished>().ok_or_else(|| {
-                BackendError::NotSupported("an execution can only come after executions of its own backend that were not captured".into())
-            })?;
-            // SAFETY: the completion holds the event.
-            unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), earlier.event(), 0)) }?;
-        }
         if let Some(timing) = timing {
             timing.start(execution.stream.0)?;
         }

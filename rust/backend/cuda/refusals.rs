@@ -29,9 +29,13 @@ fn no_nvml() -> Result<Nvml, nvml_wrapper::error::NvmlError> {
 
 /// A context on what is discovered of the double.
 fn context() -> Context {
-    let seen = discover::look_at(double::driver(), no_nvml).expect("the double has GPUs");
+    context_on(double::driver())
+}
+
+fn context_on(driver: &'static Driver) -> Context {
+    let seen = discover::look_at(driver, no_nvml).expect("the double has GPUs");
     let machine = Machine::new(topology(&seen)).expect("well formed");
-    Context::with_backend(Arc::new(machine), Arc::new(backend(double::driver())), Config { staging_bytes: 16 << 20, ..Config::default() })
+    Context::with_backend(Arc::new(machine), Arc::new(backend(driver)), Config { staging_bytes: 16 << 20, ..Config::default() })
         .expect("a context")
 }
 
@@ -137,6 +141,31 @@ fn gpus_without_peer_access_are_joined_by_staging_in_host_memory_alone() {
     let refused = context.plan(&[transfer], &PlanOptions { host_path: Some(false), ..PlanOptions::default() }).map(drop);
     assert!(matches!(refused, Err(Error::Plan(_))), "{refused:?}");
     plan.execute(StreamHandle(0)).expect("the context is usable").wait().expect("it runs");
+}
+
+#[test]
+fn executions_that_share_staging_wait_for_each_other_unless_their_stream_orders_them_anyway() {
+    double::start(2, false);
+    let waits_in_turn = |driver: &'static Driver| {
+        let context = context_on(driver);
+        let bytes = 3 << 20;
+        let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
+        let plan =
+            context.plan(&[Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes }], &PlanOptions::default()).expect("a plan");
+        assert!(plan.staging_bytes() > 0);
+        // The first one finds no other, nor does the second: the table of users is swept with its first entry, and here all is done at once.
+        let [one, other] = [(); 2].map(|()| context.create_stream(GPU0).expect("a stream"));
+        let counts = [one, one, one, other, StreamHandle(0), StreamHandle(0)].map(|stream| {
+            let before = calls("cuStreamWaitEvent");
+            plan.execute(stream).map(drop).expect("enqueued");
+            calls("cuStreamWaitEvent") - before
+        });
+        counts.map(|waits| waits - counts[0])
+    };
+    // The handle of the default stream stands for several.
+    assert_eq!(waits_in_turn(double::driver()), [0, 0, 0, 1, 1, 1]);
+    let old = Box::leak(Box::new(double::driver().clone().without("cuStreamGetId")));
+    assert_eq!(waits_in_turn(old), [0, 0, 1, 1, 1, 1]);
 }
 
 #[test]

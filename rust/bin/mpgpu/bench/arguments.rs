@@ -18,6 +18,9 @@ pub struct BenchArguments {
     /// Rounds in which everything is timed once; by default as many as take about half a second
     #[arg(long, value_parser = rounds)]
     pub repeat: Option<usize>,
+    /// Thread blocks of 256 threads that make one copy between GPUs in d2d_narrow
+    #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub narrow_blocks: u32,
     /// Executor to plan for; by default what the environment says, or the model's choice
     #[arg(long, value_enum)]
     pub engine: Option<EngineName>,

@@ -37,6 +37,8 @@ pub struct Bench<'a> {
     /// A preset or file, where one was named.
     pub topology: Option<String>,
     pub repeat: Option<usize>,
+    /// Thread blocks of a copy between GPUs in `d2d_narrow`.
+    pub narrow_blocks: u32,
 }
 
 impl Bench<'_> {

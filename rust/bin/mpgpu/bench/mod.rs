@@ -94,6 +94,7 @@ pub fn run(arguments: &BenchArguments) -> Result<String, Failure> {
         options: PlanOptions { engine: arguments.engine.map(Into::into), ..PlanOptions::default() },
         topology: arguments.topology.clone(),
         repeat: arguments.repeat,
+        narrow_blocks: arguments.narrow_blocks,
     };
     let report = |outcomes: &[Outcome]| {
         json!({

@@ -6,7 +6,7 @@
 //! bytes runs as on such a machine, on real GPUs.
 //!
 //! The plans are the library's, for a topology of direct links. What is changed is how their copies between GPUs run: [`Narrow`] is a
-//! backend that has every one of them made by the fused copy kernel, whose launches are held to [`BLOCKS`].
+//! backend that has every one of them made by the fused copy kernel, whose launches are held to few thread blocks ([`Bench::narrow_blocks`]).
 
 use super::Failure;
 use super::buffers::Buffers;
@@ -22,9 +22,6 @@ use mpgpu::topology::{Costs, DeviceId, Link, LinkKind, Machine, Node, NodeId, No
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Thread blocks of one kernel. The readings' narrow path was one block of 1024 threads; this kernel's blocks have 256, so that four
-/// have as many bytes under way.
-const BLOCKS: u32 = 4;
 /// What one narrow copy reaches, until it is measured.
 const ASSUMED: f64 = 45.6e9;
 /// Host memory as part of a link: 12 of 47.9 GB/s, PCIe 3 x16 beside two NVLink 2 (the preset `beluga`, the papers' machine).
@@ -36,8 +33,9 @@ impl Bench<'_> {
     pub fn narrow(&self, case: &'static Case, size: u64) -> Result<Measured, Failure> {
         let on_gpus = self.context.backend().name() == "cuda";
         let costs = self.context.machine().costs();
-        let rate = self.narrow_rate(&open(ASSUMED, costs, on_gpus)?, case, size)?;
-        let context = open(rate, costs, on_gpus)?;
+        let blocks = on_gpus.then_some(self.narrow_blocks);
+        let rate = self.narrow_rate(&open(ASSUMED, costs, blocks)?, case, size)?;
+        let context = open(rate, costs, blocks)?;
         let buffers = self.buffers(&context, &case.legs(GPUS, size))?;
         let stream = context.create_stream(DeviceId::gpu(0))?;
         let plan = |options: PlanOptions| context.plan(&buffers.transfers, &options);
@@ -80,13 +78,13 @@ impl Bench<'_> {
     }
 }
 
-/// A context on four GPUs of which every two are joined by a link of this rate.
-fn open(rate: f64, costs: &Costs, on_gpus: bool) -> Result<Context, Failure> {
+/// A context on four GPUs of which every two are joined by a link of this rate; virtual devices where no number of blocks is given.
+fn open(rate: f64, costs: &Costs, blocks: Option<u32>) -> Result<Context, Failure> {
     let machine = Machine::new(topology(rate, costs.clone()))?;
-    let inner: Box<dyn Backend> = if on_gpus {
+    let inner: Box<dyn Backend> = if let Some(blocks) = blocks {
         let cuda = CudaBackend::new(machine.host_count())?;
         for gpu in 0..GPUS {
-            if !cuda.limit_copy_kernel(gpu, BLOCKS)? {
+            if !cuda.limit_copy_kernel(gpu, blocks)? {
                 return Err(format!("GPU {gpu} does not run the fused copy kernel, so its links cannot be held narrow").into());
             }
         }
@@ -113,7 +111,7 @@ fn topology(rate: f64, costs: Costs) -> Topology {
         (a + 1..GPUS).for_each(|b| join(NodeId(a), NodeId(b), LinkKind::Nvlink, rate));
         join(NodeId(a), host, LinkKind::Pcie, rate * HOST_SHARE);
     }
-    let description = format!("{GPUS} GPUs, GPU-to-GPU copies held to {:.1} GB/s by kernels of {BLOCKS} blocks", rate / 1e9);
+    let description = format!("{GPUS} GPUs, GPU-to-GPU copies held to {:.1} GB/s by kernels of few threads", rate / 1e9);
     Topology { name: "narrow".into(), description, nodes, links, shared: Vec::<SharedResource>::new(), costs }
 }
 
