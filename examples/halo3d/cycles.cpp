@@ -7,47 +7,141 @@
 #include <cstdio>
 #include <numeric>
 #include <stdexcept>
-#include <string>
 
 namespace halo = mpgpu::halo;
 
 namespace {
 
-constexpr double untouched = -1.0; // in ghost cells before an exchange, and after it outside a mesh that is no ring
+using seconds = std::chrono::duration<double>;
+using steady = std::chrono::steady_clock;
 
-/// The value of a cell of the mesh in a cycle; whole numbers below 2^53, so that no two are equal by rounding.
-double value(const halo::grid &g, const std::array<std::int64_t, 3> &cell, std::size_t variable, int cycle) {
-    const std::int64_t index = cell[0] + g.cells[0] * (cell[1] + g.cells[1] * cell[2]);
-    return static_cast<double>(index * 4096 + std::int64_t{cycle % 512} * 8 + static_cast<std::int64_t>(variable) % 8);
+/// The first cycles set up what later ones use. They are checked like all others.
+constexpr int warm_up = 2;
+
+mesh mesh_of(const halo::grid &g, int rank) {
+    const halo::box own = halo::box_of(g, rank);
+    mesh m{};
+    for (std::size_t d = 0; d < 3; ++d) {
+        m.cells[d] = g.cells.at(d);
+        m.first[d] = own.first.at(d);
+        m.own[d] = own.cells.at(d);
+        m.ghost[d] = g.ghost.at(d);
+        m.periodic[d] = g.periodic.at(d);
+    }
+    return m;
 }
 
-/// Calls `visit(element, cell, computed, exists)` for each cell of a rank's arrays.
-template <class Visit> void for_each_cell(const halo::grid &g, int rank, const Visit &visit) {
-    const halo::box own = halo::box_of(g, rank);
-    const std::array<std::int64_t, 3> e = halo::extents(g, rank);
-    std::size_t element = 0;
-    std::array<std::int64_t, 3> i{};
-    for (i[2] = 0; i[2] < e[2]; ++i[2]) {
-        for (i[1] = 0; i[1] < e[1]; ++i[1]) {
-            for (i[0] = 0; i[0] < e[0]; ++i[0], ++element) {
-                std::array<std::int64_t, 3> cell{};
-                bool computed = true;
-                bool exists = true;
-                for (std::size_t d = 0; d < 3; ++d) {
-                    const std::int64_t at = own.first.at(d) + i.at(d) - g.ghost.at(d);
-                    computed = computed && i.at(d) >= g.ghost.at(d) && i.at(d) < g.ghost.at(d) + own.cells.at(d);
-                    exists = exists && (g.periodic.at(d) || (at >= 0 && at < g.cells.at(d)));
-                    cell.at(d) = (at + g.cells.at(d)) % g.cells.at(d);
-                }
-                visit(element, cell, computed, exists);
+/// All ranks of this process, each in its stream.
+class work {
+  public:
+    work(const mpgpu::context &ctx, const std::vector<mpgpu::stream> &streams, std::vector<part> &parts)
+        : ctx_(ctx), streams_(streams), parts_(parts) {
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            done_.emplace_back(ctx);
+        }
+    }
+
+    void set(int cycle) {
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            part &p = parts_[i];
+            for (std::size_t v = 0; v < p.vars.size(); ++v) {
+                p.code->set(streams_[i], of(p, v, cycle));
             }
+        }
+        synchronize();
+    }
+
+    /// Throws where a cell is not what it must be.
+    void compare(const std::string &name, int cycle) {
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            part &p = parts_[i];
+            p.reset.enqueue(streams_[i]);
+            for (std::size_t v = 0; v < p.vars.size(); ++v) {
+                p.code->compare(streams_[i], of(p, v, cycle), p.wrong.data() + v);
+            }
+            p.fetch.enqueue(streams_[i]);
+        }
+        synchronize();
+        for (part &p : parts_) {
+            for (std::size_t v = 0; v < p.vars.size(); ++v) {
+                if (p.wrong_on_host.data()[v] != none_wrong) {
+                    throw std::runtime_error(name + ": " + say(p, v, cycle, p.wrong_on_host.data()[v]));
+                }
+            }
+        }
+    }
+
+    /// An exchange is in the order of the first stream; the others join it.
+    void start(exchange &by) {
+        for (std::size_t i = 1; i < parts_.size(); ++i) {
+            done_[i].record(streams_[i]);
+            streams_[0].wait(done_[i]);
+        }
+        by.start(streams_[0]);
+    }
+    void finish(exchange &by) {
+        for (const mpgpu::stream &stream : streams_) {
+            by.finish(stream);
+        }
+    }
+
+    void synchronize() const {
+        for (const mpgpu::stream &stream : streams_) {
+            stream.synchronize();
+        }
+    }
+
+  private:
+    static variable of(part &p, std::size_t v, int cycle) {
+        return {p.cells, p.vars[v].data(), p.where.id(), static_cast<int>(v), cycle};
+    }
+
+    std::string say(part &p, std::size_t v, int cycle, unsigned long long element) const {
+        mpgpu::buffer<double> is(ctx_, mpgpu::device::host(), 1);
+        mpgpu::plan(ctx_, {mpgpu::make_transfer(is, p.vars[v].subspan(element, 1))}).execute(streams_[0]).wait();
+        const auto at = static_cast<std::int64_t>(element);
+        const cell c = cell_of(p.cells, at);
+        return "cycle " + std::to_string(cycle) + ", rank " + std::to_string(p.rank) + ", variable " +
+               std::to_string(v) + ", cell " + std::to_string(c.at[0]) + "_" + std::to_string(c.at[1]) + "_" +
+               std::to_string(c.at[2]) + ": " + std::to_string(*is.data()) + " must be " +
+               std::to_string(value_after(p.cells, at, static_cast<int>(v), cycle));
+    }
+
+    const mpgpu::context &ctx_;
+    const std::vector<mpgpu::stream> &streams_;
+    std::vector<part> &parts_;
+    std::vector<mpgpu::event> done_;
+};
+
+/// One cycle; the host waits between phases only to time them.
+void run_cycle(work &all, exchange &by, int cycle, const std::function<void()> &align, timings *measured) {
+    std::array<steady::time_point, 7> at{};
+    at[0] = steady::now();
+    all.set(cycle);
+    at[1] = steady::now();
+    align();
+    at[2] = steady::now();
+    all.start(by);
+    at[3] = steady::now();
+    all.finish(by);
+    at[4] = steady::now();
+    all.synchronize();
+    at[5] = steady::now();
+    all.compare(by.name(), cycle);
+    at[6] = steady::now();
+    if (measured != nullptr) {
+        const auto between = [&](std::size_t from, std::size_t to) { return seconds(at.at(to) - at.at(from)).count(); };
+        const std::array<double, timings::names.size()> phases = {between(0, 1), between(2, 3), between(3, 4),
+                                                                  between(4, 5), between(2, 5), between(5, 6)};
+        for (std::size_t i = 0; i < phases.size(); ++i) {
+            measured->seconds.at(i).push_back(phases.at(i));
         }
     }
 }
 
 } // namespace
 
-halo::grid grid_of(const options &opt, int ranks) {
+std::vector<halo::grid> grids_of(const options &opt, int ranks) {
     halo::grid g;
     for (std::size_t d = 0; d < 3; ++d) {
         g.cells.at(d) = opt.mesh.at(d);
@@ -55,21 +149,36 @@ halo::grid grid_of(const options &opt, int ranks) {
         g.ghost.at(d) = opt.ghost.at(d);
     }
     g.ranks = opt.divide[0] != 0 ? opt.divide : std::array<int, 3>{1, 1, ranks};
-    return g;
+    std::vector<halo::grid> grids;
+    for (const int each : opt.each) {
+        for (std::size_t d = 0; d < 3; ++d) {
+            g.cells.at(d) = std::int64_t{each} * g.ranks.at(d);
+        }
+        grids.push_back(g);
+    }
+    return grids.empty() ? std::vector<halo::grid>{g} : grids;
 }
 
 mpgpu::context open_machine(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
+#ifndef HALO3D_CUDA
+    // Cells are set and compared by CPU code, which virtual devices alone allow.
     machine.backend = mpgpu::backend::host;
+#endif
     return mpgpu::context(machine);
 }
 
-part::part(const mpgpu::context &ctx, const halo::grid &g, int number, int count)
-    : rank(number), where(mpgpu::device::gpu(number % ctx.devices().gpus)) {
-    const std::array<std::int64_t, 3> e = halo::extents(g, number);
+part::part(const mpgpu::context &ctx, const halo::grid &g, int number, int device, int count)
+    : rank(number), where(mpgpu::device::gpu(device)), cells(mesh_of(g, number)),
+      wrong(ctx, where, static_cast<std::size_t>(count)),
+      wrong_on_host(ctx, mpgpu::device::host(), 2 * static_cast<std::size_t>(count)),
+      reset(ctx, {mpgpu::make_transfer(wrong, wrong_on_host.subspan(static_cast<std::size_t>(count), wrong.size()))}),
+      fetch(ctx, {mpgpu::make_transfer(wrong_on_host.subspan(0, wrong.size()), wrong)}) {
+    code = &code_for(wrong.data());
+    std::fill_n(wrong_on_host.data(), wrong_on_host.size(), none_wrong); // the second half stays so
     for (int v = 0; v < count; ++v) {
-        vars.emplace_back(ctx, where, static_cast<std::size_t>(e[0] * e[1] * e[2]));
+        vars.emplace_back(ctx, where, static_cast<std::size_t>(element_count(cells)));
     }
 }
 
@@ -81,69 +190,33 @@ halo::rank_arrays part::arrays() {
     return all;
 }
 
-timings run_cycles(const options &opt, const halo::grid &g, const mpgpu::stream &stream, halo::plan &halo,
-                   std::vector<part> &parts) {
-    using clock = std::chrono::steady_clock;
-    timings measured;
-    // On a GPU these two would be kernels in the same stream.
-    const auto set = [&](int cycle) {
-        for (part &p : parts) {
-            for_each_cell(g, p.rank, [&](std::size_t element, const auto &cell, bool computed, bool) {
-                for (std::size_t v = 0; v < p.vars.size(); ++v) {
-                    p.vars[v].data()[element] = computed ? value(g, cell, v, cycle) : untouched;
-                }
-            });
+std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
+                                const std::vector<mpgpu::stream> &streams, const std::vector<exchange *> &exchanges,
+                                std::vector<part> &parts, const std::function<void()> &align) {
+    work all(ctx, streams, parts);
+    std::vector<timings> measured(exchanges.size());
+    int number = 0; // other values in each, so that those of the last are found
+    for (int cycle = 0; cycle < warm_up + opt.cycles; ++cycle) {
+        for (std::size_t i = 0; i < exchanges.size(); ++i) {
+            run_cycle(all, *exchanges[i], number++, align, cycle < warm_up ? nullptr : &measured[i]);
         }
-    };
-    std::string wrong;
-    const auto compare = [&](int cycle) {
-        for (const part &p : parts) {
-            for_each_cell(g, p.rank, [&](std::size_t element, const auto &cell, bool, bool exists) {
-                for (std::size_t v = 0; v < p.vars.size() && wrong.empty(); ++v) {
-                    const double is = p.vars[v].data()[element];
-                    const double must = exists ? value(g, cell, v, cycle) : untouched;
-                    if (is != must) {
-                        wrong = "cycle " + std::to_string(cycle) + ", rank " + std::to_string(p.rank) + ", variable " +
-                                std::to_string(v) + ", cell " + std::to_string(cell[0]) + "_" +
-                                std::to_string(cell[1]) + "_" + std::to_string(cell[2]) + ": " + std::to_string(is) +
-                                " must be " + std::to_string(must);
-                    }
-                }
-            });
+    }
+    for (std::size_t i = 0; i < exchanges.size(); ++i) {
+        all.set(number);
+        align();
+        const steady::time_point begin = steady::now();
+        for (int cycle = 0; cycle < opt.cycles; ++cycle) {
+            all.start(*exchanges[i]);
+            all.finish(*exchanges[i]);
         }
-    };
-    for (int cycle = 0; cycle < opt.cycles; ++cycle) {
-        // The host waits between phases only to time them.
-        std::array<clock::time_point, 6> at{};
-        at[0] = clock::now();
-        stream.launch_host([&, cycle] { set(cycle); });
-        stream.synchronize();
-        at[1] = clock::now();
-        halo.start(stream);
-        at[2] = clock::now();
-        halo.finish(stream);
-        at[3] = clock::now();
-        stream.synchronize();
-        at[4] = clock::now();
-        stream.launch_host([&, cycle] { compare(cycle); });
-        stream.synchronize();
-        at[5] = clock::now();
-        if (!wrong.empty()) {
-            throw std::runtime_error(wrong);
-        }
-        const auto seconds = [&](std::size_t from, std::size_t to) {
-            return std::chrono::duration<double>(at.at(to) - at.at(from)).count();
-        };
-        const std::array<double, 6> phases = {seconds(0, 1), seconds(1, 2), seconds(2, 3),
-                                              seconds(3, 4), seconds(1, 4), seconds(4, 5)};
-        for (std::size_t i = 0; i < phases.size(); ++i) {
-            measured.seconds.at(i).push_back(phases.at(i));
-        }
+        all.synchronize();
+        measured[i].in_a_row = seconds(steady::now() - begin).count() / opt.cycles;
+        all.compare(exchanges[i]->name(), number++);
     }
     return measured;
 }
 
-void print_problem(const options &opt, const halo::grid &g, int devices) {
+void print_problem(const options &opt, const halo::grid &g, const part &first, int devices) {
     std::printf("Num vars %d, cycles %d\n", opt.vars, opt.cycles);
     std::printf("Num cells %lld %lld %lld\n", static_cast<long long>(g.cells[0]), static_cast<long long>(g.cells[1]),
                 static_cast<long long>(g.cells[2]));
@@ -151,17 +224,28 @@ void print_problem(const options &opt, const halo::grid &g, int devices) {
                 g.ranks[2], g.periodic[0] ? 1 : 0, g.periodic[1] ? 1 : 0, g.periodic[2] ? 1 : 0,
                 static_cast<long long>(g.ghost[0]), static_cast<long long>(g.ghost[1]),
                 static_cast<long long>(g.ghost[2]));
-    std::printf("%d ranks on %d virtual devices: times are of CPU threads, not of GPUs\n", halo::rank_count(g),
-                devices);
+    if (first.code == &on_virtual_devices) {
+        std::printf("%d ranks on %d virtual devices: times are of CPU threads, not of GPUs\n", halo::rank_count(g),
+                    devices);
+    } else {
+        std::printf("%d ranks on %d GPUs\n", halo::rank_count(g), std::min(devices, halo::rank_count(g)));
+    }
 }
 
-void print_results(const timings &measured, double direct_bytes, double packed_bytes) {
-    std::printf("Each cycle: %.0f bytes packed, %.0f bytes straight into ghost cells\n", packed_bytes, direct_bytes);
+void print_phases(const std::string &name, const timings &measured) {
+    std::printf("Exchange by %s\n", name.c_str());
     for (std::size_t i = 0; i < timings::names.size(); ++i) {
         const std::vector<double> &all = measured.seconds.at(i);
         const auto [least, greatest] = std::minmax_element(all.begin(), all.end());
-        std::printf("%-10s num %zu avg %.9f s min %.9f s max %.9f s\n", timings::names.at(i), all.size(),
-                    std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size()), *least, *greatest);
+        std::printf("%-10s num %zu avg %.9f s min %.9f s max %.9f s median %.9f s\n", timings::names.at(i), all.size(),
+                    std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size()), *least, *greatest,
+                    median(all));
     }
-    std::printf("Every cell is right.\n");
+    std::printf("%-10s num %zu avg %.9f s\n", "in a row", measured.seconds[timings::comm].size(), measured.in_a_row);
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t middle = values.size() / 2;
+    return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }

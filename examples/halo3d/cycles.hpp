@@ -2,47 +2,64 @@
 #ifndef MPGPU_EXAMPLES_HALO3D_CYCLES_HPP
 #define MPGPU_EXAMPLES_HALO3D_CYCLES_HPP
 
+#include "device_code.hpp"
+#include "exchange.hpp"
 #include "options.hpp"
 
 #include <mpgpu/halo.hpp>
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
-/// The grid that a command line asks for; without -divide, `ranks` in z.
-mpgpu::halo::grid grid_of(const options &opt, int ranks);
+/// The grids that a command line asks for, one after the other; without -divide, `ranks` in z.
+std::vector<mpgpu::halo::grid> grids_of(const options &opt, int ranks);
 
-/// A context on virtual devices: the cells are set and checked by CPU code, which they alone allow.
+/// A context on this machine's GPUs where the example has code for them, else on virtual devices.
 mpgpu::context open_machine(const options &opt);
 
 /// One rank's part of the mesh.
 struct part {
-    part(const mpgpu::context &ctx, const mpgpu::halo::grid &g, int rank, int vars);
+    part(const mpgpu::context &ctx, const mpgpu::halo::grid &g, int rank, int device, int vars);
 
     int rank;
-    mpgpu::device where; ///< GPU `rank` modulo the number of GPUs
+    mpgpu::device where;
+    const device_code *code = nullptr;
+    mesh cells;
     std::vector<mpgpu::buffer<double>> vars;
+    /// For each variable, the first element that is wrong: on the device, and in host memory.
+    mpgpu::buffer<unsigned long long> wrong;
+    mpgpu::buffer<unsigned long long> wrong_on_host;
+    mpgpu::plan reset; ///< no element is wrong
+    mpgpu::plan fetch; ///< which ones are
 
     [[nodiscard]] mpgpu::halo::rank_arrays arrays();
 };
 
-/// Seconds of each cycle in each phase.
+/// Seconds of each cycle in each phase, and of one exchange among many that no host waits for.
 struct timings {
     static constexpr std::array<const char *, 6> names = {"pre-comm", "start", "finish", "wait", "comm", "post-comm"};
+    static constexpr std::size_t comm = 4;
     std::array<std::vector<double>, names.size()> seconds;
+    double in_a_row = 0.0;
 };
 
-/// Runs all cycles: sets the computed cells of `parts`, exchanges, and compares every cell with what it must be. Throws
-/// `std::runtime_error` that names the first cell that is wrong.
-timings run_cycles(const options &opt, const mpgpu::halo::grid &g, const mpgpu::stream &stream, mpgpu::halo::plan &halo,
-                   std::vector<part> &parts);
+/// Runs all cycles with each of the exchanges by turns: sets the computed cells of `parts`, exchanges, and compares
+/// every cell with what it must be. Then -cycles exchanges with each, in a row. `align` returns when all ranks have
+/// called it. Throws `std::runtime_error` that names the first cell that is wrong.
+std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
+                                const std::vector<mpgpu::stream> &streams, const std::vector<exchange *> &exchanges,
+                                std::vector<part> &parts, const std::function<void()> &align);
 
 /// Prints the problem, in Comb's words.
-void print_problem(const options &opt, const mpgpu::halo::grid &g, int devices);
+void print_problem(const options &opt, const mpgpu::halo::grid &g, const part &first, int devices);
 
-/// Prints what the exchange moves, and number, average, least and greatest time of each phase.
-void print_results(const timings &measured, double direct_bytes, double packed_bytes);
+/// Prints number, average, least and greatest time of each phase, and the median.
+void print_phases(const std::string &name, const timings &measured);
+
+/// The middle one.
+double median(std::vector<double> values);
 
 #endif // MPGPU_EXAMPLES_HALO3D_CYCLES_HPP

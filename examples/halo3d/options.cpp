@@ -14,6 +14,10 @@ const char *const usage = "usage: halo3d [X_Y_Z] [flags]\n"
                           "  -vars N          variables of 8 bytes (1)\n"
                           "  -cycles N        exchanges (5)\n"
                           "  -direct N        go straight into ghost cells in up to N pieces, else pack (1)\n"
+                          "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
+                          "                   after the other, and a table\n"
+                          "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"
+                          "  -mpi             also by MPI, with pointers of the devices\n"
                           "  -topology T      preset such as beluga, or a topology file (this machine)\n"
                           "  -help            print this\n";
 
@@ -74,6 +78,22 @@ options parse(int argc, const char *const *argv) {
             result.cycles = number(flag, value(), 1);
         } else if (flag == "-direct") {
             result.direct = static_cast<std::uint64_t>(number(flag, value(), 0));
+        } else if (flag == "-each") {
+            const std::string_view text = value();
+            std::string_view rest = text;
+            for (bool more = true; more;) {
+                const std::size_t end = rest.find(',');
+                more = end != std::string_view::npos;
+                if (!read(rest.substr(0, end), 1, result.each.emplace_back(0))) {
+                    throw std::invalid_argument(std::string(flag) + " " + std::string(text) +
+                                                ": must be whole numbers, 1 or more, such as 32,64");
+                }
+                rest.remove_prefix(more ? end + 1 : rest.size());
+            }
+        } else if (flag == "-plain") {
+            result.plain = true;
+        } else if (flag == "-mpi") {
+            result.mpi = true;
         } else if (flag == "-topology") {
             result.topology = value();
         } else if (flag == "-help" || flag == "--help") {

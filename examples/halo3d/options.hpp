@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 /// The command line. Flags have the names they have in LLNL's Comb; three numbers are joined by `_`, x first.
 struct options {
@@ -15,6 +16,9 @@ struct options {
     int vars = 1;                              ///< variables, of 8 bytes
     int cycles = 5;                            ///< exchanges
     std::uint64_t direct = 1;                  ///< halo::options::direct_pieces
+    std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`
+    bool plain = false;                        ///< also by cudaMemcpyPeerAsync and events
+    bool mpi = false;                          ///< also by MPI
     std::string topology;                      ///< preset or file; empty: this machine
     bool help = false;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Halo exchange of several variables on a divided mesh, in the manner of LLNL's Comb: one process for each rank.
+// Halo exchange of several variables on a divided mesh, in the manner of LLNL's Comb: one process for each rank. With
+// -plain and -mpi the same is also done without mpgpu, by turns, to see what it gains.
+#include "by_mpi.hpp"
 #include "cycles.hpp"
 #include "options.hpp"
 
@@ -10,9 +12,17 @@
 
 #include <mpi.h>
 
+#ifdef HALO3D_CUDA
+#include "by_peer_copies.hpp"
+#endif
+
 #include <array>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,32 +30,116 @@ namespace halo = mpgpu::halo;
 
 namespace {
 
-void run(const options &opt, int rank) {
-    const mpgpu::context ctx = open_machine(opt);
-    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
-    const halo::grid g = grid_of(opt, node.size());
+/// One problem with all exchanges, for the table at the end.
+struct result {
+    halo::grid g;
+    std::array<double, 2> bytes{}; // of all ranks in one exchange: packed, straight into ghost cells
+    std::vector<std::string> names;
+    std::vector<timings> measured;
+};
+
+/// The exchanges that `mine` is held against.
+std::vector<std::unique_ptr<exchange>> others(const options &opt, const mpgpu::context &ctx,
+                                              const mpgpu::mpi::node &node, const halo::grid &g, part &mine) {
+    std::vector<std::unique_ptr<exchange>> made;
+    const bool on_cpu = mine.code == &on_virtual_devices;
+    if (opt.plain) {
+        if (on_cpu) {
+            throw std::invalid_argument("-plain: peer copies are CUDA's; it needs GPUs, and a build with nvcc");
+        }
+#ifdef HALO3D_CUDA
+        std::vector<int> devices;
+        for (const std::optional<mpgpu::device> &device : node.devices(mine.where)) {
+            if (!device) {
+                throw std::invalid_argument("-plain: this rank does not see the GPUs of all ranks; let "
+                                            "CUDA_VISIBLE_DEVICES show all of them to each");
+            }
+            devices.push_back(device->id());
+        }
+        for (const peer_copies::lanes how : {peer_copies::lanes::one, peer_copies::lanes::each}) {
+            made.push_back(std::make_unique<by_peer_copies>(ctx, g, mine, devices, how));
+        }
+#else
+        static_cast<void>(node);
+#endif
+    }
+    if (opt.mpi && (on_cpu || !why_not_gpu_aware())) {
+        made.push_back(std::make_unique<by_mpi>(ctx, g, mine));
+    }
+    return made;
+}
+
+result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g, int rank) {
+    const int devices = ctx.devices().gpus;
     std::vector<part> parts;
-    parts.emplace_back(ctx, g, rank, opt.vars);
+    parts.emplace_back(ctx, g, rank, rank % devices, opt.vars);
+    part &mine = parts.front();
+    std::vector<mpgpu::stream> streams;
+    streams.emplace_back(ctx, mine.where);
     halo::options how;
     how.direct_pieces = opt.direct;
-    halo::plan exchange = halo::make_plan(ctx, node, g, parts.front().arrays(), how);
-    const mpgpu::stream stream(ctx, parts.front().where);
-    if (rank == 0) {
-        print_problem(opt, g, ctx.devices().gpus);
+    how.copy = mine.code->copier();
+    halo::plan plan = halo::make_plan(ctx, node, g, mine.arrays(), how);
+    by_plan exchanged_by_plan(plan);
+    const std::vector<std::unique_ptr<exchange>> compared = others(opt, ctx, node, g, mine);
+    std::vector<exchange *> all = {&exchanged_by_plan};
+    for (const std::unique_ptr<exchange> &one : compared) {
+        all.push_back(one.get());
     }
-    timings measured = run_cycles(opt, g, stream, exchange, parts);
+    if (rank == 0) {
+        print_problem(opt, g, mine, devices);
+        if (opt.mpi && mine.code != &on_virtual_devices && why_not_gpu_aware()) {
+            std::printf("-mpi is left out: %s\n", why_not_gpu_aware()->c_str());
+        }
+    }
+    result found{g, {}, {}, run_cycles(opt, ctx, streams, all, parts, [] { MPI_Barrier(MPI_COMM_WORLD); })};
 
     // Of each cycle, the slowest rank.
-    for (std::vector<double> &phase : measured.seconds) {
-        MPI_Allreduce(MPI_IN_PLACE, phase.data(), static_cast<int>(phase.size()), MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    for (timings &measured : found.measured) {
+        for (std::vector<double> &phase : measured.seconds) {
+            MPI_Allreduce(MPI_IN_PLACE, phase.data(), static_cast<int>(phase.size()), MPI_DOUBLE, MPI_MAX,
+                          MPI_COMM_WORLD);
+        }
+        MPI_Allreduce(MPI_IN_PLACE, &measured.in_a_row, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     }
-    std::array<double, 2> bytes = {static_cast<double>(exchange.direct_bytes()),
-                                   static_cast<double>(exchange.packed_bytes())};
-    MPI_Allreduce(MPI_IN_PLACE, bytes.data(), 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    found.bytes = {static_cast<double>(plan.packed_bytes()), static_cast<double>(plan.direct_bytes())};
+    MPI_Allreduce(MPI_IN_PLACE, found.bytes.data(), 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0) {
-        print_results(measured, bytes[0], bytes[1]);
+        std::printf("Each cycle: %.0f bytes packed, %.0f bytes straight into ghost cells\n", found.bytes[0],
+                    found.bytes[1]);
     }
-    halo::close(node, std::move(exchange));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        found.names.push_back(all[i]->name());
+        if (rank == 0) {
+            print_phases(found.names[i], found.measured[i]);
+        }
+        all[i]->close();
+    }
+    halo::close(node, std::move(plan));
+    if (rank == 0) {
+        std::printf("Every cell is right.\n\n");
+        std::fflush(stdout); // a run that is cut short leaves what it has measured
+    }
+    return found;
+}
+
+void print_table(const std::vector<result> &results) {
+    std::printf("Microseconds for one exchange: median with the host waiting for each, and the mean of many in a row. "
+                "A ratio above 1: mpgpu is faster.\n");
+    std::printf("%-16s %14s  %-28s %10s %7s %10s %7s\n", "cells per rank", "bytes in all", "exchange by", "one",
+                "ratio", "in a row", "ratio");
+    for (const result &r : results) {
+        const halo::box own = halo::box_of(r.g, 0);
+        const std::string cells =
+            std::to_string(own.cells[0]) + "_" + std::to_string(own.cells[1]) + "_" + std::to_string(own.cells[2]);
+        const double one = median(r.measured[0].seconds[timings::comm]);
+        for (std::size_t i = 0; i < r.names.size(); ++i) {
+            const double other = median(r.measured[i].seconds[timings::comm]);
+            std::printf("%-16s %14.0f  %-28s %10.1f %7.2f %10.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1],
+                        r.names[i].c_str(), other * 1e6, other / one, r.measured[i].in_a_row * 1e6,
+                        r.measured[i].in_a_row / r.measured[0].in_a_row);
+        }
+    }
 }
 
 } // namespace
@@ -59,7 +153,15 @@ int main(int argc, char *argv[]) {
         if (opt.help) {
             std::fputs(rank == 0 ? usage : "", stdout);
         } else {
-            run(opt, rank);
+            const mpgpu::context ctx = open_machine(opt);
+            const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+            std::vector<result> results;
+            for (const halo::grid &g : grids_of(opt, node.size())) {
+                results.push_back(run(opt, ctx, node, g, rank));
+            }
+            if (rank == 0 && (results.size() > 1 || results.front().names.size() > 1)) {
+                print_table(results);
+            }
         }
     } catch (const std::exception &e) {
         std::fprintf(stderr, "halo3d: rank %d: %s\n", rank, e.what());

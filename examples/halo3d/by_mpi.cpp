@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#include "by_mpi.hpp"
+
+#include <limits>
+#include <stdexcept>
+
+#if defined(OPEN_MPI)
+#include <mpi-ext.h> // says whether it was built for CUDA, and has the query where it was
+#endif
+
+namespace halo = mpgpu::halo;
+
+std::optional<std::string> why_not_gpu_aware() {
+#if defined(MPIX_CUDA_AWARE_SUPPORT)
+    if (MPIX_Query_cuda_support() == 1) {
+        return std::nullopt;
+    }
+    const std::string what = "says that it is not GPU-aware";
+#else
+    const std::string what = "has no MPIX_Query_cuda_support to say whether it is GPU-aware";
+#endif
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
+    int length = 0;
+    MPI_Get_library_version(version.data(), &length);
+    const std::string text(version.data());
+    return text.substr(0, text.find_first_of(",\n")) + " " + what;
+}
+
+by_mpi::by_mpi(const mpgpu::context &ctx, const halo::grid &g, part &mine)
+    : all_(messages_of(g, mine.rank, mine.vars.size())), halves_{make_half(ctx, g, mine), make_half(ctx, g, mine)} {}
+
+by_mpi::half by_mpi::make_half(const mpgpu::context &ctx, const halo::grid &g, part &mine) const {
+    const halo::copier copier = mine.code->copier();
+    const halo::rank_arrays arrays = mine.arrays();
+    half made{mpgpu::memory(ctx, mine.where, all_.outbox_bytes),
+              mpgpu::memory(ctx, mine.where, all_.inbox_bytes),
+              {},
+              {},
+              {},
+              {}};
+    made.pack = launches_of(ctx, copier, g, mine.rank, all_.sent, arrays, made.outbox.data(), halo::direction::pack);
+    made.unpack =
+        launches_of(ctx, copier, g, mine.rank, all_.received, arrays, made.inbox.data(), halo::direction::unpack);
+    const auto count = [](const message &m) {
+        if (m.bytes > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
+            throw std::runtime_error("a message of " + std::to_string(m.bytes) + " bytes: MPI counts up to 2^31 - 1");
+        }
+        return static_cast<int>(m.bytes);
+    };
+    for (const message &m : all_.sent) {
+        MPI_Send_init(made.outbox.data() + m.offset, count(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD,
+                      &made.sends.emplace_back(MPI_REQUEST_NULL));
+    }
+    for (const message &m : all_.received) {
+        MPI_Recv_init(made.inbox.data() + m.offset, count(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD,
+                      &made.receives.emplace_back(MPI_REQUEST_NULL));
+    }
+    return made;
+}
+
+by_mpi::~by_mpi() {
+    for (half &h : halves_) {
+        for (std::vector<MPI_Request> *requests : {&h.sends, &h.receives}) {
+            for (MPI_Request &request : *requests) {
+                MPI_Request_free(&request);
+            }
+        }
+    }
+}
+
+void by_mpi::start(const mpgpu::stream &stream) {
+    half &h = halves_.at(now_);
+    MPI_Startall(static_cast<int>(h.receives.size()), h.receives.data());
+    for (const halo::launch &pack : h.pack) {
+        pack(stream);
+    }
+    stream.synchronize();
+    MPI_Startall(static_cast<int>(h.sends.size()), h.sends.data());
+}
+
+void by_mpi::finish(const mpgpu::stream &stream) {
+    half &h = halves_.at(now_);
+    MPI_Waitall(static_cast<int>(h.receives.size()), h.receives.data(), MPI_STATUSES_IGNORE);
+    for (const halo::launch &unpack : h.unpack) {
+        unpack(stream);
+    }
+    MPI_Waitall(static_cast<int>(h.sends.size()), h.sends.data(), MPI_STATUSES_IGNORE);
+    now_ = 1 - now_;
+}

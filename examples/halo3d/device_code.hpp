@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_HALO3D_DEVICE_CODE_HPP
+#define MPGPU_EXAMPLES_HALO3D_DEVICE_CODE_HPP
+
+#include "mesh.hpp"
+
+#include <mpgpu/halo.hpp>
+
+/// One variable of one rank in one cycle.
+struct variable {
+    mesh where;
+    double *data; ///< on `device`
+    int device;
+    int number;
+    int cycle;
+};
+
+/// An element that is right is none; `first_wrong` starts with this.
+constexpr unsigned long long none_wrong = ~0ULL;
+
+/// What this example does on devices without mpgpu: the only part that knows what kind of devices they are.
+struct device_code {
+    /// Enqueues the setting of all elements in a stream of the device.
+    void (*set)(const mpgpu::stream &stream, const variable &v);
+    /// Enqueues the comparison of all elements with what they must be; lowers `*first_wrong`, in memory of the device,
+    /// to the first that is wrong.
+    void (*compare)(const mpgpu::stream &stream, const variable &v, unsigned long long *first_wrong);
+    /// Pack and unpack.
+    mpgpu::halo::copier (*copier)();
+};
+
+/// For the virtual devices of the host backend: CPU code. In device_code_host.cpp.
+extern const device_code on_virtual_devices;
+
+#ifdef HALO3D_CUDA
+/// For GPUs. In device_code_cuda.cu.
+extern const device_code on_gpus;
+/// Whether memory of a device is a GPU's; that of a virtual device is the process's own.
+bool is_on_gpu(const void *memory);
+#endif
+
+/// The code for the devices of the context, of which `memory` is some.
+inline const device_code &code_for(const void *memory) {
+#ifdef HALO3D_CUDA
+    if (is_on_gpu(memory)) {
+        return on_gpus;
+    }
+#endif
+    static_cast<void>(memory);
+    return on_virtual_devices;
+}
+
+#endif // MPGPU_EXAMPLES_HALO3D_DEVICE_CODE_HPP

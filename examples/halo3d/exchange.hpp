@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_HALO3D_EXCHANGE_HPP
+#define MPGPU_EXAMPLES_HALO3D_EXCHANGE_HPP
+
+#include <mpgpu/halo.hpp>
+
+#include <string>
+
+/// One way of exchanging the ghost cells, as the cycles see it.
+class exchange {
+  public:
+    exchange() = default;
+    exchange(const exchange &) = delete;
+    exchange(exchange &&) = delete;
+    exchange &operator=(const exchange &) = delete;
+    exchange &operator=(exchange &&) = delete;
+    virtual ~exchange() = default;
+
+    /// For people.
+    [[nodiscard]] virtual std::string name() const = 0;
+    /// Starts an exchange after all earlier work in `stream`.
+    virtual void start(const mpgpu::stream &stream) = 0;
+    /// Later work in `stream` starts when the ghost cells are there.
+    virtual void finish(const mpgpu::stream &stream) = 0;
+    /// Ends it; on all ranks, after their last exchange.
+    virtual void close() {}
+};
+
+/// The one that the example is about.
+class by_plan final : public exchange {
+  public:
+    explicit by_plan(mpgpu::halo::plan &plan) : plan_(plan) {}
+
+    [[nodiscard]] std::string name() const override { return "mpgpu"; }
+    void start(const mpgpu::stream &stream) override { plan_.start(stream); }
+    void finish(const mpgpu::stream &stream) override { plan_.finish(stream); }
+
+  private:
+    mpgpu::halo::plan &plan_;
+};
+
+#endif // MPGPU_EXAMPLES_HALO3D_EXCHANGE_HPP

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_HALO3D_MESH_HPP
+#define MPGPU_EXAMPLES_HALO3D_MESH_HPP
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define HALO3D_BOTH __host__ __device__
+#else
+#define HALO3D_BOTH
+#endif
+
+/// One rank's part of the mesh, in each dimension. A plain value that a kernel takes: no std::array, which device code
+/// may not index.
+struct mesh {
+    std::int64_t cells[3]; ///< of the whole mesh
+    std::int64_t first[3]; ///< of the cells that the rank computes
+    std::int64_t own[3];   ///< cells that the rank computes
+    std::int64_t ghost[3]; ///< ghost cells at either end
+    bool periodic[3];
+};
+
+/// In ghost cells before an exchange, and after it outside a mesh that is no ring.
+constexpr double untouched = -1.0;
+
+/// What an element of a rank's arrays stands for.
+struct cell {
+    std::int64_t at[3]; ///< in the whole mesh; across the ends of a ring, the cell of the other side
+    bool computed;      ///< by this rank: no ghost cell
+    bool exists;        ///< in the mesh
+};
+
+HALO3D_BOTH inline std::int64_t element_count(const mesh &m) {
+    std::int64_t count = 1;
+    for (int d = 0; d < 3; ++d) {
+        count *= m.own[d] + 2 * m.ghost[d];
+    }
+    return count;
+}
+
+HALO3D_BOTH inline cell cell_of(const mesh &m, std::int64_t element) {
+    cell found{{0, 0, 0}, true, true};
+    for (int d = 0; d < 3; ++d) {
+        const std::int64_t extent = m.own[d] + 2 * m.ghost[d];
+        const std::int64_t i = element % extent;
+        element /= extent;
+        const std::int64_t at = m.first[d] + i - m.ghost[d];
+        found.computed = found.computed && i >= m.ghost[d] && i < m.ghost[d] + m.own[d];
+        found.exists = found.exists && (m.periodic[d] || (at >= 0 && at < m.cells[d]));
+        found.at[d] = (at + m.cells[d]) % m.cells[d];
+    }
+    return found;
+}
+
+/// The value of a cell in a cycle; whole numbers below 2^53, so that no two are equal by rounding.
+HALO3D_BOTH inline double value_of(const mesh &m, const cell &c, int variable, int cycle) {
+    const std::int64_t index = c.at[0] + m.cells[0] * (c.at[1] + m.cells[1] * c.at[2]);
+    return static_cast<double>(index * 4096 + std::int64_t{cycle % 512} * 8 + variable % 8);
+}
+
+/// What an element is set to before an exchange.
+HALO3D_BOTH inline double value_before(const mesh &m, std::int64_t element, int variable, int cycle) {
+    const cell c = cell_of(m, element);
+    return c.computed ? value_of(m, c, variable, cycle) : untouched;
+}
+
+/// What it must be after it.
+HALO3D_BOTH inline double value_after(const mesh &m, std::int64_t element, int variable, int cycle) {
+    const cell c = cell_of(m, element);
+    return c.exists ? value_of(m, c, variable, cycle) : untouched;
+}
+
+#endif // MPGPU_EXAMPLES_HALO3D_MESH_HPP

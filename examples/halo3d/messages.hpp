@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_HALO3D_MESSAGES_HPP
+#define MPGPU_EXAMPLES_HALO3D_MESSAGES_HPP
+
+#include <mpgpu/halo.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+/// The messages of codes that exchange ghost cells without mpgpu, as LLNL's Comb does: one for each of up to 26
+/// neighbours, with the cells of all variables. Two that go to one rank stay two.
+struct message {
+    int tag = 0;          ///< of the direction in which it is sent, 0 to 26
+    int rank = 0;         ///< that sends or receives it
+    mpgpu::halo::box box; ///< its cells, as indices of an array
+    std::uint64_t bytes = 0;
+    std::uint64_t offset = 0; ///< in the rank's outbox or inbox
+};
+
+struct messages {
+    std::vector<message> sent;
+    std::vector<message> received;
+    std::uint64_t outbox_bytes = 0;
+    std::uint64_t inbox_bytes = 0;
+};
+
+/// What a rank sends and receives in one exchange of `vars` variables of 8 bytes. All ranks find the same.
+messages messages_of(const mpgpu::halo::grid &g, int rank, std::size_t vars);
+
+/// What must be copied between a message's cells and its bytes at `buffer + offset`.
+std::vector<mpgpu::halo::piece> pieces_of(const mpgpu::halo::grid &g, int rank, const message &m,
+                                          const mpgpu::halo::rank_arrays &arrays, std::byte *buffer);
+
+/// A launch for each message: packs what is sent or unpacks what is received.
+std::vector<mpgpu::halo::launch> launches_of(const mpgpu::context &ctx, const mpgpu::halo::copier &copier,
+                                             const mpgpu::halo::grid &g, int rank, const std::vector<message> &all,
+                                             const mpgpu::halo::rank_arrays &arrays, std::byte *buffer,
+                                             mpgpu::halo::direction way);
+
+#endif // MPGPU_EXAMPLES_HALO3D_MESSAGES_HPP
