@@ -234,6 +234,24 @@ fn trace_measures_on_the_host_backend_and_says_what_that_is() {
 }
 
 #[test]
+fn bench_puts_with_signal_into_another_process_and_checks_the_bytes_there() {
+    let folder = Folder::new("puts");
+    let file = folder.file("puts.json");
+    let arguments = ["bench", "--backend", "host", "--case", "put_signal,put_latency", "--sizes", "100,300000", "--repeat", "2", "--json"];
+    let run = mpgpu(&[&arguments[..], &[&file]].concat());
+    let (text, progress) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{progress}");
+    assert!(text.contains("in one process") && text.contains("the signal alone"), "{text}");
+    let report: Value = serde_json::from_str(&read(&file)).expect("JSON");
+    let results = report["results"].as_array().expect("results");
+    let found: Vec<_> = results.iter().map(|r| (r["case"].as_str(), r["size"].as_u64(), r["bytes"].as_u64())).collect();
+    let put = |size: u64| [1, 4].map(|puts| (Some("put_signal"), Some(size), Some(size * puts)));
+    let latency = |size: u64| (Some("put_latency"), Some(size), Some(size));
+    assert_eq!(found, [put(100), put(300_000)].concat().into_iter().chain([latency(100), latency(300_000)]).collect::<Vec<_>>());
+    assert!(results.iter().all(|r| r["verified"] == true && r["mpgpu"]["total"]["median"].as_f64() > Some(0.0)), "{results:?}");
+}
+
+#[test]
 fn errors_name_the_value_and_what_to_do() {
     let folder = Folder::new("errors");
     let broken = folder.file("broken.toml");

@@ -67,6 +67,9 @@ enum Command {
         mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n\n\
         Without a GPU the host backend is measured, against memcpy on one thread.")]
     Bench(bench::BenchArguments),
+    /// The other process of `bench`'s puts; obeys on standard input
+    #[command(hide = true)]
+    BenchPeer(bench::PeerArguments),
     /// Measure this machine: how fast copies are, which slow each other down, and whether their bytes arrive
     #[command(after_help = "\
         No attribute tells which GPUs share a way to host memory, what that memory delivers, or what a\n\
@@ -103,6 +106,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         Command::Trace(arguments) => trace::run(&arguments)?,
         Command::Sim(arguments) => sim::run(&arguments)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
+        Command::BenchPeer(arguments) => bench::run_peer(&arguments)?,
         Command::Probe(arguments) => probe::run(&arguments)?,
         Command::Tune(arguments) => tune::run(&arguments)?,
     };

@@ -25,14 +25,21 @@ pub struct Pattern<'a> {
     address: u64,
     bytes: u64,
     back: u64,
+    seed: u64,
 }
 
 impl<'a> Pattern<'a> {
     /// Enough for steps of so many transfers of up to `largest` bytes.
     pub fn new(context: &'a Context, largest: u64, transfers: usize) -> Result<Pattern<'a>, Failure> {
+        // A new seed in every run.
+        Pattern::of_seed(context, largest, transfers, RandomState::new().hash_one(largest))
+    }
+
+    /// The same, and the same bytes in every process.
+    pub fn of_seed(context: &'a Context, largest: u64, transfers: usize, seed: u64) -> Result<Pattern<'a>, Failure> {
         let bytes = (largest + transfers as u64 * STRIDE).next_multiple_of(8);
         let address = context.allocate(DeviceId::HOST, bytes)?;
-        let mut pattern = Pattern { context, address, bytes, back: 0 };
+        let mut pattern = Pattern { context, address, bytes, back: 0, seed };
         pattern.back = context.allocate(DeviceId::HOST, BLOCK)?;
         // SAFETY: just allocated with this size in host memory, aligned to 256 bytes, and not yet anyone else's.
         let words = unsafe {
@@ -40,8 +47,8 @@ impl<'a> Pattern<'a> {
             start.write_bytes(0, bytes as usize / 8);
             std::slice::from_raw_parts_mut(start, bytes as usize / 8)
         };
-        // Marsaglia's xorshift (2003), from a new seed in every run; the state must not be 0.
-        let mut state = RandomState::new().hash_one(bytes) | 1;
+        // Marsaglia's xorshift (2003); the state must not be 0.
+        let mut state = seed | 1;
         for word in words {
             state ^= state << 13;
             state ^= state >> 7;
@@ -49,6 +56,10 @@ impl<'a> Pattern<'a> {
             *word = state;
         }
         Ok(pattern)
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     fn of(&self, transfer: usize) -> u64 {

@@ -36,6 +36,10 @@ pub enum Kind {
     },
     /// Several executions of one plan under way at once.
     Window,
+    /// Puts with signal into another process's memory.
+    PutSignal,
+    /// Round trips of them.
+    PutLatency,
     /// GPU-to-GPU copies held to the rate of a narrow link.
     Narrow,
     /// The driver's graph calls one by one, and the library's.
@@ -159,6 +163,25 @@ pub const CASES: &[Case] = &[
         gpus: 2,
         sizes: &[M, 4 * M, 16 * M, 64 * M, 256 * M, 512 * M],
         kind: Kind::Window,
+    },
+    Case {
+        name: "put_signal",
+        description: "a put with signal, GPU 0 to memory of another process on GPU 1",
+        teaches: "What it costs that the destination is another process's: the same plan into memory of this process is the other column, so \
+                  ratio 1 means nothing. One put before the host waits, and four in a row. The receiver checks the bytes as soon as it has the \
+                  signal.",
+        gpus: 2,
+        sizes: &[64 * M, 256 * M, 1024 * M],
+        kind: Kind::PutSignal,
+    },
+    Case {
+        name: "put_latency",
+        description: "a small put with signal, GPU 0 to another process on GPU 1, stream to stream, one way",
+        teaches: "Half of a round trip, of many that both processes have enqueued beforehand: no host takes part. Against the signal without \
+                  a put. `issue` is of a put, a raise and a wait.",
+        gpus: 2,
+        sizes: &[8],
+        kind: Kind::PutLatency,
     },
     Case {
         name: "d2d_narrow",

@@ -8,6 +8,8 @@
 //! | `buffers` | memory, patterns, and the check of every byte |
 //! | `contest` | rounds, warm-up, medians |
 //! | `measure` | executions of a plan against plain copies, one at a time or several under way |
+//! | `puts` | puts with signal into another process's memory |
+//! | `peer` | that other process |
 //! | `narrow` | GPU-to-GPU copies at the rate of narrow links |
 //! | `driver_graph` | a program as a graph of the driver's |
 //! | `phases` | what a graph costs, step by step |
@@ -22,8 +24,10 @@ mod driver_graph;
 mod measure;
 mod narrow;
 mod overhead;
+mod peer;
 mod phases;
 mod plain;
+mod puts;
 mod report;
 
 pub use arguments::BenchArguments;
@@ -31,6 +35,7 @@ use buffers::Pattern;
 use cases::{CASES, Case, HOST_BACKEND_LARGEST, Kind};
 use measure::Bench;
 use mpgpu::engine::{Config, Context, ContextOptions, PlanOptions};
+pub use peer::{PeerArguments, run as run_peer};
 use plain::{OnCuda, OnHost, Plain};
 use report::Outcome;
 use serde_json::{Value, json};
@@ -142,6 +147,8 @@ fn measure(bench: &Bench<'_>, case: &'static Case, size: u64) -> Result<Vec<Outc
     Ok(match case.kind {
         Kind::Step { against, .. } => vec![Outcome::Copies(bench.step(case, size, against)?)],
         Kind::Window => bench.windows(case, size)?.into_iter().map(Outcome::Copies).collect(),
+        Kind::PutSignal => bench.put_signal(case, size)?.into_iter().map(Outcome::Copies).collect(),
+        Kind::PutLatency => vec![Outcome::Copies(bench.put_latency(case, size)?)],
         Kind::Narrow => vec![Outcome::Copies(bench.narrow(case, size)?)],
         Kind::GraphPhases => bench.graph_phases(case, size)?.into_iter().map(Outcome::Phases).collect(),
         Kind::ExecuteOverhead => vec![Outcome::Overhead(bench.execute_overhead(case, size)?)],

@@ -1,0 +1,250 @@
+//! The other process of the cases `put_signal` and `put_latency`: this program run again as `mpgpu bench-peer`. It has memory on GPU 1 and
+//! a counter, which the bench maps, and obeys a line on standard input with a line on standard output.
+//!
+//! | order | what it does |
+//! | --- | --- |
+//! | `join INBOX COUNTER` | maps the bench's memory, for `echo` |
+//! | `poison`, `check` | its inbox: makes every byte wrong; compares every byte |
+//! | `await VALUE` | blocks until its counter has been raised to VALUE |
+//! | `echo put\|signal FIRST TRIPS` | enqueues: wait for its counter, answer with a put and a signal, or with the signal alone |
+//! | `drain` | blocks until that is done |
+//! | `leave` | unmaps |
+
+use super::Failure;
+use super::buffers::{Buffers, Pattern};
+use super::cases::Leg;
+use super::plain::{OnCuda, OnHost, Plain};
+use crate::arguments::BackendName;
+use clap::Args;
+use mpgpu::backend::{Signal, StreamHandle};
+use mpgpu::engine::{Config, Context, ContextOptions, Plan, PlanOptions, Transfer};
+use mpgpu::share::Handle;
+use mpgpu::topology::DeviceId;
+use std::cell::Cell;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+/// Longer than any put takes; a peer that waits in vain says so.
+const PATIENCE_SECONDS: f64 = 60.0;
+/// Bytes of a counter's allocation: a line of its own.
+const COUNTER_BYTES: u64 = 64;
+
+/// The device of the bench's memory, and of the peer's.
+pub const HERE: DeviceId = DeviceId::gpu(0);
+const THERE: DeviceId = DeviceId::gpu(1);
+
+#[derive(Args)]
+pub struct PeerArguments {
+    #[arg(long, value_enum)]
+    backend: Option<BackendName>,
+    #[arg(long)]
+    topology: Option<String>,
+    /// Of the pattern that both processes fill their memory with
+    #[arg(long)]
+    seed: u64,
+    /// Of the inbox
+    #[arg(long)]
+    bytes: u64,
+}
+
+/// What either process has for the other.
+pub struct Side<'a> {
+    context: &'a Context,
+    /// One transfer, whose source holds the pattern and whose destination is the inbox.
+    pub buffers: Buffers<'a>,
+    counter: u64,
+}
+
+impl<'a> Side<'a> {
+    pub fn new(
+        context: &'a Context,
+        plain: &mut dyn Plain,
+        pattern: &Pattern<'_>,
+        device: DeviceId,
+        bytes: u64,
+    ) -> Result<Side<'a>, Failure> {
+        let buffers = Buffers::new(context, plain, pattern, &[Leg { src: device, dst: device, bytes }])?;
+        let counter = context.allocate(DeviceId::HOST, COUNTER_BYTES)?;
+        let side = Side { context, buffers, counter };
+        plain.set_now(DeviceId::HOST, counter, 0, COUNTER_BYTES)?;
+        Ok(side)
+    }
+
+    /// Its counter, to wait for.
+    pub fn at(&self, value: u64) -> Signal {
+        Signal { counter: self.counter, value }
+    }
+
+    /// A handle of the inbox and one of the counter.
+    fn describe(&self) -> Result<String, Failure> {
+        let inbox = self.buffers.transfers[0];
+        let handles = [self.context.export_memory(inbox.dst, inbox.bytes)?, self.context.export_memory(self.counter, COUNTER_BYTES)?];
+        Ok(handles.map(|handle| handle.encode().iter().map(|byte| format!("{byte:02x}")).collect::<String>()).join(" "))
+    }
+}
+
+impl Drop for Side<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.context.free(self.counter) {
+            log::warn!("freeing a counter of the bench: {error}");
+        }
+    }
+}
+
+/// The other side's memory, mapped here.
+pub struct Mapped<'a> {
+    context: &'a Context,
+    inbox: (u64, DeviceId),
+    counter: u64,
+}
+
+impl<'a> Mapped<'a> {
+    fn new(context: &'a Context, described: &str) -> Result<Mapped<'a>, Failure> {
+        let (inbox, counter) = described.split_once(' ').ok_or_else(|| format!("{described}: no two handles"))?;
+        let inbox = context.import_memory(&handle_of(inbox)?)?;
+        let (counter, _) = context.import_memory(&handle_of(counter)?)?;
+        Ok(Mapped { context, inbox, counter })
+    }
+
+    /// The put of the source of `from` into the inbox there.
+    pub fn put(&self, from: &Transfer, options: &PlanOptions) -> Result<Arc<Plan>, Failure> {
+        Ok(self.context.plan(&[Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from }], options)?)
+    }
+
+    pub fn raise(&self, stream: StreamHandle, value: u64) -> Result<(), Failure> {
+        Ok(self.context.stream_raise_signals(stream, &[Signal { counter: self.counter, value }])?)
+    }
+}
+
+impl Drop for Mapped<'_> {
+    fn drop(&mut self) {
+        for address in [self.inbox.0, self.counter] {
+            if let Err(error) = self.context.close_memory(address) {
+                log::warn!("unmapping memory of the other process of the bench: {error}");
+            }
+        }
+    }
+}
+
+fn handle_of(text: &str) -> Result<Handle, Failure> {
+    let bad = || format!("{text}: not the 128 bytes of a handle in hexadecimal digits");
+    let digits: Vec<u8> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>().ok_or_else(bad)?;
+    let bytes: Vec<u8> = digits.chunks(2).map(|two| two.iter().fold(0, |byte, digit| byte << 4 | digit)).collect();
+    Ok(Handle::decode(bytes.as_slice().try_into().map_err(|_| bad())?)?)
+}
+
+/// Obeys until its standard input ends.
+pub fn run(arguments: &PeerArguments) -> Result<String, Failure> {
+    let options =
+        ContextOptions { backend: arguments.backend.map(Into::into), topology: arguments.topology.clone(), ..ContextOptions::default() };
+    let context = Context::open(&options, Config::from_environment()?)?;
+    let mut plain: Box<dyn Plain> =
+        if context.backend().name() == "cuda" { Box::new(OnCuda::default()) } else { Box::new(OnHost::default()) };
+    let pattern = Pattern::of_seed(&context, arguments.bytes, 1, arguments.seed)?;
+    let side = Side::new(&context, &mut *plain, &pattern, THERE, arguments.bytes)?;
+    let stream = context.create_stream(THERE)?;
+    let mut bench: Option<Mapped<'_>> = None;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", side.describe()?)?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let mut obey = || -> Result<(), Failure> {
+            match words[..] {
+                ["join", inbox, counter] => bench = Some(Mapped::new(&context, &format!("{inbox} {counter}"))?),
+                ["poison"] => side.buffers.poison(&mut *plain)?,
+                ["check"] => side.buffers.check(&mut *plain, &pattern)?,
+                ["await", value] => context.wait_signal(side.at(value.parse()?), PATIENCE_SECONDS)?,
+                ["echo", what @ ("put" | "signal"), first, trips] => {
+                    let bench = bench.as_ref().ok_or("echo before join")?;
+                    let first: u64 = first.parse()?;
+                    let put = (what == "put").then(|| bench.put(&side.buffers.transfers[0], &PlanOptions::default())).transpose()?;
+                    for value in first..first + trips.parse::<u64>()? {
+                        context.stream_wait_signals(stream, &[side.at(value)])?;
+                        put.iter().try_for_each(|put| put.enqueue(stream))?;
+                        bench.raise(stream, value)?;
+                    }
+                }
+                ["drain"] => context.synchronize_stream(stream)?,
+                ["leave"] => bench = None,
+                _ => return Err(format!("{line}: there is no such order").into()),
+            }
+            Ok(())
+        };
+        match obey() {
+            Ok(()) => writeln!(out, "done")?,
+            Err(error) => writeln!(out, "{error}")?,
+        }
+    }
+    Ok(String::new())
+}
+
+/// The peer as the bench sees it.
+pub struct Neighbour<'a> {
+    process: Child,
+    orders: Cell<Option<ChildStdin>>,
+    answers: std::cell::RefCell<BufReader<ChildStdout>>,
+    pub memory: Mapped<'a>,
+}
+
+impl<'a> Neighbour<'a> {
+    /// Starts it with an inbox of so many bytes and the same pattern.
+    pub fn start(
+        context: &'a Context,
+        backend: &str,
+        topology: Option<&str>,
+        pattern: &Pattern<'_>,
+        bytes: u64,
+    ) -> Result<Neighbour<'a>, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench-peer", "--backend", backend, "--seed", &pattern.seed().to_string(), "--bytes", &bytes.to_string()]);
+        if let Some(topology) = topology {
+            command.args(["--topology", topology]);
+        }
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (orders, answers) = (process.stdin.take(), process.stdout.take());
+        let mut answers = BufReader::new(answers.ok_or("the peer has no standard output")?);
+        let described = next(&mut answers, "its start")?;
+        match Mapped::new(context, &described) {
+            Ok(memory) => Ok(Neighbour { process, orders: Cell::new(orders), answers: answers.into(), memory }),
+            Err(error) => {
+                end(&mut process);
+                Err(error)
+            }
+        }
+    }
+
+    /// Has an order carried out.
+    pub fn tell(&self, order: &str) -> Result<(), Failure> {
+        let mut orders = self.orders.take().ok_or("the peer has no standard input")?;
+        writeln!(orders, "{order}")?;
+        self.orders.set(Some(orders));
+        let answer = next(&mut self.answers.borrow_mut(), order)?;
+        if answer == "done" { Ok(()) } else { Err(format!("the peer, told to {order:.20}: {answer}").into()) }
+    }
+
+    /// Lets it map what it is to answer into.
+    pub fn join(&self, side: &Side<'_>) -> Result<(), Failure> {
+        self.tell(&format!("join {}", side.describe()?))
+    }
+}
+
+fn next(answers: &mut BufReader<ChildStdout>, order: &str) -> Result<String, Failure> {
+    let mut line = String::new();
+    if answers.read_line(&mut line)? == 0 {
+        return Err(format!("the other process of the bench ended at {order:.20}; what it printed says why").into());
+    }
+    Ok(line.trim_end().to_owned())
+}
+
+fn end(process: &mut Child) {
+    let _ = process.kill();
+    let _ = process.wait();
+}
+
+impl Drop for Neighbour<'_> {
+    fn drop(&mut self) {
+        end(&mut self.process);
+    }
+}
