@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The Jacobi relaxation of examples/jacobi with one process for each device: the same problem, flags, sweeps and check.
+//
+// The ny rows are divided among the ranks. Each keeps its rows between two halo rows, and an iteration is
+//
+//     sweep a -> a_new             in the rank's stream
+//     exchange                     both halo rows of a_new, in the same stream; then a and a_new change places
+//
+// The halo exchange is mpgpu/halo.hpp's: rows go straight into the neighbours' memory, and signals say when they are
+// there. MPI is called where convergence is checked, and nowhere else in the time loop.
+#include "../jacobi/options.hpp"
+#include "../jacobi/sweep.hpp"
+
+#include <mpgpu/mpi.hpp>
+
+#include <mpgpu/halo.hpp>
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace halo = mpgpu::halo;
+
+namespace {
+
+constexpr double tolerance = 1.0e-8; // of the norm, as in the samples
+
+/// The rows that are computed, divided among so many ranks. The domain is a ring in y, and its first and last row are
+/// the halo rows at its ends.
+halo::grid grid_of(const options &opt, int ranks) {
+    halo::grid g;
+    g.cells = {opt.nx, opt.ny - 2, 1};
+    g.ranks = {1, ranks, 1};
+    g.periodic = {false, true, false};
+    g.ghost = {0, 1, 0};
+    g.reach = halo::neighbours::faces;
+    return g;
+}
+
+/// The code for the devices of the context, of which `memory` is some.
+const device_code &code_for(const void *memory) {
+#ifdef JACOBI_CUDA
+    if (is_on_gpu(memory)) {
+        return on_gpus;
+    }
+#endif
+    static_cast<void>(memory);
+    return on_virtual_devices;
+}
+
+/// One rank's part of the domain.
+struct part {
+    part(const mpgpu::context &ctx, const halo::grid &g, int rank, mpgpu::device on)
+        : where(on), first(static_cast<int>(halo::box_of(g, rank).first[1]) + 1),
+          rows(static_cast<int>(halo::box_of(g, rank).cells[1])), width(static_cast<std::size_t>(g.cells[0])),
+          stream(ctx, on), a{{block(ctx), block(ctx)}}, row_norm(ctx, on, static_cast<std::size_t>(rows)),
+          row_norm_on_host(ctx, mpgpu::device::host(), row_norm.size()),
+          fetch_norm(ctx, {mpgpu::make_transfer(row_norm_on_host, row_norm)}) {}
+
+    mpgpu::device where;
+    int first; // of the domain's rows, the first that is computed here
+    int rows;  // computed here; the blocks have one more at either end
+    std::size_t width;
+    mpgpu::stream stream;
+    std::array<mpgpu::buffer<float>, 2> a; // a and a_new, by turns
+    mpgpu::buffer<double> row_norm;
+    mpgpu::buffer<double> row_norm_on_host;
+    mpgpu::plan fetch_norm;
+
+  private:
+    [[nodiscard]] mpgpu::buffer<float> block(const mpgpu::context &ctx) const {
+        return {ctx, where, static_cast<std::size_t>(rows + 2) * width};
+    }
+};
+
+/// Rows `first` to `first + rows - 1` of the domain before the first iteration: zero, with a sine at both ends of x.
+void set_initial_values(mpgpu::buffer<float> &some, std::size_t nx, int ny, int first) {
+    const auto rows = static_cast<int>(some.size() / nx);
+    std::fill_n(some.data(), some.size(), 0.0F);
+    const double pi = 2.0 * std::asin(1.0);
+    for (int y = 0; y < rows; ++y) {
+        const auto value = static_cast<float>(std::sin(2.0 * pi * (first + y) / (ny - 1)));
+        float *row = some.data() + static_cast<std::size_t>(y) * nx;
+        row[0] = value;
+        row[nx - 1] = value;
+    }
+}
+
+struct solution {
+    int iterations = 0;
+    double seconds = 0.0; // of the iterations alone
+};
+
+/// The ranks that solve together.
+struct team {
+    MPI_Comm ranks;
+    int size;
+    std::vector<int> counts; // rows of each
+    std::vector<int> starts; // first row of each, counted from the first that is computed
+};
+
+team team_of(MPI_Comm ranks, const halo::grid &g) {
+    team all{ranks, halo::rank_count(g), {}, {}};
+    for (int rank = 0; rank < all.size; ++rank) {
+        all.counts.push_back(static_cast<int>(halo::box_of(g, rank).cells[1]));
+        all.starts.push_back(static_cast<int>(halo::box_of(g, rank).first[1]));
+    }
+    return all;
+}
+
+/// Solves, and leaves this rank's rows in `result`, in host memory. `halos`: of each of the two arrays that swap.
+solution solve(const mpgpu::context &ctx, const options &opt, const team &all, part &mine,
+               std::array<halo::plan, 2> &halos, mpgpu::buffer<float> &result, bool print) {
+    const device_code &code = code_for(mine.a[0].data());
+    {
+        mpgpu::buffer<float> whole(ctx, mpgpu::device::host(), mine.a[0].size());
+        set_initial_values(whole, mine.width, opt.ny, mine.first - 1);
+        mpgpu::plan(ctx, {mpgpu::make_transfer(mine.a[0], whole), mpgpu::make_transfer(mine.a[1], whole)})
+            .execute(mine.stream)
+            .wait();
+    }
+    std::vector<double> row_norms(static_cast<std::size_t>(opt.ny - 2)); // of all ranks, in order
+    MPI_Barrier(all.ranks);
+    for (halo::plan &one : halos) { // also warms up: the first execution of a plan sets up what it needs
+        one.exchange(mine.stream);
+    }
+    mine.stream.synchronize();
+    MPI_Barrier(all.ranks);
+
+    const auto start = std::chrono::steady_clock::now();
+    double norm = 1.0;
+    int iteration = 0;
+    for (; norm > tolerance && iteration < opt.niter; ++iteration) {
+        const bool report = !opt.csv && iteration % 100 == 0; // on all ranks alike: it takes all of them
+        const bool check = report || iteration % opt.nccheck == 0;
+        const std::size_t from = iteration % 2 == 0 ? 0 : 1;
+        const std::size_t to = 1 - from;
+        code.launch(mine.stream, {mine.a.at(from).data(), mine.a.at(to).data(), check ? mine.row_norm.data() : nullptr,
+                                  opt.nx, mine.rows, mine.where.id()});
+        halos.at(to).exchange(mine.stream);
+        if (check) {
+            mine.fetch_norm.execute(mine.stream).wait();
+            MPI_Allgatherv(mine.row_norm_on_host.data(), mine.rows, MPI_DOUBLE, row_norms.data(), all.counts.data(),
+                           all.starts.data(), MPI_DOUBLE, all.ranks);
+            norm = std::sqrt(std::accumulate(row_norms.begin(), row_norms.end(), 0.0));
+        }
+        if (report && print) {
+            std::printf("%5d, %0.6f\n", iteration, norm);
+        }
+    }
+    mine.stream.synchronize();
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+
+    mpgpu::plan(
+        ctx, {mpgpu::make_transfer(result, mine.a.at(iteration % 2 == 0 ? 0 : 1).subspan(mine.width, result.size()))})
+        .execute(mine.stream)
+        .wait();
+    double slowest = elapsed.count();
+    MPI_Allreduce(MPI_IN_PLACE, &slowest, 1, MPI_DOUBLE, MPI_MAX, all.ranks);
+    return {iteration, slowest};
+}
+
+/// The same on one device, in this process alone.
+solution solve_alone(const mpgpu::context &ctx, const options &opt, mpgpu::buffer<float> &result, bool print) {
+    const halo::grid g = grid_of(opt, 1);
+    part mine(ctx, g, 0, mpgpu::device::gpu(0));
+    const auto plan = [&](mpgpu::buffer<float> &array) {
+        const std::vector<halo::rank_arrays> arrays = {{halo::array_of(array)}};
+        return halo::plan(ctx, g, arrays);
+    };
+    std::array<halo::plan, 2> halos = {plan(mine.a[0]), plan(mine.a[1])};
+    return solve(ctx, opt, team_of(MPI_COMM_SELF, g), mine, halos, result, print);
+}
+
+/// Whether this rank's rows are the same, bit by bit, as those that one device has computed.
+bool same(const mpgpu::buffer<float> &result, const float *reference, const part &mine) {
+    const auto differ = std::mismatch(result.data(), result.data() + result.size(), reference);
+    if (differ.first == result.data() + result.size()) {
+        return true;
+    }
+    const auto index = static_cast<std::size_t>(differ.first - result.data());
+    std::fprintf(stderr, "ERROR: a[%zu * %zu + %zu] = %.9g does not match %.9g (one device)\n",
+                 static_cast<std::size_t>(mine.first) + index / mine.width, mine.width, index % mine.width,
+                 double{*differ.first}, double{*differ.second});
+    return false;
+}
+
+void check_options(const options &opt, int ranks) {
+    if (opt.devices > 0) {
+        throw std::invalid_argument("-devices: each rank has one device; mpirun -n says how many");
+    }
+    if (opt.plain) {
+        throw std::invalid_argument("-plain: examples/jacobi compares with plain copies");
+    }
+    if (ranks > opt.ny - 2) {
+        throw std::invalid_argument("-ny " + std::to_string(opt.ny) + ": must be " + std::to_string(ranks + 2) +
+                                    " or more for " + std::to_string(ranks) +
+                                    " ranks, one row each and two at the ends");
+    }
+}
+
+int run(const options &opt, int rank, int ranks) {
+    check_options(opt, ranks);
+    mpgpu::context_options machine;
+    machine.topology = opt.topology;
+#ifndef JACOBI_CUDA
+    // The sweep is CPU code that reads and writes the devices' memory, which virtual devices alone allow.
+    machine.backend = mpgpu::backend::host;
+#endif
+    const mpgpu::context ctx(machine);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    const halo::grid g = grid_of(opt, ranks);
+    const team all = team_of(MPI_COMM_WORLD, g);
+    part mine(ctx, g, rank, mpgpu::device::gpu(rank % ctx.devices().gpus));
+    const auto plan = [&](mpgpu::buffer<float> &array) {
+        return halo::make_plan(ctx, node, g, {halo::array_of(array)});
+    };
+    std::array<halo::plan, 2> halos = {plan(mine.a[0]), plan(mine.a[1])};
+    const auto close = [&] {
+        for (halo::plan &one : halos) {
+            halo::close(node, std::move(one));
+        }
+    };
+    if (opt.plan) {
+        if (rank == 0) {
+            std::printf("The plan of what rank 0 sends:\n%s\n", halos[0].transfers()->describe().c_str());
+        }
+        close();
+        return 0;
+    }
+
+    mpgpu::buffer<float> result(ctx, mpgpu::device::host(), static_cast<std::size_t>(mine.rows) * mine.width);
+    const bool print = rank == 0 && !opt.csv;
+    solution one;
+    std::vector<float> reference(rank == 0 ? static_cast<std::size_t>(opt.ny - 2) * mine.width : 0);
+    if (rank == 0) {
+        if (print) {
+            std::printf(
+                "Single GPU jacobi relaxation: %d iterations on %d x %d mesh with norm check every %d iterations\n",
+                opt.niter, opt.ny, opt.nx, opt.nccheck);
+        }
+        mpgpu::buffer<float> whole(ctx, mpgpu::device::host(), reference.size());
+        one = solve_alone(ctx, opt, whole, print);
+        std::copy_n(whole.data(), whole.size(), reference.begin());
+        if (print) {
+            std::printf("Jacobi relaxation: %d iterations on %d x %d mesh with norm check every %d iterations\n",
+                        opt.niter, opt.ny, opt.nx, opt.nccheck);
+        }
+    }
+    const solution together = solve(ctx, opt, all, mine, halos, result, print);
+    close();
+
+    // Each rank gets its rows of the reference. A row is one element, so that counts stay below 2^31.
+    MPI_Datatype row = MPI_DATATYPE_NULL;
+    MPI_Type_contiguous(opt.nx, MPI_FLOAT, &row);
+    MPI_Type_commit(&row);
+    std::vector<float> expected(result.size());
+    MPI_Scatterv(reference.data(), all.counts.data(), all.starts.data(), row, expected.data(), mine.rows, row, 0,
+                 MPI_COMM_WORLD);
+    MPI_Type_free(&row);
+    MPI_Bcast(&one.iterations, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    if (rank == 0 && one.iterations != together.iterations) {
+        std::fprintf(stderr, "ERROR: %d iterations on %d ranks, %d on one\n", together.iterations, ranks,
+                     one.iterations);
+    }
+    int right = one.iterations == together.iterations && same(result, expected.data(), mine) ? 1 : 0;
+    MPI_Allreduce(MPI_IN_PLACE, &right, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (right == 0 || rank != 0) {
+        return right != 0 ? 0 : 1;
+    }
+    if (opt.csv) {
+        std::printf("mpgpu, %d, %d, %d, %d, %d, 1, %f, %f\n", opt.nx, opt.ny, opt.niter, opt.nccheck, ranks,
+                    together.seconds, one.seconds);
+        return 0;
+    }
+    std::printf("Num GPUs: %d.\n", ranks);
+    std::printf("%dx%d: 1 GPU: %8.4f s, %d GPUs: %8.4f s, speedup: %8.2f, efficiency: %8.2f \n", opt.ny, opt.nx,
+                one.seconds, ranks, together.seconds, one.seconds / together.seconds,
+                one.seconds / (ranks * together.seconds) * 100);
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char *argv[]) {
+    MPI_Init(&argc, &argv);
+    int rank = 0;
+    int ranks = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    int code = 0;
+    try {
+        const options opt = parse(argc, argv);
+        if (opt.help) {
+            std::fputs(rank == 0 ? usage : "", stdout);
+        } else {
+            code = run(opt, rank, ranks);
+        }
+    } catch (const std::exception &e) {
+        std::fprintf(stderr, "jacobi_mpi: rank %d: %s\n", rank, e.what());
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    MPI_Finalize();
+    return code;
+}
