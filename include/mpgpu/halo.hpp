@@ -583,6 +583,14 @@ class plan {
     /// May be called for several streams. Never blocks. Throws `invalid_argument`, `driver_error`.
     void finish(stream_view stream) { detail::check(mp_stream_wait_event(context_, stream.get(), finished_.get())); }
 
+    /// Blocks until all exchanges that were started have finished. Throws `peer_gone`, once, when a rank of another
+    /// process has ended, so that ghost cells since the last call may not have been written; `driver_error`.
+    void synchronize() const {
+        for (const lane &l : lanes_) {
+            l.order.synchronize();
+        }
+    }
+
     /// Bytes that this process's ranks send in one exchange, to themselves included: straight into ghost cells.
     [[nodiscard]] std::uint64_t direct_bytes() const noexcept { return direct_bytes_; }
     /// The same: packed.
@@ -1000,8 +1008,8 @@ struct processes {
 /// Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When
 /// a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go together or are not the same
 /// on all ranks, `not_supported` for ranks on other nodes and as the constructor does, and what mpi.hpp throws. When a
-/// rank ends in the middle of an exchange, the streams of its neighbours go on and say `peer_gone` when they are
-/// synchronised.
+/// rank ends in the middle of an exchange, the streams of its neighbours go on, `plan::synchronize` says `peer_gone`,
+/// and so does a later `start`. The caller's streams do not say it by themselves.
 [[nodiscard]] inline plan make_plan(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
                                     const options &how = {}) {
     return detail::processes::make(ctx, node, g, arrays, how);

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_TESTS_COUNTED_MPI_HPP
+#define MPGPU_TESTS_COUNTED_MPI_HPP
+
+/// @file
+/// Counts every call into MPI, through its profiling interface: a program that includes this has MPI functions of its
+/// own, which count and call PMPI's. A test looks at the program's undefined symbols: no MPI function may be among
+/// them, so there is none that is not counted. For one translation unit of a program.
+
+#include <mpi.h>
+
+#include <atomic>
+
+namespace counted_mpi {
+
+inline std::atomic<long> calls{0};
+
+} // namespace counted_mpi
+
+// The arguments are lists, which no parentheses may surround.
+// NOLINTBEGIN(bugprone-macro-parentheses, misc-definitions-in-headers)
+#define MPGPU_COUNTED(name, parameters, arguments)                                                                     \
+    extern "C" int MPI_##name parameters {                                                                             \
+        ++counted_mpi::calls;                                                                                          \
+        return PMPI_##name arguments;                                                                                  \
+    }
+
+MPGPU_COUNTED(Init, (int *c, char ***v), (c, v))
+MPGPU_COUNTED(Finalize, (), ())
+MPGPU_COUNTED(Finalized, (int *flag), (flag))
+MPGPU_COUNTED(Abort, (MPI_Comm comm, int code), (comm, code))
+MPGPU_COUNTED(Error_string, (int code, char *text, int *length), (code, text, length))
+MPGPU_COUNTED(Comm_rank, (MPI_Comm comm, int *rank), (comm, rank))
+MPGPU_COUNTED(Comm_size, (MPI_Comm comm, int *size), (comm, size))
+MPGPU_COUNTED(Comm_dup, (MPI_Comm comm, MPI_Comm *made), (comm, made))
+MPGPU_COUNTED(Comm_free, (MPI_Comm * comm), (comm))
+MPGPU_COUNTED(Comm_split_type, (MPI_Comm comm, int type, int key, MPI_Info hints, MPI_Comm *made),
+              (comm, type, key, hints, made))
+MPGPU_COUNTED(Barrier, (MPI_Comm comm), (comm))
+MPGPU_COUNTED(Allgather,
+              (const void *from, int from_count, MPI_Datatype from_type, void *to, int to_count, MPI_Datatype to_type,
+               MPI_Comm comm),
+              (from, from_count, from_type, to, to_count, to_type, comm))
+MPGPU_COUNTED(Allreduce, (const void *from, void *to, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm),
+              (from, to, count, type, op, comm))
+MPGPU_COUNTED(Send_init,
+              (const void *from, int count, MPI_Datatype type, int rank, int tag, MPI_Comm comm, MPI_Request *made),
+              (from, count, type, rank, tag, comm, made))
+MPGPU_COUNTED(Recv_init, (void *to, int count, MPI_Datatype type, int rank, int tag, MPI_Comm comm, MPI_Request *made),
+              (to, count, type, rank, tag, comm, made))
+MPGPU_COUNTED(Startall, (int count, MPI_Request *requests), (count, requests))
+MPGPU_COUNTED(Waitall, (int count, MPI_Request *requests, MPI_Status *statuses), (count, requests, statuses))
+MPGPU_COUNTED(Request_free, (MPI_Request * request), (request))
+
+#undef MPGPU_COUNTED
+// NOLINTEND(bugprone-macro-parentheses, misc-definitions-in-headers)
+
+#endif // MPGPU_TESTS_COUNTED_MPI_HPP
