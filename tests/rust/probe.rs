@@ -9,6 +9,9 @@ use mpgpu::topology::{self, DeviceId, Link, LinkId, LinkKind, Machine, Node, Nod
 use std::collections::HashSet;
 use std::convert::Infallible;
 
+/// When a copy starts at the earliest, bytes left, what it draws on, and the GPU whose earlier copies it follows.
+type Copying<'a> = (f64, f64, &'a [topology::ResourceId], Option<DeviceId>);
+
 /// A machine that tells nothing but times. Copies start one by one as they are issued and share resources max-min fairly, from moment to
 /// moment; each time comes with noise.
 struct Hidden {
@@ -20,12 +23,14 @@ struct Hidden {
     /// One reading of a hundred, times this, takes up to half as long again: something else used the machine.
     spikes: u64,
     measured: f64,
+    /// The copies that a GPU issues to other GPUs run one after another, in order of issue.
+    in_order: bool,
 }
 
 impl Hidden {
     fn new(topology: Topology, noise: f64, seed: u64) -> Hidden {
         let machine = Machine::new(topology).expect("well formed");
-        Hidden { machine, random: Random(seed), noise, dropping: HashSet::new(), spikes: 0, measured: 0.0 }
+        Hidden { machine, random: Random(seed), noise, dropping: HashSet::new(), spikes: 0, measured: 0.0, in_order: false }
     }
 
     fn noisy(&mut self, seconds: f64) -> f64 {
@@ -46,12 +51,13 @@ impl Hidden {
     /// Seconds until the last of these copies, issued one after another, has arrived.
     fn together(&self, hops: &[Hop]) -> f64 {
         let costs = self.machine.costs();
-        let mut flows: Vec<(f64, f64, &[topology::ResourceId])> = hops
+        let mut flows: Vec<Copying> = hops
             .iter()
             .enumerate()
             .map(|(index, hop)| {
                 let route = self.machine.route(hop.from, hop.to).expect("only hops with a route are tried");
-                (costs.copy + route.latency + costs.issue * index as f64, hop.bytes as f64, &route.resources[..])
+                let queue = (self.in_order && !hop.from.is_host() && !hop.to.is_host()).then_some(hop.from);
+                (costs.copy + route.latency + costs.issue * index as f64, hop.bytes as f64, &route.resources[..], queue)
             })
             .collect();
         let mut now = 0.0;
@@ -70,12 +76,13 @@ impl Hidden {
     }
 
     /// Max-min fair rates of those that have started (progressive filling: Bertsekas and Gallager 1992).
-    fn fair(&self, flows: &[(f64, f64, &[topology::ResourceId])], now: f64) -> Vec<f64> {
+    fn fair(&self, flows: &[Copying], now: f64) -> Vec<f64> {
         let resources = self.machine.resources();
         let mut left: Vec<f64> = resources.iter().map(|resource| resource.capacity).collect();
         let mut users = vec![0_u32; resources.len()];
         let mut rates = vec![0.0; flows.len()];
-        let mut open: Vec<usize> = (0..flows.len()).filter(|flow| flows[*flow].0 <= now).collect();
+        let waits = |flow: usize| flows[flow].3.is_some() && flows[..flow].iter().any(|earlier| earlier.3 == flows[flow].3);
+        let mut open: Vec<usize> = (0..flows.len()).filter(|flow| flows[*flow].0 <= now && !waits(*flow)).collect();
         open.iter().flat_map(|flow| flows[*flow].2).for_each(|resource| users[resource.0 as usize] += 1);
         while !open.is_empty() {
             let share = |index: usize| left[index] / f64::from(users[index]);
@@ -458,6 +465,35 @@ fn plans_made_for_a_probed_machine_are_predicted_as_for_the_true_one() {
             let seconds = |machine: &Machine| plan::plan(machine, &batch, &Options::default()).expect("a plan").predicted;
             let (found, truth) = (seconds(&machine), seconds(&hidden.machine));
             assert!((found / truth - 1.0).abs() <= 0.1, "{name}, {} transfers: {found:e} for {truth:e}", batch.len());
+        }
+    }
+}
+
+#[test]
+fn gpus_that_copy_in_order_of_issue_seem_to_share_nothing_but_their_ports() {
+    for (name, seed) in [("hgx-h100", 1), ("hgx-h200", 2), ("hgx-h200", 3)] {
+        let mut hidden = Hidden::new(topology::preset(name).expect("listed"), 0.01, seed);
+        hidden.in_order = true;
+        let found = probed(&mut hidden);
+        let gpus = hidden.machine.gpu_count() as usize;
+        let between: Vec<&Group> =
+            found.groups.iter().filter(|group| group.hops.iter().any(|hop| !hop.0.is_host() && !hop.1.is_host())).collect();
+        let is_port = |group: &&Group| {
+            let (from, to) = group.hops[0];
+            group.hops.len() == gpus - 1 && (group.hops.iter().all(|hop| hop.0 == from) || group.hops.iter().all(|hop| hop.1 == to))
+        };
+        assert!(between.len() == 2 * gpus && between.iter().all(is_port), "{name}: {between:?}");
+        assert!(between.iter().all(|group| group.capacity == between[0].capacity), "{name}: one make, one value: {between:?}");
+        let switches = found.topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
+        assert_eq!(switches, 1, "{}", found.topology.to_toml());
+        let machine = Machine::new(found.topology).expect("well formed");
+        for by in 1..gpus as u32 {
+            let to = |gpu: u32| DeviceId::gpu((gpu + by) % gpus as u32);
+            let hops: Vec<Hop> = (0..gpus as u32).map(|gpu| Hop { from: DeviceId::gpu(gpu), to: to(gpu), bytes: 256 << 20 }).collect();
+            let alone = hops.iter().map(|hop| hop.bytes as f64 / machine.route(hop.from, hop.to).expect("a hop").bandwidth);
+            let predicted = machine.costs().copy + alone.fold(0.0, f64::max);
+            let truth = hidden.together(&hops);
+            assert!((predicted / truth - 1.0).abs() < 0.05, "{name}, {by} further on: {predicted:e} for {truth:e}");
         }
     }
 }

@@ -6,9 +6,9 @@
 //! out together. What remains must stand in: a member can take the place of any copy of the core, and the core is as late as before.
 //! Nothing is assumed about the hardware.
 
-use super::Rig;
 use super::session::Session;
 use super::sharing::{Resource, Sample};
+use super::{Rig, order};
 
 /// A copy beside the core takes this part of the core's time alone. Then one that shares another, unknown capacity with a copy of the core,
 /// even all of it, is done before the core is.
@@ -147,7 +147,28 @@ impl<R: Rig> Session<'_, R> {
             let beside = group.into_iter().map(|hop| (hop, self.units_beside(core, hop)));
             let is_visible = |(hop, units): &(usize, f64)| units * self.sharing.rates[*hop] / core.capacity > VISIBLE * core.slowdown;
             let (visible, hidden): (Vec<Part>, Vec<Part>) = beside.partition(is_visible);
-            self.rule_out(core, &visible, &mut suspects)?;
+            // Side by side only as many as leave the set free of order; who never can be beside the core must stand in.
+            let mut waiting = visible;
+            while !waiting.is_empty() {
+                let mut set = core.hops.clone();
+                let mut beside = Vec::new();
+                let mut later = Vec::new();
+                for part in waiting {
+                    set.push(part.0);
+                    if order::is_free(&self.hops, &set) {
+                        beside.push(part);
+                    } else {
+                        set.pop();
+                        later.push(part);
+                    }
+                }
+                if beside.is_empty() {
+                    suspects.extend(later.into_iter().map(|(hop, _)| hop));
+                    break;
+                }
+                self.rule_out(core, &beside, &mut suspects)?;
+                waiting = later;
+            }
             suspects.extend(hidden.into_iter().map(|(hop, _)| hop));
         }
         for hop in suspects {
@@ -207,6 +228,9 @@ impl<R: Rig> Session<'_, R> {
             }
             let mut hops = core.hops.clone();
             hops[place] = hop;
+            if !order::is_free(&self.hops, &hops) {
+                continue;
+            }
             let copies: Vec<(usize, f64)> = hops.iter().map(|&hop| (hop, self.sharing.rates[hop])).collect();
             let bytes = |skip: Option<usize>| copies.iter().filter(|copy| Some(copy.0) != skip).map(|copy| copy.1).sum::<f64>();
             let (with, without) = (bytes(None) / core.capacity, (bytes(Some(hop)) / core.capacity).max(self.sharing.seconds(&copies)));
@@ -237,6 +261,9 @@ impl<R: Rig> Session<'_, R> {
                 break;
             }
         }
-        Ok(told > 0)
+        // Who could not be beside the core has not been ruled out there: that takes two places.
+        let mut beside = core.hops.clone();
+        beside.push(hop);
+        Ok(told >= if order::is_free(&self.hops, &beside) { 1 } else { PLACES })
     }
 }

@@ -9,6 +9,7 @@
 //! | `sharing` | rates and shared capacities, what they predict, and their fit to samples |
 //! | `explain` | from a set of copies that is slower than predicted to the resource behind it |
 //! | `suspects` | the sets of copies that are worth a look |
+//! | `order` | which sets take the same time in every order of issue |
 //! | `costs` | fixed costs: issue, chunks, batches, kernels |
 //! | `build` | the fit as a topology |
 //! | `record` | what a file remembers of its probe, and of which machine |
@@ -18,6 +19,7 @@
 mod build;
 mod costs;
 mod explain;
+mod order;
 mod record;
 mod session;
 mod sharing;
@@ -235,6 +237,7 @@ pub fn probe<R: Rig>(base: &Machine, rig: &mut R, options: &ProbeOptions, progre
     session.explore(&devices)?;
     let residuals = session.validate()?;
     session.notes(&mut notes);
+    session.sharing.settle(&session.hops);
 
     let (sharing, hops, pairs) = (session.sharing.clone(), session.hops.clone(), session.pairs.clone());
     let alone = session.starts.clone();

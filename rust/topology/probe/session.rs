@@ -1,7 +1,7 @@
 //! Measurements of one probe: how many bytes, how often, what is subtracted, and what has been seen so far.
 
 use super::sharing::{Sample, Sharing};
-use super::{Hop, Pair, ProbeOptions, Progress, Residuals, Rig, Timing, Work, median};
+use super::{Hop, Pair, ProbeOptions, Progress, Residuals, Rig, Timing, Work, median, order};
 use crate::topology::DeviceId;
 
 /// Copies are multiples of this, so that engines see page-aligned pieces.
@@ -111,7 +111,7 @@ impl<'a, R: Rig> Session<'a, R> {
         let class = |&(from, to): &(DeviceId, DeviceId)| (from.is_host(), to.is_host());
         for class_of in [(false, false), (true, false), (false, true), (true, true)] {
             let members: Vec<usize> = (0..self.hops.len()).filter(|hop| class(&self.hops[*hop]) == class_of).collect();
-            level(&mut self.sharing.rates, &members, 0.03);
+            level(&mut self.sharing.rates, &members, 0.05);
             level(&mut self.starts, &members, 0.1);
         }
         let most = self.hops.len().min(16);
@@ -132,6 +132,7 @@ impl<'a, R: Rig> Session<'a, R> {
     /// Measures copies together that would take so many units of time each alone. Bytes are scaled so that all are predicted to be
     /// done after a good while; the scale comes back with the sample.
     pub fn together(&mut self, parts: &[(usize, f64)]) -> Result<(Sample, f64), R::Error> {
+        debug_assert!(order::is_free(&self.hops, &parts.iter().map(|part| part.0).collect::<Vec<usize>>()));
         let wanted: Vec<(usize, f64)> = parts.iter().map(|&(hop, units)| (hop, units * self.sharing.rates[hop])).collect();
         // Issuing takes a while too: longer sets are made of longer copies, so that it stays below a few per cent.
         let target = self.options.copy_seconds.max(20.0 * self.step * parts.len() as f64);
@@ -180,7 +181,7 @@ impl<'a, R: Rig> Session<'a, R> {
         let kept = self.samples.len();
         for index in 0..if self.hops.len() > 1 { SETS } else { 0 } {
             self.at("check", index, SETS);
-            let hops = random.some(self.hops.len(), self.hops.len().min(12));
+            let hops = order::first_of_each(&self.hops, &random.some(self.hops.len(), self.hops.len().min(12)));
             let sample = self.equal(&hops)?;
             errors.push((self.sharing.seconds(&sample.copies) / sample.seconds - 1.0).abs());
         }
@@ -200,19 +201,22 @@ impl<'a, R: Rig> Session<'a, R> {
     }
 }
 
-/// Gives those of `members` whose values are as near as `within` to each other their median.
-fn level(values: &mut [f64], members: &[usize], within: f64) {
+/// Gives values of `members` that noise alone tells apart their median: where most lie within such a part of each other, all that are as near
+/// to the median of those.
+pub(super) fn level(values: &mut [f64], members: &[usize], within: f64) {
     let mut sorted = members.to_vec();
     sorted.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
-    let mut rest = &sorted[..];
-    while let Some(&first) = rest.first() {
-        let least = values[first];
-        let count = rest.iter().take_while(|index| values[**index] <= least * (1.0 + within)).count().max(1);
-        let (near, further) = rest.split_at(count);
-        let mut these: Vec<f64> = near.iter().map(|index| values[*index]).collect();
-        let middle = median(&mut these).unwrap_or(least);
-        near.iter().for_each(|index| values[*index] = middle);
-        rest = further;
+    while !sorted.is_empty() {
+        let of = |index: usize| values[sorted[index]];
+        let near = |first: usize| (first..sorted.len()).take_while(|index| of(*index) <= of(first) * (1.0 + within)).count();
+        // The first of several that have as many.
+        let first = (0..sorted.len()).rev().max_by_key(|first| near(*first)).unwrap_or(0);
+        let mut most: Vec<f64> = (first..first + near(first).max(1)).map(of).collect();
+        let Some(middle) = median(&mut most) else { return };
+        let is_near = |index: &usize| (values[*index] / middle).ln().abs() <= within.ln_1p();
+        let (alike, others): (Vec<usize>, Vec<usize>) = sorted.iter().partition(|index| is_near(index) || most.contains(&values[**index]));
+        alike.iter().for_each(|index| values[*index] = middle);
+        sorted = others;
     }
 }
 
@@ -229,6 +233,10 @@ mod tests {
         let mut values = [100.0, 50.0, 102.0, 51.0, 101.0, 7.0];
         level(&mut values, &[0, 1, 2, 3, 4], 0.03);
         assert_eq!(values, [101.0, 50.5, 101.0, 50.5, 101.0, 7.0]);
+        // Three of seven lie as far below the most as others above.
+        let mut noisy = [97.5, 99.0, 100.0, 100.5, 101.0, 101.5, 102.5];
+        level(&mut noisy, &[0, 1, 2, 3, 4, 5, 6], 0.03);
+        assert!(noisy.iter().all(|value| *value == noisy[0]), "{noisy:?}");
         level(&mut values, &[], 0.03);
         level(&mut values, &[5], 0.0);
         assert_eq!(values[5], 7.0);

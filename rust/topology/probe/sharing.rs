@@ -1,5 +1,9 @@
 //! Rates of hops and the capacities that they share: what they predict for a set of copies, and how they are fitted.
 
+use super::median;
+use super::session::level;
+use crate::topology::DeviceId;
+
 /// Capacities of a machine as far as they are known. Hops are numbered as in the session.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sharing {
@@ -81,6 +85,38 @@ impl Sharing {
                 }
                 (_, Some(slowest)) => settled[slowest] = true,
             }
+        }
+    }
+
+    /// Makes one value of capacities of a kind that noise alone tells apart, and of a capacity and the rate of the hops that pass it as fast
+    /// alone.
+    pub fn settle(&mut self, hops: &[(DeviceId, DeviceId)]) {
+        const WITHIN: f64 = 0.05;
+        // How many of its hops go between GPUs, into host memory and out of it.
+        let kind = |resource: &Resource| {
+            let count =
+                |from: bool, to: bool| resource.hops().filter(|hop| (hops[*hop].0.is_host(), hops[*hop].1.is_host()) == (from, to)).count();
+            [count(false, false), count(false, true), count(true, false), count(true, true)]
+        };
+        let kinds: Vec<[usize; 4]> = self.resources.iter().map(kind).collect();
+        let mut capacities: Vec<f64> = self.resources.iter().map(|resource| resource.capacity).collect();
+        for (index, kind) in kinds.iter().enumerate().filter(|(index, kind)| !kinds[..*index].contains(kind)) {
+            let alike: Vec<usize> = (index..kinds.len()).filter(|other| kinds[*other] == *kind).collect();
+            level(&mut capacities, &alike, WITHIN);
+        }
+        // After the levelling, so that noise does not decide which of several alike ports are as fast as their hops. The median, because the
+        // fastest of many hops is the one that noise favoured most.
+        for (resource, capacity) in self.resources.iter().zip(&mut capacities) {
+            let mut as_fast: Vec<f64> =
+                resource.hops().map(|hop| self.rates[hop]).filter(|rate| *capacity < rate * (1.0 + WITHIN)).collect();
+            if let Some(rate) = median(&mut as_fast) {
+                *capacity = rate;
+            }
+        }
+        self.resources.iter_mut().zip(capacities).for_each(|(resource, capacity)| resource.capacity = capacity);
+        // Nor is a hop faster than what it passes.
+        for resource in &self.resources {
+            resource.hops().for_each(|hop| self.rates[hop] = self.rates[hop].min(resource.capacity));
         }
     }
 

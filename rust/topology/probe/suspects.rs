@@ -3,13 +3,15 @@
 //! Small sets come first, so that what they show is known when larger ones are explained.
 
 use super::session::Session;
-use super::{Pair, Rig};
+use super::{Pair, Rig, order};
 use crate::topology::DeviceId;
 
 impl<R: Rig> Session<'_, R> {
     /// Measures suspicious sets one after another and explains those that are late.
     pub fn explore(&mut self, devices: &[DeviceId]) -> Result<(), R::Error> {
         self.families = families(&self.hops, devices);
+        self.families.extend(crossings_of_domains(&self.hops, &self.sharing.rates, devices));
+        self.families.sort_by_key(Vec::len);
         let pairs = pairs(&self.hops, devices);
         let mut slow = Vec::new();
         for (index, &pair) in pairs.iter().enumerate() {
@@ -30,13 +32,15 @@ impl<R: Rig> Session<'_, R> {
             self.explain(pair)?;
         }
         self.sharing.refine(&self.samples, &self.families);
-        let mut sets = self.families.clone();
+        let gpus = devices.iter().filter(|device| !device.is_host()).count();
+        let mut sets: Vec<Vec<usize>> = self.families.iter().flat_map(|family| order::turns(&self.hops, family, gpus)).collect();
         sets.extend(shifts(&self.hops, devices));
         sets.extend(crossings(&self.hops, devices));
         let mut random = Random(0x6d70_6770_7500_0001);
         let most = self.hops.len();
         if most > 2 {
-            sets.extend((0..24).map(|round| random.some(most, if round % 2 == 0 { most.min(6) } else { most.min(24) })));
+            let mut some = |round| random.some(most, if round % 2 == 0 { most.min(6) } else { most.min(24) });
+            sets.extend((0..24).map(|round| order::first_of_each(&self.hops, &some(round))));
         }
         for (index, set) in sets.iter().enumerate() {
             self.at("sets", index, sets.len());
@@ -99,6 +103,33 @@ fn families(hops: &[(DeviceId, DeviceId)], devices: &[DeviceId]) -> Vec<Vec<usiz
         }
     }
     unique
+}
+
+/// Copies that pass from one host memory's side of the machine to another's, GPUs being on the side of the one that they copy with fastest: a link
+/// between sockets serves them. GPUs may have links of their own, so there are two sets: without copies between GPUs, and with them.
+fn crossings_of_domains(hops: &[(DeviceId, DeviceId)], rates: &[f64], devices: &[DeviceId]) -> Vec<Vec<usize>> {
+    /// A host memory is near if no other comes within this part of its rate.
+    const NEAR: f64 = 0.9;
+    let hosts: Vec<DeviceId> = devices.iter().copied().filter(|device| device.is_host()).collect();
+    let rate = |a, b| hops.iter().zip(rates).filter(|(hop, _)| **hop == (a, b) || **hop == (b, a)).map(|(_, rate)| rate).sum::<f64>();
+    let side = |device: DeviceId| {
+        if device.is_host() {
+            return Some(device);
+        }
+        let nearest = hosts.iter().copied().max_by(|&a, &b| rate(a, device).total_cmp(&rate(b, device)))?;
+        hosts.iter().all(|&host| host == nearest || rate(host, device) < NEAR * rate(nearest, device)).then_some(nearest)
+    };
+    let mut sets = Vec::new();
+    for (from, to) in hosts.iter().flat_map(|&from| hosts.iter().map(move |&to| (from, to))).filter(|(from, to)| from != to) {
+        let crosses = |hop: &usize| side(hops[*hop].0) == Some(from) && side(hops[*hop].1) == Some(to);
+        let all: Vec<usize> = (0..hops.len()).filter(crosses).collect();
+        let with_host: Vec<usize> = all.iter().copied().filter(|hop| hops[*hop].0.is_host() || hops[*hop].1.is_host()).collect();
+        sets.push(with_host);
+        sets.push(all);
+    }
+    sets.retain(|set| set.len() > 1);
+    sets.dedup();
+    sets
 }
 
 /// Every GPU to the one so many further on: no two copies leave or enter the same one, so only what lies between can slow them.
@@ -171,6 +202,21 @@ mod tests {
         assert_eq!(families.len(), 8 * 5 + 5);
         assert!(families.is_sorted_by_key(Vec::len));
         assert_eq!(families.last().map(Vec::len), Some(72));
+    }
+
+    #[test]
+    fn what_crosses_between_two_host_memories_is_a_set() {
+        let (a, b, far, near) = (DeviceId::gpu(0), DeviceId::gpu(1), DeviceId::host(0), DeviceId::host(1));
+        let hops = [(a, far), (a, near), (b, far), (b, near), (far, a), (near, a), (near, b), (far, near), (a, b), (b, a)];
+        let rates = [10.0, 55.0, 55.0, 10.0, 10.0, 55.0, 10.0, 20.0, 390.0, 390.0];
+        let sets = crossings_of_domains(&hops, &rates, &[a, b, far, near]);
+        assert_eq!(sets, [vec![3, 4, 7], vec![3, 4, 7, 9], vec![0, 6], vec![0, 6, 8]]);
+        assert!(
+            crossings_of_domains(&hops, &[50.0; 10], &[a, b, far, near])
+                .iter()
+                .all(|set| set.iter().all(|hop| hops[*hop].0.is_host() && hops[*hop].1.is_host()))
+        );
+        assert!(crossings_of_domains(&hops, &rates, &[a, b, near]).is_empty());
     }
 
     #[test]
