@@ -2,9 +2,9 @@
 
 use crate::common::{Random, topology as random_topology};
 use mpgpu::backend::MemoryKind;
-use mpgpu::model::PathModel;
+use mpgpu::model::{Flow, PathModel, finish};
 use mpgpu::plan::{self, Mechanism, Options, Shape};
-use mpgpu::topology::probe::{Group, Hop, ProbeOptions, Probed, Rig, Timing, Verdict, Work, probe};
+use mpgpu::topology::probe::{Group, Hop, Pipeline, ProbeOptions, Probed, Rig, Timing, Verdict, Work, probe};
 use mpgpu::topology::{self, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -25,12 +25,14 @@ struct Hidden {
     measured: f64,
     /// The copies that a GPU issues to other GPUs run one after another, in order of issue.
     in_order: bool,
+    /// The same machine as pipelines find it, where that is not as plain copies do.
+    in_plans: Option<Machine>,
 }
 
 impl Hidden {
     fn new(topology: Topology, noise: f64, seed: u64) -> Hidden {
         let machine = Machine::new(topology).expect("well formed");
-        Hidden { machine, random: Random(seed), noise, dropping: HashSet::new(), spikes: 0, measured: 0.0, in_order: false }
+        Hidden { machine, random: Random(seed), noise, dropping: HashSet::new(), spikes: 0, measured: 0.0, in_order: false, in_plans: None }
     }
 
     fn noisy(&mut self, seconds: f64) -> f64 {
@@ -103,6 +105,19 @@ impl Hidden {
         rates
     }
 
+    /// As the model of plans has it, on the machine as pipelines find it.
+    fn paths(&self, direct: &[Hop], staged: &[Pipeline]) -> f64 {
+        let machine = self.in_plans.as_ref().unwrap_or(&self.machine);
+        let route = |from, to| machine.route(from, to).expect("a hop");
+        let copies = direct.iter().map(|hop| (PathModel::new(machine, &[route(hop.from, hop.to)]), hop.bytes, 1));
+        let pipelines = staged.iter().map(|Pipeline { hop, via, chunks }| {
+            (PathModel::new(machine, &[route(hop.from, *via), route(*via, hop.to)]), hop.bytes, *chunks)
+        });
+        let paths: Vec<(PathModel, u64, u32)> = copies.chain(pipelines).collect();
+        let head = machine.costs().copy;
+        finish(machine, paths.iter().map(|(path, bytes, chunks)| Flow { path, bytes: *bytes, chunks: *chunks, head, efficiency: 1.0 }), 1)
+    }
+
     fn seconds(&self, work: &Work<'_>) -> f64 {
         let costs = self.machine.costs();
         match *work {
@@ -116,11 +131,7 @@ impl Hidden {
                     Mechanism::Kernel => costs.kernel + costs.kernel_segment * f64::from(count) + moved / costs.kernel_efficiency,
                 }
             }
-            Work::Staged { hop, via, chunks } => {
-                let route = |from, to| self.machine.route(from, to).expect("a hop");
-                let path = PathModel::new(&self.machine, &[route(hop.from, via), route(via, hop.to)]);
-                path.seconds(costs, hop.bytes, chunks) + costs.join
-            }
+            Work::Paths { direct, staged } => self.paths(direct, staged),
         }
     }
 }
@@ -133,7 +144,7 @@ impl Rig for Hidden {
         let operations = match work {
             Work::Together(hops) => hops.len() as u32,
             Work::Many { count, .. } => *count,
-            Work::Staged { chunks, .. } => 2 * chunks,
+            Work::Paths { direct, staged } => direct.len() as u32 + staged.iter().map(|pipeline| 2 * pipeline.chunks).sum::<u32>(),
         };
         Ok(Timing { issue: self.machine.costs().issue * f64::from(operations), total })
     }
@@ -431,6 +442,7 @@ fn the_same_times_give_the_same_topology() {
     let once = || probed(&mut Hidden::new(topology::preset("summit").expect("listed"), 0.02, 9));
     assert_eq!(once(), once());
 }
+
 #[test]
 fn noise_and_interruptions_cost_accuracy_and_not_structure() {
     for seed in [4, 7, 10] {
@@ -494,6 +506,55 @@ fn gpus_that_copy_in_order_of_issue_seem_to_share_nothing_but_their_ports() {
             let predicted = machine.costs().copy + alone.fold(0.0, f64::max);
             let truth = hidden.together(&hops);
             assert!((predicted / truth - 1.0).abs() < 0.05, "{name}, {by} further on: {predicted:e} for {truth:e}");
+        }
+    }
+}
+
+#[test]
+fn pipelines_are_measured_as_plans_have_them() {
+    // Four H200 as they were read: plain copies in both directions of a GPU's host link reach 101 GB/s, pipelines that cross 82, and chunks beside
+    // a direct copy are handed over in 9 us.
+    let truth = topology::preset("hgx-h100-4").expect("listed");
+    let with = |both: f64, chunk: f64, join: f64| {
+        let mut topology = truth.clone();
+        topology.costs = topology::Costs { chunk, join, ..topology.costs };
+        let host_links = |link: &LinkId| topology.links[link.0 as usize].kind == LinkKind::Pcie;
+        topology.shared.retain(|shared| !shared.links.iter().any(host_links));
+        let ends: Vec<(NodeId, NodeId)> = topology.links.iter().map(|link| (link.from, link.to)).collect();
+        for (index, &(from, to)) in ends.iter().enumerate().filter(|(index, _)| host_links(&LinkId(*index as u32))) {
+            if let Some(back) = ends[..index].iter().position(|ends| *ends == (to, from)) {
+                let links = vec![LinkId(back as u32), LinkId(index as u32)];
+                topology.shared.push(SharedResource { name: format!("both{index}"), capacity: both, links });
+            }
+        }
+        topology
+    };
+    for seed in 1..4 {
+        let mut hidden = Hidden::new(with(101e9, 3.8e-6, 4.5e-6), 0.005, seed);
+        hidden.in_plans = Some(Machine::new(with(82e9, 9e-6, 6e-6)).expect("well formed"));
+        let found = probed(&mut hidden);
+        let costs = &found.topology.costs;
+        assert!((8.5e-6..=12e-6).contains(&costs.chunk) && (4.5e-6..=7.5e-6).contains(&costs.join), "{costs:?}");
+        let both: Vec<&Group> =
+            found.groups.iter().filter(|group| matches!(group.hops[..], [(a, b), (c, d)] if (a, b) == (d, c))).collect();
+        assert!(both.len() == 4 && both.iter().all(|group| (75e9..=84e9).contains(&group.capacity)), "{both:?}");
+        // Never too fast, and 5 % too slow at most.
+        let machine = Machine::new(found.topology).expect("well formed");
+        let gpu = DeviceId::gpu;
+        for bytes in [64 << 20, 256 << 20, 1 << 30] {
+            for batch in [vec![shape(gpu(0), gpu(1), bytes)], vec![shape(gpu(0), gpu(1), bytes), shape(gpu(1), gpu(0), bytes)]] {
+                let plan = plan::plan(&machine, &batch, &Options::default()).expect("a plan");
+                let path = |transfer: &plan::TransferPlan| -> Vec<(Hop, Option<DeviceId>, u32)> {
+                    let Shape { src_device: from, dst_device: to, .. } = transfer.shape;
+                    transfer.paths.iter().map(|path| (Hop { from, to, bytes: path.bytes }, path.via, path.chunks)).collect()
+                };
+                let paths: Vec<_> = plan.transfers.iter().flat_map(path).collect();
+                let direct: Vec<Hop> = paths.iter().filter(|path| path.1.is_none()).map(|path| path.0).collect();
+                let staged: Vec<Pipeline> =
+                    paths.iter().filter_map(|&(hop, via, chunks)| Some(Pipeline { hop, via: via?, chunks })).collect();
+                let error = plan.predicted / hidden.paths(&direct, &staged) - 1.0;
+                assert!((-0.01..0.05).contains(&error), "{bytes} bytes, {} copies: {error}", batch.len());
+            }
         }
     }
 }

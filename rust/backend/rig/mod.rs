@@ -8,7 +8,7 @@ use self::pattern::Words;
 use super::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle};
 use crate::plan::{DirectOp, Engine, Mechanism, Piece, Program, StagedPath, copying_device, lower};
 use crate::topology::DeviceId;
-use crate::topology::probe::{Hop, Rig, Timing, Verdict, Work};
+use crate::topology::probe::{Hop, Pipeline, Rig, Timing, Verdict, Work};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -147,34 +147,37 @@ impl<'a> BackendRig<'a> {
         match *work {
             Work::Together(hops) => self.prepare_together(hops),
             Work::Many { hop, count, mechanism } => self.prepare_many(hop, count, mechanism),
-            Work::Staged { hop, via, chunks } => self.prepare_staged(hop, via, chunks),
+            Work::Paths { direct, staged } => self.prepare_paths(direct, staged),
         }
+    }
+
+    fn prepare_together(&self, hops: &[Hop]) -> Result<Prepared, BackendError> {
+        let mut layout = Layout::default();
+        let endpoints = hops.iter().map(|hop| self.place(&mut layout, hop)).collect::<Result<_, _>>()?;
+        let home = hops.first().map_or(DeviceId::HOST, |hop| copying_device(hop.from, hop.to));
+        let program = lower(hops.iter().map(|hop| hop.bytes).collect(), &plain(hops), a_lane_each, &[]);
+        self.prepared(program, endpoints, Vec::new(), home, Engine::Stream)
     }
 
     /// Destinations lie behind each other, and so do sources, as long as there is room: bytes that several copies read would come out of
     /// a cache.
-    fn prepare_together(&self, hops: &[Hop]) -> Result<Prepared, BackendError> {
-        let mut arrived = BTreeMap::<DeviceId, u64>::new();
-        let mut left = BTreeMap::<DeviceId, u64>::new();
-        let mut endpoints = Vec::with_capacity(hops.len());
-        let mut ops = Vec::with_capacity(hops.len());
-        for (transfer, hop) in (0..).zip(hops) {
-            let offset = arrived.entry(hop.to).or_default();
-            let source = left.entry(hop.from).or_default();
-            if *source + hop.bytes > self.room {
-                *source = 0;
-            }
-            endpoints.push(Endpoints { dst: self.arenas(hop.to)?.into + *offset, src: self.arenas(hop.from)?.out + *source });
-            *offset += hop.bytes.next_multiple_of(ALIGNMENT);
-            *source += hop.bytes.next_multiple_of(ALIGNMENT);
-            self.check_room(*offset)?;
-            ops.push(direct(hop.from, hop.to, Mechanism::Copy, smallvec![Piece { transfer, offset: 0, bytes: hop.bytes }]));
+    fn place(&self, layout: &mut Layout, hop: &Hop) -> Result<Endpoints, BackendError> {
+        let source = layout.left.entry(hop.from).or_default();
+        if *source + hop.bytes > self.room {
+            *source = 0;
         }
-        let home = hops.first().map_or(DeviceId::HOST, |hop| copying_device(hop.from, hop.to));
-        // A lane for each copy: its transfer is the key.
-        let lane = |op: &DirectOp| op.pieces[0].transfer;
-        let program = lower(hops.iter().map(|hop| hop.bytes).collect(), &ops, lane, &[]);
-        self.prepared(program, endpoints, Vec::new(), home, Engine::Stream)
+        let src = self.arenas(hop.from)?.out + *source;
+        *source += hop.bytes.next_multiple_of(ALIGNMENT);
+        Ok(Endpoints { dst: self.arriving(layout, hop.to, hop.bytes)?, src })
+    }
+
+    /// The next so many bytes for what arrives on a device.
+    fn arriving(&self, layout: &mut Layout, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        let offset = layout.arrived.entry(device).or_default();
+        let address = self.arenas(device)?.into + *offset;
+        *offset += bytes.next_multiple_of(ALIGNMENT);
+        self.check_room(*offset)?;
+        Ok(address)
     }
 
     fn prepare_many(&self, hop: Hop, count: u32, mechanism: Mechanism) -> Result<Prepared, BackendError> {
@@ -192,22 +195,28 @@ impl<'a> BackendRig<'a> {
         self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), Engine::Stream)
     }
 
-    fn prepare_staged(&self, hop: Hop, via: DeviceId, chunks: u32) -> Result<Prepared, BackendError> {
-        self.check_room(hop.bytes)?;
-        let chunk_bytes = hop.bytes.div_ceil(u64::from(chunks)).next_multiple_of(ALIGNMENT);
-        let slots = SLOTS.min(chunks);
-        self.check_room(chunk_bytes * u64::from(slots))?;
-        let path = StagedPath {
-            piece: Piece { transfer: 0, offset: 0, bytes: hop.bytes },
-            via,
-            lanes: [copying_device(hop.from, via), copying_device(via, hop.to)],
-            chunk_bytes,
-            slots,
-        };
-        let ends = Endpoints { dst: self.arenas(hop.to)?.into, src: self.arenas(hop.from)?.out };
-        let program = lower(vec![hop.bytes], &[], |_| (), &[path]);
-        // Staged programs run as the backend would run them by itself.
-        self.prepared(program, vec![ends], vec![self.arenas(via)?.into], path.lanes[0], Engine::Auto)
+    fn prepare_paths(&self, direct: &[Hop], staged: &[Pipeline]) -> Result<Prepared, BackendError> {
+        let mut layout = Layout::default();
+        let all: Vec<Hop> = direct.iter().copied().chain(staged.iter().map(|pipeline| pipeline.hop)).collect();
+        let endpoints = all.iter().map(|hop| self.place(&mut layout, hop)).collect::<Result<_, _>>()?;
+        let mut paths = Vec::with_capacity(staged.len());
+        let mut rings = Vec::with_capacity(staged.len());
+        for (transfer, &Pipeline { hop, via, chunks }) in (direct.len() as u32..).zip(staged) {
+            let chunk_bytes = hop.bytes.div_ceil(u64::from(chunks)).next_multiple_of(ALIGNMENT);
+            let slots = SLOTS.min(chunks);
+            rings.push(self.arriving(&mut layout, via, chunk_bytes * u64::from(slots))?);
+            paths.push(StagedPath {
+                piece: Piece { transfer, offset: 0, bytes: hop.bytes },
+                via,
+                lanes: [copying_device(hop.from, via), copying_device(via, hop.to)],
+                chunk_bytes,
+                slots,
+            });
+        }
+        let home = all.first().map_or(DeviceId::HOST, |hop| copying_device(hop.from, hop.to));
+        let program = lower(all.iter().map(|hop| hop.bytes).collect(), &plain(direct), a_lane_each, &paths);
+        // As the planner runs whatever is staged.
+        self.prepared(program, endpoints, rings, home, Engine::Graph)
     }
 
     fn check_room(&self, bytes: u64) -> Result<(), BackendError> {
@@ -216,6 +225,13 @@ impl<'a> BackendRig<'a> {
         }
         Err(BackendError::NotSupported(format!("internal error: a probe asked for {bytes} bytes on one device, and has {}", self.room)))
     }
+}
+
+/// What has a place in the arenas so far, for each device.
+#[derive(Default)]
+struct Layout {
+    arrived: BTreeMap<DeviceId, u64>,
+    left: BTreeMap<DeviceId, u64>,
 }
 
 /// A program with what it is bound to.
@@ -229,6 +245,19 @@ struct Prepared {
 
 fn direct(from: DeviceId, to: DeviceId, mechanism: Mechanism, pieces: SmallVec<[Piece; 1]>) -> DirectOp {
     DirectOp { device: copying_device(from, to), also: None, mechanism, pieces }
+}
+
+/// One operation for each hop, which is the transfer of that number.
+fn plain(hops: &[Hop]) -> Vec<DirectOp> {
+    let piece = |(transfer, hop): (u32, &Hop)| {
+        direct(hop.from, hop.to, Mechanism::Copy, smallvec![Piece { transfer, offset: 0, bytes: hop.bytes }])
+    };
+    (0..).zip(hops).map(piece).collect()
+}
+
+/// The key of a lane for each copy: its transfer.
+fn a_lane_each(op: &DirectOp) -> u32 {
+    op.pieces[0].transfer
 }
 
 impl Rig for BackendRig<'_> {

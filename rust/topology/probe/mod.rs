@@ -10,7 +10,8 @@
 //! | `explain` | from a set of copies that is slower than predicted to the resource behind it |
 //! | `suspects` | the sets of copies that are worth a look |
 //! | `order` | which sets take the same time in every order of issue |
-//! | `costs` | fixed costs: issue, chunks, batches, kernels |
+//! | `costs` | fixed costs: issue, batches, kernels |
+//! | `pipelines` | what pipelines cost beside a direct copy, and where two cross |
 //! | `build` | the fit as a topology |
 //! | `record` | what a file remembers of its probe, and of which machine |
 //!
@@ -20,6 +21,7 @@ mod build;
 mod costs;
 mod explain;
 mod order;
+mod pipelines;
 mod record;
 mod session;
 mod sharing;
@@ -58,15 +60,24 @@ pub enum Work<'a> {
         /// How they are made.
         mechanism: Mechanism,
     },
-    /// A copy through the memory of `via`, in so many chunks.
-    Staged {
-        /// Both ends, and the bytes.
-        hop: Hop,
-        /// Where chunks are staged.
-        via: DeviceId,
-        /// Pieces that the bytes are cut into.
-        chunks: u32,
+    /// Plain copies and pipelines that start together, run as plans run them.
+    Paths {
+        /// Each in a lane of its own.
+        direct: &'a [Hop],
+        /// Each in two.
+        staged: &'a [Pipeline],
     },
+}
+
+/// A copy through a third memory.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Pipeline {
+    /// Both ends, and the bytes.
+    pub hop: Hop,
+    /// Where chunks are staged.
+    pub via: DeviceId,
+    /// Pieces that the bytes are cut into.
+    pub chunks: u32,
 }
 
 /// Seconds, medians over the repetitions.
@@ -119,7 +130,7 @@ pub struct ProbeOptions {
 }
 
 impl Default for ProbeOptions {
-    /// On eight GPUs 1000 to 2500 measurements of 4 runs of 1 to 3 ms: 10 to 25 s.
+    /// On eight GPUs 2500 to 4000 measurements of 4 runs of 1 to 3 ms: 15 to 25 s.
     fn default() -> Self {
         ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000 }
     }
@@ -239,15 +250,22 @@ pub fn probe<R: Rig>(base: &Machine, rig: &mut R, options: &ProbeOptions, progre
     session.notes(&mut notes);
     session.sharing.settle(&session.hops);
 
-    let (sharing, hops, pairs) = (session.sharing.clone(), session.hops.clone(), session.pairs.clone());
+    let (mut sharing, hops, pairs) = (session.sharing.clone(), session.hops.clone(), session.pairs.clone());
     let alone = session.starts.clone();
     for hop in &mut found {
         if let Some(index) = hops.iter().position(|ends| *ends == (hop.from, hop.to)) {
             (hop.rate, hop.start) = (sharing.rates[index], alone[index]);
         }
     }
+    let (topology, _) = build::topology(base, &hops, &sharing, &alone);
+    let costs = costs::measure(&mut session, &topology, base.costs())?;
+    if let Ok(machine) = Machine::new(topology) {
+        let both_ways = |gpu, host| sharing.both_ways(&hops, gpu, host);
+        let crossing = pipelines::crossing(&mut session, &machine, &costs, both_ways)?;
+        sharing.slow_both_ways(&hops, &machine, crossing);
+    }
     let (mut topology, groups) = build::topology(base, &hops, &sharing, &alone);
-    topology.costs = costs::measure(&mut session, &topology, base.costs())?;
+    topology.costs = costs;
     Ok(Probed { topology, hops: found, groups, pairs, residuals, measurements: session.count, notes })
 }
 

@@ -2,7 +2,7 @@
 
 use super::median;
 use super::session::level;
-use crate::topology::DeviceId;
+use crate::topology::{DeviceId, Machine};
 
 /// Capacities of a machine as far as they are known. Hops are numbered as in the session.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -47,6 +47,12 @@ impl Resource {
     pub fn hops(&self) -> impl Iterator<Item = usize> + '_ {
         self.members.iter().enumerate().filter(|(_, member)| **member).map(|(hop, _)| hop)
     }
+}
+
+/// The hops from a GPU to a host memory and back.
+fn both(hops: &[(DeviceId, DeviceId)], gpu: DeviceId, host: DeviceId) -> Option<[usize; 2]> {
+    let find = |ends| hops.iter().position(|hop| *hop == ends);
+    find((gpu, host)).zip(find((host, gpu))).map(|(there, back)| [there, back])
 }
 
 impl Sharing {
@@ -117,6 +123,48 @@ impl Sharing {
         // Nor is a hop faster than what it passes.
         for resource in &self.resources {
             resource.hops().for_each(|hop| self.rates[hop] = self.rates[hop].min(resource.capacity));
+        }
+    }
+
+    /// Bytes/s of both directions between a GPU and a host memory at once; `None` where there are no two.
+    pub fn both_ways(&self, hops: &[(DeviceId, DeviceId)], gpu: DeviceId, host: DeviceId) -> Option<f64> {
+        let both = both(hops, gpu, host)?;
+        let of = |resource: &&Resource| both.iter().all(|hop| resource.members[*hop]);
+        let capacities = self.resources.iter().filter(of).map(|resource| resource.capacity);
+        Some(capacities.fold(both.iter().map(|hop| self.rates[*hop]).sum(), f64::min))
+    }
+
+    /// Makes `part` of what the links between GPUs and host memory carry in both directions at once.
+    pub fn slow_both_ways(&mut self, hops: &[(DeviceId, DeviceId)], machine: &Machine, part: f64) {
+        if part >= 1.0 {
+            return;
+        }
+        let devices = || machine.devices();
+        for gpu in devices().filter(|device| !device.is_host()) {
+            let mut links: Vec<usize> = Vec::new();
+            for host in devices().filter(|device| device.is_host()) {
+                let Some(both) = both(hops, gpu, host) else { continue };
+                let of_this_gpu = |resource: &Resource| {
+                    let own = |hop: usize| hops[hop].0 == gpu || hops[hop].1 == gpu;
+                    both.iter().all(|hop| resource.members[*hop]) && resource.hops().all(own)
+                };
+                let found = self.resources.iter().position(of_this_gpu);
+                let link = found.unwrap_or_else(|| {
+                    let mut members = vec![false; hops.len()];
+                    both.iter().for_each(|hop| members[*hop] = true);
+                    self.resources.push(Resource { members, capacity: both.iter().map(|hop| self.rates[*hop]).sum() });
+                    self.resources.len() - 1
+                });
+                if !links.contains(&link) {
+                    links.push(link);
+                }
+            }
+            for link in links {
+                // Either direction alone is as fast as before.
+                let alone = self.resources[link].hops().map(|hop| self.rates[hop]).fold(0.0, f64::max);
+                let slower = self.resources[link].capacity * part;
+                self.resources[link].capacity = slower.max(alone);
+            }
         }
     }
 

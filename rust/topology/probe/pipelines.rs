@@ -1,0 +1,204 @@
+//! Pipelines as plans have them: beside a direct copy, and two that cross in one link.
+//!
+//! A pipeline alone hands its chunks over faster than one beside a direct copy, and two opposite pipelines move less at once than two plain
+//! copies do (docs/performance.md). A path that is taken to be slower than it is costs a little gain; one that is taken to be faster makes a plan
+//! slower than the plain copy. So what is found here errs on the slow side.
+
+use super::session::{Session, TINY, grained};
+use super::{Hop, Pipeline, Rig, Work, median};
+use crate::model::PathModel;
+use crate::topology::{Costs, DeviceId, Machine};
+
+/// Seconds of the bytes of a pipeline, in units of a single copy's: as long as in plans from some tens of MiB to 1 GiB.
+const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
+/// The direct copy is done when this part of the pipeline is, where the pipeline is measured.
+const DIRECT_ENDS: f64 = 0.85;
+/// The pipeline is done when this part of the direct copy is, where the join is measured.
+const PIPELINE_ENDS: f64 = 0.5;
+/// The most bytes of a direct copy and of a pipeline, as parts of the room: one of each arrives on a device, and two rings may lie there.
+const DIRECT: f64 = 0.5;
+/// See [`DIRECT`].
+const STAGED: f64 = 0.125;
+
+/// What pipelines take longer than their bytes.
+pub(super) struct HandOvers {
+    pub chunk: f64,
+    pub join: f64,
+    /// Seconds of the calling thread for each operation.
+    pub issue: f64,
+}
+
+/// A pipeline's ends and middle, and the plain copy that it runs beside.
+struct Kind {
+    from: DeviceId,
+    via: DeviceId,
+    to: DeviceId,
+    path: PathModel,
+    direct: Option<PathModel>,
+}
+
+impl Kind {
+    /// `None` where there is no such pipeline, or no plan that has it: one that shares what limits it with the direct copy.
+    fn new(machine: &Machine, from: DeviceId, via: DeviceId, to: DeviceId) -> Option<Kind> {
+        let path = PathModel::new(machine, &[machine.route(from, via)?, machine.route(via, to)?]);
+        let direct = machine.route(from, to).map(|route| PathModel::new(machine, &[route]));
+        let fits = |direct: &PathModel| {
+            path.weights.iter().all(|&(resource, weight)| {
+                let beside = direct.weights.iter().find(|other| other.0 == resource).map_or(0.0, |other| other.1 * direct.rate);
+                beside == 0.0 || weight * path.rate + beside <= machine.resources()[resource.0 as usize].capacity
+            })
+        };
+        direct.as_ref().is_none_or(fits).then_some(Kind { from, via, to, path, direct })
+    }
+
+    fn hop(&self, bytes: u64) -> Hop {
+        Hop { from: self.from, to: self.to, bytes }
+    }
+}
+
+/// The host memory that this GPU copies with fastest, the first of several.
+fn nearest(machine: &Machine, gpu: DeviceId) -> Option<DeviceId> {
+    let rate = |host: DeviceId| Some(machine.route(gpu, host)?.bandwidth + machine.route(host, gpu)?.bandwidth);
+    let hosts = machine.devices().filter(|device| device.is_host()).filter_map(|host| Some((host, rate(host)?)));
+    hosts.reduce(|best, other| if other.1 > best.1 { other } else { best }).map(|(host, _)| host)
+}
+
+fn gpus(machine: &Machine) -> Vec<DeviceId> {
+    machine.devices().filter(|device| !device.is_host()).collect()
+}
+
+/// One of each kind of pipeline that plans have: between GPUs through host memory and through a GPU, and out of and into host memory through
+/// a GPU.
+fn kinds(machine: &Machine) -> Vec<Kind> {
+    let gpus = gpus(machine);
+    let [a, b, ..] = gpus[..] else { return Vec::new() };
+    let through_gpus = |from, to| gpus[1..].iter().filter(|via| **via != to).find_map(|&via| Kind::new(machine, from, via, to));
+    let mut kinds = vec![through_gpus(a, b)];
+    if let Some(host) = nearest(machine, a) {
+        kinds.extend([Kind::new(machine, a, host, b), through_gpus(host, a), through_gpus(a, host)]);
+    }
+    kinds.into_iter().flatten().collect()
+}
+
+/// Hand-overs and join; `None` where no plan has a pipeline.
+pub(super) fn hand_overs<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, costs: &Costs) -> Result<Option<HandOvers>, R::Error> {
+    let kinds = kinds(machine);
+    let mut joins = Vec::new();
+    for kind in kinds.iter().filter(|kind| kind.via.is_host()) {
+        // Short ones: what noise adds to the time of the bytes is to be small against the join.
+        for length in LENGTHS[..2].repeat(3) {
+            joins.extend(join(session, kind, costs, length)?);
+        }
+    }
+    let join = median(&mut joins).unwrap_or(costs.join);
+    let mut found = None;
+    for kind in &kinds {
+        let mut chunks = Vec::new();
+        let mut issue: f64 = 0.0;
+        for length in LENGTHS {
+            // As many chunks as the model would take, and twice as many.
+            for factor in [1, 2] {
+                let Some(reading) = pipeline(session, kind, costs, length, factor)? else { continue };
+                chunks.push((reading.late - join).max(0.0) / reading.hand_overs);
+                issue = issue.max(reading.issue);
+            }
+        }
+        // The upper quartile, and the kind that takes longest: too slow is safe.
+        chunks.sort_by(f64::total_cmp);
+        let Some(&chunk) = chunks.get(chunks.len() * 3 / 4) else { continue };
+        let most = found.get_or_insert(HandOvers { chunk, join, issue });
+        (most.chunk, most.issue) = (most.chunk.max(chunk), most.issue.max(issue));
+    }
+    Ok(found)
+}
+
+struct Reading {
+    /// Seconds beyond those of the bytes and of the first chunk's way.
+    late: f64,
+    /// As the model counts them.
+    hand_overs: f64,
+    issue: f64,
+}
+
+/// A pipeline whose direct copy ends before it does.
+fn pipeline<R: Rig>(
+    session: &mut Session<'_, R>,
+    kind: &Kind,
+    costs: &Costs,
+    length: f64,
+    factor: u32,
+) -> Result<Option<Reading>, R::Error> {
+    let bytes = bounded(session, STAGED, kind.path.rate * session.options.copy_seconds * length);
+    let chunks = factor * kind.path.best_chunks(costs, bytes).max(2);
+    let staged = [Pipeline { hop: kind.hop(bytes), via: kind.via, chunks }];
+    let beside =
+        |direct: &PathModel| kind.hop(bounded(session, DIRECT, direct.rate * DIRECT_ENDS * kind.path.seconds(costs, bytes, chunks)));
+    let direct: Vec<Hop> = kind.direct.iter().map(beside).collect();
+    let timing = session.measure(&Work::Paths { direct: &direct, staged: &staged })?;
+    let without = kind.path.seconds(&Costs { chunk: 0.0, ..costs.clone() }, bytes, chunks);
+    let direct_alone = kind.direct.iter().zip(&direct).map(|(path, hop)| path.seconds(costs, hop.bytes, 1)).fold(0.0, f64::max);
+    // Where the direct copy was last, the pipeline's end is not known.
+    let is_last = timing.total > 1.05 * direct_alone;
+    let reading = Reading {
+        late: timing.total - without,
+        hand_overs: f64::from(chunks + 1),
+        issue: timing.issue / f64::from(2 * chunks + direct.len() as u32),
+    };
+    Ok(is_last.then_some(reading))
+}
+
+/// What a direct copy takes longer because a pipeline runs beside it that ends earlier: the caller's stream waits for both.
+fn join<R: Rig>(session: &mut Session<'_, R>, kind: &Kind, costs: &Costs, length: f64) -> Result<Option<f64>, R::Error> {
+    let Some(direct) = &kind.direct else { return Ok(None) };
+    let bytes = bounded(session, DIRECT, direct.rate * session.options.copy_seconds * length);
+    let alone = direct.seconds(costs, bytes, 1);
+    let staged = bounded(session, STAGED, kind.path.rate * PIPELINE_ENDS * alone);
+    let staged = [Pipeline { hop: kind.hop(staged), via: kind.via, chunks: 2 }];
+    let timing = session.measure(&Work::Paths { direct: &[kind.hop(bytes)], staged: &staged })?;
+    Ok(Some((timing.total - alone).max(0.0)))
+}
+
+/// By which part opposite pipelines between two GPUs and host memory move less at once than `capacity` bytes/s in each GPU's link, each of them
+/// beside its direct copy; 1 where they don't.
+///
+/// The longest ones: their hand-overs count little, and what is left of them errs on the slow side.
+pub(super) fn crossing<R: Rig>(
+    session: &mut Session<'_, R>,
+    machine: &Machine,
+    costs: &Costs,
+    capacity: impl Fn(DeviceId, DeviceId) -> Option<f64>,
+) -> Result<f64, R::Error> {
+    const TIMES: u32 = 2;
+    let gpus = gpus(machine);
+    let [a, b, ..] = gpus[..] else { return Ok(1.0) };
+    let Some(host) = nearest(machine, a) else { return Ok(1.0) };
+    let (Some(there), Some(back)) = (Kind::new(machine, a, host, b), Kind::new(machine, b, host, a)) else { return Ok(1.0) };
+    let Some(known) = capacity(a, host).zip(capacity(b, host)).map(|(a, b)| a.min(b)) else { return Ok(1.0) };
+    let pipelines = [&there, &back];
+    // Both draw on both links.
+    let seconds = session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1];
+    let rate = (known / 2.0).min(there.path.rate).min(back.path.rate);
+    let bytes = bounded(session, STAGED, seconds * rate);
+    let chunks = there.path.best_chunks(costs, bytes).max(2);
+    let staged = pipelines.map(|kind| Pipeline { hop: kind.hop(bytes), via: kind.via, chunks });
+    let beside = |kind: &Kind| {
+        let direct = kind.direct.as_ref()?;
+        Some(kind.hop(bounded(session, DIRECT, DIRECT_ENDS * seconds * direct.rate)))
+    };
+    let direct: Vec<Hop> = pipelines.into_iter().filter_map(beside).collect();
+    let mut slowest: f64 = 0.0;
+    for _ in 0..TIMES {
+        slowest = slowest.max(session.measure(&Work::Paths { direct: &direct, staged: &staged })?.total - costs.join);
+    }
+    let alone = pipelines.map(|kind| kind.path.seconds(costs, bytes, chunks));
+    let begin = costs.copy + there.path.latency;
+    let expected = alone.into_iter().fold(begin + 2.0 * bytes as f64 / known, f64::max);
+    let crossing = 2.0 * bytes as f64 / (slowest - begin).max(slowest / 2.0);
+    Ok(if expected < slowest * (1.0 - session.options.tolerance) { (crossing / known).min(1.0) } else { 1.0 })
+}
+
+/// Whole grains, enough for a few chunks and no more than this part of the room.
+fn bounded<R: Rig>(session: &Session<'_, R>, part: f64, bytes: f64) -> u64 {
+    let least = 64 * TINY;
+    grained(bytes.min(session.rig.room() as f64 * part)).max(least)
+}
