@@ -42,12 +42,10 @@ impl Hidden {
         seconds * spike * (1.0 + self.noise * (sum - 6.0)).max(0.5)
     }
 
-    /// The median of so many noisy readings.
-    fn read(&mut self, seconds: f64, repetitions: u32) -> f64 {
+    /// So many noisy readings.
+    fn read(&mut self, seconds: f64, repetitions: u32) -> Vec<f64> {
         self.measured += seconds * f64::from(repetitions + 1);
-        let mut readings: Vec<f64> = (0..repetitions).map(|_| self.noisy(seconds)).collect();
-        readings.sort_by(f64::total_cmp);
-        readings[readings.len() / 2]
+        (0..repetitions).map(|_| self.noisy(seconds)).collect()
     }
 
     /// Seconds until the last of these copies, issued one after another, has arrived.
@@ -139,14 +137,15 @@ impl Hidden {
 impl Rig for Hidden {
     type Error = Infallible;
 
-    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Timing, Infallible> {
-        let total = self.read(self.seconds(work), repetitions);
+    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Infallible> {
+        let totals = self.read(self.seconds(work), repetitions);
         let operations = match work {
             Work::Together(hops) => hops.len() as u32,
             Work::Many { count, .. } => *count,
             Work::Paths { direct, staged } => direct.len() as u32 + staged.iter().map(|pipeline| 2 * pipeline.chunks).sum::<u32>(),
         };
-        Ok(Timing { issue: self.machine.costs().issue * f64::from(operations), total })
+        let issue = self.machine.costs().issue * f64::from(operations);
+        Ok(totals.into_iter().map(|total| Timing { issue, total }).collect())
     }
 
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Verdict, Infallible> {

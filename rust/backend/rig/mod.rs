@@ -263,21 +263,10 @@ fn a_lane_each(op: &DirectOp) -> u32 {
 impl Rig for BackendRig<'_> {
     type Error = BackendError;
 
-    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Timing, BackendError> {
+    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, BackendError> {
         let prepared = self.prepare(work)?;
         self.run(&prepared)?;
-        let mut issues = Vec::new();
-        let mut totals = Vec::new();
-        for _ in 0..repetitions.max(1) {
-            let Timing { issue, total } = self.run(&prepared)?;
-            issues.push(issue);
-            totals.push(total);
-        }
-        let middle = |mut values: Vec<f64>| {
-            values.sort_by(f64::total_cmp);
-            (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
-        };
-        Ok(Timing { issue: middle(issues), total: middle(totals) })
+        (0..repetitions.max(1)).map(|_| self.run(&prepared)).collect()
     }
 
     /// Spoils the destination, copies, brings the bytes to host memory and compares them there. Where that way back loses bytes, the

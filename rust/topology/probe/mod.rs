@@ -80,13 +80,45 @@ pub struct Pipeline {
     pub chunks: u32,
 }
 
-/// Seconds, medians over the repetitions.
+/// Seconds of one run.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Timing {
     /// The calling thread's part: until everything was issued.
     pub issue: f64,
     /// From issue until the host sees the last byte arrived.
     pub total: f64,
+}
+
+/// What was measured, and what came.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading {
+    /// Copies that start together: plain ones, and pipelines.
+    pub direct: Vec<Hop>,
+    /// See [`Work::Paths`].
+    pub staged: Vec<Pipeline>,
+    /// Of [`Work::Many`] its mechanism and how many: the only one of `direct` so often.
+    pub many: Option<(Mechanism, u32)>,
+    /// Whether as plans run pipelines: [`Work::Paths`].
+    pub as_plan: bool,
+    /// One for each repetition.
+    pub runs: Vec<Timing>,
+}
+
+impl Reading {
+    fn new(work: &Work<'_>, runs: Vec<Timing>) -> Reading {
+        let (direct, staged, many) = match *work {
+            Work::Together(hops) => (hops.to_vec(), Vec::new(), None),
+            Work::Many { hop, count, mechanism } => (vec![hop], Vec::new(), Some((mechanism, count))),
+            Work::Paths { direct, staged } => (direct.to_vec(), staged.to_vec(), None),
+        };
+        Reading { direct, staged, many, as_plan: matches!(work, Work::Paths { .. }), runs }
+    }
+
+    /// The medians.
+    fn timing(&self) -> Timing {
+        let middle = |of: fn(&Timing) -> f64| median(&mut self.runs.iter().map(of).collect::<Vec<f64>>()).unwrap_or(0.0);
+        Timing { issue: middle(|run| run.issue), total: middle(|run| run.total) }
+    }
 }
 
 /// Whether the bytes of a copy arrive.
@@ -108,8 +140,8 @@ pub trait Rig {
     /// Why a copy could not be made.
     type Error;
 
-    /// Runs `work` once to warm up, and then `repetitions` times.
-    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Timing, Self::Error>;
+    /// Runs `work` once to warm up, and then `repetitions` times, which it gives.
+    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Self::Error>;
     /// Moves a pattern and compares every byte.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Verdict, Self::Error>;
     /// The most bytes that copies of one measurement may bring to one device.
@@ -220,6 +252,8 @@ pub struct Probed {
     pub residuals: Residuals,
     /// Measurements made.
     pub measurements: u32,
+    /// All of them, in order.
+    pub readings: Vec<Reading>,
     /// What a reader of the topology should know: pairs that lose bytes, what stayed unexplained.
     pub notes: Vec<String>,
 }
@@ -266,7 +300,8 @@ pub fn probe<R: Rig>(base: &Machine, rig: &mut R, options: &ProbeOptions, progre
     }
     let (mut topology, groups) = build::topology(base, &hops, &sharing, &alone);
     topology.costs = costs;
-    Ok(Probed { topology, hops: found, groups, pairs, residuals, measurements: session.count, notes })
+    let readings = std::mem::take(&mut session.readings);
+    Ok(Probed { topology, hops: found, groups, pairs, residuals, measurements: readings.len() as u32, readings, notes })
 }
 
 /// The middle one, or the mean of the middle two; `None` of none.

@@ -1,7 +1,7 @@
 //! Measurements of one probe: how many bytes, how often, what is subtracted, and what has been seen so far.
 
 use super::sharing::{Sample, Sharing};
-use super::{Hop, Pair, ProbeOptions, Progress, Residuals, Rig, Timing, Work, median, order};
+use super::{Hop, Pair, ProbeOptions, Progress, Reading, Residuals, Rig, Timing, Work, median, order};
 use crate::topology::DeviceId;
 
 /// Copies are multiples of this, so that engines see page-aligned pieces.
@@ -31,7 +31,7 @@ pub(super) struct Session<'a, R: Rig> {
     pub families: Vec<Vec<usize>>,
     pub pairs: Vec<Pair>,
     /// Measurements so far.
-    pub count: u32,
+    pub readings: Vec<Reading>,
     pub unexplained: u32,
 }
 
@@ -54,7 +54,7 @@ impl<'a, R: Rig> Session<'a, R> {
             samples: Vec::new(),
             families: Vec::new(),
             pairs: Vec::new(),
-            count: 0,
+            readings: Vec::new(),
             unexplained: 0,
         }
     }
@@ -67,20 +67,27 @@ impl<'a, R: Rig> Session<'a, R> {
 
     fn tell(&mut self) {
         let (stage, done, of) = self.stage;
-        (self.progress)(Progress { stage, done, of, measurements: self.count });
+        let measurements = self.count();
+        (self.progress)(Progress { stage, done, of, measurements });
     }
 
     pub fn measure(&mut self, work: &Work<'_>) -> Result<Timing, R::Error> {
-        self.count += 1;
-        if self.count.is_multiple_of(32) {
+        if (self.readings.len() + 1).is_multiple_of(32) {
             self.tell();
         }
-        self.rig.measure(work, self.options.repetitions)
+        let reading = Reading::new(work, self.rig.measure(work, self.options.repetitions)?);
+        let timing = reading.timing();
+        self.readings.push(reading);
+        Ok(timing)
+    }
+
+    fn count(&self) -> u32 {
+        self.readings.len() as u32
     }
 
     /// Whether there is budget for more.
     pub fn may_measure(&self) -> bool {
-        self.count < self.options.measurements
+        self.count() < self.options.measurements
     }
 
     /// Every hop by itself: time of a few bytes, and bytes/s from the slope between two sizes, which leaves the start out.
@@ -193,7 +200,7 @@ impl<'a, R: Rig> Session<'a, R> {
     /// What stayed open.
     pub fn notes(&self, notes: &mut Vec<String>) {
         if !self.may_measure() {
-            notes.push(format!("stopped looking for shared capacities after {} measurements", self.count));
+            notes.push(format!("stopped looking for shared capacities after {} measurements", self.count()));
         }
         if self.unexplained > 0 {
             notes.push(format!("{} sets of copies were slower than any shared capacity explains", self.unexplained));

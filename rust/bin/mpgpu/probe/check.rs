@@ -1,6 +1,7 @@
 //! Predicted against measured time: plans of the context's topology, run on the machine.
 
 use mpgpu::engine::{Context, PlanOptions, Transfer};
+use mpgpu::plan::{PathPlan, Plan, Shape};
 use mpgpu::topology::DeviceId;
 use mpgpu::units::size;
 use serde_json::{Value, json};
@@ -32,6 +33,10 @@ pub struct Checked {
     paths: usize,
     predicted: f64,
     measured: f64,
+    /// Of each round, in order.
+    rounds: Vec<f64>,
+    /// What was run.
+    plan: Value,
 }
 
 impl Checked {
@@ -110,8 +115,26 @@ fn measure(context: &Context, case: &Case, buffers: &Buffers<'_>, bytes: u64) ->
         }
     }
     context.destroy_stream(stream)?;
+    let rounds = seconds.clone();
     seconds.sort_by(f64::total_cmp);
-    Ok(Checked { case: case.name.clone(), bytes, paths: plan.paths(), predicted: plan.planned().predicted, measured: seconds[ROUNDS / 2] })
+    Ok(Checked {
+        case: case.name.clone(),
+        bytes,
+        paths: plan.paths(),
+        predicted: plan.planned().predicted,
+        measured: seconds[ROUNDS / 2],
+        rounds,
+        plan: paths(plan.planned()),
+    })
+}
+
+/// Every path: which way, its bytes, in how many chunks.
+fn paths(plan: &Plan) -> Value {
+    let path = |shape: &Shape, path: &PathPlan| {
+        let via = path.via.map(|via| format!("{via}>")).unwrap_or_default();
+        json!([format!("{}>{via}{}", shape.src_device, shape.dst_device), path.bytes, path.chunks])
+    };
+    plan.transfers.iter().flat_map(|transfer| transfer.paths.iter().map(move |one| path(&transfer.shape, one))).collect()
 }
 
 /// Both ends of every copy of a case. Freed when dropped.
@@ -157,7 +180,7 @@ pub fn table(checked: &[Checked]) -> String {
     let mut text = String::from("predicted and measured time of plans, us; error above 0: predicted too long\n\n");
     text += &format!("{:<24} {:>8} {:>5} {:>11} {:>11} {:>8}\n", "case", "size", "paths", "predicted", "measured", "error");
     for row in checked {
-        let Checked { case, bytes, paths, predicted, measured } = row;
+        let Checked { case, bytes, paths, predicted, measured, .. } = row;
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
@@ -193,6 +216,7 @@ pub fn to_json(checked: &[Checked]) -> Value {
     json!({
         "plans": checked.iter().map(|row| json!({
             "case": row.case, "bytes": row.bytes, "paths": row.paths, "predicted": row.predicted, "measured": row.measured, "error": row.error(),
+            "seconds": row.rounds, "plan": row.plan,
         })).collect::<Vec<_>>(),
         "all": summary(summary_of(checked, 0)),
         "large": summary(summary_of(checked, LARGE)),
@@ -208,7 +232,7 @@ mod tests {
     use super::*;
 
     fn row(bytes: u64, predicted: f64) -> Checked {
-        Checked { case: "direct".into(), bytes, paths: 1, predicted, measured: 1.0 }
+        Checked { case: "direct".into(), bytes, paths: 1, predicted, measured: 1.0, rounds: vec![1.0], plan: Value::Null }
     }
 
     #[test]

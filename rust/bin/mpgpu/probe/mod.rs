@@ -8,7 +8,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mpgpu::engine::{Config, Context, ContextOptions};
 use mpgpu::topology::probe::{ProbeOptions, Progress};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub struct ProbeArguments {
     /// Print the topology, and write no file
     #[arg(long, conflicts_with = "output")]
     pub stdout: bool,
-    /// Print what was found as JSON, and not as tables
+    /// Print what was found as JSON, and not as tables, with every measurement
     #[arg(long, conflicts_with = "stdout")]
     pub json: bool,
     /// Fewer and shorter measurements: a first look
@@ -73,13 +73,21 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     if arguments.json {
         let found = report::to_json(&report, &path, seconds);
         let check = checked.map(|checked| check::to_json(&checked));
-        return Ok(format!("{:#}\n", json!({ "probe": found, "check": check })));
+        return Ok(with_readings(&json!({ "probe": found, "check": check }), &report::readings(&report)));
     }
     let tables = report::tables(&report);
     Ok(match checked {
         Some(checked) => format!("{tables}\n{}", check::table(&checked)),
         None => tables,
     })
+}
+
+/// The object with `readings` as its last member, one to a line: there are thousands.
+fn with_readings(object: &Value, readings: &[Value]) -> String {
+    let text = format!("{object:#}");
+    let lines: Vec<String> = readings.iter().map(|reading| format!("    {reading}")).collect();
+    let open = text.strip_suffix("\n}").unwrap_or(&text);
+    format!("{open},\n  \"readings\": [\n{}\n  ]\n}}\n", lines.join(",\n"))
 }
 
 /// Progress on standard error, where that is a terminal.
@@ -99,5 +107,21 @@ impl Bar {
         self.0.set_length(u64::from(progress.of));
         self.0.set_position(u64::from(progress.done));
         self.0.set_message(format!("{} measurements, {:.0} s", progress.measurements, self.0.elapsed().as_secs_f64()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_are_the_last_member_of_the_same_object() {
+        let object = json!({ "probe": { "costs": { "copy": 7e-6 } }, "check": null });
+        let readings = [json!({ "direct": [["gpu0>gpu1", 4096]], "total": [7e-6] }), json!({ "direct": [], "total": [] })];
+        for count in [0, 2] {
+            let text = with_readings(&object, &readings[..count]);
+            let read: Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!((&read["probe"], &read["readings"]), (&object["probe"], &json!(readings[..count])), "{text}");
+        }
     }
 }

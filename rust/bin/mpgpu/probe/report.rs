@@ -1,8 +1,9 @@
 //! What a probe found, as tables and as JSON.
 
 use mpgpu::engine::ProbeReport;
+use mpgpu::plan::Mechanism;
 use mpgpu::topology::DeviceId;
-use mpgpu::topology::probe::{HopFound, Verdict};
+use mpgpu::topology::probe::{Hop, HopFound, Pipeline, Reading, Verdict};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -139,4 +140,34 @@ pub fn to_json(report: &ProbeReport, path: &Path, seconds: f64) -> Value {
         "residuals": probed.residuals,
         "notes": probed.notes,
     })
+}
+
+/// Every measurement, one to a line: what was copied, and seconds until issued and until arrived of each run.
+pub fn readings(report: &ProbeReport) -> Vec<Value> {
+    let hop = |hop: &Hop| json!([arrow((hop.from, hop.to)), hop.bytes]);
+    let pipeline = |pipeline: &Pipeline| {
+        let Pipeline { hop, via, chunks } = pipeline;
+        json!([format!("{}>{via}>{}", hop.from, hop.to), hop.bytes, chunks])
+    };
+    let reading = |reading: &Reading| {
+        let mut line = json!({
+            "direct": reading.direct.iter().map(hop).collect::<Vec<_>>(),
+            "issue": reading.runs.iter().map(|run| run.issue).collect::<Vec<_>>(),
+            "total": reading.runs.iter().map(|run| run.total).collect::<Vec<_>>(),
+        });
+        if reading.as_plan {
+            line["staged"] = reading.staged.iter().map(pipeline).collect();
+        }
+        if let Some((mechanism, count)) = reading.many {
+            line["mechanism"] = match mechanism {
+                Mechanism::Copy => "copy",
+                Mechanism::Batch => "batch",
+                Mechanism::Kernel => "kernel",
+            }
+            .into();
+            line["count"] = count.into();
+        }
+        line
+    };
+    report.probed.readings.iter().map(reading).collect()
 }
