@@ -37,4 +37,5 @@ pub use config::{BackendChoice, Config, PlanOptions, Verify};
 pub use context::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use error::Error;
 pub use execute::{Plan, Trace};
+pub use open::{DISCOVERED, Origin, PROBED, machine_here};
 pub use probe::ProbeReport;

@@ -6,7 +6,8 @@ use super::error::Error;
 use super::probe;
 use crate::backend::cuda::{self, CudaBackend};
 use crate::backend::{Backend, host::HostBackend};
-use crate::topology::{self, Machine};
+use crate::topology::{self, Machine, Topology};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 impl Context {
@@ -44,14 +45,14 @@ impl Context {
 }
 
 /// The name of what is discovered, which is taken where nobody names a topology.
-const DISCOVERED: &str = "discovered";
+pub const DISCOVERED: &str = "discovered";
 
 /// The name of the probe of these GPUs that is kept in the cache directory. It has to be asked for: on four H200 plans from and to host
 /// memory gained by it, and copies between GPUs with a part through host memory lost (`docs/probe.md`).
-const PROBED: &str = "probed";
+pub const PROBED: &str = "probed";
 
 /// What can be seen of the machine that this backend runs on; `None` where its devices are virtual.
-pub(super) fn discovered(backend: &str) -> Result<Option<topology::Topology>, Error> {
+pub(super) fn discovered(backend: &str) -> Result<Option<Topology>, Error> {
     Ok(if backend == "cuda" { Some(cuda::discover::discover()?) } else { None })
 }
 
@@ -63,31 +64,49 @@ fn host(config: &Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     Ok((machine, Arc::new(backend)))
 }
 
+/// Where a topology comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// What the driver and NVML show.
+    Discovered,
+    /// The kept probe of these GPUs.
+    Probed(PathBuf),
+    /// What was named: a preset, or a file.
+    Named,
+}
+
+/// The topology that a context on CUDA takes for this configuration. [`BackendError::NoDriver`](crate::backend::BackendError::NoDriver)
+/// where the process has no GPU.
+pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
+    let now = probe::fingerprint("cuda", cuda::identity()?);
+    match config.topology.as_deref() {
+        None | Some(DISCOVERED) => Ok((cuda::discover::discover()?, Origin::Discovered)),
+        Some(PROBED) => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
+            Some((path, topology)) => Ok((topology, Origin::Probed(path))),
+            None => Err(Error::Option {
+                name: "topology",
+                value: PROBED.into(),
+                reason: "no valid probe of these GPUs is kept; run `mpgpu probe` first, or leave the topology to discovery".into(),
+            }),
+        },
+        Some(name) => Ok((probe::named(name, &now)?, Origin::Named)),
+    }
+}
+
 /// The GPUs that the driver shows this process, with the topology that is named, or is discovered.
 fn cuda(config: &mut Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     let count = cuda::device_count()?;
-    let now = probe::fingerprint("cuda", cuda::identity()?);
-    let topology = match config.topology.as_deref() {
-        None | Some(DISCOVERED) => {
+    let (topology, origin) = machine_here(config)?;
+    match origin {
+        Origin::Discovered => {
             log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen, and MPGPU_TOPOLOGY=probed uses it");
-            cuda::discover::discover()?
         }
-        Some(PROBED) => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
-            Some((path, topology)) => {
-                log::info!("topology: the probe {}", path.display());
-                config.topology = Some(path.to_string_lossy().into_owned());
-                topology
-            }
-            None => {
-                return Err(Error::Option {
-                    name: "topology",
-                    value: PROBED.into(),
-                    reason: "no valid probe of these GPUs is kept; run `mpgpu probe` first, or leave the topology to discovery".into(),
-                });
-            }
-        },
-        Some(name) => probe::named(name, &now)?,
-    };
+        Origin::Probed(path) => {
+            log::info!("topology: the probe {}", path.display());
+            config.topology = Some(path.to_string_lossy().into_owned());
+        }
+        Origin::Named => {}
+    }
     let machine = Machine::new(topology)?;
     if machine.gpu_count() != count {
         return Err(Error::Option {

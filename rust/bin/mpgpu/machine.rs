@@ -2,20 +2,26 @@
 
 use crate::arguments::Failure;
 use mpgpu::backend::cuda;
-use mpgpu::engine::Config;
+use mpgpu::engine::{Config, DISCOVERED, Origin, PROBED, machine_here};
 use mpgpu::topology::{self, Machine};
 
 /// A machine, and where it was taken from.
 pub struct Source {
     pub machine: Machine,
-    /// `preset`, `file` or `discovered`.
+    /// `preset`, `file`, `discovered` or `probed`.
     pub origin: &'static str,
     /// What its figures are worth.
     pub remark: String,
 }
 
-/// A preset, or a topology file.
+/// A preset, a topology file, or what a context on this machine takes: `discovered` or `probed`.
 pub fn named(name: &str) -> Result<Source, Failure> {
+    if [DISCOVERED, PROBED].contains(&name) {
+        return match cuda::device_count() {
+            Ok(_) => here(&Config { topology: Some(name.into()), ..Config::from_environment()? }),
+            Err(why) => Err(format!("topology {name} is that of this machine's GPUs: {why}; or name a preset or a topology file").into()),
+        };
+    }
     let machine = Machine::new(topology::load(name)?)?;
     let (origin, remark) = match topology::preset_text(name) {
         Some(_) => ("preset", format!("Where each figure comes from, and which were not measured: mpgpu topo {name} --toml")),
@@ -27,20 +33,29 @@ pub fn named(name: &str) -> Result<Source, Failure> {
 /// What a context would take by itself: the topology that `MPGPU_TOPOLOGY` names, else that of the GPUs that the driver shows. The inner
 /// result says why there are none.
 pub fn found() -> Result<Result<Source, Failure>, Failure> {
-    match Config::from_environment()?.topology {
-        Some(name) => named(&name).map(Ok),
+    let config = Config::from_environment()?;
+    match &config.topology {
+        Some(name) => named(name).map(Ok),
         None => match cuda::device_count() {
-            Ok(_) => discovered().map(Ok),
+            Ok(_) => here(&config).map(Ok),
             Err(why) => Ok(Err(why.into())),
         },
     }
 }
 
-fn discovered() -> Result<Source, Failure> {
-    let machine = Machine::new(cuda::discover::discover()?)?;
-    let remark = "Discovered from the driver and NVML: wiring as seen, capacities nominal times what was read on machines of the kind.\n\
-                  The description says what is assumed. GPUs are numbered as CUDA_VISIBLE_DEVICES orders them.";
-    Ok(Source { machine, origin: "discovered", remark: remark.into() })
+fn here(config: &Config) -> Result<Source, Failure> {
+    let (topology, origin) = machine_here(config)?;
+    let machine = Machine::new(topology)?;
+    let (origin, remark) = match origin {
+        Origin::Probed(path) => ("probed", format!("Measured by `mpgpu probe`: {}", path.display())),
+        Origin::Discovered | Origin::Named => (
+            "discovered",
+            "Discovered from the driver and NVML: wiring as seen, capacities nominal times what was read on machines of the kind.\n\
+             The description says what is assumed."
+                .into(),
+        ),
+    };
+    Ok(Source { machine, origin, remark: remark + "\nGPUs are numbered as CUDA_VISIBLE_DEVICES orders them." })
 }
 
 /// The machine that is named, else what a context would take.

@@ -12,7 +12,7 @@ use mpgpu::topology::{DeviceId, Machine};
 pub struct PlanArguments {
     #[command(flatten)]
     pub what: Request,
-    /// A preset's name or a topology file; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
+    /// A preset's name, a topology file, `discovered` or `probed`; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
     #[arg(long)]
     pub topology: Option<String>,
     /// Print JSON: bytes, seconds, devices as the C ABI numbers them

@@ -6,9 +6,10 @@ mod steady;
 
 pub use arguments::SimArguments;
 
+use crate::machine;
 use arguments::HostPath;
 use mpgpu::plan::{Engine, Options, Shape, plan};
-use mpgpu::topology::{self, Machine};
+use mpgpu::topology::Machine;
 use mpgpu::units::{size, time};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -19,7 +20,7 @@ pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
         let papers = papers::reproduce()?;
         return Ok(if arguments.json { format!("{:#}\n", papers.to_json()) } else { papers.to_string() });
     }
-    let machine = Machine::new(topology::load(&arguments.topology)?)?;
+    let machine = machine::named(&arguments.topology)?.machine;
     let rows = rows(arguments)?;
     let columns = columns(arguments);
     let mut table = Vec::with_capacity(rows.len());

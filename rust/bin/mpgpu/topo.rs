@@ -17,7 +17,7 @@ const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
 pub struct TopoArguments {
-    /// A preset's name or a topology file; without it what MPGPU_TOPOLOGY names, else this machine, else the presets
+    /// A preset's name, a topology file, `discovered` or `probed`; without it what MPGPU_TOPOLOGY names, else this machine, else the presets
     pub topology: Option<String>,
     /// List the presets
     #[arg(long, conflicts_with_all = ["topology", "toml", "svg"])]

@@ -22,7 +22,7 @@ const WARM_UP: usize = 3;
 pub struct TraceArguments {
     #[command(flatten)]
     pub what: Request,
-    /// A preset's name or a topology file; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
+    /// A preset's name, a topology file, `discovered` or `probed`; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
     #[arg(long)]
     pub topology: Option<String>,
     /// Run it on this machine and take timestamps, instead of simulating it

@@ -9,6 +9,7 @@ mod devices;
 mod report;
 
 use crate::arguments::{BackendName, Failure, size, write_file};
+use crate::machine;
 use clap::Args;
 use devices::Devices;
 use mpgpu::engine::{Config, Context, ContextOptions};
@@ -95,7 +96,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
         };
         let mut reports = Vec::new();
         for name in names {
-            let machine = Machine::new(topology::load(name)?)?;
+            let machine = machine::named(name)?.machine;
             let base = Options::default();
             reports.push(tune(arguments, &machine, base, SIZES, Origin::Simulator, &mut Simulated { machine: &machine })?);
         }

@@ -170,31 +170,40 @@ pub(super) fn crossing<R: Rig>(
 ) -> Result<f64, R::Error> {
     const TIMES: u32 = 2;
     let gpus = gpus(machine);
-    let [a, b, ..] = gpus[..] else { return Ok(1.0) };
+    let [a, ref others @ ..] = gpus[..] else { return Ok(1.0) };
     let Some(host) = nearest(machine, a) else { return Ok(1.0) };
-    let (Some(there), Some(back)) = (Kind::new(machine, a, host, b), Kind::new(machine, b, host, a)) else { return Ok(1.0) };
-    let Some(known) = capacity(a, host).zip(capacity(b, host)).map(|(a, b)| a.min(b)) else { return Ok(1.0) };
-    let pipelines = [&there, &back];
-    // Both draw on both links.
-    let seconds = session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1];
-    let rate = (known / 2.0).min(there.path.rate).min(back.path.rate);
-    let bytes = bounded(session, STAGED, seconds * rate);
-    let chunks = there.path.best_chunks(costs, bytes).max(2);
-    let staged = pipelines.map(|kind| Pipeline { hop: kind.hop(bytes), via: kind.via, chunks });
+    let opposite = |&b: &DeviceId| Some([Kind::new(machine, a, host, b)?, Kind::new(machine, b, host, a)?]);
+    // With the GPU with which least else is shared: an uplink that both use hides what their own links carry.
+    let pairs = others.iter().filter_map(opposite).map(|pair| (seconds_for_each_byte(machine, &pair), pair));
+    let Some((each, pair)) = pairs.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { return Ok(1.0) };
+    let Some(known) = pair.iter().filter_map(|kind| capacity(kind.from, host)).reduce(f64::min) else { return Ok(1.0) };
+    let bytes = bounded(session, STAGED, session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1] / each);
+    let chunks = pair[0].path.best_chunks(costs, bytes).max(2);
+    let begin = costs.copy + pair[0].path.latency;
+    let alone = pair.iter().map(|kind| kind.path.seconds(costs, bytes, chunks));
+    let expected = alone.fold(begin + each * bytes as f64, f64::max);
+    let staged = pair.each_ref().map(|kind| Pipeline { hop: kind.hop(bytes), via: kind.via, chunks });
     let beside = |kind: &Kind| {
         let direct = kind.direct.as_ref()?;
-        Some(kind.hop(bounded(session, DIRECT, DIRECT_ENDS * seconds * direct.rate)))
+        Some(kind.hop(bounded(session, DIRECT, DIRECT_ENDS * expected * direct.rate)))
     };
-    let direct: Vec<Hop> = pipelines.into_iter().filter_map(beside).collect();
+    let direct: Vec<Hop> = pair.iter().filter_map(beside).collect();
     let mut slowest: f64 = 0.0;
     for _ in 0..TIMES {
         slowest = slowest.max(session.measure(&Work::Paths { direct: &direct, staged: &staged })?.total - costs.join);
     }
-    let alone = pipelines.map(|kind| kind.path.seconds(costs, bytes, chunks));
-    let begin = costs.copy + there.path.latency;
-    let expected = alone.into_iter().fold(begin + 2.0 * bytes as f64 / known, f64::max);
+    // Both draw on both links.
     let crossing = 2.0 * bytes as f64 / (slowest - begin).max(slowest / 2.0);
     Ok(if expected < slowest * (1.0 - session.options.tolerance) { (crossing / known).min(1.0) } else { 1.0 })
+}
+
+/// Seconds for each byte of each of these pipelines at once, of what plain copies share.
+fn seconds_for_each_byte(machine: &Machine, pipelines: &[Kind]) -> f64 {
+    let mut work = vec![0.0; machine.resources().len()];
+    for &(resource, weight) in pipelines.iter().flat_map(|kind| &kind.path.weights) {
+        work[resource.0 as usize] += weight / machine.resources()[resource.0 as usize].capacity;
+    }
+    work.into_iter().fold(0.0, f64::max)
 }
 
 /// Whole grains, enough for a few chunks and no more than this part of the room.

@@ -10,7 +10,7 @@ pub struct SimArguments {
     /// SOURCE:DESTINATION:BYTES as in `mpgpu plan`, or SOURCE:DESTINATION with --sizes
     #[arg(required_unless_present = "papers")]
     pub transfers: Vec<Pair>,
-    /// A preset's name or a topology file
+    /// A preset's name, a topology file, `discovered` or `probed`
     #[arg(long, default_value = mpgpu::topology::DEFAULT_PRESET)]
     pub topology: String,
     /// Bytes of each transfer: 1M,64M, or 1M..512M for every power of two between
