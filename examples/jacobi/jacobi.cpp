@@ -165,6 +165,10 @@ class by_plan final : public exchange {
         mpgpu::event done;
     };
 
+    /// Rows up to here are pushed by a kernel: between the kernels of two sweeps it begins and ends at once, where a
+    /// copy engine takes 5 to 7 us more (docs/cuda.md), and for longer rows the copy engine's rate makes up for that.
+    static constexpr std::size_t most_bytes_by_kernel = std::size_t{8} << 20;
+
     /// The rows that a device sends, on one path each.
     [[nodiscard]] mpgpu::plan own(std::size_t device, std::size_t parity) const {
         std::vector<mpgpu::transfer> rows;
@@ -175,6 +179,9 @@ class by_plan final : public exchange {
         }
         mpgpu::plan_options one_path;
         one_path.max_paths = 1;
+        if (rows.front().bytes <= most_bytes_by_kernel) {
+            one_path.engine = mpgpu::engine::kernel;
+        }
         return {ctx_, rows, one_path};
     }
 
