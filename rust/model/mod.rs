@@ -13,6 +13,7 @@
 //!
 //! Pure: no backend, no clock.
 
+pub(crate) mod fair;
 pub mod simulate;
 pub mod timeline;
 
@@ -127,6 +128,13 @@ impl Flow<'_> {
 /// When the last of a set of flows that start together is done, in seconds. `operations` is the number of operations issued.
 pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, operations: usize) -> f64 {
     let costs = machine.costs();
+    let issued = if operations == 0 { 0.0 } else { costs.copy + costs.issue * (operations - 1) as f64 };
+    finish_issued(machine, flows, issued)
+}
+
+/// The same where the last operation is issued at `issued` seconds and has started at once.
+pub(crate) fn finish_issued<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, issued: f64) -> f64 {
+    let costs = machine.costs();
     let resources = machine.resources();
     // Per resource: seconds of work, and the earliest moment at which any of it can begin.
     let mut work = vec![(0.0_f64, f64::INFINITY); resources.len()];
@@ -146,6 +154,5 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
         }
     }
     let busiest = work.iter().filter(|w| w.0 > 0.0).map(|&(seconds, begin)| begin + seconds).fold(0.0, f64::max);
-    let issued = if operations == 0 { 0.0 } else { costs.copy + costs.issue * (operations - 1) as f64 };
     if last_chunk.is_finite() { done.max(busiest).max(issued + last_chunk) + costs.join } else { done.max(busiest).max(issued) }
 }

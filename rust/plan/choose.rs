@@ -108,8 +108,15 @@ impl Field<'_> {
         let mut guess = self.guess();
         for round in 1..=ROUNDS {
             let mut shares = self.solve(&guess)?;
-            let lost = self.drop_small(&mut shares);
-            let settled = lost <= SETTLED && self.drift(&guess, &shares) <= SETTLED * without;
+            let mut lost = self.drop_small(&mut shares);
+            let settled = match self.balance(&shares) {
+                Some(balanced) => {
+                    shares = balanced;
+                    lost = self.drop_small(&mut shares);
+                    lost <= SETTLED
+                }
+                None => lost <= SETTLED && self.drift(&guess, &shares) <= SETTLED * without,
+            };
             if settled || round == ROUNDS {
                 match self.stage(self.round(&self.weighted(&shares))) {
                     Ok(shares) => return Some(shares),
@@ -190,7 +197,7 @@ impl Field<'_> {
         }
     }
 
-    fn chunks(&self, candidate: usize, bytes: u64) -> u32 {
+    pub(super) fn chunks(&self, candidate: usize, bytes: u64) -> u32 {
         let model = self.model(candidate);
         match self.options.chunk_bytes {
             Some(chunk) if model.is_staged() => u32::try_from(bytes.div_ceil(chunk)).unwrap_or(u32::MAX).max(1),

@@ -12,7 +12,7 @@ use super::program::{Mechanism, Op, Program};
 use super::{Engine, Options, Shape};
 use crate::backend::MemoryKind;
 use crate::model::{Flow, finish};
-use crate::topology::{DeviceId, Machine};
+use crate::topology::{Costs, DeviceId, Machine};
 use std::collections::BTreeMap;
 
 /// One direct operation and the flows that it starts.
@@ -145,6 +145,11 @@ fn free_ends(machine: &Machine, batch: &[Shape], launches: &mut [Launch]) {
     }
 }
 
+/// Seconds of the issuing thread for one more operation of a plan with staged paths: see [`executor`].
+pub(super) fn issue(options: &Options, costs: &Costs) -> f64 {
+    if matches!(options.engine, Engine::Auto | Engine::Graph) { costs.graph_node } else { costs.issue }
+}
+
 /// Who runs a program: where the caller leaves that open, a graph or streams, whichever takes the issuing thread less time.
 ///
 /// Streams take `issue` for each copy and `lane` for each lane beyond the first, which is the caller's own stream. A graph takes
@@ -180,6 +185,11 @@ fn piece(candidates: &[Candidate], share: &Share) -> Piece {
     Piece { transfer: candidates[share.candidate].transfer, offset: share.offset, bytes: share.bytes }
 }
 
+/// Whether a kernel would delay bytes by more than issuing them by themselves costs.
+pub(super) fn pays_alone(costs: &Costs, bytes: f64, rate: f64) -> bool {
+    bytes / rate * (costs.kernel_efficiency.recip() - 1.0) > costs.issue
+}
+
 /// Whether one operation may move this share together with others.
 fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: &Share, shape: &Shape) -> bool {
     if [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable) {
@@ -187,7 +197,7 @@ fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: 
     }
     let costs = machine.costs();
     match options.engine {
-        Engine::Auto | Engine::Graph => share.bytes as f64 / candidate.model.rate * (costs.kernel_efficiency.recip() - 1.0) <= costs.issue,
+        Engine::Auto | Engine::Graph => !pays_alone(costs, share.bytes as f64, candidate.model.rate),
         Engine::Batch => true,
         Engine::Kernel => shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device,
         Engine::Stream => false,

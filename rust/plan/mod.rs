@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `candidates` | the paths that a transfer could take, and why others can't help |
 //! | `split` | bytes for each path, by linear program |
+//! | `balance` | shares of paths that end together where links are shared fairly |
 //! | `choose` | the split with its chunks and slots, or one path for each transfer |
 //! | `mechanism` | plain copies, a batched call or a kernel |
 //! | `lower` | shares to a [`Program`] |
@@ -14,6 +15,7 @@
 //!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
 
+mod balance;
 mod candidates;
 mod choose;
 mod describe;
@@ -30,7 +32,7 @@ pub use program::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring,
 pub use validate::{Violation, validate};
 
 use crate::backend::MemoryKind;
-use crate::model::{Flow, GRAIN, finish};
+use crate::model::{Flow, GRAIN, finish_issued};
 use crate::topology::{DeviceId, Machine};
 use choose::{Field, NoRoom, Share};
 pub(crate) use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
@@ -309,8 +311,9 @@ impl Schedule {
         }
         // Pipelines start after the direct operations, one after the other.
         let staged = (0..shares.len()).filter(|&at| candidates[shares[at].candidate].via.is_some());
-        for (order, at) in (launches.len()..).zip(staged) {
-            let (share, head) = (&shares[at], costs.copy + costs.issue * order as f64);
+        let issue = mechanism::issue(options, costs);
+        for (order, at) in (launches.len()..).step_by(2).zip(staged) {
+            let (share, head) = (&shares[at], costs.copy + issue * order as f64);
             let path = &candidates[share.candidate].model;
             flows.push((at, Flow { path, bytes: share.bytes, chunks: share.chunks(), head, efficiency: 1.0 }));
             operations += 2 * share.chunks() as usize;
@@ -318,7 +321,9 @@ impl Schedule {
         for (at, flow) in &flows {
             ends[*at].1 = flow.alone(costs);
         }
-        let finish = finish(machine, flows.into_iter().map(|flow| flow.1), operations);
+        let issue = if operations > launches.len() { issue } else { costs.issue };
+        let issued = if operations == 0 { 0.0 } else { costs.copy + issue * (operations - 1) as f64 };
+        let finish = finish_issued(machine, flows.into_iter().map(|flow| flow.1), issued);
         Schedule { shares, launches, ends, finish }
     }
 

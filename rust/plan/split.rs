@@ -53,7 +53,7 @@ fn disjoint(columns: &[Column], resources: usize) -> bool {
 }
 
 /// The optimum where no two columns share a resource. Each transfer then has its own finishing time.
-fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
+pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     let (fixed, each) = (|i: usize| columns[i].line.0, |i: usize| columns[i].line.1);
     let mut bytes = vec![0.0; columns.len()];
     let mut own: Vec<usize> = Vec::new();

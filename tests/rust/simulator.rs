@@ -491,10 +491,10 @@ fn on_the_presets_the_run_takes_what_the_planner_expects_within_bounds() {
             let ring = (0..4).map(|i| shape(i, (i + 1) % 4, bytes)).collect();
             for shapes in [vec![shape(0, 1, bytes)], vec![shape(-1, 0, bytes)], vec![shape(0, -1, bytes)], both, ring] {
                 let Some(ratio) = against_the_planner(&machine, &shapes, &Options::default()) else { continue };
-                // Below: the planner lets every pipeline wait for the last issue. Above: flows that share a slot or a port share it evenly,
-                // where the planner divides it as suits the shares; and direct copies of several GPUs join one stream, 1 MiB's worth.
+                // Below: the planner lets every pipeline wait for the last issue, and counts `join` for the direct path too. Above: direct
+                // copies of several GPUs join one stream, 1 MiB's worth.
                 let most = if shapes.len() == 1 { 1.25 } else { 1.45 };
-                assert!((0.9..most).contains(&ratio), "{name}, {bytes} bytes, {} transfers: {ratio}", shapes.len());
+                assert!((0.85..most).contains(&ratio), "{name}, {bytes} bytes, {} transfers: {ratio}", shapes.len());
                 ratios.push(ratio);
             }
         }

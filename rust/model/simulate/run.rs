@@ -3,11 +3,12 @@
 //! An operation begins when its last condition is met: it is issued, the one before it on its lane has ended, what it comes after on other
 //! lanes has ended, and its lane has started. Each condition carries the time that follows it, so `begin` is a maximum of sums.
 
-use super::fair::{Active, Fair};
 use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
+use crate::model::fair::{Drawing, Fair};
 use crate::plan::{Mechanism, Program};
 use crate::topology::Costs;
+use std::borrow::{Borrow, BorrowMut};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
@@ -94,6 +95,30 @@ struct ExecutionState {
     /// Executions that wait for it, and whether in its stream; threads that do.
     awaited_by: Vec<(usize, bool)>,
     threads: Vec<usize>,
+}
+
+/// Bytes on their way along a route.
+struct Active<'a> {
+    /// Whose bytes they are, and along which of its routes.
+    op: u32,
+    flow: u32,
+    drawing: Drawing<'a>,
+    /// Bytes still to move.
+    left: f64,
+    /// When the last of them arrives at the rate that they have.
+    arrival: f64,
+}
+
+impl<'a> Borrow<Drawing<'a>> for Active<'a> {
+    fn borrow(&self) -> &Drawing<'a> {
+        &self.drawing
+    }
+}
+
+impl<'a> BorrowMut<Drawing<'a>> for Active<'a> {
+    fn borrow_mut(&mut self) -> &mut Drawing<'a> {
+        &mut self.drawing
+    }
 }
 
 struct Thread {
@@ -355,7 +380,8 @@ impl<'s, 'a> Run<'s, 'a> {
         self.advance(observe);
         let kernel = bound.program.ops[index as usize].mechanism == Mechanism::Kernel;
         let draw = if kernel { self.costs.kernel_efficiency.recip() } else { 1.0 };
-        self.active.push(Active { op, flow, resources: &route.resources, draw, left: bytes as f64, rate: 0.0, arrival: 0.0 });
+        let drawing = Drawing { draw, ..Drawing::new(&route.resources) };
+        self.active.push(Active { op, flow, drawing, left: bytes as f64, arrival: 0.0 });
         self.changed = true;
     }
 
@@ -371,7 +397,7 @@ impl<'s, 'a> Run<'s, 'a> {
                 of.peak = of.peak.max(load);
             }
             for flow in &mut self.active {
-                flow.left -= flow.rate * seconds;
+                flow.left -= flow.drawing.rate * seconds;
             }
             if let Some(observe) = observe {
                 let flows: Vec<SegmentFlow> = self.active.iter().map(|flow| self.shown(flow)).collect();
@@ -385,7 +411,7 @@ impl<'s, 'a> Run<'s, 'a> {
         let OpState { execution, index, .. } = self.ops[flow.op as usize];
         let bound = &self.scenario.programs[self.scenario.executions[execution as usize].bound];
         let Stretch { from, to, .. } = bound.flows[index as usize][flow.flow as usize];
-        SegmentFlow { from, to, rate: flow.rate, draw: flow.draw }
+        SegmentFlow { from, to, rate: flow.drawing.rate, draw: flow.drawing.draw }
     }
 
     /// Takes out what has arrived by now.
@@ -409,7 +435,7 @@ impl<'s, 'a> Run<'s, 'a> {
         self.fair.share(&mut self.active);
         self.arrival = f64::INFINITY;
         for flow in &mut self.active {
-            flow.arrival = self.now + flow.left.max(0.0) / flow.rate;
+            flow.arrival = self.now + flow.left.max(0.0) / flow.drawing.rate;
             self.arrival = self.arrival.min(flow.arrival);
         }
     }

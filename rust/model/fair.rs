@@ -4,28 +4,29 @@
 //! full; the flows on it keep their rate, the others rise on.
 
 use crate::topology::ResourceId;
+use std::borrow::BorrowMut;
 
-/// Bytes on their way along a route.
-#[derive(Clone, Debug)]
-pub(super) struct Active<'a> {
-    /// Whose bytes they are, and along which of its routes.
-    pub op: u32,
-    pub flow: u32,
-    /// Everything that they draw on. Not empty.
+/// What a flow draws on, and what it gets.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Drawing<'a> {
+    /// Everything that the flow draws on, as often as a byte of it passes. Not empty.
     pub resources: &'a [ResourceId],
     /// Capacity that a byte/s takes: 1, or more for a mechanism that does not use all that it occupies.
     pub draw: f64,
-    /// Bytes still to move.
-    pub left: f64,
     /// Bytes/s.
     pub rate: f64,
-    /// When the last of them arrives at this rate.
-    pub arrival: f64,
+}
+
+impl<'a> Drawing<'a> {
+    /// A flow that uses all that it occupies.
+    pub fn new(resources: &'a [ResourceId]) -> Self {
+        Drawing { resources, draw: 1.0, rate: 0.0 }
+    }
 }
 
 /// The capacities of a machine, and the memory in which rates are found.
 #[derive(Debug)]
-pub(super) struct Fair {
+pub(crate) struct Fair {
     capacity: Vec<f64>,
     /// Resources that flows draw on at present, in the order in which flows name them.
     pub touched: Vec<u32>,
@@ -58,13 +59,14 @@ impl Fair {
     }
 
     /// Sets the rates of all flows.
-    pub fn share(&mut self, flows: &mut [Active<'_>]) {
+    pub fn share<'a>(&mut self, flows: &mut [impl BorrowMut<Drawing<'a>>]) {
         for r in self.touched.drain(..) {
             let of = &mut self.uses[r as usize];
             of.flows.clear();
             (of.load, of.rising, of.open) = (0.0, 0.0, 0);
         }
         for (index, flow) in flows.iter().enumerate() {
+            let flow = flow.borrow();
             for &ResourceId(r) in flow.resources {
                 let of = &mut self.uses[r as usize];
                 if of.flows.is_empty() {
@@ -83,12 +85,13 @@ impl Fair {
             let uses = &self.uses;
             self.limits.retain(|r| uses[*r as usize].open > 0);
             let level = |r: u32| (self.capacity[r as usize] - uses[r as usize].load) / uses[r as usize].rising;
-            let Some(&tightest) = self.limits.iter().min_by(|a, b| level(**a).total_cmp(&level(**b))) else { break };
-            let rate = level(tightest).max(0.0);
+            let levels = self.limits.iter().map(|&r| (level(r), r));
+            let Some((rate, tightest)) = levels.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { break };
+            let rate = rate.max(0.0);
             for position in 0..self.uses[tightest as usize].flows.len() {
                 let index = self.uses[tightest as usize].flows[position] as usize;
                 if !std::mem::replace(&mut self.fixed[index], true) {
-                    let flow = &mut flows[index];
+                    let flow = flows[index].borrow_mut();
                     flow.rate = rate;
                     for &ResourceId(r) in flow.resources {
                         let of = &mut self.uses[r as usize];
@@ -108,11 +111,8 @@ mod tests {
 
     fn rates(capacity: &[f64], flows: &[(&[u32], f64)]) -> Vec<f64> {
         let resources: Vec<Vec<ResourceId>> = flows.iter().map(|f| f.0.iter().map(|&r| ResourceId(r)).collect()).collect();
-        let mut active: Vec<Active<'_>> = flows
-            .iter()
-            .zip(&resources)
-            .map(|(f, resources)| Active { op: 0, flow: 0, resources, draw: f.1, left: 1.0, rate: 0.0, arrival: 0.0 })
-            .collect();
+        let mut active: Vec<Drawing<'_>> =
+            flows.iter().zip(&resources).map(|(f, resources)| Drawing { draw: f.1, ..Drawing::new(resources) }).collect();
         let mut fair = Fair::new(capacity.to_vec());
         fair.share(&mut active);
         // Twice, so that what the first time left behind would show.
@@ -135,6 +135,12 @@ mod tests {
     fn three_flows_that_meet_leave_the_rest_of_the_next_link_to_the_fourth() {
         let flows: [(&[u32], f64); 4] = [(&[0, 1], 1.0), (&[1], 1.0), (&[1, 2], 1.0), (&[2], 1.0)];
         assert_eq!(rates(&[3.0, 3.0, 3.0], &flows), [1.0, 1.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_flow_that_passes_a_link_twice_gets_half_of_it() {
+        assert_eq!(rates(&[12.0, 9.0], &[(&[0, 0], 1.0), (&[1], 1.0)]), [6.0, 9.0]);
+        assert_eq!(rates(&[12.0], &[(&[0, 0], 1.0), (&[0], 1.0)]), [4.0, 4.0]);
     }
 
     #[test]
