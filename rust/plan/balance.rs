@@ -38,8 +38,12 @@ struct Way<'a> {
 }
 
 impl<'f> Field<'f> {
-    /// New shares for the candidates to which `shares` gives bytes. `None` where the transfers of a batch would not end together.
+    /// New shares for the candidates to which `shares` gives bytes. `None` where the transfers of a batch would not end together, and where
+    /// they stand for many.
     pub(super) fn balance(&mut self, shares: &[f64]) -> Option<Vec<f64>> {
+        if !self.repeats.is_empty() {
+            return None;
+        }
         let mut ways = self.ways(shares);
         let mut demands: Vec<f64> = Vec::new();
         for way in &ways {

@@ -46,6 +46,8 @@ pub(super) struct Field<'a> {
     pub of: Vec<std::ops::Range<usize>>,
     /// Why a candidate is out, once it is.
     pub out: Vec<Option<Reason>>,
+    /// How often each transfer is in the batch, where it stands for others like it; empty where each is for itself.
+    pub repeats: Vec<f64>,
 }
 
 /// A staged path does not fit into the staging bound and nothing else can carry the transfer.
@@ -55,7 +57,17 @@ pub(super) struct NoRoom {
     pub ring_bytes: u64,
 }
 
-impl Field<'_> {
+impl<'a> Field<'a> {
+    /// Without candidates.
+    pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options, repeats: Vec<f64>) -> Self {
+        let (candidates, of) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
+        Field { machine, batch, options, candidates, of, out: Vec::new(), repeats }
+    }
+
+    fn repeats(&self, transfer: u32) -> f64 {
+        self.repeats.get(transfer as usize).copied().unwrap_or(1.0)
+    }
+
     fn model(&self, candidate: usize) -> &PathModel {
         &self.candidates[candidate].model
     }
@@ -140,7 +152,8 @@ impl Field<'_> {
         let mut users = vec![0.0_f64; resources.len()];
         let open = |i: &usize| self.out[*i].is_none();
         for i in (0..self.candidates.len()).filter(open) {
-            self.model(i).weights.iter().for_each(|&(r, weight)| users[r.0 as usize] += weight);
+            let repeats = self.repeats(self.candidates[i].transfer);
+            self.model(i).weights.iter().for_each(|&(r, weight)| users[r.0 as usize] += weight * repeats);
         }
         let rates: Vec<f64> = self
             .candidates
@@ -170,9 +183,10 @@ impl Field<'_> {
                 let number = &mut dense[*transfer as usize];
                 if *number == u32::MAX {
                     *number = demands.len() as u32;
-                    demands.push(self.batch[*transfer as usize].bytes as f64);
+                    demands.push(self.batch[*transfer as usize].bytes as f64 * self.repeats(*transfer));
                 }
-                let bytes = guess[i] as u64;
+                // Of many alike, each takes one path.
+                let bytes = if self.repeats(*transfer) > 1.0 { self.batch[*transfer as usize].bytes } else { guess[i] as u64 };
                 let chunks = self.chunks(i, bytes);
                 let (fixed, each) = model.line(costs, chunks);
                 Column {
@@ -187,7 +201,7 @@ impl Field<'_> {
         match split(&columns, &demands, resources.len()) {
             Ok(bytes) => {
                 let mut shares = vec![0.0; self.candidates.len()];
-                open.iter().zip(bytes).for_each(|(&i, bytes)| shares[i] = bytes);
+                open.iter().zip(bytes).for_each(|(&i, bytes)| shares[i] = bytes / self.repeats(self.candidates[i].transfer));
                 Some(shares)
             }
             Err(unsolved) => {
@@ -268,7 +282,7 @@ impl Field<'_> {
     }
 
     /// Whole bytes: shares are multiples of [`GRAIN`], the largest takes the rest, and together they are the transfer.
-    fn round(&self, shares: &[f64]) -> Vec<Share> {
+    pub(super) fn round(&self, shares: &[f64]) -> Vec<Share> {
         let mut rounded = Vec::new();
         for (of, shape) in self.of.iter().zip(self.batch) {
             let open = || of.clone().filter(|&i| self.out[i].is_none());
@@ -291,7 +305,7 @@ impl Field<'_> {
 
     /// Gives staged shares their chunks and slots, so that all rings on a device fit into the bound. The error names a
     /// candidate that finds no room, and the bytes that there were for it.
-    fn stage(&self, mut shares: Vec<Share>) -> Result<Vec<Share>, (usize, u64)> {
+    pub(super) fn stage(&self, mut shares: Vec<Share>) -> Result<Vec<Share>, (usize, u64)> {
         let mut rings: Vec<(DeviceId, u64)> = Vec::new();
         for via in shares.iter().filter_map(|share| self.candidates[share.candidate].via) {
             match rings.iter_mut().find(|ring| ring.0 == via) {

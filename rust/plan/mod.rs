@@ -6,6 +6,7 @@
 //! | `split` | bytes for each path, by linear program |
 //! | `balance` | shares of paths that end together where links are shared fairly |
 //! | `choose` | the split with its chunks and slots, or one path for each transfer |
+//! | `kinds` | the same for very many transfers |
 //! | `mechanism` | plain copies, a batched call or a kernel |
 //! | `lower` | shares to a [`Program`] |
 //! | `validate` | the proof that a program is right |
@@ -19,6 +20,7 @@ mod balance;
 mod candidates;
 mod choose;
 mod describe;
+mod kinds;
 mod lower;
 mod mechanism;
 mod program;
@@ -216,14 +218,7 @@ const LEAST_GAIN: f64 = 0.02;
 /// to gain 2 % or more over it, or where [`Tuned::several`] says that they were measured to.
 pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
     check(machine, batch, options)?;
-    let mut field = Field {
-        machine,
-        batch,
-        options,
-        candidates: Vec::with_capacity(batch.len()),
-        of: Vec::with_capacity(batch.len()),
-        out: Vec::new(),
-    };
+    let mut field = Field::new(machine, batch, options, Vec::new());
     let mut rejected = Vec::with_capacity(batch.len());
     for (transfer, shape) in batch.iter().enumerate() {
         let begin = field.candidates.len();
@@ -247,7 +242,8 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     let one_path = field.one_path().map_err(no_room)?;
     let single = Schedule::new(&field, one_path);
     let mut chosen = None;
-    if let Some(shares) = field.several_paths(single.finish) {
+    let several = if batch.len() > kinds::MANY { field.several_paths_by_kind(single.finish) } else { field.several_paths(single.finish) };
+    if let Some(shares) = several {
         let several = Schedule::new(&field, shares);
         let measured = options.tuned.is_some_and(|tuned| tuned.several);
         if measured || several.finish <= single.finish * (1.0 - LEAST_GAIN) {
@@ -328,7 +324,7 @@ impl Schedule {
     }
 
     fn into_plan(self, field: Field<'_>, rejected: Vec<Vec<Rejection>>, one_path: f64) -> Plan {
-        let Field { machine, batch, candidates, of, out, options } = field;
+        let Field { machine, batch, candidates, of, out, options, .. } = field;
         let mut transfers: Vec<TransferPlan> =
             batch.iter().zip(rejected).map(|(&shape, rejected)| TransferPlan { shape, paths: Vec::new(), rejected }).collect();
         let mut used = vec![false; candidates.len()];

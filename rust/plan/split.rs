@@ -57,9 +57,14 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     let (fixed, each) = (|i: usize| columns[i].line.0, |i: usize| columns[i].line.1);
     let mut bytes = vec![0.0; columns.len()];
     let mut own: Vec<usize> = Vec::new();
+    let mut rest = 0..columns.len();
     for (transfer, &demand) in demands.iter().enumerate() {
         own.clear();
-        own.extend((0..columns.len()).filter(|&i| columns[i].transfer as usize == transfer));
+        // Columns of a transfer stand together, in the order of the transfers.
+        while let Some(i) = rest.clone().next().filter(|&i| columns[i].transfer as usize == transfer) {
+            own.push(i);
+            rest.next();
+        }
         own.sort_by(|&a, &b| fixed(a).total_cmp(&fixed(b)).then(a.cmp(&b)));
         // A path without any resource (a copy inside one device) takes no time per byte.
         if let Some(&free) = own.iter().find(|&&i| each(i) == 0.0) {

@@ -143,6 +143,40 @@ fn with_both_neighbours_at_once_nothing_is_relayed() {
     }
 }
 
+/// So many pieces of a halo between a few pairs, three sizes each.
+fn pieces(count: usize, pairs: &[(i32, i32)], sizes: [u64; 3]) -> Vec<Shape> {
+    (0..count).map(|i| (pairs[i % pairs.len()], sizes[i / pairs.len() % 3])).map(|((src, dst), bytes)| shape(src, dst, bytes)).collect()
+}
+
+const PAIRS: [(i32, i32); 4] = [(0, 1), (1, 0), (2, 3), (3, 2)];
+
+#[test]
+fn a_hundred_thousand_pieces_are_planned() {
+    // A linear program of all of them took minutes, and its time grew with the square of their number and more.
+    let machine = machine("beluga");
+    let plan = planned(&machine, &pieces(100_000, &PAIRS, [24, 2_400, 240_000]), &Options::default());
+    assert_eq!(plan.program.ops.len(), 4, "one kernel for each GPU that sends");
+    let large = pieces(100_000, &PAIRS, [MIB, 4 * MIB, 16 * MIB]);
+    assert_eq!(planned(&machine, &large, &Options::default()).transfers.len(), large.len());
+}
+
+#[test]
+fn many_transfers_split_by_kind_gain_what_they_gain_one_by_one() {
+    for name in ["beluga", "hgx-h200", "dgx1-v100"] {
+        let machine = machine(name);
+        for sizes in [[24, 2_400, 64 * MIB], [20 * MIB, 30 * MIB, 40 * MIB]] {
+            for pairs in [&PAIRS[..1], &PAIRS[..]] {
+                // Planned one by one up to 256.
+                let [alone, by_kind] = [252, 264].map(|count| planned(&machine, &pieces(count, pairs, sizes), &Options::default()));
+                let gains = (alone.speedup(), by_kind.speedup());
+                assert!(gains.1 > 0.97 * gains.0, "{name}, {sizes:?}, {} pairs: {gains:?}", pairs.len());
+                let paths: usize = by_kind.transfers.iter().map(|transfer| transfer.paths.len()).sum();
+                assert!(paths <= 264 + 4 * 3 * pairs.len(), "{name}, {sizes:?}: nearly every transfer has one path, not {paths}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_busy_link_is_relieved_by_idle_ones() {
     // Two large transfers on one link, and idle relays beside it.
