@@ -67,17 +67,19 @@ fn gpus(machine: &Machine) -> Vec<DeviceId> {
     machine.devices().filter(|device| !device.is_host()).collect()
 }
 
-/// One of each kind of pipeline that plans have: between GPUs through host memory and through a GPU, and out of and into host memory through
-/// a GPU.
+/// One of each kind of pipeline that plans have: between GPUs through host memory and through a GPU. Where there are none, out of and into host
+/// memory through a GPU: such paths double or triple the rate whatever a chunk costs, and theirs beside other reads of the same memory are slower
+/// for that reason, so they do not decide what the others get.
 fn kinds(machine: &Machine) -> Vec<Kind> {
     let gpus = gpus(machine);
     let [a, b, ..] = gpus[..] else { return Vec::new() };
     let through_gpus = |from, to| gpus[1..].iter().filter(|via| **via != to).find_map(|&via| Kind::new(machine, from, via, to));
-    let mut kinds = vec![through_gpus(a, b)];
-    if let Some(host) = nearest(machine, a) {
-        kinds.extend([Kind::new(machine, a, host, b), through_gpus(host, a), through_gpus(a, host)]);
+    let host = nearest(machine, a);
+    let between: Vec<Kind> = [through_gpus(a, b), host.and_then(|host| Kind::new(machine, a, host, b))].into_iter().flatten().collect();
+    if !between.is_empty() {
+        return between;
     }
-    kinds.into_iter().flatten().collect()
+    host.into_iter().flat_map(|host| [through_gpus(host, a), through_gpus(a, host)]).flatten().collect()
 }
 
 /// Hand-overs and join; `None` where no plan has a pipeline.

@@ -134,7 +134,7 @@ impl Sharing {
         Some(capacities.fold(both.iter().map(|hop| self.rates[*hop]).sum(), f64::min))
     }
 
-    /// Makes `part` of what the links between GPUs and host memory carry in both directions at once.
+    /// Takes what links between GPUs and host memory carry in both directions at once to be this part of what it was.
     pub fn slow_both_ways(&mut self, hops: &[(DeviceId, DeviceId)], machine: &Machine, part: f64) {
         if part >= 1.0 {
             return;
