@@ -175,6 +175,9 @@ class node {
     [[nodiscard]] int size() const noexcept { return static_cast<int>(index_.size()); }
     /// The communicator of the ranks of this node; it belongs to this object.
     [[nodiscard]] MPI_Comm communicator() const noexcept { return local_.get(); }
+    /// A duplicate of the communicator that this object was made from: all ranks, of all nodes. It belongs to this
+    /// object.
+    [[nodiscard]] MPI_Comm everyone() const noexcept { return all_.get(); }
     /// The ranks of this node, this one included, as the communicator `all` numbers them, ascending.
     [[nodiscard]] const std::vector<int> &ranks() const noexcept { return on_node_; }
     /// Whether a rank of the communicator `all` is on this node. For the others the code goes on using MPI.

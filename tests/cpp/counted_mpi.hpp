@@ -43,6 +43,9 @@ MPGPU_COUNTED(Allgather,
               (from, from_count, from_type, to, to_count, to_type, comm))
 MPGPU_COUNTED(Allreduce, (const void *from, void *to, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm),
               (from, to, count, type, op, comm))
+MPGPU_COUNTED(Type_contiguous, (int count, MPI_Datatype of, MPI_Datatype *made), (count, of, made))
+MPGPU_COUNTED(Type_commit, (MPI_Datatype * type), (type))
+MPGPU_COUNTED(Type_free, (MPI_Datatype * type), (type))
 MPGPU_COUNTED(Send_init,
               (const void *from, int count, MPI_Datatype type, int rank, int tag, MPI_Comm comm, MPI_Request *made),
               (from, count, type, rank, tag, comm, made))

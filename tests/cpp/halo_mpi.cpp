@@ -54,11 +54,13 @@ struct part {
 
 /// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
-                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, bool in_two) {
+                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, bool in_two,
+                halo::mpi_memory between_nodes = halo::mpi_memory::automatic) {
     part mine(ctx, g, sizes);
     const mpgpu::stream stream(ctx, mine.where);
     halo::options how;
     how.direct_pieces = direct_pieces;
+    how.between_nodes = between_nodes;
     halo::plan halo = halo::make_plan(ctx, node, g, mine.arrays, how);
     std::uint64_t sent = halo.direct_bytes() + halo.packed_bytes();
     MPI_Allreduce(MPI_IN_PLACE, &sent, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
@@ -69,6 +71,9 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
         stream.launch_host([&, cycle] { reference::fill(g, world_rank, mine.arrays, cycle); });
         if (in_two) {
             halo.start(stream);
+            if (cycle % 3 == 0) {
+                halo.start(stream); // the first one is brought to its end
+            }
             halo.finish(stream);
         } else {
             halo.exchange(stream);
@@ -114,6 +119,24 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     halo::close(node, halo::make_plan(ctx, node, g, mine.arrays)); // nothing of that has left a trace
 }
 
+/// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by signals, the others by MPI.
+void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
+    MPI_Comm local = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, world_rank % nodes, world_rank, &local);
+    {
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, local);
+        refuse_on_all_ranks(ctx, node);
+        constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
+        for (int problem = 0; problem < problems; ++problem) {
+            const auto [g, sizes] = reference::random_problem(random, node.size());
+            const std::uint64_t direct_pieces = std::array<std::uint64_t, 3>{0, 1, never_pack}.at(random() % 3);
+            run_cycles(ctx, node, g, sizes, direct_pieces, problem % 2 == 1,
+                       problem % 3 == 0 ? halo::mpi_memory::automatic : halo::mpi_memory::staged);
+        }
+    }
+    MPI_Comm_free(&local);
+}
+
 void run() {
     const mpgpu::context ctx;
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
@@ -124,6 +147,10 @@ void run() {
         const auto [g, sizes] = reference::random_problem(random, node.size());
         const std::uint64_t direct_pieces = std::array<std::uint64_t, 4>{0, 1, 5, never_pack}.at(random() % 4);
         run_cycles(ctx, node, g, sizes, direct_pieces, problem % 2 == 1);
+    }
+    for (int nodes = 2; nodes <= node.size();
+         nodes = nodes < node.size() && 2 * nodes > node.size() ? node.size() : 2 * nodes) {
+        run_on_nodes(ctx, random, nodes);
     }
 }
 

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_HALO_MESH_HPP
+#define MPGPU_HALO_MESH_HPP
+
+/// @file
+/// Part of mpgpu/halo.hpp, which programs include: the mesh, its division among ranks, and the arrays.
+
+#include <mpgpu/mpgpu.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace mpgpu::halo {
+
+/// Which neighbours take part: those that differ in at most one, two or three dimensions.
+enum class neighbours : std::int32_t {
+    faces = 1,  ///< 6 in three dimensions
+    edges = 2,  ///< and those across edges: 18
+    corners = 3 ///< and those across corners: 26
+};
+
+/// A mesh and its division among ranks. Dimensions are x, y, z, and x is contiguous in memory. A dimension that a
+/// problem does not have is left as it is: one cell, no ghost cells. A plain value.
+struct grid {
+    /// Cells of the whole mesh, without ghost cells.
+    std::array<std::int64_t, 3> cells = {1, 1, 1};
+    /// Ranks in each dimension. Rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z).
+    std::array<int, 3> ranks = {1, 1, 1};
+    /// Whether the last cell of a dimension is followed by the first.
+    std::array<bool, 3> periodic = {false, false, false};
+    /// Ghost cells at either end of each dimension: at most as many as any rank has cells there.
+    std::array<std::int64_t, 3> ghost = {0, 0, 0};
+    /// Whose cells are wanted. Ghost cells of other neighbours, and those outside a mesh that is not periodic, are left
+    /// alone.
+    neighbours reach = neighbours::corners;
+};
+
+/// A range of cells: of the whole mesh, or of one array.
+struct box {
+    std::array<std::int64_t, 3> first = {0, 0, 0};
+    std::array<std::int64_t, 3> cells = {0, 0, 0};
+};
+
+/// How many ranks a grid has.
+[[nodiscard]] constexpr int rank_count(const grid &g) noexcept {
+    return g.ranks[0] * g.ranks[1] * g.ranks[2];
+}
+
+/// Where a rank lies in the rank grid.
+[[nodiscard]] constexpr std::array<int, 3> place_of(const grid &g, int rank) noexcept {
+    return {rank % g.ranks[0], rank / g.ranks[0] % g.ranks[1], rank / g.ranks[0] / g.ranks[1]};
+}
+
+/// The cells of the mesh that a rank computes: as equal parts as possible, the first ones having the extra cells.
+[[nodiscard]] constexpr box box_of(const grid &g, int rank) noexcept {
+    const std::array<int, 3> place = place_of(g, rank);
+    box own;
+    for (std::size_t d = 0; d < 3; ++d) {
+        const std::int64_t least = g.cells[d] / g.ranks[d];
+        const std::int64_t extra = g.cells[d] % g.ranks[d];
+        own.first[d] = place[d] * least + (place[d] < extra ? place[d] : extra);
+        own.cells[d] = least + (place[d] < extra ? 1 : 0);
+    }
+    return own;
+}
+
+/// Elements of a rank's arrays in each dimension, ghost cells included.
+[[nodiscard]] constexpr std::array<std::int64_t, 3> extents(const grid &g, int rank) noexcept {
+    const box own = box_of(g, rank);
+    return {own.cells[0] + 2 * g.ghost[0], own.cells[1] + 2 * g.ghost[1], own.cells[2] + 2 * g.ghost[2]};
+}
+
+/// One variable of one rank. Owns nothing.
+struct array {
+    void *data;
+    device location;
+    std::size_t element_bytes;
+    std::size_t size; ///< elements
+};
+
+/// The variables of one rank, all on one device. All ranks have the same variables in the same order.
+using rank_arrays = std::vector<array>;
+
+/// A `buffer` or a `device_span` as a variable; the elements are of any trivially copyable type.
+template <class Elements> [[nodiscard]] array array_of(Elements &&elements) noexcept {
+    const auto whole = mpgpu::detail::as_device_span(elements);
+    using element = typename decltype(whole)::element_type;
+    static_assert(!std::is_const_v<element>, "mpgpu: ghost cells are written");
+    return {whole.data(), whole.location(), sizeof(element), whole.size()};
+}
+
+namespace detail {
+
+using mpgpu::detail::check;
+using mpgpu::detail::fail;
+
+[[nodiscard]] inline error_details refusal(mp_status_t status, std::string argument, std::string message) {
+    return {status, 0, std::move(argument), std::move(message)};
+}
+
+[[nodiscard]] inline error_details invalid(std::string argument, std::string message) {
+    return refusal(MP_ERROR_INVALID_ARGUMENT, std::move(argument), std::move(message));
+}
+
+/// The product, unless it is more than a size of memory can be.
+[[nodiscard]] inline std::optional<std::int64_t> product(std::int64_t a, std::int64_t b) noexcept {
+    if (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b) {
+        return std::nullopt;
+    }
+    return a * b;
+}
+
+/// What is wrong with a grid.
+[[nodiscard]] inline std::optional<error_details> wrong(const grid &g) {
+    constexpr std::int64_t most = std::int64_t{1} << 40; // sums of a few stay far from overflow
+    std::int64_t ranks = 1;
+    for (std::size_t d = 0; d < 3; ++d) {
+        const std::string in = std::string(" in ") + "xyz"[d] + ": ";
+        if (g.cells[d] < 1 || g.cells[d] > most) {
+            return invalid("grid", "cells" + in + std::to_string(g.cells[d]) + ": must be 1 to 2^40");
+        }
+        if (g.ranks[d] < 1 || g.ranks[d] > g.cells[d]) {
+            return invalid("grid", "ranks" + in + std::to_string(g.ranks[d]) + ": must be 1 to " +
+                                       std::to_string(g.cells[d]) + ", the cells there");
+        }
+        const bool shared = g.ranks[d] > 1 || g.periodic[d];
+        const std::int64_t widest = shared ? g.cells[d] / g.ranks[d] : most;
+        if (g.ghost[d] < 0 || g.ghost[d] > widest) {
+            return invalid("grid", "ghost cells" + in + std::to_string(g.ghost[d]) + ": must be 0 to " +
+                                       std::to_string(widest) +
+                                       ", the cells of the smallest rank there; use fewer ranks in that dimension");
+        }
+        ranks *= g.ranks[d];
+        if (ranks > std::numeric_limits<std::int32_t>::max()) {
+            return invalid("grid", "more than 2^31 - 1 ranks");
+        }
+    }
+    if (g.reach < neighbours::faces || g.reach > neighbours::corners) {
+        return invalid("grid", "reach: " + std::to_string(static_cast<int>(g.reach)) + ": there is no such value");
+    }
+    return std::nullopt;
+}
+
+/// What is wrong with the arrays of a rank of a valid grid.
+[[nodiscard]] inline std::optional<error_details> wrong(const grid &g, int rank, const rank_arrays &arrays) {
+    const std::string whose = "rank " + std::to_string(rank);
+    if (arrays.empty()) {
+        return invalid("arrays", whose + " has no variables: give each rank one array or more");
+    }
+    const std::array<std::int64_t, 3> e = extents(g, rank);
+    std::optional<std::int64_t> elements = product(e[0], e[1]);
+    elements = elements ? product(*elements, e[2]) : elements;
+    for (std::size_t v = 0; v < arrays.size(); ++v) {
+        const array &one = arrays[v];
+        const std::string what = whose + ", variable " + std::to_string(v) + ": ";
+        if (!elements || one.size != static_cast<std::uint64_t>(*elements)) {
+            return invalid("arrays", what + std::to_string(one.size) + " elements: must be " + std::to_string(e[0]) +
+                                         " x " + std::to_string(e[1]) + " x " + std::to_string(e[2]) +
+                                         ", ghost cells included");
+        }
+        if (one.data == nullptr || one.element_bytes == 0 ||
+            one.element_bytes > std::numeric_limits<std::uint64_t>::max() / 2 / one.size) {
+            return invalid("arrays", what + "the address is null, or elements have no size");
+        }
+        if (one.location != arrays[0].location) {
+            return invalid("arrays", what + "lies on device " + std::to_string(one.location.id()) +
+                                         ", variable 0 on device " + std::to_string(arrays[0].location.id()) +
+                                         ": all of a rank must lie on one device");
+        }
+    }
+    return std::nullopt;
+}
+
+[[nodiscard]] inline std::vector<std::size_t> element_sizes(const rank_arrays &arrays) {
+    std::vector<std::size_t> sizes;
+    for (const array &one : arrays) {
+        sizes.push_back(one.element_bytes);
+    }
+    return sizes;
+}
+
+} // namespace detail
+
+} // namespace mpgpu::halo
+
+#endif // MPGPU_HALO_MESH_HPP

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_HALO_PIECES_HPP
+#define MPGPU_HALO_PIECES_HPP
+
+/// @file
+/// Part of mpgpu/halo.hpp, which programs include: cells that are packed into messages, and who does it.
+
+#include <mpgpu/halo/mesh.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace mpgpu::halo {
+
+/// A box of cells of one array and the same cells in one piece in a message. A plain value, which a kernel can take.
+/// Cell (x, y, z) lies at `cells + x * element_bytes + y * row_bytes + z * plane_bytes`, and in the message at
+/// `message + ((z * count[1] + y) * count[0] + x) * element_bytes`. `message` is aligned to 16 bytes.
+struct piece {
+    std::byte *cells;
+    std::byte *message;
+    std::uint64_t element_bytes;
+    std::uint64_t count[3];    ///< cells of the box; no std::array, which device code may not index
+    std::uint64_t row_bytes;   ///< from a row of the array to the next
+    std::uint64_t plane_bytes; ///< from a plane of the array to the next
+};
+
+/// Which way `launch` copies.
+enum class direction : std::int32_t {
+    pack,  ///< from the cells into the message
+    unpack ///< from the message into the cells
+};
+
+/// Enqueues the copies of a set of pieces, in either a kernel or a host function; called once in each exchange.
+using launch = std::function<void(stream_view)>;
+
+/// Makes a `launch` for pieces of one device. Called when a plan is made, at most twice for each rank. The pieces lie
+/// in host memory and are gone after the call: a copier for CUDA copies them to the device. Pieces do not overlap. The
+/// stream that the `launch` is called with is of that device.
+using copier = std::function<launch(const context &, device, span<const piece>, direction)>;
+
+/// Copies pieces on the calling thread; for arrays and messages that the CPU reaches.
+inline void copy_on_cpu(span<const piece> pieces, direction way) noexcept {
+    for (const piece &p : pieces) {
+        const std::uint64_t bytes = p.count[0] * p.element_bytes;
+        std::byte *message = p.message;
+        for (std::uint64_t z = 0; z < p.count[2]; ++z) {
+            for (std::uint64_t y = 0; y < p.count[1]; ++y, message += bytes) {
+                std::byte *row = p.cells + z * p.plane_bytes + y * p.row_bytes;
+                std::byte *to = way == direction::pack ? message : row;
+                const std::byte *from = way == direction::pack ? row : message;
+                if (bytes == sizeof(std::uint64_t)) { // one cell of the faces in x: a call for each would cost more
+                    std::memcpy(to, from, sizeof(std::uint64_t));
+                } else {
+                    std::memcpy(to, from, bytes);
+                }
+            }
+        }
+    }
+}
+
+/// What MPI is given where messages go to other nodes.
+enum class mpi_memory : std::int32_t {
+    automatic, ///< device memory where MPI says that it takes it, and on the host backend; else staged
+    device,    ///< device memory, whatever MPI says: for an MPI that is GPU-aware and does not say so
+    staged     ///< host memory, with a copy at either end
+};
+
+/// How to exchange.
+struct options {
+    /// Cells that two ranks exchange over one face, edge or corner go straight into the ghost cells, unpacked, where
+    /// they lie in at most this many pieces; each piece of each variable is a transfer. 0: always pack. The largest
+    /// value: never pack.
+    std::uint64_t direct_pieces = 1;
+    /// Packs and unpacks; empty: CPU loops, which only the host backend can use.
+    copier copy;
+    /// How the transfers are planned.
+    plan_options transfers;
+    /// For plans that span nodes.
+    mpi_memory between_nodes = mpi_memory::automatic;
+};
+
+namespace detail {
+
+/// Whether the CPU reaches the memory of all devices: the host backend, which names itself in its description.
+[[nodiscard]] inline bool on_host_backend(const context &ctx) {
+    const std::string text = ctx.describe();
+    return text.substr(0, text.find('\n')).find(", host backend") != std::string::npos;
+}
+
+[[nodiscard]] inline copier cpu_copier() {
+    return [](const context &ctx, device, span<const piece> pieces, direction way) -> launch {
+        // Shared with what is enqueued, which may outlive the plan.
+        const auto kept = std::make_shared<const std::vector<piece>>(pieces.begin(), pieces.end());
+        return [context = ctx.get(), kept, way](stream_view stream) {
+            check(mpgpu::detail::launch_host(context, stream.get(), [kept, way] { copy_on_cpu(*kept, way); }));
+        };
+    };
+}
+
+} // namespace detail
+
+} // namespace mpgpu::halo
+
+#endif // MPGPU_HALO_PIECES_HPP

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_HALO_SCHEDULE_HPP
+#define MPGPU_HALO_SCHEDULE_HPP
+
+/// @file
+/// Part of mpgpu/halo.hpp, which programs include: which cells travel from which rank to which, straight or in
+/// messages.
+
+#include <mpgpu/halo/pieces.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace mpgpu::halo {
+
+namespace detail {
+
+/// Cells of one array that become ghost cells of another: the same number of cells in each dimension.
+struct region {
+    std::array<std::int64_t, 3> source; ///< first cell, in the sender's array
+    std::array<std::int64_t, 3> ghost;  ///< first cell, in the receiver's array
+    std::array<std::int64_t, 3> cells;
+};
+
+/// A region as boxes that lie in one piece in both arrays: `rows` x `planes` of them, each of `length` cells.
+struct pieces_of {
+    std::int64_t length;
+    std::int64_t rows;
+    std::int64_t planes;
+};
+
+[[nodiscard]] inline pieces_of split(const region &r, const std::array<std::int64_t, 3> &from,
+                                     const std::array<std::int64_t, 3> &to) noexcept {
+    const auto whole = [&](std::size_t d) { return r.cells[d] == from[d] && r.cells[d] == to[d]; };
+    if (!whole(0)) {
+        return {r.cells[0], r.cells[1], r.cells[2]};
+    }
+    if (!whole(1)) {
+        return {r.cells[0] * r.cells[1], 1, r.cells[2]};
+    }
+    return {r.cells[0] * r.cells[1] * r.cells[2], 1, 1};
+}
+
+/// Everything that one rank sends to another, which may be itself.
+struct pair {
+    int from;
+    int to;
+    std::vector<region> direct;
+    std::vector<region> packed;
+    bool on_node = true;             ///< both are on one node, or neither is on this one
+    std::uint64_t bytes = 0;         ///< of the message
+    std::uint64_t outbox_offset = 0; ///< of the message in the sender's outbox
+    std::uint64_t inbox_offset = 0;  ///< of the message in the receiver's inbox; a rank reads its own from its outbox
+};
+
+/// All pairs of a grid, by sender, then receiver. All ranks find the same.
+struct schedule {
+    std::vector<pair> pairs;
+    std::vector<std::uint64_t> outbox_bytes; ///< of each rank
+    std::vector<std::uint64_t> inbox_bytes;  ///< of each rank
+};
+
+constexpr std::uint64_t piece_alignment = 16;
+constexpr std::uint64_t message_alignment =
+    256; // as mp_alloc aligns, so that messages are copied as whole allocations are
+
+[[nodiscard]] constexpr std::uint64_t aligned(std::uint64_t bytes, std::uint64_t to) noexcept {
+    return (bytes + to - 1) / to * to;
+}
+
+[[nodiscard]] inline std::uint64_t cells_of(const region &r) noexcept {
+    return static_cast<std::uint64_t>(r.cells[0] * r.cells[1] * r.cells[2]);
+}
+
+/// The rank that lies `step` away in the rank grid, if there is one.
+[[nodiscard]] inline std::optional<int> neighbour(const grid &g, int rank, const std::array<int, 3> &step) noexcept {
+    std::array<int, 3> place = place_of(g, rank);
+    for (std::size_t d = 0; d < 3; ++d) {
+        place[d] += step[d];
+        if (place[d] < 0 || place[d] >= g.ranks[d]) {
+            if (!g.periodic[d]) {
+                return std::nullopt;
+            }
+            place[d] = (place[d] + g.ranks[d]) % g.ranks[d];
+        }
+    }
+    return place[0] + g.ranks[0] * (place[1] + g.ranks[1] * place[2]);
+}
+
+/// What rank `to` gets from the side `step` of it, where rank `from` is.
+[[nodiscard]] inline region region_of(const grid &g, int from, int to, const std::array<int, 3> &step) noexcept {
+    const box source = box_of(g, from);
+    const box own = box_of(g, to);
+    region r{};
+    for (std::size_t d = 0; d < 3; ++d) {
+        // Array index ghost[d] is the first computed cell. Without a step both ranks have the same cells.
+        r.cells[d] = step[d] == 0 ? own.cells[d] : g.ghost[d];
+        r.source[d] = step[d] < 0 ? source.cells[d] : g.ghost[d];
+        r.ghost[d] = step[d] < 0 ? 0 : (step[d] == 0 ? g.ghost[d] : g.ghost[d] + own.cells[d]);
+    }
+    return r;
+}
+
+/// The directions in which a grid has neighbours.
+[[nodiscard]] inline std::vector<std::array<int, 3>> steps_of(const grid &g) {
+    std::vector<std::array<int, 3>> steps;
+    for (int z = -1; z <= 1; ++z) {
+        for (int y = -1; y <= 1; ++y) {
+            for (int x = -1; x <= 1; ++x) {
+                const std::array<int, 3> step = {x, y, z};
+                int crossed = 0;
+                bool ghosts = true;
+                for (std::size_t d = 0; d < 3; ++d) {
+                    crossed += step[d] != 0 ? 1 : 0;
+                    ghosts = ghosts && (step[d] == 0 || g.ghost[d] > 0);
+                }
+                if (crossed > 0 && crossed <= static_cast<int>(g.reach) && ghosts) {
+                    steps.push_back(step);
+                }
+            }
+        }
+    }
+    return steps;
+}
+
+/// `here(rank)`: whether a rank is on this node. Between nodes all is packed. Ranks of one node find the same for all
+/// pairs that one of them is in.
+template <class Here>
+[[nodiscard]] schedule schedule_of(const grid &g, const std::vector<std::size_t> &element_bytes,
+                                   std::uint64_t direct_pieces, const Here &here) {
+    const auto ranks = static_cast<std::size_t>(rank_count(g));
+    const std::vector<std::array<int, 3>> steps = steps_of(g);
+    schedule all;
+    all.outbox_bytes.assign(ranks, 0);
+    all.inbox_bytes.assign(ranks, 0);
+    for (int from = 0; from < static_cast<int>(ranks); ++from) {
+        const std::size_t first = all.pairs.size();
+        for (const std::array<int, 3> &step : steps) {
+            const std::optional<int> to = neighbour(g, from, {-step[0], -step[1], -step[2]});
+            if (!to) {
+                continue;
+            }
+            auto found = std::find_if(all.pairs.begin() + static_cast<std::ptrdiff_t>(first), all.pairs.end(),
+                                      [&](const pair &p) { return p.to == *to; });
+            if (found == all.pairs.end()) {
+                pair made{};
+                made.from = from;
+                made.to = *to;
+                made.on_node = here(from) == here(*to);
+                found = all.pairs.insert(found, std::move(made));
+            }
+            const region r = region_of(g, from, *to, step);
+            const pieces_of pieces = split(r, extents(g, from), extents(g, *to));
+            const bool direct =
+                found->on_node && static_cast<std::uint64_t>(pieces.rows * pieces.planes) <= direct_pieces;
+            (direct ? found->direct : found->packed).push_back(r);
+        }
+        std::sort(all.pairs.begin() + static_cast<std::ptrdiff_t>(first), all.pairs.end(),
+                  [](const pair &a, const pair &b) { return a.to < b.to; });
+    }
+    for (pair &p : all.pairs) {
+        for (const region &r : p.packed) {
+            for (const std::size_t bytes : element_bytes) {
+                p.bytes += aligned(cells_of(r) * bytes, piece_alignment);
+            }
+        }
+        std::uint64_t &outbox = all.outbox_bytes[static_cast<std::size_t>(p.from)];
+        std::uint64_t &inbox = all.inbox_bytes[static_cast<std::size_t>(p.to)];
+        p.outbox_offset = outbox;
+        outbox += aligned(p.bytes, message_alignment);
+        if (p.from != p.to) {
+            p.inbox_offset = inbox;
+            inbox += aligned(p.bytes, message_alignment);
+        }
+    }
+    return all;
+}
+
+/// The packed regions of a message as pieces between `message` and either end's arrays.
+inline void add_pieces(std::vector<piece> &pieces, const pair &p, const grid &g, const rank_arrays &arrays,
+                       std::byte *message, direction way) {
+    const std::array<std::int64_t, 3> e = extents(g, way == direction::pack ? p.from : p.to);
+    for (const region &r : p.packed) {
+        const std::array<std::int64_t, 3> &at = way == direction::pack ? r.source : r.ghost;
+        for (const array &one : arrays) {
+            const auto row = static_cast<std::uint64_t>(e[0]) * one.element_bytes;
+            const auto plane = static_cast<std::uint64_t>(e[1]) * row;
+            std::byte *cells = static_cast<std::byte *>(one.data) +
+                               static_cast<std::uint64_t>(at[0]) * one.element_bytes +
+                               static_cast<std::uint64_t>(at[1]) * row + static_cast<std::uint64_t>(at[2]) * plane;
+            pieces.push_back({cells,
+                              message,
+                              one.element_bytes,
+                              {static_cast<std::uint64_t>(r.cells[0]), static_cast<std::uint64_t>(r.cells[1]),
+                               static_cast<std::uint64_t>(r.cells[2])},
+                              row,
+                              plane});
+            message += aligned(cells_of(r) * one.element_bytes, piece_alignment);
+        }
+    }
+}
+
+/// The transfers of the regions that go straight into the ghost cells.
+inline void add_direct(std::vector<transfer> &transfers, const pair &p, const grid &g, const rank_arrays &from,
+                       const rank_arrays &to) {
+    const std::array<std::int64_t, 3> source = extents(g, p.from);
+    const std::array<std::int64_t, 3> ghost = extents(g, p.to);
+    const auto offset = [](const std::array<std::int64_t, 3> &at, const std::array<std::int64_t, 3> &e, std::int64_t y,
+                           std::int64_t z) { return at[0] + e[0] * (at[1] + y + e[1] * (at[2] + z)); };
+    for (const region &r : p.direct) {
+        const pieces_of pieces = split(r, source, ghost);
+        for (std::size_t v = 0; v < from.size(); ++v) {
+            const auto bytes = static_cast<std::int64_t>(from[v].element_bytes);
+            for (std::int64_t z = 0; z < pieces.planes; ++z) {
+                for (std::int64_t y = 0; y < pieces.rows; ++y) {
+                    transfer copy{};
+                    copy.dst = static_cast<std::byte *>(to[v].data) + offset(r.ghost, ghost, y, z) * bytes;
+                    copy.dst_device = to[v].location.id();
+                    copy.src = static_cast<const std::byte *>(from[v].data) + offset(r.source, source, y, z) * bytes;
+                    copy.src_device = from[v].location.id();
+                    copy.bytes = static_cast<std::uint64_t>(pieces.length * bytes);
+                    transfers.push_back(copy);
+                }
+            }
+        }
+    }
+}
+
+} // namespace detail
+
+} // namespace mpgpu::halo
+
+#endif // MPGPU_HALO_SCHEDULE_HPP
