@@ -234,7 +234,6 @@ fn trace_measures_on_the_host_backend_and_says_what_that_is() {
 }
 
 #[test]
-<<<<<<< HEAD
 fn bench_puts_with_signal_into_another_process_and_checks_the_bytes_there() {
     let folder = Folder::new("puts");
     let file = folder.file("puts.json");
@@ -250,7 +249,9 @@ fn bench_puts_with_signal_into_another_process_and_checks_the_bytes_there() {
     let latency = |size: u64| (Some("put_latency"), Some(size), Some(size));
     assert_eq!(found, [put(100), put(300_000)].concat().into_iter().chain([latency(100), latency(300_000)]).collect::<Vec<_>>());
     assert!(results.iter().all(|r| r["verified"] == true && r["mpgpu"]["total"]["median"].as_f64() > Some(0.0)), "{results:?}");
-=======
+}
+
+#[test]
 fn the_names_of_this_machine_are_known_wherever_a_machine_is_named() {
     if mpgpu::backend::cuda::device_count().is_ok() {
         return;
@@ -265,7 +266,6 @@ fn the_names_of_this_machine_are_known_wherever_a_machine_is_named() {
         let sim = error(&["sim", "--topology", name, "gpu0:gpu1"]);
         assert!(tune.contains("name a preset") && sim.contains("name a preset"), "{tune}{sim}");
     }
->>>>>>> eb7c668 (mpgpu: topologies may be named discovered and probed wherever a machine is taken)
 }
 
 #[test]
