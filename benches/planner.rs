@@ -3,12 +3,81 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use mpgpu::backend::MemoryKind;
 use mpgpu::plan::{Options, Shape, plan, validate};
-use mpgpu::topology::{DeviceId, Machine, preset};
+use mpgpu::topology::{DeviceId, Machine, parse, preset};
+use std::fmt::Write;
 use std::hint::black_box;
 
 fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     let kind = |device: i32| if device < 0 { MemoryKind::Pinned } else { MemoryKind::Device };
     Shape { dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
+}
+
+/// So many GPUs behind one NVSwitch, each two with host memory of their own, as in a rack of Grace and Blackwell. Simulated: rates are round figures.
+fn domain(gpus: u32) -> Machine {
+    let names = |name: &str, count: u32, kind: &str| {
+        (0..count).map(|i| format!("{{ name = \"{name}{i}\", kind = \"{kind}\", peer = false }},\n")).collect::<String>()
+    };
+    let hosts = gpus / 2;
+    let devices = names("gpu", gpus, "gpu") + &names("host", hosts, "host");
+    let mut text = format!("name = \"domain\"\nnode = [\n{}", devices.replace(", peer = false", ""));
+    text += &names("grace", hosts, "switch");
+    text += "{ name = \"nvswitch\", kind = \"switch\", peer = true },\n]\n";
+    let mut links = |kind: &str, bandwidth: f64, ends: Vec<String>| {
+        writeln!(text, "[[link]]\nkind = \"{kind}\"\nbandwidth = {bandwidth:e}\nbetween = [{}]", ends.join(", ")).expect("text");
+    };
+    links("nvlink", 792e9, (0..gpus).map(|gpu| format!("[\"gpu{gpu}\", \"nvswitch\"]")).collect());
+    links("nvlink", 200e9, (0..gpus).map(|gpu| format!("[\"gpu{gpu}\", \"grace{}\"]", gpu / 2)).collect());
+    links("host", 400e9, (0..hosts).map(|host| format!("[\"grace{host}\", \"host{host}\"]")).collect());
+    Machine::new(parse(&text).expect("a topology")).expect("a machine")
+}
+
+/// What every rank of a periodic grid sends to its 26 neighbours: faces, edges, corners of these bytes.
+fn halo(sides: [i32; 3], bytes: [u64; 3]) -> Vec<Shape> {
+    let steps: Vec<[i32; 3]> = (0..27).map(|i| [i % 3 - 1, i / 3 % 3 - 1, i / 9 - 1]).filter(|step| *step != [0; 3]).collect();
+    let mut batch = Vec::new();
+    for rank in 0..sides.iter().product() {
+        let place = [rank % sides[0], rank / sides[0] % sides[1], rank / sides[0] / sides[1]];
+        for step in &steps {
+            let [x, y, z] = [0, 1, 2].map(|axis| (place[axis] + step[axis]).rem_euclid(sides[axis]));
+            let neighbour = x + sides[0] * (y + sides[1] * z);
+            let distance = step.iter().filter(|s| **s != 0).count();
+            batch.extend((neighbour != rank).then(|| shape(rank, neighbour, bytes[distance - 1])));
+        }
+    }
+    batch
+}
+
+fn all_to_all(gpus: i32, bytes: u64) -> Vec<Shape> {
+    (0..gpus).flat_map(|i| (0..gpus).filter(move |&j| j != i).map(move |j| shape(i, j, bytes))).collect()
+}
+
+/// One NVLink domain of 16 and of 72 GPUs, and very many transfers.
+fn large(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("large");
+    group.sample_size(10);
+    let mut bench = |title: String, machine: &Machine, batch: &[Shape]| {
+        group.bench_function(title, |b| b.iter(|| plan(black_box(machine), black_box(batch), &Options::default()).expect("a plan")));
+    };
+    for (gpus, sides) in [(16, [4, 2, 2]), (72, [6, 4, 3])] {
+        let machine = domain(gpus as u32);
+        bench(format!("{gpus} GPUs: one copy of 256 MiB"), &machine, &[shape(0, 1, 256 << 20)]);
+        let ring: Vec<Shape> = (0..gpus).map(|i| shape(i, (i + 1) % gpus, 128 << 20)).collect();
+        bench(format!("{gpus} GPUs: ring, 128 MiB"), &machine, &ring);
+        for (what, bytes) in [("240 kB", [240_000, 2_400, 24]), ("16 MiB", [16 << 20, 160 << 10, 1 << 10])] {
+            let all = halo(sides, bytes);
+            let own: Vec<Shape> = all.iter().copied().filter(|shape| shape.src_device == DeviceId::gpu(0)).collect();
+            bench(format!("{gpus} GPUs: 26 neighbours of one, faces of {what}"), &machine, &own);
+            bench(format!("{gpus} GPUs: 26 neighbours of all, faces of {what}"), &machine, &all);
+        }
+        for of in [8, 16, 72].into_iter().filter(|of| *of <= gpus) {
+            bench(format!("{gpus} GPUs: all-to-all of {of}, 64 MiB"), &machine, &all_to_all(of, 64 << 20));
+        }
+    }
+    let machine = Machine::new(preset("beluga").expect("a preset")).expect("a machine");
+    let pairs = [(0, 1), (1, 0), (2, 3), (3, 2)];
+    let pieces: Vec<Shape> = (0..100_000).map(|i| shape(pairs[i % 4].0, pairs[i % 4].1, [24, 2_400, 240_000][i / 4 % 3])).collect();
+    bench("beluga: 100,000 pieces between two pairs".into(), &machine, &pieces);
+    group.finish();
 }
 
 fn benchmark(criterion: &mut Criterion) {
@@ -21,8 +90,7 @@ fn benchmark(criterion: &mut Criterion) {
     let halo = [(6, 240_000), (12, 2_400), (8, 24)].iter().flat_map(|&(n, bytes)| vec![shape(0, 1, bytes); n]).collect();
     cases.push(("hgx-h200: 26 halo messages".into(), "hgx-h200", halo));
     for name in ["hgx-h200", "dgx1-v100"] {
-        let all = (0..8).flat_map(|i| (0..8).filter(move |&j| j != i).map(move |j| shape(i, j, 64 << 20))).collect();
-        cases.push((format!("{name}: all-to-all, 56 transfers of 64 MiB"), name, all));
+        cases.push((format!("{name}: all-to-all, 56 transfers of 64 MiB"), name, all_to_all(8, 64 << 20)));
     }
     let ring = (0..4).map(|i| shape(i, (i + 1) % 4, 128 << 20)).collect();
     cases.push(("beluga: ring of 4, 128 MiB".into(), "beluga", ring));
@@ -41,5 +109,5 @@ fn benchmark(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, benchmark);
+criterion_group!(benches, benchmark, large);
 criterion_main!(benches);

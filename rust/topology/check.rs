@@ -5,8 +5,8 @@ use super::{Costs, Link, LinkId, NodeId, NodeKind, Topology, TopologyError};
 use ahash::AHashMap;
 use std::ops::RangeInclusive;
 
-/// The most GPUs and host NUMA domains together.
-pub const MAX_DEVICES: usize = 64;
+/// The most GPUs and host NUMA domains together. The largest NVLink domains have 72 GPUs and 36 hosts.
+pub const MAX_DEVICES: usize = 128;
 /// The most switches.
 pub const MAX_SWITCHES: usize = 256;
 /// The most directed links.
