@@ -3,7 +3,7 @@
 //!
 //! | order | what it does |
 //! | --- | --- |
-//! | `join INBOX COUNTER` | maps the bench's memory, for `echo` |
+//! | `join INBOX COUNTER` | maps the bench's memory, for `echo`, and puts once |
 //! | `poison`, `check` | its inbox: makes every byte wrong; compares every byte |
 //! | `await VALUE` | blocks until its counter has been raised to VALUE |
 //! | `echo put\|signal FIRST TRIPS` | enqueues: wait for its counter, answer with a put and a signal, or with the signal alone |
@@ -152,7 +152,13 @@ pub fn run(arguments: &PeerArguments) -> Result<String, Failure> {
         let words: Vec<&str> = line.split(' ').collect();
         let mut obey = || -> Result<(), Failure> {
             match words[..] {
-                ["join", inbox, counter] => bench = Some(Mapped::new(&context, &format!("{inbox} {counter}"))?),
+                ["join", inbox, counter] => {
+                    let mapped = Mapped::new(&context, &format!("{inbox} {counter}"))?;
+                    // Once now: what a first execution sets up may wait for the device, which `echo` lets wait for the bench.
+                    mapped.put(&side.buffers.transfers[0], &PlanOptions::default())?.enqueue(stream)?;
+                    context.synchronize_stream(stream)?;
+                    bench = Some(mapped);
+                }
                 ["poison"] => side.buffers.poison(&mut *plain)?,
                 ["check"] => side.buffers.check(&mut *plain, &pattern)?,
                 ["await", value] => context.wait_signal(side.at(value.parse()?), PATIENCE_SECONDS)?,

@@ -98,6 +98,9 @@ impl Bench<'_> {
         let [stream, opener] = [self.context.create_stream(HERE)?, self.context.create_stream(HERE)?];
         let put = peer.memory.put(&side.buffers.transfers[0], &self.options)?;
 
+        // Once before the gate is closed: what a first execution sets up may wait for the device.
+        put.enqueue(stream)?;
+        self.context.synchronize_stream(stream)?;
         side.buffers.poison(&mut **self.plain.borrow_mut())?;
         peer.tell("poison")?;
         let rounds = self.repeat.unwrap_or(TURNS);
