@@ -48,7 +48,7 @@ pub(crate) fn lower<K: PartialEq>(
     staged: &[StagedPath],
 ) -> Program {
     let mut program = Program { transfers, ..Program::default() };
-    // Direct copies of one device pair share a lane: they would share the link anyway, and a lane costs a stream and an event.
+    // A lane costs a stream and an event.
     let mut lanes: Vec<(K, LaneId)> = Vec::new();
     for op in direct {
         let key = lane_key(op);

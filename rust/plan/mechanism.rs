@@ -3,7 +3,8 @@
 //! A plain copy costs `issue` on the host for each message; a batched call and a kernel cost more once and less per message, and
 //! the kernel moves bytes a little slower than a copy engine. So a kernel is worth a message that it delays by less than the
 //! message's own issue: `bytes / rate · (1 / efficiency − 1) ≤ issue`. Below that size the model compares the three for all
-//! messages of a device.
+//! messages of a device. Above it several messages between the same two GPUs are one batched call, which leaves no gap between them
+//! (readings, two H200: eight of 16 MiB 371 us one by one and 349 batched, two of 64 MiB 350 and 346).
 
 use super::candidates::Candidate;
 use super::choose::Share;
@@ -12,7 +13,7 @@ use super::program::{Mechanism, Op, Program};
 use super::{Engine, Options, Shape};
 use crate::backend::MemoryKind;
 use crate::model::{Flow, finish};
-use crate::topology::{Costs, DeviceId, Machine};
+use crate::topology::{Costs, DeviceId, LinkId, Machine};
 use std::collections::BTreeMap;
 
 /// One direct operation and the flows that it starts.
@@ -20,12 +21,45 @@ pub(super) struct Launch {
     pub op: DirectOp,
     /// Indices into the shares.
     pub shares: Vec<usize>,
+    /// The two GPUs between which it copies, unless it fuses small messages.
+    between: Option<(DeviceId, DeviceId)>,
+}
+
+/// The lane of direct operations.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub(super) enum LaneKey {
+    /// Copies from a GPU to others that leave it by this link. They follow each other in any case, and in one lane they do so in the
+    /// order that they were given ([`take_turns`]); in lanes of their own the driver takes them as it likes, a graph's above all: an
+    /// all-to-all of four H200 with 16 MiB took 204 us, and 173 in streams. Where every pair is wired, each has a link of its own.
+    From(DeviceId, LinkId),
+    /// Copies between these two, which would share the way anyway.
+    Between(DeviceId, DeviceId),
+    /// What a device fuses.
+    Fused(DeviceId),
+}
+
+fn copy_lane(machine: &Machine, (src, dst): (DeviceId, DeviceId)) -> LaneKey {
+    let first_link = between_gpus((src, dst)).and_then(|_| machine.route(src, dst)?.links.first());
+    first_link.map_or(LaneKey::Between(src, dst), |link| LaneKey::From(src, *link))
+}
+
+fn between_gpus(pair: (DeviceId, DeviceId)) -> Option<(DeviceId, DeviceId)> {
+    (pair.0 != pair.1 && !pair.0.is_host() && !pair.1.is_host()).then_some(pair)
+}
+
+/// Whether one call for so many large copies takes less than a call for each.
+fn gains_by_batch(costs: &Costs, copies: usize) -> bool {
+    copies > 1 && costs.batch + costs.batch_segment * copies as f64 <= costs.copy + costs.issue * (copies - 1) as f64
+}
+
+fn is_in_device_memory(shape: &Shape) -> bool {
+    shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device
 }
 
 /// What the model expects of operations that are issued in this order, one flow for each share. `members` are indices into `shares`.
 ///
-/// Plain copies of one lane follow each other: the next starts `issue` after the last one's end, which the readings show as well for
-/// large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
+/// Plain copies of one lane ([`LaneKey`]) follow each other: the next starts `issue` after the last
+/// one's end, which the readings show as well for large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
 pub(super) fn flows<'a>(
     machine: &Machine,
     batch: &[Shape],
@@ -34,7 +68,7 @@ pub(super) fn flows<'a>(
     operations: impl Iterator<Item = (Mechanism, &'a [usize])>,
 ) -> Vec<(usize, Flow<'a>)> {
     let costs = machine.costs();
-    let mut lanes: Vec<((DeviceId, DeviceId), f64)> = Vec::new();
+    let mut lanes: Vec<(LaneKey, f64)> = Vec::new();
     let mut flows = Vec::new();
     for (order, (mechanism, members)) in operations.enumerate() {
         let messages = members.len() as f64;
@@ -46,14 +80,14 @@ pub(super) fn flows<'a>(
             };
         if let (Mechanism::Copy, &[at]) = (mechanism, members) {
             let candidate = &candidates[shares[at].candidate];
-            let pair = pair(&batch[candidate.transfer as usize]);
+            let key = copy_lane(machine, pair(&batch[candidate.transfer as usize]));
             let busy = shares[at].bytes as f64 / candidate.model.rate;
-            match lanes.iter_mut().find(|lane| lane.0 == pair) {
+            match lanes.iter_mut().find(|lane| lane.0 == key) {
                 Some((_, end)) => {
                     head = head.max(*end + costs.issue);
                     *end = head + busy;
                 }
-                None => lanes.push((pair, head + busy)),
+                None => lanes.push((key, head + busy)),
             }
         }
         let efficiency = if mechanism == Mechanism::Kernel { costs.kernel_efficiency } else { 1.0 };
@@ -68,12 +102,14 @@ pub(super) fn flows<'a>(
 /// Operations for the direct shares among `shares`, in the order in which they are issued.
 pub(super) fn launches(machine: &Machine, batch: &[Shape], options: &Options, candidates: &[Candidate], shares: &[Share]) -> Vec<Launch> {
     let shape = |at: usize| &batch[candidates[shares[at].candidate].transfer as usize];
+    let costs = machine.costs();
     let mut direct: Vec<(DeviceId, usize)> = (0..shares.len())
         .filter(|&at| candidates[shares[at].candidate].via.is_none())
         .map(|at| (copying_device(shape(at).src_device, shape(at).dst_device), at))
         .collect();
     direct.sort();
     let mut launches = Vec::new();
+    let all_direct = direct.len() == shares.len();
     for group in direct.chunk_by(|a, b| a.0 == b.0) {
         let device = group[0].0;
         let mut fused: Vec<usize> = Vec::new();
@@ -87,27 +123,30 @@ pub(super) fn launches(machine: &Machine, batch: &[Shape], options: &Options, ca
             plain.append(&mut fused);
             plain.sort_unstable();
         }
-        let mut launch = |mechanism, members: &[usize]| {
+        let mut launch = |mechanism, members: &[usize], between| {
             let pieces = members.iter().map(|&at| piece(candidates, &shares[at])).collect();
-            launches.push(Launch { op: DirectOp { device, also: None, mechanism, pieces }, shares: members.to_vec() });
+            launches.push(Launch { op: DirectOp { device, also: None, mechanism, pieces }, shares: members.to_vec(), between });
         };
         // Large copies first: they take longest.
-        plain.iter().for_each(|&at| launch(Mechanism::Copy, &[at]));
+        if all_direct {
+            plain.sort_by_key(|&at| pair(shape(at)));
+        }
+        for alike in plain.chunk_by(|&a, &b| pair(shape(a)) == pair(shape(b))) {
+            let between = between_gpus(pair(shape(alike[0])));
+            let in_device_memory = alike.iter().all(|&at| is_in_device_memory(shape(at)));
+            if between.is_some() && in_device_memory && all_direct && options.engine == Engine::Auto && gains_by_batch(costs, alike.len()) {
+                launch(Mechanism::Batch, alike, between);
+            } else {
+                alike.iter().for_each(|at| launch(Mechanism::Copy, std::slice::from_ref(at), between));
+            }
+        }
         if !fused.is_empty() {
-            launch(mechanism, &fused);
+            launch(mechanism, &fused, None);
         }
     }
-    take_turns(machine, batch, &mut launches);
-    free_ends(machine, batch, &mut launches);
+    take_turns(machine, &mut launches);
+    free_ends(machine, &mut launches);
     launches
-}
-
-/// The two GPUs of a plain copy between two.
-fn ends(batch: &[Shape], launch: &Launch) -> Option<(DeviceId, DeviceId)> {
-    match (launch.op.mechanism, pair(&batch[launch.op.pieces[0].transfer as usize])) {
-        (Mechanism::Copy, (src, dst)) if src != dst && !src.is_host() && !dst.is_host() => Some((src, dst)),
-        _ => None,
-    }
 }
 
 /// Orders plain copies between GPUs so that at any time no two of them write to the same GPU, if that is possible: the first of each
@@ -116,9 +155,9 @@ fn ends(batch: &[Shape], launch: &Launch) -> Option<(DeviceId, DeviceId)> {
 /// Copies that leave from one GPU follow each other even in streams of their own. In the order of their destinations' numbers, an
 /// all-to-all of four GPUs begins with three that all write to GPU 0, and takes six times as long as one copy: 1057 us for 64 MiB were
 /// read (`docs/performance.md`), of which one takes 169. By neighbours it is three times.
-fn take_turns(machine: &Machine, batch: &[Shape], launches: &mut [Launch]) {
+fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     let gpus = i64::from(machine.gpu_count());
-    launches.sort_by_key(|launch| match ends(batch, launch) {
+    launches.sort_by_key(|launch| match launch.between {
         Some((src, dst)) => (i64::from(dst.0) - i64::from(src.0)).rem_euclid(gpus),
         None if launch.op.mechanism == Mechanism::Copy => 0,
         // After the large copies, as on each device.
@@ -126,22 +165,36 @@ fn take_turns(machine: &Machine, batch: &[Shape], launches: &mut [Launch]) {
     });
 }
 
+/// Whether copies of one lane go to different GPUs, by turns.
+pub(super) fn are_turns(machine: &Machine, launches: &[Launch]) -> bool {
+    let mut to: Vec<(LaneKey, DeviceId)> = Vec::new();
+    let lanes = launches.iter().filter(|launch| launch.op.also.is_none()).filter_map(|launch| launch.between);
+    lanes.map(|pair| (copy_lane(machine, pair), pair.1)).any(|(key, dst)| match to.iter().find(|lane| lane.0 == key) {
+        Some(first) => first.1 != dst,
+        None => {
+            to.push((key, dst));
+            false
+        }
+    })
+}
+
 /// Lets either end issue plain copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs. That
 /// saves `join` for the lane, which holds all plain copies between the two, and costs `pull` for each; and because copies that one GPU
 /// issues may follow each other (see [`take_turns`]), it may cost the time that the lane itself takes.
-fn free_ends(machine: &Machine, batch: &[Shape], launches: &mut [Launch]) {
+fn free_ends(machine: &Machine, launches: &mut [Launch]) {
     let costs = machine.costs();
     let mut losses: BTreeMap<(DeviceId, DeviceId), f64> = BTreeMap::new();
     for launch in &*launches {
-        if let Some((src, dst)) = ends(batch, launch)
+        if let Some((src, dst)) = launch.between
             && let Some(route) = machine.route(src, dst)
         {
-            *losses.entry((src, dst)).or_default() += costs.pull + launch.op.pieces[0].bytes as f64 / route.bandwidth;
+            let bytes: u64 = launch.op.pieces.iter().map(|piece| piece.bytes).sum();
+            *losses.entry((src, dst)).or_default() += costs.pull + bytes as f64 / route.bandwidth;
         }
     }
     for launch in launches {
         let worth = |ends: &(DeviceId, DeviceId)| losses.get(ends).is_some_and(|loss| *loss < costs.join);
-        launch.op.also = ends(batch, launch).filter(worth).map(|(_, dst)| dst);
+        launch.op.also = launch.between.filter(worth).map(|(_, dst)| dst);
     }
 }
 
@@ -199,7 +252,7 @@ fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: 
     match options.engine {
         Engine::Auto | Engine::Graph => !pays_alone(costs, share.bytes as f64, candidate.model.rate),
         Engine::Batch => true,
-        Engine::Kernel => shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device,
+        Engine::Kernel => is_in_device_memory(shape),
         Engine::Stream => false,
     }
 }
@@ -225,10 +278,7 @@ fn choose(
         finish(machine, flows.into_iter().map(|flow| flow.1), operations)
     };
     // A kernel runs on a GPU and would read or write host memory through the bus, word by word.
-    let in_device_memory = members.iter().all(|&at| {
-        let shape = &batch[candidates[shares[at].candidate].transfer as usize];
-        shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device
-    });
+    let in_device_memory = members.iter().all(|&at| is_in_device_memory(&batch[candidates[shares[at].candidate].transfer as usize]));
     let mut best = (seconds(Mechanism::Copy), Mechanism::Copy);
     for mechanism in [Mechanism::Batch, Mechanism::Kernel] {
         // A graph has no node for a batch.
@@ -243,11 +293,19 @@ fn choose(
     best.1
 }
 
-/// Plain copies between the same two devices share a lane; whatever is fused has its own.
-pub(super) fn lane_key(batch: &[Shape]) -> impl Fn(&DirectOp) -> (DeviceId, Option<DeviceId>) + '_ {
+/// Which operations follow each other on the device. A lane that either end may issue holds the copies of its two alone.
+pub(super) fn lane_key<'a>(machine: &'a Machine, batch: &'a [Shape]) -> impl Fn(&DirectOp) -> LaneKey + 'a {
     |op| {
-        let (src, dst) = pair(&batch[op.pieces[0].transfer as usize]);
-        if op.mechanism == Mechanism::Copy { (src, Some(dst)) } else { (op.device, None) }
+        let mut pairs = op.pieces.iter().map(|piece| pair(&batch[piece.transfer as usize]));
+        let (src, dst) = pairs.next().unwrap_or((op.device, op.device));
+        match op.mechanism {
+            _ if op.also.is_some() => LaneKey::Between(src, dst),
+            Mechanism::Copy => copy_lane(machine, (src, dst)),
+            Mechanism::Batch if between_gpus((src, dst)).is_some() && pairs.all(|pair| pair == (src, dst)) => {
+                copy_lane(machine, (src, dst))
+            }
+            Mechanism::Batch | Mechanism::Kernel => LaneKey::Fused(op.device),
+        }
     }
 }
 

@@ -241,11 +241,15 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     };
     let one_path = field.one_path().map_err(no_room)?;
     let single = Schedule::new(&field, one_path);
+    let measured = options.tuned.is_some_and(|tuned| tuned.several);
     let mut chosen = None;
-    let several = if batch.len() > kinds::MANY { field.several_paths_by_kind(single.finish) } else { field.several_paths(single.finish) };
-    if let Some(shares) = several {
+    if !measured && mechanism::are_turns(machine, &single.launches) {
+        let others = field.candidates.iter().zip(&mut field.out).filter(|(candidate, _)| candidate.via.is_some());
+        others.for_each(|(_, out)| *out = Some(Reason::Turns));
+    } else if let Some(shares) =
+        if batch.len() > kinds::MANY { field.several_paths_by_kind(single.finish) } else { field.several_paths(single.finish) }
+    {
         let several = Schedule::new(&field, shares);
-        let measured = options.tuned.is_some_and(|tuned| tuned.several);
         if measured || several.finish <= single.finish * (1.0 - LEAST_GAIN) {
             chosen = Some(several);
         } else {
@@ -319,7 +323,11 @@ impl Schedule {
         }
         let issue = if operations > launches.len() { issue } else { costs.issue };
         let issued = if operations == 0 { 0.0 } else { costs.copy + issue * (operations - 1) as f64 };
-        let finish = finish_issued(machine, flows.into_iter().map(|flow| flow.1), issued);
+        // The caller's stream is on one GPU, and what others issue is joined with it, as staged paths are.
+        let mut issuers = launches.iter().filter(|launch| launch.op.also.is_none()).map(|launch| launch.op.device);
+        let first = issuers.next();
+        let joins = operations == launches.len() && issuers.any(|device| Some(device) != first);
+        let finish = finish_issued(machine, flows.into_iter().map(|flow| flow.1), issued) + if joins { costs.join } else { 0.0 };
         Schedule { shares, launches, ends, finish }
     }
 
@@ -357,7 +365,7 @@ impl Schedule {
         }
         let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();
         let bytes = batch.iter().map(|shape| shape.bytes).collect();
-        let program = lower(bytes, &direct, mechanism::lane_key(batch), &staged);
+        let program = lower(bytes, &direct, mechanism::lane_key(machine, batch), &staged);
         let executor = mechanism::executor(machine, batch, options, &program);
         Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.finish, one_path }
     }

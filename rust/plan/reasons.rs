@@ -61,6 +61,7 @@ impl Reason {
             Reason::FixedCost { .. } => "fixed_cost",
             Reason::NoShare => "no_share",
             Reason::NotFaster { .. } => "not_faster",
+            Reason::Turns => "turns",
             Reason::Staging { .. } => "staging",
         }
     }
@@ -94,6 +95,7 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
         (Reason::NotFaster { seconds, one_path }, _) => {
             format!("several paths would take {}, one path {}: too little gain to risk it", time(*seconds), time(*one_path))
         }
+        (Reason::Turns, _) => "copies of one GPU go to several others by turns, which parts of uneven size would upset".into(),
         (Reason::Staging { ring_bytes }, _) => {
             format!("the staging bound leaves its ring {}; more staging_bytes would admit it", size(*ring_bytes))
         }

@@ -2,8 +2,8 @@
 
 use mpgpu::backend::MemoryKind;
 use mpgpu::model::{Flow, PathModel, finish};
-use mpgpu::plan::{Engine, Mechanism, Options, Place, Plan, PlanError, Reason, Shape, plan, validate};
-use mpgpu::topology::{DeviceId, Machine, preset, preset_names};
+use mpgpu::plan::{Engine, Mechanism, Options, Place, Plan, PlanError, Reason, Shape, Tuned, plan, validate};
+use mpgpu::topology::{DeviceId, Machine, Topology, preset, preset_names};
 use mpgpu::tune::{Campaign, Case, Score, Search, Simulated};
 use std::collections::BTreeMap;
 
@@ -483,6 +483,53 @@ fn in_an_all_to_all_no_two_copies_of_one_turn_leave_from_or_arrive_at_the_same_g
             assert_eq!((distinct(|t| t.0), distinct(|t| t.1)), (turn.len(), turn.len()), "{name}");
         }
     }
+}
+
+#[test]
+fn copies_that_leave_a_gpu_by_one_link_share_a_lane_in_their_order_and_take_one_path() {
+    let batch = all_to_all(64 * MIB);
+    let h200 = machine("hgx-h200");
+    let plan = planned(&h200, &batch, &Options::default());
+    assert_eq!((plan.program.lanes.len(), plan.program.ops.len()), (4, 12), "{}", plan.describe(&h200));
+    let reasons = |plan: &Plan| plan.transfers.iter().flat_map(|t| &t.rejected).any(|rejected| rejected.reason == Reason::Turns);
+    assert!(reasons(&plan) && plan.describe(&h200).contains("by turns"));
+    // Whoever has measured that several paths gain has them.
+    let tuned = Options { tuned: Some(Tuned { several: true, ..Tuned::default() }), ..Options::default() };
+    assert!(!planned(&h200, &batch, &tuned).program.rings.is_empty());
+    // Where every two GPUs are wired each copy has a link to itself.
+    let mesh = machine("gh200-4");
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    assert_eq!(planned(&mesh, &batch, &one_path).program.lanes.len(), 12);
+    assert!(!reasons(&planned(&mesh, &batch, &Options::default())));
+}
+
+#[test]
+fn several_large_messages_between_two_gpus_are_one_batched_call() {
+    let h200 = machine("hgx-h200");
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let mechanisms = |batch: &[Shape], options: &Options| {
+        planned(&h200, batch, options).program.ops.iter().map(|op| (op.mechanism, op.copies.len())).collect::<Vec<_>>()
+    };
+    let large = |dst| shape(0, dst, 64 * MIB);
+    assert_eq!(mechanisms(&[large(1), large(2), large(1), large(2)], &one_path), [(Mechanism::Batch, 2); 2]);
+    assert_eq!(mechanisms(&[large(1), large(2)], &one_path), [(Mechanism::Copy, 1); 2]);
+    assert_eq!(mechanisms(&[large(-1), large(-1)], &one_path), [(Mechanism::Copy, 1); 2]);
+    assert_eq!(mechanisms(&[large(1), large(1)], &Options { engine: Engine::Stream, ..one_path }), [(Mechanism::Copy, 1); 2]);
+    assert_eq!(mechanisms(&[large(1), large(1), shape(0, 1, 8), shape(0, 1, 16)], &one_path)[0], (Mechanism::Batch, 2));
+}
+
+#[test]
+fn a_plan_that_several_gpus_issue_is_joined() {
+    let mut topology = preset("hgx-h200").expect("a preset");
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let with = |topology: &Topology| planned(&Machine::new(topology.clone()).expect("well formed"), &ring(), &one_path).predicted;
+    fn ring() -> Vec<Shape> {
+        (0..4).map(|gpu| shape(gpu, (gpu + 1) % 4, 16 * MIB)).collect()
+    }
+    topology.costs.join = 0.0;
+    let apart = with(&topology);
+    topology.costs.join = 5e-6;
+    assert!((with(&topology) - apart - 5e-6).abs() < 1e-12);
 }
 
 #[test]

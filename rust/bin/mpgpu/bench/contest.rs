@@ -35,6 +35,10 @@ pub struct Times {
 
 /// One way of doing it.
 pub trait Contestant {
+    /// What is done before every start, and not timed.
+    fn prepare(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
     /// Starts it.
     fn issue(&mut self) -> Result<(), Failure>;
     /// Blocks until it is done.
@@ -43,6 +47,7 @@ pub trait Contestant {
 
 /// Seconds of issuing, and until done.
 pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
+    contestant.prepare()?;
     let start = Instant::now();
     contestant.issue()?;
     let issue = start.elapsed();
