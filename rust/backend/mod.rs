@@ -5,10 +5,12 @@
 
 pub mod cuda;
 pub mod host;
+mod loss;
 pub(crate) mod nvtx;
 pub mod rig;
 
 pub use cuda::GraphStatistics;
+pub use loss::{Departed, InVain};
 
 use crate::plan::{Engine, Place, Program};
 use crate::share::Shared;
@@ -70,7 +72,7 @@ pub trait CompletionState: Debug + Send + Sync {
         // One that failed has finished too: its error is its caller's to hear.
         self.is_done().unwrap_or(true)
     }
-    /// Blocks the calling thread until it has finished.
+    /// Blocks the calling thread until it has finished. Reports waits in vain as [`Backend::synchronize_stream`] does.
     fn wait(&self) -> Result<(), BackendError>;
     /// When each operation ran, of an execution of [`Backend::execute_timed`]. Waits until it has finished.
     fn times(&self) -> Result<OpTimes, BackendError> {
@@ -208,7 +210,8 @@ pub trait Backend: Send + Sync {
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Streams that this backend holds on `device`, the default stream not among them; 0 for a device that does not exist.
     fn stream_count(&self, device: DeviceId) -> u64;
-    /// Blocks until all work enqueued so far has finished.
+    /// Blocks until all work enqueued so far has finished. [`BackendError::PeerGone`], once for each peer, where a stream of this backend
+    /// has waited for signals in vain: this one may have come after it.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Runs `work` on a CPU thread in stream order. `work` may block; other streams go on.
     fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError>;
@@ -221,7 +224,8 @@ pub trait Backend: Send + Sync {
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError>;
     /// Work enqueued in `stream` from now on starts after what `event` stands for now.
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError>;
-    /// Blocks until what `event` stands for now has finished.
+    /// Blocks until what `event` stands for now has finished. Reports waits in vain until the event is recorded in a stream that was
+    /// told of them.
     fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError>;
 
     /// Enqueues one run of a program.
@@ -265,7 +269,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Work enqueued in `stream` from now on starts when every signal's counter has reached its value. Counters lie in memory that this
-    /// backend locates.
+    /// backend locates. [`BackendError::PeerGone`] for one that may never be raised: then nothing is enqueued.
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         let _ = (stream, signals);
         Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
@@ -280,12 +284,12 @@ pub trait Backend: Send + Sync {
         Err(BackendError::InvalidPointer(counter))
     }
     /// A process that might have raised counters in this allocation has ended. Waits for counters there that are not reached by then
-    /// end in [`BackendError::PeerGone`] with this text, now and later: no stream waits for ever.
-    fn abandon(&self, allocation: &Allocation, why: &str) {
-        let _ = (allocation, why);
+    /// end, now and later: no stream waits for ever, and each is told once.
+    fn abandon(&self, allocation: &Allocation, peer: Departed) {
+        let _ = (allocation, peer);
     }
     /// Why counters at this address may never be raised, if that is so.
-    fn abandoned(&self, counter: u64) -> Option<String> {
+    fn abandoned(&self, counter: u64) -> Option<Departed> {
         let _ = counter;
         None
     }

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::error::Error;
-use crate::backend::{BackendError, Signal, StreamHandle};
+use crate::backend::{InVain, Signal, StreamHandle};
 use crate::share;
 use std::time::{Duration, Instant};
 
@@ -47,9 +47,8 @@ impl Context {
                 if share::signal::reached(now, value) {
                     return Ok(());
                 }
-                if let Some(why) = abandoned {
-                    let what = format!("the signal at {counter:#x} stands at {now} and was waited for to reach {value}: {why}");
-                    return Err(BackendError::PeerGone(what).into());
+                if let Some(peer) = abandoned {
+                    return Err(InVain { wanted: signal, now, peer }.error().into());
                 }
                 if end.is_some_and(|end| Instant::now() >= end) {
                     return Err(Error::SignalTimeout { counter, now, value, seconds });

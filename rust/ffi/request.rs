@@ -63,14 +63,14 @@ pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32) -> 
             return Ok(());
         }
         let completion = REQUESTS.with(handle.addr(), c"request", |entry| entry.completion.clone())?;
-        let state = completion.is_done();
-        if let Ok(false) = state {
+        if let Ok(false) = completion.is_done() {
             done.write(0);
             return Ok(());
         }
         finish(request, handle)?;
         done.write(1);
-        Ok(state.map(drop)?)
+        // Returns at once, and says more than whether it is done: see `mp_wait`.
+        Ok(completion.wait()?)
     })
 }
 

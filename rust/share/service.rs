@@ -4,14 +4,14 @@ use super::Key;
 use super::error::Error;
 use super::message::{Message, Subject};
 use super::origin::Origin;
-use crate::backend::{Allocation, Backend};
+use crate::backend::{Allocation, Backend, Departed};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
@@ -50,7 +50,7 @@ struct State {
 /// An importer.
 struct Connection {
     socket: OwnedFd,
-    process: i32,
+    peer: Departed,
     imported: Mutex<HashSet<Key>>,
 }
 
@@ -215,7 +215,9 @@ impl State {
             Ok(peer) => (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()),
             Err(_) => return,
         };
-        let connection = Connection { socket, process, imported: Mutex::default() };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let peer = Departed { process, connection: NEXT.fetch_add(1, Ordering::Relaxed) };
+        let connection = Connection { socket, peer, imported: Mutex::default() };
         if user != self.origin.user {
             let mut refusal = Message::new(Subject::Refused, 0, Key { backend: 0, allocation: 0 });
             refusal.text = format!("the exporter is of user {}, this process of user {user}: run both as one user", self.origin.user);
@@ -277,9 +279,8 @@ impl State {
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
         let left = std::mem::take(&mut *lock(&connection.imported));
         for export in left.iter().filter_map(|key| lock(&self.exports).get(key).cloned()) {
-            let why = format!("process {}, which had mapped this memory, has ended", connection.process);
-            log::debug!("{:#x}: {why}", export.allocation.base);
-            export.backend.abandon(&export.allocation, &why);
+            log::debug!("{:#x}: {}", export.allocation.base, connection.peer);
+            export.backend.abandon(&export.allocation, connection.peer);
         }
     }
 }

@@ -317,6 +317,15 @@ fn child_obeys() {
                 ok(mp_stream_synchronize(here().context, null_mut()));
                 "0".into()
             }
+            // wait MEMORY VALUE: later work in the default stream waits for a signal
+            "wait" => {
+                wait_in(here(), null_mut(), &[signal(memory[n(1)].0.cast(), n(2) as u64)]);
+                "0".into()
+            }
+            "synchronize" => match mp_stream_synchronize(here().context, null_mut()) {
+                MP_SUCCESS => "0".into(),
+                status => failed(status),
+            },
             "holdings" => {
                 let (descriptors, mappings) = holdings("self");
                 format!("0 {descriptors} {mappings}")

@@ -3,7 +3,8 @@
 use crate::node::*;
 use crate::peer::*;
 use mpgpu::ffi::*;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 
 #[test]
@@ -126,16 +127,155 @@ fn a_peer_that_dies_lets_nobody_wait_for_ever() {
     assert!(reached.1.contains("stands at 4 and was waited for to reach 5: process") && reached.1.contains("has ended"), "{}", reached.1);
     let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
     assert!(message.contains(&format!("process {}", dying.process.id())), "{message}");
-    // Said once; the stream goes on, and later waits in this memory end too.
+    // Said once; the stream goes on, and later waits in this memory are refused.
     ok(mp_stream_synchronize(node.context, stream));
-    wait_in(&node, stream, &[signal(flags.wrapping_add(1), 1)]);
-    refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
+    let message = wait_refused(&node, stream, signal(flags.wrapping_add(1), 1));
+    assert!(message.contains(&format!("process {}", dying.process.id())), "{message}");
+    ok(mp_stream_synchronize(node.context, stream));
     // What was raised counts, and other memory is not concerned.
     ok(wait_for(&node, flags, 4, 0.0));
     wait_in(&node, stream, &[signal(flags, 3)]);
     ok(mp_stream_synchronize(node.context, stream));
     refused(wait_for(&node, others, 1, 0.0), MP_ERROR_TIMEOUT);
+    refused(mp_stream_synchronize(node.context, null_mut()), MP_ERROR_PEER_GONE);
     node.still_works();
+}
+
+#[track_caller]
+fn wait_refused(node: &Node, stream: mp_stream_t, wanted: mp_signal_t) -> String {
+    // SAFETY: a list of one signal.
+    refused(unsafe { mp_stream_wait_signals(node.context, stream, &wanted, 1) }, MP_ERROR_PEER_GONE)
+}
+
+fn event(node: &Node) -> mp_event_t {
+    let mut event = poison();
+    // SAFETY: the output is valid for the call.
+    ok(unsafe { mp_event_create(node.context, &mut event) });
+    event
+}
+
+/// Enqueues a plan.
+fn request(plan: mp_plan_t, stream: mp_stream_t) -> mp_request_t {
+    let mut request = null_mut();
+    // SAFETY: the output is valid for the call, and the plan's memory stays.
+    ok(unsafe { mp_execute(plan, stream, &mut request) });
+    request
+}
+
+/// Waits for a request, and frees it.
+fn outcome(mut request: mp_request_t) -> mp_status_t {
+    // SAFETY: a request of `request`, once.
+    let status = unsafe { mp_wait(&mut request) };
+    assert!(request.is_null());
+    status
+}
+
+#[test]
+fn whatever_comes_after_a_wait_in_vain_says_so() {
+    const STEPS: u64 = 20;
+    let node = Node::new(c"beluga");
+    let bystander = Node::new(c"beluga");
+    let flag = counters(&node, 1);
+    let (source, target) = (node.alloc(0, 4096), node.alloc(1, 4096));
+    let plan = node.plan(&[transfer(target, 1, source, 0, 4096)]);
+    let mut peer = Peer::start();
+    peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
+    // The wait is in a stream that the caller never looks at, as that of a halo plan; its own comes after it by an event.
+    let (waits, joins, asks) = (node.stream(0), node.stream(1), node.stream(2));
+    let (waited, joined) = (event(&node), event(&node));
+    for step in 1..=STEPS {
+        wait_in(&node, waits, &[signal(flag, step)]);
+    }
+    ok(mp_event_record(node.context, waited, waits));
+    for stream in [joins, asks] {
+        ok(mp_stream_wait_event(node.context, stream, waited));
+    }
+    let (first, second, mut asked) = (request(plan, joins), request(plan, joins), request(plan, asks));
+    ok(mp_event_record(node.context, joined, joins));
+    let mut done = -1;
+    // SAFETY: the outputs are valid for the call.
+    ok(unsafe { mp_test(&mut asked, &mut done) });
+    assert_eq!(done, 0, "it did not wait");
+
+    peer.kill();
+    // Whoever had something enqueued before the stream was told is told too.
+    for early in [first, second] {
+        let message = refused(outcome(early), MP_ERROR_PEER_GONE);
+        assert!(message.contains(&format!("process {}", peer.process.id())), "{message}");
+    }
+    refused(mp_event_synchronize(node.context, joined), MP_ERROR_PEER_GONE);
+    refused(mp_event_synchronize(node.context, waited), MP_ERROR_PEER_GONE);
+    let status = loop {
+        // SAFETY: as above.
+        let status = unsafe { mp_test(&mut asked, &mut done) };
+        if done == 1 {
+            break status;
+        }
+        ok(status);
+        std::thread::yield_now();
+    };
+    refused(status, MP_ERROR_PEER_GONE);
+    assert!(asked.is_null());
+    let message = refused(mp_stream_synchronize(node.context, joins), MP_ERROR_PEER_GONE);
+    assert_eq!(message.matches(&format!("process {}", peer.process.id())).count(), 1, "{message}");
+    // Each has been told: what is enqueued from now on goes by that.
+    ok(mp_stream_synchronize(node.context, joins));
+    ok(outcome(request(plan, joins)));
+    ok(mp_event_record(node.context, joined, joins));
+    ok(mp_event_synchronize(node.context, joined));
+    // One that joins what has finished long since comes after it all the same.
+    let late = node.stream(3);
+    ok(mp_stream_wait_event(node.context, late, waited));
+    refused(outcome(request(plan, late)), MP_ERROR_PEER_GONE);
+    ok(outcome(request(plan, late)));
+    ok(mp_stream_synchronize(node.context, late));
+    // A loop that looks at events alone is not told for ever.
+    for step in 0..3 {
+        let each = event(&node);
+        ok(mp_event_record(node.context, each, asks));
+        let status = mp_event_synchronize(node.context, each);
+        assert_eq!(status, if step == 0 { MP_ERROR_PEER_GONE } else { MP_SUCCESS }, "step {step}");
+        ok(mp_event_destroy(node.context, each));
+    }
+    // What would wait for it is not enqueued, and another context has lost nobody.
+    wait_refused(&node, late, signal(flag, STEPS));
+    ok(mp_event_synchronize(node.context, event(&node)));
+    refused(mp_stream_synchronize(node.context, null_mut()), MP_ERROR_PEER_GONE);
+    node.still_works();
+    bystander.still_works();
+}
+
+#[test]
+fn each_peer_that_dies_is_reported_and_logged_once() {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.env("MPGPU_LOG", "error").stderr(Stdio::piped());
+    let mut waiting = Peer::of(command);
+    let mut dying = [Peer::start(), Peer::start()];
+    for (memory, peer) in dying.iter_mut().enumerate() {
+        waiting.tell("alloc -1 8 0");
+        peer.tell(&format!("import {}", waiting.tell(&format!("export {memory} 0 8"))));
+        peer.tell("raise 0 0");
+    }
+    for value in 1..=100 {
+        waiting.tell(&format!("wait 0 {value}"));
+        waiting.tell(&format!("wait 1 {value}"));
+    }
+    for peer in &mut dying {
+        peer.kill();
+    }
+    let status = MP_ERROR_PEER_GONE as i32;
+    let answer = waiting.ask("synchronize");
+    assert!(answer.starts_with(&format!("{status} ")), "{answer}");
+    assert!(dying.iter().all(|peer| answer.matches(&format!("process {}", peer.process.id())).count() == 1), "{answer}");
+    assert_eq!(waiting.tell("synchronize"), "");
+    let mut log = String::new();
+    let mut stderr = waiting.process.stderr.take().expect("a pipe");
+    waiting.kill();
+    stderr.read_to_string(&mut log).expect("text");
+    for peer in &dying {
+        let lines = log.lines().filter(|line| line.contains(&format!("process {}", peer.process.id())));
+        assert_eq!(lines.count(), 1, "{log}");
+    }
 }
 
 #[test]
@@ -206,6 +346,7 @@ fn a_peer_killed_in_the_middle_of_an_exchange_ends_it() {
         ok(mp_stream_destroy(node.context, stream));
         node.free(data);
         node.free(flag.cast());
+        refused(mp_stream_synchronize(node.context, null_mut()), MP_ERROR_PEER_GONE);
         node.still_works();
     }
     assert_eq!(names(), 0);

@@ -5,6 +5,7 @@ use super::device::{Mark, lock};
 use super::driver::{CUevent, Driver, OutsideCapture, call, code};
 use super::timing::Timing;
 use super::verify::Verdict;
+use crate::backend::loss::Heard;
 use crate::backend::{BackendError, CompletionState, OpTimes};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +23,8 @@ pub(super) struct Finished {
     /// What comparing bytes has found, where that was asked for.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
+    /// What the stream had been told when it was enqueued.
+    heard: Heard,
     /// Whether somebody has seen it done.
     is_seen_done: AtomicBool,
 }
@@ -44,7 +47,7 @@ enum Timed {
 }
 
 impl Finished {
-    pub fn new(core: Arc<Core>, end: Ended, timing: Option<Timing>) -> Finished {
+    pub fn new(core: Arc<Core>, end: Ended, timing: Option<Timing>, heard: Heard) -> Finished {
         let Ended { mark, gpu, stream, verdict } = end;
         Finished {
             mark,
@@ -53,6 +56,7 @@ impl Finished {
             stream,
             verdict,
             timed: Mutex::new(timing.map_or(Timed::No, Timed::Enqueued)),
+            heard,
             is_seen_done: AtomicBool::new(false),
         }
     }
@@ -100,7 +104,8 @@ impl CompletionState for Finished {
 
     fn wait(&self) -> Result<(), BackendError> {
         // SAFETY: as above.
-        self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(self.event())) }.map(|()| true)).map(drop)
+        self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(self.event())) }.map(|()| true))?;
+        self.core.sharing.losses.tell_since(self.heard)
     }
 
     fn times(&self) -> Result<OpTimes, BackendError> {

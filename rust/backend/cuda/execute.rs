@@ -47,6 +47,7 @@ impl Core {
     /// Enqueues an execution and an event behind it. `timed`: with a timestamp before and after each operation.
     pub fn execute(self: &Arc<Core>, execution: &Execution<'_>, timed: bool) -> Result<Completion, BackendError> {
         let mut timing = if timed { Some(Timing::new(self.clone(), self.gpu_of(execution.stream)?)) } else { None };
+        let heard = self.heard(execution.stream);
         let end = self.run(execution, &mut timing, |end| {
             if end.capturing {
                 return Ok(None);
@@ -59,7 +60,7 @@ impl Core {
             Ok(Some(Ended { mark, gpu: end.home, stream: end.stream, verdict: end.verdict }))
         })?;
         Ok(match end {
-            Some(end) => Arc::new(Finished::new(self.clone(), end, timing)),
+            Some(end) => Arc::new(Finished::new(self.clone(), end, timing, heard)),
             None => Arc::new(Captured),
         })
     }

@@ -42,7 +42,7 @@ pub use self::identity::identity;
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
-use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, Signal, StreamHandle};
+use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Signal, StreamHandle};
 use crate::share::Shared;
 use crate::topology::DeviceId;
 use std::collections::{HashMap, HashSet};
@@ -357,9 +357,10 @@ impl Backend for CudaBackend {
         core.count_destroyed(|destroyed| {
             destroyed.insert(stream.0);
         });
-        // A stream that gets the same handle later has not waited for anything in vain.
-        drop(core.sharing.failure(stream));
-        core.primary(gpu)?.retire_stream(stream.0);
+        let primary = core.primary(gpu)?;
+        // It may be given out again, as one that has not been told of anything.
+        core.sharing.losses.forget(|| core.number_of(handle(stream.0)));
+        primary.retire_stream(stream.0);
         Ok(())
     }
 
@@ -370,7 +371,7 @@ impl Backend for CudaBackend {
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         // SAFETY: the caller's stream.
         self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.driver, cuStreamSynchronize(raw)) })?;
-        self.0.sharing.failure(stream).map_or(Ok(()), Err)
+        self.0.sharing.losses.tell_since(self.0.heard(stream))
     }
 
     /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
@@ -464,11 +465,11 @@ impl Backend for CudaBackend {
         self.0.sharing.read_signal(counter)
     }
 
-    fn abandon(&self, allocation: &Allocation, why: &str) {
-        self.0.sharing.abandon(allocation, why);
+    fn abandon(&self, allocation: &Allocation, peer: Departed) {
+        self.0.sharing.abandon(allocation, peer);
     }
 
-    fn abandoned(&self, counter: u64) -> Option<String> {
+    fn abandoned(&self, counter: u64) -> Option<Departed> {
         self.0.sharing.abandoned(counter)
     }
 }

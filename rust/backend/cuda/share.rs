@@ -18,7 +18,8 @@ use super::device::{handle, lock};
 use super::driver::{CUdeviceptr, OutsideCapture, call, call_optional};
 use super::memory::{SPREAD_FROM, own_id};
 use super::signal::Waits;
-use crate::backend::{Allocation, BackendError, MemoryKind, uuid_of_number};
+use crate::backend::loss::Losses;
+use crate::backend::{Allocation, BackendError, Departed, MemoryKind, uuid_of_number};
 use crate::share::segment::{Mapping, Pool, Region};
 use crate::share::{PAYLOAD_BYTES, Shared};
 use crate::topology::DeviceId;
@@ -40,6 +41,7 @@ pub(super) struct Sharing {
     pool: Pool,
     held: RwLock<BTreeMap<u64, Held>>,
     pub waits: Mutex<Waits>,
+    pub losses: Losses,
 }
 
 /// An allocation whose pages this backend knows by itself.
@@ -48,7 +50,7 @@ pub(super) struct Held {
     pub allocation: Allocation,
     source: Source,
     /// Why counters in it may never be raised, if that is so.
-    pub abandoned: Option<String>,
+    pub abandoned: Option<Departed>,
 }
 
 #[derive(Debug)]
@@ -142,10 +144,10 @@ impl Sharing {
     }
 
     /// Notes that counters in an allocation may never be raised.
-    pub fn mark_abandoned(&self, allocation: &Allocation, why: &str) {
+    pub fn mark_abandoned(&self, allocation: &Allocation, peer: Departed) {
         let mut held = self.held_mut();
         if let Some(found) = held.get_mut(&allocation.base).filter(|found| found.allocation.id == allocation.id) {
-            found.abandoned = Some(why.to_owned());
+            found.abandoned = Some(peer);
         }
     }
 }

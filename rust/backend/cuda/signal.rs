@@ -2,16 +2,16 @@
 //!
 //! A stream waits by a wait-value and raises by a write-value operation. A write-value comes after all earlier work of the stream, with
 //! a barrier of the whole system between. A stream cannot be told to give up, so when a process that might have raised a counter has
-//! ended, the counter is raised here to what is waited for, and the stream's next synchronisation says that it was in vain.
+//! ended, the counter is raised here to what is waited for, and whoever synchronises a stream is told that it was in vain.
 
 use super::Core;
 use super::device::lock;
-use super::driver::call_optional;
+use super::driver::{CUstream, call_optional};
 use super::share::Sharing;
-use crate::backend::{Allocation, BackendError, MemoryKind, Signal, StreamHandle};
+use crate::backend::loss::Heard;
+use crate::backend::{Allocation, BackendError, Departed, InVain, MemoryKind, Signal, StreamHandle};
 use crate::share::signal;
 use cudarc::driver::sys;
-use std::collections::HashMap;
 use std::ffi::c_uint;
 
 /// The driver takes so many operations in one call.
@@ -20,21 +20,13 @@ const MOST_OPERATIONS: usize = 256;
 /// Waits that streams have been given and that may not be satisfied yet.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    pending: Vec<(StreamHandle, Signal)>,
-    /// The first wait in vain of each stream, until somebody asks.
-    failures: HashMap<StreamHandle, BackendError>,
+    pending: Vec<Signal>,
 }
 
 impl Waits {
     /// Takes out what lies in an allocation that is about to go.
     pub fn forget(&mut self, allocation: &Allocation) {
-        self.pending.retain(|(_, wanted)| !contains(allocation, wanted.counter));
-    }
-
-    fn fail(&mut self, stream: StreamHandle, wanted: Signal, now: u64, why: &str) {
-        let Signal { counter, value } = wanted;
-        let text = format!("the signal at {counter:#x} stands at {now} and was waited for to reach {value}: {why}");
-        self.failures.entry(stream).or_insert(BackendError::PeerGone(text));
+        self.pending.retain(|wanted| !contains(allocation, wanted.counter));
     }
 }
 
@@ -57,30 +49,25 @@ impl Sharing {
         })
     }
 
-    pub fn abandoned(&self, counter: u64) -> Option<String> {
-        self.at(counter, |held| held.abandoned.clone()).flatten()
+    pub fn abandoned(&self, counter: u64) -> Option<Departed> {
+        self.at(counter, |held| held.abandoned).flatten()
     }
 
     /// Lets the streams go on that wait for counters in an allocation.
-    pub fn abandon(&self, allocation: &Allocation, why: &str) {
+    pub fn abandon(&self, allocation: &Allocation, peer: Departed) {
         let mut waits = lock(&self.waits);
-        self.mark_abandoned(allocation, why);
-        let concerned: Vec<_> = waits.pending.extract_if(.., |(_, wanted)| contains(allocation, wanted.counter)).collect();
-        for (stream, wanted) in concerned {
+        self.mark_abandoned(allocation, peer);
+        for wanted in waits.pending.extract_if(.., |wanted| contains(allocation, wanted.counter)) {
             match self.read_signal(wanted.counter) {
                 Ok(now) if !signal::reached(now, wanted.value) => {
+                    // Before the stream goes on, so that whoever sees it finished is told.
+                    self.losses.note(InVain { wanted, now, peer });
                     // SAFETY: just read; the one who might raise it has ended.
                     unsafe { signal::store(wanted.counter, wanted.value) };
-                    waits.fail(stream, wanted, now, why);
                 }
                 _ => {}
             }
         }
-    }
-
-    /// What a stream has waited for in vain, once.
-    pub fn failure(&self, stream: StreamHandle) -> Option<BackendError> {
-        lock(&self.waits).failures.remove(&stream)
     }
 }
 
@@ -118,18 +105,31 @@ impl Core {
     pub fn wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         // Held until the driver has them, so that an end of a peer comes before, and is seen here, or after, and finds them.
         let mut waits = lock(&self.sharing.waits);
-        waits.pending.retain(|(_, wanted)| self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value)));
-        let mut wanted = Vec::with_capacity(signals.len());
-        for signal in signals {
-            let now = self.sharing.read_signal(signal.counter)?;
-            match self.sharing.abandoned(signal.counter).filter(|_| !signal::reached(now, signal.value)) {
-                Some(why) => waits.fail(stream, *signal, now, &why),
-                None => wanted.push(*signal),
+        waits.pending.retain(|wanted| self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value)));
+        for &wanted in signals {
+            let abandoned = self.sharing.abandoned(wanted.counter);
+            let now = self.sharing.read_signal(wanted.counter)?;
+            if let Some(peer) = abandoned.filter(|_| !signal::reached(now, wanted.value)) {
+                return Err(InVain { wanted, now, peer }.error());
             }
         }
-        self.operate(stream, Use::Wait, &wanted)?;
-        waits.pending.extend(wanted.into_iter().map(|signal| (stream, signal)));
+        self.operate(stream, Use::Wait, signals)?;
+        waits.pending.extend_from_slice(signals);
         Ok(())
+    }
+
+    /// What tells a stream apart for [`Losses`](crate::backend::loss::Losses), while its context is current: a number that is never given
+    /// out again, as handles are; the handle, which default streams share, where the driver is older than such numbers.
+    pub fn number_of(&self, raw: CUstream) -> u64 {
+        let mut number = 0;
+        // SAFETY: the caller's stream; the output is valid for the call.
+        let known = self.driver.cuStreamGetId.is_some_and(|get| unsafe { get(raw, &mut number) } == 0);
+        if known { number } else { raw.addr() as u64 }
+    }
+
+    /// What a stream has been told of waits in vain.
+    pub fn heard(&self, stream: StreamHandle) -> Heard {
+        self.sharing.losses.heard(|| self.with_stream(stream, |_, raw| Ok(self.number_of(raw))).unwrap_or(stream.0 as u64))
     }
 
     pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {

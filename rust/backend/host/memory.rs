@@ -1,7 +1,7 @@
 //! Memory of the virtual devices: host memory with an owner, which other processes can map.
 
 use super::sync::held;
-use crate::backend::{Allocation, BackendError, MemoryKind, Signal};
+use crate::backend::{Allocation, BackendError, Departed, InVain, MemoryKind, Signal};
 use crate::share::segment::{Mapping, Pool, Private, Region};
 use crate::share::{PAYLOAD_BYTES, Shared, signal};
 use crate::topology::DeviceId;
@@ -28,7 +28,7 @@ struct Entry {
     allocation: Allocation,
     pages: Pages,
     /// Why counters in it may never be raised, if that is so.
-    abandoned: Option<Box<str>>,
+    abandoned: Option<Departed>,
 }
 
 /// Where an allocation's pages come from.
@@ -117,32 +117,30 @@ impl Memory {
         self.at(counter, |_| unsafe { signal::load(counter) }).ok_or(BackendError::InvalidPointer(counter))
     }
 
-    /// Whether a signal is reached; [`BackendError::PeerGone`] when it may never be.
+    /// Whether a signal is reached.
     pub(super) fn is_reached(&self, wanted: &Signal) -> Result<bool, BackendError> {
-        if signal::reached(self.read_signal(wanted.counter)?, wanted.value) {
-            return Ok(true);
-        }
-        let Some(why) = self.abandoned(wanted.counter) else { return Ok(false) };
-        // It may have raised it before it ended.
-        let now = self.read_signal(wanted.counter)?;
-        if signal::reached(now, wanted.value) {
-            return Ok(true);
-        }
-        let (counter, value) = (wanted.counter, wanted.value);
-        Err(BackendError::PeerGone(format!("the signal at {counter:#x} stands at {now} and was waited for to reach {value}: {why}")))
+        Ok(signal::reached(self.read_signal(wanted.counter)?, wanted.value))
+    }
+
+    /// Why a signal that is not reached may never be, if that is so.
+    pub(super) fn in_vain(&self, wanted: &Signal) -> Option<InVain> {
+        let peer = self.abandoned(wanted.counter)?;
+        // Read afterwards: it may have raised it before it ended.
+        let now = self.read_signal(wanted.counter).ok()?;
+        (!signal::reached(now, wanted.value)).then_some(InVain { wanted: *wanted, now, peer })
     }
 
     /// Counters in this allocation may never be raised.
-    pub(super) fn abandon(&self, allocation: &Allocation, why: &str) {
+    pub(super) fn abandon(&self, allocation: &Allocation, peer: Departed) {
         let mut entries = held(self.entries.write());
         if let Some(entry) = entries.get_mut(&allocation.base).filter(|entry| entry.allocation.id == allocation.id) {
-            entry.abandoned = Some(why.into());
+            entry.abandoned = Some(peer);
         }
     }
 
     /// Why the counter at an address may never be raised.
-    pub(super) fn abandoned(&self, counter: u64) -> Option<String> {
-        self.at(counter, |entry| entry.abandoned.as_ref().map(|why| why.to_string())).flatten()
+    pub(super) fn abandoned(&self, counter: u64) -> Option<Departed> {
+        self.at(counter, |entry| entry.abandoned).flatten()
     }
 
     /// What another process needs to map an allocation.

@@ -30,11 +30,12 @@ use self::chain::Chain;
 use self::memory::Memory;
 use self::node::Node;
 use self::queue::Queue;
-use self::run::{Failure, HostWork, Run, Signals, Wait};
+use self::run::{HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
 use self::sync::{Mutex, held, lock};
 use self::times::Times;
-use super::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, Identity, Signal, StreamHandle};
+use super::loss::{Heard, Losses};
+use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Identity, Signal, StreamHandle};
 use crate::share::Shared;
 use crate::topology::DeviceId;
 use crate::topology::probe::Gpu;
@@ -44,8 +45,14 @@ use std::sync::{Arc, OnceLock, RwLock};
 /// A handle holds a slot map's key: the slot's index and its version.
 const _: () = assert!(size_of::<usize>() == 8, "handles need 64 bits");
 
-/// What an event stands for: the end of a node, or nothing that is still to come.
-type Recorded = Option<Arc<Node<HostWork>>>;
+/// What an event stands for.
+#[derive(Clone, Debug, Default)]
+struct Recorded {
+    /// The end of a node, or nothing that is still to come.
+    end: Option<Arc<Node<HostWork>>>,
+    /// What the stream had been told; `None` until the event is recorded.
+    heard: Option<Heard>,
+}
 
 /// More threads than this add nothing: a few saturate a node's memory, and a program rarely has more lanes.
 const MOST_THREADS: usize = 16;
@@ -60,6 +67,7 @@ pub struct HostBackend {
     queue: Arc<Queue<HostWork>>,
     /// Watches the counters that streams wait for.
     waits: Arc<Queue<HostWork>>,
+    losses: Arc<Losses>,
     default_stream: Stream,
     streams: RwLock<SlotMap<DefaultKey, Stream>>,
     /// Destroyed streams that may still have work.
@@ -75,8 +83,6 @@ struct Stream {
     chain: Chain<HostWork>,
     /// Serves the host functions, if there have been any.
     functions: OnceLock<Arc<Queue<HostWork>>>,
-    /// What it has waited for in vain.
-    failure: Arc<Failure>,
 }
 
 impl HostBackend {
@@ -89,6 +95,7 @@ impl HostBackend {
             memory: Arc::default(),
             queue: Queue::new("mpgpu-copy", threads),
             waits: Queue::watching("mpgpu-signal"),
+            losses: Arc::default(),
             default_stream: Stream::new(None),
             streams: RwLock::default(),
             retired: Mutex::new(Vec::new()),
@@ -117,6 +124,11 @@ impl HostBackend {
         Ok(work(&mut lock(event)))
     }
 
+    /// What a stream has been told of waits in vain.
+    fn heard(&self, stream: StreamHandle) -> Heard {
+        self.losses.heard(|| stream.0 as u64)
+    }
+
     fn enqueue(&self, execution: &Execution<'_>, times: Option<Times>) -> Result<Completion, BackendError> {
         self.queue.start()?;
         let run = Run {
@@ -126,6 +138,8 @@ impl HostBackend {
             schedule: Schedule::new(execution.program),
             verify: execution.verify,
             times,
+            losses: Arc::clone(&self.losses),
+            heard: self.heard(execution.stream),
         };
         let node = Node::new(HostWork::Run(run), &self.queue);
         for completion in execution.after {
@@ -152,7 +166,7 @@ impl HostBackend {
 
 impl Stream {
     fn new(device: Option<DeviceId>) -> Self {
-        Stream { device, chain: Chain::new(), functions: OnceLock::new(), failure: Arc::new(Failure::default()) }
+        Stream { device, chain: Chain::new(), functions: OnceLock::new() }
     }
 
     /// Ends the thread of a stream whose work has finished.
@@ -216,6 +230,7 @@ impl Backend for HostBackend {
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         let destroyed = key(stream.0).and_then(|key| held(self.streams.write()).remove(key));
         lock(&self.retired).push(destroyed.ok_or(BackendError::InvalidHandle(stream.0, "stream"))?);
+        self.losses.forget(|| stream.0 as u64);
         self.end_retired();
         Ok(())
     }
@@ -224,13 +239,11 @@ impl Backend for HostBackend {
         held(self.streams.read()).values().filter(|stream| stream.device == Some(device)).count() as u64
     }
 
-    /// Reports the first wait for signals that was in vain, once.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
-        let (tail, failure) = self.with_stream(stream, |stream| Ok((stream.chain.tail(), Arc::clone(&stream.failure))))?;
-        if let Some(tail) = tail {
+        if let Some(tail) = self.with_stream(stream, |stream| Ok(stream.chain.tail()))? {
             tail.wait_finished();
         }
-        lock(&failure).take().map_or(Ok(()), Err)
+        self.losses.tell(|| stream.0 as u64)
     }
 
     fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
@@ -243,7 +256,7 @@ impl Backend for HostBackend {
     }
 
     fn create_event(&self) -> Result<EventHandle, BackendError> {
-        let key = held(self.events.write()).insert(Mutex::new(None));
+        let key = held(self.events.write()).insert(Mutex::default());
         Ok(EventHandle(key.data().as_ffi() as usize))
     }
 
@@ -255,13 +268,14 @@ impl Backend for HostBackend {
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
         // The event's lock is held while the stream is read: of two threads that record, the later one wins with the later state.
         self.with_event(event, |recorded| {
-            *recorded = self.with_stream(stream, |stream| Ok(stream.chain.tail()))?;
+            let heard = Some(self.heard(stream));
+            *recorded = Recorded { end: self.with_stream(stream, |stream| Ok(stream.chain.tail()))?, heard };
             Ok(())
         })?
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
-        let awaited = self.with_event(event, |recorded| recorded.clone())?;
+        let awaited = self.with_event(event, |recorded| recorded.end.clone())?;
         self.with_stream(stream, |stream| {
             if let Some(awaited) = awaited.filter(|awaited| !awaited.is_finished()) {
                 let join = Node::new(HostWork::Join, &self.queue);
@@ -273,10 +287,11 @@ impl Backend for HostBackend {
     }
 
     fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
-        if let Some(awaited) = self.with_event(event, |recorded| recorded.clone())? {
-            awaited.wait_finished();
+        let Recorded { end, heard } = self.with_event(event, |recorded| recorded.clone())?;
+        if let Some(end) = end {
+            end.wait_finished();
         }
-        Ok(())
+        heard.map_or(Ok(()), |heard| self.losses.tell_since(heard))
     }
 
     fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
@@ -308,11 +323,14 @@ impl Backend for HostBackend {
     }
 
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        if let Some(wait) = signals.iter().find_map(|wanted| self.memory.in_vain(wanted)) {
+            return Err(wait.error());
+        }
         self.waits.start()?;
         self.queue.start()?;
         self.with_stream(stream, |stream| {
-            let (memory, failure) = (Arc::clone(&self.memory), Arc::clone(&stream.failure));
-            let wait = Wait { signals: Signals::from_slice(signals), memory, failure };
+            let (memory, losses) = (Arc::clone(&self.memory), Arc::clone(&self.losses));
+            let wait = Wait { signals: Signals::from_slice(signals), memory, losses };
             stream.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
             Ok(())
         })
@@ -330,11 +348,11 @@ impl Backend for HostBackend {
         self.memory.read_signal(counter)
     }
 
-    fn abandon(&self, allocation: &Allocation, why: &str) {
-        self.memory.abandon(allocation, why);
+    fn abandon(&self, allocation: &Allocation, peer: Departed) {
+        self.memory.abandon(allocation, peer);
     }
 
-    fn abandoned(&self, counter: u64) -> Option<String> {
+    fn abandoned(&self, counter: u64) -> Option<Departed> {
         self.memory.abandoned(counter)
     }
 }

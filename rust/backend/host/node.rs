@@ -35,6 +35,10 @@ pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
     fn was_last(&self) -> bool;
     /// Called once, after the last step of a node that has not failed.
     fn conclude(&self) -> Result<(), BackendError>;
+    /// What whoever waits for the node is told besides its error. Called after the last step.
+    fn tell(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// When the steps ran, if that was asked for. Called after the last.
     fn times(&self) -> Option<OpTimes> {
         None
@@ -210,7 +214,8 @@ impl<W: Work> CompletionState for Node<W> {
 
     fn wait(&self) -> Result<(), BackendError> {
         self.wait_finished();
-        self.result()
+        self.result()?;
+        self.work.tell()
     }
 
     fn times(&self) -> Result<OpTimes, BackendError> {

@@ -6,6 +6,7 @@ use super::node::Work;
 use super::schedule::Schedule;
 use super::sync::{Mutex, lock};
 use super::times::Times;
+use crate::backend::loss::{Heard, Losses};
 use crate::backend::{BackendError, Endpoints, OpTimes, Signal, address};
 use crate::plan::{Mechanism, Place, Program};
 use crate::share::signal;
@@ -39,12 +40,9 @@ pub(super) type Signals = SmallVec<[Signal; 4]>;
 pub(super) struct Wait {
     pub(super) signals: Signals,
     pub(super) memory: Arc<Memory>,
-    /// Where the stream learns that it was in vain.
-    pub(super) failure: Arc<Failure>,
+    /// Where it is noted that it was in vain.
+    pub(super) losses: Arc<Losses>,
 }
-
-/// The first wait of a stream that was in vain, until somebody asks.
-pub(super) type Failure = Mutex<Option<BackendError>>;
 
 /// One execution of a program.
 #[derive(Debug)]
@@ -56,6 +54,9 @@ pub(super) struct Run {
     pub(super) verify: bool,
     /// Where the operations note when they ran, if that was asked for.
     pub(super) times: Option<Times>,
+    pub(super) losses: Arc<Losses>,
+    /// What its stream had been told when it was enqueued.
+    pub(super) heard: Heard,
 }
 
 impl Work for HostWork {
@@ -91,8 +92,7 @@ impl Work for HostWork {
 
     fn may_run(&self, _: u32) -> bool {
         match self {
-            // A wait in vain runs too, to say so.
-            HostWork::Wait(wait) => wait.signals.iter().map(|signal| wait.memory.is_reached(signal)).all(|reached| reached.unwrap_or(true)),
+            HostWork::Wait(wait) => wait.may_end(),
             _ => true,
         }
     }
@@ -116,6 +116,13 @@ impl Work for HostWork {
     fn conclude(&self) -> Result<(), BackendError> {
         match self {
             HostWork::Run(run) if run.verify => run.verify(),
+            _ => Ok(()),
+        }
+    }
+
+    fn tell(&self) -> Result<(), BackendError> {
+        match self {
+            HostWork::Run(run) => run.losses.tell_since(run.heard),
             _ => Ok(()),
         }
     }
@@ -209,12 +216,20 @@ impl fmt::Debug for HostWork {
 }
 
 impl Wait {
-    /// Called when every counter is reached, or one may never be.
+    /// Whether no counter is still to be raised: each is reached, or may never be.
+    fn may_end(&self) -> bool {
+        self.signals.iter().all(|wanted| self.memory.is_reached(wanted).unwrap_or(true) || self.memory.in_vain(wanted).is_some())
+    }
+
+    /// Called when the wait may end.
     fn conclude(&self) -> Result<(), BackendError> {
-        let in_vain = self.signals.iter().try_for_each(|signal| self.memory.is_reached(signal).map(drop));
-        if let Err(error) = &in_vain {
-            lock(&self.failure).get_or_insert_with(|| error.clone());
+        for wanted in &self.signals {
+            if !self.memory.is_reached(wanted)?
+                && let Some(wait) = self.memory.in_vain(wanted)
+            {
+                self.losses.note(wait);
+            }
         }
-        in_vain
+        Ok(())
     }
 }
