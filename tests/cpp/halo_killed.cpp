@@ -67,18 +67,29 @@ std::string left_over() {
     return "";
 }
 
-/// Exchanges until one fails, and says with what. Two can succeed: the one that the victim has taken part in, and the
-/// one that a rank without it for a neighbour makes meanwhile; all later ones would be with old ghost cells.
+/// With what something fails, if it does.
+template <class Work> std::optional<mpgpu::errc> failure_of(Work &&work) {
+    try {
+        work();
+    } catch (const mpgpu::error &e) {
+        return static_cast<mpgpu::errc>(e.code().value());
+    }
+    return std::nullopt;
+}
+
+/// Exchanges until one fails, and says with what. Two can succeed: those that a rank without the victim for a neighbour
+/// makes before its neighbours end; all later ones would be with old ghost cells.
 mpgpu::errc exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &stream) {
     for (int succeeded = 0;; ++succeeded) {
         if (succeeded > 2) {
             end(1, "exchanges go on succeeding without a neighbour");
         }
-        try {
+        const std::optional<mpgpu::errc> failure = failure_of([&] {
             plan.exchange(stream);
-            plan.synchronize();
-        } catch (const mpgpu::error &e) {
-            return static_cast<mpgpu::errc>(e.code().value());
+            stream.synchronize();
+        });
+        if (failure) {
+            return *failure;
         }
     }
 }
@@ -107,12 +118,28 @@ void run(std::uint64_t direct_pieces) {
         end(1, "nothing of the library is mapped in the middle: this test looks for the wrong names");
     }
 
-    if (world_rank + 1 == node->size()) {
+    const int victim = node->size() - 1;
+    const bool is_neighbour = world_rank == 0 || world_rank + 1 == victim;
+    if (world_rank == victim) {
         plan->start(*stream);
         plan->start(*stream); // waits for neighbours, which may still be in the one before
+    } else {
+        for (int i = 0; i < 4; ++i) { // of which the last two wait for the victim
+            plan->exchange(*stream);
+        }
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (world_rank == victim) {
         std::raise(SIGKILL);
     }
     const auto begin = std::chrono::steady_clock::now();
+    // The waits are in a stream of the plan's; the caller's own comes after it, and says so.
+    if (is_neighbour && failure_of([&] { stream->synchronize(); }) != mpgpu::errc::peer_gone) {
+        end(1, "exchanges have succeeded without a neighbour");
+    }
+    if (is_neighbour && failure_of([&] { plan->start(*stream); }) != mpgpu::errc::peer_gone) {
+        end(1, "an exchange with a rank that is known to be gone was begun");
+    }
     const mpgpu::errc status = exchange_until_it_fails(*plan, *stream);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     if (status != mpgpu::errc::peer_gone) {

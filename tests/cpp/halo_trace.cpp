@@ -91,7 +91,7 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     for (int i = 0; i < exchanges; ++i) {
         plan.exchange(stream);
     }
-    plan.synchronize();
+    stream.synchronize();
     for (const std::uint64_t cycle : {1U, 2U}) {
         reference::fill(g, world_rank, mine.host_arrays, cycle);
         mpgpu::plan(ctx, mine.down).execute(stream).wait();

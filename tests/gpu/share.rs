@@ -212,10 +212,39 @@ fn a_stream_that_waits_for_a_peer_that_was_killed_goes_on() {
     let stream = context.create_stream(GPU0).expect("a stream");
     context.stream_wait_signals(stream, &[Signal { counter: counters, value: 1 }]).expect("enqueued");
     assert!(matches!(context.wait_signal(Signal { counter: counters + 8, value: 1 }, 0.0), Err(Error::SignalTimeout { .. })));
+    // What comes after it: by an event of ours, with an execution and another event behind, and by one of CUDA's that we do not see.
+    let (joins, by_hand) = (context.create_stream(GPU1).expect("a stream"), context.create_stream(GPU0).expect("a stream"));
+    let [waited, joined] = [(); 2].map(|()| context.create_event().expect("an event"));
+    context.record_event(waited, stream).expect("recorded");
+    context.stream_wait_event(joins, waited).expect("enqueued");
+    let [source, target] = [GPU0, GPU1].map(|gpu| context.allocate(gpu, 4096).expect("memory"));
+    let copy = plan_of(&context, (target, GPU1), (source, GPU0), 4096);
+    let copied = copy.execute(joins).expect("enqueued");
+    context.record_event(joined, joins).expect("recorded");
+    set_device(0);
+    let mut event = std::ptr::null_mut();
+    let [raw, raw_by_hand] = [stream, by_hand].map(|stream| std::ptr::with_exposed_provenance_mut(stream.0));
+    // SAFETY: the output is valid for the call; streams of the current GPU, and an event of it, which is destroyed once.
+    unsafe {
+        ok(sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32));
+        ok(sys::cuEventRecord(event, raw));
+        ok(sys::cuStreamWaitEvent(raw_by_hand, event, 0));
+        ok(sys::cuEventDestroy_v2(event));
+    }
+    assert!(!copied.is_done().expect("enqueued"), "it did not wait");
     peer.process.kill().expect("the peer exists");
-    let error = context.synchronize_stream(stream).expect_err("the peer has ended");
-    assert!(matches!(&error, Error::Backend(BackendError::PeerGone(why)) if why.contains("has ended")), "{error}");
-    context.synchronize_stream(stream).expect("said once");
+    let gone = |error: &BackendError| matches!(error, BackendError::PeerGone(why) if why.contains("has ended"));
+    let said = |result: Result<(), Error>| matches!(&result, Err(Error::Backend(error)) if gone(error));
+    assert!(copied.wait().is_err_and(|error| gone(&error)), "the execution");
+    for event in [waited, joined] {
+        assert!(said(context.synchronize_event(event)), "an event");
+    }
+    for stream in [stream, joins, by_hand] {
+        assert!(said(context.synchronize_stream(stream)), "a stream");
+        context.synchronize_stream(stream).expect("said once");
+        copy.execute(stream).expect("enqueued").wait().expect("its stream was told");
+    }
+    assert!(said(context.stream_wait_signals(stream, &[Signal { counter: counters + 8, value: 1 }])), "a wait that comes too late");
     let started = Instant::now();
     assert!(matches!(
         context.wait_signal(Signal { counter: counters + 8, value: 1 }, 60.0),

@@ -129,15 +129,6 @@ class plan {
         detail::check(mp_stream_wait_event(context_, stream.get(), finished_.get()));
     }
 
-    /// Blocks until all exchanges that were started have finished. Throws `peer_gone`, once, when a rank of another
-    /// process has ended, so that ghost cells since the last call may not have been written; `driver_error`.
-    void synchronize() {
-        complete();
-        for (const lane &l : lanes_) {
-            l.order.synchronize();
-        }
-    }
-
     /// Bytes that this process's ranks send in one exchange, to themselves included: straight into ghost cells.
     [[nodiscard]] std::uint64_t direct_bytes() const noexcept { return direct_bytes_; }
     /// The same: packed.

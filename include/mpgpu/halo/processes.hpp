@@ -367,8 +367,9 @@ struct processes {
 /// Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When
 /// a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go together or are not the same
 /// on all ranks, `not_supported` as the constructor does, and what mpi.hpp throws. When a
-/// rank ends in the middle of an exchange, the streams of its neighbours go on, `plan::synchronize` says `peer_gone`,
-/// and so does a later `start`. The caller's streams do not say it by themselves.
+/// rank ends in the middle of an exchange, the streams of its neighbours go on without its cells: whoever waits for
+/// such a stream by mpgpu (`stream::synchronize`, `event::synchronize`, `request::wait`) gets `peer_gone`, and so does
+/// every later `start`.
 [[nodiscard]] inline plan make_plan(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
                                     const options &how = {}) {
     return detail::processes::make(ctx, node, g, arrays, how);

@@ -104,6 +104,7 @@ pub fn without_batch() -> &'static Driver {
         cuStreamIsCapturing: is_capturing,
         cuStreamWaitEvent: wait_event,
         cuStreamGetId: Some(id_of_stream),
+        cuStreamBatchMemOp: Some(operate),
         cuEventCreate: create_event,
         cuEventDestroy: destroy_event,
         cuEventRecord: record_event,
@@ -364,9 +365,27 @@ unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
     put(out, 0)
 }
 
-/// Handles are never given out again here, so each is its stream's number too.
+/// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.
 unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
-    put(out, stream.addr() as c_ulonglong)
+    let context = node(|node| node.current.last().copied().filter(|_| stream.addr() <= 2).unwrap_or(0));
+    put(out, (context + stream.addr()) as c_ulonglong)
+}
+
+/// Writes at once, and does not wait.
+unsafe extern "C" fn operate(_: CUstream, count: c_uint, operations: *mut sys::CUstreamBatchMemOpParams, _: c_uint) -> Code {
+    call("cuStreamBatchMemOp", |_| {
+        for index in 0..count as usize {
+            // SAFETY: the backend passes a list of `count` operations on counters of the test's, each of the member that it names.
+            unsafe {
+                let params = &*operations.add(index);
+                if params.operation == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64 {
+                    let write = params.writeValue;
+                    with_exposed_provenance_mut::<u64>(write.address as usize).write(write.__bindgen_anon_1.value64);
+                }
+            }
+        }
+        0
+    })
 }
 
 unsafe extern "C" fn wait_event(_: CUstream, event: CUevent, _: c_uint) -> Code {

@@ -28,6 +28,8 @@ mod host_memory;
 mod identity;
 mod kernel;
 mod lanes;
+#[cfg(test)]
+mod lost;
 mod memory;
 mod nodes;
 #[cfg(test)]

@@ -1,0 +1,124 @@
+//! Waits in vain on the double of the driver: whatever may have come after one says so, once.
+
+use super::double::{self, calls};
+use super::{Backend, CudaBackend};
+use crate::backend::{Allocation, BackendError, Completion, Departed, Endpoints, Execution, Signal, StreamHandle};
+use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::topology::DeviceId;
+use smallvec::smallvec;
+use std::sync::Arc;
+
+const GPU0: DeviceId = DeviceId::gpu(0);
+const GPU1: DeviceId = DeviceId::gpu(1);
+const PEER: Departed = Departed { process: 4711, connection: 1 };
+
+#[track_caller]
+fn told(result: Result<(), BackendError>) {
+    assert!(matches!(&result, Err(BackendError::PeerGone(text)) if text.matches("process 4711").count() == 1), "{result:?}");
+}
+
+/// A copy of one page from GPU 0 to GPU 1.
+struct Page {
+    program: Arc<Program>,
+    endpoints: Arc<[Endpoints]>,
+}
+
+impl Page {
+    fn new(backend: &CudaBackend) -> Page {
+        let (from, to) = (Place::Source { transfer: 0, offset: 0 }, Place::Destination { transfer: 0, offset: 0 });
+        let op = Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies: smallvec![Copy { from, to, bytes: 4096 }], after: smallvec![] };
+        let program = Program { transfers: vec![4096], lanes: vec![Lane::new(GPU0)], rings: vec![], ops: vec![op] };
+        plan::validate(&program, 0).expect("a valid program");
+        let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, 4096).expect("memory"));
+        Page { program: Arc::new(program), endpoints: Arc::new([Endpoints { dst, src }]) }
+    }
+
+    fn copy(&self, backend: &CudaBackend, stream: StreamHandle) -> Completion {
+        let rings: Arc<[u64]> = Arc::new([]);
+        let (program, endpoints) = (&self.program, &self.endpoints);
+        let execution = Execution { program, endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Stream };
+        backend.execute(&execution).expect("enqueued")
+    }
+}
+
+/// A backend, and memory of counters, zeroed.
+fn backend() -> (CudaBackend, Allocation) {
+    double::start(2, true);
+    let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
+    let counters = backend.allocate(DeviceId::HOST, 64).expect("memory");
+    let allocation = backend.locate(counters).expect("known").expect("its own");
+    (backend, allocation)
+}
+
+#[test]
+fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
+    let (backend, counters) = backend();
+    let page = Page::new(&backend);
+    let [waits, joins, other] = [GPU0, GPU1, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let [waited, joined] = [(); 2].map(|()| backend.create_event().expect("an event"));
+    let wanted = [3, 5].map(|value| Signal { counter: counters.base, value });
+    for one in wanted {
+        backend.stream_wait_signals(waits, &[one]).expect("enqueued");
+    }
+    backend.record_event(waited, waits).expect("recorded");
+    backend.stream_wait_event(joins, waited).expect("enqueued");
+    let early = page.copy(&backend, joins);
+    backend.record_event(joined, joins).expect("recorded");
+    early.wait().expect("nobody has gone");
+    backend.synchronize_event(joined).expect("nobody has gone");
+    backend.synchronize_stream(waits).expect("nobody has gone");
+
+    backend.abandon(&counters, PEER);
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 5, "a GPU that waits would wait for ever");
+    assert!(early.is_done().expect("it runs"));
+    told(early.wait());
+    told(backend.synchronize_event(joined));
+    told(backend.synchronize_event(waited));
+    for stream in [waits, joins, other, StreamHandle(0)] {
+        told(backend.synchronize_stream(stream));
+        backend.synchronize_stream(stream).expect("it was told");
+        page.copy(&backend, stream).wait().expect("its stream was told");
+        backend.record_event(joined, stream).expect("recorded");
+        backend.synchronize_event(joined).expect("its stream was told");
+    }
+    // A stream of the same handle as one that was destroyed is another one.
+    backend.destroy_stream(other).expect("a stream");
+    let again = backend.create_stream(GPU1).expect("a stream");
+    assert_eq!(again, other, "streams are used again");
+    told(page.copy(&backend, again).wait());
+    page.copy(&backend, again).wait().expect("the stream was told by way of its work");
+    backend.synchronize_stream(again).expect("the same");
+    // Events of the caller are told by their address: the driver's record says nothing to us.
+    let foreign = crate::backend::EventHandle(0x7000_0000);
+    told(backend.synchronize_event(foreign));
+    backend.synchronize_event(foreign).expect("it was told");
+}
+
+#[test]
+fn default_streams_of_two_gpus_are_told_each() {
+    let (backend, counters) = backend();
+    let core = &backend.0;
+    backend.stream_wait_signals(StreamHandle(0), &[Signal { counter: counters.base, value: 1 }]).expect("enqueued");
+    backend.abandon(&counters, PEER);
+    for gpu in [0, 1] {
+        let _current = core.primary(gpu).expect("a GPU").enter().expect("current");
+        told(backend.synchronize_stream(StreamHandle(0)));
+        backend.synchronize_stream(StreamHandle(0)).expect("it was told");
+    }
+}
+
+#[test]
+fn a_wait_that_nobody_will_satisfy_is_refused_and_what_is_reached_is_not() {
+    let (backend, counters) = backend();
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    backend.stream_raise_signals(stream, &[Signal { counter: counters.base, value: 2 }]).expect("enqueued");
+    backend.abandon(&counters, PEER);
+    backend.synchronize_stream(stream).expect("nothing was waited for in vain");
+    let enqueued = calls("cuStreamBatchMemOp");
+    let reached = Signal { counter: counters.base, value: 2 };
+    told(backend.stream_wait_signals(stream, &[reached, Signal { counter: counters.base + 8, value: 1 }]));
+    assert_eq!(calls("cuStreamBatchMemOp"), enqueued, "something was enqueued");
+    backend.synchronize_stream(stream).expect("the caller has been told by the refusal");
+    backend.stream_wait_signals(stream, &[reached]).expect("enqueued");
+    backend.synchronize_stream(stream).expect("nothing was waited for in vain");
+}
