@@ -461,8 +461,11 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 /// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. Any thread, host
 /// functions excepted.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; any other error is that of work in the stream.
-mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t stream);
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` when a stream of the context has waited in vain for the
+/// signals of a process that has ended, once for each stream and process (see `mp_stream_wait_signals`); any other error
+/// is that of work in the stream.
+mp_status_t mp_stream_synchronize(mp_context_t context,
+                                  mp_stream_t stream);
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
 /// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
@@ -490,8 +493,10 @@ mp_status_t mp_event_record(mp_context_t context, mp_event_t event, mp_stream_t 
 
 /// Blocks until the work that `event` stands for has finished. Any thread, host functions excepted.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`.
-mp_status_t mp_event_synchronize(mp_context_t context, mp_event_t event);
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` as `mp_stream_synchronize`, but every time until the event is
+/// recorded in a stream that was told; for an event of CUDA's own once.
+mp_status_t mp_event_synchronize(mp_context_t context,
+                                 mp_event_t event);
 
 /// Makes all work that is enqueued in `stream` from now on wait for what `event` stands for now. Does not block. Any
 /// thread.
@@ -553,7 +558,8 @@ mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` and `MP_ERROR_INVALID_ARGUMENT` leave `*request` as it is. Any other error, such
 /// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the execution, which has finished: the request is
-/// freed and `*request` is NULL.
+/// freed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
+/// an execution that was enqueued before its stream was told.
 mp_status_t mp_wait(mp_request_t *request);
 
 /// Asks whether the execution has finished, without blocking: `*done` becomes 1 or 0. When it has, the request is freed
@@ -650,16 +656,26 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// their values. Does not block. What was written before a counter was raised is then visible to that work.
 ///
 /// The counters lie in memory of this context (a receiver waits in its own memory, which it has exported to whoever
-/// raises them). `signals` is read during the call only. When a process that has mapped a counter's memory ends
-/// without closing it, waits in that memory that are not satisfied are given up: later work in the stream runs, and
-/// `mp_stream_synchronize` reports `MP_ERROR_PEER_GONE`, once. What waits for all work of the context (`mp_free`,
+/// raises them). `signals` is read during the call only. What waits for all work of the context (`mp_free`,
 /// `mp_memory_close`, `mp_context_destroy`) waits for these waits too. Any thread.
+///
+/// When a process that has mapped a counter's memory ends without closing it, waits in that memory that are not
+/// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
+/// other streams that comes after it. How a caller joins streams is not known here, so every stream of the context
+/// counts as one that may have come after: the next `mp_stream_synchronize` of each returns `MP_ERROR_PEER_GONE`, once
+/// for each such process, after the stream's work has finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return
+/// it for what was enqueued before its stream was told in one of these ways. Waits that are satisfied are not concerned,
+/// and while there is no wait in vain nobody is told. Later calls that would wait in that memory in vain are refused.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
 /// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
-/// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_INVALID_ARGUMENT`
-/// when `signals` is NULL and `count` is not 0.
-mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
+/// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_PEER_GONE` for a
+/// counter that is not reached and whose memory was mapped by a process that has ended without closing it, and then
+/// nothing is enqueued; `MP_ERROR_INVALID_ARGUMENT` when `signals` is NULL and `count` is not 0.
+mp_status_t mp_stream_wait_signals(mp_context_t context,
+                                   mp_stream_t stream,
+                                   const mp_signal_t *signals,
+                                   size_t count);
 
 /// Raises the counters of `count` signals to their values after all work enqueued in `stream` so far: whoever sees the
 /// value sees every byte that this work has written. Does not block.
@@ -667,9 +683,12 @@ mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, con
 /// A counter is raised by storing the value, so it has one raiser. It lies in memory of this context or in imported
 /// memory. After `mp_execute` this is a put with signal. `signals` is read during the call only. Any thread.
 ///
-/// Errors: as `mp_stream_wait_signals`, but imported memory is accepted; `MP_ERROR_PEER_GONE` when its owner has ended
-/// or has freed it.
-mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
+/// Errors: as `mp_stream_wait_signals`, but imported memory is accepted, and `MP_ERROR_PEER_GONE` says that its owner has
+/// ended or has freed it.
+mp_status_t mp_stream_raise_signals(mp_context_t context,
+                                    mp_stream_t stream,
+                                    const mp_signal_t *signals,
+                                    size_t count);
 
 /// Blocks the calling thread until a counter has reached `value`, at most `seconds`; with 0 it looks once. The counter
 /// lies in host memory, or on the host backend in any memory, of this context. Any thread, host functions excepted.

@@ -704,7 +704,7 @@ class context {
     }
 
     /// Blocks the calling thread until everything enqueued in a stream so far has finished. For streams that are not an
-    /// `mpgpu::stream`. Throws `invalid_argument`, `driver_error`.
+    /// `mpgpu::stream`. Throws as `stream::synchronize` does.
     void synchronize(stream_view stream) const { detail::check(mp_stream_synchronize(get(), stream.get())); }
     /// As above, reporting to `ec`.
     void synchronize(stream_view stream, std::error_code &ec) const noexcept {
@@ -1081,8 +1081,8 @@ class stream {
     }
     operator stream_view() const && = delete;
 
-    /// Blocks the calling thread until everything enqueued so far has finished. Throws `invalid_argument`,
-    /// `driver_error`.
+    /// Blocks the calling thread until everything enqueued so far has finished. Throws `invalid_argument`, `driver_error`,
+    /// and `peer_gone`, once for each process that has ended while a stream of the context waited for its signals.
     void synchronize() const { detail::check(mp_stream_synchronize(context_handle(), get())); }
     /// As above, reporting to `ec`.
     void synchronize(std::error_code &ec) const noexcept {
@@ -1150,7 +1150,8 @@ class event {
         ec = detail::code_of(mp_event_record(context_handle(), get(), stream.get()));
     }
 
-    /// Blocks the calling thread until what this stands for has finished. Throws `invalid_argument`, `driver_error`.
+    /// Blocks the calling thread until what this stands for has finished. Throws `invalid_argument`, `driver_error`,
+    /// `peer_gone` as `stream::synchronize` does, until it is recorded in a stream that was told.
     void synchronize() const { detail::check(mp_event_synchronize(context_handle(), get())); }
     /// As above, reporting to `ec`.
     void synchronize(std::error_code &ec) const noexcept {
@@ -1211,7 +1212,7 @@ class request {
     ~request() = default;
 
     /// Blocks the calling thread until all bytes have arrived; returns at once when empty. Empty afterwards. Throws
-    /// `driver_error`, `data_corruption` where the execution met one.
+    /// `driver_error`, `data_corruption` where the execution met one, `peer_gone` as `stream::synchronize` does.
     void wait() { detail::check(mp_wait(handle_.address())); }
     /// As above, reporting to `ec`.
     void wait(std::error_code &ec) noexcept { ec = detail::code_of(mp_wait(handle_.address())); }

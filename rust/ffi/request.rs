@@ -33,7 +33,8 @@ pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` and `MP_ERROR_INVALID_ARGUMENT` leave `*request` as it is. Any other error, such
 /// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the execution, which has finished: the request is
-/// freed and `*request` is NULL.
+/// freed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
+/// an execution that was enqueued before its stream was told.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_wait(request: *mut mp_request_t) -> mp_status_t {
     guard(|| {

@@ -123,15 +123,22 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 /// their values. Does not block. What was written before a counter was raised is then visible to that work.
 ///
 /// The counters lie in memory of this context (a receiver waits in its own memory, which it has exported to whoever
-/// raises them). `signals` is read during the call only. When a process that has mapped a counter's memory ends
-/// without closing it, waits in that memory that are not satisfied are given up: later work in the stream runs, and
-/// `mp_stream_synchronize` reports `MP_ERROR_PEER_GONE`, once. What waits for all work of the context (`mp_free`,
+/// raises them). `signals` is read during the call only. What waits for all work of the context (`mp_free`,
 /// `mp_memory_close`, `mp_context_destroy`) waits for these waits too. Any thread.
+///
+/// When a process that has mapped a counter's memory ends without closing it, waits in that memory that are not
+/// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
+/// other streams that comes after it. How a caller joins streams is not known here, so every stream of the context
+/// counts as one that may have come after: the next `mp_stream_synchronize` of each returns `MP_ERROR_PEER_GONE`, once
+/// for each such process, after the stream's work has finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return
+/// it for what was enqueued before its stream was told in one of these ways. Waits that are satisfied are not concerned,
+/// and while there is no wait in vain nobody is told. Later calls that would wait in that memory in vain are refused.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
 /// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
-/// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_INVALID_ARGUMENT`
-/// when `signals` is NULL and `count` is not 0.
+/// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_PEER_GONE` for a
+/// counter that is not reached and whose memory was mapped by a process that has ended without closing it, and then
+/// nothing is enqueued; `MP_ERROR_INVALID_ARGUMENT` when `signals` is NULL and `count` is not 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_wait_signals(
     context: mp_context_t,
@@ -151,8 +158,8 @@ pub unsafe extern "C" fn mp_stream_wait_signals(
 /// A counter is raised by storing the value, so it has one raiser. It lies in memory of this context or in imported
 /// memory. After `mp_execute` this is a put with signal. `signals` is read during the call only. Any thread.
 ///
-/// Errors: as `mp_stream_wait_signals`, but imported memory is accepted; `MP_ERROR_PEER_GONE` when its owner has ended
-/// or has freed it.
+/// Errors: as `mp_stream_wait_signals`, but imported memory is accepted, and `MP_ERROR_PEER_GONE` says that its owner has
+/// ended or has freed it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_raise_signals(
     context: mp_context_t,
