@@ -729,7 +729,8 @@ class context {
 
     /// Work enqueued from now on in `stream` starts when the counters of all signals have reached their values; it sees
     /// what was written before they were raised. Does not block. The counters lie in memory of this context. Throws
-    /// `invalid_argument`, `not_supported` for imported memory, `driver_error`.
+    /// `invalid_argument`, `not_supported` for imported memory, `peer_gone` for what a process that has ended was to
+    /// raise, `driver_error`.
     void wait(stream_view stream, span<const signal> signals) const {
         detail::check(mp_stream_wait_signals(get(), stream.get(), signals.data(), signals.size()));
     }
@@ -1081,8 +1082,9 @@ class stream {
     }
     operator stream_view() const && = delete;
 
-    /// Blocks the calling thread until everything enqueued so far has finished. Throws `invalid_argument`, `driver_error`,
-    /// and `peer_gone`, once for each process that has ended while a stream of the context waited for its signals.
+    /// Blocks the calling thread until everything enqueued so far has finished. Throws `invalid_argument`,
+    /// `driver_error`, and `peer_gone`, once for each process that has ended while a stream of the context waited for
+    /// its signals.
     void synchronize() const { detail::check(mp_stream_synchronize(context_handle(), get())); }
     /// As above, reporting to `ec`.
     void synchronize(std::error_code &ec) const noexcept {
