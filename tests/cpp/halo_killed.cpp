@@ -77,11 +77,11 @@ template <class Work> std::optional<mpgpu::errc> failure_of(Work &&work) {
     return std::nullopt;
 }
 
-/// Exchanges until one fails, and says with what. Two can succeed: those that a rank without the victim for a neighbour
-/// makes before its neighbours end; all later ones would be with old ghost cells.
-mpgpu::errc exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &stream) {
+/// Exchanges until one fails, and says with what. Ranks that do not touch the victim can make some before their
+/// neighbours end, one more with each rank between.
+mpgpu::errc exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &stream, int ranks) {
     for (int succeeded = 0;; ++succeeded) {
-        if (succeeded > 2) {
+        if (succeeded > ranks) {
             end(1, "exchanges go on succeeding without a neighbour");
         }
         const std::optional<mpgpu::errc> failure = failure_of([&] {
@@ -140,7 +140,7 @@ void run(std::uint64_t direct_pieces) {
     if (is_neighbour && failure_of([&] { plan->start(*stream); }) != mpgpu::errc::peer_gone) {
         end(1, "an exchange with a rank that is known to be gone was begun");
     }
-    const mpgpu::errc status = exchange_until_it_fails(*plan, *stream);
+    const mpgpu::errc status = exchange_until_it_fails(*plan, *stream, node->size());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     if (status != mpgpu::errc::peer_gone) {
         end(1, "the status is " + std::to_string(static_cast<int>(status)) + ", not peer_gone");

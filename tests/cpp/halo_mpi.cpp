@@ -25,7 +25,8 @@ namespace halo = mpgpu::halo;
 namespace reference = halo_reference;
 
 constexpr int problems = 12;
-constexpr std::uint64_t cycles = 40;
+constexpr std::uint64_t few_cycles = 40;
+constexpr std::uint64_t many_cycles = 400;
 
 int world_rank = 0;
 
@@ -54,7 +55,7 @@ struct part {
 
 /// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
-                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, bool in_two,
+                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, std::uint64_t cycles, bool in_two,
                 halo::mpi_memory between_nodes = halo::mpi_memory::automatic) {
     part mine(ctx, g, sizes);
     const mpgpu::stream stream(ctx, mine.where);
@@ -130,7 +131,7 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
         for (int problem = 0; problem < problems; ++problem) {
             const auto [g, sizes] = reference::random_problem(random, node.size());
             const std::uint64_t direct_pieces = std::array<std::uint64_t, 3>{0, 1, never_pack}.at(random() % 3);
-            run_cycles(ctx, node, g, sizes, direct_pieces, problem % 2 == 1,
+            run_cycles(ctx, node, g, sizes, direct_pieces, few_cycles, problem % 2 == 1,
                        problem % 3 == 0 ? halo::mpi_memory::automatic : halo::mpi_memory::staged);
         }
     }
@@ -146,7 +147,7 @@ void run() {
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
         const std::uint64_t direct_pieces = std::array<std::uint64_t, 4>{0, 1, 5, never_pack}.at(random() % 4);
-        run_cycles(ctx, node, g, sizes, direct_pieces, problem % 2 == 1);
+        run_cycles(ctx, node, g, sizes, direct_pieces, problem < 4 ? many_cycles : few_cycles, problem % 2 == 1);
     }
     for (int nodes = 2; nodes <= node.size();
          nodes = nodes < node.size() && 2 * nodes > node.size() ? node.size() : 2 * nodes) {

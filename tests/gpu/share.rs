@@ -223,12 +223,11 @@ fn a_stream_that_waits_for_a_peer_that_was_killed_goes_on() {
     context.record_event(joined, joins).expect("recorded");
     set_device(0);
     let mut event = std::ptr::null_mut();
-    let [raw, raw_by_hand] = [stream, by_hand].map(|stream| std::ptr::with_exposed_provenance_mut(stream.0));
     // SAFETY: the output is valid for the call; streams of the current GPU, and an event of it, which is destroyed once.
     unsafe {
         ok(sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32));
-        ok(sys::cuEventRecord(event, raw));
-        ok(sys::cuStreamWaitEvent(raw_by_hand, event, 0));
+        ok(sys::cuEventRecord(event, raw(stream)));
+        ok(sys::cuStreamWaitEvent(raw(by_hand), event, 0));
         ok(sys::cuEventDestroy_v2(event));
     }
     assert!(!copied.is_done().expect("enqueued"), "it did not wait");

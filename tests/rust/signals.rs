@@ -141,6 +141,22 @@ fn a_peer_that_dies_lets_nobody_wait_for_ever() {
     node.still_works();
 }
 
+#[test]
+fn a_peer_that_exits_or_destroys_its_context_ends_waits_as_one_that_was_killed() {
+    for order in ["exit", "destroy"] {
+        let node = Node::new(c"beluga");
+        let flag = counters(&node, 1);
+        let mut peer = Peer::start();
+        peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
+        let stream = node.stream(0);
+        wait_in(&node, stream, &[signal(flag, 1)]);
+        writeln!(peer.orders, "{order}").expect("the peer reads");
+        let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
+        assert!(message.contains(&format!("process {}", peer.process.id())), "{order}: {message}");
+        wait_refused(&node, stream, signal(flag, 1));
+    }
+}
+
 #[track_caller]
 fn wait_refused(node: &Node, stream: mp_stream_t, wanted: mp_signal_t) -> String {
     // SAFETY: a list of one signal.
