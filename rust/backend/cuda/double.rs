@@ -5,7 +5,10 @@
 //! nothing about order. Each thread has a node of its own, so that tests do not see each other.
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
+use crate::share::segment::{Mapping, Pool, Region};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attribute};
+use rustix::fd::{BorrowedFd, IntoRawFd};
+use rustix::fs::MemfdFlags;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -24,12 +27,14 @@ pub struct Node {
     /// Calls that succeeded.
     pub calls: HashMap<&'static str, u32>,
     pub memory: BTreeMap<u64, Block>,
+    pub pools: BTreeMap<usize, MemoryPool>,
     /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
     pub events: HashMap<usize, Event>,
     now: f64,
     current: Vec<usize>,
     handles: usize,
     ids: u64,
+    files: Pool,
 }
 
 /// An allocation, or host memory that was registered.
@@ -39,6 +44,24 @@ pub struct Block {
     gpu: Option<i32>,
     id: u64,
     registered: bool,
+    /// The pool that it is of, and its pages.
+    of_pool: Option<(usize, Pages)>,
+}
+
+/// A pool, of this process or imported: another process is the same node here.
+pub struct MemoryPool {
+    gpu: i32,
+    /// Equal for a pool and what was imported of it.
+    identity: u64,
+    exportable: bool,
+    imported: bool,
+    /// GPUs that it is open to.
+    pub access: Vec<i32>,
+}
+
+enum Pages {
+    Own(Region),
+    Imported(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
 }
 
 /// An event.
@@ -98,6 +121,12 @@ pub fn without_batch() -> &'static Driver {
         cuMemHostRegister: register,
         cuMemHostUnregister: unregister,
         cuPointerGetAttributes: locate,
+        cuMemPoolSetAccess: Some(set_access),
+        cuMemPoolDestroy: Some(destroy_pool),
+        cuMemPoolExportToShareableHandle: Some(export_pool),
+        cuMemPoolImportFromShareableHandle: Some(import_pool),
+        cuMemPoolExportPointer: Some(export_pointer),
+        cuMemPoolImportPointer: Some(import_pointer),
         cuMemcpyAsync: copy,
         cuStreamCreate: create_stream,
         cuStreamGetCtx: context_of_stream,
@@ -215,7 +244,7 @@ impl Node {
     /// Makes memory known, as allocating or registering it does.
     pub fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
         self.ids += 1;
-        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered });
+        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered, of_pool: None });
     }
 
     /// Allocates, as another library in the process may have done.
@@ -232,10 +261,40 @@ impl Node {
         let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {
             return INVALID_VALUE;
         };
+        if block.of_pool.is_some() {
+            return 0;
+        }
         let Ok(layout) = Layout::from_size_align(block.bytes, 256) else { return INVALID_VALUE };
         // SAFETY: given out by `give` with this layout, and just taken out of the list.
         unsafe { dealloc(with_exposed_provenance_mut(address as usize), layout) };
         0
+    }
+
+    /// Creates a pool. As in the driver, its handle may be one of before.
+    pub fn new_pool(&mut self, gpu: i32, exportable: bool) -> usize {
+        self.ids += 1;
+        let pool = MemoryPool { gpu, identity: self.ids, exportable, imported: false, access: vec![gpu] };
+        self.add_pool(pool)
+    }
+
+    fn add_pool(&mut self, pool: MemoryPool) -> usize {
+        let handle = (1..).map(|index| index * 0x100).find(|handle| !self.pools.contains_key(handle)).unwrap_or(0);
+        self.pools.insert(handle, pool);
+        handle
+    }
+
+    /// Allocates from a pool.
+    pub fn give_from(&mut self, pool: usize, bytes: usize) -> Option<u64> {
+        let region = self.files.allocate(bytes as u64).ok()?;
+        let address = region.base();
+        self.insert_of(pool, address, bytes, Pages::Own(region));
+        Some(address)
+    }
+
+    fn insert_of(&mut self, pool: usize, address: u64, bytes: usize, pages: Pages) {
+        self.ids += 1;
+        let gpu = self.pools.get(&pool).map(|pool| pool.gpu);
+        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered: false, of_pool: Some((pool, pages)) });
     }
 
     fn new_handle(&mut self) -> usize {
@@ -304,11 +363,89 @@ unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut
                 } else if name == CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint && !block.registered {
                     value.cast::<usize>().write(block.bytes);
                 } else if name == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint {
-                    value.cast::<c_uint>().write(1);
+                    value.cast::<c_uint>().write(c_uint::from(block.of_pool.is_none()));
+                } else if name == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint {
+                    value.cast::<usize>().write(block.of_pool.as_ref().map_or(0, |(pool, _)| *pool));
                 }
             }
         }
         0
+    })
+}
+
+unsafe extern "C" fn set_access(pool: sys::CUmemoryPool, access: *const sys::CUmemAccessDesc, count: usize) -> Code {
+    call("cuMemPoolSetAccess", |node| {
+        let Some(pool) = node.pools.get_mut(&pool.addr()) else { return INVALID_VALUE };
+        // SAFETY: a list of `count` elements.
+        pool.access = (0..count).map(|index| unsafe { (*access.add(index)).location.id }).collect();
+        0
+    })
+}
+
+/// Refuses a pool whose memory is in use, with which the driver would wait.
+unsafe extern "C" fn destroy_pool(pool: sys::CUmemoryPool) -> Code {
+    call("cuMemPoolDestroy", |node| {
+        let in_use = node.memory.values().any(|block| block.of_pool.as_ref().is_some_and(|(of, _)| *of == pool.addr()));
+        if !in_use && node.pools.remove(&pool.addr()).is_some() { 0 } else { INVALID_VALUE }
+    })
+}
+
+/// The descriptor is of a file in which the pool's identity is written.
+unsafe extern "C" fn export_pool(out: *mut c_void, pool: sys::CUmemoryPool, _: c_uint, _: c_ulonglong) -> Code {
+    call("cuMemPoolExportToShareableHandle", |node| {
+        let Some(pool) = node.pools.get(&pool.addr()).filter(|pool| pool.exportable) else { return INVALID_VALUE };
+        let Ok(file) = rustix::fs::memfd_create("pool", MemfdFlags::CLOEXEC) else { return code::OUT_OF_MEMORY };
+        match rustix::io::pwrite(&file, &[pool.identity, pool.gpu as u64].map(u64::to_ne_bytes).concat(), 0) {
+            Ok(16) => put(out.cast(), file.into_raw_fd()),
+            _ => code::OUT_OF_MEMORY,
+        }
+    })
+}
+
+unsafe extern "C" fn import_pool(out: *mut sys::CUmemoryPool, descriptor: *mut c_void, _: c_uint, _: c_ulonglong) -> Code {
+    call("cuMemPoolImportFromShareableHandle", |node| {
+        let mut words = [0; 16];
+        // SAFETY: the backend passes a descriptor that is open during the call.
+        let file = unsafe { BorrowedFd::borrow_raw(descriptor.addr() as c_int) };
+        if rustix::io::pread(file, &mut words, 0) != Ok(16) {
+            return INVALID_VALUE;
+        }
+        let [identity, gpu] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|byte| words[at + byte])));
+        let gpu = gpu as i32;
+        let pool = node.add_pool(MemoryPool { gpu, identity, exportable: false, imported: true, access: vec![gpu] });
+        put(out, with_exposed_provenance_mut(pool))
+    })
+}
+
+/// What is exported says which pool, and which of its allocations by number, so that no other is mistaken for it.
+unsafe extern "C" fn export_pointer(out: *mut sys::CUmemPoolPtrExportData, address: CUdeviceptr) -> Code {
+    call("cuMemPoolExportPointer", |node| {
+        let Some(block) = node.memory.get(&address) else { return INVALID_VALUE };
+        let pool = block.of_pool.as_ref().and_then(|(pool, _)| node.pools.get(pool)).filter(|pool| pool.exportable);
+        let Some(pool) = pool else { return INVALID_VALUE };
+        let mut reserved = [0; 64];
+        reserved[..16].copy_from_slice(&[pool.identity, block.id].map(u64::to_ne_bytes).concat());
+        put(out, sys::CUmemPoolPtrExportData { reserved })
+    })
+}
+
+/// Maps the same pages once more; only in the pool that they are of.
+unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPool, data: *mut sys::CUmemPoolPtrExportData) -> Code {
+    call("cuMemPoolImportPointer", |node| {
+        // SAFETY: the backend passes 64 bytes that it may read.
+        let words = unsafe { (*data).reserved };
+        let [identity, id] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|byte| words[at + byte])));
+        let imported = node.pools.get(&pool.addr()).is_some_and(|pool| pool.imported && pool.identity == identity);
+        let block = node.memory.values().find(|block| block.id == id).filter(|_| imported);
+        let Some(Block { bytes, of_pool: Some((_, Pages::Own(region))), .. }) = block else { return INVALID_VALUE };
+        let Some((mapping, bytes)) =
+            region.file().and_then(|(file, offset)| Ok((Mapping::new(&file, offset, *bytes as u64)?, *bytes))).ok()
+        else {
+            return code::OUT_OF_MEMORY;
+        };
+        let base = mapping.base();
+        node.insert_of(pool.addr(), base, bytes, Pages::Imported(mapping));
+        put(out, base)
     })
 }
 

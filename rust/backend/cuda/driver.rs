@@ -25,6 +25,11 @@ pub(super) mod code {
     pub const INVALID_CONTEXT: Code = 201;
     pub const NOT_READY: Code = 600;
     pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+
+    /// INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED: what is asked for is not what this can do, which depends on the driver's version.
+    pub fn says_no(code: i64) -> bool {
+        matches!(code, 1 | 800 | 801)
+    }
 }
 
 /// Errors after which the driver refuses every call of the process that touches the GPU's context: a fault of a kernel or a link.
@@ -160,6 +165,14 @@ driver_functions! {
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
         // CUDA 11.2.
         cuMemPoolGetAccess = "cuMemPoolGetAccess" (*mut c_uint, *mut c_void, *mut sys::CUmemLocation);
+        cuMemPoolSetAccess = "cuMemPoolSetAccess" (sys::CUmemoryPool, *const sys::CUmemAccessDesc, usize);
+        cuMemPoolDestroy = "cuMemPoolDestroy" (sys::CUmemoryPool);
+        cuMemPoolExportToShareableHandle = "cuMemPoolExportToShareableHandle" (*mut c_void, sys::CUmemoryPool, c_uint, c_ulonglong);
+        cuMemPoolImportFromShareableHandle = "cuMemPoolImportFromShareableHandle" (
+            *mut sys::CUmemoryPool, *mut c_void, c_uint, c_ulonglong
+        );
+        cuMemPoolExportPointer = "cuMemPoolExportPointer" (*mut sys::CUmemPoolPtrExportData, CUdeviceptr);
+        cuMemPoolImportPointer = "cuMemPoolImportPointer" (*mut CUdeviceptr, sys::CUmemoryPool, *mut sys::CUmemPoolPtrExportData);
         // CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
         // CUDA 10. Superseded in CUDA 12 by others, of which older drivers know nothing.

@@ -32,6 +32,7 @@ mod lanes;
 mod lost;
 mod memory;
 mod nodes;
+mod pools;
 #[cfg(test)]
 mod refusals;
 mod share;

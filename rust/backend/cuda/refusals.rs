@@ -359,3 +359,126 @@ fn the_device_of_foreign_memory_is_found_though_no_context_is_current_or_in_use(
     let refused = context.plan(&[named], &PlanOptions::default()).map(drop);
     assert!(matches!(&refused, Err(Error::NotDeviceMemory { device: 2, .. })), "{refused:?}");
 }
+
+/// Shares an allocation and maps it in another backend, as another process would.
+fn cross(from: &CudaBackend, to: &CudaBackend, address: u64) -> Result<u64, BackendError> {
+    let allocation = from.locate(address)?.expect("known memory");
+    to.adopt(from.share(&allocation)?, &allocation)
+}
+
+#[test]
+fn memory_of_a_pool_is_mapped_through_one_imported_pool_which_goes_with_the_last() {
+    double::start(2, true);
+    let [exporter, importer] = [(); 2].map(|()| backend(double::driver()));
+    let pool = node(|node| node.new_pool(1, true));
+    let [one, other] = [70_000, 300].map(|bytes| node(|node| node.give_from(pool, bytes)).expect("memory"));
+    let mapped = cross(&exporter, &importer, one).expect("mapped");
+    write(one, 70_000, 5);
+    assert_arrived(mapped, 70_000, 5);
+    let found = importer.locate(mapped + 69_999).expect("an answer").expect("known");
+    assert_eq!((found.base, found.bytes, found.device, found.kind), (mapped, 70_000, GPU1, MemoryKind::Device));
+    let also = cross(&exporter, &importer, other).expect("mapped");
+    assert_ne!(also, mapped);
+    let counts = || ["cuMemPoolImportFromShareableHandle", "cuMemPoolSetAccess", "cuMemPoolImportPointer", "cuMemPoolDestroy"].map(calls);
+    assert_eq!(counts(), [1, 1, 2, 0]);
+    // Open to the GPU that has no part in it as well.
+    assert!(node(|node| node.pools.values().any(|pool| pool.access == [0, 1])));
+    importer.disown(mapped).expect("unmapped");
+    assert_eq!((counts(), importer.locate(mapped).expect("an answer")), ([1, 1, 2, 0], None));
+    importer.disown(also).expect("unmapped");
+    assert_eq!((counts(), node(|node| node.pools.len())), ([1, 1, 2, 1], 1));
+    // Again, and over many rounds: nothing stays, and what a backend has left open goes with it.
+    for _ in 0..200 {
+        let mapped = cross(&exporter, &importer, one).expect("mapped");
+        importer.disown(mapped).expect("unmapped");
+    }
+    cross(&exporter, &importer, one).expect("mapped");
+    drop(importer);
+    assert_eq!((node(|node| (node.pools.len(), node.memory.len())), calls("cuMemFree")), ((1, 2), 203));
+}
+
+#[test]
+fn a_pool_that_has_the_handle_of_one_that_was_destroyed_is_imported_as_another() {
+    double::start(1, true);
+    let [exporter, importer] = [(); 2].map(|()| backend(double::driver()));
+    let first = node(|node| node.new_pool(0, true));
+    let address = node(|node| node.give_from(first, 4096)).expect("memory");
+    // Against the rules the importer still has it when it is freed.
+    let stale = cross(&exporter, &importer, address).expect("mapped");
+    node(|node| assert_eq!(node.take(address, true), 0));
+    node(|node| node.pools.remove(&first));
+    let second = node(|node| node.new_pool(0, true));
+    assert_eq!(first, second, "the handle is used again");
+    let address = node(|node| node.give_from(second, 4096)).expect("memory");
+    let mapped = cross(&exporter, &importer, address).expect("mapped");
+    write(address, 4096, 8);
+    assert_arrived(mapped, 4096, 8);
+    assert_eq!(calls("cuMemPoolImportFromShareableHandle"), 2);
+    importer.disown(stale).expect("unmapped");
+    importer.disown(mapped).expect("unmapped");
+    assert_eq!(node(|node| node.pools.len()), 1);
+}
+
+#[test]
+fn of_very_many_allocations_of_a_pool_it_stays_one_import_while_any_lives() {
+    double::start(1, true);
+    let [exporter, importer] = [(); 2].map(|()| backend(double::driver()));
+    let pool = node(|node| node.new_pool(0, true));
+    let kept = node(|node| node.give_from(pool, 64)).expect("memory");
+    cross(&exporter, &importer, kept).expect("mapped");
+    for _ in 0..500 {
+        let address = node(|node| node.give_from(pool, 64)).expect("memory");
+        let mapped = cross(&exporter, &importer, address).expect("mapped");
+        importer.disown(mapped).expect("unmapped");
+        node(|node| assert_eq!(node.take(address, true), 0));
+    }
+    assert_eq!((calls("cuMemPoolImportFromShareableHandle"), calls("cuMemPoolImportPointer")), (1, 501));
+}
+
+#[test]
+fn a_pool_that_was_not_created_for_other_processes_is_refused_with_the_remedy() {
+    double::start(1, true);
+    let context = context();
+    let pool = node(|node| node.new_pool(0, false));
+    let address = node(|node| node.give_from(pool, 4096)).expect("memory");
+    let refused = context.export_memory(address, 4096).map(drop).expect_err("the default pool is such a one");
+    let text = refused.to_string();
+    assert!(matches!(refused, Error::Backend(BackendError::NotSupported(_))), "{text}");
+    for part in ["cudaMallocAsync", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "cudaMallocFromPoolAsync", "mp_alloc"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // An error that is none of the pool's kind keeps its name, and an old driver is named as such.
+    let shared = node(|node| node.new_pool(0, true));
+    let address = node(|node| node.give_from(shared, 4096)).expect("memory");
+    refuse("cuMemPoolExportToShareableHandle", code::OUT_OF_MEMORY);
+    let failed = context.export_memory(address, 4096).map(drop);
+    assert!(matches!(&failed, Err(Error::Backend(BackendError::Driver { code: 2, .. }))), "{failed:?}");
+    context.export_memory(address, 4096).expect("memory of a pool that was");
+    let old = backend(Box::leak(Box::new(double::driver().clone().without("cuMemPoolExportToShareableHandle"))));
+    let refused = old.share(&old.locate(address).expect("an answer").expect("known"));
+    assert!(
+        matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("cuMemPoolExportToShareableHandle") && why.contains("newer")),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_pool_that_cannot_be_opened_leaves_nothing_behind() {
+    double::start(2, true);
+    let [exporter, importer] = [(); 2].map(|()| backend(double::driver()));
+    let pool = node(|node| node.new_pool(0, true));
+    let [one, other] = [(); 2].map(|()| node(|node| node.give_from(pool, 4096)).expect("memory"));
+    for function in ["cuMemPoolImportFromShareableHandle", "cuMemPoolSetAccess", "cuMemPoolImportPointer"] {
+        refuse(function, 999);
+        let failed = cross(&exporter, &importer, one);
+        assert!(matches!(&failed, Err(BackendError::Driver { what, code: 999, .. }) if what == function), "{failed:?}");
+        assert_eq!(node(|node| (node.pools.len(), node.memory.len())), (1, 2), "{function}");
+    }
+    // A pool that is in use stays.
+    let mapped = cross(&exporter, &importer, one).expect("mapped");
+    refuse("cuMemPoolImportPointer", 999);
+    cross(&exporter, &importer, other).expect_err("refused");
+    assert_eq!(node(|node| node.pools.len()), 2);
+    importer.disown(mapped).expect("unmapped");
+    assert_eq!(node(|node| node.pools.len()), 1);
+}

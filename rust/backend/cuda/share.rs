@@ -5,6 +5,7 @@
 //! | host memory of this backend below 4 MiB | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
 //! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
 //! | virtual memory API, created for POSIX file descriptors | its descriptor |
+//! | pools created for POSIX file descriptors | the pool's descriptor, and the driver's name for the allocation (`pools`) |
 //! | everything else | not at all, with the remedy |
 //!
 //! Host memory of this backend from 4 MiB on is in huge pages, spread over the sockets, because the GPUs need that to reach their rate
@@ -17,6 +18,7 @@ use super::Core;
 use super::device::{handle, lock};
 use super::driver::{CUdeviceptr, OutsideCapture, call, call_optional};
 use super::memory::{SPREAD_FROM, own_id};
+use super::pools::Pools;
 use super::signal::Waits;
 use crate::backend::loss::Losses;
 use crate::backend::{Allocation, BackendError, Departed, MemoryKind, uuid_of_number};
@@ -32,13 +34,15 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 const MEMORY_FILE: u32 = 1;
 const IPC: u32 = 2;
 const DESCRIPTOR: u32 = 3;
+const POOL: u32 = 4;
 
-const POSIX_FILE_DESCRIPTOR: c_uint = 1;
+pub(super) const POSIX_FILE_DESCRIPTOR: c_uint = 1;
 
 /// What this backend shares and has mapped.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     pool: Pool,
+    pub pools: Pools,
     held: RwLock<BTreeMap<u64, Held>>,
     pub waits: Mutex<Waits>,
     pub losses: Losses,
@@ -63,6 +67,8 @@ enum Source {
     Ipc(usize),
     /// Mapped by the virtual memory API: its handle.
     Mapped(u64),
+    /// Opened through this GPU, of the pool with this number.
+    OfPool(usize, u64),
 }
 
 /// How an allocation that the driver knows can be shared.
@@ -70,6 +76,8 @@ enum Source {
 enum Way {
     Ipc,
     Descriptor,
+    /// If the driver agrees: no attribute says for what a pool was created.
+    Pool,
 }
 
 /// What decides on it.
@@ -77,8 +85,8 @@ enum Way {
 struct Traits {
     /// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
     ipc: bool,
-    /// Whether it is of a pool.
-    pool: bool,
+    /// The pool that it is of, if it is of one.
+    pool: u64,
     /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
     handles: c_uint,
     /// Size of host memory of this backend.
@@ -104,8 +112,8 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
     if traits.ipc {
         return Ok(Way::Ipc);
     }
-    if traits.pool {
-        return Err("it is memory of a pool (cudaMallocAsync); allocate what is to be shared with cudaMalloc or mp_alloc");
+    if traits.pool != 0 {
+        return Ok(Way::Pool);
     }
     if traits.handles & POSIX_FILE_DESCRIPTOR != 0 {
         return Ok(Way::Descriptor);
@@ -224,16 +232,22 @@ impl Core {
         if let Some(own) = own {
             return own;
         }
-        match way(allocation.kind, self.traits(allocation.base)) {
+        let _outside = OutsideCapture::enter(self.driver);
+        let gpu = usize::try_from(allocation.device.0).unwrap_or_else(|_| self.any_used());
+        let _current = self.primary(gpu)?.enter()?;
+        let traits = self.traits(allocation.base);
+        match way(allocation.kind, traits) {
             Ok(Way::Ipc) => {
                 let mut ipc = sys::CUipcMemHandle { reserved: [0; PAYLOAD_BYTES] };
-                let _outside = OutsideCapture::enter(self.driver);
-                let _current = self.primary(allocation.device.0 as usize)?.enter()?;
                 // SAFETY: the output is valid for the call; the address is the first of an allocation of this GPU.
                 unsafe { call_optional!(self.driver, cuIpcGetMemHandle(&mut ipc, allocation.base)) }?;
                 Ok(plain(IPC, None, 0, ipc.reserved.map(|byte| byte as u8)))
             }
             Ok(Way::Descriptor) => Ok(plain(DESCRIPTOR, Some(self.descriptor_of(allocation.base)?), 0, [0; PAYLOAD_BYTES])),
+            Ok(Way::Pool) => {
+                let (descriptor, number, pointer) = self.share_of_pool(traits.pool, allocation)?;
+                Ok(plain(POOL, Some(descriptor), number, pointer))
+            }
             Err(why) => Err(BackendError::NotSupported(format!("{:#x} cannot be shared with another process: {why}", allocation.base))),
         }
     }
@@ -249,7 +263,7 @@ impl Core {
         };
         Traits {
             ipc: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) & 0xFF != 0,
-            pool: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) != 0,
+            pool: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE),
             handles: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) as c_uint,
             own_host: self.own_host_bytes(address),
         }
@@ -292,6 +306,12 @@ impl Core {
             }
             (IPC, _) => self.open(&shared.payload, allocation)?,
             (DESCRIPTOR, Some(descriptor)) => self.map(descriptor, allocation)?,
+            (POOL, Some(descriptor)) => {
+                let owner = allocation.device.0 as usize;
+                let gpu = self.through(owner);
+                let base = self.open_of_pool(gpu, (descriptor, shared.offset, &shared.payload), owner)?;
+                (base, Source::OfPool(gpu, shared.offset))
+            }
             (form, _) => {
                 return Err(BackendError::NotSupported(format!("memory is shared in form {form}, which this version does not know")));
             }
@@ -331,6 +351,16 @@ impl Core {
         gpu == owner || (code == 0 && can != 0)
     }
 
+    /// Lets every GPU that can reach memory of `owner` read and write it.
+    pub fn access_to(&self, owner: usize) -> Vec<sys::CUmemAccessDesc> {
+        let reaching = (0..self.devices.len()).filter(|gpu| self.can_reach(*gpu, owner));
+        let access = reaching.map(|gpu| sys::CUmemAccessDesc {
+            location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal },
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        });
+        access.collect()
+    }
+
     /// Maps memory of the virtual memory API, for every GPU that can reach it.
     fn map(&self, descriptor: &OwnedFd, allocation: &Allocation) -> Result<(u64, Source), BackendError> {
         let (driver, bytes, owner) = (self.driver, allocation.bytes as usize, allocation.device.0 as usize);
@@ -346,16 +376,7 @@ impl Core {
         // SAFETY: an address range that was just reserved, of this size.
         let mapped = reserved.and_then(|()| unsafe { call_optional!(driver, cuMemMap(base, bytes, 0, memory, 0)) });
         let accessible = mapped.clone().and_then(|()| {
-            let reaching = (0..self.devices.len()).filter(|gpu| self.can_reach(*gpu, owner));
-            let access: Vec<sys::CUmemAccessDesc> = reaching
-                .map(|gpu| sys::CUmemAccessDesc {
-                    location: sys::CUmemLocation {
-                        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-                        id: self.devices[gpu].ordinal,
-                    },
-                    flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-                })
-                .collect();
+            let access = self.access_to(owner);
             // SAFETY: as above, and a list of this length.
             unsafe { call_optional!(driver, cuMemSetAccess(base, bytes, access.as_ptr(), access.len())) }
         });
@@ -395,6 +416,7 @@ impl Core {
                 self.release_memory(memory);
                 unmapped.and(freed)?;
             }
+            Source::OfPool(gpu, number) => self.close_of_pool(gpu, number, base)?,
         }
         Ok(true)
     }
@@ -417,18 +439,18 @@ mod tests {
 
     #[test]
     fn each_kind_of_memory_is_shared_in_its_way_or_refused_with_the_remedy() {
-        let traits = |ipc, pool, handles| Traits { ipc, pool, handles, own_host: None };
+        let traits = |ipc, pool: bool, handles| Traits { ipc, pool: u64::from(pool), handles, own_host: None };
         let own = |bytes| Traits { own_host: Some(bytes), ..Traits::default() };
         assert_eq!(way(MemoryKind::Device, traits(true, false, 0)), Ok(Way::Ipc));
         assert_eq!(way(MemoryKind::Device, traits(true, false, 1)), Ok(Way::Ipc));
         assert_eq!(way(MemoryKind::Device, traits(false, false, 1)), Ok(Way::Descriptor));
         assert_eq!(way(MemoryKind::Device, traits(false, false, 9)), Ok(Way::Descriptor));
+        assert_eq!(way(MemoryKind::Device, traits(false, true, 0)), Ok(Way::Pool));
+        assert_eq!(way(MemoryKind::Device, traits(false, true, 1)), Ok(Way::Pool));
         let remedies = [
             (MemoryKind::Pinned, traits(false, false, 0), "allocate it with mp_alloc, below 4 MiB"),
             (MemoryKind::Pinned, own(SPREAD_FROM as u64), "several allocations of mp_alloc below 4 MiB"),
             (MemoryKind::Pinned, own(SPREAD_FROM as u64 - 1), "share memory of a GPU"),
-            (MemoryKind::Device, traits(false, true, 0), "with cudaMalloc or mp_alloc"),
-            (MemoryKind::Device, traits(false, true, 1), "with cudaMalloc or mp_alloc"),
             (MemoryKind::Device, traits(false, false, 8), "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
         ];
         for (kind, traits, remedy) in remedies {
