@@ -124,6 +124,23 @@ fn child_obeys() {
                 }
                 context.synchronize_stream(stream).map_or_else(|error| error.to_string(), |()| "pumped".into())
             }
+            // Writes the words of a round into an import, or looks whether they are there.
+            "fill" | "look" => {
+                let [import, round, count] = [1, 2, 3].map(|at| words[at].parse::<usize>().expect("a number"));
+                let bytes = count as u64 * 8;
+                let staging = (context.allocate(DeviceId::HOST, bytes).expect("memory"), DeviceId::HOST);
+                let host = host_words(staging.0, count);
+                let expected: Vec<u64> = (0..count).map(|i| word(round as u64, i)).collect();
+                let fill = words[0] == "fill";
+                host.iter_mut().zip(&expected).for_each(|(cell, word)| *cell = if fill { *word } else { 0 });
+                let (dst, src) = if fill { (imports[import], staging) } else { (staging, imports[import]) };
+                plan_of(&context, dst, src, bytes).execute(stream).expect("enqueued");
+                context.synchronize_stream(stream).expect("the copy runs");
+                let differs = host.iter().zip(&expected).position(|(a, b)| a != b);
+                context.free(staging.0).expect("allocated");
+                differs.map_or("right".into(), |at| format!("word {at} differs"))
+            }
+            "descriptors" => std::fs::read_dir("/proc/self/fd").expect("a list").count().to_string(),
             // Raises import 1 whenever its own counter is raised: the other half of a round trip.
             "echo" => {
                 for round in 1..=ROUNDS {
@@ -252,6 +269,94 @@ fn a_stream_that_waits_for_a_peer_that_was_killed_goes_on() {
     assert!(started.elapsed() < Duration::from_secs(30), "it was waited for");
 }
 
+/// A pool of GPU 0 that other processes may import.
+fn pool_for_others() -> sys::CUmemoryPool {
+    let properties = sys::CUmemPoolProps {
+        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 },
+        win32SecurityAttributes: std::ptr::null_mut(),
+        maxSize: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: input and output are valid for the call.
+    ok(unsafe { sys::cuMemPoolCreate(&mut pool, &properties) });
+    pool
+}
+
+#[test]
+fn memory_of_a_pool_is_mapped_by_a_peer_and_once_freed_is_not_mistaken_for_what_comes_after() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let context = context(None, |_| {});
+    let pool = pool_for_others();
+    let stream = raw(context.create_stream(GPU0).expect("a stream"));
+    let allocate = |bytes: usize| {
+        let mut address = 0;
+        // SAFETY: the output is valid for the call; a pool and a stream of this GPU.
+        unsafe {
+            ok(sys::cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
+            ok(sys::cuStreamSynchronize(stream));
+        }
+        address
+    };
+    let free = |address| {
+        // SAFETY: allocated above; no copy uses it any more and nobody has it mapped.
+        unsafe {
+            ok(sys::cuMemFreeAsync(address, stream));
+            ok(sys::cuStreamSynchronize(stream));
+        }
+    };
+    const COUNT: usize = 100_000;
+    const SMALL: usize = 333;
+    let words_of = |round, count| (0..count).flat_map(|i| word(round, i).to_le_bytes()).collect::<Vec<u8>>();
+    let [large, small] = [8 * COUNT + 8192, 8 * SMALL].map(allocate);
+    write(large, &vec![0xEE; 8 * COUNT + 8192]);
+    let handles = [export(&context, large + 4096, 8 * COUNT as u64), export(&context, small, 8 * SMALL as u64)];
+
+    let mut peer = Peer::start();
+    for handle in &handles {
+        assert_eq!(peer.ask(&format!("import {handle}")), "device 0");
+    }
+    assert_eq!(peer.ask(&format!("fill 0 1 {COUNT}")), "right");
+    assert_eq!(peer.ask(&format!("fill 1 2 {SMALL}")), "right");
+    assert_bytes(&read(large + 4096, 8 * COUNT), &words_of(1, COUNT), "the middle of an allocation");
+    assert_bytes(&read(small, 8 * SMALL), &words_of(2, SMALL), "a small allocation of the same pool");
+    for edge in [large, large + 4096 + 8 * COUNT as u64] {
+        assert_bytes(&read(edge, 4096), &[0xEE; 4096], "around it");
+    }
+    write(large + 4096, &words_of(3, COUNT));
+    assert_eq!(peer.ask(&format!("look 0 3 {COUNT}")), "right");
+    assert_eq!(peer.ask("close"), "closed");
+
+    let descriptors = |peer: &mut Peer| peer.ask("descriptors").parse::<usize>().expect("a number");
+    let before = descriptors(&mut peer);
+    for _ in 0..100 {
+        for handle in &handles {
+            assert_eq!(peer.ask(&format!("import {handle}")), "device 0");
+        }
+        assert_eq!(peer.ask("close"), "closed");
+    }
+    // The driver may open some of its own; one for each round would be 100 or more.
+    let after = descriptors(&mut peer);
+    assert!(after < before + 20, "{before} descriptors, and {after} after 100 rounds");
+
+    free(large);
+    let again = allocate(8 * COUNT + 8192);
+    let answer = peer.ask(&format!("import {}", handles[0]));
+    assert!(answer.contains("has freed the memory"), "{answer}; freed at {large:#x}, and allocated again at {again:#x}");
+    write(again, &words_of(4, COUNT));
+    assert_eq!(peer.ask(&format!("import {}", export(&context, again, 8 * COUNT as u64))), "device 0");
+    assert_eq!(peer.ask(&format!("look 0 4 {COUNT}")), "right");
+    assert_eq!(peer.ask("close"), "closed");
+    free(again);
+    free(small);
+    // SAFETY: created above, and nothing of it is left.
+    ok(unsafe { sys::cuMemPoolDestroy(pool) });
+}
+
 #[test]
 fn memory_of_a_pool_is_refused_with_the_remedy() {
     let Some(_turn) = gpus(1) else { return };
@@ -262,7 +367,10 @@ fn memory_of_a_pool_is_refused_with_the_remedy() {
     // SAFETY: the output is valid for the call; a stream of this GPU. Freed below, and not used.
     unsafe { ok(sys::cuMemAllocAsync(&mut address, 1 << 20, raw)) };
     let error = context.export_memory(address, 4096).expect_err("the default pool cannot be shared");
-    assert!(error.to_string().contains("cudaMallocAsync") && error.to_string().contains("mp_alloc"), "{error}");
+    assert!(matches!(&error, Error::Backend(BackendError::NotSupported(_))), "{error:?}");
+    for part in ["CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "cudaMallocFromPoolAsync", "mp_alloc"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
     // SAFETY: as above.
     unsafe { ok(sys::cuMemFreeAsync(address, raw)) };
     context.synchronize_stream(stream).expect("no work that fails");
