@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@ struct options {
     std::array<int, 3> ghost = {1, 1, 1};      ///< ghost cells at either end
     int vars = 1;                              ///< variables, of 8 bytes
     int cycles = 5;                            ///< exchanges
-    std::uint64_t direct = 1;                  ///< halo::options::direct_pieces
+    std::optional<std::uint64_t> direct;       ///< halo::options::direct_pieces; empty: measured
     std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`
     bool plain = false;                        ///< also by cudaMemcpyPeerAsync and events
     bool mpi = false;                          ///< also by MPI

@@ -20,9 +20,9 @@
 /// @endcode
 ///
 /// A rank's array of a variable has `extents(grid, rank)` elements, ghost cells included, without padding, x fastest.
-/// Each exchange copies the outermost computed cells of every neighbour into the ghost cells on that side. What lies in
-/// one piece in both arrays goes straight into the neighbour's ghost cells. All else is packed into one message for
-/// each pair of ranks, which travels as one transfer and is unpacked by the receiver.
+/// Each exchange copies the outermost computed cells of every neighbour into the ghost cells on that side: straight
+/// where they lie in few pieces, all else packed into one message for each pair of ranks, which travels as one transfer
+/// and is unpacked by the receiver. What counts as few is measured when the plan is made (`options::direct_pieces`).
 ///
 /// Pack and unpack are CPU loops in stream order on the host backend. On CUDA they are a kernel, which the caller's
 /// nvcc compiles: the one of mpgpu/halo.cuh, or the caller's own, see `copier`. A plan that needs it and has none is
@@ -32,6 +32,7 @@
 ///
 /// Errors are thrown, as in mpgpu.hpp.
 
+#include <mpgpu/halo/measure.hpp>
 #include <mpgpu/halo/mesh.hpp>
 #include <mpgpu/halo/pieces.hpp>
 #include <mpgpu/halo/plan.hpp>

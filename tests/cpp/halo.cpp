@@ -8,10 +8,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <tuple>
@@ -33,8 +35,9 @@ mpgpu::context virtual_devices() {
     return mpgpu::context(machine);
 }
 
-std::string text_of(const halo::grid &g, const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces) {
-    std::string text = "direct_pieces " + std::to_string(direct_pieces) + ", reach " +
+std::string text_of(const halo::grid &g, const std::vector<std::size_t> &sizes,
+                    std::optional<std::uint64_t> direct_pieces) {
+    std::string text = "direct_pieces " + (direct_pieces ? std::to_string(*direct_pieces) : "measured") + ", reach " +
                        std::to_string(static_cast<int>(g.reach)) + ", variables of";
     for (const std::size_t bytes : sizes) {
         text += " " + std::to_string(bytes);
@@ -107,7 +110,8 @@ TEST_CASE("every cell of random decompositions is as in a mesh of one piece, ove
         const std::pair<halo::grid, std::vector<std::size_t>> problem = reference::random_problem(random);
         const halo::grid &g = problem.first;
         const std::vector<std::size_t> &sizes = problem.second;
-        const std::uint64_t direct_pieces = std::array<std::uint64_t, 4>{0, 1, 5, never_pack}.at(random() % 4);
+        const auto direct_pieces =
+            std::array<std::optional<std::uint64_t>, 5>{0, 1, 5, never_pack, std::nullopt}.at(random() % 5);
         INFO(text_of(g, sizes, direct_pieces));
         mesh all(ctx, g, sizes);
         halo::options how;
@@ -115,8 +119,9 @@ TEST_CASE("every cell of random decompositions is as in a mesh of one piece, ove
         halo::plan halo(ctx, g, all.arrays, how);
         check_cycles(all, stream, 5, [&](const mpgpu::stream &s) { halo.exchange(s); });
         CHECK(halo.direct_bytes() + halo.packed_bytes() == reference::exchanged_bytes(g, sizes));
-        CHECK((direct_pieces != 0 || halo.direct_bytes() == 0));
-        CHECK((direct_pieces != never_pack || halo.packed_bytes() == 0));
+        CHECK((!direct_pieces || halo.direct_pieces() == *direct_pieces));
+        CHECK((halo.direct_pieces() != 0 || halo.direct_bytes() == 0));
+        CHECK((halo.direct_pieces() != never_pack || halo.packed_bytes() == 0));
         direct_bytes += halo.direct_bytes();
         packed_bytes += halo.packed_bytes();
     }
@@ -191,7 +196,9 @@ TEST_CASE("what lies in one piece goes straight into the ghost cells, and messag
     g.ranks = {4, 1, 1};
     g.ghost = {2, 0, 0};
     mesh line(ctx, g, {8, 4});
-    const halo::plan one(ctx, g, line.arrays);
+    halo::options single_pieces;
+    single_pieces.direct_pieces = 1;
+    const halo::plan one(ctx, g, line.arrays, single_pieces);
     CHECK(one.packed_bytes() == 0);
     CHECK(one.direct_bytes() == 6 * 2 * (8 + 4));
     REQUIRE(one.transfers() != nullptr);
@@ -203,11 +210,108 @@ TEST_CASE("what lies in one piece goes straight into the ghost cells, and messag
     g.periodic = {true, false, false};
     g.ghost = {1, 1, 1};
     mesh cube(ctx, g, {8, 4});
-    const halo::plan two(ctx, g, cube.arrays);
+    const halo::plan two(ctx, g, cube.arrays, single_pieces);
     CHECK(two.direct_bytes() == 0);
     CHECK(two.packed_bytes() == 2 * 2 * 16 * 16 * (8 + 4)); // both faces in x of both ranks
     REQUIRE(two.transfers() != nullptr);
     CHECK(two.transfers()->describe().find("2 transfers") != std::string::npos);
+}
+
+TEST_CASE("left open, the form is the fastest of those that differ, and the description has all readings") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    const auto check = [&](const halo::grid &g, const std::vector<std::uint64_t> &forms) {
+        INFO(text_of(g, {8, 4}, std::nullopt));
+        mesh all(ctx, g, {8, 4});
+        all.fill(1000);
+        halo::plan halo(ctx, g, all.arrays);
+        check_cycles(all, stream, 5, [&](const mpgpu::stream &s) { halo.exchange(s); });
+        const std::string text = halo.describe();
+        INFO(text);
+        CHECK(text.find("up to " + std::to_string(halo.direct_pieces()) + " piece") != std::string::npos);
+        CHECK((text.find("measurement") != std::string::npos) == (forms.size() > 1));
+        if (forms.size() < 2) {
+            CHECK(halo.measured().empty());
+            CHECK(halo.direct_pieces() == forms.at(0));
+            return;
+        }
+        REQUIRE(halo.measured().size() == forms.size());
+        double least = std::numeric_limits<double>::infinity();
+        double chosen = 0;
+        for (std::size_t i = 0; i < forms.size(); ++i) {
+            const halo::measured_form &form = halo.measured()[i];
+            CHECK(form.direct_pieces == forms[i]);
+            CHECK(form.seconds > 0);
+            CHECK(text.find(", up to " + std::to_string(forms[i]) + ": ") != (i == 0 ? 0 : std::string::npos));
+            least = std::min(least, form.seconds);
+            chosen = form.direct_pieces == halo.direct_pieces() ? form.seconds : chosen;
+        }
+        CHECK(chosen == least);
+    };
+
+    halo::grid g;
+    g.cells = {100, 1, 1};
+    g.ranks = {4, 1, 1};
+    check(g, {0}); // nothing to exchange
+    g.ghost = {2, 0, 0};
+    check(g, {0, 1});
+    g = {};
+    g.cells = {16, 12, 10};
+    g.ranks = {1, 1, 2};
+    g.ghost = {1, 1, 1};
+    check(g, {0, 12}); // faces in z, of 12 rows, are all that there is
+    g.ranks = {2, 1, 2};
+    check(g, {0, 60}); // and faces in x of 12 * 5 cells: everything is in pieces that are few
+    g.cells = {100, 100, 100};
+    g.periodic = {true, true, true};
+    check(g, {0, 1, 100}); // but faces in x of 100 * 50 cells and two variables are too many transfers
+    // What is asked for is taken, and nothing is measured.
+    halo::options how;
+    how.direct_pieces = 3;
+    mesh all(ctx, g, {8, 4});
+    const halo::plan asked(ctx, g, all.arrays, how);
+    CHECK(asked.direct_pieces() == 3);
+    CHECK(asked.measured().empty());
+}
+
+TEST_CASE("forms that are compared take turns, and a first exchange counts for nothing") {
+    std::vector<std::pair<std::size_t, int>> asked;
+    const std::vector<double> least = halo::detail::least_seconds(2, [&](std::size_t form, int exchanges) {
+        asked.emplace_back(form, exchanges);
+        const bool first = asked.size() <= 2;
+        return (first ? 0.0 : form == 0 ? 0.010 : 0.008) * exchanges;
+    });
+    CHECK(least[0] == doctest::Approx(0.010));
+    CHECK(least[1] == doctest::Approx(0.008));
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        CHECK(asked[i].first == i % 2);
+        CHECK(asked[i].second == (i < 4 ? 1 : 4));
+    }
+    CHECK(asked.size() == 8); // 18 ms, and twice 72 ms pass the tenth of a second
+    // Two exchanges of each are all that slow ones get.
+    int slow = 0;
+    static_cast<void>(halo::detail::least_seconds(3, [&](std::size_t, int exchanges) {
+        slow += exchanges;
+        return 5.0 * exchanges;
+    }));
+    CHECK(slow == 6);
+}
+
+TEST_CASE("where nothing packs, only forms that need none are tried") {
+    halo::grid g;
+    g.cells = {64, 64, 1};
+    g.ranks = {2, 2, 1};
+    g.ghost = {1, 1, 0};
+    const halo::options open;
+    const std::vector<std::size_t> sizes = {8};
+    CHECK(halo::detail::limits_to_try(g, sizes, open, true, false) == std::vector<std::uint64_t>{0, 1, 32});
+    CHECK(halo::detail::limits_to_try(g, sizes, open, false, false) == std::vector<std::uint64_t>{32});
+    g.cells = {64, 64000, 1};
+    CHECK(halo::detail::limits_to_try(g, sizes, open, false, false) == std::vector<std::uint64_t>{1}); // and is refused
+    g.ranks = {1, 4, 1};
+    g.ghost = {0, 1, 0};
+    CHECK(halo::detail::limits_to_try(g, sizes, open, false, false) == std::vector<std::uint64_t>{1});
+    CHECK(halo::detail::limits_to_try(g, sizes, open, true, false) == std::vector<std::uint64_t>{0, 1});
 }
 
 TEST_CASE("a rank that is its own neighbour, and one that has none") {
@@ -269,6 +373,7 @@ TEST_CASE("a copier of the caller's is given every piece, and launched in each e
     int made = 0;
     int launched = 0;
     halo::options how;
+    how.direct_pieces = 1;
     how.copy = [&](const mpgpu::context &context, device, mpgpu::span<const halo::piece> pieces,
                    halo::direction way) -> halo::launch {
         ++made;

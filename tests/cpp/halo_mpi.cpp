@@ -15,8 +15,10 @@
 #include <cstdio>
 #include <exception>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -29,6 +31,7 @@ constexpr std::uint64_t few_cycles = 40;
 constexpr std::uint64_t many_cycles = 400;
 
 int world_rank = 0;
+bool shown = false; // one description, for the log
 
 void require(bool holds, const std::string &what) {
     if (!holds) {
@@ -55,14 +58,23 @@ struct part {
 
 /// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
-                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, std::uint64_t cycles, bool in_two,
-                halo::mpi_memory between_nodes = halo::mpi_memory::automatic) {
+                const std::vector<std::size_t> &sizes, std::optional<std::uint64_t> direct_pieces, std::uint64_t cycles,
+                bool in_two, halo::mpi_memory between_nodes = halo::mpi_memory::automatic) {
     part mine(ctx, g, sizes);
     const mpgpu::stream stream(ctx, mine.where);
     halo::options how;
     how.direct_pieces = direct_pieces;
     how.between_nodes = between_nodes;
     halo::plan halo = halo::make_plan(ctx, node, g, mine.arrays, how);
+    require(!direct_pieces || halo.measured().empty(), "nothing is measured where the form is given");
+    for (const halo::measured_form &form : halo.measured()) {
+        std::array<double, 2> readings = {form.seconds, -form.seconds};
+        MPI_Allreduce(MPI_IN_PLACE, readings.data(), 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+        require(readings[0] == -readings[1] && form.seconds > 0, "all ranks choose by the same readings");
+    }
+    if (world_rank == 0 && !halo.measured().empty() && !std::exchange(shown, true)) {
+        std::printf("%s", halo.describe().c_str());
+    }
     std::uint64_t sent = halo.direct_bytes() + halo.packed_bytes();
     MPI_Allreduce(MPI_IN_PLACE, &sent, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
     require(sent == reference::exchanged_bytes(g, sizes), "the ranks send as many bytes as there are ghost cells");
@@ -130,7 +142,8 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
         constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
         for (int problem = 0; problem < problems; ++problem) {
             const auto [g, sizes] = reference::random_problem(random, node.size());
-            const std::uint64_t direct_pieces = std::array<std::uint64_t, 3>{0, 1, never_pack}.at(random() % 3);
+            const auto direct_pieces =
+                std::array<std::optional<std::uint64_t>, 4>{0, 1, never_pack, std::nullopt}.at(random() % 4);
             run_cycles(ctx, node, g, sizes, direct_pieces, few_cycles, problem % 2 == 1,
                        problem % 3 == 0 ? halo::mpi_memory::automatic : halo::mpi_memory::staged);
         }
@@ -146,7 +159,8 @@ void run() {
     constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
-        const std::uint64_t direct_pieces = std::array<std::uint64_t, 4>{0, 1, 5, never_pack}.at(random() % 4);
+        const auto direct_pieces =
+            std::array<std::optional<std::uint64_t>, 5>{0, 1, 5, never_pack, std::nullopt}.at(random() % 5);
         run_cycles(ctx, node, g, sizes, direct_pieces, problem < 4 ? many_cycles : few_cycles, problem % 2 == 1);
     }
     for (int nodes = 2; nodes <= node.size();

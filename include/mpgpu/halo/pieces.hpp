@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,9 +39,9 @@ enum class direction : std::int32_t {
 /// Enqueues the copies of a set of pieces, in either a kernel or a host function; called once in each exchange.
 using launch = std::function<void(stream_view)>;
 
-/// Makes a `launch` for pieces of one device. Called when a plan is made, at most twice for each rank. The pieces lie
-/// in host memory and are gone after the call: a copier for CUDA copies them to the device. Pieces do not overlap. The
-/// stream that the `launch` is called with is of that device.
+/// Makes a `launch` for pieces of one device. Called when a plan is made, for each form of it that is tried at most
+/// three times for each rank. The pieces lie in host memory and are gone after the call: a copier for CUDA copies them
+/// to the device. Pieces do not overlap. The stream that the `launch` is called with is of that device.
 using copier = std::function<launch(const context &, device, span<const piece>, direction)>;
 
 /// Copies pieces on the calling thread; for arrays and messages that the CPU reaches.
@@ -74,8 +75,10 @@ enum class mpi_memory : std::int32_t {
 struct options {
     /// Cells that two ranks exchange over one face, edge or corner go straight into the ghost cells, unpacked, where
     /// they lie in at most this many pieces; each piece of each variable is a transfer. 0: always pack. The largest
-    /// value: never pack.
-    std::uint64_t direct_pieces = 1;
+    /// value: never pack. Empty: what is fastest here, which making the plan measures by exchanging a few times in up
+    /// to three forms: all packed, single pieces straight, and as many rows straight as make 16384 transfers or fewer.
+    /// The ghost cells are written then, as by any exchange, and nothing else may be writing to the arrays.
+    std::optional<std::uint64_t> direct_pieces;
     /// Packs and unpacks; empty: CPU loops, which only the host backend can use.
     copier copy;
     /// How the transfers are planned.

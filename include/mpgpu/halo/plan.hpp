@@ -5,8 +5,9 @@
 /// @file
 /// Part of mpgpu/halo.hpp, which programs include: the exchange itself.
 
-#include <mpgpu/halo/schedule.hpp>
+#include <mpgpu/halo/measure.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -56,20 +57,11 @@ struct processes;
 class plan {
   public:
     /// All ranks of the grid in this process, `arrays[rank]` on the device of each; several ranks may share a device.
-    /// Throws `invalid_argument` for a grid or arrays that do not go together, `not_supported` when cells must be
-    /// packed on the CUDA backend and there is no `copier`, and what `mpgpu::plan` throws.
+    /// Exchanges a few times where `options::direct_pieces` is empty. Throws `invalid_argument` for a grid or arrays
+    /// that do not go together, `not_supported` when cells must be packed on the CUDA backend and there is no `copier`,
+    /// and what `mpgpu::plan` throws.
     plan(const context &ctx, const grid &g, span<const rank_arrays> arrays, const options &how = {})
-        : plan(ctx, checked(g, arrays)) {
-        const detail::schedule all =
-            detail::schedule_of(g, detail::element_sizes(arrays[0]), how.direct_pieces, [](int) { return true; });
-        std::vector<peer> peers;
-        for (int rank = 0; rank < rank_count(g); ++rank) {
-            const rank_arrays &own = arrays[static_cast<std::size_t>(rank)];
-            add_lane(ctx, all, rank, own[0].location);
-            peers.push_back({own, lanes_.back().inbox});
-        }
-        build(ctx, g, all, peers, how);
-    }
+        : plan(fastest(ctx, g, arrays, how, checked(g, arrays))) {}
 
     plan(plan &&) noexcept = default;
     plan &operator=(plan &&) noexcept = default;
@@ -134,6 +126,19 @@ class plan {
     /// The same: packed.
     [[nodiscard]] std::uint64_t packed_bytes() const noexcept { return packed_bytes_; }
 
+    /// `options::direct_pieces` as it is in force: given, or chosen by measurement. 0 where memory of other processes
+    /// could not be written to directly.
+    [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
+    /// The forms that were measured to choose it, the same on all ranks; empty where there was no choice.
+    [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
+    /// What is exchanged in which form, and what was measured, for people.
+    [[nodiscard]] std::string describe() const {
+        return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
+               " bytes straight into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
+               (direct_pieces_ == 1 ? " piece" : " pieces") +
+               (measured_.empty() ? "" : "\nchosen by measurement: " + detail::text_of(measured_)) + "\n";
+    }
+
     /// The plan of the transfers, for `describe` and `info`; `nullptr` where nothing is transferred.
     [[nodiscard]] const mpgpu::plan *transfers() const noexcept { return transfers_ ? &*transfers_ : nullptr; }
 
@@ -182,6 +187,58 @@ class plan {
             detail::fail(std::move(*wrong));
         }
         return {};
+    }
+
+    /// One that has `direct_pieces` as given.
+    static plan with_limit(const context &ctx, const grid &g, span<const rank_arrays> arrays, const options &how,
+                           std::uint64_t direct_pieces) {
+        const detail::schedule all =
+            detail::schedule_of(g, detail::element_sizes(arrays[0]), direct_pieces, [](int) { return true; });
+        plan made(ctx, valid{});
+        made.direct_pieces_ = direct_pieces;
+        std::vector<peer> peers;
+        for (int rank = 0; rank < rank_count(g); ++rank) {
+            const rank_arrays &own = arrays[static_cast<std::size_t>(rank)];
+            made.add_lane(ctx, all, rank, own[0].location);
+            peers.push_back({own, made.lanes_.back().inbox});
+        }
+        made.build(ctx, g, all, peers, how);
+        return made;
+    }
+
+    static plan fastest(const context &ctx, const grid &g, span<const rank_arrays> arrays, const options &how, valid) {
+        const std::vector<std::uint64_t> limits =
+            detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), true);
+        std::vector<plan> made;
+        for (const std::uint64_t limit : limits) {
+            made.push_back(with_limit(ctx, g, arrays, how, limit));
+        }
+        if (made.size() == 1) {
+            return std::move(made.front());
+        }
+        const stream order(ctx, arrays[0][0].location);
+        return std::move(made[choose(made, detail::least_seconds(made.size(), [&](std::size_t form, int exchanges) {
+                                         return detail::seconds_of([&] { made[form].run(order, exchanges); });
+                                     }))]);
+    }
+
+    static bool can_pack(const context &ctx, const options &how) { return how.copy || detail::on_host_backend(ctx); }
+
+    /// Exchanges so many times and waits.
+    void run(stream_view order, int exchanges) {
+        for (int i = 0; i < exchanges; ++i) {
+            exchange(order);
+        }
+        synchronize();
+    }
+
+    /// The fastest of several forms, which gets all readings.
+    static std::size_t choose(std::vector<plan> &forms, const std::vector<double> &seconds) {
+        const auto best = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
+        for (std::size_t form = 0; form < forms.size(); ++form) {
+            forms[best].measured_.push_back({forms[form].direct_pieces_, seconds[form]});
+        }
+        return best;
     }
 
     void add_lane(const context &ctx, const detail::schedule &all, int rank, device where) {
@@ -318,6 +375,8 @@ class plan {
     bool under_way_ = false;                     ///< an exchange with them
     bool packs_ = false;
     std::uint64_t exchanges_ = 0; ///< started so far
+    std::uint64_t direct_pieces_ = 0;
+    std::vector<measured_form> measured_;
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
 

@@ -211,7 +211,8 @@ struct processes {
             add(g.ghost[d]);
         }
         add(g.reach);
-        add(how.direct_pieces);
+        add(how.direct_pieces.has_value());
+        add(how.direct_pieces.value_or(0));
         for (const array &one : arrays) {
             add(one.element_bytes);
         }
@@ -261,20 +262,52 @@ struct processes {
         const int rank = rank_of(node);
         together(node, [&] { check_arguments(node, g, rank, arrays); });
         check_agreement(node, g, arrays, how);
+        const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
+        std::vector<plan> forms;
+        for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, false)) {
+            forms.push_back(make_with_limit(ctx, node, g, rank, arrays, how, limit));
+        }
+        std::size_t best = 0;
+        if (forms.size() > 1) {
+            const stream order(ctx, arrays[0].location);
+            best = plan::choose(forms, least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
+                                    double seconds = 0;
+                                    together(node,
+                                             [&] { seconds = seconds_of([&] { forms[form].run(order, exchanges); }); });
+                                    return slowest(node, seconds);
+                                }));
+        }
+        for (std::size_t form = 0; form < forms.size(); ++form) {
+            if (form != best) {
+                close(node, forms[form]);
+            }
+        }
+        return std::move(forms[best]);
+    }
 
+    /// The greatest of all ranks' values.
+    static double slowest(const mpi::node &node, double seconds) {
+        double most = 0;
+        mpi::detail::check(MPI_Allreduce(&seconds, &most, 1, MPI_DOUBLE, MPI_MAX, node.everyone()), "MPI_Allreduce");
+        return most;
+    }
+
+    static plan make_with_limit(const context &ctx, const mpi::node &node, const grid &g, int rank,
+                                const rank_arrays &arrays, const options &how, std::uint64_t direct_pieces) {
         const auto kept = std::make_shared<imports>();
         const auto here = [&node](int other) { return node.contains(other); };
-        schedule all = schedule_of(g, element_sizes(arrays), how.direct_pieces, here);
+        schedule all = schedule_of(g, element_sizes(arrays), direct_pieces, here);
         if (writes_directly(node, all) && !map_variables(node, all, rank, arrays, *kept)) {
             kept->variables.clear();
-            all =
-                schedule_of(g, element_sizes(arrays), 0, here); // memory that cannot be shared: by messages, which can
+            direct_pieces = 0; // memory that cannot be shared: by messages, which can
+            all = schedule_of(g, element_sizes(arrays), direct_pieces, here);
         }
 
         const auto ranks = static_cast<std::size_t>(rank_count(g));
         std::optional<plan> made;
         together(node, [&] {
             made.emplace(plan(ctx, plan::valid{}));
+            made->direct_pieces_ = direct_pieces;
             made->add_lane(ctx, all, rank, arrays[0].location);
             kept->counters = buffer<std::uint64_t>(ctx, device::host(), 2 * ranks);
             std::fill_n(kept->counters.data(), kept->counters.size(), 0);
@@ -364,7 +397,9 @@ struct processes {
 /// for the packs and calls MPI, and so does `finish`, which waits for the messages. MPI must then allow calls from the
 /// thread that calls these.
 ///
-/// Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When
+/// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the fastest
+/// on the slowest of them. Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages,
+/// `direct_pieces` or not. When
 /// a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go together or are not the same
 /// on all ranks, `not_supported` as the constructor does, and what mpi.hpp throws. When a
 /// rank ends in the middle of an exchange, the streams of its neighbours go on without its cells: whoever waits for

@@ -12,6 +12,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -179,6 +181,50 @@ template <class Here>
         }
     }
     return all;
+}
+
+/// The values of `options::direct_pieces` that are worth measuring, each of which gives another schedule: never
+/// straight, single pieces, and the greatest that makes at most 16384 transfers, of all ranks where they are
+/// `in_one_plan` and else of any one. The same on all ranks, whichever of them share a node.
+[[nodiscard]] inline std::vector<std::uint64_t> limits_of(const grid &g, const std::vector<std::size_t> &element_bytes,
+                                                          bool in_one_plan) {
+    constexpr std::uint64_t most_transfers = 16384; // planned in some 40 ms
+    constexpr std::uint64_t any = std::numeric_limits<std::uint64_t>::max();
+    const schedule all = schedule_of(g, element_bytes, any, [](int) { return true; });
+    std::map<std::uint64_t, std::map<int, std::uint64_t>> transfers; // of regions of so many pieces, by sender
+    for (const pair &p : all.pairs) {
+        for (const region &r : p.direct) {
+            const pieces_of pieces = split(r, extents(g, p.from), extents(g, p.to));
+            const auto count = static_cast<std::uint64_t>(pieces.rows * pieces.planes);
+            transfers[count][in_one_plan ? 0 : p.from] += count * element_bytes.size();
+        }
+    }
+    std::uint64_t rows = 1;
+    std::map<int, std::uint64_t> made;
+    for (const auto &[count, of_senders] : transfers) {
+        std::uint64_t most = 0;
+        for (const auto &[sender, number] : of_senders) {
+            most = std::max(most, made[sender] += number);
+        }
+        if (most > most_transfers) {
+            break;
+        }
+        rows = count;
+    }
+    std::vector<std::uint64_t> limits = {0};
+    if (transfers.count(1) != 0) {
+        limits.push_back(1);
+    }
+    if (rows > 1) {
+        limits.push_back(rows);
+    }
+    return limits;
+}
+
+/// Whether a schedule with this limit packs anything when all ranks are on one node.
+[[nodiscard]] inline bool packs(const grid &g, std::uint64_t direct_pieces) {
+    const schedule all = schedule_of(g, {1}, direct_pieces, [](int) { return true; });
+    return std::any_of(all.pairs.begin(), all.pairs.end(), [](const pair &p) { return !p.packed.empty(); });
 }
 
 /// The packed regions of a message as pieces between `message` and either end's arrays.
