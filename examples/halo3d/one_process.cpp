@@ -33,9 +33,6 @@ void run(const options &opt, const mpgpu::context &ctx, const halo::grid &g) {
     print_problem(opt, g, parts.front(), devices);
     const std::vector<timings> measured = run_cycles(opt, ctx, streams, {&exchange}, parts, [] {});
     std::fputs(plan.describe().c_str(), stdout);
-    std::printf("Each cycle: %llu bytes packed, %llu bytes straight into ghost cells\n",
-                static_cast<unsigned long long>(plan.packed_bytes()),
-                static_cast<unsigned long long>(plan.direct_bytes()));
     print_phases(exchange.name(), measured.front());
     std::printf("Every cell is right.\n");
 }

@@ -210,6 +210,7 @@ class plan {
         const std::vector<std::uint64_t> limits =
             detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), true);
         std::vector<plan> made;
+        made.reserve(limits.size());
         for (const std::uint64_t limit : limits) {
             made.push_back(with_limit(ctx, g, arrays, how, limit));
         }

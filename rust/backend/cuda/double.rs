@@ -30,6 +30,8 @@ pub struct Node {
     pub pools: BTreeMap<usize, MemoryPool>,
     /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
     pub events: HashMap<usize, Event>,
+    /// Whether all streams are being captured.
+    pub capturing: bool,
     now: f64,
     current: Vec<usize>,
     handles: usize,
@@ -499,7 +501,7 @@ unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) ->
 }
 
 unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
-    put(out, 0)
+    node(|node| put(out, c_uint::from(node.capturing)))
 }
 
 /// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.

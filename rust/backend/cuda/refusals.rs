@@ -4,7 +4,7 @@
 use super::double::{self, calls, node};
 use super::driver::{Code, Driver, code};
 use super::{CudaBackend, discover};
-use crate::backend::{Backend, BackendError, Endpoints, Execution, MemoryKind, StreamHandle};
+use crate::backend::{Backend, BackendError, Endpoints, Execution, MemoryKind, Signal, StreamHandle};
 use crate::engine::{Config, Context, Error, PlanOptions, Transfer};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
@@ -481,4 +481,32 @@ fn a_pool_that_cannot_be_opened_leaves_nothing_behind() {
     assert_eq!(node(|node| node.pools.len()), 2);
     importer.disown(mapped).expect("unmapped");
     assert_eq!(node(|node| node.pools.len()), 1);
+}
+
+#[test]
+fn a_wait_that_is_reached_already_is_not_enqueued_but_in_a_capture() {
+    double::start(1, true);
+    let backend = backend(double::driver());
+    let counter = backend.allocate(DeviceId::HOST, 8).expect("memory");
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    // SAFETY: memory of the test's own, aligned.
+    let stand_at = |value: u64| unsafe { with_exposed_provenance_mut::<u64>(counter as usize).write_volatile(value) };
+    let enqueued = |value| {
+        let before = calls("cuStreamBatchMemOp");
+        backend.stream_wait_signals(stream, &[Signal { counter, value }]).expect("enqueued");
+        calls("cuStreamBatchMemOp") - before
+    };
+    stand_at(3);
+    assert_eq!([2, 3, 4].map(enqueued), [0, 0, 1]);
+    stand_at(4);
+    assert_eq!([4, 5].map(enqueued), [0, 1]);
+    node(|node| node.capturing = true);
+    assert_eq!([4, 5].map(enqueued), [1, 1]);
+    node(|node| node.capturing = false);
+    // Of several, those that are open go.
+    backend.stream_wait_signals(stream, &[Signal { counter, value: 1 }, Signal { counter, value: 9 }]).expect("enqueued");
+    assert_eq!((enqueued(0), calls("cuStreamBatchMemOp")), (0, 5));
+    // A raise is always enqueued.
+    backend.stream_raise_signals(stream, &[Signal { counter, value: 1 }]).expect("enqueued");
+    assert_eq!(calls("cuStreamBatchMemOp"), 6);
 }
