@@ -25,8 +25,8 @@
 /// and is unpacked by the receiver. What counts as few is measured when the plan is made (`options::direct_pieces`).
 ///
 /// Pack and unpack are CPU loops in stream order on the host backend. On CUDA they are a kernel, which the caller's
-/// nvcc compiles: the one of mpgpu/halo.cuh, or the caller's own, see `copier`. A plan that needs it and has none is
-/// refused.
+/// nvcc compiles: the one of mpgpu/halo.cuh, or the caller's own, see `copier`. Without one nothing is packed, and a
+/// plan that has too many pieces for that is refused.
 ///
 /// Include <mpgpu/mpi.hpp> before this header, and there is also `make_plan`: one process for each rank.
 ///

@@ -17,6 +17,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -71,7 +72,7 @@ struct part {
     halo::rank_arrays host_arrays;
 };
 
-void check_exchanges(const mpgpu::context &ctx, std::uint64_t direct_pieces, unsigned seed) {
+void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> direct_pieces, unsigned seed) {
     std::mt19937 random(seed);
     const int gpus = ctx.devices().gpus;
     constexpr int problems = 20;
@@ -100,6 +101,9 @@ void check_exchanges(const mpgpu::context &ctx, std::uint64_t direct_pieces, uns
         how.direct_pieces = direct_pieces;
         how.copy = halo::cuda_copier();
         halo::plan exchange(ctx, g, arrays, how);
+        if (problem == 0 && !direct_pieces) {
+            std::printf("%s", exchange.describe().c_str());
+        }
         const mpgpu::plan to_gpus(ctx, down);
         const mpgpu::plan to_host(ctx, up);
         const mpgpu::stream stream(ctx, mpgpu::device::gpu(problem % gpus));
@@ -115,7 +119,8 @@ void check_exchanges(const mpgpu::context &ctx, std::uint64_t direct_pieces, uns
                     reference::first_difference(g, rank, parts.at(static_cast<std::size_t>(rank)).host_arrays, cycle);
                 if (!difference.empty()) {
                     throw std::runtime_error("problem " + std::to_string(problem) + ", direct_pieces " +
-                                             std::to_string(direct_pieces) + ": " + difference);
+                                             std::to_string(exchange.direct_pieces()) +
+                                             (direct_pieces ? "" : ", measured") + ": " + difference);
                 }
             }
         }
@@ -131,7 +136,9 @@ void check_refusal(const mpgpu::context &ctx) {
     mpgpu::buffer<double> cells(ctx, mpgpu::device::gpu(0), std::size_t{1000});
     const std::vector<halo::rank_arrays> arrays = {{halo::array_of(cells)}};
     try {
-        const halo::plan made(ctx, g, arrays);
+        halo::options how;
+        how.direct_pieces = 1;
+        const halo::plan made(ctx, g, arrays, how);
     } catch (const mpgpu::not_supported &) {
         return;
     }
@@ -150,8 +157,9 @@ int run() {
         return no_gpu;
     }
     check_refusal(ctx);
-    for (const std::uint64_t direct_pieces :
-         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{5}, std::numeric_limits<std::uint64_t>::max()}) {
+    constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
+    for (const std::optional<std::uint64_t> direct_pieces :
+         {std::optional<std::uint64_t>(0), {1}, {5}, {never_pack}, {std::nullopt}}) {
         check_exchanges(ctx, direct_pieces, 20261121);
     }
     std::printf("exchanges on %d GPUs: every cell right\n", ctx.devices().gpus);
