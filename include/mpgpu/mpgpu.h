@@ -603,20 +603,18 @@ mp_status_t mp_context_probed(mp_context_t context,
 
 /// Describes `bytes` bytes from `pointer` on for other processes of the node, which map them with `mp_memory_import`.
 ///
-/// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc` or of the virtual memory
-/// API; on CUDA host memory of `mp_alloc` can be shared below 4 MiB. The allocation stays its owner's. It can be mapped,
-/// whole, from now until it is freed or the context is destroyed; handles of freed memory are refused from then on, also
-/// where its address has been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into zeros, on CUDA it
-/// must not be used any more. Exporting again gives an equal handle. The first export of a process starts a thread,
-/// which answers importers. Any thread.
+/// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
+/// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`; on CUDA host memory of
+/// `mp_alloc` can be shared below 4 MiB. The allocation stays its owner's. It can be mapped, whole, from now until it
+/// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
+/// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
+/// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The first export of a process
+/// starts a thread, which answers importers. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
 /// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and
 /// the remedy; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL; `MP_ERROR_DRIVER`.
-mp_status_t mp_memory_export(mp_context_t context,
-                             const void *pointer,
-                             uint64_t bytes,
-                             mp_memory_handle_t *handle);
+mp_status_t mp_memory_export(mp_context_t context, const void *pointer, uint64_t bytes, mp_memory_handle_t *handle);
 
 /// Maps the memory that a handle of `mp_memory_export` describes. `*pointer` then serves as an end of transfers, as
 /// memory of the device `*device`, which is the number that the exporter's device has here; `*bytes` is the size of the

@@ -14,12 +14,13 @@ const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 
 /// Describes `bytes` bytes from `pointer` on for other processes of the node, which map them with `mp_memory_import`.
 ///
-/// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc` or of the virtual memory
-/// API; on CUDA host memory of `mp_alloc` can be shared below 4 MiB. The allocation stays its owner's. It can be mapped,
-/// whole, from now until it is freed or the context is destroyed; handles of freed memory are refused from then on, also
-/// where its address has been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into zeros, on CUDA it
-/// must not be used any more. Exporting again gives an equal handle. The first export of a process starts a thread,
-/// which answers importers. Any thread.
+/// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
+/// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`; on CUDA host memory of
+/// `mp_alloc` can be shared below 4 MiB. The allocation stays its owner's. It can be mapped, whole, from now until it
+/// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
+/// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
+/// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The first export of a process
+/// starts a thread, which answers importers. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
 /// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and

@@ -129,7 +129,7 @@ class plan {
     /// `options::direct_pieces` as it is in force: given, or chosen by measurement. 0 where memory of other processes
     /// could not be written to directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
-    /// The forms that were measured to choose it, the same on all ranks; empty where there was no choice.
+    /// The forms that were measured to choose it, with the same times on all ranks; empty where there was no choice.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
     /// What is exchanged in which form, and what was measured, for people.
     [[nodiscard]] std::string describe() const {

@@ -268,7 +268,11 @@ struct processes {
             forms.push_back(make_with_limit(ctx, node, g, rank, arrays, how, limit));
         }
         std::size_t best = 0;
-        if (forms.size() > 1) {
+        // All by messages where memory cannot be mapped, whatever was to go straight.
+        const bool alike = everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
+                                          return form.direct_pieces_ == forms[0].direct_pieces_;
+                                      }));
+        if (!alike) {
             const stream order(ctx, arrays[0].location);
             best = plan::choose(forms, least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
                                     double seconds = 0;
@@ -399,9 +403,8 @@ struct processes {
 ///
 /// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the fastest
 /// on the slowest of them. Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages,
-/// `direct_pieces` or not. When
-/// a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go together or are not the same
-/// on all ranks, `not_supported` as the constructor does, and what mpi.hpp throws. When a
+/// `direct_pieces` or not. When a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go
+/// together or are not the same on all ranks, `not_supported` as the constructor does, and what mpi.hpp throws. When a
 /// rank ends in the middle of an exchange, the streams of its neighbours go on without its cells: whoever waits for
 /// such a stream by mpgpu (`stream::synchronize`, `event::synchronize`, `request::wait`) gets `peer_gone`, and so does
 /// every later `start`.

@@ -1,7 +1,7 @@
 //! Memory of pools (`cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`) between processes.
 //!
 //! A pool goes to another process as a descriptor, an allocation of it as 64 bytes that mean something in the imported pool alone. A
-//! process imports a pool once, with the first allocation, and destroys what it imported with the last. The driver's rules: the pool
+//! backend imports a pool once, with the first allocation, and destroys what it imported with the last. The driver's rules: the pool
 //! was created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, an imported pool is at first open to the GPU that has the memory
 //! alone, and importers free before the exporter does.
 
