@@ -18,9 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace mpgpu::halo {
-
-namespace detail {
+namespace mpgpu::halo::detail {
 
 /// Cells of one array that become ghost cells of another: the same number of cells in each dimension.
 struct region {
@@ -277,8 +275,6 @@ inline void add_direct(std::vector<transfer> &transfers, const pair &p, const gr
     }
 }
 
-} // namespace detail
-
-} // namespace mpgpu::halo
+} // namespace mpgpu::halo::detail
 
 #endif // MPGPU_HALO_SCHEDULE_HPP
