@@ -226,11 +226,11 @@ class plan {
     static bool can_pack(const context &ctx, const options &how) { return how.copy || detail::on_host_backend(ctx); }
 
     /// Exchanges so many times and waits.
-    void run(stream_view order, int exchanges) {
+    void run(const stream &order, int exchanges) {
         for (int i = 0; i < exchanges; ++i) {
             exchange(order);
         }
-        synchronize();
+        order.synchronize();
     }
 
     /// The fastest of several forms, which gets all readings.
