@@ -165,6 +165,13 @@ impl Users {
 
     fn record(&mut self, regions: &[Region], completion: &Completion) {
         for region in regions {
+            // In a time loop.
+            if let Some((end, last)) = self.last.get_mut(&region.start)
+                && *end == region.end
+            {
+                *last = completion.clone();
+                continue;
+            }
             while let Some((&start, &(end, _))) = self.last.range(..region.end).next_back().filter(|(_, (end, _))| *end > region.start) {
                 let Some((_, earlier)) = self.last.remove(&start) else { break };
                 if start < region.start {

@@ -38,12 +38,12 @@ pub(super) struct Ended {
     pub verdict: Option<Arc<Verdict>>,
 }
 
-/// Timestamps of the operations, where those were asked for.
+/// Timestamps of the operations, where those were asked for. Boxed, because nearly all executions have none.
 #[derive(Debug)]
 enum Timed {
     No,
-    Enqueued(Timing),
-    Read(OpTimes),
+    Enqueued(Box<Timing>),
+    Read(Box<OpTimes>),
 }
 
 impl Finished {
@@ -55,7 +55,7 @@ impl Finished {
             gpu,
             stream,
             verdict,
-            timed: Mutex::new(timing.map_or(Timed::No, Timed::Enqueued)),
+            timed: Mutex::new(timing.map_or(Timed::No, |timing| Timed::Enqueued(Box::new(timing)))),
             heard,
             is_seen_done: AtomicBool::new(false),
         }
@@ -113,10 +113,10 @@ impl CompletionState for Finished {
         let mut timed = lock(&self.timed);
         if let Timed::Enqueued(timing) = &*timed {
             // The timestamps go with the timing: a completion may be kept for long, as the last user of staging memory.
-            *timed = Timed::Read(timing.read()?);
+            *timed = Timed::Read(Box::new(timing.read()?));
         }
         match &*timed {
-            Timed::Read(times) => Ok(times.clone()),
+            Timed::Read(times) => Ok((**times).clone()),
             _ => Err(BackendError::NotSupported("this execution was not timed: enqueue it by `execute_timed`".into())),
         }
     }

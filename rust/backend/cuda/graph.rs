@@ -25,6 +25,8 @@ use std::sync::{Arc, Mutex};
 
 /// Programs whose execs are kept. Those in the very act of launching are not counted out.
 const MOST_PROGRAMS: usize = 128;
+/// Of these, how many are found at once.
+const RECENT: usize = 4;
 /// Execs of one program.
 const MOST_EXECS: usize = 8;
 /// Re-pointings of a program's execs after which one more exec is instantiated instead. By then they have cost more than it does, as
@@ -58,7 +60,7 @@ type Key = (usize, Option<usize>);
 
 /// The execs of all programs.
 pub(super) struct Graphs {
-    programs: Mutex<LruCache<Key, Arc<Mutex<Pool>>, ahash::RandomState>>,
+    programs: Mutex<Programs>,
     /// Evicted while they were at work.
     retired: Mutex<Vec<Exec>>,
     launches: AtomicU64,
@@ -66,6 +68,27 @@ pub(super) struct Graphs {
     instantiations: AtomicU64,
     repoints: AtomicU64,
     waits: AtomicU64,
+}
+
+struct Programs {
+    all: LruCache<Key, Arc<Mutex<Pool>>, ahash::RandomState>,
+    /// Some that were launched lately, which a time loop finds here without touching the table and its order: a launch leaves little
+    /// of them in the caches. What stands here is not evicted.
+    recent: [Option<(Key, Arc<Mutex<Pool>>)>; RECENT],
+    /// Where the next one goes.
+    next: usize,
+}
+
+impl Programs {
+    fn find(&mut self, key: Key) -> Option<Arc<Mutex<Pool>>> {
+        if let Some((_, pool)) = self.recent.iter().flatten().find(|recent| recent.0 == key) {
+            return Some(pool.clone());
+        }
+        let pool = self.all.get(&key)?.clone();
+        self.recent[self.next] = Some((key, pool.clone()));
+        self.next = (self.next + 1) % RECENT;
+        Some(pool)
+    }
 }
 
 /// The execs of one program. Locked while one of them is chosen, changed and launched.
@@ -149,7 +172,11 @@ fn choose(seen: &[Seen], repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choi
 impl Default for Graphs {
     fn default() -> Graphs {
         Graphs {
-            programs: Mutex::new(LruCache::unbounded_with_hasher(ahash::RandomState::new())),
+            programs: Mutex::new(Programs {
+                all: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
+                recent: [const { None }; RECENT],
+                next: 0,
+            }),
             retired: Mutex::default(),
             launches: AtomicU64::new(0),
             hits: AtomicU64::new(0),
@@ -210,9 +237,10 @@ impl Core {
         let mut evicted = Vec::new();
         let pool = {
             let mut programs = lock(&self.graphs.programs);
-            if let Some(pool) = programs.get(&key) {
-                return pool.clone();
+            if let Some(pool) = programs.find(key) {
+                return pool;
             }
+            let programs = &mut programs.all;
             if programs.len() >= MOST_PROGRAMS {
                 // Under this lock nobody can come by another reference, so the one that is counted is the cache's own.
                 let unused = programs.iter().rev().find(|(_, pool)| Arc::strong_count(pool) == 1).map(|(key, _)| *key);
@@ -242,9 +270,12 @@ impl Core {
     pub fn release_graphs(&self) {
         let Ok(primary) = self.primary(self.any_used()) else { return };
         let _current = primary.enter();
-        while let Some((_, pool)) = lock(&self.graphs.programs).pop_lru() {
+        let mut programs = lock(&self.graphs.programs);
+        programs.recent = [const { None }; RECENT];
+        while let Some((_, pool)) = programs.all.pop_lru() {
             lock(&pool).execs.clear();
         }
+        drop(programs);
         lock(&self.graphs.retired).clear();
     }
 
@@ -343,7 +374,7 @@ impl Core {
 
     pub fn graph_statistics(&self) -> GraphStatistics {
         let graphs = &self.graphs;
-        let pools: Vec<_> = lock(&graphs.programs).iter().map(|(_, pool)| pool.clone()).collect();
+        let pools: Vec<_> = lock(&graphs.programs).all.iter().map(|(_, pool)| pool.clone()).collect();
         let execs = pools.iter().map(|pool| lock(pool).execs.len()).sum::<usize>() + lock(&graphs.retired).len();
         let (launches, hits) = (graphs.launches.load(Ordering::Relaxed), graphs.hits.load(Ordering::Relaxed));
         GraphStatistics {
