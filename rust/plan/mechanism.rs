@@ -28,9 +28,10 @@ pub(super) struct Launch {
 /// The lane of direct operations.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub(super) enum LaneKey {
-    /// Copies from a GPU to others that leave it by this link. They follow each other in any case, and in one lane they do so in the
-    /// order that they were given ([`take_turns`]); in lanes of their own the driver takes them as it likes, a graph's above all: an
-    /// all-to-all of four H200 with 16 MiB took 204 us, and 173 in streams. Where every pair is wired, each has a link of its own.
+    /// Copies from a GPU to others that leave it by this link, one of which lasts longer than it takes to start. They follow each other in
+    /// any case, and in one lane they do so in the order that they were given ([`take_turns`]); in lanes of their own the driver takes them
+    /// as it likes: an all-to-all of four H200 with 64 MiB took 698 us, and in lanes like this 545. Short ones overlap in what they take to
+    /// start. Where every pair is wired, each has a link of its own.
     From(DeviceId, LinkId),
     /// Copies between these two, which would share the way anyway.
     Between(DeviceId, DeviceId),
@@ -38,9 +39,25 @@ pub(super) enum LaneKey {
     Fused(DeviceId),
 }
 
-fn copy_lane(machine: &Machine, (src, dst): (DeviceId, DeviceId)) -> LaneKey {
-    let first_link = between_gpus((src, dst)).and_then(|_| machine.route(src, dst)?.links.first());
-    first_link.map_or(LaneKey::Between(src, dst), |link| LaneKey::From(src, *link))
+/// A GPU, and the link by which a copy to another one leaves it.
+type Exit = (DeviceId, LinkId);
+
+fn exit(machine: &Machine, pair: (DeviceId, DeviceId)) -> Option<Exit> {
+    let (src, dst) = between_gpus(pair)?;
+    Some((src, *machine.route(src, dst)?.links.first()?))
+}
+
+/// Where copies between GPUs are so long that they take turns.
+fn busy_exits<'a>(machine: &Machine, batch: &[Shape], direct: impl Iterator<Item = &'a DirectOp>) -> Vec<Exit> {
+    let mut exits = Vec::new();
+    for op in direct.filter(|op| op.mechanism != Mechanism::Kernel && op.also.is_none()) {
+        for piece in &op.pieces {
+            let pair = pair(&batch[piece.transfer as usize]);
+            let is_long = machine.route(pair.0, pair.1).is_some_and(|route| piece.bytes as f64 / route.bandwidth > machine.costs().copy);
+            exits.extend(exit(machine, pair).filter(|exit| is_long && !exits.contains(exit)));
+        }
+    }
+    exits
 }
 
 fn between_gpus(pair: (DeviceId, DeviceId)) -> Option<(DeviceId, DeviceId)> {
@@ -58,7 +75,7 @@ fn is_in_device_memory(shape: &Shape) -> bool {
 
 /// What the model expects of operations that are issued in this order, one flow for each share. `members` are indices into `shares`.
 ///
-/// Plain copies of one lane ([`LaneKey`]) follow each other: the next starts `issue` after the last
+/// Plain copies between the same two devices follow each other: the next starts `issue` after the last
 /// one's end, which the readings show as well for large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
 pub(super) fn flows<'a>(
     machine: &Machine,
@@ -68,7 +85,7 @@ pub(super) fn flows<'a>(
     operations: impl Iterator<Item = (Mechanism, &'a [usize])>,
 ) -> Vec<(usize, Flow<'a>)> {
     let costs = machine.costs();
-    let mut lanes: Vec<(LaneKey, f64)> = Vec::new();
+    let mut lanes: Vec<((DeviceId, DeviceId), f64)> = Vec::new();
     let mut flows = Vec::new();
     for (order, (mechanism, members)) in operations.enumerate() {
         let messages = members.len() as f64;
@@ -80,7 +97,7 @@ pub(super) fn flows<'a>(
             };
         if let (Mechanism::Copy, &[at]) = (mechanism, members) {
             let candidate = &candidates[shares[at].candidate];
-            let key = copy_lane(machine, pair(&batch[candidate.transfer as usize]));
+            let key = pair(&batch[candidate.transfer as usize]);
             let busy = shares[at].bytes as f64 / candidate.model.rate;
             match lanes.iter_mut().find(|lane| lane.0 == key) {
                 Some((_, end)) => {
@@ -165,15 +182,18 @@ fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     });
 }
 
-/// Whether copies of one lane go to different GPUs, by turns.
-pub(super) fn are_turns(machine: &Machine, launches: &[Launch]) -> bool {
-    let mut to: Vec<(LaneKey, DeviceId)> = Vec::new();
-    let lanes = launches.iter().filter(|launch| launch.op.also.is_none()).filter_map(|launch| launch.between);
-    lanes.map(|pair| (copy_lane(machine, pair), pair.1)).any(|(key, dst)| match to.iter().find(|lane| lane.0 == key) {
-        Some(first) => first.1 != dst,
-        None => {
-            to.push((key, dst));
-            false
+/// Whether long copies of one GPU go to different GPUs, by turns.
+pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch]) -> bool {
+    let busy = busy_exits(machine, batch, launches.iter().map(|launch| &launch.op));
+    let mut to: Vec<(Exit, DeviceId)> = Vec::new();
+    launches.iter().filter(|launch| launch.op.also.is_none()).filter_map(|launch| launch.between).any(|pair| {
+        let Some(exit) = exit(machine, pair).filter(|exit| busy.contains(exit)) else { return false };
+        match to.iter().find(|first| first.0 == exit) {
+            Some(first) => first.1 != pair.1,
+            None => {
+                to.push((exit, pair.1));
+                false
+            }
         }
     })
 }
@@ -207,7 +227,8 @@ pub(super) fn issue(options: &Options, costs: &Costs) -> f64 {
 ///
 /// Streams take `issue` for each copy and `lane` for each lane beyond the first, which is the caller's own stream. A graph takes
 /// `graph` for its first copy and `graph_node` for each further one. One lane stays on the stream, where it ends as soon (readings,
-/// graphs) and nothing need be instantiated. Staged programs go as graphs whatever they take to issue: end to end that is 0.5 to
+/// graphs) and nothing need be instantiated. So do plain copies that follow each other in a lane: a graph leaves some 12 us between two
+/// of them, a stream 4 (all-to-all and two copies of 16 MiB on H200). Staged programs go as graphs whatever they take to issue: end to end that is 0.5 to
 /// 1.5 % faster from 32 MiB to 1 GiB (`docs/performance.md`). Memory that the driver stages by itself is none for a graph.
 pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, program: &Program) -> Engine {
     let costs = machine.costs();
@@ -220,6 +241,11 @@ pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, pr
     }
     if !program.rings.is_empty() {
         return Engine::Graph;
+    }
+    let mut copies = vec![0_u32; program.lanes.len()];
+    program.ops.iter().filter(|op| op.mechanism == Mechanism::Copy).for_each(|op| copies[op.lane.0 as usize] += 1);
+    if copies.iter().any(|copies| *copies > 1) {
+        return Engine::Stream;
     }
     let on_stream = |op: &Op| match op.mechanism {
         Mechanism::Copy => costs.issue,
@@ -293,18 +319,21 @@ fn choose(
     best.1
 }
 
-/// Which operations follow each other on the device. A lane that either end may issue holds the copies of its two alone.
-pub(super) fn lane_key<'a>(machine: &'a Machine, batch: &'a [Shape]) -> impl Fn(&DirectOp) -> LaneKey + 'a {
-    |op| {
+/// Which of these operations follow each other on the device. A lane that either end may issue holds the copies of its two alone.
+pub(super) fn lane_key<'a>(machine: &'a Machine, batch: &'a [Shape], direct: &[DirectOp]) -> impl Fn(&DirectOp) -> LaneKey + 'a {
+    let busy = busy_exits(machine, batch, direct.iter());
+    move |op| {
         let mut pairs = op.pieces.iter().map(|piece| pair(&batch[piece.transfer as usize]));
         let (src, dst) = pairs.next().unwrap_or((op.device, op.device));
-        match op.mechanism {
-            _ if op.also.is_some() => LaneKey::Between(src, dst),
-            Mechanism::Copy => copy_lane(machine, (src, dst)),
-            Mechanism::Batch if between_gpus((src, dst)).is_some() && pairs.all(|pair| pair == (src, dst)) => {
-                copy_lane(machine, (src, dst))
-            }
-            Mechanism::Batch | Mechanism::Kernel => LaneKey::Fused(op.device),
+        let is_fused = match op.mechanism {
+            Mechanism::Copy => false,
+            Mechanism::Batch => between_gpus((src, dst)).is_none() || pairs.any(|pair| pair != (src, dst)),
+            Mechanism::Kernel => true,
+        };
+        match exit(machine, (src, dst)).filter(|exit| op.also.is_none() && busy.contains(exit)) {
+            _ if is_fused => LaneKey::Fused(op.device),
+            Some((src, link)) => LaneKey::From(src, link),
+            None => LaneKey::Between(src, dst),
         }
     }
 }

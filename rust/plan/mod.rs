@@ -243,7 +243,7 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     let single = Schedule::new(&field, one_path);
     let measured = options.tuned.is_some_and(|tuned| tuned.several);
     let mut chosen = None;
-    if !measured && mechanism::are_turns(machine, &single.launches) {
+    if !measured && mechanism::are_turns(machine, batch, &single.launches) {
         let others = field.candidates.iter().zip(&mut field.out).filter(|(candidate, _)| candidate.via.is_some());
         others.for_each(|(_, out)| *out = Some(Reason::Turns));
     } else if let Some(shares) =
@@ -365,7 +365,7 @@ impl Schedule {
         }
         let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();
         let bytes = batch.iter().map(|shape| shape.bytes).collect();
-        let program = lower(bytes, &direct, mechanism::lane_key(machine, batch), &staged);
+        let program = lower(bytes, &direct, mechanism::lane_key(machine, batch, &direct), &staged);
         let executor = mechanism::executor(machine, batch, options, &program);
         Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.finish, one_path }
     }

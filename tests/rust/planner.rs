@@ -567,7 +567,9 @@ fn by_itself_a_plan_goes_as_a_graph_where_that_is_issued_faster() {
     let executor = |machine: &Machine, batch: &[Shape]| planned(machine, batch, &one_path).executor;
     let both = [shape(0, 1, MIB), shape(1, 0, MIB)];
     assert_eq!(executor(&h200, &both), Engine::Graph);
-    assert_eq!(executor(&h200, &all_to_all(16 * MIB)), Engine::Graph);
+    // Where copies follow each other in a lane a graph leaves gaps.
+    assert_eq!(executor(&h200, &all_to_all(MIB)), Engine::Graph);
+    assert_eq!(executor(&h200, &all_to_all(16 * MIB)), Engine::Stream);
     // One lane is one stream; a copy alone, or many that follow each other.
     assert_eq!(executor(&h200, &both[..1]), Engine::Stream);
     assert_eq!(executor(&h200, &[both[0]; 3]), Engine::Stream);
