@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 
 /// What the driver knows of a node, and what it has been asked for.
 #[derive(Default)]
@@ -97,6 +97,14 @@ pub fn calls(function: &str) -> u32 {
 pub fn driver() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuMemcpyBatchAsync: Some(copy_batch), ..without_batch().clone() });
     &DRIVER
+}
+
+/// The double of a driver that lacks one more function.
+pub fn without(function: &'static str) -> &'static Driver {
+    // Kept in sight of leak checks.
+    static DRIVERS: Mutex<BTreeMap<&str, &Driver>> = Mutex::new(BTreeMap::new());
+    let mut drivers = DRIVERS.lock().expect("nothing panics here");
+    drivers.entry(function).or_insert_with(|| Box::leak(Box::new(driver().clone().without(function))))
 }
 
 /// The double of a driver that is older than batched copies.

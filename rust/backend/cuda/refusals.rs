@@ -164,7 +164,7 @@ fn executions_that_share_staging_wait_for_each_other_unless_their_stream_orders_
     };
     // The handle of the default stream stands for several.
     assert_eq!(waits_in_turn(double::driver()), [0, 0, 0, 1, 1, 1]);
-    let old = Box::leak(Box::new(double::driver().clone().without("cuStreamGetId")));
+    let old = double::without("cuStreamGetId");
     assert_eq!(waits_in_turn(old), [0, 0, 1, 1, 1, 1]);
 }
 
@@ -454,7 +454,7 @@ fn a_pool_that_was_not_created_for_other_processes_is_refused_with_the_remedy() 
     let failed = context.export_memory(address, 4096).map(drop);
     assert!(matches!(&failed, Err(Error::Backend(BackendError::Driver { code: 2, .. }))), "{failed:?}");
     context.export_memory(address, 4096).expect("memory of a pool that was");
-    let old = backend(Box::leak(Box::new(double::driver().clone().without("cuMemPoolExportToShareableHandle"))));
+    let old = backend(double::without("cuMemPoolExportToShareableHandle"));
     let refused = old.share(&old.locate(address).expect("an answer").expect("known"));
     assert!(
         matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("cuMemPoolExportToShareableHandle") && why.contains("newer")),
