@@ -153,7 +153,7 @@ impl Ports {
                 let ports = capacity(self.out[self.index(from)]).min(capacity(self.into[self.index(to)]));
                 (rate / ports - 1.0).abs() < LIKE_ITS_PORTS
             });
-        as_fast && sharing.resources.iter().all(|resource| self.whole(resource, hops).is_some())
+        as_fast && sharing.resources.iter().all(|resource| self.whole(resource, hops).is_some() || is_stray(resource, hops))
     }
 
     /// The GPUs all of whose copies out draw on a resource, and those all of whose copies in do; `None` where that is not all
@@ -175,12 +175,20 @@ impl Ports {
         peers.iter().all(|hop| hop.2 == said(hop)).then_some([out, into])
     }
 
-    /// The links that draw on a resource.
+    /// The links that draw on a resource; of a stray one those to and from host memory.
     fn links(&self, resource: &Resource, hops: &[(DeviceId, DeviceId)], draft: &Draft<'_>) -> Option<Vec<LinkId>> {
-        let [out, into] = self.whole(resource, hops)?;
+        let [out, into] = if is_stray(resource, hops) { Default::default() } else { self.whole(resource, hops)? };
         let ports = out.iter().map(|gpu| 2 * self.index(*gpu)).chain(into.iter().map(|gpu| 2 * self.index(*gpu) + 1));
         Some(ports.map(|link| LinkId(link as u32)).chain(resource.hops().filter_map(|hop| draft.of_hop[hop])).collect())
     }
+}
+
+/// Whether a resource is of host copies and a single copy between GPUs. No way that several GPUs take to host memory is also that of one copy
+/// between two of them and of no other one. So the copy was late by accident: on one host with four H200 it stood with five host copies for
+/// 478 GB/s, and its GPUs' ports, all of which had been found, did not make a switch.
+fn is_stray(resource: &Resource, hops: &[(DeviceId, DeviceId)]) -> bool {
+    let (of_host, between): (Vec<usize>, Vec<usize>) = resource.hops().partition(|hop| hops[*hop].0.is_host() || hops[*hop].1.is_host());
+    between.len() == 1 && of_host.len() > 1
 }
 
 /// What to call a capacity that these hops share.
@@ -206,4 +214,44 @@ fn unique(name: String, taken: &[SharedResource]) -> String {
     let is_free = |name: &String| taken.iter().all(|other| other.name != *name);
     let numbered = (2..).map(|number| format!("{name}.{number}"));
     std::iter::once(name.clone()).chain(numbered).find(is_free).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::load;
+
+    #[test]
+    fn one_copy_between_gpus_that_seems_to_share_with_host_copies_leaves_the_switch_whole() {
+        let base = Machine::new(load("hgx-h100-4").expect("a preset")).expect("well formed");
+        let devices: Vec<DeviceId> = (0..4).map(DeviceId::gpu).chain([DeviceId::HOST]).collect();
+        let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (*from, *to)));
+        let hops: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
+        let resource = |capacity, member: &dyn Fn(DeviceId, DeviceId) -> bool| Resource {
+            members: hops.iter().map(|&(from, to)| member(from, to)).collect(),
+            capacity,
+        };
+        let between = |from: DeviceId, to: DeviceId| !from.is_host() && !to.is_host();
+        let mut resources: Vec<Resource> = Vec::new();
+        for gpu in devices.iter().copied().filter(|device| !device.is_host()) {
+            resources.push(resource(396e9, &|from, to| from == gpu && between(from, to)));
+            resources.push(resource(396e9, &|from, to| to == gpu && between(from, to)));
+        }
+        let rates = hops.iter().map(|&(from, to)| if between(from, to) { 396e9 } else { 55e9 }).collect();
+        let mut sharing = Sharing { rates, resources };
+        let has_switch = |sharing: &Sharing| {
+            let (topology, _) = topology(&base, &hops, sharing, &vec![7e-6; hops.len()]);
+            let switch = topology.nodes.iter().any(|node| matches!(node.kind, NodeKind::Switch { .. }));
+            (switch, topology.shared.iter().map(|shared| shared.links.len()).collect::<Vec<_>>())
+        };
+        assert_eq!(has_switch(&sharing), (true, vec![]));
+        let (first, second) = (DeviceId::gpu(0), DeviceId::gpu(1));
+        sharing.resources.push(resource(478e9, &|from, to| (from, to) == (first, second) || to.is_host()));
+        assert_eq!(has_switch(&sharing), (true, vec![4]), "the four ways into host memory");
+        // An uplink that copies of two GPUs to the others pass as well is no accident.
+        sharing.resources.pop();
+        let side = |device: DeviceId| device.0 < 2;
+        sharing.resources.push(resource(50e9, &|from, to| !from.is_host() && side(from) && (to.is_host() || !side(to))));
+        assert!(!has_switch(&sharing).0);
+    }
 }
