@@ -288,6 +288,14 @@ impl Driver {
         value
     }
 
+    /// The number of a stream; for a default stream that of the current context. `None` where the driver gives none.
+    pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
+        let mut id = 0;
+        // SAFETY: a stream of the caller's; the output is valid for the call.
+        let code = unsafe { self.cuStreamGetId?(stream, &mut id) };
+        (code == 0).then_some(id)
+    }
+
     /// What the driver says of a call's result.
     pub fn check(&self, what: &'static str, code: Code) -> Result<(), BackendError> {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }

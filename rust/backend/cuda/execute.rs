@@ -113,10 +113,7 @@ impl Core {
     /// A number that no other stream of this process has or will have, unlike its handle, which a stream that is created after it was
     /// destroyed may get. `None` for the default streams, whose handles stand for several, and where the driver gives none.
     fn stream_id(&self, stream: StreamHandle) -> Option<u64> {
-        let mut id = 0;
-        // SAFETY: the caller's stream; the output is valid for the call.
-        let code = unsafe { self.driver.cuStreamGetId.filter(|_| stream.0 > 2)?(handle(stream.0), &mut id) };
-        (code == 0).then_some(id)
+        if stream.0 > 2 { self.driver.stream_id(handle(stream.0)) } else { None }
     }
 
     /// Has the caller's stream wait for the executions that this one comes after, those in the same stream excepted.

@@ -143,10 +143,7 @@ impl Core {
     /// What tells a stream apart for [`Losses`](crate::backend::loss::Losses), while its context is current: a number that is never given
     /// out again, as handles are; the handle, which default streams share, where the driver is older than such numbers.
     pub fn number_of(&self, raw: CUstream) -> u64 {
-        let mut number = 0;
-        // SAFETY: the caller's stream; the output is valid for the call.
-        let known = self.driver.cuStreamGetId.is_some_and(|get| unsafe { get(raw, &mut number) } == 0);
-        if known { number } else { raw.addr() as u64 }
+        self.driver.stream_id(raw).unwrap_or(raw.addr() as u64)
     }
 
     /// What a stream has been told of waits in vain.
