@@ -626,6 +626,9 @@ mp_status_t mp_memory_export(mp_context_t context, const void *pointer, uint64_t
 /// exporter's answer, some microseconds, at most five seconds. Later calls that use the memory after its owner has
 /// freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions excepted.
 ///
+/// On CUDA the address is good for plans and, of memory of `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is
+/// current in the calling thread; without one, of a GPU that the context uses.
+///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
 /// `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend,
 /// and for memory of a GPU that this process does not see; `MP_ERROR_PEER_GONE` when the exporter has ended or has

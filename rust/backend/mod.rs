@@ -123,6 +123,13 @@ pub struct Execution<'a> {
     pub engine: Engine,
 }
 
+impl<'a> Execution<'a> {
+    /// The same with other addresses of its ends, if there are any.
+    fn with_ends(&self, ends: Option<&'a Arc<[Endpoints]>>) -> Execution<'a> {
+        Execution { endpoints: ends.unwrap_or(self.endpoints), ..*self }
+    }
+}
+
 /// The address that a place of a program stands for, given what an execution binds it to.
 fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place: Place) -> u64 {
     match place {

@@ -32,6 +32,8 @@ pub struct Node {
     pub events: HashMap<usize, Event>,
     /// Whether all streams are being captured.
     pub capturing: bool,
+    /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
+    pub strangers: u32,
     now: f64,
     current: Vec<usize>,
     handles: usize,
@@ -46,8 +48,12 @@ pub struct Block {
     gpu: Option<i32>,
     id: u64,
     registered: bool,
-    /// The pool that it is of, and its pages.
-    of_pool: Option<(usize, Pages)>,
+    /// The pool that it is of.
+    pool: Option<usize>,
+    /// Its pages, where they can be mapped once more.
+    pages: Option<Pages>,
+    /// Whether it is another process's, opened by CUDA IPC through `gpu`.
+    opened: bool,
 }
 
 /// A pool, of this process or imported: another process is the same node here.
@@ -137,6 +143,9 @@ pub fn without_batch() -> &'static Driver {
         cuMemPoolImportFromShareableHandle: Some(import_pool),
         cuMemPoolExportPointer: Some(export_pointer),
         cuMemPoolImportPointer: Some(import_pointer),
+        cuIpcGetMemHandle: Some(export_ipc),
+        cuIpcOpenMemHandle: Some(open_ipc),
+        cuIpcCloseMemHandle: Some(close_ipc),
         cuMemcpyAsync: copy,
         cuStreamCreate: create_stream,
         cuStreamGetCtx: context_of_stream,
@@ -254,7 +263,7 @@ impl Node {
     /// Makes memory known, as allocating or registering it does.
     pub fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
         self.ids += 1;
-        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered, of_pool: None });
+        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered, pool: None, pages: None, opened: false });
     }
 
     /// Allocates, as another library in the process may have done.
@@ -271,7 +280,7 @@ impl Node {
         let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {
             return INVALID_VALUE;
         };
-        if block.of_pool.is_some() {
+        if block.pages.is_some() {
             return 0;
         }
         let Ok(layout) = Layout::from_size_align(block.bytes, 256) else { return INVALID_VALUE };
@@ -297,14 +306,24 @@ impl Node {
     pub fn give_from(&mut self, pool: usize, bytes: usize) -> Option<u64> {
         let region = self.files.allocate(bytes as u64).ok()?;
         let address = region.base();
-        self.insert_of(pool, address, bytes, Pages::Own(region));
+        self.insert_of(Some(pool), address, bytes, Pages::Own(region));
         Some(address)
     }
 
-    fn insert_of(&mut self, pool: usize, address: u64, bytes: usize, pages: Pages) {
+    /// Allocates, as another process may have done that exports the memory by CUDA IPC.
+    pub fn give_shareable(&mut self, bytes: usize, gpu: i32) -> Option<u64> {
+        let region = self.files.allocate(bytes as u64).ok()?;
+        let address = region.base();
+        self.insert_of(None, address, bytes, Pages::Own(region));
+        self.memory.get_mut(&address)?.gpu = Some(gpu);
+        Some(address)
+    }
+
+    fn insert_of(&mut self, pool: Option<usize>, address: u64, bytes: usize, pages: Pages) {
         self.ids += 1;
-        let gpu = self.pools.get(&pool).map(|pool| pool.gpu);
-        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered: false, of_pool: Some((pool, pages)) });
+        let gpu = pool.and_then(|pool| self.pools.get(&pool)).map(|pool| pool.gpu);
+        let block = Block { bytes, gpu, id: self.ids, registered: false, pool, pages: Some(pages), opened: false };
+        self.memory.insert(address, block);
     }
 
     fn new_handle(&mut self) -> usize {
@@ -373,9 +392,9 @@ unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut
                 } else if name == CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint && !block.registered {
                     value.cast::<usize>().write(block.bytes);
                 } else if name == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint {
-                    value.cast::<c_uint>().write(c_uint::from(block.of_pool.is_none()));
+                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none()));
                 } else if name == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint {
-                    value.cast::<usize>().write(block.of_pool.as_ref().map_or(0, |(pool, _)| *pool));
+                    value.cast::<usize>().write(block.pool.unwrap_or(0));
                 }
             }
         }
@@ -395,7 +414,7 @@ unsafe extern "C" fn set_access(pool: sys::CUmemoryPool, access: *const sys::CUm
 /// Refuses a pool whose memory is in use, with which the driver would wait.
 unsafe extern "C" fn destroy_pool(pool: sys::CUmemoryPool) -> Code {
     call("cuMemPoolDestroy", |node| {
-        let in_use = node.memory.values().any(|block| block.of_pool.as_ref().is_some_and(|(of, _)| *of == pool.addr()));
+        let in_use = node.memory.values().any(|block| block.pool == Some(pool.addr()));
         if !in_use && node.pools.remove(&pool.addr()).is_some() { 0 } else { INVALID_VALUE }
     })
 }
@@ -431,7 +450,7 @@ unsafe extern "C" fn import_pool(out: *mut sys::CUmemoryPool, descriptor: *mut c
 unsafe extern "C" fn export_pointer(out: *mut sys::CUmemPoolPtrExportData, address: CUdeviceptr) -> Code {
     call("cuMemPoolExportPointer", |node| {
         let Some(block) = node.memory.get(&address) else { return INVALID_VALUE };
-        let pool = block.of_pool.as_ref().and_then(|(pool, _)| node.pools.get(pool)).filter(|pool| pool.exportable);
+        let pool = block.pool.and_then(|pool| node.pools.get(&pool)).filter(|pool| pool.exportable);
         let Some(pool) = pool else { return INVALID_VALUE };
         let mut reserved = [0; 64];
         reserved[..16].copy_from_slice(&[pool.identity, block.id].map(u64::to_ne_bytes).concat());
@@ -447,15 +466,59 @@ unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPo
         let [identity, id] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|byte| words[at + byte])));
         let imported = node.pools.get(&pool.addr()).is_some_and(|pool| pool.imported && pool.identity == identity);
         let block = node.memory.values().find(|block| block.id == id).filter(|_| imported);
-        let Some(Block { bytes, of_pool: Some((_, Pages::Own(region))), .. }) = block else { return INVALID_VALUE };
+        let Some(Block { bytes, pages: Some(Pages::Own(region)), .. }) = block else { return INVALID_VALUE };
         let Some((mapping, bytes)) =
             region.file().and_then(|(file, offset)| Ok((Mapping::new(&file, offset, *bytes as u64)?, *bytes))).ok()
         else {
             return code::OUT_OF_MEMORY;
         };
         let base = mapping.base();
-        node.insert_of(pool.addr(), base, bytes, Pages::Imported(mapping));
+        node.insert_of(Some(pool.addr()), base, bytes, Pages::Imported(mapping));
         put(out, base)
+    })
+}
+
+/// What is exported is the number of the allocation.
+unsafe extern "C" fn export_ipc(out: *mut sys::CUipcMemHandle, address: CUdeviceptr) -> Code {
+    call("cuIpcGetMemHandle", |node| {
+        let Some(block) = node.memory.get(&address).filter(|block| block.pool.is_none() && block.pages.is_some()) else {
+            return INVALID_VALUE;
+        };
+        let mut reserved = [0; 64];
+        reserved[..8].copy_from_slice(&block.id.to_ne_bytes().map(|byte| byte as c_char));
+        put(out, sys::CUipcMemHandle { reserved })
+    })
+}
+
+/// Maps the same pages once more, as memory of the GPU whose context is current.
+unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle, _: c_uint) -> Code {
+    call("cuIpcOpenMemHandle", |node| {
+        let Some(context) = node.current.last().copied() else { return code::INVALID_CONTEXT };
+        let id = u64::from_ne_bytes(std::array::from_fn(|byte| handle.reserved[byte] as u8));
+        let found = node.memory.values().find(|block| block.id == id).and_then(|block| match &block.pages {
+            Some(Pages::Own(region)) => Some((region.file().ok()?, block.bytes)),
+            _ => None,
+        });
+        let Some(((file, offset), bytes)) = found else { return INVALID_VALUE };
+        let Ok(mapping) = Mapping::new(&file, offset, bytes as u64) else { return code::OUT_OF_MEMORY };
+        let base = mapping.base();
+        node.insert_of(None, base, bytes, Pages::Imported(mapping));
+        if let Some(block) = node.memory.get_mut(&base) {
+            (block.gpu, block.opened) = (Some((context / CONTEXT - 1) as i32), true);
+        }
+        put(out, base)
+    })
+}
+
+/// Only in the context that has opened it.
+unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
+    call("cuIpcCloseMemHandle", |node| {
+        let gpu = node.current.last().map(|context| (context / CONTEXT - 1) as i32);
+        if node.memory.get(&base).is_none_or(|block| !block.opened || block.gpu != gpu) {
+            return INVALID_VALUE;
+        }
+        node.memory.remove(&base);
+        0
     })
 }
 
@@ -474,8 +537,18 @@ fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     0
 }
 
-unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, _: CUstream) -> Code {
-    call("cuMemcpyAsync", |node| copy_bytes(node, dst, src, bytes))
+unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
+    call("cuMemcpyAsync", |node| {
+        let gpu = (stream.addr() / STREAM) as i32 - 1;
+        let strange = |address: u64| {
+            node.memory
+                .range(..=address)
+                .next_back()
+                .is_some_and(|(base, block)| block.opened && block.gpu != Some(gpu) && address - base < block.bytes as u64)
+        };
+        node.strangers += u32::from(strange(dst) || strange(src));
+        copy_bytes(node, dst, src, bytes)
+    })
 }
 
 unsafe extern "C" fn copy_batch(

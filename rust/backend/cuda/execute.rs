@@ -5,7 +5,6 @@
 //! caller's stream before their first operation and which it waits for after their last; `lanes` has what is decided about them.
 //! Under stream capture the same calls make the lanes branches of the graph.
 
-use super::Core;
 use super::completion::{Captured, Ended, Finished};
 use super::device::{Caller, Mark, Primary, handle, lock};
 use super::driver::{OutsideCapture, call};
@@ -13,12 +12,14 @@ use super::kernel::Kernel;
 use super::lanes::{Seat, move_seat, seats, wiring};
 use super::timing::Timing;
 use super::verify::Verdict;
-use crate::backend::{BackendError, Completion, Execution, StreamHandle};
+use super::{Core, Reach};
+use crate::backend::{BackendError, Completion, Endpoints, Execution, StreamHandle};
 use crate::ffi::bridge::Segment;
 use crate::plan::{Copy, Engine, Mechanism, Op, Place};
 use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Plans whose reachability is remembered before those that are gone are swept out.
 const MOST_REACHED: usize = 1024;
@@ -29,6 +30,8 @@ struct Lane<'a> {
     primary: &'a Primary,
     /// The `CUstream`.
     stream: usize,
+    /// The ends of the plan as its GPU has them, where they are not those of the execution.
+    ends: Option<Arc<[Endpoints]>>,
     /// Whether it has begun: its stream comes after what it has to wait for at its start.
     begun: bool,
 }
@@ -164,7 +167,8 @@ impl Core {
         let mut lanes = SmallVec::new();
         let mut enqueued = self.take_lanes(execution, &seats, caller, &mut lanes);
         if enqueued.is_ok() {
-            enqueued = self.enqueue_ops(execution, self.primary(home)?, &mut lanes, capturing, capturing || !is_reached, timing);
+            let in_context = capturing || !is_reached || lanes.iter().any(|lane| lane.ends.is_some());
+            enqueued = self.enqueue_ops(execution, self.primary(home)?, &mut lanes, capturing, in_context, timing);
         }
         if let (Ok(()), Some(timing)) = (&enqueued, &mut *timing) {
             let others = lanes.iter().filter(|lane| lane.seat.gpu != home).map(|lane| (lane.seat.gpu, lane.stream));
@@ -195,7 +199,7 @@ impl Core {
         for &seat in seats {
             let primary = self.reach(seat.gpu)?;
             let stream = if seat.is_callers { execution.stream.0 } else { primary.lane(caller)? };
-            lanes.push(Lane { seat, primary, stream, begun: false });
+            lanes.push(Lane { seat, primary, stream, ends: self.own_ends(execution, seat.gpu), begun: false });
         }
         Ok(())
     }
@@ -286,10 +290,12 @@ impl Core {
         {
             // A kernel goes to streams of the current context alone.
             let _current = lane.primary.enter()?;
+            let execution = &execution.with_ends(lane.ends.as_ref());
             let segments: SmallVec<[Segment; 32]> = op.copies.iter().map(|copy| segment(execution, copy)).collect();
             // SAFETY: the GPU reaches every end of the plan; the caller of `execute` vouches for the buffers until completion.
             return unsafe { kernel.launch(driver, &segments, stream) };
         }
+        let execution = &execution.with_ends(lane.ends.as_ref());
         if op.mechanism == Mechanism::Batch && op.copies.len() > 1 && self.enqueue_batch(execution, op, lane, capturing)? {
             return Ok(());
         }
@@ -359,8 +365,8 @@ impl Core {
     /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.
     pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
         let key = (Arc::as_ptr(execution.endpoints).cast::<u8>().addr(), gpu);
-        if let Some((_, reached)) = lock(&self.reached).get(&key).filter(|(plan, _)| plan.strong_count() > 0) {
-            return Ok(*reached);
+        if let Some(known) = lock(&self.reached).get(&key).filter(|known| known.plan.strong_count() > 0) {
+            return Ok(known.all);
         }
         let mut reached = true;
         for (ends, _) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
@@ -372,12 +378,22 @@ impl Core {
         if !reached {
             log::debug!("GPU {gpu} cannot reach all memory of a plan: no kernels, and copies by the GPUs that own it");
         }
+        let ends = self.ends_for(gpu, execution.endpoints);
         let mut known = lock(&self.reached);
         if known.len() >= MOST_REACHED {
-            known.retain(|_, (plan, _)| plan.strong_count() > 0);
+            known.retain(|_, known| known.plan.strong_count() > 0);
         }
-        known.insert(key, (Arc::downgrade(execution.endpoints), reached));
+        known.insert(key, Reach { plan: Arc::downgrade(execution.endpoints), all: reached, ends });
         Ok(reached)
+    }
+
+    /// The ends of an execution as `gpu` has them, where they are not those of the execution. Whether it reaches them has been asked.
+    pub fn own_ends(&self, execution: &Execution<'_>, gpu: usize) -> Option<Arc<[Endpoints]>> {
+        if !self.sharing.has_opened.load(Ordering::Acquire) {
+            return None;
+        }
+        let key = (Arc::as_ptr(execution.endpoints).cast::<u8>().addr(), gpu);
+        lock(&self.reached).get(&key).and_then(|known| known.ends.clone())
     }
 }
 

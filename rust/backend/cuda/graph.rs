@@ -353,7 +353,8 @@ impl Core {
             let device = if is_reached { lane.device_for(DeviceId(home as i32)) } else { lane.device };
             let gpu = self.reaching(execution, if device.is_host() { self.any_used() } else { device.0 as usize })?;
             let primary = self.reach(gpu)?;
-            Ok(Site { gpu, primary, kernel: if is_fused { self.kernel_for(execution, primary, gpu)? } else { None } })
+            let kernel = if is_fused { self.kernel_for(execution, primary, gpu)? } else { None };
+            Ok(Site { gpu, primary, ends: self.own_ends(execution, gpu), kernel })
         };
         program.lanes.iter().zip(is_fused).map(site).collect()
     }

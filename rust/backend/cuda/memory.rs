@@ -261,19 +261,14 @@ impl Core {
         if let Some(primary) = self.devices.iter().find_map(|device| device.used()) {
             return Ok(Some(primary));
         }
-        for (gpu, device) in self.devices.iter().enumerate() {
-            let (mut flags, mut active) = (0, 0);
-            // SAFETY: the outputs are valid for the call.
-            unsafe { call!(self.driver, cuDevicePrimaryCtxGetState(device.ordinal, &mut flags, &mut active)) }?;
-            if active != 0 {
-                return self.primary(gpu).map(Some);
-            }
-        }
-        Ok(None)
+        self.active_gpu().map(|gpu| self.primary(gpu)).transpose()
     }
 
     /// Whether a kernel of `gpu` can read and write at `address`.
     pub fn kernel_reaches(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
+        if let Some(opened) = self.opened_for(gpu, address) {
+            return Ok(opened.is_some());
+        }
         let known = self.attributes(address)?;
         if known.is_host() {
             // Elsewhere registered memory has another address on the GPU.

@@ -26,6 +26,7 @@ mod execute;
 mod graph;
 mod host_memory;
 mod identity;
+mod ipc;
 mod kernel;
 mod lanes;
 #[cfg(test)]
@@ -62,9 +63,18 @@ const MOST_DEVICES: usize = 64;
 /// created, and releases the primary contexts.
 pub struct CudaBackend(Arc<Core>);
 
-/// Whether kernels of a GPU reach all ends of a plan, by the address of the plan's endpoints and the GPU. The weak reference keeps the
-/// address from being used for another plan.
-type Reached = HashMap<(usize, usize), (Weak<[super::Endpoints]>, bool)>;
+/// How a GPU reaches the ends of plans, by the address of the plan's endpoints and the GPU.
+type Reached = HashMap<(usize, usize), Reach>;
+
+#[derive(Debug)]
+struct Reach {
+    /// Keeps the address from being used for another plan.
+    plan: Weak<[super::Endpoints]>,
+    /// Whether the GPU's kernels reach all of them.
+    all: bool,
+    /// The ends as this GPU has them, where it has them at other addresses.
+    ends: Option<Arc<[super::Endpoints]>>,
+}
 
 /// What the backend and its completions share.
 pub(in crate::backend::cuda) struct Core {
@@ -190,12 +200,31 @@ impl Core {
         Ok(primary)
     }
 
-    /// A GPU that is used already, or else the first one.
+    /// A GPU that is used already, or else one that the program uses, or else the first one: a rank's host memory is no reason for a
+    /// context on the first GPU of the node.
     fn any_used(&self) -> usize {
         match self.used.load(Ordering::Acquire) {
-            0 => 0,
+            0 => self.current_gpu().or_else(|| self.active_gpu()).unwrap_or(0),
             used => used.trailing_zeros() as usize,
         }
+    }
+
+    /// The GPU of the calling thread's current context, if it has one.
+    fn current_gpu(&self) -> Option<usize> {
+        let mut ordinal = 0;
+        // SAFETY: the output is valid for the call, which fails without a current context.
+        let code = unsafe { (self.driver.cuCtxGetDevice)(&mut ordinal) };
+        self.devices.iter().position(|device| code == 0 && device.ordinal == ordinal)
+    }
+
+    /// A GPU whose primary context exists.
+    fn active_gpu(&self) -> Option<usize> {
+        self.devices.iter().position(|device| {
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: the outputs are valid for the call.
+            let code = unsafe { (self.driver.cuDevicePrimaryCtxGetState)(device.ordinal, &mut flags, &mut active) };
+            code == 0 && active != 0
+        })
     }
 
     /// Gives `gpu` access to the memory of every GPU in use, as far as the hardware has it. Costs two loads once that is done.

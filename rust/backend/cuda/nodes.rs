@@ -3,16 +3,19 @@
 use super::device::Primary;
 use super::execute::{address, segment};
 use super::kernel::{Kernel, SEGMENTS_PER_LAUNCH};
-use crate::backend::{BackendError, Execution};
+use crate::backend::{BackendError, Endpoints, Execution};
 use crate::ffi::bridge::Segment;
 use crate::plan::{Copy, Mechanism, Op, Program};
 use cudarc::driver::sys;
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Where a lane's nodes run.
 pub(super) struct Site<'a> {
     pub gpu: usize,
     pub primary: &'a Primary,
+    /// The ends of the plan as the GPU has them, where they are not those of the execution.
+    pub ends: Option<Arc<[Endpoints]>>,
     /// The GPU's copy kernel, where the lane has a use for it and it reaches all ends of the plan.
     pub kernel: Option<&'a Kernel>,
 }
@@ -45,6 +48,7 @@ impl Site<'_> {
         copy: impl FnOnce(*const sys::CUDA_MEMCPY3D) -> Result<(), BackendError>,
         kernel: impl FnOnce(*const sys::CUDA_KERNEL_NODE_PARAMS_v1) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
+        let execution = &execution.with_ends(self.ends.as_ref());
         match (work, self.kernel) {
             (Work::Copy(one), _) => copy(&parameters(execution, one)),
             (Work::Kernel(copies), Some(of)) => {

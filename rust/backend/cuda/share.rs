@@ -11,12 +11,13 @@
 //! Host memory of this backend from 4 MiB on is in huge pages, spread over the sockets, because the GPUs need that to reach their rate
 //! (`host_memory`). Memory files have neither on systems as they are usually set up, so that memory is not shared.
 //!
-//! Memory of another process is mapped through a GPU that is in use already, so that a rank does not get a context on each GPU of its
-//! neighbours.
+//! Memory of another process is mapped through the GPU of the calling thread, or one that is in use already, so that a rank does not get a
+//! context on each GPU of its neighbours.
 
 use super::Core;
 use super::device::{handle, lock};
-use super::driver::{CUdeviceptr, OutsideCapture, call, call_optional};
+use super::driver::{OutsideCapture, call, call_optional};
+use super::ipc::Opened;
 use super::memory::{SPREAD_FROM, own_id};
 use super::pools::Pools;
 use super::signal::Waits;
@@ -29,6 +30,7 @@ use cudarc::driver::sys::{self, CUpointer_attribute};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 const MEMORY_FILE: u32 = 1;
@@ -44,6 +46,8 @@ pub(super) struct Sharing {
     pool: Pool,
     pub pools: Pools,
     held: RwLock<BTreeMap<u64, Held>>,
+    /// Whether memory of CUDA IPC was ever opened: only then GPUs may have the ends of a plan at different addresses.
+    pub has_opened: AtomicBool,
     pub waits: Mutex<Waits>,
     pub losses: Losses,
 }
@@ -52,19 +56,18 @@ pub(super) struct Sharing {
 #[derive(Debug)]
 pub(super) struct Held {
     pub allocation: Allocation,
-    source: Source,
+    pub source: Source,
     /// Why counters in it may never be raised, if that is so.
     pub abandoned: Option<Departed>,
 }
 
 #[derive(Debug)]
-enum Source {
+pub(super) enum Source {
     /// Pinned memory of this process.
     Own(Region),
     /// The same of another, pinned here too.
     Pinned(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
-    /// Opened through this GPU.
-    Ipc(usize),
+    Ipc(Opened),
     /// Mapped by the virtual memory API: its handle.
     Mapped(u64),
     /// Opened through this GPU, of the pool with this number.
@@ -127,7 +130,7 @@ impl Sharing {
         self.held.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn held_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u64, Held>> {
+    pub fn held_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u64, Held>> {
         self.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -320,31 +323,14 @@ impl Core {
         Ok(base)
     }
 
-    /// Opens memory of CUDA IPC.
-    fn open(&self, payload: &[u8; PAYLOAD_BYTES], allocation: &Allocation) -> Result<(u64, Source), BackendError> {
-        let owner = allocation.device.0 as usize;
-        let gpu = self.through(owner);
-        const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
-        let ipc = sys::CUipcMemHandle { reserved: payload.map(|byte| byte as _) };
-        let mut base: CUdeviceptr = 0;
-        let _outside = OutsideCapture::enter(self.driver);
-        let _current = self.primary(gpu)?.enter()?;
-        // SAFETY: the output is valid for the call; a handle that is none is refused by the driver.
-        unsafe { call_optional!(self.driver, cuIpcOpenMemHandle(&mut base, ipc, LAZY_ENABLE_PEER_ACCESS)) }?;
-        Ok((base, Source::Ipc(gpu)))
+    /// The GPU through which memory of `owner` is mapped: the calling thread's, or another in use that reaches it, or itself. Not itself
+    /// first, because a rank works on its neighbours' memory from its own GPU.
+    pub fn through(&self, owner: usize) -> usize {
+        let others = (0..self.devices.len()).filter(|gpu| *gpu != owner && self.devices[*gpu].used().is_some());
+        self.current_gpu().into_iter().chain(others).find(|gpu| self.can_reach(*gpu, owner)).unwrap_or(owner)
     }
 
-    /// The GPU through which memory of `owner` is mapped: itself if it is in use, or one in use that reaches it.
-    fn through(&self, owner: usize) -> usize {
-        let used = |gpu: &usize| self.devices[*gpu].used().is_some();
-        if used(&owner) {
-            return owner;
-        }
-        let others = (0..self.devices.len()).filter(used);
-        others.into_iter().find(|gpu| self.can_reach(*gpu, owner)).unwrap_or(owner)
-    }
-
-    fn can_reach(&self, gpu: usize, owner: usize) -> bool {
+    pub fn can_reach(&self, gpu: usize, owner: usize) -> bool {
         let mut can = 0;
         // SAFETY: the output is valid for the call.
         let code = unsafe { (self.driver.cuDeviceCanAccessPeer)(&mut can, self.devices[gpu].ordinal, self.devices[owner].ordinal) };
@@ -402,12 +388,7 @@ impl Core {
         let bytes = held.allocation.bytes as usize;
         match held.source {
             Source::Own(_) | Source::Pinned(_) => self.unpin(base)?,
-            Source::Ipc(gpu) => {
-                let _outside = OutsideCapture::enter(self.driver);
-                let _current = self.primary(gpu)?.enter()?;
-                // SAFETY: opened through this GPU; whoever closes vouches that work which uses it has finished.
-                unsafe { call_optional!(self.driver, cuIpcCloseMemHandle(base)) }?;
-            }
+            Source::Ipc(opened) => self.close(&opened)?,
             Source::Mapped(memory) => {
                 // SAFETY: mapped by `map` with this size; as above.
                 let unmapped = unsafe { call_optional!(self.driver, cuMemUnmap(base, bytes)) };

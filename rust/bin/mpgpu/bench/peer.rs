@@ -141,9 +141,10 @@ pub fn run(arguments: &PeerArguments) -> Result<String, Failure> {
     let context = Context::open(&options, Config::from_environment()?)?;
     let mut plain: Box<dyn Plain> =
         if context.backend().name() == "cuda" { Box::new(OnCuda::default()) } else { Box::new(OnHost::default()) };
+    // First, so that it is this GPU which host memory is pinned with and the bench's memory is mapped through.
+    let stream = context.create_stream(THERE)?;
     let pattern = Pattern::of_seed(&context, arguments.bytes, 1, arguments.seed)?;
     let side = Side::new(&context, &mut *plain, &pattern, THERE, arguments.bytes)?;
-    let stream = context.create_stream(THERE)?;
     let mut bench: Option<Mapped<'_>> = None;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", side.describe()?)?;
