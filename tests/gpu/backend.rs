@@ -7,9 +7,12 @@ mod graph;
 mod lanes;
 mod memory;
 mod probe;
+mod scale;
 mod share;
+mod staging;
 mod timing;
 
+use self::scale::scaled;
 use cudarc::driver::sys::{self, CUresult};
 use mpgpu::backend::cuda::{CudaBackend, device_count, discover};
 use mpgpu::backend::{Backend, BackendError, Completion, Endpoints, Execution, MemoryKind, StreamHandle};
@@ -302,7 +305,7 @@ fn planned_transfers_over_several_paths_arrive_whole() {
     set_device(0);
     let context = context(forced(), |config| config.host_path = Some(true));
     let mut several = 0;
-    for (round, bytes) in [(1_u64 << 20) + 1, (24 << 20) + 5, 64 << 20, 7].into_iter().enumerate() {
+    for (round, bytes) in [(1 << 20) + 1, (24 << 20) + 5, scaled(64 << 20, 16 << 20), 7].into_iter().enumerate() {
         let (a, b) = (context.allocate(GPU0, bytes).expect("memory"), context.allocate(GPU1, bytes).expect("memory"));
         let last = DeviceId::gpu(count - 1);
         let (c, d) = (context.allocate(GPU1, bytes).expect("memory"), context.allocate(last, bytes).expect("memory"));
@@ -472,9 +475,9 @@ fn work_before_and_after_in_the_stream_is_ordered_without_the_host() {
     set_device(0);
     let context = context(forced(), |config| config.host_path = Some(true));
     let stream = context.create_stream(GPU0).expect("a stream");
-    producer_and_consumer(&context, stream, 10_000, 64 << 10);
+    producer_and_consumer(&context, stream, scaled(10_000, 300) as u32, 64 << 10);
     // Several chunks on each path.
-    producer_and_consumer(&context, stream, 2000, (3 << 20) + 1);
+    producer_and_consumer(&context, stream, scaled(2000, 60) as u32, (3 << 20) + 1);
 }
 
 #[test]
@@ -483,7 +486,7 @@ fn default_streams_order_as_any_other() {
     set_device(0);
     let context = context(forced(), |config| config.host_path = Some(true));
     for stream in [0, 1, 2] {
-        producer_and_consumer(&context, StreamHandle(stream), 200, (3 << 20) + 1);
+        producer_and_consumer(&context, StreamHandle(stream), scaled(200, 20) as u32, (3 << 20) + 1);
     }
 }
 
@@ -587,7 +590,7 @@ fn sixteen_threads_with_random_plans_on_all_executors_in_one_context_corrupt_not
     let count = turn.count;
     set_device(0);
     const THREADS: u64 = 16;
-    const ROUNDS: u64 = 15;
+    let rounds = scaled(15, 3);
     // Little staging, so that plans share it.
     let context = Arc::new(context(forced(), |config| (config.staging_bytes, config.host_path) = (4 << 20, Some(true))));
     let threads: Vec<_> = (0..THREADS)
@@ -596,13 +599,13 @@ fn sixteen_threads_with_random_plans_on_all_executors_in_one_context_corrupt_not
             std::thread::spawn(move || {
                 set_device((thread % u64::from(count)) as u32);
                 let mut random = Random(1000 + thread);
-                for round in 0..ROUNDS {
+                for round in 0..rounds {
                     let stream = context.create_stream(DeviceId::gpu(random.below(u64::from(count)) as u32)).expect("a stream");
                     let transfers: Vec<Transfer> = (0..1 + random.below(4))
                         .map(|_| {
                             let mut device = || DeviceId(random.below(u64::from(count) + 1) as i32 - 1);
                             let (src_device, dst_device) = (device(), device());
-                            let most = [64, 4096, 1 << 20, 12 << 20][random.below(4) as usize];
+                            let most = [64, 4096, 1 << 20, scaled(12 << 20, 5 << 20)][random.below(4) as usize];
                             let bytes = 1 + random.below(most);
                             let memory = |device| context.allocate(device, bytes).expect("memory");
                             Transfer { dst: memory(dst_device), dst_device, src: memory(src_device), src_device, bytes }
@@ -633,7 +636,7 @@ fn sixteen_threads_with_random_plans_on_all_executors_in_one_context_corrupt_not
     for thread in threads {
         thread.join().expect("no assertion failed");
     }
-    assert_eq!(context.statistics().executions, THREADS * ROUNDS * 2);
+    assert_eq!(context.statistics().executions, THREADS * rounds * 2);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Batches whose copies leave from several GPUs: every executor, every kind of stream, every GPU's, every byte; and the order of what
 //! comes before and after.
 
+use super::scale::{is_reduced, scaled};
 use super::*;
 
 /// Who sends to whom.
@@ -40,7 +41,7 @@ fn one_path(config: &mut Config) {
 fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_stream() {
     let Some(turn) = gpus(2) else { return };
     // All to all of more GPUs is no other code, only more time.
-    let count = turn.count.min(4);
+    let count = turn.count.min(if is_reduced() { 2 } else { 4 });
     set_device(0);
     let context = context(None, one_path);
     let streams: Vec<StreamHandle> = (0..count).map(|gpu| context.create_stream(DeviceId::gpu(gpu)).expect("a stream")).collect();
@@ -124,7 +125,7 @@ fn ten_thousand_rounds_of_both_directions_keep_the_streams_order() {
     for (gpu, engine) in [(0, Engine::Stream), (1, Engine::Graph)] {
         set_device(gpu);
         let stream = context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
-        order(&context, engine, (gpu, stream), 10_000, 20_011);
+        order(&context, engine, (gpu, stream), scaled(10_000, 300) as u32, 20_011);
     }
 }
 
@@ -136,7 +137,7 @@ fn default_streams_of_either_gpu_keep_their_order_on_every_engine() {
         set_device(gpu);
         for engine in [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel] {
             for stream in [0, 1, 2] {
-                order(&context, engine, (gpu, StreamHandle(stream)), 200, 70_001);
+                order(&context, engine, (gpu, StreamHandle(stream)), scaled(200, 20) as u32, 70_001);
             }
         }
     }

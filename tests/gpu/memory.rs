@@ -1,14 +1,15 @@
 //! Memory of every origin as an end of plans, on real GPUs: every byte through every engine, the device found from the address, and
 //! what is refused.
 
+use super::scale::scaled;
 use super::*;
 use mpgpu::backend::Allocation;
 
 const ENGINES: [Engine; 5] = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
 
 /// Memory that the library has not given out. Goes back when dropped.
-struct Foreign {
-    address: u64,
+pub(super) struct Foreign {
+    pub address: u64,
     release: Option<Box<dyn FnOnce()>>,
 }
 
@@ -18,7 +19,7 @@ impl Foreign {
     }
 
     /// `cudaMalloc`.
-    fn plain(gpu: u32, bytes: usize) -> Foreign {
+    pub fn plain(gpu: u32, bytes: usize) -> Foreign {
         set_device(gpu);
         let mut address = 0;
         // SAFETY: the output is valid for the call.
@@ -101,7 +102,7 @@ impl Foreign {
     }
 
     /// `cudaHostAlloc`.
-    fn pinned(bytes: usize) -> Foreign {
+    pub fn pinned(bytes: usize) -> Foreign {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the output is valid for the call.
         ok(unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) });
@@ -180,7 +181,10 @@ fn locate(context: &Context, address: u64) -> Allocation {
     context.backend().locate(address).expect("an answer").expect("known")
 }
 
-const SIZES: [u64; 3] = [1000, (5 << 20) + 3, (48 << 20) + 17];
+/// The last is one that several paths take, in chunks.
+fn sizes() -> [u64; 3] {
+    [1000, (5 << 20) + 3, scaled(48 << 20, 12 << 20) + 17]
+}
 
 #[test]
 fn memory_of_a_pool_is_an_end_of_plans() {
@@ -188,7 +192,7 @@ fn memory_of_a_pool_is_an_end_of_plans() {
     set_device(0);
     for shared in [true, false] {
         let context = several_paths();
-        for bytes in SIZES {
+        for bytes in sizes() {
             let memory = Foreign::pooled(1, bytes as usize, shared);
             let found = locate(&context, memory.address + bytes - 1);
             assert_eq!((found.device, found.kind, found.base), (GPU1, MemoryKind::Device, memory.address));
@@ -202,7 +206,7 @@ fn mappings_that_all_gpus_may_enter_are_ends_of_plans() {
     let Some(turn) = gpus(2) else { return };
     set_device(0);
     let context = several_paths();
-    for bytes in SIZES {
+    for bytes in sizes() {
         let memory = Foreign::mapped(1, bytes as usize, 0..turn.count);
         let found = locate(&context, memory.address + bytes - 1);
         assert_eq!((found.device, found.kind), (GPU1, MemoryKind::Device));
@@ -216,7 +220,7 @@ fn mappings_that_only_their_gpu_may_enter_are_ends_of_plans() {
     let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let context = several_paths();
-    for bytes in SIZES {
+    for bytes in sizes() {
         let memory = Foreign::mapped(1, bytes as usize, [1]);
         there_and_back(&context, memory.address, bytes, "mapping of its own GPU");
     }
@@ -227,7 +231,7 @@ fn pinned_and_registered_host_memory_take_several_paths() {
     let Some(_turn) = gpus(1) else { return };
     set_device(0);
     let context = several_paths();
-    for bytes in SIZES {
+    for bytes in sizes() {
         for (memory, what) in [(Foreign::pinned(bytes as usize), "pinned"), (Foreign::registered(bytes as usize), "registered")] {
             let found = locate(&context, memory.address + bytes - 1);
             assert_eq!((found.device, found.kind), (DeviceId::HOST, MemoryKind::Pinned), "{what}");
@@ -243,7 +247,7 @@ fn host_memory_of_the_library_moves_every_byte_both_ways_by_every_gpu() {
     set_device(0);
     let context = several_paths();
     // Below, at and above the size from which its pages are spread and registered.
-    for bytes in [4096, (4 << 20) - 1, 4 << 20, (65 << 20) + 5] {
+    for bytes in [4096, (4 << 20) - 1, 4 << 20, scaled(65 << 20, 9 << 20) + 5] {
         let host = context.allocate(DeviceId::HOST, bytes).expect("memory");
         assert_eq!(host % 256, 0);
         let found = locate(&context, host + bytes - 1);
@@ -452,7 +456,7 @@ fn without_functions_that_older_drivers_lack_every_engine_moves_every_byte() {
         assert!(absent != "cuMemcpyBatchAsync" || !backend.has_batched_copy());
         let config = Config { staging_bytes: 16 << 20, host_path: Some(true), ..Config::default() };
         let context = Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context");
-        for bytes in SIZES {
+        for bytes in sizes() {
             let memory = context.allocate(GPU1, bytes).expect("memory");
             there_and_back(&context, memory, bytes, &format!("without {absent}"));
             context.free(memory).expect("freed");

@@ -1,6 +1,7 @@
 //! Memory and signals between two processes on real GPUs. The peer is this test program run again, which maps what it is told to and
 //! answers round by round.
 
+use super::scale::scaled;
 use super::*;
 use mpgpu::backend::Signal;
 use mpgpu::share::Handle;
@@ -8,7 +9,11 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const ROUNDS: u64 = 200;
+/// The same in both processes.
+fn rounds() -> u64 {
+    scaled(200, 20)
+}
+
 const BYTES: u64 = (4 << 20) + 77;
 
 fn host_words(address: u64, count: usize) -> &'static mut [u64] {
@@ -108,14 +113,14 @@ fn child_obeys() {
             }
             // Puts round after round from GPU 1 into import 0, raises import 1, and waits in its own counter before each.
             "pump" => {
-                let staging = context.allocate(DeviceId::HOST, ROUNDS * 64 * 8).expect("memory");
-                let host = host_words(staging, ROUNDS as usize * 64);
+                let staging = context.allocate(DeviceId::HOST, rounds() * 64 * 8).expect("memory");
+                let host = host_words(staging, rounds() as usize * 64);
                 for (i, cell) in host.iter_mut().enumerate() {
                     *cell = word(i as u64 / 64 + 1, i % 64);
                 }
                 let source = context.allocate(GPU1, BYTES).expect("memory");
                 let put = plan_of(&context, imports[0], (source, GPU1), BYTES);
-                for round in 1..=ROUNDS {
+                for round in 1..=rounds() {
                     context.stream_wait_signals(stream, &[Signal { counter: own[0], value: round - 1 }]).expect("enqueued");
                     let mark = plan_of(&context, (source, GPU1), (staging + (round - 1) * 512, DeviceId::HOST), 512);
                     mark.execute(stream).expect("enqueued");
@@ -143,7 +148,7 @@ fn child_obeys() {
             "descriptors" => std::fs::read_dir("/proc/self/fd").expect("a list").count().to_string(),
             // Raises import 1 whenever its own counter is raised: the other half of a round trip.
             "echo" => {
-                for round in 1..=ROUNDS {
+                for round in 1..=rounds() {
                     context.stream_wait_signals(stream, &[Signal { counter: own[0], value: round }]).expect("enqueued");
                     context.stream_raise_signals(stream, &[Signal { counter: imports[0].0, value: round }]).expect("enqueued");
                 }
@@ -171,15 +176,15 @@ fn a_peer_puts_into_device_memory_with_signals_and_nothing_else_orders_it() {
     let inbox = whole + 4096;
     let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
     host_words(counters, 2).fill(0);
-    let seen = context.allocate(DeviceId::HOST, ROUNDS * 512).expect("memory");
-    host_words(seen, ROUNDS as usize * 64).fill(0);
+    let seen = context.allocate(DeviceId::HOST, rounds() * 512).expect("memory");
+    host_words(seen, rounds() as usize * 64).fill(0);
     assert_eq!(peer.ask(&format!("import {}", export(&context, inbox, BYTES))), "device 0");
     assert_eq!(peer.ask(&format!("import {}", export(&context, counters, 16))), "device -1");
     let (theirs, on) = context.import_memory(&handle_of(&peer.ask("counters"))).expect("host memory of the peer");
     assert_eq!(on, DeviceId::HOST);
 
     let stream = context.create_stream(GPU0).expect("a stream");
-    for round in 1..=ROUNDS {
+    for round in 1..=rounds() {
         context.stream_wait_signals(stream, &[Signal { counter: counters, value: round }]).expect("enqueued");
         let take = plan_of(&context, (seen + (round - 1) * 512, DeviceId::HOST), (inbox, GPU0), 512);
         take.execute(stream).expect("enqueued");
@@ -187,7 +192,7 @@ fn a_peer_puts_into_device_memory_with_signals_and_nothing_else_orders_it() {
     }
     assert_eq!(peer.ask("pump"), "pumped");
     context.synchronize_stream(stream).expect("all rounds");
-    for (i, found) in host_words(seen, ROUNDS as usize * 64).iter().enumerate() {
+    for (i, found) in host_words(seen, rounds() as usize * 64).iter().enumerate() {
         assert_eq!(*found, word(i as u64 / 64 + 1, i % 64), "round {}, word {}", i / 64 + 1, i % 64);
     }
     assert_eq!(peer.ask("close"), "closed");
@@ -208,12 +213,12 @@ fn signals_go_round_between_two_processes() {
     let stream = context.create_stream(GPU0).expect("a stream");
     assert_eq!(peer.ask("echo"), "enqueued");
     let started = Instant::now();
-    for round in 1..=ROUNDS {
+    for round in 1..=rounds() {
         context.stream_raise_signals(stream, &[Signal { counter: theirs, value: round }]).expect("enqueued");
         context.stream_wait_signals(stream, &[Signal { counter: counters, value: round }]).expect("enqueued");
     }
     context.synchronize_stream(stream).expect("all rounds");
-    let one_way = started.elapsed() / (2 * ROUNDS as u32);
+    let one_way = started.elapsed() / (2 * rounds() as u32);
     drop(writeln!(std::io::stderr(), "gpu tests: a signal from stream to stream of two processes takes {one_way:?} one way"));
     context.close_memory(theirs).expect("imported");
 }
@@ -333,15 +338,16 @@ fn memory_of_a_pool_is_mapped_by_a_peer_and_once_freed_is_not_mistaken_for_what_
 
     let descriptors = |peer: &mut Peer| peer.ask("descriptors").parse::<usize>().expect("a number");
     let before = descriptors(&mut peer);
-    for _ in 0..100 {
+    let rounds = scaled(100, 40);
+    for _ in 0..rounds {
         for handle in &handles {
             assert_eq!(peer.ask(&format!("import {handle}")), "device 0");
         }
         assert_eq!(peer.ask("close"), "closed");
     }
-    // The driver may open some of its own; one for each round would be 100 or more.
+    // The driver may open some of its own; one for each round would be as many as there are rounds.
     let after = descriptors(&mut peer);
-    assert!(after < before + 20, "{before} descriptors, and {after} after 100 rounds");
+    assert!(after < before + 20, "{before} descriptors, and {after} after {rounds} rounds");
 
     free(large);
     let again = allocate(8 * COUNT + 8192);

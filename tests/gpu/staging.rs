@@ -1,0 +1,233 @@
+//! GPU memory that the library takes, as the driver counts it: inside the staging bound, whatever the size of the messages.
+//!
+//! `cuMemGetInfo` says what a GPU has free, whoever has taken the rest. Buffers of the messages are there before the first look, and so are the
+//! primary contexts, so what is missing between a look without a context of the library and one with it is that context's: its staging,
+//! which must stay inside the bound, and what the driver takes for the objects that it makes (streams, events, executable graphs, the copy
+//! kernel's module). Those are of the driver's own size and are allowed for by a constant; what must not happen is that they grow with
+//! the messages.
+//!
+//! Another program may use the GPUs. So a reading counts only if, once the context is gone, as much is free as before it; a context that
+//! leaves memory behind makes no reading count. What does not count, or is above the bound, is read anew: programs come and go, but the
+//! library takes the same each time, so if it takes too much, or leaves memory behind, all readings fail, and the test does.
+
+use super::memory::Foreign;
+use super::scale::scaled;
+use super::*;
+
+/// What the driver may take on one GPU for the objects of a context, for which it sets memory aside in pieces of 2 MiB and more.
+const DRIVER_OBJECTS: u64 = 64 << 20;
+/// By how much that may be more for messages of any size than for those of 1 byte: an executable graph has a node for each chunk.
+const MORE_OBJECTS: u64 = 24 << 20;
+/// What may be missing when a context is gone: a piece or two that the driver keeps for the next one.
+const LEFT: u64 = 4 << 20;
+const READINGS: usize = 4;
+
+const KINDS: [&str; 4] = ["host to GPU", "GPU to host", "GPU to GPU", "all to all"];
+
+/// Free bytes of each of the first `count` GPUs.
+fn free_bytes(count: u32) -> Vec<u64> {
+    let free = |gpu| {
+        set_device(gpu);
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the outputs are valid for the call.
+        ok(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) });
+        free as u64
+    };
+    (0..count).map(free).collect()
+}
+
+/// The ends of all messages, none of them the library's. GPU `i` sends the content from byte `8 * i` on.
+struct Buffers {
+    content: Foreign,
+    back: Foreign,
+    sources: Vec<Foreign>,
+    /// Room for a message of each other GPU.
+    destinations: Vec<Foreign>,
+}
+
+impl Buffers {
+    fn new(count: u32, most: u64) -> Buffers {
+        set_device(0);
+        let whole = most.next_multiple_of(8) + 8 * u64::from(count);
+        let (content, back) = (Foreign::pinned(whole as usize), Foreign::pinned(whole as usize));
+        let mut random = Random(80);
+        // SAFETY: pinned memory of this size, which nobody else has.
+        unsafe { host(content.address, whole) }.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+        let sources: Vec<_> = (0..count).map(|gpu| Foreign::plain(gpu, most as usize)).collect();
+        for (gpu, source) in (0..).zip(&sources) {
+            // SAFETY: both have so many bytes.
+            ok(unsafe { sys::cuMemcpy(source.address, content.address + 8 * gpu, most as usize) });
+        }
+        let room = u64::from(count - 1) * most;
+        let destinations = (0..count).map(|gpu| Foreign::plain(gpu, room as usize)).collect();
+        Buffers { content, back, sources, destinations }
+    }
+
+    /// The messages of a kind, and where in the content each one's bytes are.
+    fn transfers(&self, kind: &str, bytes: u64) -> Vec<(Transfer, u64)> {
+        let gpu = |gpu: usize| DeviceId::gpu(gpu as u32);
+        let transfer = |(dst, dst_device), (src, src_device)| Transfer { dst, dst_device, src, src_device, bytes };
+        let source = |from: usize| (self.sources[from].address, gpu(from));
+        match kind {
+            "host to GPU" => vec![(transfer((self.destinations[0].address, GPU0), (self.content.address, DeviceId::HOST)), 0)],
+            "GPU to host" => vec![(transfer((self.back.address, DeviceId::HOST), source(0)), 0)],
+            "GPU to GPU" => vec![(transfer((self.destinations[1].address, GPU1), source(0)), 0)],
+            _ => {
+                let all = 0..self.sources.len();
+                let pairs = all.clone().flat_map(|from| all.clone().filter(move |to| *to != from).map(move |to| (from, to)));
+                let message = |(from, to): (usize, usize)| {
+                    let before = from - usize::from(from > to);
+                    let dst = self.destinations[to].address + before as u64 * bytes;
+                    (transfer((dst, gpu(to)), source(from)), 8 * from as u64)
+                };
+                pairs.map(message).collect()
+            }
+        }
+    }
+
+    fn poison(&self, transfers: &[(Transfer, u64)]) {
+        for (Transfer { dst, bytes, .. }, _) in transfers {
+            // SAFETY: a destination has so many bytes.
+            ok(unsafe { sys::cuMemsetD8_v2(*dst, 0x6b, *bytes as usize) });
+        }
+        synchronize(self.sources.len() as u32);
+    }
+
+    fn check(&self, transfers: &[(Transfer, u64)], what: &str) {
+        for (transfer, offset) in transfers {
+            let bytes = transfer.bytes;
+            if transfer.dst != self.back.address {
+                // SAFETY: both have so many bytes.
+                ok(unsafe { sys::cuMemcpy(self.back.address, transfer.dst, bytes as usize) });
+            }
+            // SAFETY: pinned memory of this size, which nobody writes meanwhile.
+            let (found, expected) = unsafe { (host(self.back.address, bytes), host(self.content.address + offset, bytes)) };
+            assert_bytes(found, expected, &format!("{what}: {} to {}", transfer.src_device, transfer.dst_device));
+        }
+    }
+}
+
+/// # Safety
+/// Host memory of so many bytes, of which there is no other slice.
+unsafe fn host<'a>(address: u64, bytes: u64) -> &'a mut [u8] {
+    // SAFETY: the caller's.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), bytes as usize) }
+}
+
+fn synchronize(count: u32) {
+    for gpu in 0..count {
+        set_device(gpu);
+        // SAFETY: no argument.
+        ok(unsafe { sys::cuCtxSynchronize() });
+    }
+    set_device(0);
+}
+
+/// One reading of each GPU: the most that was missing, the staging that the context said it had, and what was missing when the context
+/// was gone (negative: there was more).
+#[derive(Debug)]
+struct Reading {
+    taken: Vec<u64>,
+    staged: Vec<u64>,
+    staged_in_host_memory: u64,
+    left: Vec<i64>,
+}
+
+impl Reading {
+    /// What was taken on some GPU beside staging.
+    fn beside_staging(&self) -> u64 {
+        self.taken.iter().zip(&self.staged).map(|(taken, staged)| taken.saturating_sub(*staged)).max().unwrap_or(0)
+    }
+
+    fn counts(&self) -> bool {
+        self.left.iter().all(|left| left.unsigned_abs() <= LEFT)
+    }
+}
+
+/// Messages of every kind and of one size, by copies and events and by graphs, in a context of their own. Every byte is checked.
+fn read_once(buffers: &Buffers, bound: u64, bytes: u64) -> Reading {
+    let count = buffers.sources.len() as u32;
+    let before = free_bytes(count);
+    let mut reading = Reading { taken: vec![0; count as usize], staged: vec![], staged_in_host_memory: 0, left: vec![] };
+    {
+        let context = context(forced(), |config| (config.staging_bytes, config.host_path) = (bound, Some(true)));
+        let mut look = || {
+            for ((taken, before), now) in reading.taken.iter_mut().zip(&before).zip(free_bytes(count)) {
+                *taken = (*taken).max(before.saturating_sub(now));
+            }
+            set_device(0);
+        };
+        look();
+        for kind in KINDS {
+            let transfers = buffers.transfers(kind, bytes);
+            let batch: Vec<Transfer> = transfers.iter().map(|(transfer, _)| *transfer).collect();
+            for engine in [Engine::Auto, Engine::Graph] {
+                let plan = context.plan(&batch, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
+                buffers.poison(&transfers);
+                let running = plan.execute(StreamHandle(0)).expect("enqueued");
+                // While it runs, and afterwards.
+                look();
+                running.wait().expect("it runs");
+                look();
+                buffers.check(&transfers, &format!("{kind}, {bytes} bytes, {engine:?}\n{}", plan.describe()));
+            }
+        }
+        let statistics = |device| {
+            let statistics = context.device_statistics(device).expect("known");
+            assert!(statistics.staging_bytes <= bound, "{device}: {} bytes of staging, the bound is {bound}", statistics.staging_bytes);
+            assert_eq!(statistics.allocated_bytes, 0, "{device}");
+            statistics.staging_bytes
+        };
+        reading.staged = (0..count).map(|gpu| statistics(DeviceId::gpu(gpu))).collect();
+        reading.staged_in_host_memory = statistics(DeviceId::HOST);
+    }
+    reading.left = before.iter().zip(free_bytes(count)).map(|(before, after)| *before as i64 - after as i64).collect();
+    set_device(0);
+    reading
+}
+
+#[test]
+fn the_memory_that_a_context_takes_on_gpus_stays_inside_the_staging_bound_at_any_message_size() {
+    let Some(turn) = gpus(2) else { return };
+    let count = turn.count.min(4);
+    // A source, room for a message of each other GPU, and staging, on each GPU.
+    let least_free = free_bytes(count).into_iter().min().unwrap_or(0);
+    let most = scaled(1 << 30, 32 << 20).min(least_free.saturating_sub(2 << 30) / u64::from(count));
+    let buffers = Buffers::new(count, most);
+    let sizes: Vec<u64> =
+        [1, 4099, (1 << 20) + 1, (16 << 20) + 3, 64 << 20, (256 << 20) + 5].into_iter().filter(|size| *size < most).collect();
+    let default = Config::default().staging_bytes;
+    // What the driver keeps once it has it: the first objects of each kind.
+    read_once(&buffers, default, most.min(16 << 20));
+    for bound in [4 << 20, default, 256 << 20] {
+        let mut objects = DRIVER_OBJECTS;
+        for bytes in sizes.iter().copied().chain([most]) {
+            let mut readings = Vec::new();
+            let reading = loop {
+                let reading = read_once(&buffers, bound, bytes);
+                if reading.counts() && reading.beside_staging() <= objects {
+                    break reading;
+                }
+                readings.push(reading);
+                assert!(
+                    readings.len() < READINGS,
+                    "messages of {bytes} bytes, staging bound {bound}: each time more than {objects} bytes were missing beside staging, or more \
+                     than {LEFT} bytes when the context was gone: {readings:?}"
+                );
+            };
+            let Reading { taken, staged, staged_in_host_memory, .. } = &reading;
+            drop(writeln!(
+                std::io::stderr(),
+                "gpu tests: messages of {bytes} B, staging bound {bound}: taken on the GPUs {taken:?}, of it staging {staged:?}; reading {}",
+                readings.len() + 1
+            ));
+            // The first are the smallest messages.
+            objects = objects.min(reading.beside_staging() + MORE_OBJECTS);
+            // On a mesh the planner takes relays and host memory, so what was read is of plans with staging.
+            if forced().is_some() && bytes >= 64 << 20 {
+                let on_gpus = staged.iter().any(|staged| *staged > 0);
+                assert!(on_gpus && *staged_in_host_memory > 0, "nothing was staged: {staged:?}, in host memory {staged_in_host_memory}");
+            }
+        }
+    }
+}
