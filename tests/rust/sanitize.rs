@@ -1,0 +1,122 @@
+//! `tests/gpu/sanitize`, which runs unattended where GPU time is scarce: on tools and tests that answer as if there were GPUs.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A fresh folder for one test, with a `compute-sanitizer` that runs the program and does what its answer asks for, and GPUs.
+fn folder(name: &str, gpus: usize) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join("bin")).expect("created");
+    let list: String = (0..gpus).map(|gpu| format!("echo 'GPU {gpu}: NVIDIA H200 (UUID: GPU-{gpu})'\n")).collect();
+    script(&folder.join("bin/nvidia-smi"), &list);
+    script(
+        &folder.join("bin/compute-sanitizer"),
+        r#"echo "$CUDA_VISIBLE_DEVICES scale $MPGPU_TEST_SCALE: $*"
+tool=$2
+while [ "$1" != --exact ]; do last=$1; shift; done
+"$last" "$@"; status=$?
+case $2.$tool in
+lanes::races.racecheck) echo "========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)"; exit 9 ;;
+share::two_processes.*) echo "========= ERROR SUMMARY: 0 errors"; echo "========= ERROR SUMMARY: 5 errors"; exit 9 ;;
+unseen.*) exit 0 ;;
+esac
+echo "========= ERROR SUMMARY: 0 errors"
+exit $status"#,
+    );
+    let tests = ["fails", "hangs", "lanes::races", "share::child_obeys", "share::two_processes", "skips", "unseen", "works"];
+    let listed: String = tests.iter().map(|test| format!("echo '{test}: test'; ")).collect();
+    script(
+        &folder.join("gpu"),
+        &format!(
+            "case $*.$2 in
+*--list*) {listed} exit 0 ;;
+*.hangs) exec sleep 1000 ;;
+*.fails) echo 'test result: FAILED. 0 passed; 1 failed'; exit 101 ;;
+*.skips) echo 'gpu tests: skipped where GPUs are needed: 1 GPU in sight, 2 needed' ;;
+esac
+echo 'test result: ok. 1 passed; 0 failed'"
+        ),
+    );
+    folder
+}
+
+fn script(path: &Path, text: &str) {
+    fs::write(path, format!("#!/bin/sh\n{text}\n")).expect("written");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("permitted");
+}
+
+fn sanitize(folder: &Path, before: &[&str], seconds: &str, tools: &[&str]) -> (Output, String) {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/sanitize"));
+    let path = std::env::var("PATH").expect("a PATH");
+    command
+        .env("PATH", format!("{}:{path}", folder.join("bin").display()))
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_remove("MPGPU_TEST_SCALE");
+    command.args(before).arg(folder.join("gpu")).arg(folder.join("logs")).arg(seconds).args(tools);
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    (output, text)
+}
+
+fn row<'a>(text: &'a str, tool: &str) -> Vec<&'a str> {
+    let line = text.lines().find(|line| line.starts_with(&format!("{tool} "))).unwrap_or_else(|| panic!("no row of {tool} in\n{text}"));
+    line.split_whitespace().skip(1).take(7).collect()
+}
+
+#[test]
+fn every_test_runs_by_itself_under_each_tool_and_what_did_not_pass_is_named() {
+    let folder = folder("sanitize-tools", 4);
+    let (output, text) = sanitize(&folder, &["--most", "2"], "100", &[]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    // passed, with errors, failed, timed out, left out, skipped, reports.
+    assert_eq!(row(&text, "memcheck"), ["2", "1", "2", "1", "0", "1", "5"], "{text}");
+    assert_eq!(row(&text, "racecheck"), ["1", "2", "2", "1", "0", "1", "8"], "{text}");
+    // Without the tests of memory between processes.
+    assert_eq!(row(&text, "initcheck"), ["2", "0", "2", "1", "0", "1", "0"], "{text}");
+    for line in [
+        "memcheck: share::two_processes, errors (5)",
+        "racecheck: lanes::races, errors (3)",
+        "synccheck: fails, failed",
+        "memcheck: unseen, failed",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert!(text.contains("memcheck: hangs, timed out after "), "{text}");
+    assert!(!text.contains("child_obeys"), "{text}");
+    // Two GPUs for each, and none in two groups; a part of the rounds; what calls return is not reported.
+    let log = |path: &str| fs::read_to_string(folder.join("logs").join(path)).expect("a log");
+    let works = log("memcheck/works.txt");
+    assert!(works.starts_with("0,1 scale 0.02: --tool memcheck") || works.starts_with("2,3 scale 0.02: --tool memcheck"), "{works}");
+    assert!(works.contains("--report-api-errors no") && works.contains("--target-processes all"), "{works}");
+    assert!(!log("racecheck/lanes-races.txt").contains("--report-api-errors"));
+}
+
+#[test]
+fn what_finds_no_time_is_left_out_and_a_named_tool_runs_alone() {
+    let folder = folder("sanitize-time", 2);
+    let (output, text) = sanitize(&folder, &["--most", "30"], "2", &["synccheck"]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    // The first fails, the second hangs until all time is over.
+    assert_eq!(row(&text, "synccheck"), ["0", "0", "1", "1", "5", "0", "0"], "{text}");
+    assert!(text.contains("synccheck: works, left out") && !text.contains("memcheck"), "{text}");
+}
+
+#[test]
+fn without_gpus_it_is_skipped_and_wrong_arguments_are_answered() {
+    let folder = folder("sanitize-arguments", 0);
+    let (output, text) = sanitize(&folder, &[], "10", &[]);
+    assert_eq!((output.status.code(), text.trim()), (Some(77), "gpu sanitize: skipped: no NVIDIA GPU on this machine"));
+    for (before, seconds, tools, said) in [
+        (&["--gpus"][..], "10", &[][..], "--gpus: a number above 0 must follow"),
+        (&[], "0", &[], "tests/gpu/sanitize [--gpus N]"),
+        (&[], "10", &["leakcheck"], "leakcheck: no such tool"),
+        (&["--fast"], "10", &[], "--fast: unknown option"),
+    ] {
+        let (output, _) = sanitize(&folder, before, seconds, tools);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(said), "{said}");
+    }
+}
