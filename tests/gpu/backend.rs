@@ -42,7 +42,13 @@ fn gpus(needed: u32) -> Option<Turn> {
         SAID.call_once(|| drop(writeln!(std::io::stderr(), "gpu tests: skipped where GPUs are needed: {why}")));
     };
     match device_count() {
-        Ok(count) if count >= needed => Some(Turn { count, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }),
+        Ok(count) if count >= needed => {
+            let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+            // The harness names a test when it has ended: of one that takes the process with it nothing else would tell.
+            let thread = std::thread::current();
+            drop(writeln!(std::io::stderr(), "gpu tests: {} begins", thread.name().unwrap_or("a thread without a name")));
+            Some(Turn { count, _turn: turn })
+        }
         Ok(count) => {
             say(format!("{count} GPU in sight, {needed} needed"));
             None

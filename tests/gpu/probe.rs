@@ -43,6 +43,25 @@ fn every_gpu_has_an_identity_of_its_own() {
 }
 
 #[test]
+fn nvml_is_loaded_once_and_stays_while_contexts_come_and_go() {
+    let Some(_turn) = gpus(1) else { return };
+    // Where its code is mapped, if it is.
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("text");
+        maps.lines().find(|line| line.contains("libnvidia-ml")).and_then(|line| line.split('-').next()).map(str::to_owned)
+    };
+    drop(context(None, |_| {}));
+    let first = mapped();
+    identity().expect("GPUs are there");
+    for _ in 0..3 {
+        drop(context(None, |_| {}));
+        assert_eq!(mapped(), first);
+    }
+    let topology = discover::discover().expect("GPUs are there");
+    assert!(first.is_some() || !topology.description.contains("NVLinks"), "NVML told of links, and is not there: {}", topology.description);
+}
+
+#[test]
 fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     let Some(turn) = gpus(1) else { return };
     let directory = Directory::new("probe");

@@ -6,12 +6,14 @@
 
 use super::count_devices;
 use super::driver::{CUdevice, Driver, call};
+use super::nvml::nvml;
 use crate::backend::BackendError;
 use crate::topology::Topology;
 use crate::topology::discover::{Nvlink, Pcie, Remote, Seen, SeenGpu, topology};
 use cudarc::driver::sys::CUdevice_attribute;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use std::borrow::Borrow;
 use std::ffi::CStr;
 
 /// More than any GPU has; the links of one are numbered from 0.
@@ -24,11 +26,11 @@ pub fn discover() -> Result<Topology, BackendError> {
 
 /// What can be seen of this process's GPUs.
 pub fn look() -> Result<Seen, BackendError> {
-    look_at(Driver::get()?, Nvml::init)
+    look_at(Driver::get()?, nvml)
 }
 
 /// What `driver` shows, and NVML where `load` finds it.
-pub(super) fn look_at(driver: &Driver, load: impl FnOnce() -> Result<Nvml, NvmlError>) -> Result<Seen, BackendError> {
+pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> Result<N, NvmlError>) -> Result<Seen, BackendError> {
     let count = count_devices(driver)?;
     let mut gpus = Vec::new();
     let mut uuids = Vec::new();
@@ -67,7 +69,7 @@ pub(super) fn look_at(driver: &Driver, load: impl FnOnce() -> Result<Nvml, NvmlE
             }
         }
     }
-    if let Err(error) = load().and_then(|nvml| ask_nvml(&nvml, &mut gpus, &uuids)) {
+    if let Err(error) = load().and_then(|nvml| ask_nvml(nvml.borrow(), &mut gpus, &uuids)) {
         log::info!("NVML tells nothing of the GPUs' links, which are assumed now: {error}");
     }
     Ok(Seen { gpus, peers })

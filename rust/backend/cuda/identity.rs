@@ -3,9 +3,9 @@
 use super::device_count;
 use super::discover::uuid_text;
 use super::driver::{CUdevice, Driver, call};
+use super::nvml::nvml;
 use crate::backend::{BackendError, Identity};
 use crate::topology::probe::Gpu;
-use nvml_wrapper::Nvml;
 use std::ffi::CStr;
 
 /// The GPUs that the driver shows this process, in its order. No context is created.
@@ -28,6 +28,6 @@ pub fn identity() -> Result<Identity, BackendError> {
     }
     // NVML knows the version that people name, 580.95.05; the driver itself only that of its interface.
     let cuda = format!("CUDA {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
-    let driver = Nvml::init().and_then(|nvml| nvml.sys_driver_version()).map_or(cuda.clone(), |version| format!("{version}, {cuda}"));
+    let driver = nvml().and_then(|nvml| nvml.sys_driver_version()).map_or(cuda.clone(), |version| format!("{version}, {cuda}"));
     Ok(Identity { driver, gpus })
 }

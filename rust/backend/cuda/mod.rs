@@ -33,6 +33,7 @@ mod lanes;
 mod lost;
 mod memory;
 mod nodes;
+mod nvml;
 mod pools;
 #[cfg(test)]
 mod refusals;
@@ -313,6 +314,10 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        // Nothing to give back, and no context to make for it: a process may open all GPUs to look at them alone.
+        if self.used.load(Ordering::Acquire) == 0 {
+            return;
+        }
         // Errors were for whoever waited for the work.
         for primary in self.devices.iter().filter_map(|device| device.used()) {
             let _ = primary.synchronize();

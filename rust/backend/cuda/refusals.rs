@@ -336,6 +336,15 @@ fn a_failing_allocation_names_device_and_size_and_leaves_the_context_usable() {
 }
 
 #[test]
+fn a_backend_that_was_only_looked_at_makes_no_context_also_when_it_goes() {
+    double::start(2, true);
+    let context = context();
+    assert!(context.machine().gpu_count() == 2 && !context.describe().is_empty());
+    drop(context);
+    assert_eq!(calls("cuDevicePrimaryCtxRetain"), 0);
+}
+
+#[test]
 fn the_device_of_foreign_memory_is_found_though_no_context_is_current_or_in_use() {
     double::start(4, true);
     let context = context();
