@@ -6,9 +6,11 @@
 
 use crate::backend::BackendError;
 use cudarc::driver::sys;
+use libloading::Library;
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
-use std::mem::transmute;
+use std::mem::{ManuallyDrop, transmute};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -235,12 +237,17 @@ pub(super) use call_optional;
 
 impl Driver {
     fn load() -> Result<Driver, BackendError> {
+        // By its own name first: that without a number may be a toolkit's stub, which stands in a library path for the linker's sake and has no
+        // driver behind it. Loaded once and never unloaded, as whatever has threads and callbacks in the process.
         // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(BackendError::NoDriver("libcuda.so.1 is not there or cannot be loaded; install NVIDIA's driver".into()));
-        }
-        // SAFETY: as above; present, so this does not panic.
-        let library = unsafe { sys::culib() };
+        let load = |name: &str| unsafe { Library::new(name) };
+        let loaded = load("libcuda.so.1").or_else(|error| load("libcuda.so").map_err(|_| error));
+        let library = loaded.map_err(|error| {
+            // The error's own text says only what failed; the loader's says why.
+            let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded ({reason}); install NVIDIA's driver"))
+        })?;
+        let library = ManuallyDrop::new(library);
         // SAFETY: a symbol's address is that of the function. The library is never unloaded.
         unsafe { Driver::look_up(|symbol| library.get::<*mut c_void>(symbol.as_bytes()).ok().and_then(|found| NonNull::new(*found))) }
     }
