@@ -5,6 +5,7 @@
 
 mod graph;
 mod lanes;
+mod lifetime;
 mod memory;
 mod probe;
 mod scale;
