@@ -1,4 +1,5 @@
-//! How much of the full rounds and sizes the tests do: `MPGPU_TEST_SCALE`, above 0 and at most 1, 1 where it is not set.
+//! How much of the full rounds and sizes the tests do: `GPU_TEST_SCALE`, above 0 and at most 1, 1 where it is not set. Without the
+//! library's prefix, which it keeps to itself: a variable with it that it does not know is an error to it.
 //!
 //! Under `compute-sanitizer` a call of the driver takes 10 to 100 times as long, and a kernel more. A smaller scale lets every test run there,
 //! with the same calls on the same kinds of memory; each names the least that it still shows something with.
@@ -8,9 +9,9 @@ use std::sync::OnceLock;
 fn scale() -> f64 {
     static SCALE: OnceLock<f64> = OnceLock::new();
     *SCALE.get_or_init(|| {
-        let Some(text) = std::env::var_os("MPGPU_TEST_SCALE") else { return 1.0 };
+        let Some(text) = std::env::var_os("GPU_TEST_SCALE") else { return 1.0 };
         let scale = text.to_str().and_then(|text| text.parse().ok()).filter(|scale| *scale > 0.0 && *scale <= 1.0);
-        scale.unwrap_or_else(|| panic!("MPGPU_TEST_SCALE={}: must be above 0 and at most 1", text.display()))
+        scale.unwrap_or_else(|| panic!("GPU_TEST_SCALE={}: must be above 0 and at most 1", text.display()))
     })
 }
 
