@@ -1,5 +1,5 @@
-//! How much of the full rounds and sizes the tests do: `GPU_TEST_SCALE`, above 0 and at most 1, 1 where it is not set. Without the
-//! library's prefix, which it keeps to itself: a variable with it that it does not know is an error to it.
+//! How much of the full rounds and sizes the tests do: `GPU_TEST_SCALE`, above 0 and at most 1, 1 where it is not set. The
+//! name has not the library's prefix, because the library refuses variables with it that it does not know.
 //!
 //! Under `compute-sanitizer` a call of the driver takes 10 to 100 times as long, and a kernel more. A smaller scale lets every test run there,
 //! with the same calls on the same kinds of memory; each names the least that it still shows something with.

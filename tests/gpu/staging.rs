@@ -147,9 +147,9 @@ impl Reading {
     }
 }
 
-/// Messages of every kind and of one size, as the library would send them and by copies and events, in a context of their own. Every byte is
-/// checked.
-fn read_once(buffers: &Buffers, bound: u64, bytes: u64) -> Reading {
+/// Messages of every kind and of these sizes, as the library would send them and by copies and events, in a context of their own. Every byte
+/// is checked.
+fn read_once(buffers: &Buffers, bound: u64, sizes: &[u64]) -> Reading {
     let count = buffers.sources.len() as u32;
     let before = free_bytes(count);
     let mut reading = Reading { beside_staging: 0, messages: String::new(), staged: vec![], staged_in_host_memory: 0, left: vec![] };
@@ -162,7 +162,7 @@ fn read_once(buffers: &Buffers, bound: u64, bytes: u64) -> Reading {
             statistics.staging_bytes
         };
         let staging_on_gpus = || (0..count).map(|gpu| staging(DeviceId::gpu(gpu))).collect::<Vec<u64>>();
-        for kind in KINDS {
+        for (bytes, kind) in sizes.iter().flat_map(|bytes| KINDS.map(|kind| (*bytes, kind))) {
             let transfers = buffers.transfers(kind, bytes);
             let batch: Vec<Transfer> = transfers.iter().map(|(transfer, _)| *transfer).collect();
             for engine in [Engine::Auto, Engine::Stream] {
@@ -173,7 +173,7 @@ fn read_once(buffers: &Buffers, bound: u64, bytes: u64) -> Reading {
                     set_device(0);
                     if beside > reading.beside_staging {
                         reading.beside_staging = beside;
-                        reading.messages = format!("{kind}, {engine:?}, {} operations", plan.planned().program.ops.len());
+                        reading.messages = format!("{kind}, {bytes} bytes, {engine:?}, {} operations", plan.planned().program.ops.len());
                     }
                 };
                 buffers.poison(&transfers);
@@ -192,48 +192,56 @@ fn read_once(buffers: &Buffers, bound: u64, bytes: u64) -> Reading {
     reading
 }
 
+/// The first reading that counts and shows at most `objects` bytes beside staging.
+fn read(buffers: &Buffers, bound: u64, sizes: &[u64], objects: u64) -> Reading {
+    let mut readings = Vec::new();
+    let reading = loop {
+        let reading = read_once(buffers, bound, sizes);
+        if reading.counts() && reading.beside_staging <= objects {
+            break reading;
+        }
+        readings.push(reading);
+        assert!(
+            readings.len() < READINGS,
+            "messages of {sizes:?} bytes, staging bound {bound}: each time more than {objects} bytes were missing beside staging, or more than \
+             {LEFT} bytes when the context was gone: {readings:?}"
+        );
+    };
+    let Reading { beside_staging, messages, staged, .. } = &reading;
+    drop(writeln!(
+        std::io::stderr(),
+        "gpu tests: messages of {sizes:?} B, staging bound {bound}: staging {staged:?}, beside it at most {beside_staging} ({messages}), reading {}",
+        readings.len() + 1
+    ));
+    reading
+}
+
 #[test]
 fn the_memory_that_a_context_takes_on_gpus_stays_inside_the_staging_bound_at_any_message_size() {
     let Some(turn) = gpus(2) else { return };
     let count = turn.count.min(4);
     // A source, room for a message of each other GPU, and staging, on each GPU.
     let least_free = free_bytes(count).into_iter().min().unwrap_or(0);
-    let most = scaled(1 << 30, 32 << 20).min(least_free.saturating_sub(2 << 30) / u64::from(count));
+    let most = scaled(1 << 30, 32 << 20).min(least_free.saturating_sub(2 << 30) / u64::from(count)).max(1 << 20);
     let buffers = Buffers::new(count, most);
-    let sizes: Vec<u64> =
-        [1, 4099, (1 << 20) + 1, (16 << 20) + 3, 64 << 20, (256 << 20) + 5].into_iter().filter(|size| *size < most).collect();
+    let smaller = [1, 4099, (1 << 20) + 1, (16 << 20) + 3, 64 << 20, (256 << 20) + 5].into_iter().filter(|size| *size < most);
+    let sizes: Vec<u64> = smaller.chain([most]).collect();
     let default = Config::default().staging_bytes;
     // What the driver keeps once it has it: the first objects of each kind.
-    read_once(&buffers, default, most.min(16 << 20));
+    read_once(&buffers, default, &[most.min(16 << 20)]);
     for bound in [4 << 20, default, 256 << 20] {
         let mut objects = DRIVER_OBJECTS;
-        for bytes in sizes.iter().copied().chain([most]) {
-            let mut readings = Vec::new();
-            let reading = loop {
-                let reading = read_once(&buffers, bound, bytes);
-                if reading.counts() && reading.beside_staging <= objects {
-                    break reading;
-                }
-                readings.push(reading);
-                assert!(
-                    readings.len() < READINGS,
-                    "messages of {bytes} bytes, staging bound {bound}: each time more than {objects} bytes were missing beside staging, or more \
-                     than {LEFT} bytes when the context was gone: {readings:?}"
-                );
-            };
-            let Reading { beside_staging, messages, staged, staged_in_host_memory, .. } = &reading;
-            drop(writeln!(
-                std::io::stderr(),
-                "gpu tests: messages of {bytes} B, staging bound {bound}: staging {staged:?}, beside it at most {beside_staging} ({messages}), reading {}",
-                readings.len() + 1
-            ));
+        for &bytes in &sizes {
+            let reading = read(&buffers, bound, &[bytes], objects);
             // The first are the smallest messages.
             objects = objects.min(reading.beside_staging + MORE_OBJECTS);
             // On a mesh the planner takes relays and host memory, so what was read is of plans with staging.
             if forced().is_some() && bytes >= 64 << 20 {
-                let on_gpus = staged.iter().any(|staged| *staged > 0);
-                assert!(on_gpus && *staged_in_host_memory > 0, "nothing was staged: {staged:?}, in host memory {staged_in_host_memory}");
+                let (on_gpus, on_host) = (reading.staged.iter().any(|staged| *staged > 0), reading.staged_in_host_memory > 0);
+                assert!(on_gpus && on_host, "nothing was staged: {reading:?}");
             }
         }
+        // All in one context, which keeps the graphs of all.
+        read(&buffers, bound, &sizes, DRIVER_OBJECTS);
     }
 }
