@@ -17,7 +17,7 @@ pub(crate) mod fair;
 pub mod simulate;
 pub mod timeline;
 
-use crate::topology::{Costs, Machine, ResourceId, Route};
+use crate::topology::{Costs, LinkId, Machine, NodeKind, ResourceId, Route};
 use smallvec::SmallVec;
 
 /// The most chunks that the model asks for on one path: beyond it the pipeline's fill is below 1 % of the path's time while
@@ -38,6 +38,8 @@ pub struct PathModel {
     pub weights: SmallVec<[(ResourceId, f64); 8]>,
     /// Bytes/s of the path by itself: the smallest of capacity / weight.
     pub rate: f64,
+    /// Whether chunks are staged in a GPU, where they are.
+    pub through_gpu: bool,
 }
 
 impl PathModel {
@@ -57,7 +59,13 @@ impl PathModel {
             latency: routes.iter().map(|route| route.latency).sum(),
             weights,
             rate,
+            through_gpu: routes.len() > 1 && routes[0].links.last().is_some_and(|link| ends_in_gpu(machine, *link)),
         }
+    }
+
+    /// Seconds that a lane stands still between two chunks.
+    pub fn hand_over(&self, costs: &Costs) -> f64 {
+        if self.through_gpu { costs.relay_chunk } else { costs.chunk }
     }
 
     /// Whether bytes rest in staging memory on the way.
@@ -78,7 +86,8 @@ impl PathModel {
             return 1;
         }
         let most = bytes.div_ceil(GRAIN).min(MAX_CHUNKS);
-        let best = if costs.chunk > 0.0 { (bytes as f64 * self.fill() / costs.chunk).sqrt() } else { f64::INFINITY };
+        let hand_over = self.hand_over(costs);
+        let best = if hand_over > 0.0 { (bytes as f64 * self.fill() / hand_over).sqrt() } else { f64::INFINITY };
         (best.round().min(most as f64) as u32).max(1)
     }
 
@@ -87,7 +96,7 @@ impl PathModel {
         if !self.is_staged() {
             return (self.latency, self.rate.recip());
         }
-        let fixed = self.latency + f64::from(chunks + 1) * costs.chunk;
+        let fixed = self.latency + f64::from(chunks + 1) * self.hand_over(costs);
         (fixed, self.rate.recip() + self.fill() / f64::from(chunks))
     }
 
@@ -101,6 +110,11 @@ impl PathModel {
     pub fn seconds(&self, costs: &Costs, bytes: u64, chunks: u32) -> f64 {
         costs.copy + self.overhead(costs, bytes, chunks) + bytes as f64 / self.rate
     }
+}
+
+fn ends_in_gpu(machine: &Machine, link: LinkId) -> bool {
+    let topology = machine.topology();
+    topology.nodes[topology.links[link.0 as usize].to.0 as usize].kind == NodeKind::Gpu
 }
 
 /// Bytes on a path, as part of a set.
@@ -145,7 +159,7 @@ pub(crate) fn finish_issued<'a>(machine: &Machine, flows: impl IntoIterator<Item
         done = done.max(flow.alone(costs));
         if flow.path.is_staged() {
             let chunk = flow.bytes as f64 / f64::from(flow.chunks);
-            last_chunk = last_chunk.min(flow.path.hops.iter().map(|rate| chunk / rate + costs.chunk).sum());
+            last_chunk = last_chunk.min(flow.path.hops.iter().map(|rate| chunk / rate + flow.path.hand_over(costs)).sum());
         }
         for &(resource, weight) in &flow.path.weights {
             let slot = &mut work[resource.0 as usize];

@@ -230,7 +230,8 @@ impl<'a> Field<'a> {
             open.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]).then(a.cmp(&b)));
             for (rank, &i) in open.iter().enumerate().skip(1) {
                 // What a path carries during one hand-over is the least that can pay for having it.
-                let least = if self.candidates[i].via.is_some() { costs.chunk * self.candidates[i].model.rate } else { 0.0 };
+                let model = self.model(i);
+                let least = if model.is_staged() { model.hand_over(costs) * model.rate } else { 0.0 };
                 if shares[i] < least.max(GRAIN as f64) {
                     self.out[i] = Some(Reason::NoShare);
                 } else if rank >= self.options.max_paths as usize {

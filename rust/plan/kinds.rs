@@ -72,7 +72,7 @@ impl Field<'_> {
 
     /// What a path carries in one hand-over. Less is not worth a pipeline of its own.
     fn crumb(&self, path: &PathModel) -> f64 {
-        self.machine.costs().chunk * path.rate
+        path.hand_over(self.machine.costs()) * path.rate
     }
 
     /// Bytes for each candidate: the transfers of a kind one after the other to its paths, each until it has its part.

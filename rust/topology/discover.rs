@@ -162,7 +162,7 @@ pub fn topology(seen: &Seen) -> Topology {
         shared: wires.shared,
         // 2.6 to 2.8 us were read for an operation of a staged path, its events included (two H200, 2026-11-21).
         // Plans of two paths took 7 us longer than modelled without `join`, at 32 to 64 MiB and with any part for the host.
-        costs: Costs { issue: 2.7e-6, chunk: CHUNK, join: 7e-6, ..Costs::default() },
+        costs: Costs { issue: 2.7e-6, chunk: CHUNK, relay_chunk: CHUNK, join: 7e-6, ..Costs::default() },
     }
 }
 

@@ -80,6 +80,7 @@ struct CostsEntry {
     copy: Option<f64>,
     issue: Option<f64>,
     chunk: Option<f64>,
+    relay_chunk: Option<f64>,
     join: Option<f64>,
     lane: Option<f64>,
     pull: Option<f64>,
@@ -228,6 +229,8 @@ fn costs(entry: &CostsEntry) -> Costs {
         copy: entry.copy.unwrap_or(default.copy),
         issue: entry.issue.unwrap_or(default.issue),
         chunk: entry.chunk.unwrap_or(default.chunk),
+        // Files that tell the two not apart mean both.
+        relay_chunk: entry.relay_chunk.or(entry.chunk).unwrap_or(default.relay_chunk),
         join: entry.join.unwrap_or(default.join),
         lane: entry.lane.unwrap_or(default.lane),
         pull: entry.pull.unwrap_or(default.pull),
@@ -309,6 +312,7 @@ impl Topology {
             copy,
             issue,
             chunk,
+            relay_chunk,
             join,
             lane,
             pull,
@@ -321,7 +325,10 @@ impl Topology {
             kernel_segment,
             kernel_efficiency,
         } = self.costs;
-        writeln!(out, "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\njoin = {join:e}\nlane = {lane:e}")?;
+        writeln!(
+            out,
+            "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\nrelay_chunk = {relay_chunk:e}\njoin = {join:e}\nlane = {lane:e}"
+        )?;
         writeln!(
             out,
             "pull = {pull:e}\ngraph = {graph:e}\ngraph_node = {graph_node:e}\ngraph_first_node = {graph_first_node:e}\nbatch = {batch:e}"

@@ -162,6 +162,8 @@ pub struct Costs {
     pub issue: f64,
     /// Idle time of a lane between two dependent chunks: an event recorded on one device and waited for on another.
     pub chunk: f64,
+    /// The same where chunks are staged in a GPU's memory.
+    pub relay_chunk: f64,
     /// What staged paths add to a plan, once: lanes start after an event of the caller's stream, which goes on after theirs.
     pub join: f64,
     /// Host time that a lane of its own stream costs beside its copies: forking it from the caller's stream and joining it again.
@@ -213,6 +215,8 @@ impl Default for Costs {
             issue: 2.2e-6,
             // An event recorded on one device and waited for on another, round trip: 4.48 us.
             chunk: 4.5e-6,
+            // Pipelines through a third GPU in 1 to 32 chunks: 197 to 347 GB/s, with 4.5 us 195 to 342 (docs/simulator.md).
+            relay_chunk: 4.5e-6,
             join: 4.5e-6,
             // Calls of 2 to 12 lanes against as many plain copies: 4.4 to 4.8 us for each lane but the first.
             lane: 4.5e-6,

@@ -46,7 +46,7 @@ fn three(first: f64, second: f64, costs: Costs) -> Machine {
 
 fn free() -> Costs {
     let (copy, issue, chunk, join, batch, kernel) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-    let none = Costs { copy, issue, chunk, join, batch, kernel, ..Costs::default() };
+    let none = Costs { copy, issue, chunk, relay_chunk: chunk, join, batch, kernel, ..Costs::default() };
     let none = Costs { lane: 0.0, pull: 0.0, graph: 0.0, graph_node: 0.0, graph_first_node: 0.0, ..none };
     Costs { batch_segment: 0.0, kernel_segment: 0.0, kernel_efficiency: 1.0, ..none }
 }
@@ -112,7 +112,7 @@ fn one_copy_takes_its_start_its_latency_and_its_bytes() {
 
 #[test]
 fn chunks_over_two_hops_take_one_chunk_on_the_faster_hop_more_than_all_on_the_slower() {
-    let costs = Costs { copy: 6e-6, issue: 1e-9, chunk: 4e-6, join: 3e-6, ..free() };
+    let costs = Costs { copy: 6e-6, issue: 1e-9, chunk: 4e-6, relay_chunk: 4e-6, join: 3e-6, ..free() };
     for (first, second) in [(50e9, 25e9), (25e9, 50e9), (40e9, 40e9)] {
         for chunks in [1, 2, 7, 32] {
             let machine = three(first, second, costs.clone());
@@ -435,7 +435,7 @@ fn faster(topology: &Topology, random: &mut Random) -> Topology {
         shared.capacity *= 1.0 + random.below(3) as f64 * 0.2;
     }
     let costs = &mut faster.costs;
-    for cost in [&mut costs.copy, &mut costs.issue, &mut costs.chunk, &mut costs.join] {
+    for cost in [&mut costs.copy, &mut costs.issue, &mut costs.chunk, &mut costs.relay_chunk, &mut costs.join] {
         *cost *= 1.0 - random.below(3) as f64 * 0.2;
     }
     faster

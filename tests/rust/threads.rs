@@ -27,7 +27,7 @@ fn topology_file() -> CString {
     let mut node = topology::load("beluga").expect("a preset");
     node.costs.copy = 1e-9;
     node.costs.issue = 1e-10;
-    node.costs.chunk = 1e-9;
+    (node.costs.chunk, node.costs.relay_chunk) = (1e-9, 1e-9);
     node.links.iter_mut().for_each(|link| link.latency = 1e-9);
     let path = std::env::temp_dir().join(format!("mpgpu-threads-{}.toml", std::process::id()));
     std::fs::write(&path, node.to_toml()).expect("a file for the test");

@@ -426,6 +426,7 @@ fn the_page_lists_every_preset_and_the_default_costs() {
         ("copy", costs.copy),
         ("issue", costs.issue),
         ("chunk", costs.chunk),
+        ("relay_chunk", costs.relay_chunk),
         ("join", costs.join),
         ("lane", costs.lane),
         ("pull", costs.pull),
@@ -482,7 +483,7 @@ prop_compose! {
             0..4 * most,
         ),
         shared in prop::collection::vec((any_bandwidth(), any::<u32>(), 1..6usize), 0..4),
-        costs in prop::array::uniform13(0.0..1.0f64),
+        costs in prop::array::uniform14(0.0..1.0f64),
         kernel_efficiency in prop_oneof![Just(1.0), 1e-9..1.0f64],
     ) -> Topology {
         let mut nodes: Vec<_> = kinds.into_iter().enumerate().map(|(n, kind)| Node { name: format!("n{n}"), kind }).collect();
@@ -504,11 +505,12 @@ prop_compose! {
             links.dedup();
             SharedResource { name: format!("r{n}"), capacity, links }
         });
-        let [copy, issue, chunk, join, lane, pull, graph, graph_node, graph_first_node, batch, batch_segment, kernel, kernel_segment] = costs;
+        let [copy, issue, chunk, relay_chunk, join, lane, pull, graph, graph_node, graph_first_node, batch, batch_segment, kernel, kernel_segment] = costs;
         let costs = Costs {
             copy,
             issue,
             chunk,
+            relay_chunk,
             join,
             lane,
             pull,

@@ -26,13 +26,16 @@ const PATTERN: u64 = 4 << 20;
 const ALIGNMENT: u64 = 256;
 /// Slots of a pipeline, as many as the planner gives it.
 const SLOTS: u32 = 4;
+/// Buffers of host memory, each used for every so-manyth repetition: where the pages of one lie is luck on a machine that hides its sockets
+/// (docs/performance.md: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
+const HOST_BUFFERS: usize = 3;
 
 /// A backend as a rig. Takes memory and streams of every device, and gives them back when dropped.
 pub struct BackendRig<'a> {
     backend: &'a dyn Backend,
     room: u64,
-    /// Of each device: where bytes leave from, filled with the pattern, and where they arrive.
-    memory: BTreeMap<DeviceId, Arenas>,
+    /// Of each device: where bytes leave from, the first filled with the pattern, and where they arrive. Of a host [`HOST_BUFFERS`] of both.
+    memory: BTreeMap<DeviceId, Vec<Arenas>>,
     streams: BTreeMap<DeviceId, StreamHandle>,
     /// Checks so far: each has a place of its own in the pattern.
     checks: u64,
@@ -65,9 +68,9 @@ impl<'a> BackendRig<'a> {
         let Some(host) = devices.iter().copied().find(|device| device.is_host()) else {
             return Err(BackendError::NotSupported("a probe needs host memory to check bytes with, and the topology has none".into()));
         };
-        rig.words(rig.arenas(host)?.out, 0, rig.room / 8).fill();
+        rig.words(rig.arenas(host, 0)?.out, 0, rig.room / 8).fill();
         for &device in devices.iter().filter(|device| **device != host) {
-            let ends = Endpoints { dst: rig.arenas(device)?.out, src: rig.arenas(host)?.out };
+            let ends = Endpoints { dst: rig.arenas(device, 0)?.out, src: rig.arenas(host, 0)?.out };
             rig.copy(host, device, ends, rig.room)?;
         }
         Ok(rig)
@@ -75,17 +78,19 @@ impl<'a> BackendRig<'a> {
 
     fn allocate(&mut self, devices: &[DeviceId]) -> Result<(), BackendError> {
         for &device in devices {
-            // Known to `self` one by one, so that what was allocated before an error is freed.
-            let out = self.backend.allocate(device, self.room)?;
-            self.memory.insert(device, Arenas { out, into: 0 });
-            let into = self.backend.allocate(device, self.room)?;
-            self.memory.insert(device, Arenas { out, into });
+            for index in 0..if device.is_host() { HOST_BUFFERS } else { 1 } {
+                // Known to `self` one by one, so that what was allocated before an error is freed.
+                let out = self.backend.allocate(device, self.room)?;
+                let of_device = self.memory.entry(device).or_default();
+                of_device.push(Arenas { out, into: 0 });
+                of_device[index].into = self.backend.allocate(device, self.room)?;
+            }
         }
         Ok(())
     }
 
     fn free(&mut self) {
-        for (_, Arenas { out, into }) in std::mem::take(&mut self.memory) {
+        for Arenas { out, into } in std::mem::take(&mut self.memory).into_values().flatten() {
             for address in [out, into].into_iter().filter(|address| *address != 0) {
                 if let Err(error) = self.backend.free(address) {
                     log::warn!("freeing memory of a probe: {error}");
@@ -94,15 +99,17 @@ impl<'a> BackendRig<'a> {
         }
     }
 
-    fn arenas(&self, device: DeviceId) -> Result<Arenas, BackendError> {
-        self.memory.get(&device).copied().ok_or(BackendError::InvalidDevice(device.0))
+    /// Of a device, of those that repetitions of this number use.
+    fn arenas(&self, device: DeviceId, buffer: usize) -> Result<Arenas, BackendError> {
+        let of_device = self.memory.get(&device).filter(|arenas| !arenas.is_empty());
+        of_device.map(|arenas| arenas[buffer % arenas.len()]).ok_or(BackendError::InvalidDevice(device.0))
     }
 
     /// Words of an arena of host memory.
     fn words(&self, address: u64, first: u64, words: u64) -> Words<'_> {
-        debug_assert!(self.memory.iter().any(|(device, arenas)| {
+        debug_assert!(self.memory.iter().filter(|(device, _)| device.is_host()).flat_map(|(_, arenas)| arenas).any(|arenas| {
             let inside = |base: u64| base <= address && address + words * 8 <= base + self.room;
-            device.is_host() && (inside(arenas.out) || inside(arenas.into))
+            inside(arenas.out) || inside(arenas.into)
         }));
         // SAFETY: inside of an arena, which lives as long as `self`; no copy is at work, because every method waits for its own.
         unsafe { Words::new(address, first, words) }
@@ -143,16 +150,16 @@ impl<'a> BackendRig<'a> {
         Ok(Prepared { program: Arc::new(program), endpoints: endpoints.into(), rings: rings.into(), stream, engine })
     }
 
-    fn prepare(&self, work: &Work<'_>) -> Result<Prepared, BackendError> {
+    fn prepare(&self, work: &Work<'_>, buffer: usize) -> Result<Prepared, BackendError> {
         match *work {
-            Work::Together(hops) => self.prepare_together(hops),
-            Work::Many { hop, count, mechanism } => self.prepare_many(hop, count, mechanism),
-            Work::Paths { direct, staged } => self.prepare_paths(direct, staged),
+            Work::Together(hops) => self.prepare_together(hops, buffer),
+            Work::Many { hop, count, mechanism } => self.prepare_many(hop, count, mechanism, buffer),
+            Work::Paths { direct, staged } => self.prepare_paths(direct, staged, buffer),
         }
     }
 
-    fn prepare_together(&self, hops: &[Hop]) -> Result<Prepared, BackendError> {
-        let mut layout = Layout::default();
+    fn prepare_together(&self, hops: &[Hop], buffer: usize) -> Result<Prepared, BackendError> {
+        let mut layout = Layout::of(buffer);
         let endpoints = hops.iter().map(|hop| self.place(&mut layout, hop)).collect::<Result<_, _>>()?;
         let home = hops.first().map_or(DeviceId::HOST, |hop| copying_device(hop.from, hop.to));
         let program = lower(hops.iter().map(|hop| hop.bytes).collect(), &plain(hops), a_lane_each, &[]);
@@ -166,7 +173,7 @@ impl<'a> BackendRig<'a> {
         if *source + hop.bytes > self.room {
             *source = 0;
         }
-        let src = self.arenas(hop.from)?.out + *source;
+        let src = self.arenas(hop.from, layout.buffer)?.out + *source;
         *source += hop.bytes.next_multiple_of(ALIGNMENT);
         Ok(Endpoints { dst: self.arriving(layout, hop.to, hop.bytes)?, src })
     }
@@ -174,16 +181,16 @@ impl<'a> BackendRig<'a> {
     /// The next so many bytes for what arrives on a device.
     fn arriving(&self, layout: &mut Layout, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         let offset = layout.arrived.entry(device).or_default();
-        let address = self.arenas(device)?.into + *offset;
+        let address = self.arenas(device, layout.buffer)?.into + *offset;
         *offset += bytes.next_multiple_of(ALIGNMENT);
         self.check_room(*offset)?;
         Ok(address)
     }
 
-    fn prepare_many(&self, hop: Hop, count: u32, mechanism: Mechanism) -> Result<Prepared, BackendError> {
+    fn prepare_many(&self, hop: Hop, count: u32, mechanism: Mechanism, buffer: usize) -> Result<Prepared, BackendError> {
         let step = hop.bytes.next_multiple_of(ALIGNMENT);
         self.check_room(step * u64::from(count))?;
-        let (dst, src) = (self.arenas(hop.to)?.into, self.arenas(hop.from)?.out);
+        let (dst, src) = (self.arenas(hop.to, buffer)?.into, self.arenas(hop.from, buffer)?.out);
         let offsets = (0..u64::from(count)).map(|index| index * step);
         let endpoints = offsets.map(|offset| Endpoints { dst: dst + offset, src: src + offset }).collect();
         let pieces = (0..count).map(|transfer| Piece { transfer, offset: 0, bytes: hop.bytes });
@@ -195,8 +202,8 @@ impl<'a> BackendRig<'a> {
         self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), Engine::Stream)
     }
 
-    fn prepare_paths(&self, direct: &[Hop], staged: &[Pipeline]) -> Result<Prepared, BackendError> {
-        let mut layout = Layout::default();
+    fn prepare_paths(&self, direct: &[Hop], staged: &[Pipeline], buffer: usize) -> Result<Prepared, BackendError> {
+        let mut layout = Layout::of(buffer);
         let all: Vec<Hop> = direct.iter().copied().chain(staged.iter().map(|pipeline| pipeline.hop)).collect();
         let endpoints = all.iter().map(|hop| self.place(&mut layout, hop)).collect::<Result<_, _>>()?;
         let mut paths = Vec::with_capacity(staged.len());
@@ -230,8 +237,16 @@ impl<'a> BackendRig<'a> {
 /// What has a place in the arenas so far, for each device.
 #[derive(Default)]
 struct Layout {
+    /// Which arenas of host memory.
+    buffer: usize,
     arrived: BTreeMap<DeviceId, u64>,
     left: BTreeMap<DeviceId, u64>,
+}
+
+impl Layout {
+    fn of(buffer: usize) -> Layout {
+        Layout { buffer, ..Layout::default() }
+    }
 }
 
 /// A program with what it is bound to.
@@ -264,9 +279,13 @@ impl Rig for BackendRig<'_> {
     type Error = BackendError;
 
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, BackendError> {
-        let prepared = self.prepare(work)?;
-        self.run(&prepared)?;
-        (0..repetitions.max(1)).map(|_| self.run(&prepared)).collect()
+        let repetitions = repetitions.max(1) as usize;
+        let buffers = if work.touches_host() { HOST_BUFFERS.min(repetitions) } else { 1 };
+        let prepared: Vec<Prepared> = (0..buffers).map(|buffer| self.prepare(work, buffer)).collect::<Result<_, _>>()?;
+        for one in &prepared {
+            self.run(one)?;
+        }
+        (0..repetitions).map(|repetition| self.run(&prepared[repetition % buffers])).collect()
     }
 
     /// Spoils the destination, copies, brings the bytes to host memory and compares them there. Where that way back loses bytes, the
@@ -277,8 +296,8 @@ impl Rig for BackendRig<'_> {
         // Each check in turn uses another part of the pattern, so that bytes of an earlier one do not pass for its own.
         let place = (self.checks * 4096) % (self.room - bytes);
         self.checks += 1;
-        let (source, target) = (self.arenas(from)?.out + place, self.arenas(to)?.into);
-        let scratch = self.arenas(host)?.into + self.room / 2;
+        let (source, target) = (self.arenas(from, 0)?.out + place, self.arenas(to, 0)?.into);
+        let scratch = self.arenas(host, 0)?.into + self.room / 2;
         self.words(scratch, place / 8, bytes / 8).spoil();
         if to.is_host() {
             self.words(target, place / 8, bytes / 8).spoil();

@@ -205,7 +205,7 @@ fn costs(costs: &Costs) -> String {
     let parts = [
         format!("one copy {}", time(costs.copy)),
         format!("each further copy {}", time(costs.issue)),
-        format!("hand-over of a chunk {}", time(costs.chunk)),
+        format!("hand-over of a chunk {}, through a GPU {}", time(costs.chunk), time(costs.relay_chunk)),
         format!("join of staged paths {}", time(costs.join)),
         format!("graph node {}, {} when it is made", time(costs.graph_node), time(costs.graph_first_node)),
         format!("batched call {} + {:.2} us each", time(costs.batch), costs.batch_segment * 1e6),
@@ -286,7 +286,7 @@ fn to_json(source: &Source) -> Value {
         "shared": shared.collect::<Vec<_>>(),
         "routes": routes.collect::<Vec<_>>(),
         "costs_seconds": {
-            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "join": costs.join, "batch": costs.batch, "graph_node": costs.graph_node, "graph_first_node": costs.graph_first_node,
+            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "relay_chunk": costs.relay_chunk, "join": costs.join, "batch": costs.batch, "graph_node": costs.graph_node, "graph_first_node": costs.graph_first_node,
             "batch_segment": costs.batch_segment, "kernel": costs.kernel, "kernel_segment": costs.kernel_segment,
         },
         "kernel_efficiency": costs.kernel_efficiency,

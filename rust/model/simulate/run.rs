@@ -6,7 +6,7 @@
 use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
 use crate::model::fair::{Drawing, Fair};
-use crate::plan::{Mechanism, Program};
+use crate::plan::{Mechanism, Op, Place, Program};
 use crate::topology::Costs;
 use std::borrow::{Borrow, BorrowMut};
 use std::cmp::Ordering;
@@ -36,6 +36,15 @@ struct Links {
     awaits: u32,
     /// Whether it waits for another lane, or another lane for it.
     hands_over: bool,
+    /// Whether it copies into or out of staging in a GPU.
+    through_gpu: bool,
+}
+
+impl Links {
+    /// Seconds between it and what it waits for.
+    fn hand_over(&self, costs: &Costs) -> f64 {
+        if self.through_gpu { costs.relay_chunk } else { costs.chunk }
+    }
 }
 
 impl Shape {
@@ -46,7 +55,7 @@ impl Shape {
         for (index, op) in program.ops.iter().enumerate() {
             let lane = op.lane.0;
             let before = last[lane as usize].replace(index);
-            ops.push(Links { lane, first: before.is_none(), ..Links::default() });
+            ops.push(Links { lane, first: before.is_none(), through_gpu: is_staged_in_gpu(program, op), ..Links::default() });
             if let Some(before) = before {
                 ops[before].next_on_lane = Some(index as u32);
             }
@@ -66,6 +75,12 @@ impl Shape {
         }
         Shape { ops, waiting: waits.into_iter().map(|wait| wait.1).collect() }
     }
+}
+
+/// Whether a place of the operation's first copy is a slot of a GPU's ring: all copies of an operation are of one path.
+fn is_staged_in_gpu(program: &Program, op: &Op) -> bool {
+    let of_gpu = |place: Place| matches!(place, Place::Slot { ring, .. } if !program.rings[ring.0 as usize].device.is_host());
+    op.copies.first().is_some_and(|copy| of_gpu(copy.from) || of_gpu(copy.to))
 }
 
 #[derive(Clone)]
@@ -312,7 +327,7 @@ impl<'s, 'a> Run<'s, 'a> {
         let submitted = &scenario.executions[execution];
         let program = scenario.programs[submitted.bound].program;
         let base = self.executions[execution].base;
-        let Costs { copy, issue, chunk, join, batch, batch_segment, kernel, kernel_segment, graph, graph_node, graph_first_node, .. } =
+        let Costs { copy, issue, join, batch, batch_segment, kernel, kernel_segment, graph, graph_node, graph_first_node, .. } =
             *self.costs;
         let as_graph = submitted.executor != Executor::Streams;
         let mut at = time;
@@ -329,7 +344,7 @@ impl<'s, 'a> Run<'s, 'a> {
             };
             let links = &self.shapes[submitted.bound].ops[index];
             let fork = if links.first && links.lane > 0 { join / 2.0 } else { 0.0 };
-            let hand_over = if links.hands_over { chunk } else { 0.0 };
+            let hand_over = if links.hands_over { links.hand_over(self.costs) } else { 0.0 };
             self.met(base + index, at + head + fork + hand_over);
             at += calls;
         }
@@ -358,7 +373,7 @@ impl<'s, 'a> Run<'s, 'a> {
         for index in 0..self.shapes[bound].ops.len() {
             let links = &self.shapes[bound].ops[index];
             if links.first {
-                let hand_over = if links.hands_over { self.costs.chunk } else { 0.0 };
+                let hand_over = if links.hands_over { links.hand_over(self.costs) } else { 0.0 };
                 self.met(base + index, hand_over + if links.lane > 0 { start.1 } else { start.0 });
             }
         }
@@ -449,17 +464,18 @@ impl<'s, 'a> Run<'s, 'a> {
         }
         state.end = now;
         let (execution, index) = (state.execution as usize, state.index as usize);
-        let Costs { issue, chunk, join, .. } = *self.costs;
+        let Costs { issue, join, .. } = *self.costs;
         let bound = self.scenario.executions[execution].bound;
         let base = self.executions[execution].base;
         let links = self.shapes[bound].ops[index].clone();
         if let Some(next) = links.next_on_lane {
-            let gap = if self.shapes[bound].ops[next as usize].hands_over { chunk } else { issue };
+            let next_links = &self.shapes[bound].ops[next as usize];
+            let gap = if next_links.hands_over { next_links.hand_over(self.costs) } else { issue };
             self.met(base + next as usize, now + gap);
         }
         for at in links.awaited_by {
             let waiting = self.shapes[bound].waiting[at] as usize;
-            self.met(base + waiting, now + chunk);
+            self.met(base + waiting, now + self.shapes[bound].ops[waiting].hand_over(self.costs));
         }
         let state = &mut self.executions[execution];
         state.times.done = state.times.done.max(now + if links.lane > 0 { join / 2.0 } else { 0.0 });

@@ -43,8 +43,8 @@ pub(super) fn measure<R: Rig>(session: &mut Session<'_, R>, topology: &Topology,
 
     session.at("costs", 1, 2);
     let Ok(machine) = Machine::new(topology.clone()) else { return Ok(bounded(costs)) };
-    if let Some(HandOvers { chunk, join, issue }) = pipelines::hand_overs(session, &machine, &costs)? {
-        (costs.chunk, costs.join) = (chunk, join);
+    if let Some(HandOvers { chunk, relay_chunk, join, issue }) = pipelines::hand_overs(session, &machine, &costs)? {
+        (costs.chunk, costs.relay_chunk, costs.join) = (chunk, relay_chunk, join);
         costs.issue = costs.issue.max(issue);
     }
     Ok(bounded(costs))

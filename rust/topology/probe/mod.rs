@@ -69,6 +69,20 @@ pub enum Work<'a> {
     },
 }
 
+impl Work<'_> {
+    /// Whether bytes leave host memory, enter it or are staged in it.
+    pub fn touches_host(&self) -> bool {
+        let of_hop = |hop: &Hop| hop.from.is_host() || hop.to.is_host();
+        match self {
+            Work::Together(hops) => hops.iter().any(of_hop),
+            Work::Many { hop, .. } => of_hop(hop),
+            Work::Paths { direct, staged } => {
+                direct.iter().any(of_hop) || staged.iter().any(|pipeline| of_hop(&pipeline.hop) || pipeline.via.is_host())
+            }
+        }
+    }
+}
+
 /// A copy through a third memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
@@ -140,7 +154,8 @@ pub trait Rig {
     /// Why a copy could not be made.
     type Error;
 
-    /// Runs `work` once to warm up, and then `repetitions` times, which it gives.
+    /// Runs `work` once to warm up, and then `repetitions` times, which it gives. Where host memory takes part, repetitions use different
+    /// buffers of it: a plan will have yet another one.
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Self::Error>;
     /// Moves a pattern and compares every byte.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Verdict, Self::Error>;
@@ -328,6 +343,7 @@ fn bounded(costs: Costs) -> Costs {
         copy: time(costs.copy),
         issue: time(costs.issue),
         chunk: time(costs.chunk),
+        relay_chunk: time(costs.relay_chunk),
         join: time(costs.join),
         lane: time(costs.lane),
         pull: time(costs.pull),

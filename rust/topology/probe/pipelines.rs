@@ -22,7 +22,10 @@ const STAGED: f64 = 0.125;
 
 /// What pipelines take longer than their bytes.
 pub(super) struct HandOvers {
+    /// Through host memory.
     pub chunk: f64,
+    /// Through a GPU.
+    pub relay_chunk: f64,
     pub join: f64,
     /// Seconds of the calling thread for each operation.
     pub issue: f64,
@@ -67,51 +70,74 @@ fn gpus(machine: &Machine) -> Vec<DeviceId> {
     machine.devices().filter(|device| !device.is_host()).collect()
 }
 
-/// One of each kind of pipeline that plans have: between GPUs through host memory and through a GPU. Where there are none, out of and into host
-/// memory through a GPU: such paths double or triple the rate whatever a chunk costs, and theirs beside other reads of the same memory are slower
-/// for that reason, so they do not decide what the others get.
-fn kinds(machine: &Machine) -> Vec<Kind> {
-    let gpus = gpus(machine);
-    let [a, b, ..] = gpus[..] else { return Vec::new() };
-    let through_gpus = |from, to| gpus[1..].iter().filter(|via| **via != to).find_map(|&via| Kind::new(machine, from, via, to));
-    let host = nearest(machine, a);
-    let between: Vec<Kind> = [through_gpus(a, b), host.and_then(|host| Kind::new(machine, a, host, b))].into_iter().flatten().collect();
-    if !between.is_empty() {
-        return between;
+/// One of each kind of pipeline that plans have.
+#[derive(Default)]
+struct Kinds {
+    /// Between GPUs through host memory.
+    through_host: Option<Kind>,
+    /// Between GPUs through a GPU.
+    through_gpu: Option<Kind>,
+    /// Out of host memory and into it, through a GPU.
+    of_host: Vec<Kind>,
+}
+
+impl Kinds {
+    fn new(machine: &Machine) -> Kinds {
+        let gpus = gpus(machine);
+        let [a, b, ..] = gpus[..] else { return Kinds::default() };
+        let through_gpu = |from, to| gpus[1..].iter().filter(|via| **via != to).find_map(|&via| Kind::new(machine, from, via, to));
+        let host = nearest(machine, a);
+        Kinds {
+            through_host: host.and_then(|host| Kind::new(machine, a, host, b)),
+            through_gpu: through_gpu(a, b),
+            of_host: host.into_iter().flat_map(|host| [through_gpu(host, a), through_gpu(a, host)]).flatten().collect(),
+        }
     }
-    host.into_iter().flat_map(|host| [through_gpus(host, a), through_gpus(a, host)]).flatten().collect()
 }
 
 /// Hand-overs and join; `None` where no plan has a pipeline.
 pub(super) fn hand_overs<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, costs: &Costs) -> Result<Option<HandOvers>, R::Error> {
-    let kinds = kinds(machine);
+    let kinds = Kinds::new(machine);
     let mut joins = Vec::new();
-    for kind in kinds.iter().filter(|kind| kind.via.is_host()) {
+    if let Some(kind) = &kinds.through_host {
         // Short ones: what noise adds to the time of the bytes is to be small against the join.
         for length in LENGTHS[..2].repeat(3) {
             joins.extend(join(session, kind, costs, length)?);
         }
     }
-    let join = median(&mut joins).unwrap_or(costs.join);
-    let mut found = None;
-    for kind in &kinds {
-        let mut chunks = Vec::new();
-        let mut issue: f64 = 0.0;
-        for length in LENGTHS {
-            // As many chunks as the model would take, and twice as many.
-            for factor in [1, 2] {
-                let Some(reading) = pipeline(session, kind, costs, length, factor)? else { continue };
-                chunks.push((reading.late - join).max(0.0) / reading.hand_overs);
-                issue = issue.max(reading.issue);
-            }
+    let mut found = HandOvers {
+        chunk: costs.chunk,
+        relay_chunk: costs.relay_chunk,
+        join: median(&mut joins).unwrap_or(costs.join),
+        issue: costs.issue,
+    };
+    let through_host = hand_over(session, kinds.through_host.as_slice(), costs, &mut found)?;
+    let through_gpu = hand_over(session, kinds.through_gpu.as_slice(), costs, &mut found)?;
+    let of_host = hand_over(session, &kinds.of_host, costs, &mut found)?;
+    // Between GPUs the upper quartile: too slow is safe.
+    let slow = |times: &[f64]| times.get(times.len() * 3 / 4).copied();
+    // Out of and into host memory such a path doubles the rate whatever a chunk costs, and parts that err on one side cost as much as ones that
+    // err on the other: the median.
+    let relay = slow(&through_gpu).or_else(|| of_host.get(of_host.len() / 2).copied());
+    found.chunk = slow(&through_host).or(relay).unwrap_or(found.chunk);
+    found.relay_chunk = relay.unwrap_or(found.relay_chunk);
+    let any = [through_host, through_gpu, of_host].iter().any(|times| !times.is_empty());
+    Ok(any.then_some(found))
+}
+
+/// Seconds of one hand-over in pipelines of several lengths of these kinds, least first. `found` has the join, and gets the dearest issue.
+fn hand_over<R: Rig>(session: &mut Session<'_, R>, kinds: &[Kind], costs: &Costs, found: &mut HandOvers) -> Result<Vec<f64>, R::Error> {
+    let mut times = Vec::new();
+    for (kind, length) in kinds.iter().flat_map(|kind| LENGTHS.map(|length| (kind, length))) {
+        // As many chunks as the model would take, and twice as many.
+        for factor in [1, 2] {
+            let Some(reading) = pipeline(session, kind, costs, length, factor)? else { continue };
+            times.push((reading.late - found.join).max(0.0) / reading.hand_overs);
+            found.issue = found.issue.max(reading.issue);
         }
-        // The upper quartile, and the kind that takes longest: too slow is safe.
-        chunks.sort_by(f64::total_cmp);
-        let Some(&chunk) = chunks.get(chunks.len() * 3 / 4) else { continue };
-        let most = found.get_or_insert(HandOvers { chunk, join, issue });
-        (most.chunk, most.issue) = (most.chunk.max(chunk), most.issue.max(issue));
     }
-    Ok(found)
+    times.sort_by(f64::total_cmp);
+    Ok(times)
 }
 
 struct Reading {
@@ -137,7 +163,7 @@ fn pipeline<R: Rig>(
         |direct: &PathModel| kind.hop(bounded(session, DIRECT, direct.rate * DIRECT_ENDS * kind.path.seconds(costs, bytes, chunks)));
     let direct: Vec<Hop> = kind.direct.iter().map(beside).collect();
     let timing = session.measure(&Work::Paths { direct: &direct, staged: &staged })?;
-    let without = kind.path.seconds(&Costs { chunk: 0.0, ..costs.clone() }, bytes, chunks);
+    let without = kind.path.seconds(&Costs { chunk: 0.0, relay_chunk: 0.0, ..costs.clone() }, bytes, chunks);
     let direct_alone = kind.direct.iter().zip(&direct).map(|(path, hop)| path.seconds(costs, hop.bytes, 1)).fold(0.0, f64::max);
     // Where the direct copy was last, the pipeline's end is not known.
     let is_last = timing.total > 1.05 * direct_alone;

@@ -97,6 +97,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         copy: 6.0 * scale,
         issue: 2.0 * scale,
         chunk: 4.0 * scale,
+        relay_chunk: 3.0 * scale,
         join: 4.0 * scale,
         lane: 4.0 * scale,
         // Worth it for one copy or two, not for many.

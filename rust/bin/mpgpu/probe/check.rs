@@ -15,6 +15,8 @@ const LARGE: u64 = 16 << 20;
 const GOALS: [f64; 2] = [0.06, 0.15];
 const WARM_UP: usize = 3;
 const ROUNDS: usize = 11;
+/// Fresh buffers of each case that host memory takes part in: a prediction is of memory of `mp_alloc`, not of one buffer of it.
+const HOST_BUFFERS: usize = 3;
 /// Both ends of all transfers of a case, on one device.
 const MOST_MEMORY: u64 = 4 << 30;
 
@@ -26,15 +28,23 @@ struct Case {
     host_path: Option<bool>,
 }
 
+impl Case {
+    /// How many sets of buffers it is measured on.
+    fn buffers(&self) -> usize {
+        if self.copies.iter().any(|(from, to)| from.is_host() || to.is_host()) { HOST_BUFFERS } else { 1 }
+    }
+}
+
 /// One case at one size. Seconds.
 pub struct Checked {
     case: String,
     bytes: u64,
     paths: usize,
     predicted: f64,
+    /// The median of those of the buffers.
     measured: f64,
-    /// Of each round, in order.
-    rounds: Vec<f64>,
+    /// Of each set of buffers, of each round, in order.
+    rounds: Vec<Vec<f64>>,
     /// What was run.
     plan: Value,
 }
@@ -87,10 +97,10 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
         }
         let on_busiest =
             machine.devices().map(|device| case.copies.iter().filter(|copy| copy.0 == device || copy.1 == device).count()).max();
-        let most = MOST_MEMORY / on_busiest.unwrap_or(1).max(1) as u64;
+        let most = MOST_MEMORY / (on_busiest.unwrap_or(1).max(1) * case.buffers()) as u64;
         let sizes: Vec<u64> = sizes.iter().copied().filter(|bytes| *bytes <= most).collect();
         let Some(&largest) = sizes.last() else { continue };
-        let buffers = Buffers::new(context, &case.copies, largest)?;
+        let buffers: Vec<Buffers> = (0..case.buffers()).map(|_| Buffers::new(context, &case.copies, largest)).collect::<Result<_, _>>()?;
         for bytes in sizes {
             let result = measure(context, &case, &buffers, bytes).map_err(|error| format!("{}, {}: {error}", case.name, size(bytes)))?;
             eprintln!("{} {}: {:+.1} %", result.case, size(bytes), 100.0 * result.error());
@@ -100,32 +110,37 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     Ok(checked)
 }
 
-fn measure(context: &Context, case: &Case, buffers: &Buffers<'_>, bytes: u64) -> Result<Checked, Box<dyn Error>> {
-    let transfers: Vec<Transfer> = buffers.transfers.iter().map(|transfer| Transfer { bytes, ..*transfer }).collect();
+fn measure(context: &Context, case: &Case, buffers: &[Buffers<'_>], bytes: u64) -> Result<Checked, Box<dyn Error>> {
     let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, ..PlanOptions::default() };
-    let plan = context.plan(&transfers, &options)?;
     let (from, to) = case.copies[0];
     let stream = context.create_stream(if from.is_host() { to } else { from })?;
-    let mut seconds = Vec::with_capacity(ROUNDS);
-    for round in 0..WARM_UP + ROUNDS {
-        let start = Instant::now();
-        plan.execute(stream)?.wait()?;
-        if round >= WARM_UP {
-            seconds.push(start.elapsed().as_secs_f64());
+    let mut rounds = Vec::with_capacity(buffers.len());
+    let mut planned = None;
+    for set in buffers {
+        let transfers: Vec<Transfer> = set.transfers.iter().map(|transfer| Transfer { bytes, ..*transfer }).collect();
+        let plan = context.plan(&transfers, &options)?;
+        let mut seconds = Vec::with_capacity(ROUNDS);
+        for round in 0..WARM_UP + ROUNDS {
+            let start = Instant::now();
+            plan.execute(stream)?.wait()?;
+            if round >= WARM_UP {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
         }
+        rounds.push(seconds);
+        planned = Some(plan);
     }
     context.destroy_stream(stream)?;
-    let rounds = seconds.clone();
+    let plan = planned.ok_or("a case without buffers")?;
+    let measured = middle(rounds.iter().map(|seconds| middle(seconds.clone())).collect());
+    let predicted = plan.planned().predicted;
+    Ok(Checked { case: case.name.clone(), bytes, paths: plan.paths(), predicted, measured, rounds, plan: paths(plan.planned()) })
+}
+
+/// The middle one of an odd number.
+fn middle(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    Ok(Checked {
-        case: case.name.clone(),
-        bytes,
-        paths: plan.paths(),
-        predicted: plan.planned().predicted,
-        measured: seconds[ROUNDS / 2],
-        rounds,
-        plan: paths(plan.planned()),
-    })
+    seconds[seconds.len() / 2]
 }
 
 /// Every path: which way, its bytes, in how many chunks.
@@ -232,7 +247,7 @@ mod tests {
     use super::*;
 
     fn row(bytes: u64, predicted: f64) -> Checked {
-        Checked { case: "direct".into(), bytes, paths: 1, predicted, measured: 1.0, rounds: vec![1.0], plan: Value::Null }
+        Checked { case: "direct".into(), bytes, paths: 1, predicted, measured: 1.0, rounds: vec![vec![1.0]], plan: Value::Null }
     }
 
     #[test]
