@@ -19,6 +19,7 @@ mod peer;
 mod planner;
 mod probe;
 mod probe_files;
+mod probe_replay;
 mod sanitize;
 mod share;
 mod signals;

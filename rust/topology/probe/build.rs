@@ -51,6 +51,7 @@ pub(super) fn topology(base: &Machine, hops: &[(DeviceId, DeviceId)], sharing: &
         let name = unique(name(&ends), &shared);
         groups.push(Group { name: name.clone(), capacity: resource.capacity, hops: ends });
         let links = match &ports {
+            Some(ports) if ports.is_remote(resource, hops, sharing) => None,
             Some(ports) => ports.links(resource, hops, &draft),
             None => Some(resource.hops().filter_map(|hop| draft.of_hop[hop]).collect()),
         };
@@ -153,7 +154,19 @@ impl Ports {
                 let ports = capacity(self.out[self.index(from)]).min(capacity(self.into[self.index(to)]));
                 (rate / ports - 1.0).abs() < LIKE_ITS_PORTS
             });
-        as_fast && sharing.resources.iter().all(|resource| self.whole(resource, hops).is_some() || is_stray(resource, hops))
+        as_fast
+            && sharing
+                .resources
+                .iter()
+                .all(|resource| self.whole(resource, hops).is_some() || is_stray(resource, hops) || self.is_remote(resource, hops, sharing))
+    }
+
+    /// Whether a resource is of host copies and of some between GPUs, and wider than any port. A way to host memory that copies between GPUs
+    /// pass too is no wider than what each of them has to itself; such a sum of both is the tail of a large set, whose copies end one after another.
+    fn is_remote(&self, resource: &Resource, hops: &[(DeviceId, DeviceId)], sharing: &Sharing) -> bool {
+        let widest = self.out.iter().chain(&self.into).map(|port| sharing.resources[*port].capacity).fold(0.0, f64::max);
+        let is_of_host = |hop: usize| hops[hop].0.is_host() || hops[hop].1.is_host();
+        resource.capacity > widest && resource.hops().any(is_of_host) && !resource.hops().all(is_of_host)
     }
 
     /// The GPUs all of whose copies out draw on a resource, and those all of whose copies in do; `None` where that is not all
@@ -247,6 +260,8 @@ mod tests {
         assert_eq!(has_switch(&sharing), (true, vec![]));
         let (first, second) = (DeviceId::gpu(0), DeviceId::gpu(1));
         sharing.resources.push(resource(478e9, &|from, to| (from, to) == (first, second) || to.is_host()));
+        assert_eq!(has_switch(&sharing), (true, vec![]), "wider than a port: nothing that host copies could fill");
+        sharing.resources.last_mut().expect("the one just pushed").capacity = 178e9;
         assert_eq!(has_switch(&sharing), (true, vec![4]), "the four ways into host memory");
         // An uplink that copies of two GPUs to the others pass as well is no accident.
         sharing.resources.pop();

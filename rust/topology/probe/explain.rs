@@ -59,6 +59,35 @@ impl<R: Rig> Session<'_, R> {
         Ok(())
     }
 
+    /// Measures these hops together, and where they are late asks whether all of them draw on one capacity: then without each of them the
+    /// others take as much less as it carried. What many copies share is told apart from what fewer of them share before noise decides where
+    /// a set that is late can be cut; and it is asked of sets that one piece of hardware serves.
+    pub fn explain_as_one(&mut self, hops: &[usize]) -> Result<(), R::Error> {
+        if hops.len() < 3 || !self.may_measure() {
+            return Ok(());
+        }
+        let sample = self.seen_twice(hops)?;
+        if self.excess(&sample) <= self.options.tolerance {
+            return Ok(());
+        }
+        let mut resource = Resource { members: vec![false; self.hops.len()], capacity: 0.0 };
+        hops.iter().for_each(|&hop| resource.members[hop] = true);
+        resource.capacity = resource.load(&sample.copies) / sample.seconds;
+        for without in 0..hops.len() {
+            if !self.may_measure() {
+                return Ok(());
+            }
+            let rest: Vec<usize> = hops.iter().enumerate().filter(|(at, _)| *at != without).map(|(_, &hop)| hop).collect();
+            let sample = self.seen_twice(&rest)?;
+            let expected = self.sharing.seconds(&sample.copies).max(resource.load(&sample.copies) / resource.capacity);
+            if (sample.seconds / expected).ln().abs() > (2.0 * self.options.tolerance).ln_1p() {
+                return Ok(());
+            }
+        }
+        self.sharing.resources.push(resource);
+        Ok(())
+    }
+
     /// Measures these hops together, twice where they are late: whatever disturbs a measurement makes it longer.
     pub fn seen_twice(&mut self, hops: &[usize]) -> Result<Sample, R::Error> {
         let sample = self.equal(hops)?;

@@ -206,6 +206,8 @@ struct Fit<'a> {
     others: &'a [f64],
 }
 
+/// How many times as much a member must save to be left out of a family that draws on a resource as a whole.
+const FAMILY_WORTH: f64 = 4.0;
 /// What a member, or a resource, must save to be worth having: one sample that is off by 8 %.
 const WORTH: f64 = 0.05 * (0.08 - 0.025);
 
@@ -251,7 +253,10 @@ impl Fit<'_> {
                 let (capacity, cost) = self.capacity(&loads, best.capacity, TRIED_FOR_EACH);
                 (hop, capacity, cost, loads)
             };
-            match best.hops().map(without).min_by(|a, b| a.2.total_cmp(&b.2)).filter(|found| found.2 < cost - WORTH) {
+            let is_family =
+                families.iter().any(|family| family.len() == best.hops().count() && family.iter().all(|hop| best.members[*hop]));
+            let worth = if is_family { FAMILY_WORTH * WORTH } else { WORTH };
+            match best.hops().map(without).min_by(|a, b| a.2.total_cmp(&b.2)).filter(|found| found.2 < cost - worth) {
                 Some((hop, capacity, less, lighter)) => {
                     best.members[hop] = false;
                     (best.capacity, cost, loads) = (capacity, less, lighter);

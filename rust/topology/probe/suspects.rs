@@ -33,6 +33,11 @@ impl<R: Rig> Session<'_, R> {
         }
         self.sharing.refine(&self.samples, &self.families);
         let gpus = devices.iter().filter(|device| !device.is_host()).count();
+        // Ways to host memory show in no attribute, and its buffers differ.
+        let of_host = |family: &&Vec<usize>| family.iter().all(|hop| self.hops[*hop].0.is_host() != self.hops[*hop].1.is_host());
+        for family in self.families.iter().filter(of_host).cloned().collect::<Vec<_>>() {
+            self.explain_as_one(&family)?;
+        }
         let mut sets: Vec<Vec<usize>> = self.families.iter().flat_map(|family| order::turns(&self.hops, family, gpus)).collect();
         sets.extend(shifts(&self.hops, devices));
         sets.extend(crossings(&self.hops, devices));
