@@ -86,11 +86,13 @@ impl Buffers {
     }
 
     fn poison(&self, transfers: &[(Transfer, u64)]) {
-        for (Transfer { dst, bytes, .. }, _) in transfers {
+        for (Transfer { dst, dst_device, bytes, .. }, _) in transfers {
             if *dst == self.back.address {
                 // SAFETY: pinned memory of this size, which nobody else uses meanwhile.
                 unsafe { host(*dst, *bytes) }.fill(0x6b);
             } else {
+                // Only copies reach memory of another GPU before anybody has asked for access to it.
+                set_device(dst_device.0 as u32);
                 // SAFETY: a destination has so many bytes.
                 ok(unsafe { sys::cuMemsetD8_v2(*dst, 0x6b, *bytes as usize) });
             }
