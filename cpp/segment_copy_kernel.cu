@@ -1,9 +1,10 @@
-// The fused copy kernel under a name that the driver finds, for loading at run time.
+// The kernels under names that the driver finds, for loading at run time.
 //
 // tests/gpu/ptx compiles this file to segment_copy_kernel.ptx, which is part of the source: so a build needs no CUDA
-// toolkit, and the driver translates the kernel for whatever GPU it meets.
+// toolkit, and the driver translates the kernels for whatever GPU it meets.
 
 #include "segment_copy.hpp"
+#include "signal_wait.hpp"
 
 // __grid_constant__ keeps the list in the constant bank, see segment_copy.cu.
 extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
@@ -15,4 +16,19 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
 extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu_copy_few_segments(const __grid_constant__ mpgpu::SegmentListOf<mpgpu::kFewSegments> list) {
     mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
+}
+
+// Ends when all counters have reached their values. Values count up and may run over, as for cuStreamWaitValue64.
+extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
+    mpgpu_wait_signals(const __grid_constant__ mpgpu::SignalList list) {
+    if (threadIdx.x < list.count) {
+        const volatile uint64_t *counter = reinterpret_cast<const volatile uint64_t *>(list.counters[threadIdx.x]);
+        const uint64_t value = list.values[threadIdx.x];
+        while (static_cast<int64_t>(*counter - value) < 0) {
+            // Leaves the link and the multiprocessor to others for a fraction of what a look at host memory takes.
+            __nanosleep(64);
+        }
+        // What was written before the counter was raised is visible to what comes after this kernel.
+        __threadfence_system();
+    }
 }

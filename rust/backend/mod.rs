@@ -103,6 +103,16 @@ pub struct Endpoints {
     pub src: u64,
 }
 
+/// How a stream waits for signals. A backend that has one way only ignores it.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum SignalWait {
+    /// By an operation of the stream, which takes nothing of the GPU.
+    #[default]
+    Operation,
+    /// By a kernel of one warp, which goes on sooner.
+    Kernel,
+}
+
 /// Everything that one execution of a program needs.
 #[derive(Debug)]
 pub struct Execution<'a> {
@@ -277,8 +287,8 @@ pub trait Backend: Send + Sync {
 
     /// Work enqueued in `stream` from now on starts when every signal's counter has reached its value. Counters lie in memory that this
     /// backend locates. [`BackendError::PeerGone`] for one that may never be raised: then nothing is enqueued.
-    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
-        let _ = (stream, signals);
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
+        let _ = (stream, signals, by);
         Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
     }
     /// Raises counters after all work enqueued in `stream` so far: whoever sees the value sees what that work has written.

@@ -4,6 +4,7 @@
 //! Precedence: the options of a call, then the environment, then the tuning file, then the model.
 
 use super::error::Error;
+use crate::backend::SignalWait;
 use crate::model::GRAIN;
 use crate::plan::{Engine, Options, Tuned};
 use crate::tune::Advice;
@@ -62,6 +63,8 @@ pub struct Config {
     pub tuning_file: Option<String>,
     /// `MPGPU_VERIFY`.
     pub verify: Verify,
+    /// `MPGPU_SIGNAL_WAIT`.
+    pub signal_wait: SignalWait,
     /// `MPGPU_LOG`: what goes to standard error.
     pub log: Option<LevelFilter>,
     /// Where probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` where neither is an absolute path.
@@ -82,6 +85,7 @@ impl Default for Config {
             cache_plans: 256,
             tuning_file: None,
             verify: Verify::Off,
+            signal_wait: SignalWait::Operation,
             log: None,
             cache_dir: None,
         }
@@ -89,7 +93,7 @@ impl Default for Config {
 }
 
 /// Every variable that is read, in the order of `docs/environment.md`.
-pub const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 13] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -101,6 +105,7 @@ pub const VARIABLES: [&str; 12] = [
     "MPGPU_CACHE_PLANS",
     "MPGPU_TUNING_FILE",
     "MPGPU_VERIFY",
+    "MPGPU_SIGNAL_WAIT",
     "MPGPU_LOG",
 ];
 
@@ -190,6 +195,10 @@ impl Config {
             "MPGPU_VERIFY" => {
                 self.verify = one_of(text, &[("off", Verify::Off), ("program", Verify::Program), ("bytes", Verify::Bytes)])
                     .map_err(|names| must(&names))?;
+            }
+            "MPGPU_SIGNAL_WAIT" => {
+                self.signal_wait =
+                    one_of(text, &[("operation", SignalWait::Operation), ("kernel", SignalWait::Kernel)]).map_err(|names| must(&names))?;
             }
             "MPGPU_LOG" => {
                 let levels = [

@@ -18,7 +18,7 @@ impl Context {
     pub fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, Use::Wait)?;
-        Ok(self.backend().stream_wait_signals(stream, signals)?)
+        Ok(self.backend().stream_wait_signals(stream, signals, self.shared.config.signal_wait)?)
     }
 
     /// Raises every counter to its value after all work enqueued in `stream` so far.

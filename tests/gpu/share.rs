@@ -3,7 +3,7 @@
 
 use super::scale::scaled;
 use super::*;
-use mpgpu::backend::Signal;
+use mpgpu::backend::{Signal, SignalWait};
 use mpgpu::share::Handle;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -37,10 +37,18 @@ fn export(context: &Context, address: u64, bytes: u64) -> String {
     hex(&context.export_memory(address, bytes).expect("memory that can be shared").encode())
 }
 
+/// How both processes wait for signals, and move bytes into each other's memory.
+const WAYS: [(SignalWait, Engine); 2] = [(SignalWait::Operation, Engine::Auto), (SignalWait::Kernel, Engine::Kernel)];
+const CHILD: &str = "SHARE_TEST_CHILD";
+
 /// Copies of one transfer, in the order of a stream.
 fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu::engine::Plan> {
     let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes };
     context.plan(&[transfer], &PlanOptions::default()).expect("a plan")
+}
+
+fn waiting(wait: SignalWait, engine: Engine) -> Context {
+    context(None, |config| (config.signal_wait, config.engine) = (wait, engine))
 }
 
 struct Peer {
@@ -51,8 +59,14 @@ struct Peer {
 
 impl Peer {
     fn start() -> Peer {
+        Peer::waiting(SignalWait::Operation)
+    }
+
+    fn waiting(wait: SignalWait) -> Peer {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "share::child_obeys", "--nocapture", "--test-threads=1"]).env("SHARE_TEST_CHILD", "1");
+        command
+            .args(["--exact", "share::child_obeys", "--nocapture", "--test-threads=1"])
+            .env(CHILD, if wait == SignalWait::Kernel { "kernel" } else { "operation" });
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
         let (orders, answers) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
         Peer { process, orders, answers: BufReader::new(answers) }
@@ -86,11 +100,12 @@ fn word(round: u64, i: usize) -> u64 {
 /// Obeys the tests below. Does nothing otherwise.
 #[test]
 fn child_obeys() {
-    if std::env::var_os("SHARE_TEST_CHILD").is_none() {
-        return;
-    }
-    let context = context(None, |_| {});
+    let Ok(wait) = std::env::var(CHILD) else { return };
+    let (wait, engine) = WAYS[usize::from(wait == "kernel")];
+    let context = waiting(wait, engine);
     let stream = context.create_stream(GPU1).expect("a stream");
+    // The GPU whose memory is imported is in use here too, and does not do the work.
+    context.allocate(GPU0, 1).expect("memory");
     let mut imports = Vec::new();
     let mut own = Vec::new();
     for line in std::io::stdin().lines() {
@@ -169,8 +184,12 @@ fn child_obeys() {
 #[test]
 fn a_peer_puts_into_device_memory_with_signals_and_nothing_else_orders_it() {
     let Some(_turn) = gpus(2) else { return };
-    let context = context(None, |_| {});
-    let mut peer = Peer::start();
+    WAYS.into_iter().for_each(|(wait, engine)| a_peer_puts(wait, engine));
+}
+
+fn a_peer_puts(wait: SignalWait, engine: Engine) {
+    let context = waiting(wait, engine);
+    let mut peer = Peer::waiting(wait);
     // In the middle of an allocation, so that offsets count.
     let whole = context.allocate(GPU0, BYTES + 8192).expect("memory");
     let inbox = whole + 4096;
@@ -202,8 +221,12 @@ fn a_peer_puts_into_device_memory_with_signals_and_nothing_else_orders_it() {
 #[test]
 fn signals_go_round_between_two_processes() {
     let Some(_turn) = gpus(2) else { return };
-    let context = context(None, |_| {});
-    let mut peer = Peer::start();
+    WAYS.into_iter().for_each(|(wait, engine)| signals_go_round(wait, engine));
+}
+
+fn signals_go_round(wait: SignalWait, engine: Engine) {
+    let context = waiting(wait, engine);
+    let mut peer = Peer::waiting(wait);
     let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
     host_words(counters, 2).fill(0);
     let (theirs, _) = {
@@ -219,15 +242,22 @@ fn signals_go_round_between_two_processes() {
     }
     context.synchronize_stream(stream).expect("all rounds");
     let one_way = started.elapsed() / (2 * rounds() as u32);
-    drop(writeln!(std::io::stderr(), "gpu tests: a signal from stream to stream of two processes takes {one_way:?} one way"));
+    drop(writeln!(
+        std::io::stderr(),
+        "gpu tests: a signal from stream to stream of two processes takes {one_way:?} one way, waiting by {wait:?}"
+    ));
     context.close_memory(theirs).expect("imported");
 }
 
 #[test]
 fn a_stream_that_waits_for_a_peer_that_was_killed_goes_on() {
     let Some(_turn) = gpus(2) else { return };
-    let context = context(None, |_| {});
-    let mut peer = Peer::start();
+    WAYS.into_iter().for_each(|(wait, engine)| a_killed_peer(wait, engine));
+}
+
+fn a_killed_peer(wait: SignalWait, engine: Engine) {
+    let context = waiting(wait, engine);
+    let mut peer = Peer::waiting(wait);
     let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
     host_words(counters, 2).fill(0);
     peer.ask(&format!("import {}", export(&context, counters, 16)));

@@ -1,6 +1,7 @@
 //! The environment becomes a configuration, or an error that says what is wrong and what would be right.
 
 use log::LevelFilter;
+use mpgpu::backend::SignalWait;
 use mpgpu::engine::config::{IGNORED, VARIABLES};
 use mpgpu::engine::{BackendChoice, Config, PlanOptions, Verify};
 use mpgpu::plan::{Engine, Options};
@@ -34,6 +35,7 @@ fn every_variable_reaches_its_field() {
         ("MPGPU_CACHE_PLANS", "7"),
         ("MPGPU_TUNING_FILE", "/etc/mpgpu/tuning.toml"),
         ("MPGPU_VERIFY", "bytes"),
+        ("MPGPU_SIGNAL_WAIT", "kernel"),
         ("MPGPU_LOG", "debug"),
     ]);
     let expected = Config {
@@ -48,6 +50,7 @@ fn every_variable_reaches_its_field() {
         cache_plans: 7,
         tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
         verify: Verify::Bytes,
+        signal_wait: SignalWait::Kernel,
         log: Some(LevelFilter::Debug),
         cache_dir: None,
     };

@@ -149,6 +149,7 @@ driver_functions! {
         cuModuleLoadData = "cuModuleLoadData" (*mut CUmodule, *const c_void);
         cuModuleGetFunction = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
         cuModuleUnload = "cuModuleUnload" (CUmodule);
+        cuFuncGetAttribute = "cuFuncGetAttribute" (*mut c_int, c_uint, CUfunction);
         cuLaunchKernel = "cuLaunchKernel" (
             CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
         );

@@ -1,13 +1,13 @@
-//! The GPU build of the fused copy kernel: one launch moves many segments.
+//! The GPU build of the fused copy kernel, one launch of which moves many segments, and of the one that waits for signals.
 //!
-//! The kernel is part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver translates for the GPU at hand when a
-//! plan first needs it. `tests/gpu/ptx` compiles it from `cpp/segment_copy_kernel.cu` and tells when the two differ.
+//! The kernels are part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver translates for the GPU at hand when one
+//! is first needed. `tests/gpu/ptx` compiles it from `cpp/segment_copy_kernel.cu` and tells when the two differ.
 
 use super::device::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Signal};
 use crate::ffi::bridge::Segment;
-use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -55,10 +55,23 @@ impl<const N: usize, const M: usize> SegmentList<N, M> {
     }
 }
 
-/// The kernel in one context.
+/// As in `cpp/signal_wait.hpp`.
+pub(super) const SIGNALS_PER_WAIT: usize = 32;
+
+/// The argument of a launch, `mpgpu::SignalList`.
+#[repr(C)]
+struct SignalList {
+    counters: [u64; SIGNALS_PER_WAIT],
+    values: [u64; SIGNALS_PER_WAIT],
+    count: u64,
+}
+
+/// The kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernel {
     module: usize,
+    /// Takes a [`SignalList`].
+    wait: usize,
     /// Takes a [`Many`].
     many: usize,
     /// Takes a [`Few`].
@@ -86,11 +99,17 @@ impl Kernel {
             let mut function: CUfunction = std::ptr::null_mut();
             // SAFETY: the module has just been loaded; the name ends with a NUL; the output is valid for the call.
             unsafe { call!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
+            // Has it loaded now. The driver would do that at its first launch, for which it may wait for the whole device, and so for ever
+            // where a stream waits for a signal that depends on that launch (CUDA C++ Programming Guide, "Lazy Loading").
+            let (mut threads, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as c_uint);
+            // SAFETY: a function of the module; the output is valid for the call.
+            unsafe { call!(driver, cuFuncGetAttribute(&mut threads, attribute, function)) }?;
             Ok(function.expose_provenance())
         };
         let processors = driver.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
         Ok(Kernel {
             module: module.expose_provenance(),
+            wait: function(c"mpgpu_wait_signals")?,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
@@ -140,6 +159,25 @@ impl Kernel {
         Ok(())
     }
 
+    /// Enqueues a wait for all signals in `stream`, a stream of the kernel's context, which is current.
+    ///
+    /// # Safety
+    ///
+    /// The GPU reads the counters at the addresses that the CPU has; they stay valid until the wait is over.
+    pub unsafe fn wait(&self, driver: &Driver, signals: &[Signal], stream: CUstream) -> Result<(), BackendError> {
+        for signals in signals.chunks(SIGNALS_PER_WAIT) {
+            let mut list = SignalList { counters: [0; SIGNALS_PER_WAIT], values: [0; SIGNALS_PER_WAIT], count: signals.len() as u64 };
+            for (index, signal) in signals.iter().enumerate() {
+                (list.counters[index], list.values[index]) = (signal.counter, signal.value);
+            }
+            let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
+            let (function, lanes, none) = (handle(self.wait), SIGNALS_PER_WAIT as c_uint, std::ptr::null_mut());
+            // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
+            unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }?;
+        }
+        Ok(())
+    }
+
     /// # Safety
     ///
     /// The kernel's context is current, and the kernel is not used again.
@@ -162,6 +200,8 @@ mod tests {
         for (name, bytes) in [("mpgpu_copy_segments", size_of::<Many>()), ("mpgpu_copy_few_segments", size_of::<Few>())] {
             assert!(PTX.contains(&format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
         }
+        assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
+        assert!(PTX.contains(&format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
     }
 
     #[test]
@@ -175,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel { module: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let kernel = Kernel { module: 0, wait: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch = |count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
             kernel.with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))

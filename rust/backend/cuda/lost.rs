@@ -2,7 +2,7 @@
 
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
-use crate::backend::{Allocation, BackendError, Completion, Departed, Endpoints, Execution, Signal, StreamHandle};
+use crate::backend::{Allocation, BackendError, Completion, Departed, Endpoints, Execution, Signal, SignalWait, StreamHandle};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
@@ -58,7 +58,7 @@ fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
     let [waited, joined] = [(); 2].map(|()| backend.create_event().expect("an event"));
     let wanted = [3, 5].map(|value| Signal { counter: counters.base, value });
     for one in wanted {
-        backend.stream_wait_signals(waits, &[one]).expect("enqueued");
+        backend.stream_wait_signals(waits, &[one], SignalWait::Operation).expect("enqueued");
     }
     backend.record_event(waited, waits).expect("recorded");
     backend.stream_wait_event(joins, waited).expect("enqueued");
@@ -98,7 +98,7 @@ fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
 fn default_streams_of_two_gpus_are_told_each() {
     let (backend, counters) = backend();
     let core = &backend.0;
-    backend.stream_wait_signals(StreamHandle(0), &[Signal { counter: counters.base, value: 1 }]).expect("enqueued");
+    backend.stream_wait_signals(StreamHandle(0), &[Signal { counter: counters.base, value: 1 }], SignalWait::Operation).expect("enqueued");
     backend.abandon(&counters, PEER);
     for gpu in [0, 1] {
         let _current = core.primary(gpu).expect("a GPU").enter().expect("current");
@@ -116,9 +116,9 @@ fn a_wait_that_nobody_will_satisfy_is_refused_and_what_is_reached_is_not() {
     backend.synchronize_stream(stream).expect("nothing was waited for in vain");
     let enqueued = calls("cuStreamBatchMemOp");
     let reached = Signal { counter: counters.base, value: 2 };
-    told(backend.stream_wait_signals(stream, &[reached, Signal { counter: counters.base + 8, value: 1 }]));
+    told(backend.stream_wait_signals(stream, &[reached, Signal { counter: counters.base + 8, value: 1 }], SignalWait::Operation));
     assert_eq!(calls("cuStreamBatchMemOp"), enqueued, "something was enqueued");
     backend.synchronize_stream(stream).expect("the caller has been told by the refusal");
-    backend.stream_wait_signals(stream, &[reached]).expect("enqueued");
+    backend.stream_wait_signals(stream, &[reached], SignalWait::Operation).expect("enqueued");
     backend.synchronize_stream(stream).expect("nothing was waited for in vain");
 }

@@ -47,7 +47,7 @@ pub use self::identity::identity;
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
-use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Signal, StreamHandle};
+use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Signal, SignalWait, StreamHandle};
 use crate::share::Shared;
 use crate::topology::DeviceId;
 use std::collections::{HashMap, HashSet};
@@ -490,8 +490,8 @@ impl Backend for CudaBackend {
     }
 
     /// Counters lie in host memory of `mp_alloc` that can be shared, of this process or an importing one.
-    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
-        self.0.wait_signals(stream, signals)
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
+        self.0.wait_signals(stream, signals, by)
     }
 
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {

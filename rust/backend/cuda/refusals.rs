@@ -4,7 +4,7 @@
 use super::double::{self, calls, node};
 use super::driver::{Code, Driver, code};
 use super::{CudaBackend, discover};
-use crate::backend::{Backend, BackendError, Endpoints, Execution, MemoryKind, Signal, StreamHandle};
+use crate::backend::{Backend, BackendError, Endpoints, Execution, MemoryKind, Signal, SignalWait, StreamHandle};
 use crate::engine::{Config, Context, Error, PlanOptions, Transfer};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
@@ -502,7 +502,7 @@ fn a_wait_that_is_reached_already_is_not_enqueued_but_in_a_capture() {
     let stand_at = |value: u64| unsafe { with_exposed_provenance_mut::<u64>(counter as usize).write_volatile(value) };
     let enqueued = |value| {
         let before = calls("cuStreamBatchMemOp");
-        backend.stream_wait_signals(stream, &[Signal { counter, value }]).expect("enqueued");
+        backend.stream_wait_signals(stream, &[Signal { counter, value }], SignalWait::Operation).expect("enqueued");
         calls("cuStreamBatchMemOp") - before
     };
     stand_at(3);
@@ -513,7 +513,9 @@ fn a_wait_that_is_reached_already_is_not_enqueued_but_in_a_capture() {
     assert_eq!([4, 5].map(enqueued), [1, 1]);
     node(|node| node.capturing = false);
     // Of several, those that are open go.
-    backend.stream_wait_signals(stream, &[Signal { counter, value: 1 }, Signal { counter, value: 9 }]).expect("enqueued");
+    backend
+        .stream_wait_signals(stream, &[Signal { counter, value: 1 }, Signal { counter, value: 9 }], SignalWait::Operation)
+        .expect("enqueued");
     assert_eq!((enqueued(0), calls("cuStreamBatchMemOp")), (0, 5));
     // A raise is always enqueued.
     backend.stream_raise_signals(stream, &[Signal { counter, value: 1 }]).expect("enqueued");

@@ -2,7 +2,8 @@
 //!
 //! A stream waits by a wait-value and raises by a write-value operation. A write-value comes after all earlier work of the stream, with
 //! a barrier of the whole system between. A wait that the CPU finds reached when it is asked for is not enqueued: by itself it takes a
-//! stream as long as one that is not, about 6 us on H200, and whoever sees the value sees the bytes. A stream cannot be told to give up, so
+//! stream as long as one that is not, about 6 us on H200, and whoever sees the value sees the bytes. Where the program asks for it
+//! (`MPGPU_SIGNAL_WAIT=kernel`) a warp waits in place of the operation, which goes on 4 us sooner. A stream cannot be told to give up, so
 //! when a process that might have raised a counter has ended, the counter is raised here to what is waited for, and whoever synchronises
 //! a stream is told that it was in vain.
 
@@ -11,7 +12,7 @@ use super::device::lock;
 use super::driver::{CUstream, call_optional};
 use super::share::Sharing;
 use crate::backend::loss::Heard;
-use crate::backend::{Allocation, BackendError, Departed, InVain, MemoryKind, Signal, StreamHandle};
+use crate::backend::{Allocation, BackendError, Departed, InVain, MemoryKind, Signal, SignalWait, StreamHandle};
 use crate::share::signal;
 use cudarc::driver::sys;
 use std::ffi::c_uint;
@@ -104,7 +105,7 @@ fn operation(purpose: Use, Signal { counter, value }: Signal) -> sys::CUstreamBa
 }
 
 impl Core {
-    pub fn wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+    pub fn wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
         // Held until the driver has them, so that an end of a peer comes before, and is seen here, or after, and finds them.
         let mut waits = lock(&self.sharing.waits);
         waits.pending.retain(|wanted| self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value)));
@@ -125,9 +126,25 @@ impl Core {
         if !reached.is_empty() && self.is_captured(stream)? {
             pending.append(&mut reached);
         }
-        self.operate(stream, Use::Wait, &pending)?;
+        if !pending.is_empty() {
+            self.enqueue_wait(stream, &pending, by)?;
+        }
         waits.pending.append(&mut pending);
         Ok(())
+    }
+
+    fn enqueue_wait(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
+        let is_by_kernel = self.with_stream(stream, |primary, raw| {
+            // Loaded before anything waits, also where an operation will: loading waits for the device, and what it waits for may be
+            // for whoever loads to raise.
+            match primary.kernel().filter(|_| by == SignalWait::Kernel) {
+                // SAFETY: counters are pinned memory that has one address for the CPU and all GPUs (`share`), and that the caller keeps for
+                // as long as the stream works.
+                Some(kernel) => unsafe { kernel.wait(self.driver, signals, raw) }.map(|()| true),
+                None => Ok(false),
+            }
+        })?;
+        if is_by_kernel { Ok(()) } else { self.operate(stream, Use::Wait, signals) }
     }
 
     /// Whether the stream is being captured. What the driver does not tell, as of default streams during a capture, counts as such.

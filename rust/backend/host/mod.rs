@@ -35,7 +35,7 @@ use self::schedule::Schedule;
 use self::sync::{Mutex, held, lock};
 use self::times::Times;
 use super::loss::{Heard, Losses};
-use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Identity, Signal, StreamHandle};
+use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Identity, Signal, SignalWait, StreamHandle};
 use crate::share::Shared;
 use crate::topology::DeviceId;
 use crate::topology::probe::Gpu;
@@ -322,7 +322,7 @@ impl Backend for HostBackend {
         self.memory.disown(base)
     }
 
-    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], _: SignalWait) -> Result<(), BackendError> {
         if let Some(wait) = signals.iter().find_map(|wanted| self.memory.in_vain(wanted)) {
             return Err(wait.error());
         }
