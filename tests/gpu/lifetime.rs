@@ -1,5 +1,5 @@
-//! Contexts that come and go on threads that come and go, in a process where nobody else keeps the GPUs' primary contexts: those are made and
-//! destroyed all the time, while threads that have used them end. A crash is of the process, so a child does it.
+//! Contexts that come and go on threads that come and go, in a process where nobody else keeps the GPUs' primary contexts, which stay all the
+//! same. A crash is of the process, so a child does it.
 
 use super::scale::scaled;
 use super::*;
@@ -50,6 +50,12 @@ fn child_comes_and_goes() {
             });
         }
     });
+    for gpu in [0, 1] {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the outputs are valid for the call.
+        ok(unsafe { sys::cuDevicePrimaryCtxGetState(gpu, &mut flags, &mut active) });
+        assert_eq!(active, 1, "GPU {gpu}: the primary context stays");
+    }
     println!("\n{} contexts came and went", THREADS * rounds());
 }
 

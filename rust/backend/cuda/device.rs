@@ -46,6 +46,12 @@ pub(super) struct Device {
     retaining: Mutex<()>,
 }
 
+/// GPUs whose primary contexts this process has kept: one bit for each. A context that was once used stays until the process ends, as with the CUDA
+/// runtime. The driver destroys a primary context with its last user and makes it anew for the next, which few programs ever have it do:
+/// in two of some forty runs of the GPU tests, which then did it all the time, `cuGraphLaunch` died of it or of something beside it
+/// (driver 580.159.04, docs/performance.md).
+static KEPT: AtomicU64 = AtomicU64::new(0);
+
 /// The primary context of a GPU: the one that the CUDA runtime and every library on top of it use.
 #[derive(Debug)]
 pub(super) struct Primary {
@@ -341,6 +347,10 @@ impl Drop for Primary {
             }
         }
         drop(current);
+        let bit = 1 << self.ordinal.clamp(0, 63);
+        if KEPT.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            return;
+        }
         // SAFETY: retained once, in `Device::primary`.
         let code = unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
         // While a process ends the driver may have ended before us.

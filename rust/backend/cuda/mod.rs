@@ -3,7 +3,7 @@
 //!
 //! Devices are numbered as the driver numbers them for this process (`CUDA_VISIBLE_DEVICES`). Each is used through its primary
 //! context, the one that the CUDA runtime uses too; it is retained when the device is first needed, so that a device of which no plan
-//! makes use costs neither a context nor memory. The calling thread's current context is left as it was on every path, and so is its
+//! makes use costs neither a context nor memory, and then for the rest of the process, as the runtime does it. The calling thread's current context is left as it was on every path, and so is its
 //! stream capture mode.
 //!
 //! Streams are `CUstream`s, of this backend or of anyone: 0 and 1 are the legacy default stream, 2 is the per-thread default stream,
@@ -61,7 +61,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 const MOST_DEVICES: usize = 64;
 
 /// The CUDA backend. It lives until its last completion is gone; then it waits for all work of the GPUs in use, gives back what it has
-/// created, and releases the primary contexts.
+/// created. The primary contexts stay for the rest of the process.
 pub struct CudaBackend(Arc<Core>);
 
 /// How a GPU reaches the ends of plans, by the address of the plan's endpoints and the GPU.
