@@ -36,10 +36,14 @@ pub struct PathModel {
     pub latency: f64,
     /// How often a byte of this path draws on each resource. Sorted by resource.
     pub weights: SmallVec<[(ResourceId, f64); 8]>,
+    /// For each of them whether the first hop draws on it, or else the second; `None` where both do.
+    pub first_hop: SmallVec<[Option<bool>; 8]>,
     /// Bytes/s of the path by itself: the smallest of capacity / weight.
     pub rate: f64,
     /// Whether chunks are staged in a GPU, where they are.
     pub through_gpu: bool,
+    /// The part of each hand-over in which other paths use what this one leaves idle: 0 where it has what limits it to itself.
+    pub hidden: f64,
 }
 
 impl PathModel {
@@ -52,14 +56,20 @@ impl PathModel {
                 Err(at) => weights.insert(at, (resource, 1.0)),
             }
         }
+        let draws =
+            |route: usize, resource| routes.get(route).is_some_and(|route: &&Route| route.resources.binary_search(&resource).is_ok());
+        let first_hop =
+            weights.iter().map(|&(resource, _)| (draws(0, resource) != draws(1, resource)).then(|| draws(0, resource))).collect();
         let capacity = |r: ResourceId| machine.resources()[r.0 as usize].capacity;
         let rate = weights.iter().map(|&(r, weight)| capacity(r) / weight).fold(f64::INFINITY, f64::min);
         PathModel {
             hops: routes.iter().map(|route| route.bandwidth).collect(),
             latency: routes.iter().map(|route| route.latency).sum(),
             weights,
+            first_hop,
             rate,
             through_gpu: routes.len() > 1 && routes[0].links.last().is_some_and(|link| ends_in_gpu(machine, *link)),
+            hidden: 0.0,
         }
     }
 
@@ -86,7 +96,9 @@ impl PathModel {
             return 1;
         }
         let most = bytes.div_ceil(GRAIN).min(MAX_CHUNKS);
+        // What others use of it is not lost; the two operations of a chunk still have to be issued.
         let hand_over = self.hand_over(costs);
+        let hand_over = (hand_over * (1.0 - self.hidden)).max(hand_over.min(2.0 * costs.graph_node));
         let best = if hand_over > 0.0 { (bytes as f64 * self.fill() / hand_over).sqrt() } else { f64::INFINITY };
         (best.round().min(most as f64) as u32).max(1)
     }
@@ -150,12 +162,13 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
 pub(crate) fn finish_issued<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, issued: f64) -> f64 {
     let costs = machine.costs();
     let resources = machine.resources();
-    // Per resource: seconds of work, and the earliest moment at which any of it can begin.
-    let mut work = vec![(0.0_f64, f64::INFINITY); resources.len()];
+    let flows: SmallVec<[Flow<'a>; 16]> = flows.into_iter().collect();
+    // Per resource: seconds of work, the earliest moment at which any of it can begin, and whether pipelines are among several flows.
+    let mut work = vec![Work::default(); resources.len()];
     let mut done = 0.0_f64;
     // The operations of pipelines are issued last, chunk by chunk: after the last one is issued its chunk still has its way to go.
     let mut last_chunk = f64::INFINITY;
-    for flow in flows {
+    for flow in &flows {
         done = done.max(flow.alone(costs));
         if flow.path.is_staged() {
             let chunk = flow.bytes as f64 / f64::from(flow.chunks);
@@ -163,10 +176,67 @@ pub(crate) fn finish_issued<'a>(machine: &Machine, flows: impl IntoIterator<Item
         }
         for &(resource, weight) in &flow.path.weights {
             let slot = &mut work[resource.0 as usize];
-            slot.0 += weight * flow.bytes as f64 / (resources[resource.0 as usize].capacity * flow.efficiency);
-            slot.1 = slot.1.min(flow.head + flow.path.latency);
+            slot.seconds += weight * flow.bytes as f64 / (resources[resource.0 as usize].capacity * flow.efficiency);
+            slot.begin = slot.begin.min(flow.head + flow.path.latency);
+            slot.flows += 1;
+            slot.is_staged |= flow.path.is_staged();
         }
     }
-    let busiest = work.iter().filter(|w| w.0 > 0.0).map(|&(seconds, begin)| begin + seconds).fold(0.0, f64::max);
+    let end = |(resource, of): (usize, &Work)| {
+        let idle =
+            if of.is_staged && of.flows > 1 { idle(&flows, ResourceId(resource as u32), resources[resource].capacity, costs) } else { 0.0 };
+        of.begin + of.seconds + idle
+    };
+    let busiest = work.iter().enumerate().filter(|(_, of)| of.seconds > 0.0).map(end).fold(0.0, f64::max);
     if last_chunk.is_finite() { done.max(busiest).max(issued + last_chunk) + costs.join } else { done.max(busiest).max(issued) }
+}
+
+/// What a set of flows makes of a resource.
+#[derive(Clone)]
+struct Work {
+    seconds: f64,
+    begin: f64,
+    flows: u32,
+    is_staged: bool,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Work { seconds: 0.0, begin: f64::INFINITY, flows: 0, is_staged: false }
+    }
+}
+
+/// Seconds of its capacity that a resource which several flows share loses while not all of them use it: pipelines draw on their second hop from
+/// when their first chunk is there, and no longer on their first hop while their last one passes the second.
+fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) -> f64 {
+    // When each begins to draw on it, how long before its end it ceases to, and how much it draws at most.
+    let mut draws: SmallVec<[(f64, f64, f64); 16]> = SmallVec::new();
+    for flow in flows {
+        let Ok(at) = flow.path.weights.binary_search_by_key(&resource, |weight| weight.0) else { continue };
+        let start = flow.head + flow.path.latency;
+        let chunk = flow.bytes as f64 / f64::from(flow.chunks);
+        let pass = |hop: usize| chunk / flow.path.hops[hop] + flow.path.hand_over(costs);
+        let (begin, tail) = match (flow.path.is_staged(), flow.path.first_hop[at]) {
+            (false, _) => (flow.head + flow.path.latency, 0.0),
+            (true, Some(true)) => (start, pass(1)),
+            (true, Some(false)) => (start + pass(0), 0.0),
+            (true, None) => (start, 0.0),
+        };
+        draws.push((begin, tail, flow.path.weights[at].1 * flow.path.rate * flow.efficiency));
+    }
+    let mut lost = 0.0;
+    draws.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut drawn = 0.0;
+    for two in draws.windows(2) {
+        drawn += two[0].2;
+        lost += (two[1].0 - two[0].0) * (capacity - drawn).max(0.0);
+    }
+    // Backwards from the end.
+    draws.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut drawn = 0.0;
+    for two in draws.windows(2) {
+        drawn += two[0].2;
+        lost += (two[1].1 - two[0].1) * (capacity - drawn).max(0.0);
+    }
+    lost / capacity
 }

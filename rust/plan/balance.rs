@@ -22,6 +22,9 @@ const COUNTS: usize = 2;
 /// A path without which its transfer ends earlier by this part takes more from others than it carries.
 const IN_THE_WAY: f64 = 5e-3;
 
+/// The part of a capacity from which on it is full: rates are rounded.
+const FULL: f64 = 0.999;
+
 /// A path that carries bytes, in the company of all others that do.
 struct Way<'a> {
     candidate: usize,
@@ -131,10 +134,37 @@ impl<'f> Field<'f> {
         }
         let first = rates_of_hop(fair, ways, 0);
         let second = rates_of_hop(fair, ways, 1);
-        for (way, hops) in ways.iter().zip(first.into_iter().zip(second)).filter(|(way, _)| way.hops.len() > 1) {
-            self.candidates[way.candidate].model.hops = smallvec![hops.0, hops.1];
+        let hidden = self.hidden(ways);
+        for ((way, hops), hidden) in ways.iter().zip(first.into_iter().zip(second)).zip(hidden).filter(|((way, _), _)| way.hops.len() > 1) {
+            let model = &mut self.candidates[way.candidate].model;
+            (model.hops, model.hidden) = (smallvec![hops.0, hops.1], hidden);
         }
         Some(())
+    }
+
+    /// For each way the part of its hand-overs that costs nothing: where a full resource limits it, the others there are faster meanwhile, as far as
+    /// they could be. None in a batch of several transfers, whose many pipelines wait for the issuing thread.
+    fn hidden(&self, ways: &[Way<'_>]) -> Vec<f64> {
+        if ways.iter().any(|way| way.transfer > 0) {
+            return vec![0.0; ways.len()];
+        }
+        let resources = self.machine.resources();
+        // Of each resource its load, and what those who draw on it could draw more if it were wider.
+        let mut use_of = vec![(0.0_f64, 0.0_f64); resources.len()];
+        let more = |way: &Way<'_>| (self.candidates[way.candidate].model.rate - way.rate).max(0.0);
+        for way in ways {
+            for r in &way.all {
+                let (load, room) = &mut use_of[r.0 as usize];
+                *load += way.rate;
+                *room += more(way);
+            }
+        }
+        let part = |way: &Way<'_>| {
+            let full = way.all.iter().filter(|r| use_of[r.0 as usize].0 >= FULL * resources[r.0 as usize].capacity);
+            let rooms = full.map(|r| (use_of[r.0 as usize].1 - more(way)) / way.rate);
+            rooms.fold(0.0, f64::max).min(1.0)
+        };
+        ways.iter().map(part).collect()
     }
 
     /// The bytes of each way, so that those of a transfer end together. The end of the last transfer.

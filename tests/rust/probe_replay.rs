@@ -1,4 +1,4 @@
-//! The probe on readings of real machines: three sets of four H200 as they were read, modelled anew by the code as it is.
+//! The probe on readings of real machines: four sets of four H200 as they were read, modelled anew by the code as it is.
 //!
 //! `readings/*.txt` hold what `mpgpu probe --check --json` wrote, one reading to a line. A set of copies that is in no reading gets what the
 //! readings of sets like it say; those are few, because the same times lead to the same questions as far as the code is the same.
@@ -11,10 +11,11 @@ use mpgpu::topology::{self, DeviceId, Machine, NodeKind};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-const MACHINES: [(&str, &str); 3] = [
+const MACHINES: [(&str, &str); 4] = [
     ("first", include_str!("readings/h200x4-first.txt")),
     ("second", include_str!("readings/h200x4-second.txt")),
     ("third", include_str!("readings/h200x4-third.txt")),
+    ("fourth", include_str!("readings/h200x4-fourth.txt")),
 ];
 
 type Ends = (DeviceId, DeviceId);
@@ -291,12 +292,12 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         let switches = found.topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
         assert_eq!(switches, 1, "{name}: {:?}", found.groups);
         let costs = &found.topology.costs;
-        assert!((8e-6..10e-6).contains(&costs.chunk) && (3.5e-6..5e-6).contains(&costs.relay_chunk), "{name}: {costs:?}");
+        assert!((8e-6..10e-6).contains(&costs.chunk) && (3.5e-6..5.5e-6).contains(&costs.relay_chunk), "{name}: {costs:?}");
         let machine = Machine::new(found.topology).expect("well formed");
         let errors = errors(&machine, &replay);
         println!("{errors:#?}");
         let (median, worst) = (&errors[errors.len() / 2], &errors[errors.len() - 1]);
-        // The second set's check had a worse buffer than the probe: one buffer each, as these were read.
+        // From host memory of the second set the check read a sixth less than the probe had, which had one buffer.
         assert!(median.0 <= 0.03 && worst.0 <= if name == "second" { 0.25 } else { 0.16 }, "{name}: {median:?} {worst:?}");
     }
 }

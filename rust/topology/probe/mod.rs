@@ -316,7 +316,26 @@ pub fn probe<R: Rig>(base: &Machine, rig: &mut R, options: &ProbeOptions, progre
     let (mut topology, groups) = build::topology(base, &hops, &sharing, &alone);
     topology.costs = costs;
     let readings = std::mem::take(&mut session.readings);
+    notes.extend(spread(&readings));
     Ok(Probed { topology, hops: found, groups, pairs, residuals, measurements: readings.len() as u32, readings, notes })
+}
+
+/// By how much readings of host memory differ between their repetitions, each of which is in another buffer: a plan's buffer is yet another.
+fn spread(readings: &[Reading]) -> Option<String> {
+    /// Bytes of a copy that lasts long against its start.
+    const LONG: u64 = 8 << 20;
+    let of_host = |hop: &Hop| hop.bytes >= LONG && (hop.from.is_host() || hop.to.is_host());
+    let mut spreads: Vec<f64> = readings
+        .iter()
+        .filter(|reading| reading.many.is_none() && reading.direct.iter().any(of_host) && reading.runs.len() > 1)
+        .map(|reading| {
+            let (least, most) = reading.runs.iter().fold((f64::INFINITY, 0.0_f64), |(a, b), run| (a.min(run.total), b.max(run.total)));
+            (most - least) / reading.timing().total
+        })
+        .collect();
+    let middle = median(&mut spreads)?;
+    let worst = spreads.last().copied().unwrap_or(middle);
+    Some(format!("from buffer to buffer copies of host memory differ by {:.1} % (median), {:.1} % at most", middle * 100.0, worst * 100.0))
 }
 
 /// The middle one, or the mean of the middle two; `None` of none.

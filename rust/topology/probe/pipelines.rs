@@ -113,7 +113,10 @@ pub(super) fn hand_overs<R: Rig>(session: &mut Session<'_, R>, machine: &Machine
     };
     let through_host = hand_over(session, kinds.through_host.as_slice(), costs, &mut found)?;
     let through_gpu = hand_over(session, kinds.through_gpu.as_slice(), costs, &mut found)?;
+    // Few chunks each: what a launch costs is most of their issue, and no figure for another operation.
+    let issue = found.issue;
     let of_host = hand_over(session, &kinds.of_host, costs, &mut found)?;
+    found.issue = issue;
     // Between GPUs the upper quartile: too slow is safe.
     let slow = |times: &[f64]| times.get(times.len() * 3 / 4).copied();
     // Out of and into host memory such a path doubles the rate whatever a chunk costs, and parts that err on one side cost as much as ones that
