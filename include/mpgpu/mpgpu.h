@@ -580,14 +580,13 @@ mp_status_t mp_request_free(mp_request_t *request);
 ///
 /// Takes seconds (less than a minute with eight GPUs), memory and streams on every device, and all links: nothing else
 /// should run on the machine meanwhile, or it is measured too. `options` NULL means all defaults: a full probe, kept
-/// where contexts of this user on these GPUs find it with `MPGPU_TOPOLOGY=probed`. On the host backend copies by CPU threads are
+/// where contexts of this user on these GPUs find it from then on. On the host backend copies by CPU threads are
 /// measured. Blocks. Any thread, but one probe of a context at a time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
 /// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the
 /// result is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
-mp_status_t mp_context_probe(mp_context_t context,
-                             const mp_probe_options_t *options);
+mp_status_t mp_context_probe(mp_context_t context, const mp_probe_options_t *options);
 
 /// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/topology.md describes it.
 ///

@@ -587,7 +587,7 @@ struct plan_options {
 
 /// How to probe a machine.
 struct probe_options {
-    /// The file to write; empty: one in the user's cache directory, where `MPGPU_TOPOLOGY=probed` finds it.
+    /// The file to write; empty: one in the user's cache directory, where contexts on these GPUs find it.
     std::string file;
     /// Whether to write a file.
     bool keep = true;

@@ -44,11 +44,10 @@ impl Context {
     }
 }
 
-/// The name of what is discovered, which is taken where nobody names a topology.
+/// The name of what is discovered, which is taken where nobody names a topology and there is no probe.
 pub const DISCOVERED: &str = "discovered";
 
-/// The name of the probe of these GPUs that is kept in the cache directory. It has to be asked for: on four H200 plans from and to host
-/// memory gained by it, and copies between GPUs with a part through host memory lost (`docs/probe.md`).
+/// The name of the probe of these GPUs that is kept in the cache directory, which is taken where nobody names a topology.
 pub const PROBED: &str = "probed";
 
 /// What can be seen of the machine that this backend runs on; `None` where its devices are virtual.
@@ -80,9 +79,10 @@ pub enum Origin {
 pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     let now = probe::fingerprint("cuda", cuda::identity()?);
     match config.topology.as_deref() {
-        None | Some(DISCOVERED) => Ok((cuda::discover::discover()?, Origin::Discovered)),
-        Some(PROBED) => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
+        Some(DISCOVERED) => Ok((cuda::discover::discover()?, Origin::Discovered)),
+        asked @ (None | Some(PROBED)) => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
             Some((path, topology)) => Ok((topology, Origin::Probed(path))),
+            None if asked.is_none() => Ok((cuda::discover::discover()?, Origin::Discovered)),
             None => Err(Error::Option {
                 name: "topology",
                 value: PROBED.into(),
@@ -93,13 +93,13 @@ pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     }
 }
 
-/// The GPUs that the driver shows this process, with the topology that is named, or is discovered.
+/// The GPUs that the driver shows this process, with the topology that is named, was probed, or is discovered.
 fn cuda(config: &mut Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
     let count = cuda::device_count()?;
     let (topology, origin) = machine_here(config)?;
     match origin {
         Origin::Discovered => {
-            log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen, and MPGPU_TOPOLOGY=probed uses it");
+            log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen");
         }
         Origin::Probed(path) => {
             log::info!("topology: the probe {}", path.display());

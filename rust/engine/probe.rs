@@ -1,8 +1,8 @@
 //! Probing a context's machine, and the files in which probes are kept.
 //!
 //! A probe is kept in the cache directory under a name that its GPUs give it, so that a cluster's nodes can share a home directory. A
-//! context on CUDA that is told to use the probe takes the file of its GPUs. A file that the driver or the library has outlived is
-//! passed over with a warning; named explicitly, it is refused.
+//! context on CUDA for which nobody names a topology takes the file of its GPUs, if there is one. A file that the driver or the
+//! library has outlived is passed over with a warning; named explicitly, it is refused.
 
 use super::context::Context;
 use super::error::Error;

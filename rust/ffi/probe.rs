@@ -14,7 +14,7 @@ use std::path::Path;
 ///
 /// Takes seconds (less than a minute with eight GPUs), memory and streams on every device, and all links: nothing else
 /// should run on the machine meanwhile, or it is measured too. `options` NULL means all defaults: a full probe, kept
-/// where contexts of this user on these GPUs find it with `MPGPU_TOPOLOGY=probed`. On the host backend copies by CPU threads are
+/// where contexts of this user on these GPUs find it from then on. On the host backend copies by CPU threads are
 /// measured. Blocks. Any thread, but one probe of a context at a time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;

@@ -30,8 +30,8 @@ pub fn named(name: &str) -> Result<Source, Failure> {
     Ok(Source { machine, origin, remark })
 }
 
-/// What a context would take by itself: the topology that `MPGPU_TOPOLOGY` names, else that of the GPUs that the driver shows. The inner
-/// result says why there are none.
+/// What a context would take by itself: the topology that `MPGPU_TOPOLOGY` names, else that of the GPUs that the driver shows, as
+/// probed or as discovered. The inner result says why there are none.
 pub fn found() -> Result<Result<Source, Failure>, Failure> {
     let config = Config::from_environment()?;
     match &config.topology {

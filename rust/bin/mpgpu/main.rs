@@ -75,7 +75,7 @@ enum Command {
         No attribute tells which GPUs share a way to host memory, what that memory delivers, or what a\n\
         chunk costs, and virtual machines hide the rest. The probe makes copies, alone and at once, and\n\
         finds the capacities that explain the times. The result is a topology file that contexts on\n\
-        these GPUs read with MPGPU_TOPOLOGY=probed, until the driver changes.\n\n\
+        these GPUs read by themselves from then on, until the driver changes.\n\n\
         It takes less than a minute on eight GPUs, uses all of them and host memory, and must run alone.\n\n\
         Examples:\n  \
         mpgpu probe\n  \

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 #[derive(Args)]
 pub struct ProbeArguments {
-    /// Write the topology to this file, and not to where MPGPU_TOPOLOGY=probed finds it
+    /// Write the topology to this file, and not to where contexts look by themselves
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Print the topology, and write no file
@@ -65,7 +65,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     if context.backend().name() == "host" {
         eprintln!("these are copies by CPU threads between virtual devices: they say nothing of any GPU");
     } else if arguments.output.is_none() {
-        eprintln!("MPGPU_TOPOLOGY=probed makes contexts on these GPUs use it");
+        eprintln!("contexts on these GPUs take it from now on; MPGPU_TOPOLOGY=discovered leaves it out");
     }
     drop(context);
 
