@@ -9,7 +9,7 @@ mod loss;
 pub(crate) mod nvtx;
 pub mod rig;
 
-pub use cuda::GraphStatistics;
+pub use cuda::{GraphStatistics, Kept};
 pub use loss::{Departed, InVain};
 
 use crate::plan::{Engine, Place, Program};
@@ -250,6 +250,16 @@ pub trait Backend: Send + Sync {
     /// The same for a run that nobody waits for by itself, but only in stream order. Spares a backend the marking of its end.
     fn enqueue(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.execute(execution).map(drop)
+    }
+    /// [`execute`](Backend::execute) of a plan that keeps at hand what the backend has made for it: `kept` is the plan's own.
+    fn execute_kept(&self, execution: &Execution<'_>, kept: &Kept) -> Result<Completion, BackendError> {
+        let _ = kept;
+        self.execute(execution)
+    }
+    /// [`enqueue`](Backend::enqueue) of such a plan.
+    fn enqueue_kept(&self, execution: &Execution<'_>, kept: &Kept) -> Result<(), BackendError> {
+        let _ = kept;
+        self.enqueue(execution)
     }
     /// The same, and the completion knows the [`times`](CompletionState::times) of the operations. Each is issued by itself: what would
     /// go as one graph goes over streams, and takes a little longer than without timestamps.

@@ -58,19 +58,20 @@ pub struct DeviceStatistics {
 }
 
 /// What plans keep of their context. The plan cache is not part of it, so that a plan in the cache does not keep the cache alive.
+#[repr(C)] // What every execution reads stands first, together.
 pub(super) struct Shared {
-    pub machine: Arc<Machine>,
     pub backend: Arc<dyn Backend>,
-    pub config: Config,
-    pub staging: Staging,
-    pub holdings: Holdings,
-    pub sharing: Sharing,
-    pub executions: AtomicU64,
-    pub bytes: AtomicU64,
     /// Held for reading by whoever enqueues or allocates, so that nothing starts after a context has begun to close.
     gate: RwLock<()>,
     /// Set once, before closing takes the gate.
     closed: AtomicBool,
+    pub executions: AtomicU64,
+    pub bytes: AtomicU64,
+    pub staging: Staging,
+    pub holdings: Holdings,
+    pub sharing: Sharing,
+    pub machine: Arc<Machine>,
+    pub config: Config,
 }
 
 impl Shared {

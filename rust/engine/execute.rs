@@ -6,7 +6,7 @@ use super::context::Shared;
 use super::error::Error;
 use super::sharing::Import;
 use super::staging::Regions;
-use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle, nvtx};
+use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, Kept, StreamHandle, nvtx};
 use crate::fault;
 use crate::model::timeline::Timeline;
 use crate::plan;
@@ -18,21 +18,30 @@ use std::sync::{Arc, Weak};
 /// A plan for certain addresses, ready to run any number of times, from any thread, in any stream.
 ///
 /// Everything that an execution hands to the backend is built here once and shared, so that executing copies nothing.
+#[repr(C)] // What every execution reads stands first, together: a time loop finds it in no near cache.
 pub struct Plan {
     context: Arc<Shared>,
-    planned: Arc<plan::Plan>,
+    /// That of `planned`.
+    program: Arc<plan::Program>,
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     regions: Regions,
     /// Bytes of all transfers.
     bytes: u64,
+    /// The context's count of frees when the allocations were last seen alive.
+    alive_at: AtomicU64,
+    /// Memory of other processes that it moves. Not kept: a plan in the cache must not keep a connection.
+    imports: Box<[Weak<Import>]>,
+    /// That of `planned`.
+    executor: plan::Engine,
+    /// That of the context.
+    verify: Verify,
+    /// What the backend has made for it.
+    kept: Kept,
+    planned: Arc<plan::Plan>,
     /// The bound that it was planned for.
     staging_bytes: u64,
     allocations: Box<[Held]>,
-    /// Memory of other processes that it moves. Not kept: a plan in the cache must not keep a connection.
-    imports: Box<[Weak<Import>]>,
-    /// The context's count of frees when the allocations were last seen alive.
-    alive_at: AtomicU64,
 }
 
 /// What [`Plan::trace`] saw.
@@ -73,6 +82,9 @@ impl Plan {
         let imports = context.sharing.imports_of(allocations.iter().map(|held| held.address));
         Ok(Plan {
             context: context.clone(),
+            program: planned.program.clone(),
+            executor: planned.executor,
+            verify: context.config.verify,
             planned,
             endpoints: batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect(),
             rings,
@@ -82,24 +94,28 @@ impl Plan {
             allocations: allocations.into(),
             imports,
             alive_at: AtomicU64::new(alive_at),
+            kept: Kept::default(),
         })
     }
 
     /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
-        self.run(stream, |backend, execution| backend.execute(execution))
+        self.run(stream, |backend, execution| backend.execute_kept(execution, &self.kept))
     }
 
     /// The same for a run that nobody waits for by itself: only stream order tells its end. Executions that use staging memory have to
     /// be told of each other, so that only others are spared anything.
     pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
-        if !self.regions.is_empty() {
-            return self.execute(stream).map(drop);
-        }
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         let _open = self.begin()?;
-        self.context.backend.enqueue(&self.execution(stream, &[]))?;
+        let backend = &*self.context.backend;
+        if self.regions.is_empty() {
+            backend.enqueue_kept(&self.execution(stream, &[]), &self.kept)?;
+        } else {
+            let execute = |after: &[Completion]| backend.execute_kept(&self.execution(stream, after), &self.kept);
+            self.context.staging.in_turn(&self.regions, execute, |_| ())?;
+        }
         self.count();
         Ok(())
     }
@@ -136,7 +152,7 @@ impl Plan {
         for import in self.imports.iter().filter_map(Weak::upgrade) {
             import.check()?;
         }
-        if cfg!(debug_assertions) || context.config.verify >= Verify::Program {
+        if cfg!(debug_assertions) || self.verify >= Verify::Program {
             plan::validate(&self.planned.program, self.staging_bytes)?;
         }
         fault::point("execute");
@@ -145,13 +161,13 @@ impl Plan {
 
     fn execution<'a>(&'a self, stream: StreamHandle, after: &'a [Completion]) -> Execution<'a> {
         Execution {
-            program: &self.planned.program,
+            program: &self.program,
             endpoints: &self.endpoints,
             rings: &self.rings,
             stream,
             after,
-            verify: self.context.config.verify == Verify::Bytes,
-            engine: self.planned.executor,
+            verify: self.verify == Verify::Bytes,
+            engine: self.executor,
         }
     }
 

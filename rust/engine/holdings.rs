@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory, streams and events of one context that are out.
 #[derive(Debug, Default)]
+#[repr(C)] // What every execution reads stands first.
 pub(super) struct Holdings {
+    frees: AtomicU64,
     memory: Mutex<HashMap<u64, (DeviceId, u64)>>,
     streams: Mutex<HashMap<StreamHandle, DeviceId>>,
     events: Mutex<HashSet<EventHandle>>,
-    frees: AtomicU64,
 }
 
 /// What was still out when a context closed.

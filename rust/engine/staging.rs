@@ -12,10 +12,13 @@ use crate::backend::{Backend, BackendError, Completion};
 use crate::fault;
 use crate::plan::Ring;
 use crate::topology::DeviceId;
+use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Rings start at multiples of this while they fit, so that copies run at full speed.
 const ALIGNMENT: u64 = 256;
@@ -30,18 +33,44 @@ pub struct Region {
     pub end: u64,
 }
 
-/// The regions of one plan, disjoint.
-pub type Regions = SmallVec<[Region; 4]>;
+/// The regions of one plan, disjoint, in the staging memory of one context.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Regions {
+    /// The plan's last [`Use`], which the table may have forgotten. Read and written while the table is locked.
+    last_use: AtomicU64,
+    all: Box<[Region]>,
+}
+
+impl Regions {
+    /// Regions that nobody has used for this plan.
+    pub fn new(all: impl Into<Box<[Region]>>) -> Regions {
+        Regions { last_use: AtomicU64::new(DefaultKey::null().data().as_ffi()), all: all.into() }
+    }
+
+    fn last_use(&self) -> DefaultKey {
+        KeyData::from_ffi(self.last_use.load(Ordering::Relaxed)).into()
+    }
+}
+
+impl Deref for Regions {
+    type Target = [Region];
+
+    fn deref(&self) -> &[Region] {
+        &self.all
+    }
+}
 
 /// Completions that an execution has to wait for.
 pub type After = SmallVec<[Completion; 4]>;
 
 /// The staging memory of a context.
 #[derive(Debug)]
+#[repr(C)] // What every execution reads stands first.
 pub struct Staging {
+    users: Mutex<Users>,
     bound: u64,
     arenas: Mutex<BTreeMap<DeviceId, Arena>>,
-    users: Mutex<Users>,
 }
 
 #[derive(Debug)]
@@ -59,7 +88,7 @@ impl Staging {
     /// Finds room for the rings of a plan: the base address of each, and the regions that they fill.
     pub fn place(&self, rings: &[Ring], backend: &dyn Backend) -> Result<(Arc<[u64]>, Regions), Error> {
         let mut bases = vec![0; rings.len()];
-        let mut regions = Regions::new();
+        let mut regions = Vec::new();
         let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|r| r.device).collect();
         devices.sort_unstable();
         devices.dedup();
@@ -82,7 +111,7 @@ impl Staging {
                 next += ring.bytes().next_multiple_of(alignment);
             }
         }
-        Ok((bases.into(), regions))
+        Ok((bases.into(), Regions::new(regions)))
     }
 
     fn take(&self, device: DeviceId, bytes: u64, backend: &dyn Backend) -> Result<u64, BackendError> {
@@ -108,16 +137,30 @@ impl Staging {
     ///
     /// The lock is held while `enqueue` runs, so that the order in which executions learn of each other is the order in which the
     /// backend gets them. `enqueue` must not wait. When it fails nothing was enqueued, and nothing is remembered.
-    pub fn ordered<E>(&self, regions: &[Region], enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>) -> Result<Completion, E> {
-        if regions.is_empty() {
-            return enqueue(&[]);
-        }
+    pub fn ordered<E>(&self, regions: &Regions, enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>) -> Result<Completion, E> {
+        if regions.is_empty() { enqueue(&[]) } else { self.in_turn(regions, enqueue, Clone::clone) }
+    }
+
+    /// The same for an execution of whose completion the caller wants only what `take` takes.
+    pub fn in_turn<T, E>(
+        &self,
+        regions: &Regions,
+        enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>,
+        take: impl FnOnce(&Completion) -> T,
+    ) -> Result<T, E> {
         let mut users = lock(&self.users);
+        if let Some(last) = users.whole(regions) {
+            let after = if last.completion.is_known_done() { &[] } else { std::slice::from_ref(&last.completion) };
+            fault::point("staging");
+            last.completion = enqueue(after)?;
+            return Ok(take(&last.completion));
+        }
         let after = users.unfinished(regions);
         fault::point("staging");
         let completion = enqueue(&after)?;
-        users.record(regions, &completion);
-        Ok(completion)
+        let taken = take(&completion);
+        users.record(regions, completion);
+        Ok(taken)
     }
 
     /// Bytes of staging that are allocated on `device`.
@@ -127,7 +170,10 @@ impl Staging {
 
     /// Gives all arenas back. All executions have finished, and no more will come.
     pub fn release(&self, backend: &dyn Backend) -> Result<(), BackendError> {
-        lock(&self.users).last.clear();
+        let mut users = lock(&self.users);
+        users.uses.clear();
+        users.last.clear();
+        drop(users);
         let arenas = std::mem::take(&mut *lock(&self.arenas));
         let mut result = Ok(());
         for arena in arenas.values() {
@@ -140,52 +186,83 @@ impl Staging {
 /// Who used which bytes last: disjoint ranges by their first byte. A later user of a byte replaces the earlier one, because waiting
 /// for the later includes waiting for the earlier. So the table holds no more ranges than plans have regions' boundaries.
 #[derive(Debug, Default)]
+#[repr(C)]
 struct Users {
-    last: BTreeMap<u64, (u64, Completion)>,
+    uses: SlotMap<DefaultKey, Use>,
+    /// End and use of each range.
+    last: BTreeMap<u64, (u64, DefaultKey)>,
     /// Table size at which finished executions are swept out.
     sweep_at: usize,
+}
+
+/// The last execution of a plan, for as long as there are bytes that it was the last to use.
+#[derive(Debug)]
+struct Use {
+    completion: Completion,
+    /// How many ranges are its.
+    ranges: usize,
+    /// Nobody has used a byte of the plan's regions since. Then the plan's next execution comes after this one alone and takes its place,
+    /// without a look at any range: what happens in a time loop.
+    is_whole: bool,
 }
 
 const SWEEP_AT_LEAST: usize = 64;
 
 impl Users {
-    /// Each unfinished execution that used a byte of these regions, once.
-    fn unfinished(&self, regions: &[Region]) -> After {
-        let mut after = After::new();
-        for region in regions {
-            // Ranges are disjoint, so their ends ascend as their starts do.
-            for (_, (_, completion)) in self.last.range(..region.end).rev().take_while(|(_, (end, _))| *end > region.start) {
-                if !after.iter().any(|other| Arc::ptr_eq(other, completion)) && !completion.is_known_done() {
-                    after.push(completion.clone());
-                }
-            }
-        }
-        after
+    /// The last use of exactly these regions, by the same plan, if no byte of them was used since.
+    fn whole(&mut self, regions: &Regions) -> Option<&mut Use> {
+        self.uses.get_mut(regions.last_use()).filter(|last| last.is_whole)
     }
 
-    fn record(&mut self, regions: &[Region], completion: &Completion) {
-        for region in regions {
-            // In a time loop.
-            if let Some((end, last)) = self.last.get_mut(&region.start)
-                && *end == region.end
+    /// Each unfinished execution that used a byte of these regions, once.
+    fn unfinished(&self, regions: &Regions) -> After {
+        let mut uses: SmallVec<[DefaultKey; 8]> = SmallVec::new();
+        for region in regions.iter() {
+            // Ranges are disjoint, so their ends ascend as their starts do.
+            let ranges = self.last.range(..region.end).rev().take_while(|(_, (end, _))| *end > region.start);
+            uses.extend(ranges.map(|(_, (_, earlier))| *earlier));
+        }
+        uses.sort_unstable();
+        uses.dedup();
+        let completions = uses.into_iter().filter_map(|earlier| self.uses.get(earlier)).map(|earlier| &earlier.completion);
+        completions.filter(|completion| !completion.is_known_done()).cloned().collect()
+    }
+
+    fn record(&mut self, regions: &Regions, completion: Completion) {
+        let new = self.uses.insert(Use { completion, ranges: regions.len(), is_whole: true });
+        for region in regions.iter() {
+            while let Some((&start, &(end, earlier))) =
+                self.last.range(..region.end).next_back().filter(|(_, (end, _))| *end > region.start)
             {
-                *last = completion.clone();
-                continue;
-            }
-            while let Some((&start, &(end, _))) = self.last.range(..region.end).next_back().filter(|(_, (end, _))| *end > region.start) {
-                let Some((_, earlier)) = self.last.remove(&start) else { break };
+                self.last.remove(&start);
+                let mut left = 0;
                 if start < region.start {
-                    self.last.insert(start, (region.start, earlier.clone()));
+                    self.last.insert(start, (region.start, earlier));
+                    left += 1;
                 }
                 if end > region.end {
                     self.last.insert(region.end, (end, earlier));
+                    left += 1;
                 }
+                self.cut(earlier, left);
             }
-            self.last.insert(region.start, (region.end, completion.clone()));
+            self.last.insert(region.start, (region.end, new));
         }
+        regions.last_use.store(new.data().as_ffi(), Ordering::Relaxed);
         if self.last.len() > self.sweep_at {
-            self.last.retain(|_, (_, completion)| !finished(completion));
+            self.uses.retain(|_, last| !finished(&last.completion));
+            self.last.retain(|_, (_, last)| self.uses.contains_key(*last));
             self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
+        }
+    }
+
+    /// Bytes of one range of a use are another's now; of the range there are `left` pieces.
+    fn cut(&mut self, key: DefaultKey, left: usize) {
+        let Some(cut) = self.uses.get_mut(key) else { return };
+        cut.is_whole = false;
+        cut.ranges = cut.ranges - 1 + left;
+        if cut.ranges == 0 {
+            self.uses.remove(key);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{Addresses, Random};
 use mpgpu::backend::*;
-use mpgpu::engine::staging::{Region, Staging};
+use mpgpu::engine::staging::{Region, Regions, Staging};
 use mpgpu::engine::{Config, Context, Error, PlanOptions, Transfer};
 use mpgpu::plan::Ring;
 use mpgpu::topology::{DeviceId, Machine, preset};
@@ -50,8 +50,13 @@ fn number(completion: &Completion) -> usize {
     completion.as_any().downcast_ref::<End>().expect("this test's own").number
 }
 
-/// Enqueues `end` with these regions; the numbers of those that it has to run after.
+/// Enqueues `end` with these regions, as a plan does that has not run before; the numbers of those that it has to run after.
 fn enqueue(staging: &Staging, regions: &[Region], end: &Arc<End>) -> Vec<usize> {
+    enqueue_of(staging, &Regions::new(regions), end)
+}
+
+/// The same as the next run of the plan of these regions.
+fn enqueue_of(staging: &Staging, regions: &Regions, end: &Arc<End>) -> Vec<usize> {
     let mut numbers = Vec::new();
     staging
         .ordered(regions, |after| {
@@ -182,8 +187,32 @@ fn nobody_waits_for_what_has_finished_well_or_badly() {
 fn an_execution_that_could_not_be_enqueued_is_not_waited_for() {
     let staging = Staging::new(0);
     enqueue(&staging, &[region(0, 10)], &End::of(0));
-    assert_eq!(staging.ordered(&[region(0, 10)], |_| Err("refused")).expect_err("passed on"), "refused");
-    assert_eq!(enqueue(&staging, &[region(0, 10)], &End::of(1)), [0]);
+    assert_eq!(staging.ordered(&Regions::new([region(0, 10)]), |_| Err("refused")).expect_err("passed on"), "refused");
+    let plan = Regions::new([region(0, 10)]);
+    assert_eq!(enqueue_of(&staging, &plan, &End::of(1)), [0]);
+    assert_eq!(staging.ordered(&plan, |_| Err("refused")).expect_err("passed on"), "refused");
+    assert_eq!(enqueue_of(&staging, &plan, &End::of(2)), [1]);
+}
+
+#[test]
+fn a_plan_that_had_its_bytes_to_itself_comes_after_its_last_run_and_otherwise_after_all_that_shared_one() {
+    let staging = Staging::new(0);
+    let both = || Regions::new([region(0, 100), region(200, 300)]);
+    let (mine, same, across) = (both(), both(), Regions::new([region(90, 210)]));
+    let ends: Vec<Arc<End>> = (0..10).map(End::of).collect();
+    assert_eq!(enqueue_of(&staging, &mine, &ends[0]), NONE);
+    assert_eq!(enqueue_of(&staging, &mine, &ends[1]), [0]);
+    // Has an end of each region of the first. What is left of those is still the first's.
+    assert_eq!(enqueue_of(&staging, &across, &ends[2]), [1]);
+    assert_eq!(enqueue_of(&staging, &mine, &ends[3]), [1, 2]);
+    assert_eq!(enqueue_of(&staging, &mine, &ends[4]), [3]);
+    // Another plan in the same bytes, and the first again.
+    assert_eq!(enqueue_of(&staging, &same, &ends[5]), [4]);
+    assert_eq!(enqueue_of(&staging, &across, &ends[6]), [2, 5]);
+    assert_eq!(enqueue_of(&staging, &mine, &ends[7]), [5, 6]);
+    ends[7].finish();
+    assert_eq!(enqueue_of(&staging, &mine, &ends[8]), NONE);
+    assert_eq!(enqueue_of(&staging, &mine, &ends[9]), [8]);
 }
 
 #[test]
@@ -191,15 +220,26 @@ fn every_earlier_execution_that_shares_a_byte_has_finished_or_is_waited_for() {
     for seed in 0..u64::from(crate::common::config(100).cases) {
         let mut random = Random(seed);
         let staging = Staging::new(0);
-        let mut runs: Vec<(Vec<Region>, Arc<End>, HashSet<usize>)> = Vec::new();
+        let mut plans: Vec<Arc<Regions>> = Vec::new();
+        let mut runs: Vec<(Arc<Regions>, Arc<End>, HashSet<usize>)> = Vec::new();
         for number in 0..150 {
-            let mut regions: Vec<Region> = Vec::new();
-            for device in 0..1 + random.below(3) {
-                let start = device * 1000 + random.below(60);
-                regions.push(region(start, start + 1 + random.below(40)));
-            }
+            // A new plan, or the next run of one of those before, often of the last.
+            let last = plans.len().saturating_sub(1) as u64;
+            let regions = match random.below(4) {
+                1 if number > 0 => plans[random.below(last + 1) as usize].clone(),
+                2 | 3 if number > 0 => plans[last as usize].clone(),
+                _ => {
+                    let mut regions: Vec<Region> = Vec::new();
+                    for device in 0..1 + random.below(3) {
+                        let start = device * 1000 + random.below(60);
+                        regions.push(region(start, start + 1 + random.below(40)));
+                    }
+                    plans.push(Arc::new(Regions::new(regions)));
+                    plans[plans.len() - 1].clone()
+                }
+            };
             let end = End::of(number);
-            let after = enqueue(&staging, &regions, &end);
+            let after = enqueue_of(&staging, &regions, &end);
             // Waiting for an execution includes waiting for what that waits for.
             let mut waits: HashSet<usize> = after.iter().copied().collect();
             waits.extend(after.iter().flat_map(|&n| runs[n].2.iter().copied()));

@@ -3,6 +3,7 @@
 use super::Core;
 use super::device::{Mark, lock};
 use super::driver::{CUevent, Driver, OutsideCapture, call, code};
+use super::execute::Start;
 use super::timing::Timing;
 use super::verify::Verdict;
 use crate::backend::loss::Heard;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub(super) struct Finished {
     // Before `core`, in which its pool lives.
-    mark: Arc<Mark>,
+    mark: Mark,
     core: Arc<Core>,
     gpu: usize,
     /// The caller's stream, where it is known apart from all others ([`Core::stream_id`]).
@@ -29,15 +30,6 @@ pub(super) struct Finished {
     is_seen_done: AtomicBool,
 }
 
-/// How an execution ends.
-pub(super) struct Ended {
-    /// Recorded on `gpu`.
-    pub mark: Arc<Mark>,
-    pub gpu: usize,
-    pub stream: Option<u64>,
-    pub verdict: Option<Arc<Verdict>>,
-}
-
 /// Timestamps of the operations, where those were asked for. Boxed, because nearly all executions have none.
 #[derive(Debug)]
 enum Timed {
@@ -47,18 +39,27 @@ enum Timed {
 }
 
 impl Finished {
-    pub fn new(core: Arc<Core>, end: Ended, timing: Option<Timing>, heard: Heard) -> Finished {
-        let Ended { mark, gpu, stream, verdict } = end;
-        Finished {
-            mark,
-            core,
-            gpu,
-            stream,
-            verdict,
-            timed: Mutex::new(timing.map_or(Timed::No, |timing| Timed::Enqueued(Box::new(timing)))),
-            heard,
-            is_seen_done: AtomicBool::new(false),
+    /// The end of an execution from `start`, for which `mark` stands: one of the GPU of its stream.
+    pub fn new(core: Arc<Core>, mark: Mark, start: &Start, verdict: Option<Arc<Verdict>>) -> Finished {
+        let &Start { home, stream, heard } = start;
+        Finished { mark, core, gpu: home, stream, verdict, timed: Mutex::new(Timed::No), heard, is_seen_done: AtomicBool::new(false) }
+    }
+
+    /// Makes it that of another execution, which is still to be recorded, if nobody else has it and its event is of the right GPU.
+    pub fn renewed(mut self: Arc<Finished>, start: &Start) -> Option<Arc<Finished>> {
+        let end = Arc::get_mut(&mut self)?;
+        if end.gpu != start.home || end.verdict.is_some() {
+            return None;
         }
+        end.stream = start.stream;
+        end.heard = start.heard;
+        *end.is_seen_done.get_mut() = false;
+        Some(self)
+    }
+
+    /// It was timed.
+    pub fn time(&self, timing: Timing) {
+        *lock(&self.timed) = Timed::Enqueued(Box::new(timing));
     }
 
     /// Stands for the end until the completion is dropped.

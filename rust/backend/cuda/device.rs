@@ -37,6 +37,34 @@ impl Caller {
     }
 }
 
+/// The GPUs of streams that were met, by the number that the driver gives each stream and no other: one word for each, which holds both.
+#[derive(Debug, Default)]
+pub(super) struct Homes([AtomicU64; Homes::MOST]);
+
+impl Homes {
+    /// Fills a cache line. Two streams whose numbers share a word take turns in it.
+    const MOST: usize = 8;
+    /// Bits for the GPU, counted from 1, so that a word of 0 stands for nothing.
+    const GPU_BITS: u32 = 8;
+
+    fn word(&self, number: u64) -> &AtomicU64 {
+        &self.0[number as usize % Homes::MOST]
+    }
+
+    pub fn find(&self, number: u64) -> Option<usize> {
+        let word = self.word(number).load(Ordering::Relaxed);
+        let gpu = word & ((1 << Homes::GPU_BITS) - 1);
+        (gpu > 0 && word >> Homes::GPU_BITS == number).then(|| gpu as usize - 1)
+    }
+
+    /// Its primary context has been retained.
+    pub fn note(&self, number: u64, gpu: usize) {
+        if number >> (u64::BITS - Homes::GPU_BITS) == 0 {
+            self.word(number).store(number << Homes::GPU_BITS | (gpu as u64 + 1), Ordering::Relaxed);
+        }
+    }
+}
+
 /// A GPU in sight of the process.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -215,10 +243,15 @@ impl Primary {
         lock(&self.events).push(event);
     }
 
+    /// An event of the pool, to be recorded.
+    pub fn mark(&self) -> Result<Mark, BackendError> {
+        Ok(Mark { event: self.event()?, pool: self.events.clone() })
+    }
+
     /// An event of the pool that stands for all work of `stream`, a stream of this context, up to now. Needs no current context: the
     /// event and the stream are of the same one (`cuEventRecord`).
     pub fn record(&self, stream: usize) -> Result<Mark, BackendError> {
-        let mark = Mark { event: self.event()?, pool: self.events.clone() };
+        let mark = self.mark()?;
         // SAFETY: an event of this context that is ours alone; a stream of the same context.
         unsafe { call!(self.driver, cuEventRecord(mark.event(), handle(stream))) }?;
         Ok(mark)
@@ -375,6 +408,20 @@ mod tests {
         assert!(caller(0, 3).is(caller(1, 3)) && !caller(0, 3).is(caller(0, 2)));
         assert!(!caller(2, 0).is(caller(2, 0)), "each thread has its own");
         assert!(caller(0x7f00, 0).is(caller(0x7f00, 0)) && !caller(0x7f00, 0).is(caller(0x7f08, 0)));
+    }
+
+    #[test]
+    fn the_gpu_of_a_stream_is_found_by_its_whole_number_alone() {
+        let homes = Homes::default();
+        assert_eq!(homes.find(0), None);
+        homes.note(0, 0);
+        homes.note(9, 63);
+        assert_eq!((homes.find(0), homes.find(9), homes.find(1), homes.find(17)), (Some(0), Some(63), None, None));
+        homes.note(17, 5);
+        assert_eq!((homes.find(9), homes.find(17)), (None, Some(5)));
+        // A number that leaves no room for the GPU is not noted, and not taken for its lower bits.
+        homes.note((1 << 56) + 9, 2);
+        assert_eq!((homes.find((1 << 56) + 9), homes.find(9), homes.find(17)), (None, None, Some(5)));
     }
 
     #[test]

@@ -5,14 +5,16 @@
 //! caller's stream before their first operation and which it waits for after their last; `lanes` has what is decided about them.
 //! Under stream capture the same calls make the lanes branches of the graph.
 
-use super::completion::{Captured, Ended, Finished};
+use super::completion::{Captured, Finished};
 use super::device::{Caller, Mark, Primary, handle, lock};
 use super::driver::{OutsideCapture, call};
+use super::graph::Kept;
 use super::kernel::Kernel;
 use super::lanes::{Seat, move_seat, seats, wiring};
 use super::timing::Timing;
 use super::verify::Verdict;
 use super::{Core, Reach};
+use crate::backend::loss::Heard;
 use crate::backend::{BackendError, Completion, Endpoints, Execution, StreamHandle};
 use crate::ffi::bridge::Segment;
 use crate::plan::{Copy, Engine, Mechanism, Op, Place};
@@ -36,51 +38,64 @@ struct Lane<'a> {
     begun: bool,
 }
 
+/// Where an execution starts.
+pub(super) struct Start {
+    /// The GPU of its stream.
+    pub home: usize,
+    /// Its stream's number ([`Core::home_of`]).
+    pub stream: Option<u64>,
+    /// What its stream has been told.
+    pub heard: Heard,
+}
+
 /// What there is of an execution once it is enqueued.
 struct End {
-    home: usize,
-    stream: Option<u64>,
+    start: Start,
     capturing: bool,
-    /// An event behind its copies, where one was recorded.
-    mark: Option<Arc<Mark>>,
+    /// That of its copies, where an event was recorded behind them.
+    copied: Option<Arc<Finished>>,
     verdict: Option<Arc<Verdict>>,
 }
 
 impl Core {
     /// Enqueues an execution and an event behind it. `timed`: with a timestamp before and after each operation.
-    pub fn execute(self: &Arc<Core>, execution: &Execution<'_>, timed: bool) -> Result<Completion, BackendError> {
+    pub fn execute(self: &Arc<Core>, execution: &Execution<'_>, kept: &Kept, timed: bool) -> Result<Completion, BackendError> {
         let mut timing = if timed { Some(Timing::new(self.clone(), self.gpu_of(execution.stream)?)) } else { None };
-        let heard = self.heard(execution.stream);
-        let end = self.run(execution, &mut timing, |end| {
+        let end = self.run(execution, kept, &mut timing, |end| {
             if end.capturing {
                 return Ok(None);
             }
-            let mark = match end.mark {
+            Ok(Some(match end.copied {
                 // A graph's launch has marked its own end, behind which nothing was enqueued.
-                Some(mark) if end.verdict.is_none() => mark,
-                _ => Arc::new(self.primary(end.home)?.record(execution.stream.0)?),
-            };
-            Ok(Some(Ended { mark, gpu: end.home, stream: end.stream, verdict: end.verdict }))
+                Some(copied) if end.verdict.is_none() => copied,
+                _ => {
+                    let mark = self.primary(end.start.home)?.record(execution.stream.0)?;
+                    Arc::new(Finished::new(self.clone(), mark, &end.start, end.verdict))
+                }
+            }))
         })?;
-        Ok(match end {
-            Some(end) => Arc::new(Finished::new(self.clone(), end, timing, heard)),
-            None => Arc::new(Captured),
-        })
+        let Some(end) = end else { return Ok(Arc::new(Captured)) };
+        if let Some(timing) = timing {
+            end.time(timing);
+        }
+        Ok(end)
     }
 
     /// Enqueues an execution whose end nobody asks for.
-    pub fn enqueue(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
-        self.run(execution, &mut None, |_| Ok(()))
+    pub fn enqueue(self: &Arc<Core>, execution: &Execution<'_>, kept: &Kept) -> Result<(), BackendError> {
+        self.run(execution, kept, &mut None, |_| Ok(()))
     }
 
     /// Enqueues an execution, and calls `finish` while the context of its stream's GPU is current.
     fn run<T>(
-        &self,
+        self: &Arc<Core>,
         execution: &Execution<'_>,
+        kept: &Kept,
         timing: &mut Option<Timing>,
         finish: impl FnOnce(End) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let home = self.gpu_of(execution.stream)?;
+        let (home, stream) = self.home_of(execution.stream)?;
+        let start = Start { home, stream, heard: self.heard(execution.stream) };
         let _current = self.reach(home)?.enter()?;
         let capturing = self.is_capturing(execution)?;
         if capturing {
@@ -89,12 +104,10 @@ impl Core {
                 return Err(BackendError::NotSupported("timestamps cannot be captured: time an execution outside of a capture".into()));
             }
         }
-        // Only executions that share memory come after others.
-        let stream = if execution.program.rings.is_empty() { None } else { self.stream_id(execution.stream) };
         self.come_after(execution, stream)?;
-        let mark = self.enqueue_copies(execution, home, capturing, timing)?;
+        let copied = self.enqueue_copies(execution, &start, kept, capturing, timing)?;
         let verdict = if execution.verify { self.enqueue_verification(execution, home).map(Some) } else { Ok(None) };
-        let finished = verdict.and_then(|verdict| finish(End { home, stream, capturing, mark, verdict }));
+        let finished = verdict.and_then(|verdict| finish(End { start, capturing, copied, verdict }));
         if finished.is_err() && !capturing {
             let _outside = OutsideCapture::enter(self.driver);
             // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
@@ -113,10 +126,19 @@ impl Core {
         Ok(status != 0)
     }
 
-    /// A number that no other stream of this process has or will have, unlike its handle, which a stream that is created after it was
-    /// destroyed may get. `None` for the default streams, whose handles stand for several, and where the driver gives none.
-    fn stream_id(&self, stream: StreamHandle) -> Option<u64> {
-        if stream.0 > 2 { self.driver.stream_id(handle(stream.0)) } else { None }
+    /// The GPU that a stream belongs to, and a number that no other stream of this process has or will have, unlike its handle, which a
+    /// stream that is created after it was destroyed may get. `None` for the default streams, whose handles stand for several, and where
+    /// the driver gives none. A stream with a number stays on its GPU, which is looked up once.
+    fn home_of(&self, stream: StreamHandle) -> Result<(usize, Option<u64>), BackendError> {
+        let number = if stream.0 > 2 && !self.is_destroyed(stream) { self.driver.stream_id(handle(stream.0)) } else { None };
+        if let Some(gpu) = number.and_then(|number| self.homes.find(number)) {
+            return Ok((gpu, number));
+        }
+        let gpu = self.gpu_of(stream)?;
+        if let Some(number) = number {
+            self.homes.note(number, gpu);
+        }
+        Ok((gpu, number))
     }
 
     /// Has the caller's stream wait for the executions that this one comes after, those in the same stream excepted.
@@ -133,14 +155,15 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues the copies. When it fails, what was enqueued has finished. Returns the mark of their end, where one was made.
+    /// Enqueues the copies. When it fails, what was enqueued has finished. Returns their end, where it was recorded.
     fn enqueue_copies(
-        &self,
+        self: &Arc<Core>,
         execution: &Execution<'_>,
-        home: usize,
+        start: &Start,
+        kept: &Kept,
         capturing: bool,
         timing: &mut Option<Timing>,
-    ) -> Result<Option<Arc<Mark>>, BackendError> {
+    ) -> Result<Option<Arc<Finished>>, BackendError> {
         if let Some(timing) = timing {
             timing.start(execution.stream.0)?;
         }
@@ -150,10 +173,22 @@ impl Core {
         if execution.engine == Engine::Graph
             && !capturing
             && timing.is_none()
-            && let Some(mark) = self.launch_graph(execution, home)?
+            && let Some(end) = self.launch_graph(execution, start, kept)?
         {
-            return Ok(Some(mark));
+            return Ok(Some(end));
         }
+        self.enqueue_lanes(execution, start.home, capturing, timing).map(|()| None)
+    }
+
+    /// Enqueues the copies over streams. When it fails, what was enqueued has finished.
+    #[inline(never)]
+    fn enqueue_lanes(
+        &self,
+        execution: &Execution<'_>,
+        home: usize,
+        capturing: bool,
+        timing: &mut Option<Timing>,
+    ) -> Result<(), BackendError> {
         let mut is_reached = self.plan_is_reached(execution, home)?;
         let mut seats = seats(execution.program, home, is_reached);
         for lane in 0..seats.len() {
@@ -185,7 +220,7 @@ impl Core {
                 lane.primary.give_lane_back(lane.stream, caller, capturing);
             }
         }
-        enqueued.map(|()| None)
+        enqueued
     }
 
     /// Finds a stream for each lane.

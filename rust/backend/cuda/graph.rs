@@ -11,22 +11,22 @@
 //! An exec is destroyed only when its last launch has finished.
 
 use super::Core;
-use super::device::{Caller, Mark, handle, lock};
+use super::completion::Finished;
+use super::device::{Caller, handle, lock};
 use super::driver::{CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, OutsideCapture, call, code};
+use super::execute::Start;
 use super::nodes::{Site, made_for, predecessors, works};
 use crate::backend::{BackendError, Endpoints, Execution};
 use crate::plan::{Lane, Mechanism, Program};
 use crate::topology::DeviceId;
-use lru::LruCache;
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Programs whose execs are kept. Those in the very act of launching are not counted out.
 const MOST_PROGRAMS: usize = 128;
-/// Of these, how many are found at once.
-const RECENT: usize = 4;
 /// Execs of one program.
 const MOST_EXECS: usize = 8;
 /// Re-pointings of a program's execs after which one more exec is instantiated instead. By then they have cost more than it does, as
@@ -58,72 +58,80 @@ pub struct GraphStatistics {
 /// leaves open which GPU works on a lane: a node cannot be moved to another GPU once it is instantiated.
 type Key = (usize, Option<usize>);
 
+/// Where a plan keeps the execs of its program at hand, so that a launch finds them without a look at those of others. They may be
+/// evicted all the same: then the next launch looks for new ones.
+#[derive(Default)]
+pub struct Kept(OnceLock<(Key, Arc<Mutex<Pool>>)>);
+
+impl Kept {
+    /// The execs for a launch in a stream of GPU `home`, if these are they.
+    fn find(&self, program: &Arc<Program>, home: usize) -> Option<&Mutex<Pool>> {
+        let ((address, for_home), pool) = self.0.get()?;
+        (*address == Arc::as_ptr(program).addr() && for_home.is_none_or(|gpu| gpu == home)).then_some(pool)
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kept")
+    }
+}
+
 /// The execs of all programs.
+#[derive(Default)]
 pub(super) struct Graphs {
-    programs: Mutex<Programs>,
+    launches: AtomicU64,
+    misses: AtomicU64,
+    programs: Mutex<HashMap<Key, Arc<Mutex<Pool>>, ahash::RandomState>>,
     /// Evicted while they were at work.
     retired: Mutex<Vec<Exec>>,
-    launches: AtomicU64,
-    hits: AtomicU64,
     instantiations: AtomicU64,
     repoints: AtomicU64,
     waits: AtomicU64,
 }
 
-struct Programs {
-    all: LruCache<Key, Arc<Mutex<Pool>>, ahash::RandomState>,
-    /// Some that were launched lately, which a time loop finds here without touching the table and its order: a launch leaves little
-    /// of them in the caches. What stands here is not evicted.
-    recent: [Option<(Key, Arc<Mutex<Pool>>)>; RECENT],
-    /// Where the next one goes.
-    next: usize,
-}
-
-impl Programs {
-    fn find(&mut self, key: Key) -> Option<Arc<Mutex<Pool>>> {
-        if let Some((_, pool)) = self.recent.iter().flatten().find(|recent| recent.0 == key) {
-            return Some(pool.clone());
-        }
-        let pool = self.all.get(&key)?.clone();
-        self.recent[self.next] = Some((key, pool.clone()));
-        self.next = (self.next + 1) % RECENT;
-        Some(pool)
-    }
-}
-
-/// The execs of one program. Locked while one of them is chosen, changed and launched.
+/// The execs of one program. Locked while one of them is chosen, changed and launched. What a launch in a time loop reads comes first,
+/// in two or three cache lines, because the launch before has left nothing of it in the nearest cache.
+#[repr(C)]
 struct Pool {
-    program: Arc<Program>,
-    execs: SmallVec<[Exec; 2]>,
-    launches: u64,
-    /// Re-pointings since the last instantiation.
-    repoints: u32,
+    /// It is no longer found by others, and has no execs.
+    is_evicted: bool,
     /// The driver would not build it, which was logged: the program runs on streams.
     refused: bool,
+    /// Re-pointings since the last instantiation.
+    repoints: u32,
+    /// The number of its last launch, of those of all programs.
+    launched: u64,
+    execs: SmallVec<[Exec; 2]>,
+    program: Arc<Program>,
 }
 
 /// An executable graph, and what it is bound to.
+#[repr(C)]
 struct Exec {
+    endpoints: Arc<[Endpoints]>,
+    rings: Arc<[u64]>,
+    /// A `CUgraphExec`; 0 until it is instantiated.
+    exec: usize,
+    last: Option<Launch>,
+    /// The end of an earlier launch, which serves for the next one when nobody else has it any more: with the two of them a time loop
+    /// allocates nothing, and asks nobody for an event.
+    spare: Option<Arc<Finished>>,
     driver: &'static Driver,
     /// A `CUgraph`, whose nodes name those of the exec.
     graph: usize,
-    /// A `CUgraphExec`; 0 until it is instantiated.
-    exec: usize,
     /// A `CUgraphNode` for each [`Work`], in the order of the program.
     nodes: Vec<usize>,
     /// The GPU of each lane, and whether kernels do its fused operations, and not copies.
     made_for: SmallVec<[(usize, bool); 8]>,
-    endpoints: Arc<[Endpoints]>,
-    rings: Arc<[u64]>,
-    last: Option<Launch>,
 }
 
 /// The last launch of an exec.
 struct Launch {
-    /// Stands for its end. Shared with the completion of the launch.
-    mark: Arc<Mark>,
+    /// Shared with whoever asks for the end of the launch.
+    end: Arc<Finished>,
     stream: Caller,
-    /// How many launches of the program came before it.
+    /// Its number, of those of all programs.
     number: u64,
 }
 
@@ -169,28 +177,33 @@ fn choose(seen: &[Seen], repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choi
     }
 }
 
-impl Default for Graphs {
-    fn default() -> Graphs {
-        Graphs {
-            programs: Mutex::new(Programs {
-                all: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
-                recent: [const { None }; RECENT],
-                next: 0,
-            }),
-            retired: Mutex::default(),
-            launches: AtomicU64::new(0),
-            hits: AtomicU64::new(0),
-            instantiations: AtomicU64::new(0),
-            repoints: AtomicU64::new(0),
-            waits: AtomicU64::new(0),
-        }
-    }
-}
-
 impl Core {
-    /// Launches the program as a graph in the caller's stream, whose GPU is `home` and whose context is current, and returns the mark of
-    /// its end. `None`, and nothing enqueued, where it is none for a graph. When it fails, what was enqueued has finished.
-    pub fn launch_graph(&self, execution: &Execution<'_>, home: usize) -> Result<Option<Arc<Mark>>, BackendError> {
+    /// Launches the program as a graph in the caller's stream, whose GPU's context is current, and returns its end. `None`, and nothing
+    /// enqueued, where it is none for a graph. When it fails, what was enqueued has finished.
+    pub fn launch_graph(
+        self: &Arc<Core>,
+        execution: &Execution<'_>,
+        start: &Start,
+        kept: &Kept,
+    ) -> Result<Option<Arc<Finished>>, BackendError> {
+        let _outside = OutsideCapture::enter(self.driver);
+        if let Some(pool) = kept.find(execution.program, start.home) {
+            let mut pool = lock(pool);
+            if !pool.is_evicted {
+                return self.launch_of(&mut pool, execution, start);
+            }
+        }
+        self.launch_found(execution, start, kept)
+    }
+
+    /// The same for a program whose execs are not at hand.
+    #[cold]
+    fn launch_found(
+        self: &Arc<Core>,
+        execution: &Execution<'_>,
+        start: &Start,
+        kept: &Kept,
+    ) -> Result<Option<Arc<Finished>>, BackendError> {
         let program = execution.program;
         let has_kernel_nodes = self.driver.cuGraphAddKernelNode.is_some() && self.driver.cuGraphExecKernelNodeSetParams.is_some();
         if self.driver.cuGraphInstantiateWithFlags.is_none()
@@ -199,64 +212,112 @@ impl Core {
         {
             return Ok(None);
         }
-        let _outside = OutsideCapture::enter(self.driver);
-        let pool = self.pool(program, home);
-        let mut pool = lock(&pool);
+        let key = (Arc::as_ptr(program).addr(), program.lanes.iter().any(|lane| lane.also.is_some()).then_some(start.home));
+        loop {
+            let found = self.pool(key, program);
+            let mut pool = lock(&found);
+            // Another thread may have needed its place since.
+            if !pool.is_evicted {
+                // Those that were kept first stay: a plan for several homes keeps those of one.
+                let _ = kept.0.set((key, found.clone()));
+                return self.launch_of(&mut pool, execution, start);
+            }
+        }
+    }
+
+    fn launch_of(
+        self: &Arc<Core>,
+        pool: &mut Pool,
+        execution: &Execution<'_>,
+        start: &Start,
+    ) -> Result<Option<Arc<Finished>>, BackendError> {
+        let caller = Caller::new(execution.stream.0, start.home);
+        // As `choose` would, with less to look at.
+        if let Some(exec) = pool.execs.iter_mut().find(|exec| exec.is_bound_to(execution) && exec.was_last_in(caller)) {
+            let (end, number) = self.launch(exec, execution.stream.0, caller, start)?;
+            pool.launched = number;
+            return Ok(Some(end));
+        }
+        self.launch_chosen(pool, execution, caller, start)
+    }
+
+    /// Chooses an exec, makes it ready and launches it.
+    #[cold]
+    fn launch_chosen(
+        self: &Arc<Core>,
+        pool: &mut Pool,
+        execution: &Execution<'_>,
+        caller: Caller,
+        start: &Start,
+    ) -> Result<Option<Arc<Finished>>, BackendError> {
         if pool.refused {
             return Ok(None);
         }
-        let seen: SmallVec<[Seen; MOST_EXECS]> = pool.execs.iter().map(|exec| exec.seen(execution, home)).collect();
+        let home = start.home;
+        let seen: SmallVec<[Seen; MOST_EXECS]> = pool.execs.iter().map(|exec| exec.seen(execution, caller)).collect();
         let choice = choose(&seen, pool.repoints, |index| pool.execs[index].is_idle());
         let index = match choice {
             Choice::Launch(index) => Some(index),
-            Choice::Repoint(index) => self.repoint(&mut pool, index, execution, home)?,
-            Choice::Instantiate => self.instantiate(&mut pool, execution, home)?,
+            Choice::Repoint(index) => self.repoint(pool, index, execution, home)?,
+            Choice::Instantiate => self.instantiate(pool, execution, home)?,
             Choice::Wait(index) => {
                 self.graphs.waits.fetch_add(1, Ordering::Relaxed);
                 if let Some(last) = &pool.execs[index].last {
                     // SAFETY: the event is the exec's; the caller's stream.
-                    unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), last.mark.event(), 0)) }?;
+                    unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), last.end.event(), 0)) }?;
                 }
-                if seen[index].same_addresses { Some(index) } else { self.repoint(&mut pool, index, execution, home)? }
+                if seen[index].same_addresses { Some(index) } else { self.repoint(pool, index, execution, home)? }
             }
         };
         let Some(index) = index else { return Ok(None) };
-        if seen.get(index).is_some_and(|seen| seen.same_addresses) {
-            self.graphs.hits.fetch_add(1, Ordering::Relaxed);
+        let (end, number) = self.launch(&mut pool.execs[index], execution.stream.0, caller, start)?;
+        pool.launched = number;
+        if !seen.get(index).is_some_and(|seen| seen.same_addresses) {
+            self.graphs.misses.fetch_add(1, Ordering::Relaxed);
         }
-        pool.launches += 1;
-        let number = pool.launches;
-        let mark = self.launch(&mut pool.execs[index], execution.stream.0, home, number)?;
-        self.graphs.launches.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(mark))
+        Ok(Some(end))
     }
 
     /// The execs of a program. Makes room for them where there are too many.
-    fn pool(&self, program: &Arc<Program>, home: usize) -> Arc<Mutex<Pool>> {
-        let key = (Arc::as_ptr(program).addr(), program.lanes.iter().any(|lane| lane.also.is_some()).then_some(home));
-        let mut evicted = Vec::new();
+    fn pool(&self, key: Key, program: &Arc<Program>) -> Arc<Mutex<Pool>> {
         let pool = {
             let mut programs = lock(&self.graphs.programs);
-            if let Some(pool) = programs.find(key) {
-                return pool;
+            if let Some(pool) = programs.get(&key) {
+                return pool.clone();
             }
-            let programs = &mut programs.all;
             if programs.len() >= MOST_PROGRAMS {
-                // Under this lock nobody can come by another reference, so the one that is counted is the cache's own.
-                let unused = programs.iter().rev().find(|(_, pool)| Arc::strong_count(pool) == 1).map(|(key, _)| *key);
-                evicted.extend(unused.and_then(|key| programs.pop(&key)).and_then(Arc::into_inner));
+                self.evict(&mut programs);
             }
-            let pool = Pool { program: program.clone(), execs: SmallVec::new(), launches: 0, repoints: 0, refused: false };
+            let pool = Pool {
+                is_evicted: false,
+                refused: false,
+                repoints: 0,
+                // As if launched just now, so that it is not the next to go.
+                launched: self.graphs.launches.load(Ordering::Relaxed),
+                execs: SmallVec::new(),
+                program: program.clone(),
+            };
             let pool = Arc::new(Mutex::new(pool));
-            programs.put(key, pool.clone());
+            programs.insert(key, pool.clone());
             pool
         };
-        for pool in evicted {
-            let pool = pool.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-            lock(&self.graphs.retired).extend(pool.execs);
-        }
         self.destroy_retired();
         pool
+    }
+
+    /// Takes the execs of the program that was longest not launched, those in the very act of launching excepted: whoever launches holds
+    /// the lock.
+    fn evict(&self, programs: &mut HashMap<Key, Arc<Mutex<Pool>>, ahash::RandomState>) {
+        let oldest = programs.iter().filter_map(|(key, pool)| Some((pool.try_lock().ok()?.launched, *key))).min();
+        let Some((_, key)) = oldest else { return };
+        if let Some(mut pool) = programs.get(&key).and_then(|pool| pool.try_lock().ok()) {
+            pool.is_evicted = true;
+            let execs = std::mem::take(&mut pool.execs).into_iter().map(Exec::retired);
+            lock(&self.graphs.retired).extend(execs);
+        } else {
+            return;
+        }
+        programs.remove(&key);
     }
 
     /// Destroys the retired execs that have finished.
@@ -266,16 +327,22 @@ impl Core {
         drop(finished);
     }
 
+    /// Forgets the ends of all launches, which keep the backend alive: no more are to come.
+    pub fn forget_launches(&self) {
+        let pools: Vec<_> = lock(&self.graphs.programs).values().cloned().collect();
+        for pool in pools {
+            lock(&pool).execs.iter_mut().for_each(Exec::forget_launches);
+        }
+        lock(&self.graphs.retired).iter_mut().for_each(Exec::forget_launches);
+    }
+
     /// Destroys all. All work has finished.
     pub fn release_graphs(&self) {
         let Ok(primary) = self.primary(self.any_used()) else { return };
         let _current = primary.enter();
-        let mut programs = lock(&self.graphs.programs);
-        programs.recent = [const { None }; RECENT];
-        while let Some((_, pool)) = programs.all.pop_lru() {
+        for (_, pool) in lock(&self.graphs.programs).drain() {
             lock(&pool).execs.clear();
         }
-        drop(programs);
         lock(&self.graphs.retired).clear();
     }
 
@@ -294,7 +361,7 @@ impl Core {
                 log::debug!("a graph is instantiated anew, because the driver does not re-point it: {error}");
             }
             let stale = pool.execs.remove(index);
-            lock(&self.graphs.retired).push(stale);
+            lock(&self.graphs.retired).push(stale.retired());
             return self.instantiate(pool, execution, home);
         }
         exec.endpoints = execution.endpoints.clone();
@@ -359,31 +426,44 @@ impl Core {
         program.lanes.iter().zip(is_fused).map(site).collect()
     }
 
-    fn launch(&self, exec: &mut Exec, stream: usize, home: usize, number: u64) -> Result<Arc<Mark>, BackendError> {
+    fn launch(
+        self: &Arc<Core>,
+        exec: &mut Exec,
+        stream: usize,
+        caller: Caller,
+        start: &Start,
+    ) -> Result<(Arc<Finished>, u64), BackendError> {
         let raw: CUstream = handle(stream);
+        // Before the launch, which leaves little in the caches.
+        let end = match exec.spare.take().and_then(|spare| spare.renewed(start)) {
+            Some(end) => end,
+            None => Arc::new(Finished::new(self.clone(), self.primary(start.home)?.mark()?, start, None)),
+        };
         // SAFETY: an instantiated graph whose nodes lie inside of the transfers and slots, for which the caller of `execute` and the engine
         // vouch until completion; the caller's stream.
         unsafe { call!(self.driver, cuGraphLaunch(handle(exec.exec), raw)) }?;
-        let mark = self.primary(home)?.record(stream).inspect_err(|_| {
+        // SAFETY: an event of the context of this stream that nobody else has; the caller's stream.
+        let recorded = unsafe { call!(self.driver, cuEventRecord(end.event(), raw)) };
+        recorded.inspect_err(|_| {
             // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
             unsafe { (self.driver.cuStreamSynchronize)(raw) };
         })?;
-        let mark = Arc::new(mark);
-        exec.last = Some(Launch { mark: mark.clone(), stream: Caller::new(stream, home), number });
-        Ok(mark)
+        let number = self.graphs.launches.fetch_add(1, Ordering::Relaxed) + 1;
+        exec.spare = exec.last.replace(Launch { end: end.clone(), stream: caller, number }).map(|before| before.end);
+        Ok((end, number))
     }
 
     pub fn graph_statistics(&self) -> GraphStatistics {
         let graphs = &self.graphs;
-        let pools: Vec<_> = lock(&graphs.programs).all.iter().map(|(_, pool)| pool.clone()).collect();
+        let pools: Vec<_> = lock(&graphs.programs).values().cloned().collect();
         let execs = pools.iter().map(|pool| lock(pool).execs.len()).sum::<usize>() + lock(&graphs.retired).len();
-        let (launches, hits) = (graphs.launches.load(Ordering::Relaxed), graphs.hits.load(Ordering::Relaxed));
+        let (launches, misses) = (graphs.launches.load(Ordering::Relaxed), graphs.misses.load(Ordering::Relaxed));
         GraphStatistics {
             programs: pools.len() as u64,
             execs: execs as u64,
             launches,
-            hits,
-            misses: launches.saturating_sub(hits),
+            hits: launches.saturating_sub(misses),
+            misses,
             instantiations: graphs.instantiations.load(Ordering::Relaxed),
             repoints: graphs.repoints.load(Ordering::Relaxed),
             waits: graphs.waits.load(Ordering::Relaxed),
@@ -409,6 +489,7 @@ impl Exec {
             endpoints: execution.endpoints.clone(),
             rings: execution.rings.clone(),
             last: None,
+            spare: None,
         };
         let befores = predecessors(program);
         let mut nodes_of: Vec<std::ops::Range<usize>> = Vec::with_capacity(program.ops.len());
@@ -464,20 +545,41 @@ impl Exec {
         })
     }
 
-    fn seen(&self, execution: &Execution<'_>, home: usize) -> Seen {
-        let caller = Caller::new(execution.stream.0, home);
+    /// Whether it has the addresses of `execution`. By identity: the same address may since belong to another allocation, of which the exec
+    /// knows nothing.
+    fn is_bound_to(&self, execution: &Execution<'_>) -> bool {
+        Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
+    }
+
+    /// Whether its last launch was surely in this stream.
+    fn was_last_in(&self, caller: Caller) -> bool {
+        self.last.as_ref().is_some_and(|last| last.stream.is(caller))
+    }
+
+    fn seen(&self, execution: &Execution<'_>, caller: Caller) -> Seen {
         Seen {
-            // By identity: the same address may since belong to another allocation, of which the exec knows nothing.
-            same_addresses: Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings),
-            same_stream: self.last.as_ref().is_some_and(|last| last.stream.is(caller)),
+            same_addresses: self.is_bound_to(execution),
+            same_stream: self.was_last_in(caller),
             number: self.last.as_ref().map_or(0, |last| last.number),
         }
+    }
+
+    /// One that is not to be launched any more.
+    fn retired(self) -> Exec {
+        let mut exec = self;
+        exec.spare = None;
+        exec
+    }
+
+    fn forget_launches(&mut self) {
+        self.last = None;
+        self.spare = None;
     }
 
     /// Whether its last launch has finished, with or without an error.
     fn is_idle(&self) -> bool {
         // SAFETY: the event is this exec's own.
-        self.last.as_ref().is_none_or(|last| unsafe { (self.driver.cuEventQuery)(last.mark.event()) } != code::NOT_READY)
+        self.last.as_ref().is_none_or(|last| unsafe { (self.driver.cuEventQuery)(last.end.event()) } != code::NOT_READY)
     }
 }
 

@@ -42,7 +42,7 @@ mod signal;
 mod timing;
 mod verify;
 
-pub use self::graph::GraphStatistics;
+pub use self::graph::{GraphStatistics, Kept};
 pub use self::identity::identity;
 
 use self::device::{Device, Primary, handle, lock};
@@ -64,6 +64,12 @@ const MOST_DEVICES: usize = 64;
 /// created. The primary contexts stay for the rest of the process.
 pub struct CudaBackend(Arc<Core>);
 
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        self.0.forget_launches();
+    }
+}
+
 /// How a GPU reaches the ends of plans, by the address of the plan's endpoints and the GPU.
 type Reached = HashMap<(usize, usize), Reach>;
 
@@ -78,23 +84,25 @@ struct Reach {
 }
 
 /// What the backend and its completions share.
+#[repr(C)] // What every execution reads stands first, together.
 pub(in crate::backend::cuda) struct Core {
     driver: &'static Driver,
     devices: Vec<Device>,
-    hosts: u32,
     /// Devices whose primary context is retained: one bit for each.
     used: AtomicU64,
+    /// Streams of `create_stream` that were destroyed, and how many they are: nobody takes the lock while there are none.
+    destroyed_count: AtomicUsize,
+    destroyed: RwLock<HashSet<usize>>,
+    homes: device::Homes,
+    graphs: graph::Graphs,
+    sharing: share::Sharing,
+    hosts: u32,
     memory: Mutex<memory::Given>,
     /// Streams of `create_stream`.
     streams: Mutex<HashMap<usize, DeviceId>>,
-    /// Streams of `create_stream` that were destroyed, and how many they are: nobody takes the lock while there are none.
-    destroyed: RwLock<HashSet<usize>>,
-    destroyed_count: AtomicUsize,
     events: event::Events,
     verification: Mutex<Option<verify::Blocks>>,
     reached: Mutex<Reached>,
-    graphs: graph::Graphs,
-    sharing: share::Sharing,
 }
 
 impl CudaBackend {
@@ -137,6 +145,7 @@ impl CudaBackend {
             streams: Mutex::default(),
             destroyed: RwLock::default(),
             destroyed_count: AtomicUsize::new(0),
+            homes: device::Homes::default(),
             events: event::Events::default(),
             verification: Mutex::default(),
             reached: Mutex::default(),
@@ -447,16 +456,24 @@ impl Backend for CudaBackend {
 
     /// Inside a stream capture the copies become part of the graph; [`BackendError::NotSupported`] where that could not be right.
     fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
-        self.0.execute(execution, false)
+        self.0.execute(execution, &Kept::default(), false)
     }
 
     /// By events with timestamps around each operation, over streams; see `timing`. [`BackendError::NotSupported`] inside a stream capture.
     fn execute_timed(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
-        self.0.execute(execution, true)
+        self.0.execute(execution, &Kept::default(), true)
     }
 
     fn enqueue(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
-        self.0.enqueue(execution)
+        self.0.enqueue(execution, &Kept::default())
+    }
+
+    fn execute_kept(&self, execution: &Execution<'_>, kept: &Kept) -> Result<Completion, BackendError> {
+        self.0.execute(execution, kept, false)
+    }
+
+    fn enqueue_kept(&self, execution: &Execution<'_>, kept: &Kept) -> Result<(), BackendError> {
+        self.0.enqueue(execution, kept)
     }
 
     /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does.

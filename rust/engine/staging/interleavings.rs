@@ -36,11 +36,11 @@ impl CompletionState for Run {
 const BYTES: u64 = 6;
 
 /// The double of a backend: each execution is a thread that waits for its predecessors and then occupies its bytes for a while.
-fn enqueue(staging: &Staging, regions: Vec<Region>, bytes: &Arc<[AtomicBool]>) -> (Completion, thread::JoinHandle<()>) {
+fn enqueue(staging: &Staging, regions: &Arc<Regions>, bytes: &Arc<[AtomicBool]>) -> (Completion, thread::JoinHandle<()>) {
     let mut thread = None;
-    let completion = staging.ordered(&regions.clone(), |after| {
+    let completion = staging.ordered(regions, |after| {
         let run = Arc::new(Run { done: ModelMutex::new(false), ended: Condvar::new() });
-        let (mine, after, bytes) = (run.clone(), after.to_vec(), bytes.clone());
+        let (mine, after, bytes, regions) = (run.clone(), after.to_vec(), bytes.clone(), regions.clone());
         thread = Some(thread::spawn(move || {
             after.iter().for_each(|earlier| drop(earlier.wait()));
             let used = || regions.iter().flat_map(|r| r.start..r.end).map(|at| &bytes[at as usize]);
@@ -57,22 +57,25 @@ fn enqueue(staging: &Staging, regions: Vec<Region>, bytes: &Arc<[AtomicBool]>) -
     (completion.expect("the double never fails"), thread.expect("enqueue has run"))
 }
 
-fn regions() -> Vec<Region> {
+fn regions() -> Arc<Regions> {
     let mut random = shuttle::rand::thread_rng();
     let start = random.gen_range(0..BYTES / 2);
     let first = Region { start, end: random.gen_range(start + 1..=BYTES / 2) };
     let second = Region { start: random.gen_range(BYTES / 2..BYTES), end: BYTES };
-    if random.gen_bool(0.5) { vec![first] } else { vec![first, second] }
+    Arc::new(Regions::new(if random.gen_bool(0.5) { vec![first] } else { vec![first, second] }))
 }
 
 fn threads_with_overlapping_plans() {
     let staging = Arc::new(Staging::new(BYTES));
     let bytes: Arc<[AtomicBool]> = (0..BYTES).map(|_| AtomicBool::new(false)).collect();
+    // Fewer plans than runs: some run twice with or without another in between, from one thread or two.
+    let plans = [regions(), regions(), regions()];
     let callers: Vec<_> = (0..3)
         .map(|_| {
-            let (staging, bytes) = (staging.clone(), bytes.clone());
+            let (staging, bytes, plans) = (staging.clone(), bytes.clone(), plans.clone());
             thread::spawn(move || {
-                let runs: Vec<_> = (0..2).map(|_| enqueue(&staging, regions(), &bytes)).collect();
+                let plan = || &plans[shuttle::rand::thread_rng().gen_range(0..plans.len())];
+                let runs: Vec<_> = (0..2).map(|_| enqueue(&staging, plan(), &bytes)).collect();
                 for (completion, thread) in runs {
                     completion.wait().expect("the double never fails");
                     assert!(completion.is_done().expect("the double never fails"));
