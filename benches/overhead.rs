@@ -156,21 +156,23 @@ fn plan_cache_hit(criterion: &mut Criterion) {
 /// More than a core's own caches hold.
 const OTHERS_BYTES: usize = 8 << 20;
 
-/// Times `call` as in a time loop, where a simulation and the driver have had the caches meanwhile. What `apart` counts in nanoseconds is
-/// taken out.
-fn bench_cold(criterion: &mut Criterion, name: &str, apart: impl Fn() -> u64, mut call: impl FnMut()) {
-    let mut others = vec![0_u8; OTHERS_BYTES];
-    criterion.bench_function(&format!("{name}, caches cold"), |bench| {
+/// Times each `call` by itself after a walk through `others` bytes, as a simulation and the driver have the caches between two steps. What
+/// `apart` counts in nanoseconds is taken out, and so is what looking at the clock takes.
+fn bench_apart(criterion: &mut Criterion, name: &str, others: usize, apart: impl Fn() -> u64, mut call: impl FnMut()) {
+    let mut others = vec![0_u8; others];
+    criterion.bench_function(name, |bench| {
         bench.iter_custom(|times| {
-            let mut total = Duration::ZERO;
+            let (mut total, mut clock) = (Duration::ZERO, Duration::ZERO);
             let before = apart();
             for _ in 0..times {
                 others.iter_mut().step_by(64).for_each(|byte| *byte = byte.wrapping_add(1));
                 let start = Instant::now();
+                let begin = Instant::now();
                 call();
-                total += start.elapsed();
+                total += begin.elapsed();
+                clock += begin - start;
             }
-            total.saturating_sub(Duration::from_nanos(apart() - before))
+            total.saturating_sub(clock + Duration::from_nanos(apart() - before)).max(Duration::from_nanos(1))
         });
     });
 }
@@ -190,7 +192,7 @@ fn execute(criterion: &mut Criterion) {
         let name = format!("execute, {what}, backend that does nothing");
         let call = || drop(black_box(plan.execute(StreamHandle(0)).expect("enqueued")));
         criterion.bench_function(&name, |bench| bench.iter(call));
-        bench_cold(criterion, &name, || 0, call);
+        bench_apart(criterion, &format!("{name}, caches cold"), OTHERS_BYTES, || 0, call);
     }
 }
 
@@ -217,11 +219,24 @@ fn with_idle_driver() {
     panic!("this program does not run again: {failed}");
 }
 
-/// What the driver that does nothing has beside a driver's functions.
+/// Functions of the driver that does nothing. Those that `mp_execute` calls take two words at most.
 struct IdleDriver {
     set_walk: unsafe extern "C" fn(usize),
     walked: unsafe extern "C" fn() -> u64,
+    push_context: unsafe extern "C" fn(usize) -> i32,
+    calls: Vec<unsafe extern "C" fn(*mut u64, *mut u64) -> i32>,
 }
+
+/// What an execution of one graph calls, in this order.
+const CALLS: [&str; 7] = [
+    "cuStreamGetId",
+    "cuCtxGetCurrent",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuGraphLaunch",
+    "cuEventRecord",
+    "cuThreadExchangeStreamCaptureMode",
+];
 
 impl IdleDriver {
     fn load() -> IdleDriver {
@@ -231,6 +246,8 @@ impl IdleDriver {
             IdleDriver {
                 set_walk: *library.get(b"driver_set_walk").expect("its function"),
                 walked: *library.get(b"driver_walked").expect("its function"),
+                push_context: *library.get(b"cuCtxPushCurrent_v2").expect("its function"),
+                calls: CALLS.iter().map(|name| *library.get(name.as_bytes()).expect("its function")).collect(),
             }
         }
     }
@@ -239,7 +256,22 @@ impl IdleDriver {
 /// What a launch walks through: several times a first-level cache, and less than a second-level one.
 const LAUNCH_BYTES: usize = 256 << 10;
 
-/// `mp_execute` of the CUDA backend, whole, without the time of the driver's calls.
+impl IdleDriver {
+    /// Times `call` while everything is in the caches; after launches that leave little of it in the nearest one; and from cold caches.
+    fn bench(&self, criterion: &mut Criterion, name: &str, mut call: impl FnMut()) {
+        criterion.bench_function(name, |bench| bench.iter(&mut call));
+        // SAFETY: functions of `driver.c` without conditions.
+        let walked = || unsafe { (self.walked)() };
+        // SAFETY: as above.
+        unsafe { (self.set_walk)(LAUNCH_BYTES) };
+        bench_apart(criterion, &format!("{name}, behind launches"), 0, walked, &mut call);
+        bench_apart(criterion, &format!("{name}, caches cold"), OTHERS_BYTES, walked, &mut call);
+        // SAFETY: as above.
+        unsafe { (self.set_walk)(0) };
+    }
+}
+
+/// `mp_execute` of the CUDA backend, whole, and the driver's calls in it alone: the difference is the library's own.
 fn execute_on_cuda(criterion: &mut Criterion) {
     let driver = IdleDriver::load();
     let options = mp_context_options_t {
@@ -255,6 +287,17 @@ fn execute_on_cuda(criterion: &mut Criterion) {
     let mut stream = null_mut();
     // SAFETY: the output is valid for the call.
     check(unsafe { mp_stream_create(context, 0, &mut stream) });
+    // The context of GPU 0 is current, as in a program that has called cudaSetDevice.
+    // SAFETY: a number that stands for it in `driver.c`.
+    unsafe { (driver.push_context)(1 << 12) };
+    let mut word = 0;
+    driver.bench(criterion, "the driver's calls of one graph alone, driver that does nothing", || {
+        let out = &raw mut word;
+        for call in &driver.calls {
+            // SAFETY: functions of `driver.c` that write one word at most, where one of their two arguments points. A stream is only a number.
+            black_box(unsafe { call(out, out) });
+        }
+    });
     for (what, bytes) in [("one copy", 4096), ("one graph", 64 << 20)] {
         let (mut dst, mut src, mut plan) = (null_mut(), null_mut(), null_mut());
         // SAFETY: the outputs are valid for the calls.
@@ -265,27 +308,18 @@ fn execute_on_cuda(criterion: &mut Criterion) {
         let transfer = mp_transfer_t { dst, dst_device: 1, src, src_device: 0, bytes };
         // SAFETY: all pointers are valid for the call.
         check(unsafe { mp_plan(context, &transfer, 1, null(), &mut plan) });
-        let execute = || {
+        driver.bench(criterion, &format!("mp_execute, {what}, driver that does nothing"), || {
             // SAFETY: no request is asked for.
             check(unsafe { mp_execute(black_box(plan), stream, null_mut()) });
-        };
-        let execute_and_wait = || {
+        });
+        driver.bench(criterion, &format!("mp_execute and mp_wait, {what}, driver that does nothing"), || {
             let mut request = null_mut();
             // SAFETY: the request is valid for the calls.
             unsafe {
                 check(mp_execute(black_box(plan), stream, &mut request));
                 check(mp_wait(&mut request));
             }
-        };
-        let name = format!("mp_execute, {what}, driver that does nothing");
-        criterion.bench_function(&name, |bench| bench.iter(execute));
-        criterion.bench_function(&format!("{name}, with mp_wait"), |bench| bench.iter(execute_and_wait));
-        // SAFETY: functions of `driver.c` without conditions.
-        unsafe { (driver.set_walk)(LAUNCH_BYTES) };
-        // SAFETY: as above.
-        bench_cold(criterion, &name, || unsafe { (driver.walked)() }, execute);
-        // SAFETY: as above.
-        unsafe { (driver.set_walk)(0) };
+        });
         check(mp_plan_destroy(plan));
     }
     check(mp_context_destroy(context));

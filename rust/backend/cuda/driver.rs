@@ -48,6 +48,7 @@ macro_rules! driver_functions {
         /// The functions of the driver that mpgpu calls, named as in its manual.
         #[allow(non_snake_case)]
         #[derive(Clone)]
+        #[repr(C)] // In the order below.
         pub(super) struct Driver {
             $(pub $required: unsafe extern "C" fn($($required_argument),*) -> Code,)*
             $(pub $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> Code>,)*
@@ -118,9 +119,6 @@ driver_functions! {
         cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
         cuDevicePrimaryCtxRelease = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
         cuDevicePrimaryCtxGetState = "cuDevicePrimaryCtxGetState" (CUdevice, *mut c_uint, *mut c_int);
-        cuCtxGetCurrent = "cuCtxGetCurrent" (*mut CUcontext);
-        cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
-        cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
         cuCtxGetDevice = "cuCtxGetDevice" (*mut CUdevice);
         cuCtxEnablePeerAccess = "cuCtxEnablePeerAccess" (CUcontext, c_uint);
         cuCtxSynchronize = "cuCtxSynchronize" ();
@@ -131,18 +129,14 @@ driver_functions! {
         cuMemHostRegister = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
         cuMemHostUnregister = "cuMemHostUnregister" (*mut c_void);
         cuPointerGetAttributes = "cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
-        cuMemcpyAsync = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
         cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
         cuStreamCreate = "cuStreamCreate" (*mut CUstream, c_uint);
         cuStreamDestroy = "cuStreamDestroy_v2" (CUstream);
         cuStreamQuery = "cuStreamQuery" (CUstream);
         cuStreamSynchronize = "cuStreamSynchronize" (CUstream);
         cuStreamWaitEvent = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
-        cuStreamIsCapturing = "cuStreamIsCapturing" (CUstream, *mut c_uint);
-        cuStreamGetCtx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
         cuEventCreate = "cuEventCreate" (*mut CUevent, c_uint);
         cuEventDestroy = "cuEventDestroy_v2" (CUevent);
-        cuEventRecord = "cuEventRecord" (CUevent, CUstream);
         cuEventQuery = "cuEventQuery" (CUevent);
         cuEventSynchronize = "cuEventSynchronize" (CUevent);
         cuLaunchHostFunc = "cuLaunchHostFunc" (CUstream, unsafe extern "C" fn(*mut c_void), *mut c_void);
@@ -160,10 +154,20 @@ driver_functions! {
         );
         cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
         cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
-        cuGraphLaunch = "cuGraphLaunch" (CUgraphExec, CUstream);
+        // What every execution calls, beside each other, and the number of a stream next to them.
+        cuStreamGetCtx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
+        cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
+        cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
+        cuMemcpyAsync = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuCtxGetCurrent = "cuCtxGetCurrent" (*mut CUcontext);
+        cuStreamIsCapturing = "cuStreamIsCapturing" (CUstream, *mut c_uint);
         cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
+        cuGraphLaunch = "cuGraphLaunch" (CUgraphExec, CUstream);
+        cuEventRecord = "cuEventRecord" (CUevent, CUstream);
     }
     optional {
+        // CUDA 12.0.
+        cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
         // Every driver has it; only timed executions need it.
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
         // CUDA 11.2.
@@ -185,8 +189,6 @@ driver_functions! {
         cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
             CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
-        // CUDA 12.0.
-        cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
         // CUDA 11.7.
         cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
         // Not every platform has these: not those without a file system of their own, say.

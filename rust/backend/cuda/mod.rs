@@ -30,6 +30,8 @@ mod ipc;
 mod kernel;
 mod lanes;
 #[cfg(test)]
+mod launches;
+#[cfg(test)]
 mod lost;
 mod memory;
 mod nodes;

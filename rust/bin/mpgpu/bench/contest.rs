@@ -61,20 +61,52 @@ const ROUNDS: std::ops::RangeInclusive<usize> = 11..=2001;
 
 /// How many rounds there were, and what each contestant took.
 pub fn contest(contestants: &mut [&mut dyn Contestant], repeat: Option<usize>) -> Result<(usize, Vec<Times>), Failure> {
+    let samples = samples(contestants, repeat)?;
+    let rounds = samples.first().map_or(0, |samples| samples.issue.len());
+    Ok((rounds, samples.iter().map(Samples::times).collect()))
+}
+
+/// What one contestant took in each round, in seconds.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    /// From issue until the host sees the last byte arrived.
+    pub total: Vec<f64>,
+    /// The calling thread's time until everything is issued.
+    pub issue: Vec<f64>,
+}
+
+impl Samples {
+    pub fn times(&self) -> Times {
+        Times { total: Spread::of(self.total.clone()), issue: Spread::of(self.issue.clone()) }
+    }
+}
+
+/// In which order contestants take their turns in a round. Over `count` rounds, twice as many for an odd count, each is in each place and
+/// comes directly behind each other one equally often (E. J. Williams, "Experimental designs balanced for the estimation of residual
+/// effects of treatments", 1949): what one leaves behind in caches and in the driver strikes all others alike.
+fn turns(round: usize, count: usize) -> Vec<usize> {
+    // 0, 1, n - 1, 2, n - 2, ...: the steps from one to the next are all different, modulo n.
+    let mut turns: Vec<usize> = (0..count).map(|turn| if turn % 2 == 1 { turn.div_ceil(2) } else { (count - turn / 2) % count }).collect();
+    turns.iter_mut().for_each(|contestant| *contestant = (*contestant + round) % count);
+    if count % 2 == 1 && (round / count) % 2 == 1 {
+        turns.reverse();
+    }
+    turns
+}
+
+/// What each contestant took in each round.
+pub fn samples(contestants: &mut [&mut dyn Contestant], repeat: Option<usize>) -> Result<Vec<Samples>, Failure> {
     let slowest = warm_up(contestants)?;
     let rounds = repeat.unwrap_or_else(|| ((TARGET.as_secs_f64() / slowest) as usize).clamp(*ROUNDS.start(), *ROUNDS.end()));
-    let mut samples = vec![(Vec::with_capacity(rounds), Vec::with_capacity(rounds)); contestants.len()];
+    let mut samples = vec![Samples { total: Vec::with_capacity(rounds), issue: Vec::with_capacity(rounds) }; contestants.len()];
     for round in 0..rounds {
-        // Each comes after each other one equally often.
-        for turn in 0..contestants.len() {
-            let index = (round + turn) % contestants.len();
+        for index in turns(round, contestants.len()) {
             let (issue, total) = once(contestants[index])?;
-            samples[index].0.push(issue);
-            samples[index].1.push(total);
+            samples[index].issue.push(issue);
+            samples[index].total.push(total);
         }
     }
-    let times = samples.into_iter().map(|(issue, total)| Times { total: Spread::of(total), issue: Spread::of(issue) });
-    Ok((rounds, times.collect()))
+    Ok(samples)
 }
 
 /// Seconds of the slowest contestant, once it is warm.
@@ -169,5 +201,21 @@ mod tests {
         let order = order.borrow();
         let (warm_up, timed) = order.split_at(5 * 6);
         assert_eq!((warm_up, timed), ("a.b.c.".repeat(5).as_str(), "a.b.c.b.c.a.c.a.b."));
+    }
+
+    #[test]
+    fn each_contestant_has_each_place_and_follows_each_other_one_equally_often() {
+        for count in 1..=7 {
+            let rounds = if count % 2 == 0 { count } else { 2 * count };
+            let (mut places, mut follows) = (vec![0; count * count], vec![0; count * count]);
+            for order in (0..rounds).map(|round| turns(round, count)) {
+                order.iter().enumerate().for_each(|(place, contestant)| places[place * count + contestant] += 1);
+                order.windows(2).for_each(|pair| follows[pair[0] * count + pair[1]] += 1);
+            }
+            let each = rounds / count;
+            assert!(places.iter().all(|times| *times == each), "{count}: {places:?}");
+            let fair = |(index, times): (usize, &usize)| *times == if index / count == index % count { 0 } else { each };
+            assert!(follows.iter().enumerate().all(fair), "{count}: {follows:?}");
+        }
     }
 }

@@ -1,9 +1,14 @@
 //! `execute_overhead`: the calling thread's time in `mp_execute`, through the C ABI as a program calls it, against the driver's calls
 //! that move the same bytes in the same stream.
+//!
+//! What is looked for is some hundred nanoseconds beside a launch of 25 us. So all take turns in one stream, each as often behind each
+//! other one, each graph is launched twice in a round, and times are compared within a round. The driver launches a graph of the same
+//! nodes, on the same GPUs and in the same order, but not the very same exec. What that alone may make out is measured as well: a second
+//! graph made like the first is held against it, as if it were the library. A result that is no larger than that shows nothing.
 
 use super::Failure;
 use super::cases::Case;
-use super::contest::{Contestant, Times, contest};
+use super::contest::{Contestant, Samples, Spread, Times, samples};
 use super::driver_graph::{Binding, DriverGraph, raw};
 use super::measure::Bench;
 use super::plain::{OnCuda, check};
@@ -34,18 +39,19 @@ pub struct Overhead {
     pub mpgpu: Times,
     /// `mp_execute` with a request, which the host waits for.
     pub requested: Times,
+    /// Seconds of the calling thread in `mp_execute` beyond the driver's own call: the median over all rounds.
+    pub beyond: f64,
+    /// The same with a request, beyond the driver's call and an event record.
+    pub requested_beyond: f64,
+    /// The driver's call for a second graph made like the first, beyond that for the first: what differs when nothing does.
+    pub control: f64,
+    /// The same with the event record.
+    pub requested_control: f64,
 }
 
-impl Overhead {
-    /// Seconds of the calling thread in `mp_execute` beyond the driver's own call.
-    pub fn beyond(&self) -> f64 {
-        self.mpgpu.issue.median - self.driver.issue.median
-    }
-
-    /// The same with a request, beyond the driver's call and an event record.
-    pub fn requested_beyond(&self) -> f64 {
-        self.requested.issue.median - self.recorded.issue.median
-    }
+/// The median of how much longer issuing took, round by round.
+fn longer(than: &Samples, one: &Samples) -> f64 {
+    Spread::of(one.issue.iter().zip(&than.issue).map(|(one, than)| one - than).collect()).median
 }
 
 /// Two closures.
@@ -116,7 +122,9 @@ impl Bench<'_> {
 
         let stream = self.context.create_stream(DeviceId::gpu(0))?;
         let mut driver = OnCuda::default();
-        let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device)).collect::<Result<Vec<_>, _>>()?;
+        // Lanes that the stream's GPU may work on are its own, as in the library's graph.
+        let home = DeviceId::gpu(0);
+        let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device_for(home))).collect::<Result<Vec<_>, _>>()?;
         let ends = [driver.context_of(transfer.dst_device)?, driver.context_of(transfer.src_device)?];
         driver.enable_access(transfer.src_device, transfer.dst_device)?;
         for a in &program.lanes {
@@ -125,17 +133,18 @@ impl Bench<'_> {
         let ring_bytes = |ring: &mpgpu::plan::Ring| self.context.allocate(ring.device, ring.bytes());
         let rings = program.rings.iter().map(ring_bytes).collect::<Result<Vec<_>, _>>()?;
         let endpoints = [Endpoints { dst: transfer.dst, src: transfer.src }];
-        let graph = match nodes {
-            1 => None,
-            _ => Some(DriverGraph::build(&Binding { program, endpoints: &endpoints, rings: &rings, contexts: &contexts })?.0),
+        let build = || match nodes {
+            1 => Ok::<_, Failure>(None),
+            _ => Ok(Some(DriverGraph::build(&Binding { program, endpoints: &endpoints, rings: &rings, contexts: &contexts })?.0)),
         };
+        let graphs = [build()?, build()?];
         let mut event = null_mut();
         driver.context_of(DeviceId::gpu(0))?;
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the output is valid for the call.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
 
-        let launch = || match &graph {
+        let launch = |graph: &Option<DriverGraph>| match graph {
             Some(graph) => graph.launch(stream),
             None => {
                 let mpgpu::engine::Transfer { dst, src, bytes, .. } = transfer;
@@ -145,16 +154,17 @@ impl Bench<'_> {
         };
         // SAFETY: a stream of the bench.
         let synchronize = || check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(stream)) });
-        let mut bare = Calls(launch, synchronize);
-        let mut recorded = Calls(
-            || {
-                launch()?;
-                // SAFETY: an event and a stream of GPU 0's context.
-                check("cuEventRecord", unsafe { sys::cuEventRecord(event, raw(stream)) })
-            },
-            // SAFETY: an event of the bench.
-            || check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event) }),
-        );
+        let launch_and_record = |graph: &Option<DriverGraph>| {
+            launch(graph)?;
+            // SAFETY: an event and a stream of GPU 0's context.
+            check("cuEventRecord", unsafe { sys::cuEventRecord(event, raw(stream)) })
+        };
+        // SAFETY: an event of the bench.
+        let wait_for_event = || check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event) });
+        let [first, second] = &graphs;
+        let (mut bare, mut other_bare) = (Calls(|| launch(first), synchronize), Calls(|| launch(second), synchronize));
+        let mut recorded = Calls(|| launch_and_record(first), wait_for_event);
+        let mut other_recorded = Calls(|| launch_and_record(second), wait_for_event);
         let request = std::cell::Cell::new(null_mut());
         let mut mpgpu = Calls(
             // SAFETY: no request is asked for; the memory lives until the stream was waited for.
@@ -179,16 +189,34 @@ impl Bench<'_> {
         self.verify("mp_execute", &mut mpgpu, &[&buffers])?;
         self.verify("mp_execute with a request", &mut requested, &[&buffers])?;
         driver.context_of(DeviceId::gpu(0))?;
-        let (rounds, times) = contest(&mut [&mut mpgpu, &mut bare, &mut requested, &mut recorded], self.repeat)?;
+        let contestants: &mut [&mut dyn Contestant] =
+            &mut [&mut mpgpu, &mut bare, &mut requested, &mut recorded, &mut other_bare, &mut other_recorded];
+        let samples = samples(contestants, self.repeat)?;
         self.verify("mp_execute", &mut mpgpu, &[&buffers])?;
 
-        drop(graph);
+        drop(graphs);
         // SAFETY: all its records were waited for.
         check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(event) })?;
         rings.into_iter().try_for_each(|ring| self.context.free(ring))?;
         self.context.destroy_stream(stream)?;
-        let &[mpgpu, driver, requested, recorded] = times.as_slice() else { return Err("nothing was timed".into()) };
-        let launch = if nodes == 1 { "one copy" } else { "one graph" };
-        Ok(Overhead { case, size, launch, nodes, rounds, plan: plan.clone(), driver, recorded, mpgpu, requested })
+        let [mpgpu, driver, requested, recorded, other_driver, other_recorded] = samples.as_slice() else {
+            return Err("nothing was timed".into());
+        };
+        Ok(Overhead {
+            case,
+            size,
+            launch: if nodes == 1 { "one copy" } else { "one graph" },
+            nodes,
+            rounds: mpgpu.issue.len(),
+            plan: plan.clone(),
+            driver: driver.times(),
+            recorded: recorded.times(),
+            mpgpu: mpgpu.times(),
+            requested: requested.times(),
+            beyond: longer(driver, mpgpu),
+            requested_beyond: longer(recorded, requested),
+            control: longer(driver, other_driver),
+            requested_control: longer(recorded, other_recorded),
+        })
     }
 }
