@@ -3,6 +3,7 @@
 use super::median;
 use super::session::level;
 use crate::topology::{DeviceId, Machine};
+use std::collections::BTreeMap;
 
 /// Capacities of a machine as far as they are known. Hops are numbered as in the session.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -173,6 +174,7 @@ impl Sharing {
     pub fn refine(&mut self, samples: &[Sample], families: &[Vec<usize>]) {
         const SWEEPS: usize = 3;
         let alone: Vec<f64> = samples.iter().map(|sample| self.alone(&sample.copies)).collect();
+        let repeats = repeats(samples);
         for _ in 0..SWEEPS {
             let before = self.resources.clone();
             let mut at = 0;
@@ -183,7 +185,7 @@ impl Sharing {
                         *other = other.max(resource.load(&sample.copies) / resource.capacity);
                     }
                 }
-                match (Fit { samples, others: &others }).resource(&self.resources[at], families) {
+                match (Fit { samples, others: &others, repeats: &repeats }).resource(&self.resources[at], families) {
                     Some(resource) => {
                         self.resources[at] = resource;
                         at += 1;
@@ -204,6 +206,19 @@ impl Sharing {
 struct Fit<'a> {
     samples: &'a [Sample],
     others: &'a [f64],
+    /// The samples of each set of hops.
+    repeats: &'a [Vec<usize>],
+}
+
+/// The samples of each set of hops with equal times.
+fn repeats(samples: &[Sample]) -> Vec<Vec<usize>> {
+    let mut sets: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
+    for (index, sample) in samples.iter().enumerate().filter(|(_, sample)| sample.weight == 1.0) {
+        let mut hops: Vec<usize> = sample.copies.iter().map(|copy| copy.0).collect();
+        hops.sort_unstable();
+        sets.entry(hops).or_default().push(index);
+    }
+    sets.into_values().collect()
 }
 
 /// How many times as much a member must save to be left out of a family that draws on a resource as a whole.
@@ -227,13 +242,27 @@ impl Fit<'_> {
         self.samples.iter().map(|sample| resource.load(&sample.copies)).collect()
     }
 
+    /// Bytes/s that some set was seen to draw, the median of its samples, but for what noise may make of it. No capacity is less: what reads and
+    /// writes of a memory share at once is less than what either has alone, and must not hold that back.
+    fn drawn(&self, loads: &[f64]) -> f64 {
+        const NOISE: f64 = 0.05;
+        let of = |set: &Vec<usize>| {
+            let mut drawn: Vec<f64> = set.iter().map(|&index| loads[index] / self.samples[index].seconds).collect();
+            median(&mut drawn).unwrap_or(0.0)
+        };
+        self.repeats.iter().map(of).fold(0.0, f64::max) * (1.0 - NOISE)
+    }
+
     /// The capacity that fits best among at most `tried` that single samples would ask for, with its cost.
     fn capacity(&self, loads: &[f64], now: f64, tried: usize) -> (f64, f64) {
-        let asked = self.samples.iter().zip(self.others).zip(loads).filter(|((sample, _), load)| **load > 0.8 * now * sample.seconds);
+        let drawn = self.drawn(loads);
+        let near = 0.8 * now.min(drawn);
+        let asked = self.samples.iter().zip(self.others).zip(loads).filter(|((sample, _), load)| **load > near * sample.seconds);
         let mut asked: Vec<f64> = asked.map(|((sample, _), load)| load / sample.seconds).collect();
         asked.sort_by(f64::total_cmp);
         let step = asked.len().div_ceil(tried).max(1);
-        let tried = asked.into_iter().step_by(step).chain([now]).map(|capacity| (capacity, self.cost(loads, capacity)));
+        let tried = asked.into_iter().step_by(step).chain([now]).map(|capacity| capacity.max(drawn));
+        let tried = tried.map(|capacity| (capacity, self.cost(loads, capacity)));
         tried.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((now, f64::INFINITY))
     }
 
@@ -273,6 +302,7 @@ impl Fit<'_> {
             let mut whole = best.clone();
             outside.iter().for_each(|&hop| whole.members[hop] = true);
             let whole_loads = self.loads(&whole);
+            whole.capacity = whole.capacity.max(self.drawn(&whole_loads));
             let whole_cost = self.cost(&whole_loads, whole.capacity);
             if whole_cost < cost + WORTH / 4.0 {
                 (best, loads, cost) = (whole, whole_loads, whole_cost);
