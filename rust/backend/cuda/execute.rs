@@ -177,7 +177,7 @@ impl Core {
         {
             return Ok(Some(end));
         }
-        self.enqueue_lanes(execution, start.home, capturing, timing).map(|()| None)
+        self.enqueue_lanes(execution, start.home, kept, capturing, timing).map(|()| None)
     }
 
     /// Enqueues the copies over streams. When it fails, what was enqueued has finished.
@@ -186,12 +186,23 @@ impl Core {
         &self,
         execution: &Execution<'_>,
         home: usize,
+        kept: &Kept,
         capturing: bool,
         timing: &mut Option<Timing>,
     ) -> Result<(), BackendError> {
-        let mut is_reached = self.plan_is_reached(execution, home)?;
+        let mut is_reached = kept.is_reached(home);
+        if !is_reached {
+            is_reached = self.plan_is_reached(execution, home)?;
+            if is_reached {
+                kept.note_reached(home);
+            }
+        }
+        let is_home_reached = is_reached;
         let mut seats = seats(execution.program, home, is_reached);
         for lane in 0..seats.len() {
+            if is_home_reached && seats[lane].gpu == home {
+                continue;
+            }
             let gpu = self.reaching(execution, seats[lane].gpu)?;
             if gpu != seats[lane].gpu {
                 move_seat(&mut seats, lane, gpu, home);

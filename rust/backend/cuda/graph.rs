@@ -11,6 +11,7 @@
 //! An exec is destroyed only when its last launch has finished.
 
 use super::Core;
+use super::choice::{Choice, MOST_EXECS, Seen, choose};
 use super::completion::Finished;
 use super::device::{Caller, handle, lock};
 use super::driver::{CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, OutsideCapture, call, code};
@@ -27,11 +28,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// Programs whose execs are kept. Those in the very act of launching are not counted out.
 const MOST_PROGRAMS: usize = 128;
-/// Execs of one program.
-const MOST_EXECS: usize = 8;
-/// Re-pointings of a program's execs after which one more exec is instantiated instead. By then they have cost more than it does, as
-/// when a program alternates between two sets of buffers.
-const REPOINTS_FOR_ONE_EXEC: u32 = 16;
 
 /// What the graph executor has done so far.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -58,15 +54,29 @@ pub struct GraphStatistics {
 /// leaves open which GPU works on a lane: a node cannot be moved to another GPU once it is instantiated.
 type Key = (usize, Option<usize>);
 
-/// Where a plan keeps the execs of its program at hand, so that a launch finds them without a look at those of others. They may be
-/// evicted all the same: then the next launch looks for new ones.
+/// What a plan keeps at hand, so that an execution finds it without a look at what belongs to others.
 #[derive(Default)]
-pub struct Kept(OnceLock<(Key, Arc<Mutex<Pool>>)>);
+pub struct Kept {
+    /// The execs of its program. They may be evicted all the same: then the next launch looks for new ones.
+    pool: OnceLock<(Key, Arc<Mutex<Pool>>)>,
+    /// The GPUs of streams that reach all memory of the plan by themselves: one bit for each that is known to.
+    reaching: AtomicU64,
+}
 
 impl Kept {
+    /// Whether a GPU is known to reach all memory of the plan.
+    pub(super) fn is_reached(&self, gpu: usize) -> bool {
+        self.reaching.load(Ordering::Relaxed) & (1 << gpu) != 0
+    }
+
+    /// A GPU was found to.
+    pub(super) fn note_reached(&self, gpu: usize) {
+        self.reaching.fetch_or(1 << gpu, Ordering::Relaxed);
+    }
+
     /// The execs for a launch in a stream of GPU `home`, if these are they.
     fn find(&self, program: &Arc<Program>, home: usize) -> Option<&Mutex<Pool>> {
-        let ((address, for_home), pool) = self.0.get()?;
+        let ((address, for_home), pool) = self.pool.get()?;
         (*address == Arc::as_ptr(program).addr() && for_home.is_none_or(|gpu| gpu == home)).then_some(pool)
     }
 }
@@ -135,48 +145,6 @@ struct Launch {
     number: u64,
 }
 
-/// What choosing an exec looks at.
-#[derive(Copy, Clone)]
-struct Seen {
-    same_addresses: bool,
-    same_stream: bool,
-    number: u64,
-}
-
-/// Which exec to launch, and what must be done to it first.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Choice {
-    Launch(usize),
-    Repoint(usize),
-    Instantiate,
-    /// All are at work: launch this one behind its last launch, re-pointed if its addresses are others.
-    Wait(usize),
-}
-
-/// Chooses an exec. `is_idle` asks the driver, so it is asked as little as possible.
-fn choose(seen: &[Seen], repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choice {
-    let bound = |index: &usize| seen[*index].same_addresses;
-    // In the stream of its last launch it starts after that whether or not it has finished.
-    if let Some(index) = (0..seen.len()).filter(bound).find(|index| seen[*index].same_stream) {
-        return Choice::Launch(index);
-    }
-    if let Some(index) = (0..seen.len()).filter(bound).find(|index| is_idle(*index)) {
-        return Choice::Launch(index);
-    }
-    let mut oldest: SmallVec<[usize; MOST_EXECS]> = (0..seen.len()).collect();
-    oldest.sort_unstable_by_key(|index| seen[*index].number);
-    let full = seen.len() >= MOST_EXECS;
-    if (full || repoints < REPOINTS_FOR_ONE_EXEC)
-        && let Some(index) = oldest.iter().find(|index| !seen[**index].same_addresses && is_idle(**index))
-    {
-        return Choice::Repoint(*index);
-    }
-    match oldest.iter().find(|index| bound(index)).or(oldest.first()) {
-        Some(index) if full => Choice::Wait(*index),
-        _ => Choice::Instantiate,
-    }
-}
-
 impl Core {
     /// Launches the program as a graph in the caller's stream, whose GPU's context is current, and returns its end. `None`, and nothing
     /// enqueued, where it is none for a graph. When it fails, what was enqueued has finished.
@@ -219,7 +187,7 @@ impl Core {
             // Another thread may have needed its place since.
             if !pool.is_evicted {
                 // Those that were kept first stay: a plan for several homes keeps those of one.
-                let _ = kept.0.set((key, found.clone()));
+                let _ = kept.pool.set((key, found.clone()));
                 return self.launch_of(&mut pool, execution, start);
             }
         }
@@ -310,14 +278,12 @@ impl Core {
     fn evict(&self, programs: &mut HashMap<Key, Arc<Mutex<Pool>>, ahash::RandomState>) {
         let oldest = programs.iter().filter_map(|(key, pool)| Some((pool.try_lock().ok()?.launched, *key))).min();
         let Some((_, key)) = oldest else { return };
-        if let Some(mut pool) = programs.get(&key).and_then(|pool| pool.try_lock().ok()) {
-            pool.is_evicted = true;
-            let execs = std::mem::take(&mut pool.execs).into_iter().map(Exec::retired);
-            lock(&self.graphs.retired).extend(execs);
-        } else {
-            return;
-        }
+        let Some(mut pool) = programs.get(&key).and_then(|pool| pool.try_lock().ok()) else { return };
+        pool.is_evicted = true;
+        let execs = std::mem::take(&mut pool.execs);
+        drop(pool);
         programs.remove(&key);
+        lock(&self.graphs.retired).extend(execs.into_iter().map(Exec::retired));
     }
 
     /// Destroys the retired execs that have finished.
@@ -565,10 +531,9 @@ impl Exec {
     }
 
     /// One that is not to be launched any more.
-    fn retired(self) -> Exec {
-        let mut exec = self;
-        exec.spare = None;
-        exec
+    fn retired(mut self) -> Exec {
+        self.spare = None;
+        self
     }
 
     fn forget_launches(&mut self) {
@@ -609,46 +574,5 @@ fn is_for_a_graph(program: &Program) -> bool {
 impl fmt::Debug for Graphs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Graphs")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn seen(same_addresses: bool, same_stream: bool, number: u64) -> Seen {
-        Seen { same_addresses, same_stream, number }
-    }
-
-    #[test]
-    fn an_exec_with_the_addresses_is_launched_without_asking_the_driver_where_the_stream_orders_it() {
-        let all = [seen(false, true, 3), seen(true, false, 2), seen(true, true, 1)];
-        assert_eq!(choose(&all, 0, |_| panic!("asked")), Choice::Launch(2));
-        assert_eq!(choose(&all[..2], 0, |_| true), Choice::Launch(1));
-    }
-
-    #[test]
-    fn the_idle_exec_that_was_longest_unused_is_re_pointed() {
-        let all = [seen(false, false, 7), seen(false, true, 5), seen(false, false, 6)];
-        assert_eq!(choose(&all, 0, |_| true), Choice::Repoint(1));
-        assert_eq!(choose(&all, 0, |index| index != 1), Choice::Repoint(2));
-        assert_eq!(choose(&all, 0, |_| false), Choice::Instantiate);
-        assert_eq!(choose(&[], 0, |_| true), Choice::Instantiate);
-    }
-
-    #[test]
-    fn programs_that_are_re_pointed_again_and_again_get_more_execs_up_to_the_bound() {
-        let one = [seen(false, false, 1)];
-        assert_eq!(choose(&one, REPOINTS_FOR_ONE_EXEC - 1, |_| true), Choice::Repoint(0));
-        assert_eq!(choose(&one, REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Instantiate);
-        assert_eq!(choose(&[one[0]; MOST_EXECS], REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Repoint(0));
-    }
-
-    #[test]
-    fn with_all_execs_at_work_the_launch_waits_for_the_one_with_its_addresses_or_else_the_first_to_end() {
-        let mut all: Vec<_> = (0..MOST_EXECS as u64).map(|number| seen(false, false, 10 - number)).collect();
-        assert_eq!(choose(&all, 0, |_| false), Choice::Wait(MOST_EXECS - 1));
-        all[2].same_addresses = true;
-        assert_eq!(choose(&all, 0, |_| false), Choice::Wait(2));
     }
 }

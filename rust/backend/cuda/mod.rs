@@ -15,6 +15,7 @@
 //!
 //! Host functions run on a thread of the driver. One that blocks may hold up others.
 
+mod choice;
 mod completion;
 mod device;
 pub mod discover;
