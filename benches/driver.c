@@ -1,7 +1,8 @@
 /*
- * A driver whose calls return at once: libcuda.so for the benchmark of what mp_execute itself costs (overhead.rs). It gives out devices,
- * addresses and handles, and moves no byte. On request a launch walks through memory of its own, as the real one does, which takes 25 us
- * and leaves little of the caller's in the first-level cache; the time of that walk is counted, so that it can be taken out.
+ * A driver whose calls return at once: libcuda.so for the benchmark of what mp_execute itself costs (overhead.rs). It
+ * gives out devices, addresses and handles, and moves no byte. On request a launch walks through memory of its own, as
+ * the real one does, which takes 25 us and leaves little of the caller's in the first-level cache; the time of that
+ * walk is counted, so that it can be taken out.
  */
 #include <stdint.h>
 #include <string.h>
@@ -9,8 +10,10 @@
 
 #define GPUS 4
 #define EXPORT __attribute__((visibility("default")))
-#define NOTHING(name)                                                                                                                      \
-    EXPORT int name(void) { return 0; }
+#define NOTHING(name)                                                                                                  \
+    EXPORT int name(void) {                                                                                            \
+        return 0;                                                                                                      \
+    }
 
 enum { NO_BINARY_FOR_GPU = 209 };
 
@@ -28,13 +31,21 @@ static int put(uintptr_t *out, uintptr_t value) {
     return 0;
 }
 
-static int fresh(uintptr_t *out) { return put(out, handles += 64); }
+static int fresh(uintptr_t *out) {
+    return put(out, handles += 64);
+}
 
-static uintptr_t context_of(int gpu) { return (uintptr_t)(gpu + 1) << 12; }
+static uintptr_t context_of(int gpu) {
+    return (uintptr_t)(gpu + 1) << 12;
+}
 
 /* For the benchmark. */
-EXPORT void driver_set_walk(size_t bytes) { walk = bytes < sizeof others ? bytes : sizeof others; }
-EXPORT uint64_t driver_walked(void) { return walked; }
+EXPORT void driver_set_walk(size_t bytes) {
+    walk = bytes < sizeof others ? bytes : sizeof others;
+}
+EXPORT uint64_t driver_walked(void) {
+    return walked;
+}
 
 NOTHING(cuInit)
 NOTHING(cuGetErrorName)
@@ -104,8 +115,12 @@ EXPORT int cuDeviceCanAccessPeer(int *out, int device, int peer) {
     return 0;
 }
 
-EXPORT int cuDevicePrimaryCtxRetain(uintptr_t *out, int device) { return put(out, context_of(device)); }
-EXPORT int cuCtxGetCurrent(uintptr_t *out) { return put(out, stack[depth]); }
+EXPORT int cuDevicePrimaryCtxRetain(uintptr_t *out, int device) {
+    return put(out, context_of(device));
+}
+EXPORT int cuCtxGetCurrent(uintptr_t *out) {
+    return put(out, stack[depth]);
+}
 
 EXPORT int cuCtxPushCurrent_v2(uintptr_t context) {
     stack[++depth % 16] = context;
@@ -130,17 +145,40 @@ EXPORT int cuMemAlloc_v2(uint64_t *out, size_t bytes) {
 }
 
 EXPORT int cuPointerGetAttributes(unsigned count, const unsigned *names, void **values, uint64_t address) {
-    enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, BUFFER_ID = 7, RANGE_START = 11, RANGE_SIZE = 12, DEVICE = 2 };
+    enum {
+        MEMORY_TYPE = 2,
+        BUFFER_ID = 7,
+        DEVICE_ORDINAL = 9,
+        OF_NO_POOL = 10,
+        RANGE_START = 11,
+        RANGE_SIZE = 12,
+        DEVICE = 2
+    };
     const int gpu = (int)(address >> 44) - 1;
-    if (gpu < 0 || gpu >= GPUS) return 0;
+    if (gpu < 0 || gpu >= GPUS)
+        return 0;
     for (unsigned i = 0; i < count; i++) {
         switch (names[i]) {
-        case MEMORY_TYPE: *(unsigned *)values[i] = DEVICE; break;
-        case DEVICE_ORDINAL: *(int *)values[i] = gpu; break;
-        case BUFFER_ID: *(uint64_t *)values[i] = address >> 36; break;
-        case RANGE_START: *(uint64_t *)values[i] = address >> 36 << 36; break;
-        case RANGE_SIZE: *(uint64_t *)values[i] = (uint64_t)1 << 36; break;
-        default: break;
+        case MEMORY_TYPE:
+            *(unsigned *)values[i] = DEVICE;
+            break;
+        case OF_NO_POOL:
+            *(unsigned *)values[i] = 1;
+            break;
+        case DEVICE_ORDINAL:
+            *(int *)values[i] = gpu;
+            break;
+        case BUFFER_ID:
+            *(uint64_t *)values[i] = address >> 36;
+            break;
+        case RANGE_START:
+            *(uint64_t *)values[i] = address >> 36 << 36;
+            break;
+        case RANGE_SIZE:
+            *(uint64_t *)values[i] = (uint64_t)1 << 36;
+            break;
+        default:
+            break;
         }
     }
     return 0;
@@ -158,7 +196,9 @@ EXPORT int cuStreamIsCapturing(uintptr_t stream, unsigned *out) {
     return 0;
 }
 
-EXPORT int cuStreamGetCtx(uintptr_t stream, uintptr_t *out) { return put(out, stream & 0xffff); }
+EXPORT int cuStreamGetCtx(uintptr_t stream, uintptr_t *out) {
+    return put(out, stream & 0xffff);
+}
 
 EXPORT int cuStreamGetId(uintptr_t stream, unsigned long long *out) {
     *out = stream >> 16;
@@ -180,7 +220,8 @@ EXPORT int cuGraphCreate(uintptr_t *out, unsigned flags) {
     return fresh(out);
 }
 
-EXPORT int cuGraphAddMemcpyNode(uintptr_t *out, uintptr_t graph, const uintptr_t *before, size_t count, const void *copy, uintptr_t context) {
+EXPORT int cuGraphAddMemcpyNode(uintptr_t *out, uintptr_t graph, const uintptr_t *before, size_t count,
+                                const void *copy, uintptr_t context) {
     (void)graph, (void)before, (void)count, (void)copy, (void)context;
     return fresh(out);
 }
@@ -200,7 +241,8 @@ EXPORT int cuGraphLaunch(uintptr_t exec, uintptr_t stream) {
     (void)exec, (void)stream;
     if (walk > 0) {
         const uint64_t start = now();
-        for (size_t i = 0; i < walk; i += 64) ((volatile unsigned char *)others)[i]++;
+        for (size_t i = 0; i < walk; i += 64)
+            ((volatile unsigned char *)others)[i]++;
         walked += now() - start;
     }
     return 0;

@@ -31,12 +31,16 @@ struct Clockwork {
     streams: HashMap<usize, Stream>,
     /// What each event stands for, and its context.
     events: HashMap<usize, (usize, Option<Moment>)>,
-    graphs: HashMap<usize, Vec<(u64, u64, usize)>>,
-    execs: HashMap<usize, (Vec<(u64, u64, usize)>, Option<Moment>)>,
+    graphs: HashMap<usize, Vec<Piece>>,
+    /// The last launch of each, too.
+    execs: HashMap<usize, (Vec<Piece>, Option<Moment>)>,
     waits: u32,
     /// What the driver must never be asked for.
     faults: Vec<&'static str>,
 }
+
+/// Destination, source and bytes of a copy.
+type Piece = (u64, u64, usize);
 
 /// A stream's work up to some launch. Streams are told apart by their numbers: a handle may come again.
 type Moment = (u64, u64);
@@ -243,7 +247,7 @@ unsafe extern "C" fn destroy_graph(graph: CUgraph) -> Code {
     if clockwork().graphs.remove(&graph.addr()).is_some() { 0 } else { INVALID_VALUE }
 }
 
-fn copy_of(parameters: *const sys::CUDA_MEMCPY3D) -> (u64, u64, usize) {
+fn copy_of(parameters: *const sys::CUDA_MEMCPY3D) -> Piece {
     // SAFETY: the backend passes parameters that are valid for the call.
     let parameters = unsafe { &*parameters };
     (parameters.dstDevice, parameters.srcDevice, parameters.WidthInBytes)
