@@ -146,7 +146,7 @@ impl Campaign<'_> {
             // comes from duels.
             let mut fight = |trial: &mut Trial| -> Result<bool, TuneError<S::Error>> {
                 let verdict = score.duel(&model.plan, &trial.plan).map_err(TuneError::Score)?;
-                trial.seconds = verdict.challenger * (model.seconds / verdict.incumbent);
+                trial.seconds = model.seconds * verdict.ratio;
                 Ok(verdict.faster)
             };
             let by_short = fight(&mut result.short.best)?;

@@ -32,6 +32,8 @@ pub struct Node {
     pub events: HashMap<usize, Event>,
     /// Whether all streams are being captured.
     pub capturing: bool,
+    /// Calls that have ended a capture with an error.
+    pub captures_broken: u32,
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
     pub strangers: u32,
     now: f64,
@@ -587,8 +589,16 @@ unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
 
 /// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.
 unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
-    let context = node(|node| node.current.last().copied().filter(|_| stream.addr() <= 2).unwrap_or(0));
-    put(out, (context + stream.addr()) as c_ulonglong)
+    const CAPTURE_UNSUPPORTED: Code = 900;
+    node(|node| {
+        if node.capturing {
+            // Driver 580, H200.
+            node.captures_broken += 1;
+            return CAPTURE_UNSUPPORTED;
+        }
+        let context = node.current.last().copied().filter(|_| stream.addr() <= 2).unwrap_or(0);
+        put(out, (context + stream.addr()) as c_ulonglong)
+    })
 }
 
 /// Writes at once, and does not wait.

@@ -7,7 +7,7 @@
 
 use super::completion::{Captured, Finished};
 use super::device::{Caller, Mark, Primary, handle, lock};
-use super::driver::{OutsideCapture, call};
+use super::driver::{CUstream, OutsideCapture, call};
 use super::graph::Kept;
 use super::kernel::Kernel;
 use super::lanes::{Seat, move_seat, seats, wiring};
@@ -94,10 +94,10 @@ impl Core {
         timing: &mut Option<Timing>,
         finish: impl FnOnce(End) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let (home, stream) = self.home_of(execution.stream)?;
+        let (home, stream, capturing) = self.home_of(execution.stream)?;
         let start = Start { home, stream, heard: self.heard(execution.stream) };
         let _current = self.reach(home)?.enter()?;
-        let capturing = self.is_capturing(execution)?;
+        let capturing = capturing.map_or_else(|| self.is_capturing(execution), Ok)?;
         if capturing {
             check_capture(execution)?;
             if timing.is_some() {
@@ -128,17 +128,28 @@ impl Core {
 
     /// The GPU that a stream belongs to, and a number that no other stream of this process has or will have, unlike its handle, which a
     /// stream that is created after it was destroyed may get. `None` for the default streams, whose handles stand for several, and where
-    /// the driver gives none. A stream with a number stays on its GPU, which is looked up once.
-    fn home_of(&self, stream: StreamHandle) -> Result<(usize, Option<u64>), BackendError> {
-        let number = if stream.0 > 2 && !self.is_destroyed(stream) { self.driver.stream_id(handle(stream.0)) } else { None };
-        if let Some(gpu) = number.and_then(|number| self.homes.find(number)) {
-            return Ok((gpu, number));
-        }
-        let gpu = self.gpu_of(stream)?;
-        if let Some(number) = number {
-            self.homes.note(number, gpu);
-        }
-        Ok((gpu, number))
+    /// the driver gives none. A stream with a number stays on its GPU, which is looked up once. With it, whether the stream is being
+    /// captured, if that is known: one with a number is not.
+    fn home_of(&self, stream: StreamHandle) -> Result<(usize, Option<u64>, Option<bool>), BackendError> {
+        let number = if stream.0 > 2 && !self.is_destroyed(stream) { self.number_outside_capture(handle(stream.0)) } else { None };
+        let Some(number) = number else { return Ok((self.gpu_of(stream)?, None, None)) };
+        let gpu = match self.homes.find(number) {
+            Some(gpu) => gpu,
+            None => {
+                let gpu = self.gpu_of(stream)?;
+                self.homes.note(number, gpu);
+                gpu
+            }
+        };
+        Ok((gpu, Some(number), Some(false)))
+    }
+
+    /// The driver's number of a stream. `None` while it is captured: asking would end the capture with an error.
+    pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
+        let mut status = 0;
+        // SAFETY: the caller's stream; the output is valid for the call.
+        let code = unsafe { (self.driver.cuStreamIsCapturing)(raw, &mut status) };
+        if code == 0 && status == 0 { self.driver.stream_id(raw) } else { None }
     }
 
     /// Has the caller's stream wait for the executions that this one comes after, those in the same stream excepted.
@@ -410,17 +421,39 @@ impl Core {
 
     /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.
     pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
-        let key = (Arc::as_ptr(execution.endpoints).cast::<u8>().addr(), gpu);
-        if let Some(known) = lock(&self.reached).get(&key).filter(|known| known.plan.strong_count() > 0) {
+        let key = |gpu: usize| (Arc::as_ptr(execution.endpoints).cast::<u8>().addr(), gpu);
+        if let Some(known) = lock(&self.reached).get(&key(gpu)).filter(|known| known.plan.strong_count() > 0) {
             return Ok(known.all);
         }
-        let mut reached = true;
+        // For all GPUs in use at once, because asking the driver for an end is what takes time. Memory of CUDA IPC is opened for those alone
+        // that work on it.
+        let used = if self.sharing.has_opened.load(Ordering::Acquire) { 0 } else { self.used.load(Ordering::Acquire) };
+        let mut asked = used | 1 << gpu;
+        let mut all = asked;
+        let bits = |mask: u64| (0..self.devices.len()).filter(move |gpu| mask >> gpu & 1 != 0);
         for (ends, _) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
-            reached = reached && self.kernel_reaches(gpu, ends.dst)? && self.kernel_reaches(gpu, ends.src)?;
+            for address in [ends.dst, ends.src] {
+                let known = self.attributes(address)?;
+                for one in bits(all) {
+                    let reaches = self.kernel_reaches(one, address, &known);
+                    if one != gpu && reaches.is_err() {
+                        // For whoever asks for that GPU.
+                        asked &= !(1 << one);
+                        all &= asked;
+                    } else if !reaches? {
+                        all &= !(1 << one);
+                    }
+                }
+            }
         }
-        for ring in &execution.program.rings {
-            reached = reached && (ring.device.is_host() || self.has_access(gpu, ring.device.0 as usize)?);
+        for ring in execution.program.rings.iter().filter(|ring| !ring.device.is_host()) {
+            for one in bits(all) {
+                if !self.has_access(one, ring.device.0 as usize)? {
+                    all &= !(1 << one);
+                }
+            }
         }
+        let reached = all >> gpu & 1 != 0;
         if !reached {
             log::debug!("GPU {gpu} cannot reach all memory of a plan: no kernels, and copies by the GPUs that own it");
         }
@@ -429,7 +462,9 @@ impl Core {
         if known.len() >= MOST_REACHED {
             known.retain(|_, known| known.plan.strong_count() > 0);
         }
-        known.insert(key, Reach { plan: Arc::downgrade(execution.endpoints), all: reached, ends });
+        for gpu in bits(asked) {
+            known.insert(key(gpu), Reach { plan: Arc::downgrade(execution.endpoints), all: all >> gpu & 1 != 0, ends: ends.clone() });
+        }
         Ok(reached)
     }
 

@@ -315,7 +315,7 @@ impl Core {
     /// Gives an exec the addresses of `execution`. One that the driver will not re-point, because the memory is of another kind than
     /// before, makes room for a new one; so does one whose kernels and copies are on other GPUs than these addresses need them.
     fn repoint(&self, pool: &mut Pool, index: usize, execution: &Execution<'_>, home: usize) -> Result<Option<usize>, BackendError> {
-        if !self.are_mapped(execution)? {
+        if !self.are_mapped(execution, home)? {
             return Ok(None);
         }
         let sites = self.sites(execution, home)?;
@@ -339,7 +339,7 @@ impl Core {
 
     /// Adds an exec to the pool. `None` where the program is to run on streams.
     fn instantiate(&self, pool: &mut Pool, execution: &Execution<'_>, home: usize) -> Result<Option<usize>, BackendError> {
-        if !self.are_mapped(execution)? {
+        if !self.are_mapped(execution, home)? {
             return Ok(None);
         }
         let sites = self.sites(execution, home)?;
@@ -363,7 +363,10 @@ impl Core {
 
     /// Whether the driver knows the memory of all ends. It stages ordinary host memory by itself and at a time of its choosing, which
     /// only a stream orders as the caller expects.
-    fn are_mapped(&self, execution: &Execution<'_>) -> Result<bool, BackendError> {
+    fn are_mapped(&self, execution: &Execution<'_>, home: usize) -> Result<bool, BackendError> {
+        if self.plan_is_reached(execution, home)? {
+            return Ok(true);
+        }
         for ends in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0).map(|(ends, _)| ends) {
             for address in [ends.dst, ends.src] {
                 let known = self.attributes(address)?;

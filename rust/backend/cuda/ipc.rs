@@ -74,6 +74,9 @@ impl Core {
     /// The address at which `gpu` has the byte that an import has at `address`: `None` if it is not memory of CUDA IPC, `Some(None)` if
     /// the GPU cannot have it. Opens it through that GPU if that was not done.
     pub fn opened_for(&self, gpu: usize, address: u64) -> Option<Option<u64>> {
+        if !self.sharing.has_opened.load(Ordering::Acquire) {
+            return None;
+        }
         let known = self.sharing.at(address, |held| match &held.source {
             Source::Ipc(opened) => Some((held.allocation, opened.at(gpu), opened.payload, opened.owner)),
             _ => None,
@@ -107,6 +110,9 @@ impl Core {
 
     /// The ends of a plan as `gpu` has them; `None` where these are the addresses that the plan was made for.
     pub fn ends_for(&self, gpu: usize, ends: &[Endpoints]) -> Option<Arc<[Endpoints]>> {
+        if !self.sharing.has_opened.load(Ordering::Acquire) {
+            return None;
+        }
         let seen = |address| self.opened_for(gpu, address).flatten().unwrap_or(address);
         let own: Arc<[Endpoints]> = ends.iter().map(|ends| Endpoints { dst: seen(ends.dst), src: seen(ends.src) }).collect();
         (*own != *ends).then_some(own)

@@ -264,12 +264,11 @@ impl Core {
         self.active_gpu().map(|gpu| self.primary(gpu)).transpose()
     }
 
-    /// Whether a kernel of `gpu` can read and write at `address`.
-    pub fn kernel_reaches(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
+    /// Whether a kernel of `gpu` can read and write at `address`, of which the driver knows this.
+    pub fn kernel_reaches(&self, gpu: usize, address: u64, known: &Attributes) -> Result<bool, BackendError> {
         if let Some(opened) = self.opened_for(gpu, address) {
             return Ok(opened.is_some());
         }
-        let known = self.attributes(address)?;
         if known.is_host() {
             // Elsewhere registered memory has another address on the GPU.
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;

@@ -4,7 +4,7 @@
 use super::double::{self, calls, node};
 use super::driver::{Code, Driver, code};
 use super::{CudaBackend, discover};
-use crate::backend::{Backend, BackendError, Endpoints, Execution, MemoryKind, Signal, SignalWait, StreamHandle};
+use crate::backend::{Backend, BackendError, Departed, Endpoints, Execution, MemoryKind, Signal, SignalWait, StreamHandle};
 use crate::engine::{Config, Context, Error, PlanOptions, Transfer};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
@@ -112,6 +112,31 @@ fn without_graph_instantiation_the_graph_engine_runs_on_streams() {
     run(&backend, &in_pieces(Mechanism::Copy, 70_001, 3), Engine::Graph);
     assert_eq!(calls("cuMemcpyAsync"), 3);
     assert_eq!(backend.graph_statistics(), Default::default());
+}
+
+#[test]
+fn a_capture_is_asked_for_nothing_that_would_end_it() {
+    double::start(2, true);
+    let backend = backend(double::driver());
+    let program = &in_pieces(Mechanism::Copy, 70_001, 3);
+    let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, 70_001).expect("memory"));
+    let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let execution = Execution { program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Graph };
+    // The driver is asked for the stream's number, and captures after that and before.
+    for capturing in [false, true, false, true] {
+        node(|node| node.capturing = capturing);
+        let end = backend.execute(&execution).expect("enqueued");
+        assert_eq!(end.wait().is_err(), capturing, "what was captured has not run");
+        backend.enqueue(&execution).expect("enqueued");
+    }
+    let lost = Departed { process: 4711, connection: 1 };
+    let counters = backend.allocate(DeviceId::HOST, 8).expect("memory");
+    let allocation = backend.locate(counters).expect("an answer").expect("known");
+    backend.stream_wait_signals(stream, &[Signal { counter: counters, value: 1 }], SignalWait::Operation).expect("captured");
+    backend.abandon(&allocation, lost);
+    backend.execute(&execution).expect("enqueued");
+    assert_eq!(node(|node| node.captures_broken), 0);
 }
 
 #[test]

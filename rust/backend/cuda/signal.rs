@@ -160,7 +160,7 @@ impl Core {
     /// What tells a stream apart for [`Losses`](crate::backend::loss::Losses), while its context is current: a number that is never given
     /// out again, as handles are; the handle, which default streams share, where the driver is older than such numbers.
     pub fn number_of(&self, raw: CUstream) -> u64 {
-        self.driver.stream_id(raw).unwrap_or(raw.addr() as u64)
+        self.number_outside_capture(raw).unwrap_or(raw.addr() as u64)
     }
 
     /// What a stream has been told of waits in vain.

@@ -14,8 +14,9 @@ const WARM_UP: usize = 3;
 /// Executions of one score: as many as fit into this time, and within these bounds.
 const SCORE_SECONDS: f64 = 0.02;
 const SCORE_ROUNDS: std::ops::RangeInclusive<usize> = 7..=51;
-/// Rounds of a duel, in each of which both are executed. Odd, so that the median is one of them.
-const DUEL_ROUNDS: usize = 31;
+/// Rounds of a duel, in each of which both are executed. Odd, so that the median is one of them. Copies of host memory take some per cent more or
+/// less from one round to the next.
+const DUEL_ROUNDS: usize = 101;
 /// Rounds differ by a few tenths of a per cent, hosts of one kind by a few per cent: less than this is nobody's gain.
 const LEAST_GAIN: f64 = 0.01;
 
