@@ -76,8 +76,8 @@ pub(super) struct Device {
 
 /// GPUs whose primary contexts this process has kept: one bit for each. A context that was once used stays until the process ends, as with the CUDA
 /// runtime. The driver destroys a primary context with its last user and makes it anew for the next, which few programs ever have it do:
-/// in two of some forty runs of the GPU tests, which then did it all the time, `cuGraphLaunch` died of it or of something beside it
-/// (driver 580.159.04, docs/performance.md).
+/// in two of some fifty runs of the GPU tests, which then did it all the time, `cuGraphLaunch` died of it or of something beside it
+/// (driver 580.159.04, docs/cuda.md).
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
 /// The primary context of a GPU: the one that the CUDA runtime and every library on top of it use.
