@@ -14,6 +14,7 @@ use mpgpu::engine::{Config, Context, PlanOptions, Transfer};
 use mpgpu::ffi::*;
 use mpgpu::topology::{DeviceId, Machine, load};
 use std::any::Any;
+use std::ffi::c_void;
 use std::hint::black_box;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -322,7 +323,40 @@ fn execute_on_cuda(criterion: &mut Criterion) {
         });
         check(mp_plan_destroy(plan));
     }
+    new_addresses(criterion, context, stream);
     check(mp_context_destroy(context));
+}
+
+/// The first execution of a plan whose shape has a graph already, at other addresses: the graph is re-pointed.
+fn new_addresses(criterion: &mut Criterion, context: mp_context_t, stream: mp_stream_t) {
+    const BYTES: u64 = 64 << 20;
+    const PLACES: usize = 1 << 10;
+    let (mut dst, mut src) = (null_mut(), null_mut());
+    // SAFETY: the outputs are valid for the calls.
+    unsafe {
+        check(mp_alloc(context, 0, BYTES + 256 * PLACES as u64, &mut src));
+        check(mp_alloc(context, 1, BYTES + 256 * PLACES as u64, &mut dst));
+    }
+    let mut place = 0;
+    criterion.bench_function("mp_execute, one graph at new addresses, driver that does nothing", |bench| {
+        bench.iter_custom(|times| {
+            let mut total = Duration::ZERO;
+            for _ in 0..times {
+                place = (place + 1) % PLACES;
+                let at = |base: *mut c_void| base.wrapping_byte_add(256 * place);
+                let transfer = mp_transfer_t { dst: at(dst), dst_device: 1, src: at(src), src_device: 0, bytes: BYTES };
+                let mut plan = null_mut();
+                // SAFETY: all pointers are valid for the call.
+                check(unsafe { mp_plan(context, &transfer, 1, null(), &mut plan) });
+                let start = Instant::now();
+                // SAFETY: no request is asked for.
+                check(unsafe { mp_execute(black_box(plan), stream, null_mut()) });
+                total += start.elapsed();
+                check(mp_plan_destroy(plan));
+            }
+            total
+        });
+    });
 }
 
 criterion_group! {

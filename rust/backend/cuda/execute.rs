@@ -5,6 +5,7 @@
 //! caller's stream before their first operation and which it waits for after their last; `lanes` has what is decided about them.
 //! Under stream capture the same calls make the lanes branches of the graph.
 
+use super::Core;
 use super::completion::{Captured, Finished};
 use super::device::{Caller, Mark, Primary, handle, lock};
 use super::driver::{CUstream, OutsideCapture, call};
@@ -13,7 +14,6 @@ use super::kernel::Kernel;
 use super::lanes::{Seat, move_seat, seats, wiring};
 use super::timing::Timing;
 use super::verify::Verdict;
-use super::{Core, Reach};
 use crate::backend::loss::Heard;
 use crate::backend::{BackendError, Completion, Endpoints, Execution, StreamHandle};
 use crate::ffi::bridge::Segment;
@@ -22,9 +22,6 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Plans whose reachability is remembered before those that are gone are swept out.
-const MOST_REACHED: usize = 1024;
 
 /// One lane of an execution.
 struct Lane<'a> {
@@ -421,9 +418,8 @@ impl Core {
 
     /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.
     pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
-        let key = |gpu: usize| (Arc::as_ptr(execution.endpoints).cast::<u8>().addr(), gpu);
-        if let Some(known) = lock(&self.reached).get(&key(gpu)).filter(|known| known.plan.strong_count() > 0) {
-            return Ok(known.all);
+        if let Some(reach) = lock(&self.reached).of(execution.endpoints).filter(|reach| reach.known >> gpu & 1 != 0) {
+            return Ok(reach.all >> gpu & 1 != 0);
         }
         // For all GPUs in use at once, because asking the driver for an end is what takes time. Memory of CUDA IPC is opened for those alone
         // that work on it.
@@ -457,14 +453,8 @@ impl Core {
         if !reached {
             log::debug!("GPU {gpu} cannot reach all memory of a plan: no kernels, and copies by the GPUs that own it");
         }
-        let ends = self.ends_for(gpu, execution.endpoints);
-        let mut known = lock(&self.reached);
-        if known.len() >= MOST_REACHED {
-            known.retain(|_, known| known.plan.strong_count() > 0);
-        }
-        for gpu in bits(asked) {
-            known.insert(key(gpu), Reach { plan: Arc::downgrade(execution.endpoints), all: all >> gpu & 1 != 0, ends: ends.clone() });
-        }
+        let own = self.ends_for(gpu, execution.endpoints).map(|ends| (gpu, ends));
+        lock(&self.reached).note(execution.endpoints, asked, all, own);
         Ok(reached)
     }
 
@@ -473,8 +463,8 @@ impl Core {
         if !self.sharing.has_opened.load(Ordering::Acquire) {
             return None;
         }
-        let key = (Arc::as_ptr(execution.endpoints).cast::<u8>().addr(), gpu);
-        lock(&self.reached).get(&key).and_then(|known| known.ends.clone())
+        let reached = lock(&self.reached);
+        reached.of(execution.endpoints)?.ends.iter().find(|(of, _)| *of == gpu).map(|(_, ends)| ends.clone())
     }
 }
 

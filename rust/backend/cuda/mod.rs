@@ -38,6 +38,7 @@ mod memory;
 mod nodes;
 mod nvml;
 mod pools;
+mod reach;
 #[cfg(test)]
 mod refusals;
 mod share;
@@ -58,7 +59,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Devices of one node that are told apart by one bit each.
 const MOST_DEVICES: usize = 64;
@@ -71,19 +72,6 @@ impl Drop for CudaBackend {
     fn drop(&mut self) {
         self.0.forget_launches();
     }
-}
-
-/// How a GPU reaches the ends of plans, by the address of the plan's endpoints and the GPU.
-type Reached = HashMap<(usize, usize), Reach>;
-
-#[derive(Debug)]
-struct Reach {
-    /// Keeps the address from being used for another plan.
-    plan: Weak<[super::Endpoints]>,
-    /// Whether the GPU's kernels reach all of them.
-    all: bool,
-    /// The ends as this GPU has them, where it has them at other addresses.
-    ends: Option<Arc<[super::Endpoints]>>,
 }
 
 /// What the backend and its completions share.
@@ -105,7 +93,7 @@ pub(in crate::backend::cuda) struct Core {
     streams: Mutex<HashMap<usize, DeviceId>>,
     events: event::Events,
     verification: Mutex<Option<verify::Blocks>>,
-    reached: Mutex<Reached>,
+    reached: Mutex<reach::Reached>,
 }
 
 impl CudaBackend {
