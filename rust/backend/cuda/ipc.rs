@@ -57,18 +57,19 @@ impl Core {
 
     /// Closes all of it. Whoever closes vouches that work which uses it has finished.
     pub fn close(&self, opened: &Opened) -> Result<(), BackendError> {
-        let _outside = OutsideCapture::enter(self.driver);
         let mut result = Ok(());
-        for &(gpu, base) in &opened.through {
-            let Some(base) = base else { continue };
-            let closed = self.primary(gpu).and_then(|primary| {
-                let _current = primary.enter()?;
-                // SAFETY: opened through this GPU.
-                unsafe { call_optional!(self.driver, cuIpcCloseMemHandle(base)) }
-            });
-            result = result.and(closed);
+        for (gpu, base) in opened.through.iter().filter_map(|&(gpu, base)| Some((gpu, base?))) {
+            // Whatever became of the others.
+            result = result.and(self.close_through(gpu, base));
         }
         result
+    }
+
+    fn close_through(&self, gpu: usize, base: u64) -> Result<(), BackendError> {
+        let _outside = OutsideCapture::enter(self.driver);
+        let _current = self.primary(gpu)?.enter()?;
+        // SAFETY: opened through this GPU.
+        unsafe { call_optional!(self.driver, cuIpcCloseMemHandle(base)) }
     }
 
     /// The address at which `gpu` has the byte that an import has at `address`: `None` if it is not memory of CUDA IPC, `Some(None)` if
@@ -88,24 +89,26 @@ impl Core {
         }
         let base = if self.can_reach(gpu, owner) { self.open_through(gpu, &payload) } else { Err(BackendError::InvalidDevice(gpu as i32)) };
         let base = base.inspect_err(|error| log::debug!("memory of another process is not opened through GPU {gpu}: {error}")).ok();
-        let mut held = self.sharing.held_mut();
-        let held = held.get_mut(&allocation.base).filter(|held| held.allocation.id == allocation.id);
-        let Some(Source::Ipc(opened)) = held.map(|held| &mut held.source) else {
-            // Closed meanwhile, against the rules: what was opened here goes with it.
-            base.map(|base| self.close(&Opened { payload, owner, through: smallvec![(gpu, Some(base))] }));
-            return Some(None);
+        let kept = {
+            let mut held = self.sharing.held_mut();
+            let held = held.get_mut(&allocation.base).filter(|held| held.allocation.id == allocation.id);
+            match held.map(|held| &mut held.source) {
+                Some(Source::Ipc(opened)) => match opened.at(gpu) {
+                    Some(kept) => kept,
+                    None => {
+                        opened.through.push((gpu, base));
+                        return Some(base.map(|base| base + offset));
+                    }
+                },
+                _ => None,
+            }
         };
-        match opened.at(gpu) {
-            // Another thread was faster. The driver counts how often one GPU has opened the same memory, at one address.
-            Some(other) => {
-                base.map(|base| self.close(&Opened { payload, owner, through: smallvec![(gpu, Some(base))] }));
-                Some(other.map(|base| base + offset))
-            }
-            None => {
-                opened.through.push((gpu, base));
-                Some(base.map(|base| base + offset))
-            }
+        // Another thread was faster, or the memory was closed meanwhile, against the rules. The driver counts how often a GPU has opened the same
+        // memory, which has one address there.
+        if let Some(Err(error)) = base.map(|base| self.close_through(gpu, base)) {
+            log::warn!("{error}");
         }
+        Some(kept.map(|base| base + offset))
     }
 
     /// The ends of a plan as `gpu` has them; `None` where these are the addresses that the plan was made for.
