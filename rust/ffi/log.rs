@@ -36,8 +36,9 @@ pub unsafe extern "C" fn mp_log_set_callback(max_level: i32, callback: mp_log_ca
     })
 }
 
-/// What goes to standard error from now on: the level of `MPGPU_LOG`, where it is set.
-pub(super) fn configure(level: Option<LevelFilter>) {
+/// What goes to standard error from now on: the level of `MPGPU_LOG`, where it is set. For Rust programs without a logger of their own;
+/// whoever creates a context over the C ABI gets it by that.
+pub fn configure(level: Option<LevelFilter>) {
     if install() {
         let mut sinks = SINKS.write().unwrap_or_else(PoisonError::into_inner);
         sinks.stderr = level;

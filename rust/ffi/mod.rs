@@ -26,7 +26,7 @@ pub mod version;
 
 pub use context::*;
 pub use error::*;
-pub use log::*;
+pub use log::mp_log_set_callback;
 pub use memory::*;
 pub use plan::*;
 pub use probe::*;

@@ -2,6 +2,7 @@
 
 use super::error::TuneError;
 use super::score::Score;
+use super::simulated::Simulated;
 use super::tuning::Setting;
 use crate::plan::{Engine, Options, Plan, Program, Shape, plan, validate};
 use crate::topology::Machine;
@@ -72,6 +73,18 @@ impl<'a, S: Score> Trials<'a, S> {
         }
         validate(&plan.program, plan.options.staging_bytes).map_err(TuneError::Invalid)?;
         let seconds = self.score.seconds(&plan).map_err(TuneError::Score)?;
+        if log::log_enabled!(target: "mpgpu::tune", log::Level::Trace) {
+            let simulated = Simulated { machine: self.machine }.seconds(&plan).map_or(f64::NAN, |simulated| simulated * 1e6);
+            log::trace!(
+                target: "mpgpu::tune",
+                "{:.1} us, modelled {:.1}, simulated {simulated:.1}, {}, {} operations: {}",
+                seconds * 1e6,
+                plan.predicted * 1e6,
+                plan.executor.name(),
+                plan.program.ops.len(),
+                parts(&plan)
+            );
+        }
         self.seen.push((plan.program.clone(), seconds));
         Ok(Trial { setting, plan, seconds })
     }
@@ -85,6 +98,23 @@ impl<'a, S: Score> Trials<'a, S> {
     pub fn most_paths(&self) -> u32 {
         (self.machine.gpu_count() + self.machine.host_count()).saturating_sub(1).max(1)
     }
+}
+
+/// What each path of each transfer carries, for the log: `host0>gpu0 9056K, via gpu1 7328K in 2`.
+fn parts(plan: &Plan) -> String {
+    let mut text = String::new();
+    for transfer in &plan.transfers {
+        for path in &transfer.paths {
+            let kib = path.bytes >> 10;
+            let part = match path.via {
+                None => format!("{}>{} {kib}K", transfer.shape.src_device, transfer.shape.dst_device),
+                Some(via) => format!("via {via} {kib}K in {}", path.chunks),
+            };
+            text += if text.is_empty() { "" } else { ", " };
+            text += &part;
+        }
+    }
+    text
 }
 
 fn same(a: &Program, b: &Program) -> bool {

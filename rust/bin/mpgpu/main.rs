@@ -100,6 +100,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
+    // A variable that cannot be read is reported by whoever needs it: several subcommands need none.
+    if let Ok(config) = mpgpu::engine::Config::from_environment() {
+        mpgpu::ffi::log::configure(config.log);
+    }
     let text = match arguments.command {
         Command::Topo(arguments) => topo::run(&arguments)?,
         Command::Plan(arguments) => plan::run(&arguments)?,
