@@ -94,9 +94,12 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let context = Context::open(&options, Config::from_environment()?)?;
     // Ordinary memory, where that was asked for; it has to stay until the run is done.
     let mut ordinary: Vec<Vec<u8>> = Vec::new();
+    let mut allocated = Vec::new();
     let mut allocate = |device: mpgpu::topology::DeviceId, bytes: u64| -> Result<u64, Failure> {
         if !(arguments.what.pageable && device.is_host()) {
-            return Ok(context.allocate(device, bytes)?);
+            let address = context.allocate(device, bytes)?;
+            allocated.push(address);
+            return Ok(address);
         }
         let mut memory = vec![0; usize::try_from(bytes)?];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
@@ -116,6 +119,8 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     }
     let mut trace = plan.trace(stream)?;
     drop(ordinary);
+    allocated.into_iter().try_for_each(|address| context.free(address))?;
+    context.destroy_stream(stream)?;
     trace.timeline.name = title(arguments, context.machine());
     let backend = context.backend().name();
     let mut notes = vec![format!("{} on the {backend} backend, topology {}.", summary(plan.planned()), context.machine().topology().name)];
