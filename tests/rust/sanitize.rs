@@ -104,6 +104,17 @@ fn what_finds_no_time_is_left_out_and_a_named_tool_runs_alone() {
 }
 
 #[test]
+fn only_the_tests_that_are_asked_for_run() {
+    let folder = folder("sanitize-only", 2);
+    let (output, text) = sanitize(&folder, &["--only", "^works$|::races"], "30", &["memcheck"]);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert_eq!(row(&text, "memcheck"), ["2", "0", "0", "0", "0", "0", "0"], "{text}");
+    let (output, _) = sanitize(&folder, &["--only", "^nothing$"], "30", &["memcheck"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("lists no test that ^nothing$ matches"), "{said}");
+}
+
+#[test]
 fn without_gpus_it_is_skipped_and_wrong_arguments_are_answered() {
     let folder = folder("sanitize-arguments", 0);
     let (output, text) = sanitize(&folder, &[], "10", &[]);
