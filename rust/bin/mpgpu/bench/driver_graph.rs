@@ -43,12 +43,14 @@ pub struct Built {
 pub struct DriverGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
+    /// In the order of the program's copies.
+    nodes: Vec<sys::CUgraphNode>,
 }
 
 impl DriverGraph {
     pub fn build(binding: &Binding<'_>) -> Result<(DriverGraph, Built), Failure> {
         let start = Instant::now();
-        let mut built = DriverGraph { graph: null_mut(), exec: null_mut() };
+        let mut built = DriverGraph { graph: null_mut(), exec: null_mut(), nodes: Vec::new() };
         // SAFETY: the output is valid for the call.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut built.graph, 0) })?;
         let creation = start.elapsed();
@@ -77,6 +79,7 @@ impl DriverGraph {
             nodes.push(own);
         }
         let construction = start.elapsed();
+        built.nodes = nodes.into_iter().flatten().collect();
 
         let start = Instant::now();
         // SAFETY: the output is valid for the call.
@@ -87,6 +90,19 @@ impl DriverGraph {
             instantiation: start.elapsed().as_secs_f64(),
         };
         Ok((built, seconds))
+    }
+
+    /// Gives its nodes the addresses of another binding of the same program. The graph is idle.
+    pub fn repoint(&self, binding: &Binding<'_>) -> Result<(), Failure> {
+        let copies = binding.program.ops.iter().flat_map(|op| op.copies.iter().map(|copy| (op.lane.0 as usize, copy)));
+        for (node, (lane, copy)) in self.nodes.iter().zip(copies) {
+            let parameters = memcpy(binding.address(copy.to), binding.address(copy.from), copy.bytes);
+            // SAFETY: a node of the graph that was instantiated; the parameters are valid for the call, the context until the process ends.
+            check("cuGraphExecMemcpyNodeSetParams", unsafe {
+                sys::cuGraphExecMemcpyNodeSetParams(self.exec, *node, &parameters, binding.contexts[lane])
+            })?;
+        }
+        Ok(())
     }
 
     pub fn launch(&self, stream: StreamHandle) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use super::measure::Bench;
 use super::plain::{OnCuda, check};
 use cudarc::driver::sys;
 use mpgpu::backend::cuda::CudaBackend;
-use mpgpu::backend::{Backend, Endpoints, Execution, StreamHandle};
+use mpgpu::backend::{Backend, Endpoints, Execution, Kept, StreamHandle};
 use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, validate};
 use mpgpu::topology::DeviceId;
 use smallvec::smallvec;
@@ -48,6 +48,8 @@ pub struct Phases {
     pub steps: Vec<Phase>,
     /// What an execution at new addresses costs beyond one at the same, for each copy node; seconds.
     pub repoint_per_node: f64,
+    /// The same of the driver's own graph, by the driver's calls alone.
+    pub driver_repoint_per_node: f64,
     /// By the library's count: graphs instantiated and re-pointed in executions at new addresses.
     pub instantiated_anew: u64,
     pub repointed: u64,
@@ -74,6 +76,9 @@ impl Samples {
     }
 }
 
+/// Addresses, and what a plan for them keeps.
+type Ends = (Arc<[Endpoints]>, Kept);
+
 /// The library's graph engine at work on one program.
 struct Engines<'a> {
     backend: &'a CudaBackend,
@@ -84,7 +89,7 @@ struct Engines<'a> {
 
 impl Engines<'_> {
     /// Seconds of issuing, and until done.
-    fn execute(&self, endpoints: &Arc<[Endpoints]>) -> Result<(f64, f64), Failure> {
+    fn execute(&self, (endpoints, kept): &Ends) -> Result<(f64, f64), Failure> {
         let execution = Execution {
             program: &self.program,
             endpoints,
@@ -95,7 +100,7 @@ impl Engines<'_> {
             engine: Engine::Graph,
         };
         let start = Instant::now();
-        let completion = self.backend.execute(&execution)?;
+        let completion = self.backend.execute_kept(&execution, kept)?;
         let issued = start.elapsed();
         completion.wait()?;
         Ok((issued.as_secs_f64(), start.elapsed().as_secs_f64()))
@@ -103,7 +108,7 @@ impl Engines<'_> {
 }
 
 /// Executions at each of some addresses, for the check of bytes.
-struct AtEach<'a>(&'a Engines<'a>, Vec<Arc<[Endpoints]>>);
+struct AtEach<'a>(&'a Engines<'a>, [&'a Ends; 2]);
 
 impl Contestant for AtEach<'_> {
     fn issue(&mut self) -> Result<(), Failure> {
@@ -116,6 +121,19 @@ impl Contestant for AtEach<'_> {
 
 /// One launch of a graph of the driver's, for the check of bytes.
 struct Launched<'a>(&'a DriverGraph, StreamHandle);
+
+/// The same graph of the driver's, at new addresses.
+struct Repointed<'a>(Launched<'a>, Binding<'a>);
+
+impl Contestant for Repointed<'_> {
+    fn issue(&mut self) -> Result<(), Failure> {
+        self.0.0.repoint(&self.1)?;
+        self.0.issue()
+    }
+    fn wait(&mut self) -> Result<(), Failure> {
+        self.0.wait()
+    }
+}
 
 impl Contestant for Launched<'_> {
     fn issue(&mut self) -> Result<(), Failure> {
@@ -158,16 +176,17 @@ impl Bench<'_> {
             "driver: first launch",
             "driver: later launch",
             "driver: end to end",
+            "driver: new addresses",
             "mpgpu: first execute",
             "mpgpu: later execute",
             "mpgpu: end to end",
             "mpgpu: new addresses",
         ];
-        let mut samples: [Samples; 10] = Default::default();
+        let mut samples: [Samples; 11] = Default::default();
         let (mut instantiated_anew, mut repointed) = (0, 0);
         for _ in 0..GRAPHS {
-            let binding = Binding { program: &program, endpoints: &here_ends, rings: &rings, contexts: &contexts };
-            let (graph, built) = DriverGraph::build(&binding)?;
+            let at = |endpoints| Binding { program: &program, endpoints, rings: &rings, contexts: &contexts };
+            let (graph, built) = DriverGraph::build(&at(&here_ends))?;
             samples[0].add(built.creation);
             samples[1].add(built.construction);
             samples[2].add(built.instantiation);
@@ -180,31 +199,39 @@ impl Bench<'_> {
                 }
             }
             self.verify("a graph of the driver's", &mut Launched(&graph, stream), &[&here])?;
+            for turn in 0..REPOINTS - 2 {
+                let ends = if turn % 2 == 0 { &there_ends } else { &here_ends };
+                samples[6].add(super::contest::once(&mut Repointed(Launched(&graph, stream), at(ends)))?.0);
+            }
+            self.verify("a graph of the driver's at new addresses", &mut Repointed(Launched(&graph, stream), at(&there_ends)), &[&there])?;
             drop(graph);
 
             // A program of its own, so that its graph is a new one.
             let engine = Engines { backend: &backend, stream, program: Arc::new(program.clone()), rings: rings.clone() };
-            samples[6].add(engine.execute(&here_ends)?.0);
+            let here_ends: Ends = (here_ends.clone(), Kept::default());
+            let there_ends: Ends = (there_ends.clone(), Kept::default());
+            samples[7].add(engine.execute(&here_ends)?.0);
             for _ in 1..LAUNCHES {
                 let (issue, total) = engine.execute(&here_ends)?;
-                samples[7].add(issue);
-                samples[8].add(total);
+                samples[8].add(issue);
+                samples[9].add(total);
             }
             let before = backend.graph_statistics();
             for turn in 0..REPOINTS - 2 {
-                samples[9].add(engine.execute(if turn % 2 == 0 { &there_ends } else { &here_ends })?.0);
+                samples[10].add(engine.execute(if turn % 2 == 0 { &there_ends } else { &here_ends })?.0);
             }
-            let both = vec![there_ends.clone(), here_ends.clone()];
+            let both = [&there_ends, &here_ends];
             self.verify("a graph at new addresses", &mut AtEach(&engine, both), &[&here, &there])?;
             let after = backend.graph_statistics();
             instantiated_anew += after.instantiations - before.instantiations;
             repointed += after.repoints - before.repoints;
         }
         let steps = samples.into_iter().zip(names).map(|(samples, name)| samples.phase(name)).collect::<Result<Vec<_>, _>>()?;
-        let repoint_per_node = (steps[9].later.median - steps[7].later.median) / nodes as f64;
+        let per_node = |repointed: usize, later: usize| (steps[repointed].later.median - steps[later].later.median) / nodes as f64;
+        let (repoint_per_node, driver_repoint_per_node) = (per_node(10, 8), per_node(6, 4));
         backend.destroy_stream(stream)?;
         backend.free(ring)?;
-        Ok(Phases { case, size, nodes, graphs: GRAPHS, steps, repoint_per_node, instantiated_anew, repointed })
+        Ok(Phases { case, size, nodes, graphs: GRAPHS, steps, repoint_per_node, driver_repoint_per_node, instantiated_anew, repointed })
     }
 }
 
