@@ -18,7 +18,7 @@ use super::Core;
 use super::device::{handle, lock};
 use super::driver::{OutsideCapture, call, call_optional};
 use super::ipc::Opened;
-use super::memory::{SPREAD_FROM, own_id};
+use super::memory::{PAGED_FROM, SHARED_PAGE, SPREAD_FROM, own_id};
 use super::pools::Pools;
 use super::signal::Waits;
 use crate::backend::loss::Losses;
@@ -241,6 +241,14 @@ impl Core {
         let traits = self.traits(allocation.base);
         match way(allocation.kind, traits) {
             Ok(Way::Ipc) => {
+                if allocation.bytes >= PAGED_FROM && !allocation.bytes.is_multiple_of(SHARED_PAGE) && !self.is_own(allocation.base) {
+                    log::info!(
+                        "{:#x}: {} bytes are no multiple of {SHARED_PAGE}, so other processes map them in small pages and some copies take 6 % \
+                         longer: make the allocation a multiple of that, or take memory from mp_alloc",
+                        allocation.base,
+                        allocation.bytes
+                    );
+                }
                 let mut ipc = sys::CUipcMemHandle { reserved: [0; PAYLOAD_BYTES] };
                 // SAFETY: the output is valid for the call; the address is the first of an allocation of this GPU.
                 unsafe { call_optional!(self.driver, cuIpcGetMemHandle(&mut ipc, allocation.base)) }?;
