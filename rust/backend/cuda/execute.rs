@@ -198,20 +198,10 @@ impl Core {
         capturing: bool,
         timing: &mut Option<Timing>,
     ) -> Result<(), BackendError> {
-        let mut is_reached = kept.is_reached(home);
-        if !is_reached {
-            is_reached = self.plan_is_reached(execution, home)?;
-            if is_reached {
-                kept.note_reached(home);
-            }
-        }
-        let is_home_reached = is_reached;
+        let mut is_reached = self.is_reached(execution, home, kept)?;
         let mut seats = seats(execution.program, home, is_reached);
         for lane in 0..seats.len() {
-            if is_home_reached && seats[lane].gpu == home {
-                continue;
-            }
-            let gpu = self.reaching(execution, seats[lane].gpu)?;
+            let gpu = self.reaching(execution, seats[lane].gpu, kept)?;
             if gpu != seats[lane].gpu {
                 move_seat(&mut seats, lane, gpu, home);
                 is_reached = false;
@@ -399,21 +389,33 @@ impl Core {
     /// The GPU that does in place of `gpu` what a lane is for: itself, unless there is memory that it may not enter and another GPU whose
     /// memory is in the plan may enter all. Memory of pools and mappings is open to its own GPU alone until the caller lets others in,
     /// and that one reaches theirs.
-    pub fn reaching(&self, execution: &Execution<'_>, gpu: usize) -> Result<usize, BackendError> {
-        if self.plan_is_reached(execution, gpu)? {
+    pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &Kept) -> Result<usize, BackendError> {
+        if self.is_reached(execution, gpu, kept)? {
             return Ok(gpu);
         }
         for ends in execution.endpoints.iter() {
             for address in [ends.dst, ends.src] {
                 if let Some(owner) = self.attributes(address)?.gpu()
                     && owner < self.devices.len()
-                    && self.plan_is_reached(execution, owner)?
+                    && self.is_reached(execution, owner, kept)?
                 {
                     return Ok(owner);
                 }
             }
         }
         Ok(gpu)
+    }
+
+    /// [`plan_is_reached`](Core::plan_is_reached), for a plan that keeps the answer.
+    pub fn is_reached(&self, execution: &Execution<'_>, gpu: usize, kept: &Kept) -> Result<bool, BackendError> {
+        if kept.is_reached(gpu) {
+            return Ok(true);
+        }
+        let is_reached = self.plan_is_reached(execution, gpu)?;
+        if is_reached {
+            kept.note_reached(gpu);
+        }
+        Ok(is_reached)
     }
 
     /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.

@@ -17,7 +17,7 @@ use super::device::{Caller, handle, lock};
 use super::driver::{CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, OutsideCapture, call, code};
 use super::execute::Start;
 use super::nodes::{Site, made_for, predecessors, works};
-use crate::backend::{BackendError, Endpoints, Execution};
+use crate::backend::{BackendError, CompletionState, Endpoints, Execution};
 use crate::plan::{Lane, Mechanism, Program};
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
@@ -158,7 +158,7 @@ impl Core {
         if let Some(pool) = kept.find(execution.program, start.home) {
             let mut pool = lock(pool);
             if !pool.is_evicted {
-                return self.launch_of(&mut pool, execution, start);
+                return self.launch_of(&mut pool, execution, start, kept);
             }
         }
         self.launch_found(execution, start, kept)
@@ -188,7 +188,7 @@ impl Core {
             if !pool.is_evicted {
                 // Those that were kept first stay: a plan for several homes keeps those of one.
                 let _ = kept.pool.set((key, found.clone()));
-                return self.launch_of(&mut pool, execution, start);
+                return self.launch_of(&mut pool, execution, start, kept);
             }
         }
     }
@@ -198,6 +198,7 @@ impl Core {
         pool: &mut Pool,
         execution: &Execution<'_>,
         start: &Start,
+        kept: &Kept,
     ) -> Result<Option<Arc<Finished>>, BackendError> {
         let caller = Caller::new(execution.stream.0, start.home);
         // As `choose` would, with less to look at.
@@ -206,7 +207,7 @@ impl Core {
             pool.launched = number;
             return Ok(Some(end));
         }
-        self.launch_chosen(pool, execution, caller, start)
+        self.launch_chosen(pool, execution, caller, start, kept)
     }
 
     /// Chooses an exec, makes it ready and launches it.
@@ -217,6 +218,7 @@ impl Core {
         execution: &Execution<'_>,
         caller: Caller,
         start: &Start,
+        kept: &Kept,
     ) -> Result<Option<Arc<Finished>>, BackendError> {
         if pool.refused {
             return Ok(None);
@@ -226,15 +228,15 @@ impl Core {
         let choice = choose(&seen, pool.repoints, |index| pool.execs[index].is_idle());
         let index = match choice {
             Choice::Launch(index) => Some(index),
-            Choice::Repoint(index) => self.repoint(pool, index, execution, home)?,
-            Choice::Instantiate => self.instantiate(pool, execution, home)?,
+            Choice::Repoint(index) => self.repoint(pool, index, execution, home, kept)?,
+            Choice::Instantiate => self.instantiate(pool, execution, home, kept)?,
             Choice::Wait(index) => {
                 self.graphs.waits.fetch_add(1, Ordering::Relaxed);
                 if let Some(last) = &pool.execs[index].last {
                     // SAFETY: the event is the exec's; the caller's stream.
                     unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), last.end.event(), 0)) }?;
                 }
-                if seen[index].same_addresses { Some(index) } else { self.repoint(pool, index, execution, home)? }
+                if seen[index].same_addresses { Some(index) } else { self.repoint(pool, index, execution, home, kept)? }
             }
         };
         let Some(index) = index else { return Ok(None) };
@@ -314,11 +316,18 @@ impl Core {
 
     /// Gives an exec the addresses of `execution`. One that the driver will not re-point, because the memory is of another kind than
     /// before, makes room for a new one; so does one whose kernels and copies are on other GPUs than these addresses need them.
-    fn repoint(&self, pool: &mut Pool, index: usize, execution: &Execution<'_>, home: usize) -> Result<Option<usize>, BackendError> {
-        if !self.are_mapped(execution, home)? {
+    fn repoint(
+        &self,
+        pool: &mut Pool,
+        index: usize,
+        execution: &Execution<'_>,
+        home: usize,
+        kept: &Kept,
+    ) -> Result<Option<usize>, BackendError> {
+        if !self.are_mapped(execution, home, kept)? {
             return Ok(None);
         }
-        let sites = self.sites(execution, home)?;
+        let sites = self.sites(execution, home, kept)?;
         let exec = &mut pool.execs[index];
         let fits = exec.made_for == made_for(&sites);
         let repointed = if fits { exec.repoint(execution, &sites) } else { Ok(()) };
@@ -328,7 +337,7 @@ impl Core {
             }
             let stale = pool.execs.remove(index);
             lock(&self.graphs.retired).push(stale.retired());
-            return self.instantiate(pool, execution, home);
+            return self.instantiate(pool, execution, home, kept);
         }
         exec.endpoints = execution.endpoints.clone();
         exec.rings = execution.rings.clone();
@@ -338,11 +347,11 @@ impl Core {
     }
 
     /// Adds an exec to the pool. `None` where the program is to run on streams.
-    fn instantiate(&self, pool: &mut Pool, execution: &Execution<'_>, home: usize) -> Result<Option<usize>, BackendError> {
-        if !self.are_mapped(execution, home)? {
+    fn instantiate(&self, pool: &mut Pool, execution: &Execution<'_>, home: usize, kept: &Kept) -> Result<Option<usize>, BackendError> {
+        if !self.are_mapped(execution, home, kept)? {
             return Ok(None);
         }
-        let sites = self.sites(execution, home)?;
+        let sites = self.sites(execution, home, kept)?;
         match Exec::new(self.driver, execution, &sites) {
             Ok(exec) => {
                 pool.execs.push(exec);
@@ -363,8 +372,8 @@ impl Core {
 
     /// Whether the driver knows the memory of all ends. It stages ordinary host memory by itself and at a time of its choosing, which
     /// only a stream orders as the caller expects.
-    fn are_mapped(&self, execution: &Execution<'_>, home: usize) -> Result<bool, BackendError> {
-        if self.plan_is_reached(execution, home)? {
+    fn are_mapped(&self, execution: &Execution<'_>, home: usize, kept: &Kept) -> Result<bool, BackendError> {
+        if self.is_reached(execution, home, kept)? {
             return Ok(true);
         }
         for ends in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0).map(|(ends, _)| ends) {
@@ -380,14 +389,14 @@ impl Core {
 
     /// The GPU of each lane, which by then has access to the memory of the others in use. A lane that `home` may work on runs there:
     /// its nodes then start after the caller's stream without a signal to another GPU. As on streams, only if it reaches all memory.
-    fn sites(&self, execution: &Execution<'_>, home: usize) -> Result<SmallVec<[Site<'_>; 8]>, BackendError> {
+    fn sites(&self, execution: &Execution<'_>, home: usize, kept: &Kept) -> Result<SmallVec<[Site<'_>; 8]>, BackendError> {
         let program = execution.program;
-        let is_reached = program.lanes.iter().any(|lane| lane.also.is_some()) && self.plan_is_reached(execution, home)?;
+        let is_reached = program.lanes.iter().any(|lane| lane.also.is_some()) && self.is_reached(execution, home, kept)?;
         let mut is_fused: SmallVec<[bool; 8]> = SmallVec::from_elem(false, program.lanes.len());
         program.ops.iter().filter(|op| op.mechanism == Mechanism::Kernel).for_each(|op| is_fused[op.lane.0 as usize] = true);
         let site = |(lane, is_fused): (&Lane, bool)| {
             let device = if is_reached { lane.device_for(DeviceId(home as i32)) } else { lane.device };
-            let gpu = self.reaching(execution, if device.is_host() { self.any_used() } else { device.0 as usize })?;
+            let gpu = self.reaching(execution, if device.is_host() { self.any_used() } else { device.0 as usize }, kept)?;
             let primary = self.reach(gpu)?;
             let kernel = if is_fused { self.kernel_for(execution, primary, gpu)? } else { None };
             Ok(Site { gpu, primary, ends: self.own_ends(execution, gpu), kernel })
@@ -546,8 +555,9 @@ impl Exec {
 
     /// Whether its last launch has finished, with or without an error.
     fn is_idle(&self) -> bool {
+        let Some(Launch { end, .. }) = &self.last else { return true };
         // SAFETY: the event is this exec's own.
-        self.last.as_ref().is_none_or(|last| unsafe { (self.driver.cuEventQuery)(last.end.event()) } != code::NOT_READY)
+        end.is_known_done() || unsafe { (self.driver.cuEventQuery)(end.event()) } != code::NOT_READY
     }
 }
 
