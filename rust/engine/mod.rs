@@ -9,6 +9,7 @@
 //! | [`staging`] | where staging rings lie, and the order of executions that share bytes of it |
 //! | [`execute`] | one run of a plan |
 //! | `probe` | measuring the machine, and the files in which that is kept |
+//! | `score` | what a plan takes, by executing it |
 //! | `signals` | counters that streams and threads wait for |
 //! | `sharing` | memory exported to other processes, and memory of theirs |
 //!
@@ -26,6 +27,7 @@ pub mod execute;
 mod holdings;
 mod open;
 mod probe;
+mod score;
 mod sharing;
 mod signals;
 pub mod staging;
@@ -39,3 +41,4 @@ pub use error::Error;
 pub use execute::{Plan, Trace};
 pub use open::{DISCOVERED, Origin, PROBED, machine_here};
 pub use probe::ProbeReport;
+pub use score::Executed;

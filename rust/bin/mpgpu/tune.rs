@@ -2,17 +2,14 @@
 //!
 //! | file | one idea |
 //! | --- | --- |
-//! | `devices` | the score by execution |
 //! | `report` | tables and JSON |
 
-mod devices;
 mod report;
 
 use crate::arguments::{BackendName, Failure, size, write_file};
 use crate::machine;
 use clap::Args;
-use devices::Devices;
-use mpgpu::engine::{Config, Context, ContextOptions};
+use mpgpu::engine::{Config, Context, ContextOptions, Executed};
 use mpgpu::plan::Options;
 use mpgpu::topology::{self, Machine};
 use mpgpu::tune::{Campaign, Case, Origin, Score, Search, Simulated, TuneError, TunedPoint, digest};
@@ -110,7 +107,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     eprint!("{}", context.describe());
     let base = Options { staging_bytes: context.config().staging_bytes, ..Options::default() };
     let (origin, sizes) = if context.backend().name() == "cuda" { (Origin::Cuda, SIZES) } else { (Origin::Host, HOST_SIZES) };
-    let report = tune(arguments, context.machine(), base, sizes, origin, &mut Devices::new(&context)?)?;
+    let report = tune(arguments, context.machine(), base, sizes, origin, &mut Executed::new(&context))?;
     Ok(finish(arguments, &[report]))
 }
 

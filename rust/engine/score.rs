@@ -1,11 +1,13 @@
 //! The score by execution: medians, and duels in turns.
 
-use crate::arguments::Failure;
-use mpgpu::backend::StreamHandle;
-use mpgpu::engine::{self, Context, Transfer};
-use mpgpu::plan::Plan;
-use mpgpu::topology::DeviceId;
-use mpgpu::tune::{Score, Verdict};
+use super::batch::Transfer;
+use super::context::Context;
+use super::error::Error;
+use super::execute;
+use crate::backend::StreamHandle;
+use crate::plan::{Plan, Shape};
+use crate::topology::DeviceId;
+use crate::tune::{Score, Verdict};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,8 +22,9 @@ const DUEL_ROUNDS: usize = 101;
 /// Rounds differ by a few tenths of a per cent, hosts of one kind by a few per cent: less than this is nobody's gain.
 const LEAST_GAIN: f64 = 0.01;
 
-/// Executes plans on a context, in memory of its own.
-pub struct Devices<'a> {
+/// Scores plans by executing them on a context whose machine they were made for, in memory and streams of its own, which it gives back
+/// when dropped. Nothing else should run on the machine meanwhile.
+pub struct Executed<'a> {
     context: &'a Context,
     /// In the order of devices; where the first transfer starts, or ends if it starts in host memory.
     streams: Vec<(DeviceId, StreamHandle)>,
@@ -29,15 +32,16 @@ pub struct Devices<'a> {
     transfers: Vec<Transfer>,
 }
 
-impl<'a> Devices<'a> {
-    pub fn new(context: &'a Context) -> Result<Devices<'a>, Failure> {
-        Ok(Devices { context, streams: Vec::new(), transfers: Vec::new() })
+impl<'a> Executed<'a> {
+    /// Takes nothing yet.
+    pub fn new(context: &'a Context) -> Executed<'a> {
+        Executed { context, streams: Vec::new(), transfers: Vec::new() }
     }
 
     /// The plan at addresses of its own, warm.
-    fn bind(&mut self, plan: &Plan) -> Result<(Arc<engine::Plan>, StreamHandle), Failure> {
+    fn bind(&mut self, plan: &Plan) -> Result<(Arc<execute::Plan>, StreamHandle), Error> {
         let shapes = || plan.transfers.iter().map(|transfer| &transfer.shape);
-        let fit = |t: &Transfer, s: &mpgpu::plan::Shape| (t.src_device, t.dst_device) == (s.src_device, s.dst_device) && t.bytes >= s.bytes;
+        let fit = |t: &Transfer, s: &Shape| (t.src_device, t.dst_device) == (s.src_device, s.dst_device) && t.bytes >= s.bytes;
         if self.transfers.len() != plan.transfers.len() || !self.transfers.iter().zip(shapes()).all(|(t, s)| fit(t, s)) {
             self.free();
             for shape in shapes() {
@@ -51,7 +55,8 @@ impl<'a> Devices<'a> {
         }
         let transfers: Vec<Transfer> = self.transfers.iter().zip(shapes()).map(|(t, s)| Transfer { bytes: s.bytes, ..*t }).collect();
         let bound = self.context.plan_with(&transfers, &plan.options)?;
-        let first = transfers.first().ok_or("an empty batch takes no time")?;
+        let first =
+            transfers.first().ok_or_else(|| Error::NotSupported("an empty batch takes no time: score plans of some transfer".into()))?;
         let device = if first.src_device.is_host() { first.dst_device } else { first.src_device };
         let stream = match self.streams.iter().find(|(of, _)| *of == device) {
             Some((_, stream)) => *stream,
@@ -76,7 +81,7 @@ impl<'a> Devices<'a> {
     }
 }
 
-impl Drop for Devices<'_> {
+impl Drop for Executed<'_> {
     fn drop(&mut self) {
         self.free();
         for (_, stream) in self.streams.drain(..) {
@@ -87,10 +92,10 @@ impl Drop for Devices<'_> {
     }
 }
 
-impl Score for Devices<'_> {
-    type Error = Failure;
+impl Score for Executed<'_> {
+    type Error = Error;
 
-    fn seconds(&mut self, plan: &Plan) -> Result<f64, Failure> {
+    fn seconds(&mut self, plan: &Plan) -> Result<f64, Error> {
         let (bound, stream) = self.bind(plan)?;
         let first = timed(&bound, stream)?;
         let rounds = ((SCORE_SECONDS / first.max(1e-9)) as usize).clamp(*SCORE_ROUNDS.start(), *SCORE_ROUNDS.end());
@@ -103,7 +108,7 @@ impl Score for Devices<'_> {
         LEAST_GAIN
     }
 
-    fn duel(&mut self, incumbent: &Plan, challenger: &Plan) -> Result<Verdict, Failure> {
+    fn duel(&mut self, incumbent: &Plan, challenger: &Plan) -> Result<Verdict, Error> {
         let (incumbent, stream) = self.bind(incumbent)?;
         let (challenger, _) = self.bind(challenger)?;
         let mut rounds = Vec::with_capacity(DUEL_ROUNDS);
@@ -122,7 +127,7 @@ impl Score for Devices<'_> {
 }
 
 /// Seconds from issue until the host sees it done.
-fn timed(plan: &engine::Plan, stream: StreamHandle) -> Result<f64, Failure> {
+fn timed(plan: &execute::Plan, stream: StreamHandle) -> Result<f64, Error> {
     let start = Instant::now();
     plan.execute(stream)?.wait()?;
     Ok(start.elapsed().as_secs_f64())
