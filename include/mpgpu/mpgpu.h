@@ -313,11 +313,11 @@ typedef struct {
     /// `sizeof(mp_probe_options_t)`.
     size_t size;
     /// Path of the file to write, UTF-8, read during the call only. NULL: one in the user's cache directory, where
-    /// contexts on these GPUs find it.
+    /// contexts on these GPUs find it, and beside it what was tuned for it.
     const char *file;
     /// An `mp_switch_t`: whether to write a file. On by default.
     int32_t keep;
-    /// An `mp_switch_t`: fewer and shorter measurements, for a first look. Off by default.
+    /// An `mp_switch_t`: fewer and shorter measurements, for a first look; nothing is tuned. Off by default.
     int32_t quick;
 } mp_probe_options_t;
 
@@ -407,7 +407,7 @@ mp_status_t mp_context_destroy(mp_context_t context);
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL.
 mp_status_t mp_context_device_count(mp_context_t context, int32_t *gpus, int32_t *host_domains);
 
-/// Describes the context: version, backend, topology, settings in force.
+/// Describes the context: version, backend, topology, settings in force, and whether tuned values are, from which file.
 ///
 /// `format` is an `mp_format_t`. `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
 /// all; else the text is written to `text`, which has `capacity` bytes. Any thread.
@@ -578,10 +578,15 @@ mp_status_t mp_request_free(mp_request_t *request);
 /// copies cost besides, and whether their bytes arrive. The result is a topology file; the context itself goes on with
 /// the topology that it has.
 ///
-/// Takes seconds (less than a minute with eight GPUs), memory and streams on every device, and all links: nothing else
-/// should run on the machine meanwhile, or it is measured too. `options` NULL means all defaults: a full probe, kept
-/// where contexts of this user on these GPUs find it from then on. On the host backend copies by CPU threads are
-/// measured. Blocks. Any thread, but one probe of a context at a time.
+/// `options` NULL means all defaults: a full probe, kept where contexts of this user on these GPUs find it from then
+/// on. Only such a probe is also tuned: better plans than the model's are looked for, by executing them, for single
+/// copies from and to host memory, and contexts that take the probe by themselves take what was found with it. Where
+/// that search fails the log has a warning, and the probe is kept without.
+///
+/// Takes seconds (estimated: a full probe less than a minute with eight GPUs, of which tuning takes about ten),
+/// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
+/// measured too. On the host backend copies by CPU threads are measured. Blocks. Any thread, but one probe of a
+/// context at a time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
 /// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the

@@ -587,11 +587,12 @@ struct plan_options {
 
 /// How to probe a machine.
 struct probe_options {
-    /// The file to write; empty: one in the user's cache directory, where contexts on these GPUs find it.
+    /// The file to write; empty: one in the user's cache directory, where contexts on these GPUs find it, and beside it
+    /// what was tuned for it.
     std::string file;
     /// Whether to write a file.
     bool keep = true;
-    /// Fewer and shorter measurements, for a first look.
+    /// Fewer and shorter measurements, for a first look. Nothing is tuned.
     bool quick = false;
 };
 
@@ -656,8 +657,9 @@ class context {
     }
 
     /// Measures the machine: how fast copies are, which slow each other down, whether their bytes arrive. Contexts made
-    /// later use the result, this one does not. Takes seconds, memory on every device and all links, and must run
-    /// alone. Throws `invalid_argument`, `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.
+    /// later use the result, this one does not. A full probe that is kept for them also tunes copies of host memory,
+    /// see `mp_context_probe`. Takes seconds, memory on every device and all links, and must run alone. Throws
+    /// `invalid_argument`, `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.
     void probe(const probe_options &options = {}) const { detail::check(measure(options)); }
     /// As above, reporting to `ec`.
     void probe(const probe_options &options, std::error_code &ec) const noexcept {

@@ -59,7 +59,8 @@ pub struct Config {
     pub staging_bytes: u64,
     /// `MPGPU_CACHE_PLANS`: plans kept for requests that come again; 0 keeps none.
     pub cache_plans: usize,
-    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` made. Read when a context is created.
+    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` made, or [`NO_TUNING`]. Read when a context is created. `None`: what is kept
+    /// beside the probe, where a context takes that by itself.
     pub tuning_file: Option<String>,
     /// `MPGPU_VERIFY`.
     pub verify: Verify,
@@ -91,6 +92,9 @@ impl Default for Config {
         }
     }
 }
+
+/// In the place of a tuning file: none at all, not even the one that is kept beside a probe.
+pub const NO_TUNING: &str = "none";
 
 /// Every variable that is read, in the order of `docs/environment.md`.
 pub const VARIABLES: [&str; 13] = [
@@ -190,7 +194,7 @@ impl Config {
             "MPGPU_CACHE_PLANS" => {
                 self.cache_plans = text.parse().map_err(|_| must("a whole number; 0 turns the plan cache off"))?;
             }
-            "MPGPU_TUNING_FILE" if text.is_empty() => return Err(must("the path of a file that `mpgpu tune` made")),
+            "MPGPU_TUNING_FILE" if text.is_empty() => return Err(must("the path of a file that `mpgpu tune` made, or none")),
             "MPGPU_TUNING_FILE" => self.tuning_file = Some(text.to_owned()),
             "MPGPU_VERIFY" => {
                 self.verify = one_of(text, &[("off", Verify::Off), ("program", Verify::Program), ("bytes", Verify::Bytes)])

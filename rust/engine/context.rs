@@ -2,7 +2,7 @@
 
 use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request};
-use super::config::{BackendChoice, Config, PlanOptions};
+use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
 use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
@@ -95,7 +95,7 @@ pub struct Context {
     defaults: Options,
     /// The file of the last probe.
     pub(super) probed: Mutex<Option<Arc<str>>>,
-    /// What `MPGPU_TUNING_FILE` holds.
+    /// What `MPGPU_TUNING_FILE` holds, or what is kept beside the probe.
     tuning: Option<Tuning>,
 }
 
@@ -103,12 +103,22 @@ impl Context {
     /// A context on any backend. The backend must have the devices of the machine. Reads the tuning file that `config` names, and refuses
     /// one that was made for another topology.
     pub fn with_backend(machine: Arc<Machine>, backend: Arc<dyn Backend>, config: Config) -> Result<Context, Error> {
+        let tuning = match config.tuning_file.as_deref() {
+            None | Some(NO_TUNING) => None,
+            Some(path) => Some(tune::load(Path::new(path), &machine, backend.name())?),
+        };
+        Context::with_tuning(machine, backend, config, tuning)
+    }
+
+    /// The same with a tuning that was read, and found to be for this machine and backend; `config` says where it was.
+    pub(super) fn with_tuning(
+        machine: Arc<Machine>,
+        backend: Arc<dyn Backend>,
+        config: Config,
+        tuning: Option<Tuning>,
+    ) -> Result<Context, Error> {
         let defaults = PlanOptions::default().resolve(&config)?;
         nvtx::attach();
-        let tuning = match &config.tuning_file {
-            Some(path) => Some(tune::load(Path::new(path), &machine, backend.name())?),
-            None => None,
-        };
         let shared = Shared {
             machine,
             backend,

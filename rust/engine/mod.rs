@@ -35,7 +35,7 @@ mod sync;
 
 pub use batch::{End, Transfer};
 pub use cache::CacheStatistics;
-pub use config::{BackendChoice, Config, PlanOptions, Verify};
+pub use config::{BackendChoice, Config, NO_TUNING, PlanOptions, Verify};
 pub use context::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use error::Error;
 pub use execute::{Plan, Trace};

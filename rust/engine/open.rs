@@ -5,7 +5,7 @@ use super::context::{Context, ContextOptions};
 use super::error::Error;
 use super::probe;
 use crate::backend::cuda::{self, CudaBackend};
-use crate::backend::{Backend, host::HostBackend};
+use crate::backend::host::HostBackend;
 use crate::topology::{self, Machine, Topology};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,21 +26,20 @@ impl Context {
         if let Some(plans) = options.cache_plans {
             config.cache_plans = plans;
         }
-        let (machine, backend): (Machine, Arc<dyn Backend>) = match config.backend {
+        match config.backend {
             BackendChoice::Auto => match cuda::device_count() {
-                Ok(_) => cuda(&mut config)?,
+                Ok(_) => cuda(config),
                 Err(reason) => {
                     log::info!("using the host backend: {reason}");
-                    host(&config)?
+                    host(config)
                 }
             },
             BackendChoice::Host => {
                 log::info!("using the host backend, as asked");
-                host(&config)?
+                host(config)
             }
-            BackendChoice::Cuda => cuda(&mut config)?,
-        };
-        Context::with_backend(Arc::new(machine), backend, config)
+            BackendChoice::Cuda => cuda(config),
+        }
     }
 }
 
@@ -56,11 +55,11 @@ pub(super) fn discovered(backend: &str) -> Result<Option<Topology>, Error> {
 }
 
 /// Virtual devices: as many as the topology in force has.
-fn host(config: &Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
+fn host(config: Config) -> Result<Context, Error> {
     let name = config.topology.as_deref().unwrap_or(topology::DEFAULT_PRESET);
     let machine = Machine::new(topology::load(name)?)?;
     let backend = HostBackend::new(machine.gpu_count(), machine.host_count());
-    Ok((machine, Arc::new(backend)))
+    Context::with_backend(Arc::new(machine), Arc::new(backend), config)
 }
 
 /// Where a topology comes from.
@@ -93,20 +92,23 @@ pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     }
 }
 
-/// The GPUs that the driver shows this process, with the topology that is named, was probed, or is discovered.
-fn cuda(config: &mut Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
+/// The GPUs that the driver shows this process, with the topology that is named, was probed, or is discovered, and with a kept probe what was
+/// tuned for it.
+fn cuda(mut config: Config) -> Result<Context, Error> {
     let count = cuda::device_count()?;
-    let (topology, origin) = machine_here(config)?;
-    match origin {
+    let (topology, origin) = machine_here(&config)?;
+    let kept = match origin {
         Origin::Discovered => {
             log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen");
+            None
         }
         Origin::Probed(path) => {
             log::info!("topology: the probe {}", path.display());
             config.topology = Some(path.to_string_lossy().into_owned());
+            Some(path)
         }
-        Origin::Named => {}
-    }
+        Origin::Named => None,
+    };
     let machine = Machine::new(topology)?;
     if machine.gpu_count() != count {
         return Err(Error::Option {
@@ -120,6 +122,10 @@ fn cuda(config: &mut Config) -> Result<(Machine, Arc<dyn Backend>), Error> {
         });
     }
     log::info!("using the CUDA backend: {}", machine.topology().description);
-    let backend = CudaBackend::new(machine.host_count())?;
-    Ok((machine, Arc::new(backend)))
+    let backend = Arc::new(CudaBackend::new(machine.host_count())?);
+    let machine = Arc::new(machine);
+    match kept {
+        Some(probe) => Context::on_probe(machine, backend, config, &probe),
+        None => Context::with_backend(machine, backend, config),
+    }
 }

@@ -3,14 +3,21 @@
 //! A probe is kept in the cache directory under a name that its GPUs give it, so that a cluster's nodes can share a home directory. A
 //! context on CUDA for which nobody names a topology takes the file of its GPUs, if there is one. A file that the driver or the
 //! library has outlived is passed over with a warning; named explicitly, it is refused.
+//!
+//! Beside it lies the tuning that was found with it, where one was. The probe is written first, and then the tuning is written or removed:
+//! whatever comes between, a tuning that is left says by its digest that it is not of this probe, and is passed over.
 
+use super::config::Config;
 use super::context::Context;
 use super::error::Error;
+use super::score::Executed;
 use super::sync::lock;
-use crate::backend::Identity;
 use crate::backend::rig::BackendRig;
+use crate::backend::{Backend, Identity};
+use crate::plan::Options;
 use crate::topology::probe::{FORMAT, Fingerprint, ProbeOptions, Probed, Progress, Record, hash, probe};
 use crate::topology::{self, DeviceId, Machine, Topology, TopologyError};
+use crate::tune::{self, Campaign, Case, Origin, Search, TuneError, Tuning, TuningError};
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -21,6 +28,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Files of the cache directory that are looked at: a directory with more of them is not what it seems.
 const MOST_FILES: usize = 1024;
 
+/// The largest copy that is tuned where a CPU moves every byte.
+const TUNED_ON_CPU: u64 = 4 << 20;
+
 /// A measured machine, and what its file says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeReport {
@@ -28,6 +38,8 @@ pub struct ProbeReport {
     pub probed: Probed,
     /// Of which machine, when, how well.
     pub record: Record,
+    /// What was tuned for it. `None` where nothing was to be, or the search failed.
+    pub tuning: Option<Tuning>,
 }
 
 impl ProbeReport {
@@ -39,6 +51,9 @@ impl ProbeReport {
 
 impl Context {
     /// Measures the machine of this context: which copies there are, how fast, and which slow each other down (`docs/probe.md`).
+    ///
+    /// Then looks for better plans than the model's on what was found, for the copies that `options` names; where that fails, a warning in
+    /// the log says why, and the probe stands.
     ///
     /// Takes seconds, memory and streams of every device, and all their links: nothing else should run on the machine meanwhile. The
     /// context goes on with the topology that it has; [`store`](Context::store_probe) the result for the next one. On the host backend it
@@ -67,9 +82,45 @@ impl Context {
             residuals: probed.residuals,
             notes: probed.notes.clone(),
         };
-        let report = ProbeReport { probed, record };
+        let mut report = ProbeReport { probed, record, tuning: None };
         *lock(&self.probed) = Some(report.to_toml().into());
+        let on_cpu = self.backend().name() == "host";
+        let sizes: Vec<u64> = options.tuned_bytes.iter().copied().filter(|bytes| !on_cpu || *bytes <= TUNED_ON_CPU).collect();
+        if !sizes.is_empty() {
+            let tuned = self.tune_probed(&report.probed, &sizes, progress);
+            report.tuning = tuned.map_err(|error| log::warn!("nothing is tuned for the probe, which stands by itself: {error}")).ok();
+        }
         Ok(report)
+    }
+
+    /// The short search for copies of host memory, planned for the machine as it was probed. The model has no term for what they differ in
+    /// from one machine to another: which engine, how many chunks, and what share relays get (`docs/tuning.md`).
+    fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
+        let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
+        // Neither the environment nor an earlier tuning has a say in what is searched.
+        let config = Config { staging_bytes: self.config().staging_bytes, ..Config::default() };
+        let base = Options { staging_bytes: config.staging_bytes, ..Options::default() };
+        let origin = if self.backend().name() == "host" { Origin::Host } else { Origin::Cuda };
+        let context = Context::with_backend(Arc::new(machine), self.shared.backend.clone(), config).map_err(TuneError::Score)?;
+        let mut score = Executed::new(&context);
+        let campaign = Campaign { machine: context.machine(), sizes, base, search: Search::Short };
+        let batches = |case| campaign.batches(case).into_iter().map(move |(size, batch)| (case, size, batch));
+        let all: Vec<_> = [Case::H2d, Case::D2h].into_iter().flat_map(batches).collect();
+        let of = all.len() as u32;
+        let (mut points, mut measurements) = (Vec::new(), probed.measurements);
+        for (done, (case, size, batch)) in (0..).zip(all) {
+            progress(Progress { stage: "tuning", done, of, measurements });
+            match campaign.point(case, size, batch, &mut score, |_, _, _| {}) {
+                Ok(Some(point)) => {
+                    measurements += point.short_evaluations() as u32;
+                    points.push(point);
+                }
+                // A pair that no path joins.
+                Ok(None) | Err(TuneError::Plan(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        campaign.tuning(&points, origin, &mut score)
     }
 
     /// The file that the last probe of this context made.
@@ -77,7 +128,18 @@ impl Context {
         lock(&self.probed).clone()
     }
 
-    /// Writes a probe to `file`, or where the next context finds it by itself; returns where that is.
+    /// A context on the topology of a kept probe, with what was tuned for it. A tuning that is named has precedence, and may be none.
+    pub(super) fn on_probe(machine: Arc<Machine>, backend: Arc<dyn Backend>, mut config: Config, probe: &Path) -> Result<Context, Error> {
+        if config.tuning_file.is_some() {
+            return Context::with_backend(machine, backend, config);
+        }
+        let (path, tuning) = kept_tuning(probe, &machine, backend.name()).unzip();
+        config.tuning_file = path.map(|path| path.to_string_lossy().into_owned());
+        Context::with_tuning(machine, backend, config, tuning)
+    }
+
+    /// Writes a probe to `file`, or where the next context finds it by itself; returns where that is. There, and not beside `file`, its
+    /// tuning is written too; where it has none, that of an earlier probe is removed. If that fails the log has a warning.
     pub fn store_probe(&self, report: &ProbeReport, file: Option<&Path>) -> Result<PathBuf, Error> {
         let path = match (file, &self.config().cache_dir) {
             (Some(file), _) => file.to_owned(),
@@ -89,7 +151,46 @@ impl Context {
             }
         };
         write(&path, &report.to_toml()).map_err(|error| TopologyError::Unwritable { path: path.clone(), reason: error.to_string() })?;
+        if file.is_none() {
+            let beside = tuning_beside(&path);
+            let done = match &report.tuning {
+                Some(tuning) => write(&beside, &tuning.to_toml()),
+                None => fs::remove_file(&beside).or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) }),
+            };
+            if let Err(error) = done {
+                log::warn!("the probe is kept, but not what was tuned for it: {}: {error}", beside.display());
+            }
+        }
         Ok(path)
+    }
+}
+
+/// Where the tuning of a kept probe lies: `tuning-….toml` beside `probe-….toml`.
+fn tuning_beside(probe: &Path) -> PathBuf {
+    let name = probe.file_name().unwrap_or_default().to_string_lossy();
+    probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
+}
+
+/// The tuning that is kept beside a probe and where it lies, if it was made for this machine: for the same figures, on the same backend.
+fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(PathBuf, Tuning)> {
+    let path = tuning_beside(probe);
+    if !path.exists() {
+        log::info!("nothing is tuned for the probe {}: a probe that is not quick does", probe.display());
+        return None;
+    }
+    match tune::load(&path, machine, backend) {
+        Ok(tuning) => Some((path, tuning)),
+        Err(TuningError::InFile { source, .. }) if matches!(*source, TuningError::Foreign { .. }) => {
+            log::info!(
+                "the tuning {} is not used: it is for other figures, of all GPUs of its probe or of an earlier probe",
+                path.display()
+            );
+            None
+        }
+        Err(error) => {
+            log::warn!("what is kept of this machine's tuning is not used; probe again with `mpgpu probe`: {error}");
+            None
+        }
     }
 }
 
@@ -205,6 +306,8 @@ fn date(now: SystemTime) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::host::HostBackend;
+    use crate::engine::{NO_TUNING, PlanOptions, Transfer, Verify};
     use crate::topology::probe::{Gpu, Residuals};
     use std::time::Duration;
 
@@ -326,6 +429,148 @@ mod tests {
         assert_eq!(named("beluga", &all).expect("a preset"), topology::load("beluga").expect("a preset"));
     }
 
+    /// A probe of virtual devices with its tuning, both kept in the directory; where the probe is, what it is of, and how often the search
+    /// told of itself.
+    fn tuned(directory: &Directory) -> (PathBuf, ProbeReport, u32) {
+        let machine = Machine::new(topology::load("pcie-4").expect("a preset")).expect("well formed");
+        let backend = Arc::new(HostBackend::new(machine.gpu_count(), machine.host_count()));
+        let config = Config { cache_dir: Some(directory.0.clone()), ..Config::default() };
+        let context = Context::with_backend(Arc::new(machine), backend, config).expect("a context");
+        let options = ProbeOptions {
+            copy_seconds: 0.1e-3,
+            repetitions: 1,
+            measurements: 20,
+            // The last is more than a CPU is asked to search for.
+            tuned_bytes: vec![64 << 10, 256 << 10, TUNED_ON_CPU + 1],
+            ..ProbeOptions::quick()
+        };
+        let mut told = 0;
+        let mut progress = |progress: Progress| {
+            if progress.stage == "tuning" {
+                assert_eq!(progress.done, told);
+                assert!(progress.done < progress.of && progress.of.is_multiple_of(2), "{progress:?}");
+                told += 1;
+            }
+        };
+        let report = context.probe(&options, &mut progress).expect("a probe");
+        for device in context.machine().devices() {
+            assert_eq!((context.backend().allocated_bytes(device), context.backend().stream_count(device)), (0, 0), "{device}");
+        }
+        let path = context.store_probe(&report, None).expect("stored");
+        (path, report, told)
+    }
+
+    /// A context as on GPUs that find `probe` by themselves: all of them, or those of these numbers.
+    fn on(probe: &Path, gpus: Option<&[u32]>, tuning_file: Option<&str>) -> Context {
+        let (topology, record) = topology::load_probed(&probe.to_string_lossy()).expect("a probe");
+        let mut now = record.expect("of a machine").fingerprint;
+        if let Some(gpus) = gpus {
+            now.gpus = gpus.iter().map(|gpu| now.gpus[*gpu as usize].clone()).collect();
+        }
+        let found = kept(probe.parent().expect("a directory"), &now).expect("kept");
+        assert_eq!(
+            (&found.0, &found.1),
+            (&probe.to_path_buf(), &gpus.map_or(topology.clone(), |g| topology.with_gpus(g).expect("its own")))
+        );
+        let machine = Machine::new(found.1).expect("well formed");
+        let backend = Arc::new(HostBackend::new(machine.gpu_count(), machine.host_count()));
+        let config = Config { tuning_file: tuning_file.map(str::to_owned), verify: Verify::Bytes, ..Config::default() };
+        Context::on_probe(Arc::new(machine), backend, config, &found.0).expect("a context")
+    }
+
+    fn names(at: &Path) -> Vec<String> {
+        let entries = fs::read_dir(at).expect("a directory").flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_tuned_for_a_probe_is_kept_beside_it_and_taken_with_it() {
+        let directory = Directory::new("tuned");
+        let (path, report, told) = tuned(&directory);
+        let tuning = report.tuning.as_ref().expect("tuned");
+        assert_eq!((tuning.digest.as_str(), tuning.origin), (tune::digest(&report.probed.topology).as_str(), Origin::Host));
+        // Two sizes for each class, of which there is at least one each way; no class has a setting for the third size.
+        assert!(tuning.classes.len() >= 2 && told as usize == 2 * tuning.classes.len(), "{told}: {tuning:?}");
+        assert!(tuning.classes.iter().all(|tuned| tuned.class.from != tuned.class.to && tuned.stream.sizes.len() <= 2), "{tuning:?}");
+        let beside = tuning_beside(&path);
+        let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
+        assert_eq!(names(&directory.0), [name(&path), name(&beside)]);
+        assert_eq!(name(&beside).replace("tuning-", "probe-"), name(&path));
+        assert_eq!(tune::read(&beside).as_ref(), Ok(tuning));
+
+        let context = on(&path, None, None);
+        assert_eq!(context.tuning(), Some(tuning));
+        let text = context.describe();
+        assert!(text.contains("tuned values are in force: made for probed") && text.contains(&*beside.to_string_lossy()), "{text}");
+        // Whatever is found says how bytes go, and not which.
+        let bytes = 200_001;
+        for (src_device, dst_device) in [(DeviceId::HOST, DeviceId::gpu(1)), (DeviceId::gpu(1), DeviceId::HOST)] {
+            let [dst, src] = [dst_device, src_device].map(|device| context.allocate(device, bytes).expect("memory"));
+            let plan = context.plan(&[Transfer { dst, dst_device, src, src_device, bytes }], &PlanOptions::default()).expect("planned");
+            let stream = context.create_stream(DeviceId::gpu(1)).expect("a stream");
+            plan.execute(stream).expect("enqueued").wait().expect("every byte is compared");
+        }
+
+        // A caller can leave it out, or name another one.
+        let without = on(&path, None, Some(NO_TUNING));
+        assert!(without.tuning().is_none() && !without.describe().contains("tuned values"), "{}", without.describe());
+        let other = Tuning { classes: Vec::new(), ..tuning.clone() };
+        let file = directory.0.join("other.toml");
+        fs::write(&file, other.to_toml()).expect("written");
+        assert_eq!(on(&path, None, Some(&*file.to_string_lossy())).tuning(), Some(&other));
+    }
+
+    #[test]
+    fn a_kept_tuning_of_other_gpus_of_an_earlier_probe_or_damaged_is_passed_over() {
+        let directory = Directory::new("passed-over");
+        let (path, report, _) = tuned(&directory);
+        let beside = tuning_beside(&path);
+        let text = fs::read_to_string(&beside).expect("there");
+        // Three of the four GPUs are another machine.
+        assert!(on(&path, Some(&[0, 1, 2]), None).tuning().is_none());
+        assert!(on(&path, None, None).tuning().is_some());
+        let mut damaged = vec![String::new(), "version = 1".into(), text.replace("version = 1", "version = 2")];
+        damaged.push(text.replace("origin = \"host\"", "origin = \"cuda\""));
+        damaged.push(text[..text.len() - 2].to_owned());
+        for damaged in damaged {
+            fs::write(&beside, &damaged).expect("written");
+            let context = on(&path, None, None);
+            assert!(context.tuning().is_none() && context.config().tuning_file.is_none(), "{damaged}");
+        }
+
+        // A new probe of the same machine, and the process ends before what was tuned for it is written.
+        fs::write(&beside, &text).expect("written");
+        let mut newer = report.clone();
+        newer.probed.topology.costs.copy += 1e-6;
+        write(&path, &newer.to_toml()).expect("written");
+        assert!(on(&path, None, None).tuning().is_none());
+        // It ends before that: nothing has changed.
+        write(&path, &report.to_toml()).expect("written");
+        assert_eq!(on(&path, None, None).tuning(), report.tuning.as_ref());
+
+        // A probe that tunes nothing takes the earlier tuning away; one that goes to a file of its own touches nothing.
+        let config = Config { cache_dir: Some(directory.0.clone()), ..Config::default() };
+        let context = Context::with_backend(
+            Arc::new(Machine::new(report.probed.topology.clone()).expect("well formed")),
+            Arc::new(HostBackend::new(4, 1)),
+            config,
+        );
+        let context = context.expect("a context");
+        newer.tuning = None;
+        context.store_probe(&newer, Some(&directory.0.join("node.toml"))).expect("stored");
+        assert!(beside.exists() && names(&directory.0).len() == 3);
+        assert_eq!(context.store_probe(&newer, None).expect("stored"), path);
+        assert!(!beside.exists() && on(&path, None, None).tuning().is_none());
+        context.store_probe(&newer, None).expect("there was none to take away");
+        // What cannot be written does not lose the probe.
+        fs::create_dir(&beside).expect("in its place");
+        assert_eq!(context.store_probe(&report, None).expect("the probe is kept"), path);
+        assert_eq!(topology::load_probed(&path.to_string_lossy()).expect("whole").0, report.probed.topology);
+        assert!(on(&path, None, None).tuning().is_none());
+    }
+
     #[test]
     fn files_are_written_whole_or_not_at_all() {
         let directory = Directory::new("write");
@@ -333,7 +578,6 @@ mod tests {
         write(&path, "one").expect("directories are made");
         write(&path, "two").expect("replaced");
         assert_eq!(fs::read_to_string(&path).expect("there"), "two");
-        let names = |at: &Path| fs::read_dir(at).expect("a directory").flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
         assert_eq!(names(path.parent().expect("a parent")), ["probe.toml"]);
         // A directory in the file's place: the rename fails, and nothing is left.
         assert!(write(&directory.0.join("deep"), "x").is_err());

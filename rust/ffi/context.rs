@@ -110,7 +110,7 @@ pub unsafe extern "C" fn mp_context_device_count(context: mp_context_t, gpus: *m
     })
 }
 
-/// Describes the context: version, backend, topology, settings in force.
+/// Describes the context: version, backend, topology, settings in force, and whether tuned values are, from which file.
 ///
 /// `format` is an `mp_format_t`. `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
 /// all; else the text is written to `text`, which has `capacity` bytes. Any thread.

@@ -12,10 +12,15 @@ use std::path::Path;
 /// copies cost besides, and whether their bytes arrive. The result is a topology file; the context itself goes on with
 /// the topology that it has.
 ///
-/// Takes seconds (less than a minute with eight GPUs), memory and streams on every device, and all links: nothing else
-/// should run on the machine meanwhile, or it is measured too. `options` NULL means all defaults: a full probe, kept
-/// where contexts of this user on these GPUs find it from then on. On the host backend copies by CPU threads are
-/// measured. Blocks. Any thread, but one probe of a context at a time.
+/// `options` NULL means all defaults: a full probe, kept where contexts of this user on these GPUs find it from then
+/// on. Only such a probe is also tuned: better plans than the model's are looked for, by executing them, for single
+/// copies from and to host memory, and contexts that take the probe by themselves take what was found with it. Where
+/// that search fails the log has a warning, and the probe is kept without.
+///
+/// Takes seconds (estimated: a full probe less than a minute with eight GPUs, of which tuning takes about ten),
+/// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
+/// measured too. On the host backend copies by CPU threads are measured. Blocks. Any thread, but one probe of a
+/// context at a time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
 /// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the
@@ -28,7 +33,10 @@ pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const
         let keep = switch(c"keep", options.map_or(0, |options| options.keep))?.unwrap_or(true);
         let quick = switch(c"quick", options.map_or(0, |options| options.quick))?.unwrap_or(false);
         let context = find(context)?;
-        let options = if quick { ProbeOptions::quick() } else { ProbeOptions::default() };
+        let mut options = if quick { ProbeOptions::quick() } else { ProbeOptions::default() };
+        if file.is_some() || !keep {
+            options.tuned_bytes.clear();
+        }
         let report = context.probe(&options, &mut |_| {})?;
         if keep {
             context.store_probe(&report, file.map(Path::new))?;

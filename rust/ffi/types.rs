@@ -203,11 +203,11 @@ pub struct mp_probe_options_t {
     /// `sizeof(mp_probe_options_t)`.
     pub size: usize,
     /// Path of the file to write, UTF-8, read during the call only. NULL: one in the user's cache directory, where
-    /// contexts on these GPUs find it.
+    /// contexts on these GPUs find it, and beside it what was tuned for it.
     pub file: *const c_char,
     /// An `mp_switch_t`: whether to write a file. On by default.
     pub keep: i32,
-    /// An `mp_switch_t`: fewer and shorter measurements, for a first look. Off by default.
+    /// An `mp_switch_t`: fewer and shorter measurements, for a first look; nothing is tuned. Off by default.
     pub quick: i32,
 }
 

@@ -278,7 +278,7 @@ impl Tuning {
     }
 
     fn write_toml(&self, out: &mut String) -> std::fmt::Result {
-        writeln!(out, "# Made by `mpgpu tune`. MPGPU_TUNING_FILE names it to every context of the same topology.")?;
+        writeln!(out, "# Made by `mpgpu tune` or `mpgpu probe`. MPGPU_TUNING_FILE names it to every context of the same topology.")?;
         writeln!(out, "version = {VERSION}\ntopology = {}\ndigest = \"{}\"", toml::Value::from(self.topology.as_str()), self.digest)?;
         writeln!(out, "origin = \"{}\"", self.origin.name())?;
         for tuned in &self.classes {

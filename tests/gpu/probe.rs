@@ -3,9 +3,11 @@
 
 use super::*;
 use mpgpu::backend::cuda::identity;
-use mpgpu::engine::BackendChoice;
-use mpgpu::topology::probe::{ProbeOptions, Verdict};
+use mpgpu::engine::{BackendChoice, Verify};
+use mpgpu::topology::probe::{ProbeOptions, Progress, Verdict};
+use mpgpu::tune::{Origin, digest};
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// A directory of a test, gone afterwards.
 struct Directory(PathBuf);
@@ -124,6 +126,70 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
         std::fs::write(&path, more.to_toml()).expect("written");
         assert!(no_probe().contains("mpgpu probe"), "{}", no_probe());
     }
+}
+
+#[test]
+fn what_is_tuned_for_a_probe_is_taken_with_it_and_loses_no_byte() {
+    let Some(_turn) = gpus(1) else { return };
+    set_device(0);
+    let directory = Directory::new("tuned");
+    let context = open(Some("discovered"), Some(&directory)).expect("a context");
+    let options = ProbeOptions { tuned_bytes: vec![scaled(64 << 20, 1 << 20), scaled(16 << 20, 1 << 18)], ..ProbeOptions::quick() };
+    let mut begin = None;
+    let mut progress = |progress: Progress| {
+        if progress.stage == "tuning" {
+            begin.get_or_insert_with(Instant::now);
+        }
+    };
+    let report = context.probe(&options, &mut progress).expect("a probe");
+    let tuning = report.tuning.as_ref().expect("a tuning");
+    println!("{:.1} s\n{}", begin.expect("it says so").elapsed().as_secs_f64(), tuning.to_toml());
+    assert_eq!((tuning.digest.as_str(), tuning.origin), (digest(&report.probed.topology).as_str(), Origin::Cuda));
+    let devices: Vec<DeviceId> = context.machine().devices().collect();
+    assert!(devices.iter().all(|device| context.backend().allocated_bytes(*device) == 0 && context.backend().stream_count(*device) == 0));
+    let path = context.store_probe(&report, None).expect("stored");
+    drop(context);
+
+    // By itself and by that name; not where the file is named, nor where it is to be left out.
+    let named = path.to_string_lossy().into_owned();
+    for (topology, tuned) in [(None, true), (Some("probed"), true), (Some(&*named), false), (Some("discovered"), false)] {
+        let context = open(topology, Some(&directory)).expect("a context");
+        assert_eq!(context.tuning(), report.tuning.as_ref().filter(|_| tuned), "{topology:?}");
+    }
+    let with = |tuning_file: Option<&str>| {
+        let options = ContextOptions { backend: Some(BackendChoice::Cuda), ..ContextOptions::default() };
+        let tuning_file = tuning_file.map(str::to_owned);
+        let config = Config { cache_dir: Some(directory.0.clone()), tuning_file, verify: Verify::Bytes, ..Config::default() };
+        Context::open(&options, config).expect("a context")
+    };
+    assert!(with(Some("none")).tuning().is_none());
+    let context = with(None);
+    assert!(context.describe().contains("tuned values are in force: made for probed"), "{}", context.describe());
+    let mut random = Random(61);
+    for full in [1 << 20, 48 << 20, 200 << 20] {
+        let bytes = scaled(full, 1 << 16) + 4_321;
+        for (from, to) in [(DeviceId::HOST, GPU0), (GPU0, DeviceId::HOST)] {
+            let (src, dst) = (context.allocate(from, bytes).expect("memory"), context.allocate(to, bytes).expect("memory"));
+            let transfer = Transfer { dst, dst_device: to, src, src_device: from, bytes };
+            let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+            let stream = context.create_stream(GPU0).expect("a stream");
+            let content = random.bytes(bytes as usize);
+            write(src, &content);
+            write(dst, &vec![0x55; bytes as usize]);
+            plan.execute(stream).expect("enqueued").wait().expect("it runs");
+            assert_bytes(&read(dst, bytes as usize), &content, &plan.describe());
+            context.destroy_stream(stream).expect("destroyed");
+            context.free(src).expect("freed");
+            context.free(dst).expect("freed");
+        }
+    }
+    drop(context);
+
+    // A new probe, of which nothing is tuned yet.
+    let mut newer = report.clone();
+    newer.probed.topology.costs.copy += 1e-6;
+    std::fs::write(&path, newer.to_toml()).expect("written");
+    assert!(with(None).tuning().is_none());
 }
 
 #[test]

@@ -6,11 +6,16 @@ use std::process::{Command, Output};
 
 /// Runs the command without the caller's settings, and without a GPU even where there is one.
 fn mpgpu(arguments: &[&str]) -> Output {
+    mpgpu_with(&[], arguments)
+}
+
+/// The same with these variables.
+fn mpgpu_with(environment: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MPGPU_")) {
         command.env_remove(name);
     }
-    command.env("CUDA_VISIBLE_DEVICES", "").args(arguments).output().expect("the command starts")
+    command.env("CUDA_VISIBLE_DEVICES", "").envs(environment.iter().copied()).args(arguments).output().expect("the command starts")
 }
 
 /// Standard output of a command that succeeds and has nothing to complain about.
@@ -249,6 +254,38 @@ fn bench_puts_with_signal_into_another_process_and_checks_the_bytes_there() {
     let latency = |size: u64| (Some("put_latency"), Some(size), Some(size));
     assert_eq!(found, [put(100), put(300_000)].concat().into_iter().chain([latency(100), latency(300_000)]).collect::<Vec<_>>());
     assert!(results.iter().all(|r| r["verified"] == true && r["mpgpu"]["total"]["median"].as_f64() > Some(0.0)), "{results:?}");
+}
+
+#[test]
+fn a_probe_that_is_kept_is_tuned_and_one_that_goes_elsewhere_is_not() {
+    let folder = Folder::new("probe");
+    // As few copies as there can be: a CPU makes them.
+    let machine = folder.file("one.toml");
+    let nodes = "node = [{ name = \"gpu0\", kind = \"gpu\" }, { name = \"host0\", kind = \"host\" }]";
+    let link = "[[link]]\nbetween = [[\"gpu0\", \"host0\"]]\nkind = \"pcie\"\nbandwidth = 25e9\n";
+    std::fs::write(&machine, format!("name = \"one\"\n{nodes}\n{link}")).expect("written");
+    let probe = |arguments: &[&str]| {
+        let environment = [("XDG_CACHE_HOME", folder.0.to_str().expect("UTF-8")), ("MPGPU_TOPOLOGY", &*machine)];
+        let run = mpgpu_with(&environment, &[&["probe", "--backend", "host"], arguments].concat());
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).expect("UTF-8")
+    };
+    let kept = || {
+        let entries = std::fs::read_dir(folder.0.join("mpgpu")).into_iter().flatten().flatten();
+        let mut names: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        names.sort();
+        names
+    };
+    let node = folder.file("node.toml");
+    assert!(!probe(&["--output", &node]).contains("tuned") && !probe(&["--stdout"]).contains("tuned"));
+    assert!(kept().is_empty() && !read(&node).is_empty());
+    assert!(probe(&[]).contains("copies of host memory are tuned: made for probed"));
+    let [file, tuning] = &kept()[..] else { panic!("a probe and a tuning: {:?}", kept()) };
+    let (topology, tuned) =
+        (mpgpu::topology::parse(&read(file)).expect("a topology"), mpgpu::tune::parse(&read(tuning)).expect("a tuning"));
+    assert_eq!((tuned.digest, tuned.classes.len()), (mpgpu::tune::digest(&topology), 2));
+    let quick: Value = serde_json::from_str(&probe(&["--quick", "--json"])).expect("JSON");
+    assert_eq!((&quick["probe"]["tuning"], kept().len()), (&Value::Null, 1), "the tuning of the probe before is gone");
 }
 
 #[test]

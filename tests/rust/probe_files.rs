@@ -105,11 +105,13 @@ fn the_cache_directory_follows_the_environment() {
     assert_eq!(directory(&[("HOME", "me"), ("XDG_CACHE_HOME", "cache")]), None);
 }
 
-/// The host backend, but copies from one buffer to another of these devices arrive with a byte missing, and report success.
+/// The host backend, but copies from one buffer to another of these devices arrive with a byte missing, and report success; and GPUs
+/// have no memory for buffers of one size.
 struct Losing {
     inner: HostBackend,
     from: DeviceId,
     to: DeviceId,
+    refused: u64,
 }
 
 impl Losing {
@@ -122,7 +124,10 @@ impl Losing {
         }
         let mut program = Program::clone(execution.program);
         for copy in program.ops.iter_mut().flat_map(|op| &mut op.copies) {
-            assert!(matches!(copy.from, Place::Source { .. }));
+            // A plan that goes through other devices loses nothing.
+            if !matches!((copy.from, copy.to), (Place::Source { .. }, Place::Destination { .. })) {
+                return None;
+            }
             copy.bytes -= 1;
         }
         Some(program)
@@ -137,6 +142,9 @@ impl Backend for Losing {
         self.inner.identity()
     }
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        if bytes == self.refused && !device.is_host() {
+            return Err(BackendError::OutOfMemory { device: device.0, bytes });
+        }
         self.inner.allocate(device, bytes)
     }
     fn free(&self, address: u64) -> Result<(), BackendError> {
@@ -193,9 +201,12 @@ impl Backend for Losing {
 fn a_single_byte_that_does_not_arrive_condemns_the_pair_and_no_other() {
     let machine = Arc::new(Machine::new(topology::load("beluga").expect("a preset")).expect("well formed"));
     for (from, to) in [(DeviceId::gpu(2), DeviceId::gpu(1)), (DeviceId::gpu(3), DeviceId::HOST)] {
-        let backend = Losing { inner: HostBackend::new(4, 1), from, to };
+        let backend = Losing { inner: HostBackend::new(4, 1), from, to, refused: 0 };
         let context = Context::with_backend(machine.clone(), Arc::new(backend), Config::default()).expect("a context");
-        let report = context.probe(&quick(), &mut |_| {}).expect("a probe");
+        let options = ProbeOptions { tuned_bytes: vec![64 << 10], ..quick() };
+        let report = context.probe(&options, &mut |_| {}).expect("a probe");
+        // A way to or from host memory that is gone is nothing to be tuned.
+        assert!(report.tuning.is_some());
         let lost: Vec<_> = report.probed.hops.iter().filter(|hop| hop.verdict != Verdict::Intact).collect();
         let probed = Machine::new(report.probed.topology.clone()).expect("well formed");
         assert_eq!(probed.route(from, to), None);
@@ -212,6 +223,29 @@ fn a_single_byte_that_does_not_arrive_condemns_the_pair_and_no_other() {
             report.record.notes
         );
     }
+}
+
+#[test]
+fn a_search_that_fails_leaves_the_probe_and_no_earlier_tuning() {
+    const TUNED: u64 = 96 << 10;
+    let directory = Directory::new("probe-untuned");
+    let machine = Arc::new(Machine::new(topology::load("beluga").expect("a preset")).expect("well formed"));
+    // No way from a device to itself: nothing is lost.
+    let gpu0 = DeviceId::gpu(0);
+    let backend = Losing { inner: HostBackend::new(4, 1), from: gpu0, to: gpu0, refused: TUNED };
+    let config = Config { cache_dir: Some(directory.0.clone()), ..Config::default() };
+    let context = Context::with_backend(machine.clone(), Arc::new(backend), config).expect("a context");
+    // The larger size is searched first: the source is there, and then there is no memory for the destination.
+    let options = ProbeOptions { tuned_bytes: vec![64 << 10, TUNED], ..quick() };
+    let mut stages = Vec::new();
+    let report = context.probe(&options, &mut |progress| stages.push(progress.stage)).expect("a probe");
+    assert_eq!((stages.last(), &report.tuning), (Some(&"tuning"), &None));
+    assert!(machine.devices().all(|device| context.backend().allocated_bytes(device) == 0 && context.backend().stream_count(device) == 0));
+    let earlier = directory.0.join(report.record.fingerprint.file_name().replace("probe-", "tuning-"));
+    std::fs::write(&earlier, "of an earlier probe").expect("written");
+    let path = context.store_probe(&report, None).expect("stored");
+    assert_eq!(topology::load_probed(&path.to_string_lossy()).expect("whole").0, report.probed.topology);
+    assert!(!earlier.exists());
 }
 
 #[test]

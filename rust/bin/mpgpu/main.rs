@@ -48,7 +48,8 @@ enum Command {
         mpgpu plan --topology beluga gpu0:gpu1:512M\n  \
         mpgpu plan --topology hgx-h200 host0:gpu0:1G --max-paths 4\n  \
         mpgpu plan --topology beluga gpu0:gpu1:128M gpu1:gpu2:128M gpu2:gpu3:128M gpu3:gpu0:128M --no-host-path\n\n\
-        Transfers of one call are planned together, as one step of a simulation code has them. All times are modelled.")]
+        Transfers of one call are planned together, as one step of a simulation code has them. All times are modelled, and \
+        the plan is the model's: what was tuned for a machine, contexts take.")]
     Plan(plan::PlanArguments),
     /// Show what happens when: the timeline of a plan, simulated or measured
     #[command(after_help = "Examples:\n  \
@@ -75,7 +76,8 @@ enum Command {
         No attribute tells which GPUs share a way to host memory, what that memory delivers, or what a\n\
         chunk costs, and virtual machines hide the rest. The probe makes copies, alone and at once, and\n\
         finds the capacities that explain the times. The result is a topology file that contexts on\n\
-        these GPUs read by themselves from then on, until the driver changes.\n\n\
+        these GPUs read by themselves from then on, until the driver changes. Beside it goes what a\n\
+        search of a few seconds finds better than the model's plans for copies of host memory.\n\n\
         It takes less than a minute on eight GPUs, uses all of them and host memory, and must run alone.\n\n\
         Examples:\n  \
         mpgpu probe\n  \

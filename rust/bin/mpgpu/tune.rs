@@ -9,7 +9,7 @@ mod report;
 use crate::arguments::{BackendName, Failure, size, write_file};
 use crate::machine;
 use clap::Args;
-use mpgpu::engine::{Config, Context, ContextOptions, Executed};
+use mpgpu::engine::{Config, Context, ContextOptions, Executed, NO_TUNING};
 use mpgpu::plan::Options;
 use mpgpu::topology::{self, Machine};
 use mpgpu::tune::{Campaign, Case, Origin, Score, Search, Simulated, TuneError, TunedPoint, digest};
@@ -102,7 +102,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     let options =
         ContextOptions { backend: arguments.backend.map(Into::into), topology: arguments.topology.clone(), ..ContextOptions::default() };
     // Plans are looked for beside what the environment says about them, and beside an earlier tuning.
-    let config = Config { tuning_file: None, ..Config::from_environment()? };
+    let config = Config { tuning_file: Some(NO_TUNING.into()), ..Config::from_environment()? };
     let context = Context::open(&options, config)?;
     eprint!("{}", context.describe());
     let base = Options { staging_bytes: context.config().staging_bytes, ..Options::default() };

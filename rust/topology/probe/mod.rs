@@ -174,19 +174,24 @@ pub struct ProbeOptions {
     pub tolerance: f64,
     /// The most measurements of concurrent copies. What is still unexplained then stays so, and the record says it.
     pub measurements: u32,
+    /// Bytes of single copies from and to host memory for which a context's probe then looks for better plans than the model's, by executing
+    /// them. On the host backend those of more than 4 MiB are left out, since CPUs move every byte. None: no search.
+    pub tuned_bytes: Vec<u64>,
 }
 
 impl Default for ProbeOptions {
-    /// On eight GPUs 2500 to 4000 measurements of 4 runs of 1 to 3 ms: 15 to 25 s.
+    /// On eight GPUs 2500 to 4000 measurements of 4 runs of 1 to 3 ms: 15 to 25 s. Then about a second for each of the tuned sizes, each way,
+    /// and each rate at which GPUs reach host memory.
     fn default() -> Self {
-        ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000 }
+        let tuned_bytes = [4 << 20, 16 << 20, 64 << 20, 256 << 20].into();
+        ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000, tuned_bytes }
     }
 }
 
 impl ProbeOptions {
-    /// A first look: single copies, and the sets that matter most.
+    /// A first look: single copies, and the sets that matter most. Nothing is tuned.
     pub fn quick() -> Self {
-        ProbeOptions { copy_seconds: 0.5e-3, repetitions: 2, tolerance: 0.1, measurements: 400 }
+        ProbeOptions { copy_seconds: 0.5e-3, repetitions: 2, tolerance: 0.1, measurements: 400, tuned_bytes: Vec::new() }
     }
 }
 

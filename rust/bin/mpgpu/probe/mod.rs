@@ -15,16 +15,16 @@ use std::time::Instant;
 
 #[derive(Args)]
 pub struct ProbeArguments {
-    /// Write the topology to this file, and not to where contexts look by themselves
+    /// Write the topology to this file, and not to where contexts look by themselves; nothing is tuned for it
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print the topology, and write no file
+    /// Print the topology, and write no file; nothing is tuned for it
     #[arg(long, conflicts_with = "output")]
     pub stdout: bool,
     /// Print what was found as JSON, and not as tables, with every measurement
     #[arg(long, conflicts_with = "stdout")]
     pub json: bool,
-    /// Fewer and shorter measurements: a first look
+    /// Fewer and shorter measurements: a first look. Nothing is tuned
     #[arg(long)]
     pub quick: bool,
     /// Then hold predictions against measurements: plans of several kinds and sizes, each predicted from the probe alone
@@ -51,7 +51,11 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     }
 
     let context = open(None)?;
-    let options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
+    let mut options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
+    // Contexts find a tuning only beside the probe that they find by themselves.
+    if arguments.stdout || arguments.output.is_some() {
+        options.tuned_bytes.clear();
+    }
     let start = Instant::now();
     let bar = Bar::new();
     let report = context.probe(&options, &mut |progress| bar.show(progress))?;
@@ -66,6 +70,9 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
         eprintln!("these are copies by CPU threads between virtual devices: they say nothing of any GPU");
     } else if arguments.output.is_none() {
         eprintln!("contexts on these GPUs take it from now on; MPGPU_TOPOLOGY=discovered leaves it out");
+        if report.tuning.is_some() {
+            eprintln!("so they do what is tuned for copies of host memory; MPGPU_TUNING_FILE=none leaves that out");
+        }
     }
     drop(context);
 

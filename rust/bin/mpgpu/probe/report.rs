@@ -68,6 +68,9 @@ pub fn tables(report: &ProbeReport) -> String {
         residuals.worst * 100.0
     );
     probed.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
+    if let Some(tuning) = &report.tuning {
+        let _ = writeln!(text, "copies of host memory are tuned: {}", tuning.summary());
+    }
     text
 }
 
@@ -140,6 +143,7 @@ pub fn to_json(report: &ProbeReport, path: &Path, seconds: f64) -> Value {
         },
         "residuals": probed.residuals,
         "notes": probed.notes,
+        "tuning": report.tuning.as_ref().map(|tuning| json!({ "digest": tuning.digest, "classes": tuning.classes.len() })),
     })
 }
 
