@@ -261,15 +261,9 @@ impl PlanOptions {
     /// A tuning has measured its values together. Where one of them is overridden, the rest still stands for what it corrects, but not
     /// for the finding that several paths beat one: that is the model's to decide again.
     pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
-        let default = Options::default();
-        let engine = match (self.engine(config), advice) {
-            (Engine::Auto, Some(advice)) => advice.engine,
-            (named, _) => named,
-        };
         let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
         let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
         let overridden = max_paths.is_some() || host_path.is_some() || chunk_bytes.is_some();
-        let setting = advice.map(|advice| advice.setting).unwrap_or_default();
         let staging_bytes = self.staging_bytes.unwrap_or(config.staging_bytes);
         if staging_bytes > config.staging_bytes {
             return Err(Error::Option {
@@ -281,17 +275,17 @@ impl PlanOptions {
                 ),
             });
         }
+        let base = Options { staging_bytes, ..Options::default() };
+        let advised = advice.map_or(base, |advice| advice.options(&base));
+        let engine = self.engine(config);
         Ok(Options {
-            engine,
-            max_paths: max_paths.or(setting.max_paths).unwrap_or(default.max_paths),
-            host_path: host_path.or(setting.host_path).unwrap_or(default.host_path),
-            chunk_bytes: chunk_bytes.or(setting.chunk_bytes),
-            min_bytes: min_bytes.or(advice.and_then(|advice| advice.min_bytes)),
-            staging_bytes,
-            tuned: advice.map(|advice| {
-                let tuned = advice.setting.tuned();
-                Tuned { several: tuned.several && !overridden, ..tuned }
-            }),
+            engine: if engine == Engine::Auto { advised.engine } else { engine },
+            max_paths: max_paths.unwrap_or(advised.max_paths),
+            host_path: host_path.unwrap_or(advised.host_path),
+            chunk_bytes: chunk_bytes.or(advised.chunk_bytes),
+            min_bytes: min_bytes.or(advised.min_bytes),
+            tuned: advised.tuned.map(|tuned| Tuned { several: tuned.several && !overridden, ..tuned }),
+            ..advised
         })
     }
 }

@@ -103,7 +103,7 @@ impl Context {
         let origin = if self.backend().name() == "host" { Origin::Host } else { Origin::Cuda };
         let context = Context::with_backend(Arc::new(machine), self.shared.backend.clone(), config).map_err(TuneError::Score)?;
         let mut score = Executed::new(&context);
-        let campaign = Campaign { machine: context.machine(), sizes, base, search: Search::Short };
+        let campaign = Campaign { machine: context.machine(), sizes, base, search: Search::Short, in_force: None };
         let batches = |case| campaign.batches(case).into_iter().map(move |(size, batch)| (case, size, batch));
         let all: Vec<_> = [Case::H2d, Case::D2h].into_iter().flat_map(batches).collect();
         let of = all.len() as u32;

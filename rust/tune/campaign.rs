@@ -32,6 +32,9 @@ pub struct Campaign<'a> {
     pub base: Options,
     /// How.
     pub search: Search,
+    /// What contexts on this machine were given before, where it is to be judged: what they choose by it is then what everything is held
+    /// against, in the place of the model's choice. Searches start from the model all the same.
+    pub in_force: Option<&'a Tuning>,
 }
 
 /// What was found for one batch with one engine.
@@ -41,8 +44,8 @@ pub struct EngineResult {
     pub short: Found,
     /// By the grid, where it was asked for.
     pub grid: Option<Found>,
-    /// The better of the two won a duel against the plan that the model chooses, engine and all.
-    pub beats_model: bool,
+    /// The better of the two won a duel against the plan that is chosen now, engine and all.
+    pub beats_choice: bool,
 }
 
 impl EngineResult {
@@ -66,8 +69,8 @@ pub struct TunedPoint {
     pub class: Class,
     /// Bytes of each transfer.
     pub size: u64,
-    /// Seconds of the plan that the model chooses, engine and all.
-    pub model: f64,
+    /// Seconds of the plan that is chosen now, engine and all: the model's, or where a tuning is judged that of a context with it.
+    pub chosen: f64,
     /// With streams.
     pub stream: EngineResult,
     /// With graphs.
@@ -75,19 +78,19 @@ pub struct TunedPoint {
 }
 
 impl TunedPoint {
-    /// The engine to prefer, and the seconds of its best plan: the model's choice unless another gains enough.
+    /// The engine to prefer, and the seconds of its best plan: what is chosen now unless another gains enough.
     pub fn choice(&self) -> (Engine, f64) {
         [(Engine::Stream, &self.stream), (Engine::Graph, &self.graph)]
             .into_iter()
-            .filter(|(_, result)| result.beats_model)
+            .filter(|(_, result)| result.beats_choice)
             .map(|(engine, result)| (engine, result.best().seconds))
             .min_by(|a, b| a.1.total_cmp(&b.1))
-            .unwrap_or((Engine::Auto, self.model))
+            .unwrap_or((Engine::Auto, self.chosen))
     }
 
-    /// Seconds of the best plan of the short searches, the model's own included.
+    /// Seconds of the best plan of the short searches, what is chosen now included.
     pub fn short(&self) -> f64 {
-        self.model.min(self.stream.short.best.seconds).min(self.graph.short.best.seconds)
+        self.chosen.min(self.stream.short.best.seconds).min(self.graph.short.best.seconds)
     }
 
     /// Seconds of the best plan of all, where the grid was searched.
@@ -96,7 +99,7 @@ impl TunedPoint {
         Some(grids.into_iter().map(|grid| grid.best.seconds).fold(self.short(), f64::min))
     }
 
-    /// Plans that the short searches scored, both engines and the model's choice.
+    /// Plans that the short searches scored, both engines, and what is chosen now.
     pub fn short_evaluations(&self) -> usize {
         1 + self.stream.short.evaluations + self.graph.short.evaluations
     }
@@ -131,7 +134,9 @@ impl Campaign<'_> {
         mut progress: impl FnMut(Engine, usize, usize),
     ) -> Result<Option<TunedPoint>, TuneError<S::Error>> {
         let Some((class, _)) = Class::of(self.machine, &batch) else { return Ok(None) };
-        let model = Trials::new(self.machine, &batch, &self.base, Engine::Auto, score).start()?;
+        let advice = self.in_force.and_then(|tuning| tuning.advice(self.machine, &batch, Engine::Auto));
+        let now = advice.map_or(self.base, |advice| advice.options(&self.base));
+        let chosen = Trials::new(self.machine, &batch, &now, now.engine, score).start()?;
         let mut search = |engine| -> Result<EngineResult, TuneError<S::Error>> {
             let found = short(Trials::new(self.machine, &batch, &self.base, engine, score))?;
             let whole = match self.search {
@@ -141,22 +146,22 @@ impl Campaign<'_> {
                     Some(grid(trials, |done, of| progress(engine, done, of))?)
                 }
             };
-            let mut result = EngineResult { short: found, grid: whole, beats_model: false };
-            // The best of many scores is among the luckiest, and was scored at another time than the model's plan: what is reported
-            // comes from duels.
+            let mut result = EngineResult { short: found, grid: whole, beats_choice: false };
+            // The best of many scores is among the luckiest, and was scored at another time than the plan that is chosen now: what is
+            // reported comes from duels.
             let mut fight = |trial: &mut Trial| -> Result<bool, TuneError<S::Error>> {
-                let verdict = score.duel(&model.plan, &trial.plan).map_err(TuneError::Score)?;
-                trial.seconds = model.seconds * verdict.ratio;
+                let verdict = score.duel(&chosen.plan, &trial.plan).map_err(TuneError::Score)?;
+                trial.seconds = chosen.seconds * verdict.ratio;
                 Ok(verdict.faster)
             };
             let by_short = fight(&mut result.short.best)?;
             let by_grid = result.grid.as_mut().map(|grid| fight(&mut grid.best)).transpose()?;
             let grid_is_better = result.grid.as_ref().is_some_and(|grid| grid.best.seconds < result.short.best.seconds);
-            result.beats_model = if grid_is_better { by_grid.unwrap_or(false) } else { by_short };
+            result.beats_choice = if grid_is_better { by_grid.unwrap_or(false) } else { by_short };
             Ok(result)
         };
         let (stream, graph) = (search(Engine::Stream)?, search(Engine::Graph)?);
-        Ok(Some(TunedPoint { case, batch, class, size, model: model.seconds, stream, graph }))
+        Ok(Some(TunedPoint { case, batch, class, size, chosen: chosen.seconds, stream, graph }))
     }
 
     /// What the points say together. Scores once more where one path is best at one size and several are at the next: the size from

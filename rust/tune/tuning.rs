@@ -128,6 +128,15 @@ pub struct Advice {
     pub setting: Setting,
 }
 
+impl Advice {
+    /// These options with the advice in place: those of a context that leaves everything open.
+    pub fn options(&self, base: &Options) -> Options {
+        let options = self.setting.options(&Options { engine: self.engine, ..*base });
+        // Also where nothing but the engine or the threshold was found: the description of a plan says so.
+        Options { min_bytes: self.min_bytes.or(base.min_bytes), tuned: Some(self.setting.tuned()), ..options }
+    }
+}
+
 impl Tuning {
     /// Refuses a tuning that was made for other figures than this machine's, or measured on another backend than this one.
     pub fn check(&self, machine: &Machine, backend: &str) -> Result<(), TuningError> {

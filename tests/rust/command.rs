@@ -289,6 +289,33 @@ fn a_probe_that_is_kept_is_tuned_and_one_that_goes_elsewhere_is_not() {
 }
 
 #[test]
+fn a_judgement_is_of_the_tuning_in_force_and_says_so() {
+    let folder = Folder::new("judge");
+    let file = folder.file("tuning.toml");
+    let case = ["--topology", "pcie-4", "--cases", "h2d", "--sizes", "64K"];
+    let made = mpgpu(&[&["tune", "--simulate", "--output", &file], &case[..]].concat());
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let judge = |tuning: &str, more: &[&str]| {
+        let run = mpgpu_with(&[("MPGPU_TUNING_FILE", tuning)], &[&["tune", "--judge", "--backend", "host"], &case[..], more].concat());
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).expect("UTF-8")
+    };
+    let (tuned, model) = (judge(&file, &[]), judge("none", &[]));
+    assert!(
+        tuned.contains("The plan that the tuning chooses") && tuned.contains("tuning loses") && !tuned.contains("model loses"),
+        "{tuned}"
+    );
+    assert!(model.contains("The plan that the model chooses") && model.contains("model loses") && !model.contains("tuning"), "{model}");
+    for (tuning, is_tuned) in [(&*file, true), ("none", false)] {
+        let json: Value = serde_json::from_str(&judge(tuning, &["--json"])).expect("JSON");
+        let (machine, point) = (&json["machines"][0], &json["machines"][0]["points"][0]);
+        assert_eq!((machine["judged_tuning"].is_string(), point["model_seconds"].is_null()), (is_tuned, is_tuned), "{machine}");
+        assert!(point["choice_seconds"].as_f64() > Some(0.0) && point["choice_loss_percent"].is_f64(), "{point}");
+        assert_eq!(json["judged"]["worst_model_loss_percent"].is_null(), is_tuned, "{json}");
+    }
+}
+
+#[test]
 fn the_names_of_this_machine_are_known_wherever_a_machine_is_named() {
     if mpgpu::backend::cuda::device_count().is_ok() {
         return;

@@ -269,13 +269,13 @@ fn nine_of_ten_plans_are_within_three_per_cent_of_the_best_that_a_search_from_th
     for name in preset_names() {
         let machine = machine(name);
         let sizes = [16 * MIB, 64 * MIB, 256 * MIB];
-        let campaign = Campaign { machine: &machine, sizes: &sizes, base: Options::default(), search: Search::Short };
+        let campaign = Campaign { machine: &machine, sizes: &sizes, base: Options::default(), search: Search::Short, in_force: None };
         let mut score = Simulated { machine: &machine };
         for case in [Case::D2d, Case::H2d, Case::D2h, Case::Bidir] {
             for (size, batch) in campaign.batches(case) {
                 // A pair that no path joins.
                 let Ok(Some(point)) = campaign.point(case, size, batch, &mut score, |_, _, _| {}) else { continue };
-                losses.push((point.model / point.short() - 1.0, format!("{name} {} {size}", case.name())));
+                losses.push((point.chosen / point.short() - 1.0, format!("{name} {} {size}", case.name())));
             }
         }
     }

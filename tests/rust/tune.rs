@@ -8,7 +8,7 @@ use mpgpu::plan::{Engine, Options, Plan, PlanError, Shape, Tuned, plan, validate
 use mpgpu::topology::{DeviceId, Machine, preset, preset_names};
 use mpgpu::tune::{
     Advice, Campaign, Case, Class, ClassTuning, EngineTuning, Origin, Pattern, Preference, Score, Search, Setting, Side, Simulated,
-    SizeTuning, Trials, Tuning, TuningError, Verdict, digest, grid, parse, short,
+    SizeTuning, Trials, TunedPoint, Tuning, TuningError, Verdict, digest, grid, parse, short,
 };
 use proptest::prelude::*;
 use std::convert::Infallible;
@@ -300,7 +300,7 @@ proptest! {
 fn a_campaign_in_the_simulator_gains_and_its_tuning_reproduces_the_gain() {
     let machine = machine("hgx-h200");
     let sizes = [4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB];
-    let campaign = Campaign { machine: &machine, sizes: &sizes, base: Options::default(), search: Search::Short };
+    let campaign = Campaign { machine: &machine, sizes: &sizes, base: Options::default(), search: Search::Short, in_force: None };
     let mut score = Simulated { machine: &machine };
     let mut points = Vec::new();
     for case in [Case::D2d, Case::D2h, Case::Bidir] {
@@ -319,10 +319,25 @@ fn a_campaign_in_the_simulator_gains_and_its_tuning_reproduces_the_gain() {
         let seconds = score.seconds(&plan(&machine, &point.batch, &options).expect("planned")).expect("scored");
         let (engine, best) = point.choice();
         assert_eq!(seconds, best, "{} {}: {advice:?}", point.case.name(), point.size);
-        assert!(engine == Engine::Auto || seconds < point.model, "{}", point.case.name());
+        assert!(engine == Engine::Auto || seconds < point.chosen, "{}", point.case.name());
         gained += usize::from(engine != Engine::Auto);
     }
     assert!(gained > 1, "{gained}");
+
+    // Judged with the tuning in force, what a context chooses by it is held against the best; searches go on from the model.
+    let judge = Campaign { in_force: Some(&tuning), ..campaign.clone() };
+    for point in &points {
+        let judged = judge.point(point.case, point.size, point.batch.clone(), &mut score, |_, _, _| {}).expect("tuned").expect("a class");
+        let (engine, best) = point.choice();
+        assert_eq!((judged.chosen, judged.choice()), (best, (Engine::Auto, best)), "{} {} {engine:?}", point.case.name(), point.size);
+        let starts =
+            |point: &TunedPoint| [&point.stream, &point.graph].map(|result| (result.short.start.seconds, result.short.evaluations));
+        assert_eq!(starts(&judged), starts(point));
+    }
+    let other = Tuning { classes: Vec::new(), ..tuning.clone() };
+    let (first, judge) = (&points[0], Campaign { in_force: Some(&other), ..campaign.clone() });
+    let judged = judge.point(first.case, first.size, first.batch.clone(), &mut score, |_, _, _| {}).expect("tuned").expect("a class");
+    assert_eq!(judged.chosen, first.chosen, "what nothing is tuned for is the model's");
     // One path is best for 4 MiB between GPUs and two for 64: the threshold lies between, for both engines.
     let d2d = &tuning.classes[points.iter().position(|point| point.case == Case::D2d).expect("tuned")];
     for of_engine in [&d2d.stream, &d2d.graph] {

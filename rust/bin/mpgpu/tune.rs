@@ -12,7 +12,7 @@ use clap::Args;
 use mpgpu::engine::{Config, Context, ContextOptions, Executed, NO_TUNING};
 use mpgpu::plan::Options;
 use mpgpu::topology::{self, Machine};
-use mpgpu::tune::{Campaign, Case, Origin, Score, Search, Simulated, TuneError, TunedPoint, digest};
+use mpgpu::tune::{Campaign, Case, Origin, Score, Search, Simulated, TuneError, TunedPoint, Tuning, digest};
 use report::{Judged, MachineReport};
 use serde_json::json;
 use std::fmt::Display;
@@ -23,7 +23,8 @@ pub const EXAMPLES: &str = "Examples:\n  \
     MPGPU_TUNING_FILE=tuning.toml ./app                    what was found, in force\n  \
     mpgpu tune --simulate --topology beluga --cases d2d --sizes 4M,64M\n  \
     mpgpu tune --judge --simulate                          the model against the whole grid\n  \
-    mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    the same on these GPUs\n\n\
+    mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    the same on these GPUs, with what is tuned for them\n  \
+    MPGPU_TUNING_FILE=none mpgpu tune --judge              the model alone on these GPUs\n\n\
     The model's plan is where each search starts: number of paths, host path or none, shares, chunk size, one after the other, with \
     streams and with graphs. That takes 3 to 60 scores for each engine, case and size; --exhaustive takes hundreds to thousands. On \
     GPUs a score is the median of several executions, and what is kept has to win a duel against the model's plan: more than 1 %, and \
@@ -50,7 +51,7 @@ pub struct TuneArguments {
     /// Search the whole grid as well: paths x host path x chunks x shares. What it finds is kept where it is better
     #[arg(long)]
     pub exhaustive: bool,
-    /// Compare the model's choice with the best of the whole grid, and write no file
+    /// Compare a context's choice (by its tuning, else by the model) with the best of the whole grid, and write no file
     #[arg(long, conflicts_with_all = ["output", "exhaustive"])]
     pub judge: bool,
     /// Write the tuning file here
@@ -95,19 +96,22 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
         for name in names {
             let machine = machine::named(name)?.machine;
             let base = Options::default();
-            reports.push(tune(arguments, &machine, base, SIZES, Origin::Simulator, &mut Simulated { machine: &machine })?);
+            reports.push(tune(arguments, &machine, base, SIZES, Origin::Simulator, None, &mut Simulated { machine: &machine })?);
         }
         return Ok(finish(arguments, &reports));
     }
     let options =
         ContextOptions { backend: arguments.backend.map(Into::into), topology: arguments.topology.clone(), ..ContextOptions::default() };
-    // Plans are looked for beside what the environment says about them, and beside an earlier tuning.
-    let config = Config { tuning_file: Some(NO_TUNING.into()), ..Config::from_environment()? };
+    // Plans are looked for beside what the environment says about them, and beside an earlier tuning, unless that is what is judged.
+    let mut config = Config::from_environment()?;
+    if !arguments.judge {
+        config.tuning_file = Some(NO_TUNING.into());
+    }
     let context = Context::open(&options, config)?;
     eprint!("{}", context.describe());
     let base = Options { staging_bytes: context.config().staging_bytes, ..Options::default() };
     let (origin, sizes) = if context.backend().name() == "cuda" { (Origin::Cuda, SIZES) } else { (Origin::Host, HOST_SIZES) };
-    let report = tune(arguments, context.machine(), base, sizes, origin, &mut Executed::new(&context))?;
+    let report = tune(arguments, context.machine(), base, sizes, origin, context.tuning(), &mut Executed::new(&context))?;
     Ok(finish(arguments, &[report]))
 }
 
@@ -118,6 +122,7 @@ fn tune<S: Score<Error: Display>>(
     base: Options,
     sizes: &[u64],
     origin: Origin,
+    in_force: Option<&Tuning>,
     score: &mut S,
 ) -> Result<MachineReport, Failure> {
     let sizes = match arguments.sizes.as_slice() {
@@ -127,7 +132,7 @@ fn tune<S: Score<Error: Display>>(
     };
     let cases = if arguments.cases.is_empty() { Case::ALL.to_vec() } else { arguments.cases.clone() };
     let search = if arguments.exhaustive || arguments.judge { Search::Both } else { Search::Short };
-    let campaign = Campaign { machine, sizes, base, search };
+    let campaign = Campaign { machine, sizes, base, search, in_force };
     let name = &machine.topology().name;
     let mut points: Vec<TunedPoint> = Vec::new();
     for case in cases {
@@ -144,7 +149,7 @@ fn tune<S: Score<Error: Display>>(
             };
             match campaign.point(case, size, batch, score, told) {
                 Ok(Some(point)) => {
-                    eprintln!("{what}: {}", report::line(&point));
+                    eprintln!("{what}: {}", report::line(&point, in_force.is_some()));
                     points.push(point);
                 }
                 Ok(None) => {}
@@ -165,7 +170,7 @@ fn tune<S: Score<Error: Display>>(
         write_file(path, &tuning.to_toml())?;
         eprintln!("written: {}; MPGPU_TUNING_FILE={} puts it in force", path.display(), path.display());
     }
-    Ok(MachineReport { machine: name.clone(), digest: digest(machine.topology()), origin, points, tuning })
+    Ok(MachineReport { machine: name.clone(), digest: digest(machine.topology()), origin, in_force: in_force.cloned(), points, tuning })
 }
 
 fn finish(arguments: &TuneArguments, reports: &[MachineReport]) -> String {

@@ -11,6 +11,8 @@ pub struct MachineReport {
     pub machine: String,
     pub digest: String,
     pub origin: Origin,
+    /// The tuning that is judged.
+    pub in_force: Option<Tuning>,
     pub points: Vec<TunedPoint>,
     /// None of a judgement.
     pub tuning: Option<Tuning>,
@@ -21,14 +23,20 @@ fn loss(seconds: f64, best: f64) -> f64 {
     (seconds / best - 1.0) * 100.0
 }
 
+/// Whose choice everything is held against.
+fn chooser(tuned: bool) -> &'static str {
+    if tuned { "tuning" } else { "model" }
+}
+
 /// One point, for progress.
-pub fn line(point: &TunedPoint) -> String {
+pub fn line(point: &TunedPoint, tuned: bool) -> String {
     let (engine, seconds) = point.choice();
     let grid = match (point.exhaustive(), point.grid_evaluations()) {
         (Some(best), Some(scores)) => format!("; exhaustive {} by {scores} scores", time(best)),
         _ => String::new(),
     };
-    format!("model {}, tuned {} ({}) by {} scores{grid}", time(point.model), time(seconds), engine.name(), point.short_evaluations())
+    let scores = point.short_evaluations();
+    format!("{} {}, tuned {} ({}) by {scores} scores{grid}", chooser(tuned), time(point.chosen), time(seconds), engine.name())
 }
 
 fn way(point: &TunedPoint) -> String {
@@ -62,11 +70,11 @@ pub fn tuned(report: &MachineReport) -> String {
             point.case.name().to_owned(),
             way(point),
             size(point.size),
-            time(point.model),
+            time(point.chosen),
             time(seconds),
-            format!("{:.1} %", loss(point.model, seconds)),
+            format!("{:.1} %", loss(point.chosen, seconds)),
             point.short_evaluations().to_string(),
-            setting(point, engine),
+            setting(point, engine, report.in_force.is_some()),
         ];
         if exhaustive {
             let lost = point.exhaustive().map_or(String::new(), |best| format!("{:.1} %", loss(point.short(), best)));
@@ -93,11 +101,11 @@ pub fn tuned(report: &MachineReport) -> String {
     text
 }
 
-fn setting(point: &TunedPoint, engine: Engine) -> String {
+fn setting(point: &TunedPoint, engine: Engine, tuned: bool) -> String {
     let result = match engine {
         Engine::Stream => &point.stream,
         Engine::Graph => &point.graph,
-        _ => return "the model's".into(),
+        _ => return format!("the {}'s", chooser(tuned)),
     };
     format!("{}: {}", engine.name(), words(&result.best().setting))
 }
@@ -113,11 +121,13 @@ fn words(setting: &Setting) -> String {
     if words.is_empty() { "the model's paths, shares and chunks".into() } else { words.join(", ") }
 }
 
-/// How far the model's choice is from the best, over all machines and cases.
+/// How far what is chosen is from the best, over all machines and cases.
 pub struct Judged {
+    /// Whether by a tuning, and not by the model.
+    pub tuned: bool,
     /// Points.
     pub cases: usize,
-    /// Of them, those where the model loses 3 % at most.
+    /// Of them, those where the choice loses 3 % at most.
     pub within: usize,
     /// The largest loss, per cent.
     pub worst: f64,
@@ -137,9 +147,10 @@ impl Judged {
         let worst = |of: fn(&TunedPoint) -> f64| losses(of).fold(0.0, f64::max);
         let mean = |of: fn(&TunedPoint) -> usize| points.iter().map(|point| of(point)).sum::<usize>() as f64 / points.len().max(1) as f64;
         Judged {
+            tuned: reports.iter().any(|report| report.in_force.is_some()),
             cases: points.len(),
-            within: losses(|point| point.model).filter(|lost| *lost <= GOAL).count(),
-            worst: worst(|point| point.model),
+            within: losses(|point| point.chosen).filter(|lost| *lost <= GOAL).count(),
+            worst: worst(|point| point.chosen),
             short_worst: worst(TunedPoint::short),
             short_scores: mean(TunedPoint::short_evaluations),
             grid_scores: mean(|point| point.grid_evaluations().unwrap_or(0)),
@@ -150,7 +161,8 @@ impl Judged {
         json!({
             "cases": self.cases,
             "within_3_percent": self.within,
-            "worst_model_loss_percent": self.worst,
+            "worst_choice_loss_percent": self.worst,
+            "worst_model_loss_percent": (!self.tuned).then_some(self.worst),
             "worst_short_loss_percent": self.short_worst,
             "mean_short_evaluations": self.short_scores,
             "mean_exhaustive_evaluations": self.grid_scores,
@@ -160,7 +172,9 @@ impl Judged {
 
 /// The table of a judgement.
 pub fn judgement(reports: &[MachineReport], judged: &Judged) -> String {
-    let head = ["machine", "case", "", "size", "model", "short", "best", "model loses", "short loses", "scores", "best by"];
+    let chooser = chooser(judged.tuned);
+    let loses = format!("{chooser} loses");
+    let head = ["machine", "case", "", "size", chooser, "short", "best", &loses, "short loses", "scores", "best by"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for report in reports {
         for point in &report.points {
@@ -170,21 +184,22 @@ pub fn judgement(reports: &[MachineReport], judged: &Judged) -> String {
                 point.case.name().to_owned(),
                 way(point),
                 size(point.size),
-                time(point.model),
+                time(point.chosen),
                 time(point.short()),
                 time(best),
-                format!("{:.1} %", loss(point.model, best)),
+                format!("{:.1} %", loss(point.chosen, best)),
                 format!("{:.1} %", loss(point.short(), best)),
                 format!("{}/{}", point.short_evaluations(), point.grid_evaluations().unwrap_or(0)),
-                setting(point, point.choice().0),
+                setting(point, point.choice().0, judged.tuned),
             ]);
         }
     }
     let simulated = reports.iter().any(|report| report.origin == Origin::Simulator);
     format!(
-        "The plan that the model chooses, the best that the short search finds from there, and the best of the whole grid{}.\n\n{}\n\
-         The model's choice is within {GOAL} % of the best in {} of {} cases, and loses {:.1} % at most.\n\
+        "The plan that the {chooser} chooses, the best that the short search finds{}, and the best of the whole grid{}.\n\n{}\n\
+         The {chooser}'s choice is within {GOAL} % of the best in {} of {} cases, and loses {:.1} % at most.\n\
          The short search loses {:.1} % at most, by {:.0} scores in the mean; the grid has {:.0}.\n",
+        if judged.tuned { " from the model's, if that is better" } else { " from there" },
         if simulated { "; simulated: all times are modelled" } else { "" },
         table(&rows),
         judged.within,
@@ -202,12 +217,14 @@ impl MachineReport {
             "topology": self.machine,
             "digest": self.digest,
             "origin": self.origin.name(),
-            "points": self.points.iter().map(point_json).collect::<Vec<Value>>(),
+            "judged_tuning": self.in_force.as_ref().map(Tuning::summary),
+            "points": self.points.iter().map(|point| point_json(point, self.in_force.is_some())).collect::<Vec<Value>>(),
         })
     }
 }
 
-fn point_json(point: &TunedPoint) -> Value {
+fn point_json(point: &TunedPoint, tuned: bool) -> Value {
+    let lost = point.exhaustive().map(|best| loss(point.chosen, best));
     let (engine, seconds) = point.choice();
     json!({
         "case": point.case.name(),
@@ -215,15 +232,17 @@ fn point_json(point: &TunedPoint) -> Value {
         "src_device": point.batch[0].src_device.0,
         "dst_device": point.batch[0].dst_device.0,
         "bytes": point.size,
-        "model_seconds": point.model,
+        "choice_seconds": point.chosen,
+        "model_seconds": (!tuned).then_some(point.chosen),
         "tuned_engine": engine.name(),
         "tuned_seconds": seconds,
-        "gain_percent": loss(point.model, seconds),
+        "gain_percent": loss(point.chosen, seconds),
         "short_seconds": point.short(),
         "evaluations": point.short_evaluations(),
         "exhaustive_seconds": point.exhaustive(),
         "exhaustive_evaluations": point.grid_evaluations(),
-        "model_loss_percent": point.exhaustive().map(|best| loss(point.model, best)),
+        "choice_loss_percent": lost,
+        "model_loss_percent": lost.filter(|_| !tuned),
         "short_loss_percent": point.exhaustive().map(|best| loss(point.short(), best)),
         "stream": engine_json(&point.stream),
         "graph": engine_json(&point.graph),
