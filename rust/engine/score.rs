@@ -21,6 +21,9 @@ const SCORE_ROUNDS: std::ops::RangeInclusive<usize> = 7..=51;
 const DUEL_ROUNDS: usize = 101;
 /// Rounds differ by a few tenths of a per cent, hosts of one kind by a few per cent: less than this is nobody's gain.
 const LEAST_GAIN: f64 = 0.01;
+/// Sets of buffers where host memory is among them. How fast several GPUs reach it depends on where its pages lie: of three buffers of one
+/// process, one took 1.75 times as long as the others (64 MiB through four H200). What is best for one alone is best for nobody else's.
+const HOST_BUFFERS: usize = 3;
 
 /// Scores plans by executing them on a context whose machine they were made for, in memory and streams of its own, which it gives back
 /// when dropped. Nothing else should run on the machine meanwhile.
@@ -28,35 +31,46 @@ pub struct Executed<'a> {
     context: &'a Context,
     /// In the order of devices; where the first transfer starts, or ends if it starts in host memory.
     streams: Vec<(DeviceId, StreamHandle)>,
-    /// Buffers for the batch that was scored last.
-    transfers: Vec<Transfer>,
+    /// Sets of buffers for the batch that was scored last.
+    sets: Vec<Vec<Transfer>>,
+}
+
+/// A plan at the addresses of each set of buffers.
+struct Bound {
+    at: Vec<Arc<execute::Plan>>,
+    stream: StreamHandle,
+    /// The plan's own time at the first set, warm.
+    first: f64,
 }
 
 impl<'a> Executed<'a> {
     /// Takes nothing yet.
     pub fn new(context: &'a Context) -> Executed<'a> {
-        Executed { context, streams: Vec::new(), transfers: Vec::new() }
+        Executed { context, streams: Vec::new(), sets: Vec::new() }
     }
 
-    /// The plan at addresses of its own, warm.
-    fn bind(&mut self, plan: &Plan) -> Result<(Arc<execute::Plan>, StreamHandle), Error> {
+    /// The plan at addresses of its own, warm at the first of them.
+    fn bind(&mut self, plan: &Plan) -> Result<Bound, Error> {
         let shapes = || plan.transfers.iter().map(|transfer| &transfer.shape);
+        let first =
+            shapes().next().ok_or_else(|| Error::NotSupported("an empty batch takes no time: score plans of some transfer".into()))?;
         let fit = |t: &Transfer, s: &Shape| (t.src_device, t.dst_device) == (s.src_device, s.dst_device) && t.bytes >= s.bytes;
-        if self.transfers.len() != plan.transfers.len() || !self.transfers.iter().zip(shapes()).all(|(t, s)| fit(t, s)) {
+        let fits = |set: &Vec<Transfer>| set.len() == plan.transfers.len() && set.iter().zip(shapes()).all(|(t, s)| fit(t, s));
+        if !self.sets.first().is_some_and(fits) {
             self.free();
-            for shape in shapes() {
-                let (src_device, dst_device, bytes) = (shape.src_device, shape.dst_device, shape.bytes);
-                let src = self.context.allocate(src_device, bytes)?;
-                // Known from here on, so that an error below frees it.
-                self.transfers.push(Transfer { dst: 0, dst_device, src, src_device, bytes });
-                let last = self.transfers.len() - 1;
-                self.transfers[last].dst = self.context.allocate(dst_device, bytes)?;
+            let of_host = shapes().any(|shape| shape.src_device.is_host() || shape.dst_device.is_host());
+            for set in 0..if of_host { HOST_BUFFERS } else { 1 } {
+                self.sets.push(Vec::new());
+                for shape in shapes() {
+                    self.allocate(set, shape)?;
+                }
             }
         }
-        let transfers: Vec<Transfer> = self.transfers.iter().zip(shapes()).map(|(t, s)| Transfer { bytes: s.bytes, ..*t }).collect();
-        let bound = self.context.plan_with(&transfers, &plan.options)?;
-        let first =
-            transfers.first().ok_or_else(|| Error::NotSupported("an empty batch takes no time: score plans of some transfer".into()))?;
+        let at = |set: &Vec<Transfer>| {
+            let transfers: Vec<Transfer> = set.iter().zip(shapes()).map(|(t, s)| Transfer { bytes: s.bytes, ..*t }).collect();
+            self.context.plan_with(&transfers, &plan.options)
+        };
+        let at = self.sets.iter().map(at).collect::<Result<Vec<_>, _>>()?;
         let device = if first.src_device.is_host() { first.dst_device } else { first.src_device };
         let stream = match self.streams.iter().find(|(of, _)| *of == device) {
             Some((_, stream)) => *stream,
@@ -67,13 +81,24 @@ impl<'a> Executed<'a> {
             }
         };
         for _ in 0..WARM_UP {
-            timed(&bound, stream)?;
+            timed(&at[0], stream)?;
         }
-        Ok((bound, stream))
+        let first = timed(&at[0], stream)?;
+        Ok(Bound { at, stream, first })
+    }
+
+    /// Both ends of a transfer. What was taken is known before anything can fail, so that it is freed.
+    fn allocate(&mut self, set: usize, shape: &Shape) -> Result<(), Error> {
+        let &Shape { src_device, dst_device, bytes, .. } = shape;
+        let src = self.context.allocate(src_device, bytes)?;
+        self.sets[set].push(Transfer { dst: 0, dst_device, src, src_device, bytes });
+        let last = self.sets[set].len() - 1;
+        self.sets[set][last].dst = self.context.allocate(dst_device, bytes)?;
+        Ok(())
     }
 
     fn free(&mut self) {
-        for address in self.transfers.drain(..).flat_map(|t| [t.src, t.dst]).filter(|address| *address != 0) {
+        for address in self.sets.drain(..).flatten().flat_map(|t| [t.src, t.dst]).filter(|address| *address != 0) {
             if let Err(error) = self.context.free(address) {
                 log::warn!("freeing a buffer of the tuner: {error}");
             }
@@ -96,12 +121,18 @@ impl Score for Executed<'_> {
     type Error = Error;
 
     fn seconds(&mut self, plan: &Plan) -> Result<f64, Error> {
-        let (bound, stream) = self.bind(plan)?;
-        let first = timed(&bound, stream)?;
+        let Bound { at, stream, first } = self.bind(plan)?;
         let rounds = ((SCORE_SECONDS / first.max(1e-9)) as usize).clamp(*SCORE_ROUNDS.start(), *SCORE_ROUNDS.end());
-        let mut seconds = (0..rounds).map(|_| timed(&bound, stream)).collect::<Result<Vec<f64>, _>>()?;
-        seconds.sort_by(f64::total_cmp);
-        Ok(seconds[rounds / 2])
+        let mut sum = 0.0;
+        for plan in &at {
+            // A graph is re-pointed.
+            timed(plan, stream)?;
+            let rounds = rounds.div_ceil(at.len());
+            let mut seconds = (0..rounds).map(|_| timed(plan, stream)).collect::<Result<Vec<f64>, _>>()?;
+            seconds.sort_by(f64::total_cmp);
+            sum += seconds[rounds / 2];
+        }
+        Ok(sum / at.len() as f64)
     }
 
     fn least_gain(&self) -> f64 {
@@ -109,18 +140,24 @@ impl Score for Executed<'_> {
     }
 
     fn duel(&mut self, incumbent: &Plan, challenger: &Plan) -> Result<Verdict, Error> {
-        let (incumbent, stream) = self.bind(incumbent)?;
-        let (challenger, _) = self.bind(challenger)?;
+        let Bound { at, stream, .. } = self.bind(incumbent)?;
+        let challengers = self.bind(challenger)?.at;
         let mut rounds = Vec::with_capacity(DUEL_ROUNDS);
-        for round in 0..DUEL_ROUNDS {
-            // Each goes first equally often.
-            rounds.push(if round % 2 == 0 {
-                let first = timed(&incumbent, stream)?;
-                (first, timed(&challenger, stream)?)
-            } else {
-                let first = timed(&challenger, stream)?;
-                (timed(&incumbent, stream)?, first)
-            });
+        for (index, (incumbent, challenger)) in at.iter().zip(&challengers).enumerate() {
+            // Graphs are re-pointed.
+            timed(incumbent, stream)?;
+            timed(challenger, stream)?;
+            let until = DUEL_ROUNDS * (index + 1) / at.len();
+            while rounds.len() < until {
+                // Each goes first equally often.
+                rounds.push(if rounds.len().is_multiple_of(2) {
+                    let first = timed(incumbent, stream)?;
+                    (first, timed(challenger, stream)?)
+                } else {
+                    let first = timed(challenger, stream)?;
+                    (timed(incumbent, stream)?, first)
+                });
+            }
         }
         Ok(Verdict::of(&rounds, LEAST_GAIN))
     }
