@@ -199,17 +199,20 @@ impl Campaign<'_> {
         let mut sizes: Vec<SizeTuning> = boundaries(points)
             .into_iter()
             .zip(points)
-            .map(|(from_bytes, point)| SizeTuning { from_bytes, setting: of(point).best().setting })
+            .map(|(from_bytes, point)| {
+                let setting = of(point).best().setting;
+                SizeTuning { from_bytes, at_bytes: setting.chunk_bytes.map(|_| point.size), setting }
+            })
             .collect();
         let several = |point: &TunedPoint| of(point).best().paths() > 1;
         let mut min_bytes = None;
         if let Some(at) = points.iter().position(|point| several(point)).filter(|at| *at > 0) {
-            let threshold = self.threshold(points[at - 1].size, points[at], sizes[at].setting, engine, score)?;
+            let threshold = self.threshold(points[at - 1].size, points[at], &sizes[at], engine, score)?;
             // What was found for the larger size holds from there on.
             sizes[at].from_bytes = threshold;
             min_bytes = Some(threshold);
         }
-        sizes.dedup_by(|later, earlier| later.setting == earlier.setting);
+        sizes.dedup_by(|later, earlier| (later.setting, later.at_bytes) == (earlier.setting, earlier.at_bytes));
         Ok(EngineTuning { min_bytes, sizes })
     }
 
@@ -218,7 +221,7 @@ impl Campaign<'_> {
         &self,
         mut one: u64,
         point: &TunedPoint,
-        setting: Setting,
+        found: &SizeTuning,
         engine: Engine,
         score: &mut S,
     ) -> Result<u64, TuneError<S::Error>> {
@@ -230,8 +233,8 @@ impl Campaign<'_> {
             }
             let batch: Vec<Shape> = point.batch.iter().map(|shape| Shape { bytes: middle, ..*shape }).collect();
             let base = Options { engine, ..self.base };
-            let plans =
-                [Setting { max_paths: Some(1), ..Setting::default() }, setting].map(|s| plan(self.machine, &batch, &s.options(&base)));
+            let plans = [Setting { max_paths: Some(1), ..Setting::default() }, found.setting_for(middle)]
+                .map(|s| plan(self.machine, &batch, &s.options(&base)));
             // What could be planned at both ends can be planned in between; if not, the threshold stays where it was measured.
             let [Ok(alone), Ok(together)] = plans else { break };
             if score.duel(&alone, &together).map_err(TuneError::Score)?.faster {

@@ -106,6 +106,7 @@ struct SizeEntry {
     max_paths: Option<Spanned<u32>>,
     host_path: Option<bool>,
     chunk_bytes: Option<Spanned<u64>>,
+    at_bytes: Option<Spanned<u64>>,
     host_share: Option<Spanned<f64>>,
     relay_share: Option<Spanned<f64>>,
 }
@@ -237,12 +238,15 @@ fn class(lines: &Lines<'_>, entry: ClassEntry) -> Result<ClassTuning, TuningErro
 fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningError> {
     lines.ascending(&entry.sizes, |size| size.from_bytes)?;
     let sizes = entry.sizes.into_iter().map(|size| {
-        let SizeEntry { from_bytes, max_paths, host_path, chunk_bytes, host_share, relay_share } = size.into_inner();
+        let SizeEntry { from_bytes, max_paths, host_path, chunk_bytes, at_bytes, host_share, relay_share } = size.into_inner();
         if let Some(paths) = max_paths.as_ref().filter(|paths| *paths.as_ref() == 0) {
             return Err(lines.refuse(paths, "max_paths", "0".into(), "1 or more".into()));
         }
         if let Some(chunk) = chunk_bytes.as_ref().filter(|chunk| *chunk.as_ref() < GRAIN) {
             return Err(lines.refuse(chunk, "chunk_bytes", chunk.as_ref().to_string(), format!("{GRAIN} or more")));
+        }
+        if let Some(at) = at_bytes.as_ref().filter(|at| *at.as_ref() == 0) {
+            return Err(lines.refuse(at, "at_bytes", "0".into(), "1 or more: the size for which chunk_bytes was found".into()));
         }
         let setting = Setting {
             max_paths: max_paths.map(Spanned::into_inner),
@@ -251,7 +255,7 @@ fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningE
             host_share: weight(lines, "host_share", host_share)?,
             relay_share: weight(lines, "relay_share", relay_share)?,
         };
-        Ok(SizeTuning { from_bytes, setting })
+        Ok(SizeTuning { from_bytes, at_bytes: at_bytes.map(Spanned::into_inner), setting })
     });
     Ok(EngineTuning { min_bytes: entry.min_bytes, sizes: sizes.collect::<Result<_, _>>()? })
 }
@@ -317,6 +321,9 @@ fn write_size(size: &SizeTuning, out: &mut String) -> std::fmt::Result {
     }
     if let Some(bytes) = chunk_bytes {
         write!(out, ", chunk_bytes = {bytes}")?;
+    }
+    if let Some(bytes) = size.at_bytes {
+        write!(out, ", at_bytes = {bytes}")?;
     }
     for (name, share) in [("host_share", host_share), ("relay_share", relay_share)] {
         if let Some(share) = share {

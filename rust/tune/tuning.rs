@@ -2,6 +2,7 @@
 
 use super::class::Class;
 use super::error::TuningError;
+use crate::model::GRAIN;
 use crate::plan::{Engine, Options, Shape, Tuned};
 use crate::topology::{Machine, Topology};
 
@@ -113,8 +114,26 @@ pub struct EngineTuning {
 pub struct SizeTuning {
     /// Bytes of the largest transfer from which it holds.
     pub from_bytes: u64,
+    /// Bytes of the largest transfer for which chunks were tuned: others have them as the square root of their size has it, like the
+    /// model's (`docs/model.md`). `None`: chunks of one size for all.
+    pub at_bytes: Option<u64>,
     /// What was found.
     pub setting: Setting,
+}
+
+impl SizeTuning {
+    /// What was found, for a largest transfer of this size.
+    pub fn setting_for(&self, bytes: u64) -> Setting {
+        let scaled = |chunk: u64, at: u64| {
+            let chunk = chunk as f64 * (bytes as f64 / at.max(1) as f64).sqrt();
+            ((chunk / GRAIN as f64).round() as u64).max(1).saturating_mul(GRAIN)
+        };
+        let chunk_bytes = match (self.setting.chunk_bytes, self.at_bytes) {
+            (Some(chunk), Some(at)) if at != bytes => Some(scaled(chunk, at)),
+            (chunk, _) => chunk,
+        };
+        Setting { chunk_bytes, ..self.setting }
+    }
 }
 
 /// What a tuning says about one batch.
@@ -169,7 +188,7 @@ impl Tuning {
             Engine::Graph => &tuned.graph,
             Engine::Auto | Engine::Batch | Engine::Kernel => return None,
         };
-        let setting = holding(&of_engine.sizes, bytes, |size| size.from_bytes).map(|size| size.setting);
+        let setting = holding(&of_engine.sizes, bytes, |size| size.from_bytes).map(|size| size.setting_for(bytes));
         if setting.is_none() && of_engine.min_bytes.is_none() {
             return None;
         }

@@ -346,6 +346,20 @@ fn a_campaign_in_the_simulator_gains_and_its_tuning_reproduces_the_gain() {
     }
 }
 
+#[test]
+fn chunks_that_were_tuned_for_one_size_follow_the_square_root_of_others() {
+    let setting = Setting { chunk_bytes: Some(4 * MIB), relay_share: Some(1100), ..Setting::default() };
+    let found = SizeTuning { from_bytes: 8 * MIB, at_bytes: Some(16 * MIB), setting };
+    assert_eq!(found.setting_for(16 * MIB), setting);
+    for (bytes, chunk) in [(64 * MIB, 8 * MIB), (4 * MIB, 2 * MIB), (12 * MIB, 887 * 4096), (1, 4096)] {
+        assert_eq!(found.setting_for(bytes), Setting { chunk_bytes: Some(chunk), ..setting }, "{bytes}");
+    }
+    // Neither where nobody says for which size, nor where chunks are the model's.
+    assert_eq!(SizeTuning { at_bytes: None, ..found }.setting_for(64 * MIB), setting);
+    let shares = Setting { chunk_bytes: None, ..setting };
+    assert_eq!(SizeTuning { setting: shares, ..found }.setting_for(64 * MIB), shares);
+}
+
 // ---- the file
 
 fn setting(random: &mut Random) -> Setting {
@@ -372,7 +386,13 @@ fn tuning(random: &mut Random) -> Tuning {
     };
     let engine = |random: &mut Random| EngineTuning {
         min_bytes: random.chance(50).then(|| random.below(1 << 30)),
-        sizes: ascending(random).into_iter().map(|from_bytes| SizeTuning { from_bytes, setting: setting(random) }).collect(),
+        sizes: ascending(random)
+            .into_iter()
+            .map(|from_bytes| {
+                let at_bytes = random.chance(50).then(|| 1 + random.below(1 << 30));
+                SizeTuning { from_bytes, at_bytes, setting: setting(random) }
+            })
+            .collect(),
     };
     let mut classes: Vec<ClassTuning> = Vec::new();
     for _ in 0..random.below(5) {
@@ -469,6 +489,7 @@ fn mistakes_are_refused_with_line_value_and_remedy() {
         ("from_bytes = 16777216, engine", "from_bytes = 0, engine", &["line 11", "from_bytes = 0", "more than 0"]),
         ("max_paths = 2", "max_paths = 0", &["line 14", "max_paths = 0", "1 or more"]),
         ("chunk_bytes = 65536", "chunk_bytes = 100", &["line 14", "chunk_bytes = 100", "4096 or more"]),
+        ("chunk_bytes = 65536", "chunk_bytes = 65536, at_bytes = 0", &["line 14", "at_bytes = 0", "1 or more"]),
         ("host_share = 0.92", "host_share = 0.01", &["line 16", "host_share = 0.01", "between 0.05 and 20"]),
         ("relay_share = 1.1", "relay_share = nan", &["line 16", "relay_share = NaN", "between 0.05 and 20"]),
         ("relay_share = 1.1", "relay_share = \"1\"", &["line 16", "column", "expected f64"]),
