@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// which one socket's memory feeds (plans take several links from 4 MiB on, docs/performance.md), and have at most one huge page.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
-/// Memory of another process is mapped in pages of this size where its allocation consists of whole ones, and in smaller ones else. Two H200,
-/// driver 580, copies of 1 GiB into memory of CUDA IPC: every fourth took 2870 us, the others 2715, where the allocation was 1 GiB and 256
-/// bytes; all took 2710 where it was 1 GiB and 64 KiB, 1 MiB, 2 MiB or nothing.
+/// Memory of another process is as fast as one's own where its allocation is a multiple of this. Two H200, driver 580, copies of 1 GiB into
+/// memory of CUDA IPC: every fourth took 2870 us, the others 2715, where the allocation was 1 GiB and 256 bytes; all took 2710 where it was
+/// 1 GiB, or 64 KiB, 1 MiB, 2 MiB or 64 MiB more. As if it were mapped in pages of 64 KiB, or else in smaller ones.
 pub(super) const SHARED_PAGE: u64 = 64 << 10;
 
 /// Device memory from this size on is given out in whole [`SHARED_PAGE`]s. The driver takes it from the GPU in pages of 2 MiB anyway, while
