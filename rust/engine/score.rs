@@ -59,12 +59,11 @@ impl<'a> Executed<'a> {
         if !self.sets.first().is_some_and(fits) {
             self.free();
             let of_host = shapes().any(|shape| shape.src_device.is_host() || shape.dst_device.is_host());
-            for set in 0..if of_host { HOST_BUFFERS } else { 1 } {
-                self.sets.push(Vec::new());
-                for shape in shapes() {
-                    self.allocate(set, shape)?;
-                }
-            }
+            let sets = 0..if of_host { HOST_BUFFERS } else { 1 };
+            // Some of what a plan needs is none of it for the next.
+            sets.flat_map(|set| shapes().map(move |shape| (set, shape)))
+                .try_for_each(|(set, shape)| self.allocate(set, shape))
+                .inspect_err(|_| self.free())?;
         }
         let at = |set: &Vec<Transfer>| {
             let transfers: Vec<Transfer> = set.iter().zip(shapes()).map(|(t, s)| Transfer { bytes: s.bytes, ..*t }).collect();
@@ -90,6 +89,7 @@ impl<'a> Executed<'a> {
     /// Both ends of a transfer. What was taken is known before anything can fail, so that it is freed.
     fn allocate(&mut self, set: usize, shape: &Shape) -> Result<(), Error> {
         let &Shape { src_device, dst_device, bytes, .. } = shape;
+        self.sets.resize_with(self.sets.len().max(set + 1), Vec::new);
         let src = self.context.allocate(src_device, bytes)?;
         self.sets[set].push(Transfer { dst: 0, dst_device, src, src_device, bytes });
         let last = self.sets[set].len() - 1;
@@ -168,4 +168,34 @@ fn timed(plan: &execute::Plan, stream: StreamHandle) -> Result<f64, Error> {
     let start = Instant::now();
     plan.execute(stream)?.wait()?;
     Ok(start.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::MemoryKind;
+    use crate::backend::host::HostBackend;
+    use crate::engine::Config;
+    use crate::plan::{Options, plan};
+    use crate::topology::{self, Machine};
+
+    #[test]
+    fn a_batch_for_which_there_is_no_memory_leaves_none_behind_and_the_next_is_scored() {
+        let machine = Arc::new(Machine::new(topology::load("pcie-4").expect("a preset")).expect("well formed"));
+        let backend = Arc::new(HostBackend::new(machine.gpu_count(), machine.host_count()));
+        let context = Context::with_backend(machine.clone(), backend, Config::default()).expect("a context");
+        let mut executed = Executed::new(&context);
+        let (host, gpu) = (DeviceId::HOST, DeviceId::gpu(0));
+        let shape = |bytes| Shape { dst_device: gpu, src_device: host, dst_kind: MemoryKind::Device, src_kind: MemoryKind::Pinned, bytes };
+        let of = |batch: &[Shape]| plan(&machine, batch, &Options::default()).expect("a plan");
+        let allocated = || context.machine().devices().map(|device| context.backend().allocated_bytes(device)).sum::<u64>();
+        // The first has memory, the second has none.
+        let error = executed.seconds(&of(&[shape(1 << 20), shape(1 << 60)])).expect_err("more than there is").to_string();
+        assert!(error.contains(&(1_u64 << 60).to_string()), "{error}");
+        assert_eq!(allocated(), 0);
+        assert!(executed.seconds(&of(&[shape(1 << 20)])).expect("scored") > 0.0);
+        assert_eq!(allocated(), 2 * HOST_BUFFERS as u64 * (1 << 20));
+        drop(executed);
+        assert_eq!(allocated(), 0);
+    }
 }
