@@ -128,6 +128,22 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     }
 }
 
+/// Plans a copy with nothing said about how, and compares every byte.
+fn assert_moved(context: &Context, from: DeviceId, to: DeviceId, bytes: u64, random: &mut Random) {
+    let (src, dst) = (context.allocate(from, bytes).expect("memory"), context.allocate(to, bytes).expect("memory"));
+    let transfer = Transfer { dst, dst_device: to, src, src_device: from, bytes };
+    let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+    let stream = context.create_stream(GPU0).expect("a stream");
+    let content = random.bytes(bytes as usize);
+    write(src, &content);
+    write(dst, &vec![0x55; bytes as usize]);
+    plan.execute(stream).expect("enqueued").wait().expect("it runs");
+    assert_bytes(&read(dst, bytes as usize), &content, &plan.describe());
+    context.destroy_stream(stream).expect("destroyed");
+    context.free(src).expect("freed");
+    context.free(dst).expect("freed");
+}
+
 #[test]
 fn what_is_tuned_for_a_probe_is_taken_with_it_and_loses_no_byte() {
     let Some(_turn) = gpus(1) else { return };
@@ -169,18 +185,7 @@ fn what_is_tuned_for_a_probe_is_taken_with_it_and_loses_no_byte() {
     for full in [1 << 20, 48 << 20, 200 << 20] {
         let bytes = scaled(full, 1 << 16) + 4_321;
         for (from, to) in [(DeviceId::HOST, GPU0), (GPU0, DeviceId::HOST)] {
-            let (src, dst) = (context.allocate(from, bytes).expect("memory"), context.allocate(to, bytes).expect("memory"));
-            let transfer = Transfer { dst, dst_device: to, src, src_device: from, bytes };
-            let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
-            let stream = context.create_stream(GPU0).expect("a stream");
-            let content = random.bytes(bytes as usize);
-            write(src, &content);
-            write(dst, &vec![0x55; bytes as usize]);
-            plan.execute(stream).expect("enqueued").wait().expect("it runs");
-            assert_bytes(&read(dst, bytes as usize), &content, &plan.describe());
-            context.destroy_stream(stream).expect("destroyed");
-            context.free(src).expect("freed");
-            context.free(dst).expect("freed");
+            assert_moved(&context, from, to, bytes, &mut random);
         }
     }
     drop(context);
@@ -204,17 +209,6 @@ fn plans_of_a_probed_topology_lose_no_byte() {
     let mut random = Random(60);
     let last = DeviceId::gpu(turn.count - 1);
     for (from, to) in [(GPU0, last), (last, GPU0), (DeviceId::HOST, GPU0), (GPU0, DeviceId::HOST)] {
-        let (src, dst) = (context.allocate(from, bytes).expect("memory"), context.allocate(to, bytes).expect("memory"));
-        let plan =
-            context.plan(&[Transfer { dst, dst_device: to, src, src_device: from, bytes }], &PlanOptions::default()).expect("a plan");
-        let stream = context.create_stream(GPU0).expect("a stream");
-        let content = random.bytes(bytes as usize);
-        write(src, &content);
-        write(dst, &vec![0x55; bytes as usize]);
-        plan.execute(stream).expect("enqueued").wait().expect("it runs");
-        assert_bytes(&read(dst, bytes as usize), &content, &plan.describe());
-        context.destroy_stream(stream).expect("destroyed");
-        context.free(src).expect("freed");
-        context.free(dst).expect("freed");
+        assert_moved(&context, from, to, bytes, &mut random);
     }
 }
