@@ -304,6 +304,57 @@ fn a_killed_peer(wait: SignalWait, engine: Engine) {
     assert!(started.elapsed() < Duration::from_secs(30), "it was waited for");
 }
 
+/// What a process of these tests has of descriptors, mappings and resident pages.
+fn holdings(process: u32) -> [usize; 3] {
+    let lines = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).expect("procfs");
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("procfs").count();
+    let resident = lines("statm").split_whitespace().nth(1).expect("two numbers").parse().expect("a number");
+    [descriptors, lines("maps").lines().count(), resident]
+}
+
+#[test]
+fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let context = context(None, |_| {});
+    let mut peer = Peer::start();
+    let rounds = scaled(10_000, 40);
+    const COUNT: usize = 64;
+    let state = |peer: &Peer| {
+        let processes = [std::process::id(), peer.process.id()].map(holdings);
+        (processes, super::staging::free_bytes(2))
+    };
+    let mut warm = None;
+    for round in 0..rounds {
+        // Small ones share what the driver maps, large ones are mapped by themselves; with and without whole pages.
+        let bytes = [777_000, 2 << 20, 64 << 10, (1 << 20) + 4096][round as usize % 4];
+        let address = context.allocate(GPU0, bytes).expect("memory");
+        let offset = if round % 3 == 0 { 0 } else { 4096 };
+        write(address + offset, &(0..COUNT).flat_map(|i| word(round, i).to_le_bytes()).collect::<Vec<u8>>());
+        assert_eq!(peer.ask(&format!("import {}", export(&context, address + offset, bytes - offset))), "device 0");
+        assert_eq!(peer.ask(&format!("look 0 {round} {COUNT}")), "right", "round {round}");
+        assert_eq!(peer.ask("close"), "closed");
+        context.free(address).expect("allocated");
+        if round == 30 {
+            warm = Some(state(&peer));
+        }
+    }
+    let (before, after) = (warm.expect("more rounds than that"), state(&peer));
+    drop(writeln!(std::io::stderr(), "gpu tests: {rounds} rounds of export and import: {before:?} after 31, {after:?} at the end"));
+    for (before, after) in before.0.iter().zip(&after.0) {
+        // One of each for a round would be as many as there are rounds; the driver may open and map some of its own.
+        assert!(after[0] < before[0] + 20, "{} descriptors, and {} after {rounds} rounds", before[0], after[0]);
+        assert!(after[1] < before[1] + 60, "{} mappings, and {} after {rounds} rounds", before[1], after[1]);
+        assert!(after[2] < before[2] + 4096, "{} resident pages, and {} after {rounds} rounds", before[2], after[2]);
+    }
+    // 64 KiB for a round, which is the least that is mapped, would be 600 MiB.
+    for (before, after) in before.1.iter().zip(&after.1) {
+        assert!(after + (64 << 20) > *before, "{before} bytes free on a GPU, and {after} after {rounds} rounds");
+    }
+    let names = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    assert_eq!(names.filter(|entry| entry.file_name().to_string_lossy().contains("mpgpu")).count(), 0);
+}
+
 /// A pool of GPU 0 that other processes may import.
 fn pool_for_others() -> sys::CUmemoryPool {
     let properties = sys::CUmemPoolProps {

@@ -25,7 +25,7 @@ const READINGS: usize = 4;
 const KINDS: [&str; 4] = ["host to GPU", "GPU to host", "GPU to GPU", "all to all"];
 
 /// Free bytes of each of the first `count` GPUs.
-fn free_bytes(count: u32) -> Vec<u64> {
+pub fn free_bytes(count: u32) -> Vec<u64> {
     let free = |gpu| {
         set_device(gpu);
         let (mut free, mut total) = (0, 0);

@@ -58,7 +58,7 @@ fn both(hops: &[(DeviceId, DeviceId)], gpu: DeviceId, host: DeviceId) -> Option<
 
 impl Sharing {
     /// Seconds of the slowest copy, had each its hop to itself.
-    fn alone(&self, copies: &[(usize, f64)]) -> f64 {
+    pub fn alone(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().map(|&(hop, bytes)| bytes / self.rates[hop]).fold(0.0, f64::max)
     }
 

@@ -35,8 +35,9 @@ impl<R: Rig> Session<'_, R> {
         let gpus = devices.iter().filter(|device| !device.is_host()).count();
         // Ways to host memory show in no attribute, and its buffers differ.
         let of_host = |family: &&Vec<usize>| family.iter().all(|hop| self.hops[*hop].0.is_host() != self.hops[*hop].1.is_host());
-        for family in self.families.iter().filter(of_host).cloned().collect::<Vec<_>>() {
-            self.explain_as_one(&family)?;
+        let of_host: Vec<Vec<usize>> = self.families.iter().filter(of_host).cloned().collect();
+        for family in &of_host {
+            self.explain_as_one(family)?;
         }
         let mut sets: Vec<Vec<usize>> = self.families.iter().flat_map(|family| order::turns(&self.hops, family, gpus)).collect();
         sets.extend(shifts(&self.hops, devices));
@@ -50,12 +51,34 @@ impl<R: Rig> Session<'_, R> {
         for (index, set) in sets.iter().enumerate() {
             self.at("sets", index, sets.len());
             self.explain(set)?;
+            if index * VISITS / sets.len() < (index + 1) * VISITS / sets.len() {
+                self.visit(&of_host)?;
+            }
         }
         self.at("fit", 0, 1);
         self.sharing.refine(&self.samples, &self.families);
         Ok(())
     }
+
+    /// Measures these sets again, and each without one of its copies. What host memory delivers changes within seconds where others use it too, and
+    /// capacities are to be of all of the probe's time: plans run at another one.
+    fn visit(&mut self, sets: &[Vec<usize>]) -> Result<(), R::Error> {
+        for set in sets {
+            let without = |at: usize| set.iter().enumerate().filter(move |(index, _)| *index != at).map(|(_, &hop)| hop).collect();
+            let parts: Vec<Vec<usize>> = (0..set.len()).map(without).filter(|rest: &Vec<usize>| rest.len() > 1).collect();
+            for hops in std::iter::once(set).chain(&parts) {
+                if !self.may_measure() {
+                    return Ok(());
+                }
+                self.equal(hops)?;
+            }
+        }
+        Ok(())
+    }
 }
+
+/// How often host memory is looked at again while sets are explained.
+const VISITS: usize = 4;
 
 /// Pairs that hardware often joins: both directions between two devices, and all copies of one direction between GPUs and a host memory,
 /// whose ways show in no attribute.

@@ -1,12 +1,13 @@
 //! Predicted against measured time: plans of the context's topology, run on the machine.
 
-use mpgpu::engine::{Context, PlanOptions, Transfer};
+use mpgpu::engine::{Context, Plan as Bound, PlanOptions, Transfer};
 use mpgpu::plan::{PathPlan, Plan, Shape};
 use mpgpu::topology::DeviceId;
 use mpgpu::units::size;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Below this size starts and joins are most of the time, and the goal for the worst error does not hold.
@@ -15,8 +16,9 @@ const LARGE: u64 = 16 << 20;
 const GOALS: [f64; 2] = [0.06, 0.15];
 const WARM_UP: usize = 3;
 const ROUNDS: usize = 11;
-/// Fresh buffers of each case that host memory takes part in: a prediction is of memory of `mp_alloc`, not of one buffer of it.
-const HOST_BUFFERS: usize = 3;
+/// Every case is measured in fresh buffers so often, all the others between: a prediction is of memory of `mp_alloc` and not of one buffer of it,
+/// nor of one second, where others use host memory too. Odd, so that the median is one of them.
+const TURNS: usize = 3;
 /// Both ends of all transfers of a case, on one device.
 const MOST_MEMORY: u64 = 4 << 30;
 
@@ -28,31 +30,39 @@ struct Case {
     host_path: Option<bool>,
 }
 
-impl Case {
-    /// How many sets of buffers it is measured on.
-    fn buffers(&self) -> usize {
-        if self.copies.iter().any(|(from, to)| from.is_host() || to.is_host()) { HOST_BUFFERS } else { 1 }
-    }
-}
-
 /// One case at one size. Seconds.
 pub struct Checked {
     case: String,
     bytes: u64,
     paths: usize,
     predicted: f64,
-    /// The median of those of the buffers.
-    measured: f64,
-    /// Of each set of buffers, of each round, in order.
+    /// Of each turn, of each round, in order.
     rounds: Vec<Vec<f64>>,
     /// What was run.
     plan: Value,
 }
 
 impl Checked {
+    /// The median of each turn.
+    fn turns(&self) -> Vec<f64> {
+        self.rounds.iter().map(|seconds| middle(seconds.clone())).collect()
+    }
+
+    /// The median of those.
+    fn measured(&self) -> f64 {
+        middle(self.turns())
+    }
+
+    /// By how much the machine itself differs from turn to turn.
+    fn spread(&self) -> f64 {
+        let turns = self.turns();
+        let (least, most) = turns.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
+        (most - least) / self.measured()
+    }
+
     /// Above 0 where the prediction is too long.
     fn error(&self) -> f64 {
-        self.predicted / self.measured - 1.0
+        self.predicted / self.measured() - 1.0
     }
 }
 
@@ -86,55 +96,61 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     let machine = context.machine();
     let sizes: &[u64] =
         if context.backend().name() == "host" { &[1 << 20, 4 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30] };
-    let mut checked = Vec::new();
-    for case in cases(machine.gpu_count()) {
-        // Where the topology has no way for a copy, there is nothing to predict.
-        let joined =
-            |&(from, to): &(DeviceId, DeviceId)| machine.contains(from) && machine.contains(to) && machine.route(from, to).is_some();
-        if !case.copies.iter().all(joined) {
-            eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
-            continue;
-        }
-        let on_busiest =
-            machine.devices().map(|device| case.copies.iter().filter(|copy| copy.0 == device || copy.1 == device).count()).max();
-        let most = MOST_MEMORY / (on_busiest.unwrap_or(1).max(1) * case.buffers()) as u64;
-        let sizes: Vec<u64> = sizes.iter().copied().filter(|bytes| *bytes <= most).collect();
-        let Some(&largest) = sizes.last() else { continue };
-        let buffers: Vec<Buffers> = (0..case.buffers()).map(|_| Buffers::new(context, &case.copies, largest)).collect::<Result<_, _>>()?;
-        for bytes in sizes {
-            let result = measure(context, &case, &buffers, bytes).map_err(|error| format!("{}, {}: {error}", case.name, size(bytes)))?;
-            eprintln!("{} {}: {:+.1} %", result.case, size(bytes), 100.0 * result.error());
-            checked.push(result);
+    let mut checked: Vec<Checked> = Vec::new();
+    let joined = |&(from, to): &(DeviceId, DeviceId)| machine.contains(from) && machine.contains(to) && machine.route(from, to).is_some();
+    // Where the topology has no way for a copy, there is nothing to predict.
+    let (cases, left_out): (Vec<Case>, Vec<Case>) = cases(machine.gpu_count()).into_iter().partition(|case| case.copies.iter().all(joined));
+    for case in left_out {
+        eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
+    }
+    for turn in 1..=TURNS {
+        eprintln!("predictions, turn {turn} of {TURNS}");
+        let mut row = 0;
+        for case in &cases {
+            let on_busiest =
+                machine.devices().map(|device| case.copies.iter().filter(|copy| copy.0 == device || copy.1 == device).count()).max();
+            let most = MOST_MEMORY / on_busiest.unwrap_or(1).max(1) as u64;
+            let sizes: Vec<u64> = sizes.iter().copied().filter(|bytes| *bytes <= most).collect();
+            let Some(&largest) = sizes.last() else { continue };
+            let buffers = Buffers::new(context, &case.copies, largest)?;
+            for bytes in sizes {
+                let (plan, seconds) =
+                    measure(context, case, &buffers, bytes).map_err(|error| format!("{}, {}: {error}", case.name, size(bytes)))?;
+                match checked.get_mut(row) {
+                    Some(known) => known.rounds.push(seconds),
+                    None => checked.push(Checked {
+                        case: case.name.clone(),
+                        bytes,
+                        paths: plan.paths(),
+                        predicted: plan.planned().predicted,
+                        rounds: vec![seconds],
+                        plan: paths(plan.planned()),
+                    }),
+                }
+                row += 1;
+            }
         }
     }
     Ok(checked)
 }
 
-fn measure(context: &Context, case: &Case, buffers: &[Buffers<'_>], bytes: u64) -> Result<Checked, Box<dyn Error>> {
+/// The plan of a case at one size, and seconds of each round.
+fn measure(context: &Context, case: &Case, buffers: &Buffers<'_>, bytes: u64) -> Result<(Arc<Bound>, Vec<f64>), Box<dyn Error>> {
     let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, ..PlanOptions::default() };
     let (from, to) = case.copies[0];
+    let transfers: Vec<Transfer> = buffers.transfers.iter().map(|transfer| Transfer { bytes, ..*transfer }).collect();
+    let plan = context.plan(&transfers, &options)?;
     let stream = context.create_stream(if from.is_host() { to } else { from })?;
-    let mut rounds = Vec::with_capacity(buffers.len());
-    let mut planned = None;
-    for set in buffers {
-        let transfers: Vec<Transfer> = set.transfers.iter().map(|transfer| Transfer { bytes, ..*transfer }).collect();
-        let plan = context.plan(&transfers, &options)?;
-        let mut seconds = Vec::with_capacity(ROUNDS);
-        for round in 0..WARM_UP + ROUNDS {
-            let start = Instant::now();
-            plan.execute(stream)?.wait()?;
-            if round >= WARM_UP {
-                seconds.push(start.elapsed().as_secs_f64());
-            }
+    let mut seconds = Vec::with_capacity(ROUNDS);
+    for round in 0..WARM_UP + ROUNDS {
+        let start = Instant::now();
+        plan.execute(stream)?.wait()?;
+        if round >= WARM_UP {
+            seconds.push(start.elapsed().as_secs_f64());
         }
-        rounds.push(seconds);
-        planned = Some(plan);
     }
     context.destroy_stream(stream)?;
-    let plan = planned.ok_or("a case without buffers")?;
-    let measured = middle(rounds.iter().map(|seconds| middle(seconds.clone())).collect());
-    let predicted = plan.planned().predicted;
-    Ok(Checked { case: case.name.clone(), bytes, paths: plan.paths(), predicted, measured, rounds, plan: paths(plan.planned()) })
+    Ok((plan, seconds))
 }
 
 /// The middle one of an odd number.
@@ -192,18 +208,21 @@ fn summary<'a>(checked: impl Iterator<Item = &'a Checked>) -> Option<(usize, f64
 }
 
 pub fn table(checked: &[Checked]) -> String {
-    let mut text = String::from("predicted and measured time of plans, us; error above 0: predicted too long\n\n");
-    text += &format!("{:<24} {:>8} {:>5} {:>11} {:>11} {:>8}\n", "case", "size", "paths", "predicted", "measured", "error");
+    let mut text = String::from(
+        "predicted and measured time of plans, us; error above 0: predicted too long; turns: how far medians of the turns are apart\n\n",
+    );
+    text += &format!("{:<24} {:>8} {:>5} {:>11} {:>11} {:>8} {:>10}\n", "case", "size", "paths", "predicted", "measured", "error", "turns");
     for row in checked {
-        let Checked { case, bytes, paths, predicted, measured, .. } = row;
+        let Checked { case, bytes, paths, predicted, .. } = row;
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{case:<24} {:>8} {paths:>5} {:>11.1} {:>11.1} {:>+7.1} %",
+            "{case:<24} {:>8} {paths:>5} {:>11.1} {:>11.1} {:>+7.1} % {:>8.1} %",
             size(*bytes),
             predicted * 1e6,
-            measured * 1e6,
-            100.0 * row.error()
+            row.measured() * 1e6,
+            100.0 * row.error(),
+            100.0 * row.spread()
         );
     }
     let all = summary(checked.iter()).map(|found| ("all", found));
@@ -230,8 +249,8 @@ pub fn to_json(checked: &[Checked]) -> Value {
     };
     json!({
         "plans": checked.iter().map(|row| json!({
-            "case": row.case, "bytes": row.bytes, "paths": row.paths, "predicted": row.predicted, "measured": row.measured, "error": row.error(),
-            "seconds": row.rounds, "plan": row.plan,
+            "case": row.case, "bytes": row.bytes, "paths": row.paths, "predicted": row.predicted, "measured": row.measured(), "error": row.error(),
+            "spread": row.spread(), "seconds": row.rounds, "plan": row.plan,
         })).collect::<Vec<_>>(),
         "all": summary(summary_of(checked, 0)),
         "large": summary(summary_of(checked, LARGE)),
@@ -247,7 +266,7 @@ mod tests {
     use super::*;
 
     fn row(bytes: u64, predicted: f64) -> Checked {
-        Checked { case: "direct".into(), bytes, paths: 1, predicted, measured: 1.0, rounds: vec![vec![1.0]], plan: Value::Null }
+        Checked { case: "direct".into(), bytes, paths: 1, predicted, rounds: vec![vec![1.0]; TURNS], plan: Value::Null }
     }
 
     #[test]
@@ -260,6 +279,15 @@ mod tests {
         assert!(summary_of(&rows, 1 << 40).is_none());
         let text = table(&rows);
         assert!(text.contains("+50.0 %") && text.contains("-10.0 %"), "{text}");
+    }
+
+    #[test]
+    fn the_median_of_the_turns_counts_and_how_far_they_are_apart_is_told() {
+        let rounds = vec![vec![3.0, 1.0, 2.0], vec![8.0, 9.0, 7.0], vec![4.0, 4.0, 40.0]];
+        let row = Checked { rounds, ..row(LARGE, 5.0) };
+        assert_eq!((row.turns(), row.measured(), row.spread()), (vec![2.0, 8.0, 4.0], 4.0, 1.5));
+        let text = table(&[row]);
+        assert!(text.contains("+25.0 %") && text.contains("150.0 %"), "{text}");
     }
 
     #[test]
