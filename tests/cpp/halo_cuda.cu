@@ -6,7 +6,7 @@
 //   halo_cuda
 //
 // Prints what it did and ends with 0, with 77 where there was no GPU, else with 1.
-#include "halo_reference.hpp"
+#include "halo_part.hpp"
 
 #include <mpgpu/halo.cuh>
 
@@ -16,12 +16,10 @@
 #include <cstdio>
 #include <exception>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -64,14 +62,6 @@ void check_indexing() {
     }
 }
 
-/// One rank: arrays on a GPU, and the same in host memory, where they are set and compared.
-struct part {
-    std::vector<mpgpu::memory> on_gpu;
-    std::vector<mpgpu::memory> on_host;
-    halo::rank_arrays gpu_arrays;
-    halo::rank_arrays host_arrays;
-};
-
 void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> direct_pieces, unsigned seed) {
     std::mt19937 random(seed);
     const int gpus = ctx.devices().gpus;
@@ -79,44 +69,30 @@ void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> dir
     constexpr std::uint64_t cycles = 10;
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random);
-        std::vector<part> parts(static_cast<std::size_t>(halo::rank_count(g)));
+        std::vector<halo_test::part> parts;
         std::vector<halo::rank_arrays> arrays;
-        std::vector<mpgpu::transfer> down;
-        std::vector<mpgpu::transfer> up;
         for (int rank = 0; rank < halo::rank_count(g); ++rank) {
-            part &p = parts.at(static_cast<std::size_t>(rank));
-            const mpgpu::device where = mpgpu::device::gpu(rank % gpus);
-            const std::size_t elements = reference::elements(g, rank);
-            for (const std::size_t bytes : sizes) {
-                p.on_gpu.emplace_back(ctx, where, elements * bytes);
-                p.on_host.emplace_back(ctx, mpgpu::device::host(), elements * bytes);
-                p.gpu_arrays.push_back({p.on_gpu.back().data(), where, bytes, elements});
-                p.host_arrays.push_back({p.on_host.back().data(), mpgpu::device::host(), bytes, elements});
-                down.push_back(mpgpu::make_transfer(p.on_gpu.back(), p.on_host.back()));
-                up.push_back(mpgpu::make_transfer(p.on_host.back(), p.on_gpu.back()));
-            }
-            arrays.push_back(p.gpu_arrays);
+            arrays.push_back(parts.emplace_back(ctx, g, rank, sizes).arrays());
         }
-        halo::options how;
+        halo::options how = halo_test::options_for(ctx);
         how.direct_pieces = direct_pieces;
-        how.copy = halo::cuda_copier();
         halo::plan exchange(ctx, g, arrays, how);
         if (problem == 0 && !direct_pieces) {
             std::printf("%s", exchange.describe().c_str());
         }
-        const mpgpu::plan to_gpus(ctx, down);
-        const mpgpu::plan to_host(ctx, up);
         const mpgpu::stream stream(ctx, mpgpu::device::gpu(problem % gpus));
         for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
-            for (int rank = 0; rank < halo::rank_count(g); ++rank) {
-                reference::fill(g, rank, parts.at(static_cast<std::size_t>(rank)).host_arrays, cycle);
+            for (const halo_test::part &each : parts) {
+                each.fill(cycle);
+                each.upload(stream);
             }
-            to_gpus.enqueue(stream);
             exchange.exchange(stream);
-            to_host.execute(stream).wait();
-            for (int rank = 0; rank < halo::rank_count(g); ++rank) {
-                const std::string difference =
-                    reference::first_difference(g, rank, parts.at(static_cast<std::size_t>(rank)).host_arrays, cycle);
+            for (const halo_test::part &each : parts) {
+                each.download(stream);
+            }
+            stream.synchronize();
+            for (const halo_test::part &each : parts) {
+                const std::string difference = each.first_difference(cycle);
                 if (!difference.empty()) {
                     throw std::runtime_error("problem " + std::to_string(problem) + ", direct_pieces " +
                                              std::to_string(exchange.direct_pieces()) +

@@ -3,9 +3,10 @@
 // afterwards has nothing of the library mapped or open. Ranks that do not touch the dead one get it when their
 // neighbours, who do, end in turn.
 //
-// Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so survivors hold out against
-// SIGTERM until they have looked; each prints a line, and the caller looks for all of them.
-#include "halo_reference.hpp"
+// Run by mpirun with three ranks or more, on the host backend or on GPUs, where forms that pack take nvcc. A launcher
+// ends a job that has lost a rank, so survivors hold out against SIGTERM until they have looked; each prints a line,
+// and the caller looks for all of them.
+#include "halo_part.hpp"
 
 #include <mpgpu/mpi.hpp>
 
@@ -13,6 +14,7 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -25,13 +27,11 @@
 #include <string>
 #include <system_error>
 #include <unistd.h>
-#include <utility>
 #include <vector>
 
 namespace {
 
 namespace halo = mpgpu::halo;
-namespace reference = halo_reference;
 
 constexpr double bound = 30.0; // seconds; the library notices a dead process at once, a machine under load takes longer
 constexpr std::uint64_t healthy = 5;
@@ -42,6 +42,36 @@ int world_rank = 0;
     std::printf("rank %d: %s\n", world_rank, what.c_str());
     std::fflush(stdout);
     _exit(code); // MPI_Finalize would wait for the dead
+}
+
+/// Where this process has other ranks' arrays that are on GPUs: /proc does not show these mappings, but the driver
+/// knows what it has at an address. Empty where the arrays are on the host backend.
+std::vector<const std::byte *> on_gpus([[maybe_unused]] const mpgpu::context &ctx,
+                                       [[maybe_unused]] mpgpu::mpi::shared_memory<std::byte> &arrays,
+                                       [[maybe_unused]] int ranks) {
+    std::vector<const std::byte *> found;
+#ifdef __CUDACC__
+    for (int rank = 0; rank < ranks && !halo_test::on_host_backend(ctx); ++rank) {
+        if (arrays.of(rank) == nullptr) {
+            end(1, "the array of rank " + std::to_string(rank) + " is not mapped: " + arrays.why(rank));
+        }
+        if (rank != world_rank) {
+            found.push_back(arrays.of(rank)->data());
+        }
+    }
+#endif
+    return found;
+}
+
+/// Whether there is memory of a GPU at an address of `on_gpus`.
+bool is_mapped([[maybe_unused]] const std::byte *address) {
+#ifdef __CUDACC__
+    cudaPointerAttributes attributes{};
+    halo::detail::check_cuda(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes");
+    return attributes.type == cudaMemoryTypeDevice;
+#else
+    return false;
+#endif
 }
 
 /// What the process has of the library's shared memory: mappings, descriptors, names.
@@ -96,19 +126,24 @@ mpgpu::errc exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &strea
 
 void run(std::uint64_t direct_pieces) {
     std::optional<mpgpu::context> ctx(std::in_place);
+    halo_test::select_device(*ctx, world_rank);
     std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD);
     halo::grid g;
     g.cells = {16, 16, 16 * std::int64_t{node->size()}};
     g.ranks = {1, 1, node->size()};
     g.periodic = {true, true, true};
     g.ghost = {1, 1, 1};
-    const mpgpu::device where = mpgpu::device::gpu(world_rank % ctx->devices().gpus);
-    std::optional<mpgpu::memory> cells(std::in_place, *ctx, where, reference::elements(g, world_rank) * 8);
-    halo::options how;
+    std::optional<halo_test::part> mine(std::in_place, *ctx, g, world_rank, std::vector<std::size_t>{8});
+    halo::options how = halo_test::options_for(*ctx);
     how.direct_pieces = direct_pieces;
-    std::optional<halo::plan> plan(
-        halo::make_plan(*ctx, *node, g, {{cells->data(), where, 8, reference::elements(g, world_rank)}}, how));
-    std::optional<mpgpu::stream> stream(std::in_place, *ctx, where);
+    std::optional<halo::plan> plan(halo::make_plan(*ctx, *node, g, mine->arrays(), how));
+    std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());
+    // An allocation is mapped once, so that these are the addresses of the plan's too, where it writes to arrays
+    // directly.
+    const halo::array &own = mine->arrays().front();
+    const mpgpu::span<std::byte> bytes(static_cast<std::byte *>(own.data), own.size * own.element_bytes);
+    mpgpu::mpi::shared_memory<std::byte> arrays = node->exchange(mpgpu::device_span<std::byte>(bytes, own.location));
+    const std::vector<const std::byte *> mapped = on_gpus(*ctx, arrays, node->size());
     for (std::uint64_t i = 0; i < healthy; ++i) {
         plan->exchange(*stream);
     }
@@ -116,6 +151,9 @@ void run(std::uint64_t direct_pieces) {
     MPI_Barrier(MPI_COMM_WORLD);
     if (left_over().empty()) {
         end(1, "nothing of the library is mapped in the middle: this test looks for the wrong names");
+    }
+    if (!std::all_of(mapped.begin(), mapped.end(), is_mapped)) {
+        end(1, "an array of another rank is not mapped in the middle: this test looks at the wrong addresses");
     }
 
     const int victim = node->size() - 1;
@@ -149,8 +187,13 @@ void run(std::uint64_t direct_pieces) {
         end(1, "it took " + std::to_string(took.count()) + " s");
     }
     plan.reset();
+    arrays = {};
+    // Before the end of the context, which unmaps whatever is left.
+    if (std::any_of(mapped.begin(), mapped.end(), is_mapped)) {
+        end(1, "after the end of the plan an array of another rank is mapped");
+    }
     stream.reset();
-    cells.reset();
+    mine.reset();
     node.reset(); // frees communicators, which is local where ranks have gone
     ctx.reset();
     const std::string left = left_over();

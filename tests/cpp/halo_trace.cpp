@@ -4,28 +4,23 @@
 // call that waited for the stream, for an event in it or for the device would wait for ever. Run by mpirun, on the host
 // backend or on GPUs, where nvcc compiles it with the kernel that packs and any other compiler without packing.
 #include "counted_mpi.hpp"
-#include "halo_reference.hpp"
+#include "halo_part.hpp"
 
 #include <mpgpu/mpi.hpp>
 
-#ifdef __CUDACC__
-#include <mpgpu/halo.cuh>
-#endif
-#include <mpgpu/halo.hpp> // after mpi.hpp: adds make_plan
+#include <mpgpu/halo.hpp> // again, after mpi.hpp: adds make_plan
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <limits>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace {
 
 namespace halo = mpgpu::halo;
-namespace reference = halo_reference;
 
 constexpr int exchanges = 20;
 
@@ -38,54 +33,20 @@ void require(bool holds, const std::string &what) {
     }
 }
 
-/// This rank's arrays on its device, and the same in host memory, where they are set and compared.
-struct part {
-    part(const mpgpu::context &ctx, const halo::grid &g, const std::vector<std::size_t> &sizes)
-        : where(mpgpu::device::gpu(world_rank % ctx.devices().gpus)) {
-        const std::size_t elements = reference::elements(g, world_rank);
-        for (const std::size_t bytes : sizes) {
-            on_device.emplace_back(ctx, where, elements * bytes);
-            on_host.emplace_back(ctx, mpgpu::device::host(), elements * bytes);
-            arrays.push_back({on_device.back().data(), where, bytes, elements});
-            host_arrays.push_back({on_host.back().data(), mpgpu::device::host(), bytes, elements});
-            down.push_back(mpgpu::make_transfer(on_device.back(), on_host.back()));
-            up.push_back(mpgpu::make_transfer(on_host.back(), on_device.back()));
-        }
-    }
-
-    mpgpu::device where;
-    std::vector<mpgpu::memory> on_device;
-    std::vector<mpgpu::memory> on_host;
-    halo::rank_arrays arrays;
-    halo::rank_arrays host_arrays;
-    std::vector<mpgpu::transfer> down;
-    std::vector<mpgpu::transfer> up;
-};
-
-bool on_host_backend(const mpgpu::context &ctx) {
-    const std::string text = ctx.describe();
-    return text.substr(0, text.find('\n')).find(", host backend") != std::string::npos;
-}
-
 void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t direct_pieces) {
     halo::grid g;
     g.cells = {12, 10, 6 * std::int64_t{node.size()}};
     g.ranks = {1, 1, node.size()};
     g.periodic = {true, false, true};
     g.ghost = {1, 2, 1};
-    part mine(ctx, g, {8, 4});
-    const mpgpu::stream stream(ctx, mine.where);
-    const mpgpu::stream opener(ctx, mine.where);
+    const halo_test::part mine(ctx, g, world_rank, {8, 4});
+    const mpgpu::stream stream(ctx, mine.where());
+    const mpgpu::stream opener(ctx, mine.where());
     mpgpu::buffer<std::uint64_t> gate(ctx, mpgpu::device::host(), 1);
     *gate.data() = 0;
-    halo::options how;
+    halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
-#ifdef __CUDACC__
-    if (!on_host_backend(ctx)) {
-        how.copy = halo::cuda_copier();
-    }
-#endif
-    halo::plan plan = halo::make_plan(ctx, node, g, mine.arrays, how);
+    halo::plan plan = halo::make_plan(ctx, node, g, mine.arrays(), how);
 
     // Before the gate is closed: the first launch of a kernel loads it, which may wait for the device.
     for (int i = 0; i < exchanges; ++i) {
@@ -93,8 +54,9 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     }
     stream.synchronize();
     for (const std::uint64_t cycle : {1U, 2U}) {
-        reference::fill(g, world_rank, mine.host_arrays, cycle);
-        mpgpu::plan(ctx, mine.down).execute(stream).wait();
+        mine.fill(cycle);
+        mine.upload(stream);
+        stream.synchronize();
         std::atomic<bool> done{false};
         MPI_Barrier(MPI_COMM_WORLD);
         const long before = counted_mpi::calls;
@@ -111,8 +73,9 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
         require(done, "the stream is synchronised and has not finished");
         require(counted_mpi::calls - before == calls, "waiting for the stream calls MPI");
         require(calls == 0, std::to_string(calls) + " calls into MPI in " + std::to_string(exchanges) + " exchanges");
-        mpgpu::plan(ctx, mine.up).execute(stream).wait();
-        const std::string difference = reference::first_difference(g, world_rank, mine.host_arrays, cycle);
+        mine.download(stream);
+        stream.synchronize();
+        const std::string difference = mine.first_difference(cycle);
         require(difference.empty(), difference);
     }
     halo::close(node, std::move(plan));
@@ -131,14 +94,10 @@ int main(int argc, char *argv[]) {
     try {
         require(counted_mpi::calls == 2, "two calls into MPI were made, and counted are others");
         const mpgpu::context ctx;
+        halo_test::select_device(ctx, world_rank);
         const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
         run(ctx, node, std::numeric_limits<std::uint64_t>::max());
-#ifdef __CUDACC__
-        constexpr bool has_kernel = true;
-#else
-        constexpr bool has_kernel = false;
-#endif
-        if (has_kernel || on_host_backend(ctx)) {
+        if (halo_test::can_pack(ctx)) {
             run(ctx, node, 0);
             run(ctx, node, 1);
         }
