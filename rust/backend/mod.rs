@@ -315,6 +315,11 @@ pub trait Backend: Send + Sync {
     fn abandon(&self, allocation: &Allocation, peer: Departed) {
         let _ = (allocation, peer);
     }
+    /// Called every few milliseconds after [`abandon`](Backend::abandon), for as long as it returns true: where the end of a wait in vain can be
+    /// undone by a process that lives, sees to it that the stream goes on all the same.
+    fn tend(&self) -> bool {
+        false
+    }
     /// Why counters at this address may never be raised, if that is so.
     fn abandoned(&self, counter: u64) -> Option<Departed> {
         let _ = counter;

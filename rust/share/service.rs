@@ -5,7 +5,7 @@ use super::error::Error;
 use super::message::{Message, Subject};
 use super::origin::Origin;
 use crate::backend::{Allocation, Backend, Departed};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -17,6 +17,9 @@ use std::thread::JoinHandle;
 
 /// More connections than this are not accepted: far more than a node has ranks, and a bound on what strangers can make us hold.
 const MOST_CONNECTIONS: usize = 1024;
+
+/// How often backends look after waits that have ended in vain.
+const TEND_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// With this many exports, those whose memory was freed without a word (by `cudaFree`) are looked for and dropped.
 const MOST_UNSEEN: usize = 4096;
@@ -175,11 +178,14 @@ fn find(exports: &mut HashMap<Key, Export>, key: Key) -> Option<Export> {
 impl State {
     /// What the thread does from start to end.
     fn serve(&self) {
+        // Backends that have lost a peer and have something to look after. Not kept alive by that.
+        let mut tended: Vec<Weak<dyn Backend>> = Vec::new();
         loop {
             let connections = lock(&self.connections).clone();
             let mut watched = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
             watched.extend(connections.iter().map(|connection| PollFd::new(&connection.socket, PollFlags::IN)));
-            if let Err(error) = poll(&mut watched, None)
+            let timeout = (!tended.is_empty()).then_some(&TEND_EVERY);
+            if let Err(error) = poll(&mut watched, timeout)
                 && error != Errno::INTR
             {
                 log::error!("waiting for importers: {error}; nothing more is exported");
@@ -190,9 +196,10 @@ impl State {
             }
             for (connection, polled) in connections.iter().zip(&watched[2..]) {
                 if !polled.revents().is_empty() && !self.listen_to(connection) {
-                    self.lose(connection);
+                    self.lose(connection, &mut tended);
                 }
             }
+            tended.retain(|backend| backend.upgrade().is_some_and(|backend| backend.tend()));
             if !watched[1].revents().is_empty() {
                 self.accept();
             }
@@ -274,13 +281,17 @@ impl State {
         }
     }
 
-    /// Takes an importer away that has gone.
-    fn lose(&self, connection: &Arc<Connection>) {
+    /// Takes an importer away that has gone. Backends whose memory it had mapped are to be tended from now on.
+    fn lose(&self, connection: &Arc<Connection>, tended: &mut Vec<Weak<dyn Backend>>) {
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
         let left = std::mem::take(&mut *lock(&connection.imported));
         for export in left.iter().filter_map(|key| lock(&self.exports).get(key).cloned()) {
             log::debug!("{:#x}: {}", export.allocation.base, connection.peer);
             export.backend.abandon(&export.allocation, connection.peer);
+            let backend = Arc::downgrade(&export.backend);
+            if !tended.iter().any(|other| other.ptr_eq(&backend)) {
+                tended.push(backend);
+            }
         }
     }
 }

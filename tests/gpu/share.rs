@@ -7,6 +7,7 @@ use mpgpu::backend::{Signal, SignalWait};
 use mpgpu::share::Handle;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The same in both processes.
@@ -302,6 +303,46 @@ fn a_killed_peer(wait: SignalWait, engine: Engine) {
         Err(Error::Backend(BackendError::PeerGone(_)))
     ));
     assert!(started.elapsed() < Duration::from_secs(30), "it was waited for");
+}
+
+#[test]
+fn a_stream_goes_on_after_a_killed_peer_though_another_raises_the_same_counter_to_less() {
+    let Some(_turn) = gpus(2) else { return };
+    WAYS.into_iter().for_each(|(wait, engine)| set_back(wait, engine));
+}
+
+fn set_back(wait: SignalWait, engine: Engine) {
+    let context = waiting(wait, engine);
+    let mut peer = Peer::waiting(wait);
+    let [counter, gate] = [16, 16].map(|bytes| context.allocate(DeviceId::HOST, bytes).expect("memory"));
+    // SAFETY: pinned host memory that lives until the end of this test, read and written as GPUs and other processes do.
+    let atomic = |address: u64| unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) };
+    for address in [counter, gate] {
+        atomic(address).store(0, Ordering::SeqCst);
+    }
+    peer.ask(&format!("import {}", export(&context, counter, 16)));
+    let stream = context.create_stream(GPU0).expect("a stream");
+    for (counter, value) in [(counter, 1), (gate, 1), (counter, 2)] {
+        context.stream_wait_signals(stream, &[Signal { counter, value }]).expect("enqueued");
+    }
+    let [source, target] = [GPU0, GPU1].map(|gpu| context.allocate(gpu, 4096).expect("memory"));
+    let copied = plan_of(&context, (target, GPU1), (source, GPU0), 4096).execute(stream).expect("enqueued");
+    peer.process.kill().expect("the peer exists");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let until = |reached: &dyn Fn() -> bool| {
+        while !reached() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        reached()
+    };
+    assert!(until(&|| atomic(counter).load(Ordering::SeqCst) == 2), "the end of the peer is not noticed");
+    // Somebody who lives is that far only now, and the stream has not come to its last wait.
+    atomic(counter).store(1, Ordering::SeqCst);
+    atomic(gate).store(1, Ordering::SeqCst);
+    let goes_on = until(&|| !matches!(copied.is_done(), Ok(false)));
+    atomic(counter).store(2, Ordering::SeqCst);
+    assert!(goes_on, "the stream waits for ever");
+    assert!(matches!(context.synchronize_stream(stream), Err(Error::Backend(BackendError::PeerGone(_)))), "the stream");
 }
 
 /// What a process of these tests has of descriptors, mappings and resident pages.

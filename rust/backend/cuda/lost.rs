@@ -95,6 +95,28 @@ fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
 }
 
 #[test]
+fn a_counter_that_the_living_set_back_is_raised_again_until_it_is_freed() {
+    let (backend, counters) = backend();
+    let [waits, raises] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    assert!(!backend.tend(), "nobody has gone");
+    for value in [3, 5] {
+        backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("enqueued");
+    }
+    backend.abandon(&counters, PEER);
+    // Another process, which raises step by step, is at 4 only now: the GPU may not have seen the 5 before.
+    backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value: 4 }]).expect("enqueued");
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 4);
+    assert!(backend.tend());
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 5, "a GPU that waits would wait for ever");
+    backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value: 6 }]).expect("enqueued");
+    assert!(backend.tend());
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 6, "what is beyond what was waited for stays");
+    told(backend.synchronize_stream(waits));
+    backend.free(counters.base).expect("allocated");
+    assert!(!backend.tend(), "freed memory is looked after");
+}
+
+#[test]
 fn default_streams_of_two_gpus_are_told_each() {
     let (backend, counters) = backend();
     let core = &backend.0;

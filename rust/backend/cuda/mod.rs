@@ -514,6 +514,10 @@ impl Backend for CudaBackend {
         self.0.sharing.abandon(allocation, peer);
     }
 
+    fn tend(&self) -> bool {
+        self.0.sharing.tend()
+    }
+
     fn abandoned(&self, counter: u64) -> Option<Departed> {
         self.0.sharing.abandoned(counter)
     }

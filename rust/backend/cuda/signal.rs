@@ -5,7 +5,7 @@
 //! stream as long as one that is not, about 6 us on H200, and whoever sees the value sees the bytes. Where the program asks for it
 //! (`MPGPU_SIGNAL_WAIT=kernel`) a warp waits in place of the operation, which goes on 4 us sooner. A stream cannot be told to give up, so
 //! when a process that might have raised a counter has ended, the counter is raised here to what is waited for, and whoever synchronises
-//! a stream is told that it was in vain.
+//! a stream is told that it was in vain. It is raised again for as long as it is there: a process that lives may still raise it, to less.
 
 use super::Core;
 use super::device::lock;
@@ -24,12 +24,16 @@ const MOST_OPERATIONS: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     pending: Vec<Signal>,
+    /// What was raised here in place of a process that has gone. A raise is a store, so another process that raises the same counter, and is not
+    /// that far, sets it back; a stream that had not come to its wait by then would wait for ever.
+    in_vain: Vec<Signal>,
 }
 
 impl Waits {
     /// Takes out what lies in an allocation that is about to go.
     pub fn forget(&mut self, allocation: &Allocation) {
         self.pending.retain(|wanted| !contains(allocation, wanted.counter));
+        self.in_vain.retain(|wanted| !contains(allocation, wanted.counter));
     }
 }
 
@@ -60,16 +64,32 @@ impl Sharing {
     pub fn abandon(&self, allocation: &Allocation, peer: Departed) {
         let mut waits = lock(&self.waits);
         self.mark_abandoned(allocation, peer);
-        for wanted in waits.pending.extract_if(.., |wanted| contains(allocation, wanted.counter)) {
-            match self.read_signal(wanted.counter) {
-                Ok(now) if !signal::reached(now, wanted.value) => {
-                    // Before the stream goes on, so that whoever sees it finished is told.
-                    self.losses.note(InVain { wanted, now, peer });
-                    // SAFETY: just read; the one who might raise it has ended.
-                    unsafe { signal::store(wanted.counter, wanted.value) };
-                }
-                _ => {}
+        let Waits { pending, in_vain } = &mut *waits;
+        for wanted in pending.extract_if(.., |wanted| contains(allocation, wanted.counter)) {
+            // Before the stream goes on, so that whoever sees it finished is told.
+            if self.raise_here(wanted, |now| self.losses.note(InVain { wanted, now, peer })) {
+                in_vain.push(wanted);
             }
+        }
+    }
+
+    /// Raises again what was raised in vain and set back since. Whether there is any such counter left to look after.
+    pub fn tend(&self) -> bool {
+        let waits = lock(&self.waits);
+        waits.in_vain.iter().for_each(|wanted| _ = self.raise_here(*wanted, |_| {}));
+        !waits.in_vain.is_empty()
+    }
+
+    /// Raises a counter by the CPU where it is not reached; what it stood at is told before.
+    fn raise_here(&self, wanted: Signal, before: impl FnOnce(u64)) -> bool {
+        match self.read_signal(wanted.counter) {
+            Ok(now) if !signal::reached(now, wanted.value) => {
+                before(now);
+                // SAFETY: just read, and held until it is forgotten, which takes the lock that the caller has.
+                unsafe { signal::store(wanted.counter, wanted.value) };
+                true
+            }
+            _ => false,
         }
     }
 }
