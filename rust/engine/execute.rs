@@ -94,7 +94,7 @@ impl Plan {
             allocations: allocations.into(),
             imports,
             alive_at: AtomicU64::new(alive_at),
-            kept: Kept::default(),
+            kept: Kept::of(batch.iter().flat_map(|t| [t.dst_allocation, t.src_allocation])),
         })
     }
 

@@ -15,6 +15,7 @@ use smallvec::smallvec;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::num::NonZeroU64;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -492,6 +493,36 @@ fn a_stream_that_gets_the_handle_of_a_destroyed_one_is_another_stream() {
     step.execute(&backend, StreamHandle(0x300));
     step.assert_arrived();
     drop((first, second, third, fourth, fifth, step, backend));
+    alone.nothing_is_left();
+}
+
+#[test]
+fn other_memory_at_the_same_address_gets_another_exec_and_other_addresses_the_same_one() {
+    let (alone, backend) = alone();
+    let here = stream(0x100, 1, 0);
+    let mut step = Step::new(5);
+    let ends = |step: &Step| step.endpoints[0];
+    let bind = |step: &mut Step, memory: [u64; 2], moved: bool| {
+        // Bound anew, as a plan of another request is; the double does not care whose memory it is.
+        let Endpoints { dst, src } = ends(step);
+        step.endpoints = [if moved { Endpoints { dst: src, src: dst } } else { Endpoints { dst, src } }].into();
+        step.kept = Kept::of(memory.map(NonZeroU64::new).into_iter());
+        drop(step.execute(&backend, here));
+        let made = backend.graph_statistics();
+        (made.instantiations, made.repoints, clockwork().held().1)
+    };
+    assert_eq!(bind(&mut step, [1, 2], false), (1, 0, 1));
+    finish(here, 1);
+    assert_eq!(bind(&mut step, [1, 2], false), (1, 1, 1), "the very memory");
+    finish(here, 2);
+    assert_eq!(bind(&mut step, [2, 1], true), (1, 2, 1), "the other way round: no end has the address that it had");
+    finish(here, 3);
+    assert_eq!(bind(&mut step, [2, 3], false), (2, 2, 1), "what was at the source has been freed");
+    finish(here, 4);
+    assert_eq!(bind(&mut step, [0, 0], false), (3, 2, 1), "memory that is not known");
+    finish(here, 5);
+    assert_eq!(bind(&mut step, [0, 0], false), (3, 3, 1), "and nothing says that it is another");
+    drop((step, backend));
     alone.nothing_is_left();
 }
 
