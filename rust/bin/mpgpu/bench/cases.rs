@@ -34,6 +34,8 @@ pub enum Kind {
         /// The copies, on so many GPUs and for this size.
         legs: fn(u32, u64) -> Vec<Leg>,
     },
+    /// One plan, in memory that was freed and allocated anew since it was first executed.
+    Anew,
     /// Several executions of one plan under way at once.
     Window,
     /// Puts with signal into another process's memory.
@@ -72,6 +74,15 @@ pub const CASES: &[Case] = &[
         gpus: 2,
         sizes: &[8, 4 * K, 64 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M],
         kind: Kind::Step { against: &[Manner::OneStream], legs: |_, bytes| vec![copy(gpu(0), gpu(1), bytes)] },
+    },
+    Case {
+        name: "d2d_anew",
+        description: "one copy, GPU 0 to GPU 1, in memory that was freed and allocated anew since the plan was first executed",
+        teaches: "A program that allocates its buffers in every step: the driver gives the same addresses again, and what a graph knows of the \
+                  memory that was there is of no use. To be held against d2d.",
+        gpus: 2,
+        sizes: &[16 * M, 64 * M, 256 * M, 1024 * M],
+        kind: Kind::Anew,
     },
     Case {
         name: "d2d_bidir",

@@ -25,6 +25,9 @@ pub struct Measured {
     pub plain: Vec<(String, Times)>,
 }
 
+/// Executions before the memory is freed.
+const EARLIER: usize = 3;
+
 /// Rounds, and what mpgpu and each manner of plain copies took.
 type Compared = (usize, Times, Vec<(Manner, Times)>);
 
@@ -54,6 +57,19 @@ impl Bench<'_> {
         self.context.destroy_stream(stream)?;
         let plain = plain.into_iter().map(|(manner, times)| (manner.name().to_owned(), times)).collect();
         Ok(Measured { case, size, transfers: legs.len(), bytes: plan.bytes(), rounds, plan, mpgpu, plain })
+    }
+
+    /// The same of memory that has the addresses of other memory, in which the plan was executed before.
+    pub fn anew(&self, case: &'static Case, size: u64) -> Result<Measured, Failure> {
+        let buffers = self.buffers(self.context, &case.legs(self.context.machine().gpu_count(), size))?;
+        let plan = self.context.plan(&buffers.transfers, &self.options)?;
+        let stream = self.context.create_stream(buffers.transfers[0].src_device)?;
+        for _ in 0..EARLIER {
+            plan.execute(stream)?.wait()?;
+        }
+        self.context.destroy_stream(stream)?;
+        drop(buffers);
+        self.step(case, size, &[Manner::OneStream])
     }
 
     /// Several executions of one plan under way, for each window in one stream and in a stream each. All puts of a window have the

@@ -146,6 +146,7 @@ pub fn run(arguments: &BenchArguments) -> Result<String, Failure> {
 fn measure(bench: &Bench<'_>, case: &'static Case, size: u64) -> Result<Vec<Outcome>, Failure> {
     Ok(match case.kind {
         Kind::Step { against, .. } => vec![Outcome::Copies(bench.step(case, size, against)?)],
+        Kind::Anew => vec![Outcome::Copies(bench.anew(case, size)?)],
         Kind::Window => bench.windows(case, size)?.into_iter().map(Outcome::Copies).collect(),
         Kind::PutSignal => bench.put_signal(case, size)?.into_iter().map(Outcome::Copies).collect(),
         Kind::PutLatency => vec![Outcome::Copies(bench.put_latency(case, size)?)],
