@@ -66,7 +66,7 @@ pub struct Kept {
     pool: OnceLock<(Key, Arc<Mutex<Pool>>)>,
     /// The GPUs of streams that reach all memory of the plan by themselves: one bit for each that is known to.
     reaching: AtomicU64,
-    /// Which allocation each end of a transfer lies in, destination and source by turns; 0 where that is not known, nothing where it is of none.
+    /// Which allocation each end of a transfer lies in, destination and source by turns, 0 for one that is not known. Empty where nobody has said.
     memory: Arc<[u64]>,
 }
 

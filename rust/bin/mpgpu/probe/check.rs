@@ -53,7 +53,7 @@ impl Checked {
         middle(self.turns())
     }
 
-    /// By how much the machine itself differs from turn to turn.
+    /// How far the turns are apart: what no prediction can be better than.
     fn spread(&self) -> f64 {
         let turns = self.turns();
         let (least, most) = turns.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
