@@ -1,7 +1,7 @@
 //! Memory and signals between two processes on real GPUs. The peer is this test program run again, which maps what it is told to and
 //! answers round by round.
 
-use super::scale::scaled;
+use super::scale::{is_reduced, scaled};
 use super::*;
 use mpgpu::backend::{Signal, SignalWait};
 use mpgpu::share::Handle;
@@ -386,10 +386,11 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
         // One of each for a round would be as many as there are rounds; the driver may open and map some of its own.
         assert!(after[0] < before[0] + 20, "{} descriptors, and {} after {rounds} rounds", before[0], after[0]);
         assert!(after[1] < before[1] + 60, "{} mappings, and {} after {rounds} rounds", before[1], after[1]);
-        assert!(after[2] < before[2] + 4096, "{} resident pages, and {} after {rounds} rounds", before[2], after[2]);
+        // compute-sanitizer keeps a record of every call in the process that it watches.
+        assert!(is_reduced() || after[2] < before[2] + 4096, "{} resident pages, and {} after {rounds} rounds", before[2], after[2]);
     }
-    // 64 KiB for a round, which is the least that is mapped, would be 600 MiB.
-    for (before, after) in before.1.iter().zip(&after.1) {
+    // 64 KiB for a round, which is the least that is mapped, would be 600 MiB. Of few rounds on a GPU that other tests use as well it tells nothing.
+    for (before, after) in before.1.iter().zip(&after.1).filter(|_| !is_reduced()) {
         assert!(after + (64 << 20) > *before, "{before} bytes free on a GPU, and {after} after {rounds} rounds");
     }
     let names = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();

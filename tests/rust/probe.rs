@@ -22,6 +22,8 @@ struct Hidden {
     dropping: HashSet<(DeviceId, DeviceId)>,
     /// One reading of a hundred, times this, takes up to half as long again: something else used the machine.
     spikes: u64,
+    /// In so many readings of a hundred the calling thread takes ten times as long to issue: it was held up.
+    held_up: u64,
     measured: f64,
     /// The copies that a GPU issues to other GPUs run one after another, in order of issue.
     in_order: bool,
@@ -32,7 +34,17 @@ struct Hidden {
 impl Hidden {
     fn new(topology: Topology, noise: f64, seed: u64) -> Hidden {
         let machine = Machine::new(topology).expect("well formed");
-        Hidden { machine, random: Random(seed), noise, dropping: HashSet::new(), spikes: 0, measured: 0.0, in_order: false, in_plans: None }
+        Hidden {
+            machine,
+            random: Random(seed),
+            noise,
+            dropping: HashSet::new(),
+            spikes: 0,
+            held_up: 0,
+            measured: 0.0,
+            in_order: false,
+            in_plans: None,
+        }
     }
 
     fn noisy(&mut self, seconds: f64) -> f64 {
@@ -144,7 +156,8 @@ impl Rig for Hidden {
             Work::Many { count, .. } => *count,
             Work::Paths { direct, staged } => direct.len() as u32 + staged.iter().map(|pipeline| 2 * pipeline.chunks).sum::<u32>(),
         };
-        let issue = self.machine.costs().issue * f64::from(operations);
+        let held_up = self.held_up > 0 && self.random.chance(self.held_up);
+        let issue = self.machine.costs().issue * f64::from(operations) * if held_up { 10.0 } else { 1.0 };
         Ok(totals.into_iter().map(|total| Timing { issue, total }).collect())
     }
 
@@ -383,6 +396,7 @@ fn fixed_costs_are_found_again() {
     let mut topology = hidden.machine.topology().clone();
     topology.costs = hidden_costs.clone();
     hidden.machine = Machine::new(topology).expect("well formed");
+    hidden.held_up = 10;
     let found = probed(&mut hidden).topology.costs;
     for (name, found, hidden, within) in [
         ("copy", found.copy, hidden_costs.copy, 0.05),

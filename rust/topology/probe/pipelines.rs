@@ -105,38 +105,45 @@ pub(super) fn hand_overs<R: Rig>(session: &mut Session<'_, R>, machine: &Machine
             joins.extend(join(session, kind, costs, length)?);
         }
     }
-    let mut found = HandOvers {
-        chunk: costs.chunk,
-        relay_chunk: costs.relay_chunk,
-        join: median(&mut joins).unwrap_or(costs.join),
-        issue: costs.issue,
-    };
-    let through_host = hand_over(session, kinds.through_host.as_slice(), costs, &mut found)?;
-    let through_gpu = hand_over(session, kinds.through_gpu.as_slice(), costs, &mut found)?;
+    let join = median(&mut joins).unwrap_or(costs.join);
+    let [through_host, through_gpu, of_host] = [kinds.through_host.as_slice(), kinds.through_gpu.as_slice(), &kinds.of_host];
+    let mut issues = Vec::new();
+    let through_host = hand_over(session, through_host, costs, join, &mut issues)?;
+    let through_gpu = hand_over(session, through_gpu, costs, join, &mut issues)?;
     // Few chunks each: what a launch costs is most of their issue, and no figure for another operation.
-    let issue = found.issue;
-    let of_host = hand_over(session, &kinds.of_host, costs, &mut found)?;
-    found.issue = issue;
-    // Between GPUs the upper quartile: too slow is safe.
+    let of_host = hand_over(session, of_host, costs, join, &mut Vec::new())?;
+    if [&through_host, &through_gpu, &of_host].iter().all(|times| times.is_empty()) {
+        return Ok(None);
+    }
+    // Between GPUs the upper quartile: too slow is safe, and a reading during which the calling thread was held up tells nothing.
     let slow = |times: &[f64]| times.get(times.len() * 3 / 4).copied();
     // Out of and into host memory such a path doubles the rate whatever a chunk costs, and parts that err on one side cost as much as ones that
     // err on the other: the median.
     let relay = slow(&through_gpu).or_else(|| of_host.get(of_host.len() / 2).copied());
-    found.chunk = slow(&through_host).or(relay).unwrap_or(found.chunk);
-    found.relay_chunk = relay.unwrap_or(found.relay_chunk);
-    let any = [through_host, through_gpu, of_host].iter().any(|times| !times.is_empty());
-    Ok(any.then_some(found))
+    issues.sort_by(f64::total_cmp);
+    Ok(Some(HandOvers {
+        chunk: slow(&through_host).or(relay).unwrap_or(costs.chunk),
+        relay_chunk: relay.unwrap_or(costs.relay_chunk),
+        join,
+        issue: slow(&issues).unwrap_or(costs.issue),
+    }))
 }
 
-/// Seconds of one hand-over in pipelines of several lengths of these kinds, least first. `found` has the join, and gets the dearest issue.
-fn hand_over<R: Rig>(session: &mut Session<'_, R>, kinds: &[Kind], costs: &Costs, found: &mut HandOvers) -> Result<Vec<f64>, R::Error> {
+/// Seconds of one hand-over in pipelines of several lengths of these kinds, least first. What each took to be issued goes to `issues`.
+fn hand_over<R: Rig>(
+    session: &mut Session<'_, R>,
+    kinds: &[Kind],
+    costs: &Costs,
+    join: f64,
+    issues: &mut Vec<f64>,
+) -> Result<Vec<f64>, R::Error> {
     let mut times = Vec::new();
     for (kind, length) in kinds.iter().flat_map(|kind| LENGTHS.map(|length| (kind, length))) {
         // As many chunks as the model would take, and twice as many.
         for factor in [1, 2] {
             let Some(reading) = pipeline(session, kind, costs, length, factor)? else { continue };
-            times.push((reading.late - found.join).max(0.0) / reading.hand_overs);
-            found.issue = found.issue.max(reading.issue);
+            times.push((reading.late - join).max(0.0) / reading.hand_overs);
+            issues.push(reading.issue);
         }
     }
     times.sort_by(f64::total_cmp);

@@ -178,9 +178,9 @@ pub const CASES: &[Case] = &[
     Case {
         name: "put_signal",
         description: "a put with signal, GPU 0 to memory of another process on GPU 1",
-        teaches: "What it costs that the destination is another process's: the same plan into memory of this process is the other column, so \
-                  ratio 1 means nothing. One put before the host waits, and four in a row. The receiver checks the bytes as soon as it has the \
-                  signal.",
+        teaches: "What it costs that the destination is another process's: until the signal is seen there, against the same plan into memory of \
+                  this process until the host sees it done, so ratio 1 means that it costs nothing. One put at a time, and four in a row. The \
+                  receiver checks the bytes as soon as it has the signal.",
         gpus: 2,
         sizes: &[64 * M, 256 * M, 1024 * M],
         kind: Kind::PutSignal,

@@ -18,12 +18,13 @@ use crate::arguments::BackendName;
 use clap::Args;
 use mpgpu::backend::{Signal, StreamHandle};
 use mpgpu::engine::{Config, Context, ContextOptions, Plan, PlanOptions, Transfer};
-use mpgpu::share::Handle;
+use mpgpu::share::{Handle, signal};
 use mpgpu::topology::DeviceId;
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Longer than any put takes; a peer that waits in vain says so.
 const PATIENCE_SECONDS: f64 = 60.0;
@@ -114,6 +115,19 @@ impl<'a> Mapped<'a> {
 
     pub fn raise(&self, stream: StreamHandle, value: u64) -> Result<(), Failure> {
         Ok(self.context.stream_raise_signals(stream, &[Signal { counter: self.counter, value }])?)
+    }
+
+    /// Spins until the counter has reached a value: in memory that both processes map, when a thread of the other one would see it that does the same.
+    pub fn see(&self, value: u64) -> Result<(), Failure> {
+        let start = Instant::now();
+        // SAFETY: 8 bytes of memory that stays imported as long as `self`, of which the counter is the first; only its raiser writes it.
+        while !signal::reached(unsafe { signal::load(self.counter) }, value) {
+            if start.elapsed().as_secs_f64() > PATIENCE_SECONDS {
+                return Err(format!("the signal {value} did not come within {PATIENCE_SECONDS} s").into());
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
     }
 }
 

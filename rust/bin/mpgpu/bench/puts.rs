@@ -1,9 +1,10 @@
 //! Puts with signal into another process's memory: `put_signal` and `put_latency`.
 //!
-//! A put with signal is a plan whose destination is imported memory, and a counter raised after it in the same stream. Bandwidth is held
-//! against the plan of the same size into memory of this process, and against the put without the signal, which tells what the signal costs
-//! from what memory of another process does. All are timed alike: until the host sees the stream done, which for the first is after the
-//! signal. Each follows an execution of the same plan that is not timed, as in a loop over one buffer; and once more `by turns`, where it
+//! A put with signal is a plan whose destination is imported memory, and a counter raised after it in the same stream. It has arrived when the
+//! counter, which lies in memory that both processes map, is seen to be raised. Bandwidth is held against the plan of the same size into memory
+//! of this process, and against the put without the signal, which tells what the signal costs from what memory of another process does: both
+//! until the host sees the stream done. A fourth time is that of the put with signal until its stream is done, which is later than its
+//! arrival. Each follows an execution of the same plan that is not timed, as in a loop over one buffer; and once more `by turns`, where it
 //! follows a copy into other memory. Latency is half of a round trip from stream to stream, of many that are enqueued beforehand by both
 //! processes.
 
@@ -34,6 +35,8 @@ struct Puts<'a> {
     /// Whether an execution that is not timed comes before every one that is.
     again: bool,
     to: Option<&'a Neighbour<'a>>,
+    /// Whether it is the last signal that is waited for, and not the stream.
+    until_seen: bool,
     /// The value of the last signal.
     raised: &'a Cell<u64>,
 }
@@ -42,9 +45,9 @@ impl Contestant for Puts<'_> {
     fn prepare(&mut self) -> Result<(), Failure> {
         if self.again {
             self.issue()?;
-            self.wait()?;
         }
-        Ok(())
+        // A stream whose signal was seen may still be at its end.
+        Ok(self.context.synchronize_stream(self.stream)?)
     }
 
     fn issue(&mut self) -> Result<(), Failure> {
@@ -59,7 +62,10 @@ impl Contestant for Puts<'_> {
     }
 
     fn wait(&mut self) -> Result<(), Failure> {
-        Ok(self.context.synchronize_stream(self.stream)?)
+        match self.to.filter(|_| self.until_seen) {
+            Some(to) => to.memory.see(self.raised.get()),
+            None => Ok(self.context.synchronize_stream(self.stream)?),
+        }
     }
 }
 
@@ -79,25 +85,29 @@ impl Bench<'_> {
         let raised = Cell::new(0);
         let mut results = Vec::new();
         for (in_a_row, again, name) in WAYS {
-            let mut with_signal = Puts { context: self.context, plan: &put, stream, in_a_row, again, to: Some(&peer), raised: &raised };
+            let mut with_signal =
+                Puts { context: self.context, plan: &put, stream, in_a_row, again, to: Some(&peer), until_seen: true, raised: &raised };
             let mut in_process = Puts { plan: &within, to: None, ..with_signal };
             let mut unsignalled = Puts { to: None, ..with_signal };
+            let mut to_the_end = Puts { until_seen: false, ..with_signal };
             let arrives = |puts: &mut Puts<'_>| -> Result<(), Failure> {
                 peer.tell("poison")?;
                 puts.issue()?;
                 // The receiver looks as soon as the signal is there, and waits for nothing else.
                 peer.tell(&format!("await {}", raised.get()))?;
                 peer.tell("check")?;
-                puts.wait()
+                Ok(self.context.synchronize_stream(stream)?)
             };
             arrives(&mut with_signal)?;
             self.verify("mpgpu in one process", &mut in_process, &[&buffers])?;
             self.plain.borrow_mut().prepare(&buffers.transfers)?;
-            let (rounds, times) = contest(&mut [&mut with_signal, &mut in_process, &mut unsignalled], self.repeat)?;
+            let (rounds, times) = contest(&mut [&mut with_signal, &mut in_process, &mut unsignalled, &mut to_the_end], self.repeat)?;
             arrives(&mut with_signal)?;
-            let [mpgpu, plain, unsignalled] = times[..] else { return Err("three were not timed".into()) };
+            let [mpgpu, others @ ..] = &times[..] else { return Err("nothing was timed".into()) };
+            let mpgpu = *mpgpu;
             let bytes = size * in_a_row as u64;
-            let plain = vec![(name.to_owned(), plain), ("the put without signal".to_owned(), unsignalled)];
+            let names = [name, "the put without signal", "until its stream is done"];
+            let plain = names.iter().zip(others).map(|(name, times)| ((*name).to_owned(), *times)).collect();
             results.push(Measured { case, size, transfers: in_a_row, bytes, rounds, plan: put.clone(), mpgpu, plain });
         }
         self.context.destroy_stream(stream)?;

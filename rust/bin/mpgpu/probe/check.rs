@@ -16,8 +16,8 @@ const LARGE: u64 = 16 << 20;
 const GOALS: [f64; 2] = [0.06, 0.15];
 const WARM_UP: usize = 3;
 const ROUNDS: usize = 11;
-/// Every case is measured in fresh buffers so often, all the others between: a prediction is of memory of `mp_alloc` and not of one buffer of it,
-/// nor of one second, where others use host memory too. Odd, so that the median is one of them.
+/// Every case is measured so often, all the others between, each time in other host memory and in fresh memory of GPUs: a prediction is of memory of
+/// `mp_alloc` and not of one buffer of it, nor of one second, where others use host memory too. Odd, so that the median is one of them.
 const TURNS: usize = 3;
 /// Both ends of all transfers of a case, on one device.
 const MOST_MEMORY: u64 = 4 << 30;
@@ -103,16 +103,17 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     for case in left_out {
         eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
     }
-    for turn in 1..=TURNS {
-        eprintln!("predictions, turn {turn} of {TURNS}");
+    let host = HostBuffers::new(context, sizes)?;
+    for turn in 0..TURNS {
+        eprintln!("predictions, turn {} of {TURNS}", turn + 1);
         let mut row = 0;
         for case in &cases {
             let on_busiest =
                 machine.devices().map(|device| case.copies.iter().filter(|copy| copy.0 == device || copy.1 == device).count()).max();
-            let most = MOST_MEMORY / on_busiest.unwrap_or(1).max(1) as u64;
+            let most = (MOST_MEMORY / on_busiest.unwrap_or(1).max(1) as u64).min(host.bytes);
             let sizes: Vec<u64> = sizes.iter().copied().filter(|bytes| *bytes <= most).collect();
             let Some(&largest) = sizes.last() else { continue };
-            let buffers = Buffers::new(context, &case.copies, largest)?;
+            let buffers = Buffers::new(context, host.addresses[turn], &case.copies, largest)?;
             for bytes in sizes {
                 let (plan, seconds) =
                     measure(context, case, &buffers, bytes).map_err(|error| format!("{}, {}: {error}", case.name, size(bytes)))?;
@@ -168,20 +169,67 @@ fn paths(plan: &Plan) -> Value {
     plan.transfers.iter().flat_map(|transfer| transfer.paths.iter().map(move |one| path(&transfer.shape, one))).collect()
 }
 
-/// Both ends of every copy of a case. Freed when dropped.
+/// Host memory of all turns, which is there at the same time: what is freed comes back at the next allocation, and its pages may be slower than others
+/// (docs/performance.md, "Host memory that differs"). Freed when dropped.
+struct HostBuffers<'a> {
+    context: &'a Context,
+    /// Of each turn.
+    addresses: Vec<u64>,
+    /// Of each buffer.
+    bytes: u64,
+}
+
+impl<'a> HostBuffers<'a> {
+    /// As large as the largest of `sizes`, or the largest that there is memory for.
+    fn new(context: &'a Context, sizes: &[u64]) -> Result<HostBuffers<'a>, Box<dyn Error>> {
+        let mut last = None;
+        for &bytes in sizes.iter().rev() {
+            let mut buffers = HostBuffers { context, addresses: Vec::new(), bytes };
+            // What was allocated before an error is freed with `buffers`.
+            let allocated =
+                (0..TURNS).try_for_each(|_| context.allocate(DeviceId::HOST, bytes).map(|address| buffers.addresses.push(address)));
+            match allocated {
+                Ok(()) => {
+                    if let Some(error) = last {
+                        eprintln!("nothing larger than {} is checked: {error}", size(bytes));
+                    }
+                    return Ok(buffers);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.map_or_else(|| "no size to check".into(), Into::into))
+    }
+}
+
+impl Drop for HostBuffers<'_> {
+    fn drop(&mut self) {
+        free(self.context, &self.addresses);
+    }
+}
+
+/// Both ends of every copy of a case; no case has two copies of host memory. What is not host memory is freed when dropped.
 struct Buffers<'a> {
     context: &'a Context,
+    owned: Vec<u64>,
     transfers: Vec<Transfer>,
 }
 
 impl<'a> Buffers<'a> {
-    fn new(context: &'a Context, copies: &[(DeviceId, DeviceId)], bytes: u64) -> Result<Buffers<'a>, Box<dyn Error>> {
-        let mut buffers = Buffers { context, transfers: Vec::new() };
-        for (index, &(from, to)) in copies.iter().enumerate() {
-            let src = context.allocate(from, bytes)?;
-            // Known to `buffers` from here on, so that an error below frees it.
-            buffers.transfers.push(Transfer { dst: 0, dst_device: to, src, src_device: from, bytes });
-            buffers.transfers[index].dst = context.allocate(to, bytes)?;
+    fn new(context: &'a Context, host: u64, copies: &[(DeviceId, DeviceId)], bytes: u64) -> Result<Buffers<'a>, Box<dyn Error>> {
+        let mut buffers = Buffers { context, owned: Vec::new(), transfers: Vec::new() };
+        for &(src_device, dst_device) in copies {
+            let mut end = |device: DeviceId| -> Result<u64, Box<dyn Error>> {
+                if device.is_host() {
+                    return Ok(host);
+                }
+                let address = context.allocate(device, bytes)?;
+                // Known to `buffers` from here on, so that an error below frees it.
+                buffers.owned.push(address);
+                Ok(address)
+            };
+            let (src, dst) = (end(src_device)?, end(dst_device)?);
+            buffers.transfers.push(Transfer { dst, dst_device, src, src_device, bytes });
         }
         Ok(buffers)
     }
@@ -189,10 +237,14 @@ impl<'a> Buffers<'a> {
 
 impl Drop for Buffers<'_> {
     fn drop(&mut self) {
-        for address in self.transfers.iter().flat_map(|transfer| [transfer.src, transfer.dst]).filter(|address| *address != 0) {
-            if let Err(error) = self.context.free(address) {
-                log::warn!("freeing a buffer of the check: {error}");
-            }
+        free(self.context, &self.owned);
+    }
+}
+
+fn free(context: &Context, addresses: &[u64]) {
+    for &address in addresses {
+        if let Err(error) = context.free(address) {
+            log::warn!("freeing a buffer of the check: {error}");
         }
     }
 }
