@@ -1,4 +1,4 @@
-//! The probe on readings of real machines: five sets of four H200 as they were read, modelled anew by the code as it is.
+//! The probe on readings of real machines: six sets of four H200 as they were read, modelled anew by the code as it is.
 //!
 //! `readings/*.txt` hold what `mpgpu probe --check --json` wrote, one reading to a line. A set of copies that is in no reading gets what the
 //! readings of sets like it say; those are few, because the same times lead to the same questions as far as the code is the same.
@@ -10,13 +10,15 @@ use mpgpu::topology::probe::{Group, Hop, Pipeline, ProbeOptions, Probed, Rig, Ti
 use mpgpu::topology::{self, DeviceId, Machine, NodeKind};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ops::Range;
 
-const MACHINES: [(&str, &str); 5] = [
+const MACHINES: [(&str, &str); 6] = [
     ("first", include_str!("readings/h200x4-first.txt")),
     ("second", include_str!("readings/h200x4-second.txt")),
     ("third", include_str!("readings/h200x4-third.txt")),
     ("fourth", include_str!("readings/h200x4-fourth.txt")),
     ("fifth", include_str!("readings/h200x4-fifth.txt")),
+    ("sixth", include_str!("readings/h200x4-sixth.txt")),
 ];
 
 type Ends = (DeviceId, DeviceId);
@@ -292,11 +294,15 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         println!("== {name}: {} of {} not read, {:?}\n{}", replay.unknown, replay.all, found.residuals, found.topology.to_toml());
         let switches = found.topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
         assert_eq!(switches, 1, "{name}: {:?}", found.groups);
-        if name == "fifth" {
-            // Three reads at once had 146 to 154 GB/s where four had 161.
-            let is_read = |group: &&Group| group.hops.len() == 4 && group.hops.iter().all(|(from, _)| from.is_host());
-            let read = found.groups.iter().find(is_read).map(|group| group.capacity);
-            assert!(read.is_some_and(|capacity| (150e9..166e9).contains(&capacity)), "{read:?}");
+        // Reads at once: 146 to 154 GB/s of three and 161 of four on the fifth set, 131 to 153 and 157 to 165 on the sixth.
+        let reads = |count: usize| {
+            let is_it = move |group: &&Group| group.hops.len() == count && group.hops.iter().all(|(from, _)| from.is_host());
+            found.groups.iter().filter(is_it).map(|group| group.capacity).collect::<Vec<f64>>()
+        };
+        for (set, three, four) in [("fifth", 146e9..154e9, 150e9..166e9), ("sixth", 131e9..150e9, 155e9..166e9)] {
+            let are =
+                |count, number, within: Range<f64>| reads(count).len() == number && reads(count).iter().all(|one| within.contains(one));
+            assert!(name != set || are(3, 4, three) && are(4, 1, four), "{name}: {:?}", found.groups);
         }
         let costs = &found.topology.costs;
         assert!((8e-6..10e-6).contains(&costs.chunk) && (3.5e-6..5.5e-6).contains(&costs.relay_chunk), "{name}: {costs:?}");
@@ -305,6 +311,11 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         println!("{errors:#?}");
         let (median, worst) = (&errors[errors.len() / 2], &errors[errors.len() - 1]);
         // From host memory of the second set the check read a sixth less than the probe had, which had one buffer.
-        assert!(median.0 <= 0.03 && worst.0 <= if name == "second" { 0.25 } else { 0.16 }, "{name}: {median:?} {worst:?}");
+        let most = match name {
+            "second" => 0.25,
+            "sixth" => 0.10,
+            _ => 0.16,
+        };
+        assert!(median.0 <= 0.03 && worst.0 <= most, "{name}: {median:?} {worst:?}");
     }
 }

@@ -63,8 +63,9 @@ impl<R: Rig> Session<'_, R> {
     /// others take as much less as it carried. What many copies share is told apart from what fewer of them share before noise decides where
     /// a set that is late can be cut; and it is asked of sets that one piece of hardware serves.
     ///
-    /// Memory slows down before it is full: three reads of four may take 10 % longer than their part. It is one capacity all the same if the
-    /// others come nearer to their part than to what they take where the one that is left out has nothing to do with them.
+    /// Memory slows down before it is full: three reads of four may take 15 % longer than their part. It is one capacity all the same if the
+    /// others come nearer to their part than to what they take where the one that is left out has nothing to do with them; and if that
+    /// is so whichever is left out, those that are left are capacities too.
     pub fn explain_as_one(&mut self, hops: &[usize]) -> Result<(), R::Error> {
         if hops.len() < 3 || !self.may_measure() {
             return Ok(());
@@ -73,10 +74,9 @@ impl<R: Rig> Session<'_, R> {
         if self.excess(&sample) <= self.options.tolerance {
             return Ok(());
         }
-        let mut resource = Resource { members: vec![false; self.hops.len()], capacity: 0.0 };
-        hops.iter().for_each(|&hop| resource.members[hop] = true);
-        resource.capacity = resource.load(&sample.copies) / sample.seconds;
+        let resource = self.shared_by(hops, &sample);
         let slowdown = sample.seconds / self.sharing.alone(&sample.copies);
+        let mut softer = Vec::new();
         for without in 0..hops.len() {
             if !self.may_measure() {
                 return Ok(());
@@ -86,12 +86,28 @@ impl<R: Rig> Session<'_, R> {
             let part = self.sharing.seconds(&sample.copies).max(resource.load(&sample.copies) / resource.capacity);
             let unrelated = slowdown * self.sharing.alone(&sample.copies);
             let noise = 1.0 + 2.0 * self.options.tolerance;
-            if sample.seconds < part / noise || sample.seconds > (part * noise).max((part + unrelated) / 2.0) {
+            if sample.seconds < part / noise || sample.seconds > (part * noise).max((part + 2.0 * unrelated) / 3.0) {
                 return Ok(());
+            }
+            if sample.seconds > part * (1.0 + self.options.tolerance) {
+                softer.push(self.shared_by(&rest, &sample));
             }
         }
         self.sharing.resources.push(resource);
+        // Not where some alone are late: that is noise, or something else that those share.
+        if softer.len() == hops.len() {
+            self.families.extend(softer.iter().map(|resource| resource.hops().collect()));
+            self.sharing.resources.append(&mut softer);
+        }
         Ok(())
+    }
+
+    /// A resource that only these hops draw on, as fast as they were.
+    fn shared_by(&self, hops: &[usize], sample: &Sample) -> Resource {
+        let mut resource = Resource { members: vec![false; self.hops.len()], capacity: 0.0 };
+        hops.iter().for_each(|&hop| resource.members[hop] = true);
+        resource.capacity = resource.load(&sample.copies) / sample.seconds;
+        resource
     }
 
     /// Measures these hops together, twice where they are late: whatever disturbs a measurement makes it longer.
