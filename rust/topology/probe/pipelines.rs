@@ -19,6 +19,8 @@ const PIPELINE_ENDS: f64 = 0.5;
 const DIRECT: f64 = 0.5;
 /// See [`DIRECT`].
 const STAGED: f64 = 0.125;
+/// Further chunks that tell what one costs.
+const ENOUGH: f64 = 8.0;
 
 /// What pipelines take longer than their bytes.
 pub(super) struct HandOvers {
@@ -107,47 +109,60 @@ pub(super) fn hand_overs<R: Rig>(session: &mut Session<'_, R>, machine: &Machine
     }
     let join = median(&mut joins).unwrap_or(costs.join);
     let [through_host, through_gpu, of_host] = [kinds.through_host.as_slice(), kinds.through_gpu.as_slice(), &kinds.of_host];
-    let mut issues = Vec::new();
-    let through_host = hand_over(session, through_host, costs, join, &mut issues)?;
-    let through_gpu = hand_over(session, through_gpu, costs, join, &mut issues)?;
-    // Few chunks each: what a launch costs is most of their issue, and no figure for another operation.
-    let of_host = hand_over(session, of_host, costs, join, &mut Vec::new())?;
-    if [&through_host, &through_gpu, &of_host].iter().all(|times| times.is_empty()) {
+    let through_host = hand_over(session, through_host, costs, join)?;
+    let through_gpu = hand_over(session, through_gpu, costs, join)?;
+    let of_host = hand_over(session, of_host, costs, join)?;
+    if [&through_host, &through_gpu, &of_host].iter().all(|of| of.times.is_empty()) {
         return Ok(None);
     }
-    // Between GPUs the upper quartile: too slow is safe, and a reading during which the calling thread was held up tells nothing.
+    // Between GPUs the upper quartile where there is no better: too slow is safe, and a reading during which the calling thread was held up tells
+    // nothing.
     let slow = |times: &[f64]| times.get(times.len() * 3 / 4).copied();
+    let between_gpus = |of: &Chunked| of.each.or_else(|| slow(&of.times));
     // Out of and into host memory such a path doubles the rate whatever a chunk costs, and parts that err on one side cost as much as ones that
     // err on the other: the median.
-    let relay = slow(&through_gpu).or_else(|| of_host.get(of_host.len() / 2).copied());
+    let relay = between_gpus(&through_gpu).or_else(|| of_host.times.get(of_host.times.len() / 2).copied());
+    // Those of host memory have few chunks each: what a launch costs is most of their issue, and no figure for another operation.
+    let mut issues = [through_host.issues.as_slice(), &through_gpu.issues].concat();
     issues.sort_by(f64::total_cmp);
     Ok(Some(HandOvers {
-        chunk: slow(&through_host).or(relay).unwrap_or(costs.chunk),
+        chunk: between_gpus(&through_host).or(relay).unwrap_or(costs.chunk),
         relay_chunk: relay.unwrap_or(costs.relay_chunk),
         join,
         issue: slow(&issues).unwrap_or(costs.issue),
     }))
 }
 
-/// Seconds of one hand-over in pipelines of several lengths of these kinds, least first. What each took to be issued goes to `issues`.
-fn hand_over<R: Rig>(
-    session: &mut Session<'_, R>,
-    kinds: &[Kind],
-    costs: &Costs,
-    join: f64,
-    issues: &mut Vec<f64>,
-) -> Result<Vec<f64>, R::Error> {
-    let mut times = Vec::new();
+/// What pipelines of one kind took.
+#[derive(Default)]
+struct Chunked {
+    /// Seconds of one hand-over, least first: what each pipeline took beyond its bytes.
+    times: Vec<f64>,
+    /// Seconds for each further chunk of the same bytes, of all lengths together: what a rate that drifts adds is in few and in many chunks, and
+    /// not in the difference. `None` where there are few of them, because the direct copy ended last.
+    each: Option<f64>,
+    /// Seconds of the calling thread for each operation.
+    issues: Vec<f64>,
+}
+
+/// Pipelines of several lengths of these kinds, each with as many chunks as the model would take and with twice as many.
+fn hand_over<R: Rig>(session: &mut Session<'_, R>, kinds: &[Kind], costs: &Costs, join: f64) -> Result<Chunked, R::Error> {
+    let mut found = Chunked::default();
+    let (mut later, mut further) = (0.0, 0.0);
     for (kind, length) in kinds.iter().flat_map(|kind| LENGTHS.map(|length| (kind, length))) {
-        // As many chunks as the model would take, and twice as many.
-        for factor in [1, 2] {
-            let Some(reading) = pipeline(session, kind, costs, length, factor)? else { continue };
-            times.push((reading.late - join).max(0.0) / reading.hand_overs);
-            issues.push(reading.issue);
+        let readings = [pipeline(session, kind, costs, length, 1)?, pipeline(session, kind, costs, length, 2)?];
+        for reading in readings.iter().flatten() {
+            found.times.push((reading.late - join).max(0.0) / reading.hand_overs);
+            found.issues.push(reading.issue);
+        }
+        if let [Some(few), Some(many)] = &readings {
+            later += many.late - few.late;
+            further += many.hand_overs - few.hand_overs;
         }
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times)
+    found.times.sort_by(f64::total_cmp);
+    found.each = (further >= ENOUGH).then(|| (later / further).max(0.0));
+    Ok(found)
 }
 
 struct Reading {
