@@ -56,9 +56,30 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
+/// The devices of a machine as callers number them, for messages: `GPUs 0 to 3 and host domains -1 to -2`.
+pub fn devices(gpus: u32, hosts: u32) -> String {
+    let gpus = match gpus {
+        0 => "no GPU".to_owned(),
+        1 => "GPU 0".to_owned(),
+        _ => format!("GPUs 0 to {}", gpus - 1),
+    };
+    match hosts {
+        0 => format!("{gpus} and no host domain"),
+        1 => format!("{gpus} and host domain -1"),
+        _ => format!("{gpus} and host domains -1 to -{hosts}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_are_named_as_there_are() {
+        assert_eq!(devices(4, 2), "GPUs 0 to 3 and host domains -1 to -2");
+        assert_eq!(devices(1, 1), "GPU 0 and host domain -1");
+        assert_eq!(devices(0, 0), "no GPU and no host domain");
+    }
 
     #[test]
     fn sizes_are_read_as_they_are_written() {

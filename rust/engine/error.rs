@@ -6,6 +6,7 @@ use crate::plan::{PlanError, Violation};
 use crate::share;
 use crate::topology::TopologyError;
 use crate::tune::TuningError;
+use crate::units::devices;
 
 /// The engine's one error type.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -21,10 +22,10 @@ pub enum Error {
     #[error("{0}")]
     NotSupported(String),
     /// A device of a transfer does not exist.
-    #[error("transfer {transfer}: {end} device {device} does not exist: this context has GPUs 0 to {} and host domains -1 to -{hosts}", *gpus as i64 - 1)]
+    #[error("transfer {transfer}: {end} device {device} does not exist: this context has {}", devices(*gpus, *hosts))]
     UnknownDevice { transfer: usize, end: End, device: i32, gpus: u32, hosts: u32 },
     /// A device of a call does not exist.
-    #[error("device {device} does not exist: this context has GPUs 0 to {} and host domains -1 to -{hosts}", *gpus as i64 - 1)]
+    #[error("device {device} does not exist: this context has {}", devices(*gpus, *hosts))]
     NoSuchDevice { device: i32, gpus: u32, hosts: u32 },
     /// More transfers than a program can number.
     #[error("{0} transfers: one batch holds at most {max}", max = u32::MAX)]

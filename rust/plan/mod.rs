@@ -36,6 +36,7 @@ pub use validate::{Violation, validate};
 use crate::backend::MemoryKind;
 use crate::model::{Flow, GRAIN, finish_issued};
 use crate::topology::{DeviceId, Machine};
+use crate::units::devices;
 use choose::{Field, NoRoom, Share};
 pub(crate) use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 use mechanism::Launch;
@@ -179,11 +180,7 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PlanError {
-    #[error(
-        "transfer {transfer}: device {} does not exist: this machine has GPUs 0 to {} and host domains -1 to -{hosts}",
-        device.0,
-        i64::from(*gpus) - 1
-    )]
+    #[error("transfer {transfer}: device {} does not exist: this machine has {}", device.0, devices(*gpus, *hosts))]
     InvalidDevice { transfer: usize, device: DeviceId, gpus: u32, hosts: u32 },
     #[error(
         "transfer {transfer}: no copy engine can move bytes from device {} to device {}, neither directly nor through one other device: \

@@ -257,6 +257,29 @@ fn bench_puts_with_signal_into_another_process_and_checks_the_bytes_there() {
 }
 
 #[test]
+fn predictions_are_checked_with_and_without_host_memory() {
+    let folder = Folder::new("check");
+    let machine = folder.file("machine.toml");
+    let gpus = "{ name = \"gpu0\", kind = \"gpu\" }, { name = \"gpu1\", kind = \"gpu\" }";
+    let link = |ends: &str| format!("[[link]]\nbetween = [{ends}]\nkind = \"pcie\"\nbandwidth = 25e9\n");
+    let peers = link("[\"gpu0\", \"gpu1\"]");
+    let to_host = link("[\"gpu0\", \"host0\"], [\"gpu1\", \"host0\"]");
+    let with_host = format!("node = [{gpus}, {{ name = \"host0\", kind = \"host\" }}]\n{peers}{to_host}");
+    // Two GPUs: four cases between them, four with the host, at two sizes each.
+    for (text, plans) in [(with_host, 16), (format!("node = [{gpus}]\n{peers}"), 8)] {
+        std::fs::write(&machine, format!("name = \"two\"\n{text}")).expect("written");
+        let run = mpgpu(&["probe", "--backend", "host", "--check", "--json", "--topology", &machine]);
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success(), "{said}");
+        assert_eq!(said.matches("skipped, not all of its copies have a direct route").count(), if plans == 8 { 4 } else { 0 }, "{said}");
+        let report: Value = serde_json::from_slice(&run.stdout).expect("JSON");
+        let checked = report["plans"].as_array().expect("plans");
+        assert_eq!(checked.len(), plans);
+        assert!(checked.iter().all(|plan| plan["seconds"].as_array().expect("turns").len() == 3 && plan["measured"].as_f64() > Some(0.0)));
+    }
+}
+
+#[test]
 fn a_probe_that_is_kept_is_tuned_and_one_that_goes_elsewhere_is_not() {
     let folder = Folder::new("probe");
     // As few copies as there can be: a CPU makes them.

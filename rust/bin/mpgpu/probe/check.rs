@@ -103,17 +103,19 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     for case in left_out {
         eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
     }
-    let host = HostBuffers::new(context, sizes)?;
+    let uses_host = cases.iter().flat_map(|case| &case.copies).any(|copy| copy.0.is_host() || copy.1.is_host());
+    let host = if uses_host { Some(HostBuffers::new(context, sizes)?) } else { None };
     for turn in 0..TURNS {
         eprintln!("predictions, turn {} of {TURNS}", turn + 1);
         let mut row = 0;
         for case in &cases {
             let on_busiest =
                 machine.devices().map(|device| case.copies.iter().filter(|copy| copy.0 == device || copy.1 == device).count()).max();
-            let most = (MOST_MEMORY / on_busiest.unwrap_or(1).max(1) as u64).min(host.bytes);
+            let most = (MOST_MEMORY / on_busiest.unwrap_or(1).max(1) as u64).min(host.as_ref().map_or(u64::MAX, |host| host.bytes));
             let sizes: Vec<u64> = sizes.iter().copied().filter(|bytes| *bytes <= most).collect();
             let Some(&largest) = sizes.last() else { continue };
-            let buffers = Buffers::new(context, host.addresses[turn], &case.copies, largest)?;
+            let at_host = host.as_ref().map_or(0, |host| host.addresses[turn]);
+            let buffers = Buffers::new(context, at_host, &case.copies, largest)?;
             for bytes in sizes {
                 let (plan, seconds) =
                     measure(context, case, &buffers, bytes).map_err(|error| format!("{}, {}: {error}", case.name, size(bytes)))?;
