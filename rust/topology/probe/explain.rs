@@ -64,8 +64,8 @@ impl<R: Rig> Session<'_, R> {
     /// a set that is late can be cut; and it is asked of sets that one piece of hardware serves.
     ///
     /// Memory slows down before it is full: three reads of four may take 15 % longer than their part. It is one capacity all the same if the
-    /// others come nearer to their part than to what they take where the one that is left out has nothing to do with them; and if that
-    /// is so whichever is left out, those that are left are capacities too.
+    /// others are earlier than where the one that is left out has nothing to do with them, by a third of the way to their part; and if they
+    /// are late whichever is left out, those that are left are capacities too.
     pub fn explain_as_one(&mut self, hops: &[usize]) -> Result<(), R::Error> {
         if hops.len() < 3 || !self.may_measure() {
             return Ok(());
