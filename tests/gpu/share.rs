@@ -386,7 +386,7 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
         // One of each for a round would be as many as there are rounds; the driver may open and map some of its own.
         assert!(after[0] < before[0] + 20, "{} descriptors, and {} after {rounds} rounds", before[0], after[0]);
         assert!(after[1] < before[1] + 60, "{} mappings, and {} after {rounds} rounds", before[1], after[1]);
-        // compute-sanitizer keeps a record of every call in the process that it watches.
+        // A process that compute-sanitizer watches grew by 95 MiB in 200 rounds, one that it does not watch by 0.5 MiB in 10,000.
         assert!(is_reduced() || after[2] < before[2] + 4096, "{} resident pages, and {} after {rounds} rounds", before[2], after[2]);
     }
     // 64 KiB for a round, which is the least that is mapped, would be 600 MiB. Of few rounds on a GPU that other tests use as well it tells nothing.

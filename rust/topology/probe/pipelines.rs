@@ -115,10 +115,10 @@ pub(super) fn hand_overs<R: Rig>(session: &mut Session<'_, R>, machine: &Machine
     if [&through_host, &through_gpu, &of_host].iter().all(|of| of.times.is_empty()) {
         return Ok(None);
     }
-    // Between GPUs the upper quartile where there is no better: too slow is safe, and a reading during which the calling thread was held up tells
-    // nothing.
+    // Between GPUs what further chunks cost; else the upper quartile: too slow is safe, and not the slowest, in which the calling thread may have been
+    // held up.
     let slow = |times: &[f64]| times.get(times.len() * 3 / 4).copied();
-    let between_gpus = |of: &Chunked| of.each.or_else(|| slow(&of.times));
+    let between_gpus = |of: &Readings| of.each.or_else(|| slow(&of.times));
     // Out of and into host memory such a path doubles the rate whatever a chunk costs, and parts that err on one side cost as much as ones that
     // err on the other: the median.
     let relay = between_gpus(&through_gpu).or_else(|| of_host.times.get(of_host.times.len() / 2).copied());
@@ -133,9 +133,9 @@ pub(super) fn hand_overs<R: Rig>(session: &mut Session<'_, R>, machine: &Machine
     }))
 }
 
-/// What pipelines of one kind took.
+/// What pipelines of one kind, of all lengths, say of hand-overs.
 #[derive(Default)]
-struct Chunked {
+struct Readings {
     /// Seconds of one hand-over, least first: what each pipeline took beyond its bytes.
     times: Vec<f64>,
     /// Seconds for each further chunk of the same bytes, of all lengths together: what a rate that drifts adds is in few and in many chunks, and
@@ -146,8 +146,8 @@ struct Chunked {
 }
 
 /// Pipelines of several lengths of these kinds, each with as many chunks as the model would take and with twice as many.
-fn hand_over<R: Rig>(session: &mut Session<'_, R>, kinds: &[Kind], costs: &Costs, join: f64) -> Result<Chunked, R::Error> {
-    let mut found = Chunked::default();
+fn hand_over<R: Rig>(session: &mut Session<'_, R>, kinds: &[Kind], costs: &Costs, join: f64) -> Result<Readings, R::Error> {
+    let mut found = Readings::default();
     let (mut later, mut further) = (0.0, 0.0);
     for (kind, length) in kinds.iter().flat_map(|kind| LENGTHS.map(|length| (kind, length))) {
         let readings = [pipeline(session, kind, costs, length, 1)?, pipeline(session, kind, costs, length, 2)?];
