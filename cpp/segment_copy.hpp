@@ -1,8 +1,10 @@
 // Copy of a list of segments, tile by tile: the one source of the fused copy kernel, for the GPU and for the CPU.
 //
 // A launch moves many small messages. Segments are cut into tiles of equal size, all tiles of all segments are numbered
-// through, and a thread block takes every n-th tile, n being the number of blocks. So a face of 240 000 bytes is spread
-// over many blocks while a corner of 24 bytes costs one, and no block is bound to a message.
+// through, and half of the thread blocks take the tiles of the first half by turns, the others those of the second. So
+// a face of 240 000 bytes is spread over many blocks while a corner of 24 bytes costs one, and no block is bound to a
+// message. Where the first half of the bytes leaves a GPU and the second half arrives there, both directions of its
+// links work from the begin to the end of the launch.
 //
 // The body below never asks which of many threads it is: block and lane are arguments. The CPU build passes them in
 // loops, which is how the arithmetic that a GPU runs is tested on a machine without one.
@@ -160,7 +162,12 @@ template <class List>
 MPGPU_HD inline void copy_segments(const List &list, uint32_t block, uint32_t blocks, uint32_t lane, uint32_t lanes) {
     const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
     const uint64_t tiles = list.first_tile[list.count];
-    for (uint64_t tile = block; tile < tiles; tile += blocks) {
+    // Even blocks have the first tiles, odd ones the rest, as many each as there are of them.
+    const uint32_t even = (blocks + 1) / 2;
+    const uint64_t middle = (tiles * even + blocks - 1) / blocks;
+    const bool is_odd = block % 2 != 0;
+    const uint64_t end = is_odd ? tiles : middle;
+    for (uint64_t tile = (is_odd ? middle : 0) + block / 2; tile < end; tile += is_odd ? blocks - even : even) {
         const uint32_t i = detail::segment_of(list, tile);
         const Segment &segment = list.segments[i];
         const uint64_t offset = (tile - list.first_tile[i]) << list.tile_shift;
