@@ -197,7 +197,10 @@ impl Core {
             return Ok(primary);
         }
         let primary = device.primary(self.driver)?;
-        self.used.fetch_or(1 << gpu, Ordering::AcqRel);
+        self.used.fetch_or(1 << gpu, Ordering::SeqCst);
+        if self.sharing.has_waits.load(Ordering::SeqCst) {
+            primary.kernel();
+        }
         Ok(primary)
     }
 

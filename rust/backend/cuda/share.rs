@@ -48,6 +48,8 @@ pub(super) struct Sharing {
     held: RwLock<BTreeMap<u64, Held>>,
     /// Whether memory of CUDA IPC was ever opened: only then GPUs may have the ends of a plan at different addresses.
     pub has_opened: AtomicBool,
+    /// Whether a stream was ever to wait for a signal.
+    pub has_waits: AtomicBool,
     pub waits: Mutex<Waits>,
     pub losses: Losses,
 }

@@ -8,7 +8,7 @@
 //! a stream is told that it was in vain. It is raised again for as long as it is there: a process that lives may still raise it, to less.
 
 use super::Core;
-use super::device::lock;
+use super::device::{Primary, lock};
 use super::driver::{CUstream, call_optional};
 use super::share::Sharing;
 use crate::backend::loss::Heard;
@@ -16,6 +16,7 @@ use crate::backend::{Allocation, BackendError, Departed, InVain, MemoryKind, Sig
 use crate::share::signal;
 use cudarc::driver::sys;
 use std::ffi::c_uint;
+use std::sync::atomic::Ordering;
 
 /// The driver takes so many operations in one call.
 const MOST_OPERATIONS: usize = 256;
@@ -154,9 +155,8 @@ impl Core {
     }
 
     fn enqueue_wait(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
+        self.load_kernels();
         let is_by_kernel = self.with_stream(stream, |primary, raw| {
-            // Loaded before anything waits, also where an operation will: loading waits for the device, and what it waits for may be
-            // for whoever loads to raise.
             match primary.kernel().filter(|_| by == SignalWait::Kernel) {
                 // SAFETY: counters are pinned memory that has one address for the CPU and all GPUs (`share`), and that the caller keeps for
                 // as long as the stream works.
@@ -165,6 +165,16 @@ impl Core {
             }
         })?;
         if is_by_kernel { Ok(()) } else { self.operate(stream, Use::Wait, signals) }
+    }
+
+    /// Loads the kernels of all GPUs in use, and from now on those of a GPU when it comes into use. Before anything waits, also where an
+    /// operation will: loading waits for the device, and what that waits for may be for whoever loads to raise.
+    fn load_kernels(&self) {
+        self.sharing.has_waits.store(true, Ordering::SeqCst);
+        let used = self.used.load(Ordering::SeqCst);
+        for (_, device) in self.devices.iter().enumerate().filter(|(gpu, _)| used >> gpu & 1 != 0) {
+            device.used().and_then(Primary::kernel);
+        }
     }
 
     /// Whether the stream is being captured. What the driver does not tell, as of default streams during a capture, counts as such.
