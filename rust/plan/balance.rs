@@ -6,8 +6,8 @@
 //! the rates that max-min fair sharing leaves them, as in the simulator, and the moments at which they can start.
 
 use super::choose::Field;
-use super::mechanism;
 use super::split::{Column, fill};
+use super::{executor, mechanism};
 use crate::model::fair::{Drawing, Fair};
 use crate::topology::ResourceId;
 use smallvec::{SmallVec, smallvec};
@@ -100,7 +100,7 @@ impl<'f> Field<'f> {
     /// alike are to get like parts, so that for each the others count as if half of them were issued before.
     fn heads(&self, ways: &mut [Way<'_>], transfers: usize) {
         let costs = self.machine.costs();
-        let issue = mechanism::issue(self.options, costs);
+        let issue = executor::issue(self.options, costs);
         let mut of: Vec<[f64; 2]> = vec![[0.0; 2]; transfers];
         for way in &mut *ways {
             let staged = way.hops.len() > 1;

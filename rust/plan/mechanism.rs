@@ -5,16 +5,24 @@
 //! message's own issue: `bytes / rate · (1 / efficiency − 1) ≤ issue`. Below that size the model compares the three for all
 //! messages of a device. Above it several messages between the same two GPUs are one batched call, which leaves no gap between them
 //! (readings, two H200: eight of 16 MiB 371 us one by one and 349 batched, two of 64 MiB 350 and 346).
+//!
+//! And by whom: by the GPU that the bytes leave from, or, where all copies of the batch meet in one GPU, by that one, so that nothing has to
+//! wait for another: then small messages that it sends and receives are one kernel.
 
 use super::candidates::Candidate;
 use super::choose::Share;
 use super::lower::{DirectOp, Piece, copying_device};
-use super::program::{Mechanism, Op, Program};
+use super::program::{Lane, Mechanism};
 use super::{Engine, Options, Shape};
 use crate::backend::MemoryKind;
 use crate::model::{Flow, finish};
-use crate::topology::{Costs, DeviceId, LinkId, Machine};
+use crate::topology::{Costs, DeviceId, LinkId, LinkKind, Machine};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
+
+/// The part of a kernel's rate that is left for each direction where one kernel pushes and pulls at once. Readings, two H200: 4, 8 and
+/// 16 MiB each way pass at 287, 285 and 284 GB/s, in one direction 4 and 16 MiB at 367 and 371.
+const BOTH_WAYS: f64 = 0.78;
 
 /// One direct operation and the flows that it starts.
 pub(super) struct Launch {
@@ -73,7 +81,37 @@ fn is_in_device_memory(shape: &Shape) -> bool {
     shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device
 }
 
-/// What the model expects of operations that are issued in this order, one flow for each share. `members` are indices into `shares`.
+/// An operation as the model sees it.
+pub(super) struct Issued<'a> {
+    mechanism: Mechanism,
+    /// Indices into the shares.
+    members: &'a [usize],
+    /// Whether the reading end issues it.
+    is_pulled: bool,
+}
+
+/// These launches as the model sees them, issued by a GPU that may issue all of them, if there is one, and else by their sources.
+pub(super) fn issued(launches: &[Launch]) -> impl Iterator<Item = Issued<'_>> {
+    let home = home(launches);
+    launches.iter().map(move |launch| Issued {
+        mechanism: launch.op.mechanism,
+        members: &launch.shares,
+        is_pulled: home.is_some_and(|home| launch.op.device != home),
+    })
+}
+
+/// A GPU that may issue all of these operations.
+fn home(launches: &[Launch]) -> Option<DeviceId> {
+    let devices = |launch: &Launch| Lane { device: launch.op.device, also: launch.op.also }.devices();
+    devices(launches.first()?).find(|device| launches.iter().all(|launch| devices(launch).any(|other| other == *device)))
+}
+
+/// Whether a caller's stream has to wait for operations of other GPUs, whichever GPU is its own.
+pub(super) fn joins(launches: &[Launch]) -> bool {
+    launches.len() > 1 && home(launches).is_none()
+}
+
+/// What the model expects of operations that are issued in this order, one flow for each share.
 ///
 /// Plain copies between the same two devices follow each other: the next starts `issue` after the last
 /// one's end, which the readings show as well for large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
@@ -82,16 +120,16 @@ pub(super) fn flows<'a>(
     batch: &[Shape],
     candidates: &'a [Candidate],
     shares: &[Share],
-    operations: impl Iterator<Item = (Mechanism, &'a [usize])>,
+    operations: impl Iterator<Item = Issued<'a>>,
 ) -> Vec<(usize, Flow<'a>)> {
     let costs = machine.costs();
     let mut lanes: Vec<((DeviceId, DeviceId), f64)> = Vec::new();
     let mut flows = Vec::new();
-    for (order, (mechanism, members)) in operations.enumerate() {
+    for (order, Issued { mechanism, members, is_pulled }) in operations.enumerate() {
         let messages = members.len() as f64;
         let mut head = costs.issue * order as f64
             + match mechanism {
-                Mechanism::Copy => costs.copy,
+                Mechanism::Copy => costs.copy + if is_pulled { costs.pull } else { 0.0 },
                 Mechanism::Batch => costs.batch + costs.batch_segment * messages,
                 Mechanism::Kernel => costs.kernel + costs.kernel_segment * messages,
             };
@@ -107,7 +145,12 @@ pub(super) fn flows<'a>(
                 None => lanes.push((key, head + busy)),
             }
         }
-        let efficiency = if mechanism == Mechanism::Kernel { costs.kernel_efficiency } else { 1.0 };
+        let source = |at: usize| batch[candidates[shares[at].candidate].transfer as usize].src_device;
+        let efficiency = match mechanism {
+            Mechanism::Kernel if members.iter().any(|&at| source(at) != source(members[0])) => costs.kernel_efficiency * BOTH_WAYS,
+            Mechanism::Kernel => costs.kernel_efficiency,
+            _ => 1.0,
+        };
         flows.extend(members.iter().map(|&at| {
             let flow = Flow { path: &candidates[shares[at].candidate].model, bytes: shares[at].bytes, chunks: 1, head, efficiency };
             (at, flow)
@@ -118,15 +161,58 @@ pub(super) fn flows<'a>(
 
 /// Operations for the direct shares among `shares`, in the order in which they are issued.
 pub(super) fn launches(machine: &Machine, batch: &[Shape], options: &Options, candidates: &[Candidate], shares: &[Share]) -> Vec<Launch> {
+    let direct: Vec<usize> = (0..shares.len()).filter(|&at| candidates[shares[at].candidate].via.is_none()).collect();
+    let pair_of = |at: usize| pair(&batch[candidates[shares[at].candidate].transfer as usize]);
+    let all_direct = direct.len() == shares.len();
+    let points = if all_direct { meeting_points(machine, direct.iter().map(|&at| pair_of(at))) } else { SmallVec::new() };
+    let finished = |mut launches: Vec<Launch>| {
+        take_turns(machine, &mut launches);
+        free_ends(machine, batch, &points, &mut launches);
+        launches
+    };
+    let apart = finished(launches_by_device(machine, batch, options, candidates, shares, &direct));
+    // One kernel for what several GPUs would send, on a GPU that reads and writes all of it.
+    let (fused, rest): (Vec<usize>, Vec<usize>) = direct.iter().partition(|&&at| {
+        let shape = &batch[candidates[shares[at].candidate].transfer as usize];
+        is_in_device_memory(shape) && may_fuse(machine, options, &candidates[shares[at].candidate], &shares[at], shape)
+    });
+    let (Some(&point), Some(first)) = (points.first(), fused.first()) else { return apart };
+    if options.engine == Engine::Batch || fused.iter().all(|&at| pair_of(at).0 == pair_of(*first).0) {
+        return apart;
+    }
+    let mut together = launches_by_device(machine, batch, options, candidates, shares, &rest);
+    // First what leaves the GPU, then what arrives there: the kernel works on both halves of a list at once.
+    let (mut fused, read): (Vec<usize>, Vec<usize>) = fused.into_iter().partition(|&at| pair_of(at).0 == point);
+    fused.extend(read);
+    let pieces = fused.iter().map(|&at| piece(candidates, &shares[at])).collect();
+    let op = DirectOp { device: point, also: None, mechanism: Mechanism::Kernel, pieces };
+    together.push(Launch { op, shares: fused, between: None });
+    let together = finished(together);
+    let seconds = |launches: &[Launch]| {
+        let flows = flows(machine, batch, candidates, shares, issued(launches));
+        let finish = finish(machine, flows.into_iter().map(|flow| flow.1), launches.len());
+        finish + if joins(launches) { machine.costs().gpu_join } else { 0.0 }
+    };
+    if options.engine == Engine::Kernel || seconds(&together) < seconds(&apart) { together } else { apart }
+}
+
+/// The same with every operation on the GPU that its bytes leave from, or arrive at from the host: its copies, and what it fuses. `direct` are
+/// those of the shares that are to be moved.
+fn launches_by_device(
+    machine: &Machine,
+    batch: &[Shape],
+    options: &Options,
+    candidates: &[Candidate],
+    shares: &[Share],
+    direct: &[usize],
+) -> Vec<Launch> {
     let shape = |at: usize| &batch[candidates[shares[at].candidate].transfer as usize];
     let costs = machine.costs();
-    let mut direct: Vec<(DeviceId, usize)> = (0..shares.len())
-        .filter(|&at| candidates[shares[at].candidate].via.is_none())
-        .map(|at| (copying_device(shape(at).src_device, shape(at).dst_device), at))
-        .collect();
+    let mut direct: Vec<(DeviceId, usize)> =
+        direct.iter().map(|&at| (copying_device(shape(at).src_device, shape(at).dst_device), at)).collect();
     direct.sort();
     let mut launches = Vec::new();
-    let all_direct = direct.len() == shares.len();
+    let all_direct = shares.iter().all(|share| candidates[share.candidate].via.is_none());
     for group in direct.chunk_by(|a, b| a.0 == b.0) {
         let device = group[0].0;
         let mut fused: Vec<usize> = Vec::new();
@@ -161,9 +247,24 @@ pub(super) fn launches(machine: &Machine, batch: &[Shape], options: &Options, ca
             launch(mechanism, &fused, None);
         }
     }
-    take_turns(machine, &mut launches);
-    free_ends(machine, &mut launches);
     launches
+}
+
+/// GPUs each of which is an end of all these copies and may issue them. Only over NVLink does it read as fast as the other end writes.
+fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, DeviceId)>) -> SmallVec<[DeviceId; 2]> {
+    let is_nvlink = |&link: &LinkId| machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink;
+    let mut points: Option<SmallVec<[DeviceId; 2]>> = None;
+    for (src, dst) in pairs {
+        let mut ends: SmallVec<[DeviceId; 2]> = smallvec![copying_device(src, dst)];
+        if between_gpus((src, dst)).is_some() && machine.route(src, dst).is_some_and(|route| route.links.iter().all(is_nvlink)) {
+            ends.push(dst);
+        }
+        match &mut points {
+            Some(points) => points.retain(|point| ends.contains(point)),
+            None => points = Some(ends),
+        }
+    }
+    points.unwrap_or_default()
 }
 
 /// Orders plain copies between GPUs so that at any time no two of them write to the same GPU, if that is possible: the first of each
@@ -198,66 +299,43 @@ pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch])
     })
 }
 
-/// Lets either end issue plain copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs. That
-/// saves `join` for the lane, which holds all plain copies between the two, and costs `pull` for each; and because copies that one GPU
-/// issues may follow each other (see [`take_turns`]), it may cost the time that the lane itself takes.
-fn free_ends(machine: &Machine, launches: &mut [Launch]) {
+/// Lets either end issue copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs.
+///
+/// Where all copies of the batch meet in a GPU, that saves `gpu_join` for all of them, and costs `pull` for each plain copy of a lane: both
+/// directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each, whatever they carry (readings, two
+/// H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it writes.
+///
+/// Else it saves `join` for the lane, which holds all plain copies between the two; and because copies that one
+/// GPU issues may follow each other (see [`take_turns`]), it may cost the time that the lane itself takes.
+fn free_ends(machine: &Machine, batch: &[Shape], points: &[DeviceId], launches: &mut [Launch]) {
     let costs = machine.costs();
-    let mut losses: BTreeMap<(DeviceId, DeviceId), f64> = BTreeMap::new();
+    let mut losses: BTreeMap<(DeviceId, DeviceId), (f64, f64)> = BTreeMap::new();
     for launch in &*launches {
         if let Some((src, dst)) = launch.between
             && let Some(route) = machine.route(src, dst)
         {
             let bytes: u64 = launch.op.pieces.iter().map(|piece| piece.bytes).sum();
-            *losses.entry((src, dst)).or_default() += costs.pull + bytes as f64 / route.bandwidth;
+            let loss = losses.entry((src, dst)).or_default();
+            loss.0 += costs.pull;
+            loss.1 += bytes as f64 / route.bandwidth;
         }
     }
+    let kernels = launches.iter().filter(|launch| launch.op.mechanism == Mechanism::Kernel).count();
     for launch in launches {
-        let worth = |ends: &(DeviceId, DeviceId)| losses.get(ends).is_some_and(|loss| *loss < costs.join);
-        launch.op.also = launch.between.filter(worth).map(|(_, dst)| dst);
+        let ends = |piece: &Piece| <[DeviceId; 2]>::from(pair(&batch[piece.transfer as usize]));
+        let point = points.iter().copied().find(|&point| {
+            point != launch.op.device
+                && launch.op.pieces.iter().all(|piece| ends(piece).contains(&point) && ends(piece).contains(&launch.op.device))
+        });
+        launch.op.also = match (launch.op.mechanism, launch.between) {
+            // Two kernels of one GPU would share its multiprocessors.
+            (Mechanism::Kernel, _) => point.filter(|_| kernels == 1),
+            (Mechanism::Copy, Some(between)) => losses
+                .get(&between)
+                .and_then(|&(pulls, busy)| point.filter(|_| pulls < costs.gpu_join).or((pulls + busy < costs.join).then_some(between.1))),
+            _ => None,
+        };
     }
-}
-
-/// Seconds of the issuing thread for one more operation of a plan with staged paths: see [`executor`].
-pub(super) fn issue(options: &Options, costs: &Costs) -> f64 {
-    if matches!(options.engine, Engine::Auto | Engine::Graph) { costs.graph_node } else { costs.issue }
-}
-
-/// Who runs a program: where the caller leaves that open, a graph or streams, whichever takes the issuing thread less time.
-///
-/// Streams take `issue` for each copy and `lane` for each lane beyond the first, which is the caller's own stream. A graph takes
-/// `graph` for its first copy and `graph_node` for each further one. One lane stays on the stream, where it ends as soon (readings,
-/// graphs) and nothing need be instantiated. So do plain copies that follow each other in a lane: a graph leaves some 12 us between two
-/// of them, a stream 4 (all-to-all and two copies of 16 MiB on H200). Staged programs go as graphs whatever they take to issue: end to end that is 0.5 to
-/// 1.5 % faster from 32 MiB to 1 GiB (`docs/performance.md`). Memory that the driver stages by itself is none for a graph.
-pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, program: &Program) -> Engine {
-    let costs = machine.costs();
-    let pageable = |shape: &Shape| shape.bytes > 0 && [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
-    if options.engine != Engine::Auto {
-        return options.engine;
-    }
-    if program.lanes.len() < 2 || batch.iter().any(pageable) {
-        return Engine::Stream;
-    }
-    if !program.rings.is_empty() {
-        return Engine::Graph;
-    }
-    let mut copies = vec![0_u32; program.lanes.len()];
-    program.ops.iter().filter(|op| op.mechanism == Mechanism::Copy).for_each(|op| copies[op.lane.0 as usize] += 1);
-    if copies.iter().any(|copies| *copies > 1) {
-        return Engine::Stream;
-    }
-    let on_stream = |op: &Op| match op.mechanism {
-        Mechanism::Copy => costs.issue,
-        Mechanism::Batch => costs.issue + costs.batch_segment * op.copies.len() as f64,
-        Mechanism::Kernel => costs.issue + costs.kernel_segment * op.copies.len() as f64,
-    };
-    // A graph has no node for a batch of copies: it holds them one by one.
-    let nodes = |op: &Op| if op.mechanism == Mechanism::Kernel { 1 } else { op.copies.len() };
-    let streams = program.ops.iter().map(on_stream).sum::<f64>() + costs.lane * (program.lanes.len() - 1) as f64;
-    let nodes = program.ops.iter().map(nodes).sum::<usize>();
-    let graph = costs.graph + costs.graph_node * nodes.saturating_sub(1) as f64;
-    if graph < streams { Engine::Graph } else { Engine::Stream }
 }
 
 fn piece(candidates: &[Candidate], share: &Share) -> Piece {
@@ -300,7 +378,8 @@ fn choose(
     let seconds = |mechanism: Mechanism| {
         let each = members.chunks(if mechanism == Mechanism::Copy { 1 } else { members.len() });
         let operations = each.len();
-        let flows = flows(machine, batch, candidates, shares, each.map(|members| (mechanism, members)));
+        let each = each.map(|members| Issued { mechanism, members, is_pulled: false });
+        let flows = flows(machine, batch, candidates, shares, each);
         finish(machine, flows.into_iter().map(|flow| flow.1), operations)
     };
     // A kernel runs on a GPU and would read or write host memory through the bus, word by word.

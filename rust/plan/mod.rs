@@ -7,7 +7,8 @@
 //! | `balance` | shares of paths that end together where links are shared fairly |
 //! | `choose` | the split with its chunks and slots, or one path for each transfer |
 //! | `kinds` | the same for very many transfers |
-//! | `mechanism` | plain copies, a batched call or a kernel |
+//! | `mechanism` | plain copies, a batched call or a kernel, and who issues them |
+//! | `executor` | streams or a graph |
 //! | `lower` | shares to a [`Program`] |
 //! | `validate` | the proof that a program is right |
 //! | `describe` | a plan for people and for machines |
@@ -20,6 +21,7 @@ mod balance;
 mod candidates;
 mod choose;
 mod describe;
+mod executor;
 mod kinds;
 mod lower;
 mod mechanism;
@@ -299,8 +301,7 @@ impl Schedule {
         let Field { machine, batch, options, candidates, .. } = field;
         let costs = machine.costs();
         let launches = mechanism::launches(machine, batch, options, candidates, &shares);
-        let issued = launches.iter().map(|launch| (launch.op.mechanism, launch.shares.as_slice()));
-        let mut flows: Vec<(usize, Flow)> = mechanism::flows(machine, batch, candidates, &shares, issued);
+        let mut flows: Vec<(usize, Flow)> = mechanism::flows(machine, batch, candidates, &shares, mechanism::issued(&launches));
         let mut operations = launches.len();
         let mut ends = vec![(Mechanism::Copy, 0.0); shares.len()];
         for launch in &launches {
@@ -308,7 +309,7 @@ impl Schedule {
         }
         // Pipelines start after the direct operations, one after the other.
         let staged = (0..shares.len()).filter(|&at| candidates[shares[at].candidate].via.is_some());
-        let issue = mechanism::issue(options, costs);
+        let issue = executor::issue(options, costs);
         for (order, at) in (launches.len()..).step_by(2).zip(staged) {
             let (share, head) = (&shares[at], costs.copy + issue * order as f64);
             let path = &candidates[share.candidate].model;
@@ -321,10 +322,8 @@ impl Schedule {
         let issue = if operations > launches.len() { issue } else { costs.issue };
         let issued = if operations == 0 { 0.0 } else { costs.copy + issue * (operations - 1) as f64 };
         // The caller's stream is on one GPU, and what others issue is joined with it, as staged paths are.
-        let mut issuers = launches.iter().filter(|launch| launch.op.also.is_none()).map(|launch| launch.op.device);
-        let first = issuers.next();
-        let joins = operations == launches.len() && issuers.any(|device| Some(device) != first);
-        let finish = finish_issued(machine, flows.into_iter().map(|flow| flow.1), issued) + if joins { costs.join } else { 0.0 };
+        let joins = operations == launches.len() && mechanism::joins(&launches);
+        let finish = finish_issued(machine, flows.into_iter().map(|flow| flow.1), issued) + if joins { costs.gpu_join } else { 0.0 };
         Schedule { shares, launches, ends, finish }
     }
 
@@ -363,7 +362,7 @@ impl Schedule {
         let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();
         let bytes = batch.iter().map(|shape| shape.bytes).collect();
         let program = lower(bytes, &direct, mechanism::lane_key(machine, batch, &direct), &staged);
-        let executor = mechanism::executor(machine, batch, options, &program);
+        let executor = executor::executor(machine, batch, options, &program);
         Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.finish, one_path }
     }
 }

@@ -25,7 +25,7 @@ pub struct Lane {
     /// The device whose copy engine does the work; for a copy out of or into host memory the GPU concerned.
     pub device: DeviceId,
     /// Another device that may do the work in its place: the other end of copies between two GPUs, where whoever issues them is of
-    /// less weight than starting a lane on one GPU after work on another. Only plain copies stand on such a lane.
+    /// less weight than starting a lane on one GPU after work on another. Only plain copies and kernels stand on such a lane.
     pub also: Option<DeviceId>,
 }
 
@@ -33,6 +33,11 @@ impl Lane {
     /// A lane that only `device` can work on.
     pub fn new(device: DeviceId) -> Lane {
         Lane { device, also: None }
+    }
+
+    /// The devices that may work on this lane.
+    pub fn devices(self) -> impl Iterator<Item = DeviceId> {
+        [Some(self.device), self.also].into_iter().flatten()
     }
 
     /// The device that works on this lane where the caller's stream belongs to `home`: that one, if it may.

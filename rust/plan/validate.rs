@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 pub enum Violation {
     #[error("operation {op} names lane {lane}, but the program has {lanes}")]
     NoSuchLane { op: u32, lane: u32, lanes: usize },
-    #[error("operation {op} is a {mechanism:?} on lane {lane}, which two devices may work on; only plain copies can be issued by either")]
+    #[error(
+        "operation {op} is a {mechanism:?} on lane {lane}, which two devices may work on; only plain copies and kernels can be issued by either"
+    )]
     TwoDevices { op: u32, lane: u32, mechanism: Mechanism },
     #[error("operation {op} waits for operation {after}, which does not stand before it")]
     NotBackwards { op: u32, after: u32 },
@@ -153,7 +155,7 @@ fn well_formed(program: &Program, op: u32, step: &Op) -> Result<(), Violation> {
     if step.copies.is_empty() || (step.mechanism == Mechanism::Copy && step.copies.len() != 1) {
         return Err(Violation::CopyCount { op, mechanism: step.mechanism, copies: step.copies.len() });
     }
-    if step.mechanism != Mechanism::Copy && program.lanes[step.lane.0 as usize].also.is_some() {
+    if step.mechanism == Mechanism::Batch && program.lanes[step.lane.0 as usize].also.is_some() {
         return Err(Violation::TwoDevices { op, lane: step.lane.0, mechanism: step.mechanism });
     }
     for copy in &step.copies {

@@ -82,6 +82,7 @@ struct CostsEntry {
     chunk: Option<f64>,
     relay_chunk: Option<f64>,
     join: Option<f64>,
+    gpu_join: Option<f64>,
     lane: Option<f64>,
     pull: Option<f64>,
     graph: Option<f64>,
@@ -232,6 +233,7 @@ fn costs(entry: &CostsEntry) -> Costs {
         // Files that tell the two not apart mean both.
         relay_chunk: entry.relay_chunk.or(entry.chunk).unwrap_or(default.relay_chunk),
         join: entry.join.unwrap_or(default.join),
+        gpu_join: entry.gpu_join.or(entry.join).unwrap_or(default.gpu_join),
         lane: entry.lane.unwrap_or(default.lane),
         pull: entry.pull.unwrap_or(default.pull),
         graph: entry.graph.unwrap_or(default.graph),
@@ -314,6 +316,7 @@ impl Topology {
             chunk,
             relay_chunk,
             join,
+            gpu_join,
             lane,
             pull,
             graph,
@@ -327,7 +330,7 @@ impl Topology {
         } = self.costs;
         writeln!(
             out,
-            "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\nrelay_chunk = {relay_chunk:e}\njoin = {join:e}\nlane = {lane:e}"
+            "\n[costs]\ncopy = {copy:e}\nissue = {issue:e}\nchunk = {chunk:e}\nrelay_chunk = {relay_chunk:e}\njoin = {join:e}\ngpu_join = {gpu_join:e}\nlane = {lane:e}"
         )?;
         writeln!(
             out,

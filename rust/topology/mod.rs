@@ -166,6 +166,9 @@ pub struct Costs {
     pub relay_chunk: f64,
     /// What staged paths add to a plan, once: lanes start after an event of the caller's stream, which goes on after theirs.
     pub join: f64,
+    /// What a batch adds, once, whose plain copies are issued by several GPUs: their lanes start after an event of the caller's stream, on another GPU, which
+    /// goes on after theirs.
+    pub gpu_join: f64,
     /// Host time that a lane of its own stream costs beside its copies: forking it from the caller's stream and joining it again.
     pub lane: f64,
     /// What a copy between two GPUs takes longer when the reading end issues it.
@@ -218,6 +221,7 @@ impl Default for Costs {
             // Pipelines through a third GPU in 1 to 32 chunks: 197 to 347 GB/s, with 4.5 us 195 to 342 (docs/simulator.md).
             relay_chunk: 4.5e-6,
             join: 4.5e-6,
+            gpu_join: 4.5e-6,
             // Calls of 2 to 12 lanes against as many plain copies: 4.4 to 4.8 us for each lane but the first.
             lane: 4.5e-6,
             // 64 MiB at 372.3 in place of 378.7 GB/s are 3.0 us, 1 GiB at 395.7 in place of 396.1 are 2.7 us.

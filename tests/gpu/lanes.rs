@@ -9,6 +9,8 @@ fn pairs(batch: &str, count: u32) -> Vec<(u32, u32)> {
     let all = 0..count;
     match batch {
         "both directions" => vec![(0, 1), (1, 0)],
+        "many both ways" => [(0, 1), (1, 0)].into_iter().cycle().take(70).collect(),
+        "star" => (1..count).flat_map(|gpu| [(0, gpu), (gpu, 0), (gpu, 0)]).collect(),
         "ring" => all.map(|gpu| (gpu, (gpu + 1) % count)).collect(),
         "all to all" => all.clone().flat_map(|src| all.clone().filter(move |dst| *dst != src).map(move |dst| (src, dst))).collect(),
         other => panic!("no batch {other}"),
@@ -46,9 +48,9 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
     let context = context(None, one_path);
     let streams: Vec<StreamHandle> = (0..count).map(|gpu| context.create_stream(DeviceId::gpu(gpu)).expect("a stream")).collect();
     let mut free_lanes = 0;
-    for (batch, bytes) in
-        ["both directions", "ring", "all to all"].into_iter().flat_map(|batch| [1, 4099, (1 << 20) + 13].map(|n| (batch, n)))
-    {
+    let batches = ["both directions", "star", "ring", "all to all"];
+    let sized = batches.into_iter().flat_map(|batch| [1, 4099, (1 << 20) + 13].map(|bytes| (batch, bytes)));
+    for (batch, bytes) in sized.chain([("both directions", (17 << 20) + 5), ("many both ways", 4099), ("many both ways", 300_007)]) {
         let transfers = transfers(&context, &pairs(batch, count), bytes);
         let contents: Vec<_> = (0..transfers.len()).map(|i| Random(bytes + i as u64).bytes(bytes as usize)).collect();
         let poison = vec![0x77; bytes as usize];
@@ -122,7 +124,7 @@ fn order(context: &Context, engine: Engine, (gpu, stream): (u32, StreamHandle), 
 fn ten_thousand_rounds_of_both_directions_keep_the_streams_order() {
     let Some(_turn) = gpus(2) else { return };
     let context = context(None, one_path);
-    for (gpu, engine) in [(0, Engine::Stream), (1, Engine::Graph)] {
+    for (gpu, engine) in [(0, Engine::Stream), (1, Engine::Graph), (1, Engine::Auto)] {
         set_device(gpu);
         let stream = context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
         order(&context, engine, (gpu, stream), scaled(10_000, 300) as u32, 20_011);
@@ -162,7 +164,9 @@ fn memory_that_the_streams_gpu_does_not_reach_is_copied_by_the_gpu_that_owns_it(
     both.iter().zip(&contents).for_each(|(transfer, content)| write(transfer.src, content));
     // From a stream of the GPU that does not reach the pool, and of the one that owns it.
     let streams = [GPU0, GPU1].map(|device| context.create_stream(device).expect("a stream"));
-    for (transfers, engine) in [&both[..1], &both].into_iter().flat_map(|t| [Engine::Auto, Engine::Stream, Engine::Graph].map(|e| (t, e))) {
+    for (transfers, engine) in
+        [&both[..1], &both].into_iter().flat_map(|t| [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Kernel].map(|e| (t, e)))
+    {
         let plan = context.plan(transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
         for stream in streams {
             transfers.iter().for_each(|transfer| write(transfer.dst, &vec![0x99; bytes as usize]));

@@ -2,7 +2,7 @@
 
 use mpgpu::backend::MemoryKind;
 use mpgpu::model::{Flow, PathModel, finish};
-use mpgpu::plan::{Engine, Mechanism, Options, Place, Plan, PlanError, Reason, Shape, Tuned, plan, validate};
+use mpgpu::plan::{Engine, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Shape, Tuned, plan, validate};
 use mpgpu::topology::{DeviceId, Machine, Topology, preset, preset_names};
 use mpgpu::tune::{Campaign, Case, Score, Search, Simulated};
 use std::collections::BTreeMap;
@@ -452,11 +452,83 @@ fn either_end_may_issue_a_plain_copy_between_two_gpus_while_that_costs_less_than
         }
     }
     let also = |batch: &[Shape]| planned(&h200, batch, &plain).program.lanes.iter().map(|lane| lane.also.is_some()).collect::<Vec<_>>();
-    assert_eq!(also(&[shape(0, 1, 2 * MIB), shape(1, 0, MIB)]), [false, true], "2 MiB are 8.3 us");
-    assert_eq!(also(&[shape(0, 1, MIB), shape(0, 1, MIB), shape(1, 0, MIB)]), [false, true], "two copies are 11.3 us");
+    // Beside a copy of two other GPUs, which no GPU could issue as well.
+    let beside = shape(4, 5, 16 * MIB);
+    assert_eq!(also(&[shape(0, 1, 2 * MIB), shape(1, 0, MIB), beside]), [false, false, true], "2 MiB are 8.3 us");
+    assert_eq!(also(&[shape(0, 1, MIB), shape(0, 1, MIB), shape(1, 0, MIB), beside]), [false, false, true], "two copies are 11.3 us");
     topology.costs.join = 5e-6;
     let dear = Machine::new(topology).expect("well formed");
     assert!(planned(&dear, &all_to_all(MIB), &plain).program.lanes.iter().all(|lane| lane.also.is_none()));
+}
+
+#[test]
+fn where_all_copies_meet_in_a_gpu_it_may_issue_them_whatever_they_carry() {
+    let mut topology = preset("hgx-h200").expect("a preset");
+    topology.costs.gpu_join = 7e-6;
+    let h200 = Machine::new(topology.clone()).expect("well formed");
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let lanes = |machine: &Machine, batch: &[Shape]| {
+        let plan = planned(machine, batch, &one_path);
+        plan.program.lanes.iter().map(|lane| (lane.device.0, lane.also.map(|also| also.0))).collect::<Vec<_>>()
+    };
+    let both = [shape(0, 1, 64 * MIB), shape(1, 0, 64 * MIB)];
+    assert_eq!(lanes(&h200, &both), [(0, Some(1)), (1, Some(0))]);
+    // Streams of that GPU need no signal of another one; the copy that it reads starts later. Apart they would be joined.
+    let costs = h200.costs();
+    let plan = planned(&h200, &both, &one_path);
+    let copy = h200.route(DeviceId::gpu(0), DeviceId::gpu(1)).expect("NVLink");
+    let seconds = costs.copy + costs.issue + costs.pull + copy.latency + 64.0 * MIB as f64 / copy.bandwidth;
+    assert!((plan.predicted - seconds).abs() < 1e-9, "{} and {seconds}", plan.predicted);
+    assert_eq!(plan.executor, Engine::Stream);
+    // What a GPU sends to several others goes by turns in one lane of its own; what it gets it may issue.
+    let star = [shape(2, 0, 64 * MIB), shape(2, 1, 64 * MIB), shape(0, 2, 64 * MIB), shape(1, 2, 64 * MIB), shape(-1, 2, MIB)];
+    assert_eq!(lanes(&h200, &star), [(2, None), (1, Some(2)), (0, Some(2)), (2, None)]);
+    // Three copies of one lane read later than they would be joined.
+    topology.costs.batch = 1.0;
+    let no_batch = Machine::new(topology.clone()).expect("well formed");
+    assert_eq!(lanes(&no_batch, &[both[0], both[0], both[0], both[1]]), [(0, None), (1, Some(0))]);
+    assert_eq!(lanes(&no_batch, &[both[0], both[0], both[1], both[1]]), [(0, Some(1)), (1, Some(0))]);
+    // Host memory in between meets nowhere else, and a ring does not meet at all.
+    assert_eq!(lanes(&h200, &[both[0], both[1], shape(0, -1, 64 * MIB)]), [(0, None), (0, None), (1, Some(0))]);
+    assert!(lanes(&h200, &[shape(0, 1, 16 * MIB), shape(1, 2, 16 * MIB), shape(2, 0, 16 * MIB)]).iter().all(|lane| lane.1.is_none()));
+    // Reading over PCIe is slower than writing.
+    assert!(lanes(&machine("pcie-4"), &both).iter().all(|lane| lane.1.is_none()));
+}
+
+#[test]
+fn small_messages_both_ways_are_one_kernel_of_a_gpu_that_reads_and_writes_all() {
+    let mut topology = preset("hgx-h200").expect("a preset");
+    (topology.costs.gpu_join, topology.costs.kernel, topology.costs.copy) = (7e-6, 9e-6, 7.6e-6);
+    let h200 = Machine::new(topology).expect("well formed");
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let ops = |machine: &Machine, batch: &[Shape], options: &Options| {
+        let plan = planned(machine, batch, options);
+        let lane = |op: &Op| plan.program.lanes[op.lane.0 as usize];
+        plan.program.ops.iter().map(|op| (op.mechanism, op.copies.len(), lane(op).device.0, lane(op).also.map(|a| a.0))).collect::<Vec<_>>()
+    };
+    let both = |bytes: u64| [shape(0, 1, bytes), shape(1, 0, bytes)];
+    assert_eq!(ops(&h200, &both(256 << 10), &one_path), [(Mechanism::Kernel, 2, 0, Some(1))]);
+    assert_eq!(planned(&h200, &both(256 << 10), &one_path).executor, Engine::Graph);
+    // A kernel that reads and writes at once has less of either.
+    let copies = [(Mechanism::Copy, 1, 0, Some(1)), (Mechanism::Copy, 1, 1, Some(0))];
+    assert_eq!(ops(&h200, &both(4 * MIB), &one_path), copies);
+    assert_eq!(ops(&h200, &both(64), &Options { engine: Engine::Stream, ..one_path }), copies);
+    assert_eq!(ops(&h200, &both(4 * MIB), &Options { engine: Engine::Kernel, ..one_path }), [(Mechanism::Kernel, 2, 0, Some(1))]);
+    // A face and many small ones each way; a large one stays a copy.
+    let mut halo: Vec<Shape> = (0..26).flat_map(|_| both(2400)).collect();
+    assert_eq!(ops(&h200, &halo, &one_path), [(Mechanism::Kernel, 52, 0, Some(1))]);
+    halo.push(shape(1, 0, 16 * MIB));
+    assert_eq!(ops(&h200, &halo, &one_path), [(Mechanism::Copy, 1, 1, Some(0)), (Mechanism::Kernel, 52, 0, Some(1))]);
+    // Of a GPU with several neighbours only it itself; messages inside of it are in the kernel, too.
+    let star = [shape(0, 2, 64), shape(2, 0, 64), shape(2, 1, 64), shape(1, 2, 64), shape(2, 2, 64)];
+    assert_eq!(ops(&h200, &star, &one_path), [(Mechanism::Kernel, 5, 2, None)]);
+    // One way there was one kernel already; now either end may run it.
+    assert_eq!(ops(&h200, &[shape(0, 1, 64); 26], &one_path), [(Mechanism::Kernel, 26, 0, Some(1))]);
+    // Host memory is out of a kernel's reach, and so is another GPU's over PCIe.
+    let batched = |plan: Vec<(Mechanism, usize, i32, Option<i32>)>| plan.iter().all(|op| op.0 != Mechanism::Kernel || op.3.is_none());
+    assert!(batched(ops(&h200, &[shape(0, 1, 64), shape(1, 0, 64), shape(-1, 1, 64), shape(0, -1, 64)], &one_path)));
+    assert!(ops(&machine("pcie-4"), &both(64), &one_path).iter().all(|op| op.1 == 1));
+    assert_eq!(ops(&machine("pcie-4"), &both(64), &Options { engine: Engine::Kernel, ..one_path }).len(), 2);
 }
 
 #[test]
@@ -526,16 +598,16 @@ fn a_plan_that_several_gpus_issue_is_joined() {
     fn ring() -> Vec<Shape> {
         (0..4).map(|gpu| shape(gpu, (gpu + 1) % 4, 16 * MIB)).collect()
     }
-    topology.costs.join = 0.0;
+    topology.costs.gpu_join = 0.0;
     let apart = with(&topology);
-    topology.costs.join = 5e-6;
+    topology.costs.gpu_join = 5e-6;
     assert!((with(&topology) - apart - 5e-6).abs() < 1e-12);
 }
 
 #[test]
 fn large_copies_of_all_gpus_are_issued_before_fused_messages_of_any() {
     let machine = machine("hgx-h200");
-    let batch: Vec<Shape> = (0..2).flat_map(|src| [24, 24, 24, 64 * MIB].map(|bytes| shape(src, 2, bytes))).collect();
+    let batch: Vec<Shape> = (0..2).flat_map(|src| [24, 24, 24, 64 * MIB].map(|bytes| shape(src, 2 + src, bytes))).collect();
     let plan = planned(&machine, &batch, &Options { max_paths: 1, ..Options::default() });
     let mechanisms: Vec<_> = plan.program.ops.iter().map(|op| op.mechanism).collect();
     assert_eq!(mechanisms, [Mechanism::Copy, Mechanism::Copy, Mechanism::Batch, Mechanism::Batch], "{}", plan.describe(&machine));
@@ -565,8 +637,11 @@ fn by_itself_a_plan_goes_as_a_graph_where_that_is_issued_faster() {
     let h200 = Machine::new(topology.clone()).expect("well formed");
     let one_path = Options { max_paths: 1, ..Options::default() };
     let executor = |machine: &Machine, batch: &[Shape]| planned(machine, batch, &one_path).executor;
-    let both = [shape(0, 1, MIB), shape(1, 0, MIB)];
+    // Which no GPU could issue as well.
+    let both = [shape(0, 1, MIB), shape(2, 3, MIB)];
     assert_eq!(executor(&h200, &both), Engine::Graph);
+    // Both directions between two GPUs are streams of one.
+    assert_eq!(executor(&h200, &[shape(0, 1, 16 * MIB), shape(1, 0, 16 * MIB)]), Engine::Stream);
     // Where copies follow each other in a lane a graph leaves gaps.
     assert_eq!(executor(&h200, &all_to_all(MIB)), Engine::Graph);
     assert_eq!(executor(&h200, &all_to_all(16 * MIB)), Engine::Stream);

@@ -306,7 +306,8 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
             assert!(name != set || are(3, 4, three) && are(4, 1, four), "{name}: {:?}", found.groups);
         }
         let costs = &found.topology.costs;
-        assert!((8e-6..10e-6).contains(&costs.chunk) && (3.5e-6..5.5e-6).contains(&costs.relay_chunk), "{name}: {costs:?}");
+        // The copy that `join` is held against was not read by these probes: it is scaled from longer ones.
+        assert!((8e-6..10e-6).contains(&costs.chunk) && (3e-6..5.5e-6).contains(&costs.relay_chunk), "{name}: {costs:?}");
         let machine = Machine::new(found.topology).expect("well formed");
         let errors = errors(&machine, &replay);
         println!("{errors:#?}");

@@ -428,6 +428,7 @@ fn the_page_lists_every_preset_and_the_default_costs() {
         ("chunk", costs.chunk),
         ("relay_chunk", costs.relay_chunk),
         ("join", costs.join),
+        ("gpu_join", costs.gpu_join),
         ("lane", costs.lane),
         ("pull", costs.pull),
         ("graph", costs.graph),
@@ -483,7 +484,7 @@ prop_compose! {
             0..4 * most,
         ),
         shared in prop::collection::vec((any_bandwidth(), any::<u32>(), 1..6usize), 0..4),
-        costs in prop::array::uniform14(0.0..1.0f64),
+        costs in prop::array::uniform15(0.0..1.0f64),
         kernel_efficiency in prop_oneof![Just(1.0), 1e-9..1.0f64],
     ) -> Topology {
         let mut nodes: Vec<_> = kinds.into_iter().enumerate().map(|(n, kind)| Node { name: format!("n{n}"), kind }).collect();
@@ -505,13 +506,14 @@ prop_compose! {
             links.dedup();
             SharedResource { name: format!("r{n}"), capacity, links }
         });
-        let [copy, issue, chunk, relay_chunk, join, lane, pull, graph, graph_node, graph_first_node, batch, batch_segment, kernel, kernel_segment] = costs;
+        let [copy, issue, chunk, relay_chunk, join, gpu_join, lane, pull, graph, graph_node, graph_first_node, batch, batch_segment, kernel, kernel_segment] = costs;
         let costs = Costs {
             copy,
             issue,
             chunk,
             relay_chunk,
             join,
+            gpu_join,
             lane,
             pull,
             graph,

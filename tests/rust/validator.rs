@@ -53,6 +53,8 @@ fn a_relay_through_one_slot_is_right() {
     let mut free = relay();
     free.lanes.iter_mut().zip([1, 0]).for_each(|(lane, other)| lane.also = Some(DeviceId(other)));
     assert_eq!(validate(&free, 4), Ok(()));
+    free.ops[3].mechanism = Mechanism::Kernel;
+    assert_eq!(validate(&free, 4), Ok(()));
 }
 
 #[test]
@@ -61,8 +63,8 @@ fn each_way_of_being_wrong_is_named() {
     assert_eq!(violation(|p| p.ops[2].after.clear()), Violation::Race { first: 1, second: 2, ring: 0, slot: 0 });
     assert_eq!(violation(|p| p.ops[0].after.push(OpId(3))), Violation::NotBackwards { op: 0, after: 3 });
     assert_eq!(violation(|p| p.ops[0].after.push(OpId(0))), Violation::NotBackwards { op: 0, after: 0 });
-    let fused = |p: &mut Program| (p.lanes[1].also, p.ops[3].mechanism) = (Some(DeviceId(0)), Mechanism::Kernel);
-    assert_eq!(violation(fused), Violation::TwoDevices { op: 3, lane: 1, mechanism: Mechanism::Kernel });
+    let batched = |p: &mut Program| (p.lanes[1].also, p.ops[3].mechanism) = (Some(DeviceId(0)), Mechanism::Batch);
+    assert_eq!(violation(batched), Violation::TwoDevices { op: 3, lane: 1, mechanism: Mechanism::Batch });
     assert_eq!(violation(|p| p.ops[0].lane = LaneId(7)), Violation::NoSuchLane { op: 0, lane: 7, lanes: 2 });
     assert_eq!(violation(|p| p.ops[3].copies[0].bytes = 0), Violation::Empty { op: 3 });
     assert_eq!(violation(|p| p.ops[3].copies.clear()), Violation::CopyCount { op: 3, mechanism: Mechanism::Copy, copies: 0 });

@@ -199,7 +199,9 @@ impl<'a> BackendRig<'a> {
             Mechanism::Batch | Mechanism::Kernel => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
         };
         let program = lower(vec![hop.bytes; count as usize], &ops, |_| (), &[]);
-        self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), Engine::Stream)
+        // As the planner runs them.
+        let engine = if mechanism == Mechanism::Kernel { Engine::Graph } else { Engine::Stream };
+        self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), engine)
     }
 
     fn prepare_paths(&self, direct: &[Hop], staged: &[Pipeline], buffer: usize) -> Result<Prepared, BackendError> {

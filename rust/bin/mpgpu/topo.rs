@@ -286,7 +286,7 @@ fn to_json(source: &Source) -> Value {
         "shared": shared.collect::<Vec<_>>(),
         "routes": routes.collect::<Vec<_>>(),
         "costs_seconds": {
-            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "relay_chunk": costs.relay_chunk, "join": costs.join, "batch": costs.batch, "graph_node": costs.graph_node, "graph_first_node": costs.graph_first_node,
+            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "relay_chunk": costs.relay_chunk, "join": costs.join, "gpu_join": costs.gpu_join, "batch": costs.batch, "graph_node": costs.graph_node, "graph_first_node": costs.graph_first_node,
             "batch_segment": costs.batch_segment, "kernel": costs.kernel, "kernel_segment": costs.kernel_segment,
         },
         "kernel_efficiency": costs.kernel_efficiency,

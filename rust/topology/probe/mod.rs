@@ -369,6 +369,7 @@ fn bounded(costs: Costs) -> Costs {
         chunk: time(costs.chunk),
         relay_chunk: time(costs.relay_chunk),
         join: time(costs.join),
+        gpu_join: time(costs.gpu_join),
         lane: time(costs.lane),
         pull: time(costs.pull),
         graph: time(costs.graph),

@@ -99,6 +99,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         chunk: 4.0 * scale,
         relay_chunk: 3.0 * scale,
         join: 4.0 * scale,
+        gpu_join: 5.0 * scale,
         lane: 4.0 * scale,
         // Worth it for one copy or two, not for many.
         pull: 1.5 * scale,

@@ -12,7 +12,7 @@ pub struct BenchArguments {
     /// Cases to run, separated by commas; all without it
     #[arg(long, value_delimiter = ',', value_name = "CASE")]
     pub case: Vec<String>,
-    /// Sizes of one transfer (of one face in halo26), separated by commas; bytes may end in K, M or G
+    /// Sizes of one transfer (of one face in halo26 and halo26_bidir), separated by commas; bytes may end in K, M or G
     #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = bench_size)]
     pub sizes: Vec<u64>,
     /// Rounds in which everything is timed once; by default as many as take about half a second

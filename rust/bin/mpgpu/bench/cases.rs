@@ -20,7 +20,7 @@ pub struct Case {
     pub teaches: &'static str,
     /// GPUs that it needs.
     pub gpus: u32,
-    /// What is measured where nobody names sizes. A size is that of one transfer, and of one face in `halo26`.
+    /// What is measured where nobody names sizes. A size is that of one transfer, and of one face in `halo26` and `halo26_bidir`.
     pub sizes: &'static [u64],
     pub kind: Kind,
 }
@@ -90,7 +90,7 @@ pub const CASES: &[Case] = &[
         teaches: "Both directions share PCIe links and host memory, so the host path gains less. Against plain copies in streams that nothing \
                   orders, and against streams forked from one caller's stream and joined to it, which is the order that mp_execute keeps.",
         gpus: 2,
-        sizes: &[M, 16 * M, 64 * M, 256 * M, 512 * M, 1024 * M],
+        sizes: &[64 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 512 * M, 1024 * M],
         kind: Kind::Step {
             against: &[Manner::Streams, Manner::Joined],
             legs: |_, bytes| vec![copy(gpu(0), gpu(1), bytes), copy(gpu(1), gpu(0), bytes)],
@@ -148,14 +148,19 @@ pub const CASES: &[Case] = &[
         sizes: &[240_000, 4 * M],
         kind: Kind::Step {
             against: &[Manner::OneStream, Manner::Streams, Manner::Batched],
-            legs: |_, face| {
-                // Whole doubles.
-                let edge = (face / 100).next_multiple_of(8).max(8);
-                [(6, face), (12, edge), (8, 24)]
-                    .into_iter()
-                    .flat_map(|(count, bytes)| (0..count).map(move |_| copy(gpu(0), gpu(1), bytes)))
-                    .collect()
-            },
+            legs: |_, face| halo(gpu(0), gpu(1), face).collect(),
+        },
+    },
+    Case {
+        name: "halo26_bidir",
+        description: "the same from GPU 0 to GPU 1 and from GPU 1 to GPU 0 at once",
+        teaches: "The exchange of two neighbours in one process. Against one call each in one stream, streams that are forked from one and \
+                  joined to it, and one batched copy, which makes one direction after the other.",
+        gpus: 2,
+        sizes: &[24_000, 240_000, 4 * M],
+        kind: Kind::Step {
+            against: &[Manner::OneStream, Manner::Joined, Manner::Batched],
+            legs: |_, face| halo(gpu(0), gpu(1), face).chain(halo(gpu(1), gpu(0), face)).collect(),
         },
     },
     Case {
@@ -235,6 +240,13 @@ const fn copy(src: DeviceId, dst: DeviceId, bytes: u64) -> Leg {
     Leg { src, dst, bytes }
 }
 
+/// The messages of a box to a neighbour: faces, edges, corners.
+fn halo(src: DeviceId, dst: DeviceId, face: u64) -> impl Iterator<Item = Leg> {
+    // Whole doubles.
+    let edge = (face / 100).next_multiple_of(8).max(8);
+    [(6, face), (12, edge), (8, 24)].into_iter().flat_map(move |(count, bytes)| (0..count).map(move |_| copy(src, dst, bytes)))
+}
+
 impl Case {
     /// The copies of one step on so many GPUs.
     pub fn legs(&self, gpus: u32, size: u64) -> Vec<Leg> {
@@ -307,6 +319,8 @@ mod tests {
         // The messages of the readings: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
         let halo = legs("halo26", 2, 240_000);
         assert_eq!((halo.len(), halo.iter().map(|leg| leg.bytes).sum::<u64>()), (26, 6 * 240_000 + 12 * 2_400 + 8 * 24));
+        let both = legs("halo26_bidir", 2, 240_000);
+        assert_eq!((&both[..26], both[26..].iter().filter(|leg| (leg.src, leg.dst) == (gpu(1), gpu(0))).count()), (&halo[..], 26));
     }
 
     #[test]

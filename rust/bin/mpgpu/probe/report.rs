@@ -46,13 +46,14 @@ pub fn tables(report: &ProbeReport) -> String {
     let us = |seconds: f64| seconds * 1e6;
     let _ = writeln!(
         text,
-        "\ncosts, us: copy {:.2}, each further one {:.2}, chunk {:.2}, through a GPU {:.2}, join {:.2}, batched call {:.2} and {:.3} per segment, kernel {:.2} and \
+        "\ncosts, us: copy {:.2}, each further one {:.2}, chunk {:.2}, through a GPU {:.2}, join {:.2}, of several GPUs {:.2}, batched call {:.2} and {:.3} per segment, kernel {:.2} and \
          {:.3} per segment at {:.0} % of a copy's rate",
         us(costs.copy),
         us(costs.issue),
         us(costs.chunk),
         us(costs.relay_chunk),
         us(costs.join),
+        us(costs.gpu_join),
         us(costs.batch),
         us(costs.batch_segment),
         us(costs.kernel),
@@ -137,7 +138,7 @@ pub fn to_json(report: &ProbeReport, path: &Path, seconds: f64) -> Value {
         })).collect::<Vec<_>>(),
         "pairs": probed.pairs.iter().map(|pair| json!([arrow(pair.first), arrow(pair.second), pair.slowdown])).collect::<Vec<_>>(),
         "costs": {
-            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "relay_chunk": costs.relay_chunk, "join": costs.join,
+            "copy": costs.copy, "issue": costs.issue, "chunk": costs.chunk, "relay_chunk": costs.relay_chunk, "join": costs.join, "gpu_join": costs.gpu_join,
             "batch": costs.batch, "batch_segment": costs.batch_segment,
             "kernel": costs.kernel, "kernel_segment": costs.kernel_segment, "kernel_efficiency": costs.kernel_efficiency,
         },
