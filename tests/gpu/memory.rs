@@ -203,6 +203,38 @@ fn memory_of_a_pool_is_an_end_of_plans() {
 }
 
 #[test]
+fn pools_of_two_gpus_that_let_nobody_in_are_ends_of_one_plan() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let context = several_paths();
+    for bytes in sizes() {
+        let pools = [0, 1].map(|gpu| Foreign::pooled(gpu, bytes as usize, false));
+        let closed = [pools[0].address, pools[1].address];
+        let open = [GPU0, GPU1].map(|gpu| context.allocate(gpu, bytes).expect("memory"));
+        let streams = [GPU0, GPU1].map(|gpu| context.create_stream(gpu).expect("a stream"));
+        for (engine, (src, dst)) in ENGINES.into_iter().flat_map(|engine| [(closed, open), (open, closed)].map(|ends| (engine, ends))) {
+            let ends = [(dst[1], src[0]), (dst[0], src[1])];
+            let transfers = ends.map(|(dst, src)| Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes });
+            let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
+            for stream in streams.into_iter().chain([StreamHandle(0)]) {
+                let contents = [Random(bytes).bytes(bytes as usize), Random(bytes + 1).bytes(bytes as usize)];
+                for (&(dst, src), content) in ends.iter().zip(&contents) {
+                    at_home(&context, src, || write(src, content));
+                    at_home(&context, dst, || write(dst, &vec![0xc3; bytes as usize]));
+                }
+                plan.execute(stream).expect("enqueued").wait().unwrap_or_else(|error| panic!("{engine:?}: {error}\n{}", plan.describe()));
+                for (&(dst, _), content) in ends.iter().zip(&contents) {
+                    let found = at_home(&context, dst, || read(dst, bytes as usize));
+                    assert_bytes(&found, content, &format!("{engine:?}\n{}", plan.describe()));
+                }
+            }
+        }
+        streams.into_iter().for_each(|stream| context.destroy_stream(stream).expect("destroyed"));
+        open.into_iter().for_each(|address| context.free(address).expect("freed"));
+    }
+}
+
+#[test]
 fn mappings_that_all_gpus_may_enter_are_ends_of_plans() {
     let Some(turn) = gpus(2) else { return };
     set_device(0);

@@ -140,6 +140,7 @@ pub fn without_batch() -> &'static Driver {
         cuMemHostUnregister: unregister,
         cuPointerGetAttributes: locate,
         cuMemPoolSetAccess: Some(set_access),
+        cuMemPoolGetAccess: Some(get_access),
         cuMemPoolDestroy: Some(destroy_pool),
         cuMemPoolExportToShareableHandle: Some(export_pool),
         cuMemPoolImportFromShareableHandle: Some(import_pool),
@@ -312,6 +313,14 @@ impl Node {
         Some(address)
     }
 
+    /// Whether the current context's GPU may enter what lies at an address: the driver looks at that one and not at the stream's.
+    fn may_enter(&self, address: u64) -> bool {
+        let here = self.current.last().map_or(-1, |context| (context / CONTEXT) as i32 - 1);
+        let block = self.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
+        let pool = block.and_then(|(_, block)| self.pools.get(&block.pool?));
+        pool.is_none_or(|pool| pool.access.contains(&here))
+    }
+
     /// Allocates, as another process may have done that exports the memory by CUDA IPC.
     pub fn give_shareable(&mut self, bytes: usize, gpu: i32) -> Option<u64> {
         let region = self.files.allocate(bytes as u64).ok()?;
@@ -410,6 +419,15 @@ unsafe extern "C" fn set_access(pool: sys::CUmemoryPool, access: *const sys::CUm
         // SAFETY: a list of `count` elements.
         pool.access = (0..count).map(|index| unsafe { (*access.add(index)).location.id }).collect();
         0
+    })
+}
+
+unsafe extern "C" fn get_access(out: *mut c_uint, pool: *mut c_void, location: *mut sys::CUmemLocation) -> Code {
+    node(|node| {
+        let Some(pool) = node.pools.get(&pool.addr()) else { return INVALID_VALUE };
+        // SAFETY: the backend passes a location.
+        let is_open = pool.access.contains(&unsafe { (*location).id });
+        put(out, if is_open { sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint } else { 0 })
     })
 }
 
@@ -524,8 +542,11 @@ unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
     })
 }
 
-/// Copies, and refuses ranges that are not inside of memory that it knows.
+/// Copies, and refuses ranges that are not inside of memory that it knows, or of a pool that is not open to the current context's GPU.
 fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
+    if !node.may_enter(dst) || !node.may_enter(src) {
+        return INVALID_VALUE;
+    }
     let inside = |address: u64| match node.memory.range(..=address).next_back() {
         Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
         // Ordinary host memory.

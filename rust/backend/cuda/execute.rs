@@ -7,10 +7,9 @@
 
 use super::Core;
 use super::completion::{Captured, Finished};
-use super::device::{Caller, Mark, Primary, handle, lock};
+use super::device::{Caller, Mark, Primary, handle};
 use super::driver::{CUstream, OutsideCapture, call};
 use super::graph::Kept;
-use super::kernel::Kernel;
 use super::lanes::{Seat, move_seat, seats, wiring};
 use super::timing::Timing;
 use super::verify::Verdict;
@@ -21,7 +20,6 @@ use crate::plan::{Copy, Engine, Mechanism, Op, Place};
 use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// One lane of an execution.
 struct Lane<'a> {
@@ -31,6 +29,10 @@ struct Lane<'a> {
     stream: usize,
     /// The ends of the plan as its GPU has them, where they are not those of the execution.
     ends: Option<Arc<[Endpoints]>>,
+    /// Whether there is memory in the plan that its GPU must not enter.
+    is_shut_out: bool,
+    /// The stream of the execution.
+    caller: Caller,
     /// Whether it has begun: its stream comes after what it has to wait for at its start.
     begun: bool,
 }
@@ -209,7 +211,7 @@ impl Core {
         }
         let caller = Caller::new(execution.stream.0, home);
         let mut lanes = SmallVec::new();
-        let mut enqueued = self.take_lanes(execution, &seats, caller, &mut lanes);
+        let mut enqueued = self.take_lanes(execution, &seats, caller, is_reached, &mut lanes);
         if enqueued.is_ok() {
             let in_context = capturing || !is_reached || lanes.iter().any(|lane| lane.ends.is_some());
             enqueued = self.enqueue_ops(execution, self.primary(home)?, &mut lanes, capturing, in_context, timing);
@@ -238,12 +240,14 @@ impl Core {
         execution: &Execution<'_>,
         seats: &[Seat],
         caller: Caller,
+        is_reached: bool,
         lanes: &mut SmallVec<[Lane<'a>; 8]>,
     ) -> Result<(), BackendError> {
         for &seat in seats {
             let primary = self.reach(seat.gpu)?;
             let stream = if seat.is_callers { execution.stream.0 } else { primary.lane(caller)? };
-            lanes.push(Lane { seat, primary, stream, ends: self.own_ends(execution, seat.gpu), begun: false });
+            let is_shut_out = !is_reached && self.is_shut_out(execution, seat.gpu);
+            lanes.push(Lane { seat, primary, stream, ends: self.own_ends(execution, seat.gpu), is_shut_out, caller, begun: false });
         }
         Ok(())
     }
@@ -327,8 +331,6 @@ impl Core {
     }
 
     fn enqueue_untimed(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
-        let driver = self.driver;
-        let stream = handle(lane.stream);
         if op.mechanism == Mechanism::Kernel
             && let Some(kernel) = self.kernel_for(execution, lane.primary, lane.seat.gpu)?
         {
@@ -337,19 +339,57 @@ impl Core {
             let execution = &execution.with_ends(lane.ends.as_ref());
             let segments: SmallVec<[Segment; 32]> = op.copies.iter().map(|copy| segment(execution, copy)).collect();
             // SAFETY: the GPU reaches every end of the plan; the caller of `execute` vouches for the buffers until completion.
-            return unsafe { kernel.launch(driver, &segments, stream) };
+            return unsafe { kernel.launch(self.driver, &segments, handle(lane.stream)) };
+        }
+        if lane.is_shut_out {
+            return op.copies.iter().try_for_each(|copy| self.enqueue_by_whoever_may(execution, copy, lane, capturing));
         }
         let execution = &execution.with_ends(lane.ends.as_ref());
         if op.mechanism == Mechanism::Batch && op.copies.len() > 1 && self.enqueue_batch(execution, op, lane, capturing)? {
             return Ok(());
         }
-        for copy in &op.copies {
-            let Segment { dst, src, bytes } = segment(execution, copy);
-            // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot; the caller of `execute` vouches for
-            // the buffers until completion, and the engine for the slots.
-            unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, stream)) }?;
+        op.copies.iter().try_for_each(|copy| self.enqueue_copy(segment(execution, copy), lane.stream))
+    }
+
+    fn enqueue_copy(&self, Segment { dst, src, bytes }: Segment, stream: usize) -> Result<(), BackendError> {
+        // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot; the caller of `execute` vouches for
+        // the buffers until completion, and the engine for the slots.
+        unsafe { call!(self.driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }
+    }
+
+    /// Enqueues a copy of a lane whose GPU must not enter all memory of the plan, where no other one may either. It is made by a GPU that may enter both
+    /// of its ends, in a stream that comes after the lane's work so far and before the rest of it.
+    #[cold]
+    fn enqueue_by_whoever_may(&self, execution: &Execution<'_>, copy: &Copy, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
+        let Segment { dst, src, .. } = segment(execution, copy);
+        let gpu = self.able_to_copy(lane.seat.gpu, src, dst)?;
+        // Notes the ends as that GPU has them.
+        self.plan_is_reached(execution, gpu)?;
+        let own = self.own_ends(execution, gpu);
+        let segment = segment(&execution.with_ends(own.as_ref()), copy);
+        let primary = self.reach(gpu)?;
+        if gpu == lane.seat.gpu {
+            let _current = primary.enter()?;
+            return self.enqueue_copy(segment, lane.stream);
         }
-        Ok(())
+        let wait = |stream: usize, mark: Mark| {
+            // SAFETY: `mark` holds the event; both streams are ours or the caller's.
+            unsafe { call!(self.driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
+        };
+        let stream = primary.lane(lane.caller)?;
+        let enqueued = lane.primary.record(lane.stream).and_then(|before| {
+            wait(stream, before)?;
+            // For the copy alone: the lane may be a default stream, which is another one there.
+            primary.enter().and_then(|_current| self.enqueue_copy(segment, stream))?;
+            wait(lane.stream, primary.record(stream)?)
+        });
+        if enqueued.is_err() && !capturing {
+            let _outside = OutsideCapture::enter(self.driver);
+            // SAFETY: a stream of ours. As where lanes are given back: nothing may be left at work on the buffers.
+            unsafe { (self.driver.cuStreamSynchronize)(handle(stream)) };
+        }
+        primary.give_lane_back(stream, lane.caller, capturing);
+        enqueued
     }
 
     /// One batched copy. `false` where the driver has none, or none for this stream.
@@ -379,94 +419,6 @@ impl Core {
         }
         self.driver.check("cuMemcpyBatchAsync", code)?;
         Ok(true)
-    }
-
-    /// The copy kernel of `gpu`, where there is one and it reaches every end of the execution.
-    pub fn kernel_for<'a>(&self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<&'a Kernel>, BackendError> {
-        Ok(if self.plan_is_reached(execution, gpu)? { primary.kernel() } else { None })
-    }
-
-    /// The GPU that does in place of `gpu` what a lane is for: itself, unless there is memory that it may not enter and another GPU whose
-    /// memory is in the plan may enter all. Memory of pools and mappings is open to its own GPU alone until the caller lets others in,
-    /// and that one reaches theirs.
-    pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &Kept) -> Result<usize, BackendError> {
-        if self.is_reached(execution, gpu, kept)? {
-            return Ok(gpu);
-        }
-        for ends in execution.endpoints.iter() {
-            for address in [ends.dst, ends.src] {
-                if let Some(owner) = self.attributes(address)?.gpu()
-                    && owner < self.devices.len()
-                    && self.is_reached(execution, owner, kept)?
-                {
-                    return Ok(owner);
-                }
-            }
-        }
-        Ok(gpu)
-    }
-
-    /// [`plan_is_reached`](Core::plan_is_reached), for a plan that keeps the answer.
-    pub fn is_reached(&self, execution: &Execution<'_>, gpu: usize, kept: &Kept) -> Result<bool, BackendError> {
-        if kept.is_reached(gpu) {
-            return Ok(true);
-        }
-        let is_reached = self.plan_is_reached(execution, gpu)?;
-        if is_reached {
-            kept.note_reached(gpu);
-        }
-        Ok(is_reached)
-    }
-
-    /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.
-    pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
-        if let Some(reach) = lock(&self.reached).of(execution.endpoints).filter(|reach| reach.known >> gpu & 1 != 0) {
-            return Ok(reach.all >> gpu & 1 != 0);
-        }
-        // For all GPUs in use at once, because asking the driver for an end is what takes time. Memory of CUDA IPC is opened for those alone
-        // that work on it.
-        let used = if self.sharing.has_opened.load(Ordering::Acquire) { 0 } else { self.used.load(Ordering::Acquire) };
-        let mut asked = used | 1 << gpu;
-        let mut all = asked;
-        let bits = |mask: u64| (0..self.devices.len()).filter(move |gpu| mask >> gpu & 1 != 0);
-        for (ends, _) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
-            for address in [ends.dst, ends.src] {
-                let known = self.attributes(address)?;
-                for one in bits(all) {
-                    let reaches = self.kernel_reaches(one, address, &known);
-                    if one != gpu && reaches.is_err() {
-                        // For whoever asks for that GPU.
-                        asked &= !(1 << one);
-                        all &= asked;
-                    } else if !reaches? {
-                        all &= !(1 << one);
-                    }
-                }
-            }
-        }
-        for ring in execution.program.rings.iter().filter(|ring| !ring.device.is_host()) {
-            for one in bits(all) {
-                if !self.has_access(one, ring.device.0 as usize)? {
-                    all &= !(1 << one);
-                }
-            }
-        }
-        let reached = all >> gpu & 1 != 0;
-        if !reached {
-            log::debug!("GPU {gpu} cannot reach all memory of a plan: no kernels, and copies by the GPUs that own it");
-        }
-        let own = self.ends_for(gpu, execution.endpoints).map(|ends| (gpu, ends));
-        lock(&self.reached).note(execution.endpoints, asked, all, own);
-        Ok(reached)
-    }
-
-    /// The ends of an execution as `gpu` has them, where they are not those of the execution. Whether it reaches them has been asked.
-    pub fn own_ends(&self, execution: &Execution<'_>, gpu: usize) -> Option<Arc<[Endpoints]>> {
-        if !self.sharing.has_opened.load(Ordering::Acquire) {
-            return None;
-        }
-        let reached = lock(&self.reached);
-        reached.of(execution.endpoints)?.ends.iter().find(|(of, _)| *of == gpu).map(|(_, ends)| ends.clone())
     }
 }
 

@@ -342,7 +342,7 @@ impl Core {
         if !self.are_mapped(execution, home, kept)? {
             return Ok(None);
         }
-        let sites = self.sites(execution, home, kept)?;
+        let Some(sites) = self.sites(execution, home, kept)? else { return Ok(None) };
         let exec = &mut pool.execs[index];
         let fits = exec.made_for == made_for(&sites) && !exec.has_address_of_other(execution, &kept.memory);
         let repointed = if fits { exec.repoint(execution, &sites) } else { Ok(()) };
@@ -369,7 +369,7 @@ impl Core {
         if !self.are_mapped(execution, home, kept)? {
             return Ok(None);
         }
-        let sites = self.sites(execution, home, kept)?;
+        let Some(sites) = self.sites(execution, home, kept)? else { return Ok(None) };
         match Exec::new(self.driver, execution, &sites, kept.memory.clone()) {
             Ok(exec) => {
                 pool.execs.push(exec);
@@ -406,8 +406,9 @@ impl Core {
     }
 
     /// The GPU of each lane, which by then has access to the memory of the others in use. A lane that `home` may work on runs there:
-    /// its nodes then start after the caller's stream without a signal to another GPU. As on streams, only if it reaches all memory.
-    fn sites(&self, execution: &Execution<'_>, home: usize, kept: &Kept) -> Result<SmallVec<[Site<'_>; 8]>, BackendError> {
+    /// its nodes then start after the caller's stream without a signal to another GPU. As on streams, only if it reaches all memory. `None`
+    /// where a lane is of a GPU that must not enter some of it: on streams another one makes those copies.
+    fn sites(&self, execution: &Execution<'_>, home: usize, kept: &Kept) -> Result<Option<SmallVec<[Site<'_>; 8]>>, BackendError> {
         let program = execution.program;
         let is_reached = program.lanes.iter().any(|lane| lane.also.is_some()) && self.is_reached(execution, home, kept)?;
         let mut is_fused: SmallVec<[bool; 8]> = SmallVec::from_elem(false, program.lanes.len());
@@ -415,9 +416,12 @@ impl Core {
         let site = |(lane, is_fused): (&Lane, bool)| {
             let device = if is_reached { lane.device_for(DeviceId(home as i32)) } else { lane.device };
             let gpu = self.reaching(execution, if device.is_host() { self.any_used() } else { device.0 as usize }, kept)?;
+            if !self.is_reached(execution, gpu, kept)? && self.is_shut_out(execution, gpu) {
+                return Ok(None);
+            }
             let primary = self.reach(gpu)?;
             let kernel = if is_fused { self.kernel_for(execution, primary, gpu)? } else { None };
-            Ok(Site { gpu, primary, ends: self.own_ends(execution, gpu), kernel })
+            Ok(Some(Site { gpu, primary, ends: self.own_ends(execution, gpu), kernel }))
         };
         program.lanes.iter().zip(is_fused).map(site).collect()
     }

@@ -307,6 +307,13 @@ impl Core {
         if known.plain != 0 { self.has_access(gpu, owner) } else { self.is_let_in(gpu, address) }
     }
 
+    /// Whether a copy that `gpu` makes may have an end there. What its kernels do not reach the driver stages, but not memory of pools and
+    /// mappings that it has not been let into, and memory of another process has another address there.
+    pub fn copies_reach(&self, gpu: usize, address: u64, known: &Attributes) -> Result<bool, BackendError> {
+        let is_staged = || self.opened_for(gpu, address).is_none() && (!known.is_device() || known.plain != 0);
+        Ok(self.kernel_reaches(gpu, address, known)? || is_staged())
+    }
+
     /// Whether `gpu` may read and write memory of another one's pool or mapping: it is the caller who lets it in.
     fn is_let_in(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
         let _current = self.reach(gpu)?.enter()?;

@@ -394,6 +394,64 @@ fn the_device_of_foreign_memory_is_found_though_no_context_is_current_or_in_use(
     assert!(matches!(&refused, Err(Error::NotDeviceMemory { device: 2, .. })), "{refused:?}");
 }
 
+/// Transfers of `bytes` between GPUs 0 and 1, in both directions, by addresses of each.
+fn both_ways(src: [u64; 2], dst: [u64; 2], bytes: usize) -> [Transfer; 2] {
+    [(0, 1), (1, 0)].map(|(from, to)| Transfer {
+        dst: dst[to],
+        dst_device: Transfer::AUTO,
+        src: src[from],
+        src_device: Transfer::AUTO,
+        bytes: bytes as u64,
+    })
+}
+
+#[test]
+fn where_no_gpu_may_enter_all_memory_of_a_plan_each_copy_is_made_by_one_that_may_enter_its_ends() {
+    let engines = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
+    for (gpus, bytes, engine) in [(2, 4099), (2, 40 << 20), (4, 9 << 20)].iter().flat_map(|&(n, bytes)| engines.map(|e| (n, bytes, e))) {
+        double::start(gpus, true);
+        let context = context();
+        let closed = [0, 1].map(|gpu| {
+            let pool = node(|node| node.new_pool(gpu, false));
+            node(|node| node.give_from(pool, bytes)).expect("memory")
+        });
+        let open = [GPU0, GPU1].map(|gpu| context.allocate(gpu, bytes as u64).expect("memory"));
+        for (src, dst) in [(closed, open), (open, closed)] {
+            [3, 8].into_iter().zip(src).for_each(|(seed, src)| write(src, bytes, seed));
+            let options = PlanOptions { engine: Some(engine), ..PlanOptions::default() };
+            let plan = context.plan(&both_ways(src, dst, bytes), &options).expect("a plan");
+            for gpu in 0..gpus as u32 {
+                let stream = context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
+                dst.into_iter().for_each(|dst| write(dst, bytes, 100));
+                let run = plan.execute(stream).and_then(|run| Ok(run.wait()?));
+                run.unwrap_or_else(|error| panic!("{bytes} bytes, {engine:?}, stream of GPU {gpu}: {error}\n{}", plan.describe()));
+                assert_arrived(dst[1], bytes, 3);
+                assert_arrived(dst[0], bytes, 8);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_whose_ends_no_gpu_may_enter_is_refused_with_the_remedy_and_taken_after_it() {
+    double::start(2, true);
+    let context = context();
+    let bytes = 5000;
+    let pools = [0, 1].map(|gpu| node(|node| node.new_pool(gpu, false)));
+    let [src, dst] = [(); 2].map(|()| pools.map(|pool| node(|node| node.give_from(pool, bytes)).expect("memory")));
+    write(src[0], bytes, 3);
+    write(src[1], bytes, 8);
+    let stream = context.create_stream(GPU0).expect("a stream");
+    let run = || context.plan(&both_ways(src, dst, bytes), &PlanOptions::default())?.execute(stream)?.wait().map_err(Error::from);
+    let refused = run().expect_err("nobody may copy it").to_string();
+    let names = |from: usize, to: usize| refused.contains(&format!("{:#x} and {:#x}", src[from], dst[to]));
+    assert!((names(0, 1) || names(1, 0)) && refused.contains("cudaMemPoolSetAccess"), "{refused}");
+    node(|node| node.pools.get_mut(&pools[1]).expect("a pool").access.push(0));
+    run().expect("GPU 0 may enter all");
+    assert_arrived(dst[1], bytes, 3);
+    assert_arrived(dst[0], bytes, 8);
+}
+
 /// Shares an allocation and maps it in another backend, as another process would.
 fn cross(from: &CudaBackend, to: &CudaBackend, address: u64) -> Result<u64, BackendError> {
     let allocation = from.locate(address)?.expect("known memory");
