@@ -549,8 +549,8 @@ mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
 /// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
-/// enqueued then; `MP_ERROR_NOT_SUPPORTED` for what a captured stream cannot hold, with nothing enqueued, and for a
-/// copy between pools or mappings of two GPUs neither of which may enter both: what was enqueued before has finished.
+/// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
+/// pools or mappings of two GPUs neither of which may enter both.
 mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request);
 
 /// Blocks the calling thread until the execution has finished, then frees the request and sets `*request` to NULL.

@@ -153,8 +153,8 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
 /// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
-/// enqueued then; `MP_ERROR_NOT_SUPPORTED` for what a captured stream cannot hold, with nothing enqueued, and for a
-/// copy between pools or mappings of two GPUs neither of which may enter both: what was enqueued before has finished.
+/// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
+/// pools or mappings of two GPUs neither of which may enter both.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_execute(plan: mp_plan_t, stream: mp_stream_t, request: *mut mp_request_t) -> mp_status_t {
     guard(|| {

@@ -209,6 +209,13 @@ impl Core {
                 is_reached = false;
             }
         }
+        // Before anything is enqueued.
+        for op in execution.program.ops.iter().filter(|_| !is_reached) {
+            let gpu = seats[op.lane.0 as usize].gpu;
+            if self.is_shut_out(execution, gpu) {
+                op.copies.iter().try_for_each(|copy| self.able_to_copy(gpu, segment(execution, copy)).map(drop))?;
+            }
+        }
         let caller = Caller::new(execution.stream.0, home);
         let mut lanes = SmallVec::new();
         let mut enqueued = self.take_lanes(execution, &seats, caller, is_reached, &mut lanes);
@@ -361,8 +368,7 @@ impl Core {
     /// of its ends, in a stream that comes after the lane's work so far and before the rest of it.
     #[cold]
     fn enqueue_by_whoever_may(&self, execution: &Execution<'_>, copy: &Copy, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
-        let Segment { dst, src, .. } = segment(execution, copy);
-        let gpu = self.able_to_copy(lane.seat.gpu, src, dst)?;
+        let gpu = self.able_to_copy(lane.seat.gpu, segment(execution, copy))?;
         // Notes the ends as that GPU has them.
         self.plan_is_reached(execution, gpu)?;
         let own = self.own_ends(execution, gpu);

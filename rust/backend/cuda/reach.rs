@@ -6,6 +6,7 @@ use super::device::{Primary, lock};
 use super::graph::Kept;
 use super::kernel::Kernel;
 use crate::backend::{BackendError, Endpoints, Execution};
+use crate::ffi::bridge::Segment;
 use std::collections::HashMap;
 use std::iter;
 use std::sync::atomic::Ordering;
@@ -154,7 +155,7 @@ impl Core {
     }
 
     /// The GPU that makes a copy in place of `gpu`: itself, or else one that has an end of it and may enter the other.
-    pub fn able_to_copy(&self, gpu: usize, src: u64, dst: u64) -> Result<usize, BackendError> {
+    pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, .. }: Segment) -> Result<usize, BackendError> {
         let ends = [(src, self.attributes(src)?), (dst, self.attributes(dst)?)];
         let owners = ends.iter().filter_map(|(_, known)| known.gpu()).filter(|owner| *owner < self.devices.len());
         for one in iter::once(gpu).chain(owners) {

@@ -438,18 +438,21 @@ fn a_copy_whose_ends_no_gpu_may_enter_is_refused_with_the_remedy_and_taken_after
     let context = context();
     let bytes = 5000;
     let pools = [0, 1].map(|gpu| node(|node| node.new_pool(gpu, false)));
-    let [src, dst] = [(); 2].map(|()| pools.map(|pool| node(|node| node.give_from(pool, bytes)).expect("memory")));
+    let [src, dst, spare] = [(); 3].map(|()| pools.map(|pool| node(|node| node.give_from(pool, bytes)).expect("memory")));
     write(src[0], bytes, 3);
     write(src[1], bytes, 8);
     let stream = context.create_stream(GPU0).expect("a stream");
-    let run = || context.plan(&both_ways(src, dst, bytes), &PlanOptions::default())?.execute(stream)?.wait().map_err(Error::from);
-    let refused = run().expect_err("nobody may copy it").to_string();
+    // With two that stay in their pool, which are possible.
+    let [forth, back] = both_ways(src, dst, bytes);
+    let transfers = [Transfer { dst: spare[0], ..forth }, forth, Transfer { dst: spare[1], ..back }, back];
+    let run = || context.plan(&transfers, &PlanOptions::default())?.execute(stream)?.wait().map_err(Error::from);
+    let refused = run().expect_err("nobody may copy two of them").to_string();
     let names = |from: usize, to: usize| refused.contains(&format!("{:#x} and {:#x}", src[from], dst[to]));
     assert!((names(0, 1) || names(1, 0)) && refused.contains("cudaMemPoolSetAccess"), "{refused}");
+    assert_eq!(calls("cuMemcpyAsync") + calls("cuMemcpyBatchAsync"), 0, "half of it was done");
     node(|node| node.pools.get_mut(&pools[1]).expect("a pool").access.push(0));
     run().expect("GPU 0 may enter all");
-    assert_arrived(dst[1], bytes, 3);
-    assert_arrived(dst[0], bytes, 8);
+    [(spare[0], 3), (dst[1], 3), (spare[1], 8), (dst[0], 8)].into_iter().for_each(|(address, seed)| assert_arrived(address, bytes, seed));
 }
 
 /// Shares an allocation and maps it in another backend, as another process would.
