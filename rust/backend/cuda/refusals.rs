@@ -8,7 +8,7 @@ use crate::backend::{Backend, BackendError, Departed, Endpoints, Execution, Memo
 use crate::engine::{Config, Context, Error, PlanOptions, Transfer};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
-use crate::topology::{DeviceId, Machine};
+use crate::topology::{DeviceId, Machine, Topology, preset};
 use nvml_wrapper::Nvml;
 use smallvec::smallvec;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -34,7 +34,11 @@ fn context() -> Context {
 
 fn context_on(driver: &'static Driver) -> Context {
     let seen = discover::look_at(driver, no_nvml).expect("the double has GPUs");
-    let machine = Machine::new(topology(&seen)).expect("well formed");
+    context_of(driver, topology(&seen))
+}
+
+fn context_of(driver: &'static Driver, topology: Topology) -> Context {
+    let machine = Machine::new(topology).expect("well formed");
     Context::with_backend(Arc::new(machine), Arc::new(backend(driver)), Config { staging_bytes: 16 << 20, ..Config::default() })
         .expect("a context")
 }
@@ -408,9 +412,12 @@ fn both_ways(src: [u64; 2], dst: [u64; 2], bytes: usize) -> [Transfer; 2] {
 #[test]
 fn where_no_gpu_may_enter_all_memory_of_a_plan_each_copy_is_made_by_one_that_may_enter_its_ends() {
     let engines = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
-    for (gpus, bytes, engine) in [(2, 4099), (2, 40 << 20), (4, 9 << 20)].iter().flat_map(|&(n, bytes)| engines.map(|e| (n, bytes, e))) {
+    let cases = [(2, 4099), (2, 40 << 20), (4, 9 << 20), (8, 4099), (8, 5 << 20)];
+    for (gpus, bytes, engine) in cases.iter().flat_map(|&(gpus, bytes)| engines.map(|engine| (gpus, bytes, engine))) {
         double::start(gpus, true);
-        let context = context();
+        // What is discovered of the double has no NVLink, over which alone small copies of both directions are one kernel.
+        let has_nvlink = gpus == 8;
+        let context = if has_nvlink { context_of(double::driver(), preset("hgx-h200").expect("a preset")) } else { context() };
         let closed = [0, 1].map(|gpu| {
             let pool = node(|node| node.new_pool(gpu, false));
             node(|node| node.give_from(pool, bytes)).expect("memory")
@@ -420,6 +427,10 @@ fn where_no_gpu_may_enter_all_memory_of_a_plan_each_copy_is_made_by_one_that_may
             [3, 8].into_iter().zip(src).for_each(|(seed, src)| write(src, bytes, seed));
             let options = PlanOptions { engine: Some(engine), ..PlanOptions::default() };
             let plan = context.plan(&both_ways(src, dst, bytes), &options).expect("a plan");
+            if has_nvlink && bytes < 1 << 20 && [Engine::Auto, Engine::Kernel].contains(&engine) {
+                let described = plan.describe();
+                assert!(described.contains("1 operation on 1 lane") && described.contains("fused kernel"), "{described}");
+            }
             for gpu in 0..gpus as u32 {
                 let stream = context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
                 dst.into_iter().for_each(|dst| write(dst, bytes, 100));
