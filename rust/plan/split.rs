@@ -7,13 +7,13 @@
 //! minimise T   subject to   Σ_p∈transfer x_p = bytes,   f_r + Σ_p weight(p, r) · x_p / capacity_r ≤ T
 //! ```
 //!
-//! where `f_r` is the smallest fixed cost among the paths that draw on `r`. Where no two paths share a resource (one transfer on a
+//! where `f_r` is the smallest fixed cost among the paths that draw on `r`. The equations are solved before: one path of each transfer carries
+//! what the others leave, so that the simplex method starts from plain copies and not from nothing. Where no two paths share a resource (one transfer on a
 //! directly wired node), the rows decouple and the optimum is found by filling: the cheapest paths start first and T rises until
 //! they carry all bytes. There the fill of each pipeline counts in proportion to what it carries, exactly; in the program it counts
 //! as a fixed cost, because rows for single paths would fill the gaps that pipelines leave with crumbs of others. A property test holds the two against each other.
 
-use super::kinds::MANY;
-use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions};
+use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions, SolveOutcome};
 use smallvec::{SmallVec, smallvec};
 
 /// A path as the split sees it.
@@ -38,6 +38,9 @@ pub(super) struct Unsolved(pub String);
 /// Weight of the tie-break against T. Ties are common (a relay that only takes another transfer's link changes nothing), and the
 /// tie-break must not buy link time with finishing time: 10⁻⁴ of it is below any measurement.
 const TIE_BREAK: f64 = 1e-4;
+
+/// What the solver's tolerance may add to a transfer, as a part of it.
+const WHOLE: f64 = 1e-7;
 
 /// Bytes for each column. `demands` are the bytes of each transfer; every transfer has at least one column.
 pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
@@ -92,15 +95,15 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     bytes
 }
 
+/// Groups, and their seconds per byte.
+type Terms = SmallVec<[(u32, f64); 8]>;
+
 /// The inequality of one resource.
 #[derive(Clone)]
 struct Row {
-    /// The smallest fixed cost of its columns.
+    /// The smallest fixed cost of its groups.
     fixed: f64,
-    /// Seconds of work that is settled.
-    load: f64,
-    /// Columns, and their seconds per byte.
-    terms: SmallVec<[(u32, f64); 8]>,
+    terms: Terms,
 }
 
 /// The general case, by the simplex method.
@@ -111,25 +114,89 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     if !(scale > 0.0 && longest > 0.0 && longest.is_finite()) {
         return Err(Unsolved(format!("the batch has no scale: {scale} bytes in {longest} seconds")));
     }
-    let (settled, groups) = settled(alike(columns, resources), demands);
-    let mut bytes = vec![0.0; columns.len()];
-    let mut rows = vec![Row { fixed: f64::INFINITY, load: 0.0, terms: SmallVec::new() }; resources];
-    // No sooner than all that is settled.
-    let mut soonest = 0.0_f64;
-    for group in &settled {
-        let demand = demands[group.transfer as usize];
-        bytes[group.members[0] as usize] = demand;
-        soonest = soonest.max(group.fixed + demand / group.rate);
-        for &(resource, work) in &group.shared {
-            let row = &mut rows[resource as usize];
-            (row.fixed, row.load) = (row.fixed.min(group.fixed), row.load + work * demand);
+    let groups = alike(columns, resources);
+    let transfers = transfers(&groups, demands);
+    let (settled, rows): (Vec<_>, Vec<_>) =
+        rows(&groups, resources).iter().map(|row| over_rests(row, &groups, &transfers)).partition(|row| row.terms.is_empty());
+
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let soonest = settled.iter().map(|row| row.fixed).fold(0.0, f64::max);
+    let time = problem.add_var(1.0, (soonest / longest, f64::INFINITY));
+    let mut variables = vec![None; groups.len()];
+    for transfer in &transfers {
+        for i in transfer.others() {
+            let toll = (groups[i].toll - groups[transfer.rest].toll) * scale / longest;
+            variables[i] = Some(problem.add_var(TIE_BREAK * toll, (0.0, f64::INFINITY)));
         }
     }
-    soonest = rows.iter().filter(|row| row.load > 0.0).map(|row| row.fixed + row.load).fold(soonest, f64::max);
-    let mut problem = Problem::new(OptimizationDirection::Minimize);
-    let time = problem.add_var(1.0, (soonest / longest, f64::INFINITY));
-    let variables: Vec<_> = groups.iter().map(|g| problem.add_var(TIE_BREAK * g.toll * scale / longest, (0.0, f64::INFINITY))).collect();
+    let sum = |terms: &mut dyn Iterator<Item = (usize, f64)>| {
+        let mut sum = LinearExpr::empty();
+        terms.for_each(|(i, factor)| variables[i].into_iter().for_each(|variable| sum.add(variable, factor)));
+        sum
+    };
+    for Row { fixed, terms } in &rows {
+        let mut row = sum(&mut terms.iter().map(|&(i, work)| (i as usize, work * scale / longest)));
+        row.add(time, -1.0);
+        problem.add_constraint(row, ComparisonOp::Le, -fixed / longest);
+    }
+    let mut options = SolveOptions::default();
+    options.presolve = false;
+    let solved = |outcome: Result<SolveOutcome, microlp::Error>| {
+        outcome.map_err(|e| Unsolved(e.to_string()))?.into_solution().map_err(|_| Unsolved("interrupted".into()))
+    };
+    let mut solution = solved(problem.solve_with(options))?;
+    // That the others leave no less than nothing: a transfer gets this row once it needs it, which few do, and each row costs time in
+    // every step of the solver.
+    let mut free: Vec<&Transfer> = transfers.iter().collect();
+    loop {
+        let others = |transfer: &Transfer| transfer.others().filter_map(|i| variables[i]).map(|v| solution.var_value(v)).sum::<f64>();
+        let Some(at) = free.iter().position(|transfer| others(transfer) * scale > transfer.demand * (1.0 + WHOLE)) else { break };
+        let transfer = free.swap_remove(at);
+        let all = sum(&mut transfer.others().map(|i| (i, 1.0)));
+        solution = solved(solution.add_constraint(all, ComparisonOp::Le, transfer.demand / scale))?;
+    }
+    let finish = solution.var_value(time) * longest;
+    let mut bytes = vec![0.0; columns.len()];
+    for transfer in &transfers {
+        let mut rest = transfer.demand;
+        for i in transfer.others() {
+            let share = variables[i].map_or(0.0, |variable| solution.var_value(variable)) * scale;
+            groups[i].hand_out(share, finish, columns, &mut bytes);
+            rest -= share;
+        }
+        groups[transfer.rest].hand_out(rest, finish, columns, &mut bytes);
+    }
+    if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
+}
 
+/// A transfer's groups. That with the lowest toll carries what the others leave.
+struct Transfer {
+    groups: std::ops::Range<usize>,
+    rest: usize,
+    demand: f64,
+}
+
+impl Transfer {
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let rest = self.rest;
+        self.groups.clone().filter(move |&i| i != rest)
+    }
+}
+
+fn transfers(groups: &[Group], demands: &[f64]) -> Vec<Transfer> {
+    let mut transfers: Vec<Transfer> = Vec::with_capacity(demands.len());
+    for (own, &demand) in groups.chunk_by(|a, b| a.transfer == b.transfer).zip(demands) {
+        let first = transfers.last().map_or(0, |before| before.groups.end);
+        let of = first..first + own.len();
+        let rest = of.clone().min_by(|&a, &b| groups[a].toll.total_cmp(&groups[b].toll)).unwrap_or(first);
+        transfers.push(Transfer { groups: of, rest, demand });
+    }
+    transfers
+}
+
+/// The resources that could bind: those that several columns share, and what groups have to themselves.
+fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
+    let mut rows = vec![Row { fixed: f64::INFINITY, terms: Terms::new() }; resources];
     for (i, group) in groups.iter().enumerate() {
         for &(resource, work) in &group.shared {
             let row = &mut rows[resource as usize];
@@ -138,42 +205,33 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
         }
     }
     drop_implied(&mut rows);
-    rows.extend(groups.iter().enumerate().filter(|(_, g)| g.rate.is_finite()).map(|(i, group)| Row {
-        fixed: group.fixed,
-        load: 0.0,
-        terms: smallvec![(i as u32, group.rate.recip())],
-    }));
-    for Row { fixed, load, terms } in rows.iter().filter(|row| !row.terms.is_empty()) {
-        let mut row = LinearExpr::empty();
-        terms.iter().for_each(|&(i, work)| row.add(variables[i as usize], work * scale / longest));
-        row.add(time, -1.0);
-        problem.add_constraint(row, ComparisonOp::Le, -(fixed + load) / longest);
-    }
-    let mut shares: Vec<Option<LinearExpr>> = vec![None; demands.len()];
-    for (group, &variable) in groups.iter().zip(&variables) {
-        shares[group.transfer as usize].get_or_insert_with(LinearExpr::empty).add(variable, 1.0);
-    }
-    for (share, demand) in shares.into_iter().zip(demands) {
-        if let Some(share) = share {
-            problem.add_constraint(share, ComparisonOp::Eq, demand / scale);
-        }
-    }
-    let mut options = SolveOptions::default();
-    options.presolve = false;
-    let solution =
-        problem.solve_with(options).map_err(|e| Unsolved(e.to_string()))?.into_solution().map_err(|_| Unsolved("interrupted".into()))?;
-    for (group, &variable) in groups.iter().zip(&variables) {
-        group.hand_out(solution.var_value(variable) * scale, solution.var_value(time) * longest, columns, &mut bytes);
-    }
-    if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
+    rows.retain(|row| !row.terms.is_empty());
+    let own = groups.iter().enumerate().filter(|(_, group)| group.rate.is_finite());
+    rows.extend(own.map(|(i, group)| Row { fixed: group.fixed, terms: smallvec![(i as u32, group.rate.recip())] }));
+    rows
 }
 
-/// In a large program the groups of transfers that have but one way, and the others. The former load their resources whatever is decided:
-/// of an all-to-all of 72 GPUs with one host for two that leaves 72 of 5112 transfers to decide.
-fn settled(groups: Vec<Group>, demands: &[f64]) -> (Vec<Group>, Vec<Group>) {
-    let mut ways = vec![0_u32; demands.len()];
-    groups.iter().for_each(|group| ways[group.transfer as usize] += group.members.len() as u32);
-    groups.into_iter().partition(|group| demands.len() > MANY && ways[group.transfer as usize] == 1)
+/// The same inequality where each transfer's rest is what the others leave: its work for the whole transfers is settled, and what
+/// another group takes over, it loses.
+fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
+    let mut over = Row { fixed: row.fixed, terms: Terms::new() };
+    let mut add = |i: usize, work: f64| match over.terms.iter_mut().find(|term| term.0 == i as u32) {
+        Some(term) => term.1 += work,
+        None => over.terms.push((i as u32, work)),
+    };
+    for &(i, work) in &row.terms {
+        let transfer = &transfers[groups[i as usize].transfer as usize];
+        if transfer.rest == i as usize {
+            over.fixed += work * transfer.demand;
+            transfer.others().for_each(|other| add(other, -work));
+        } else {
+            add(i as usize, work);
+        }
+    }
+    // Where both draw on the resource alike, nothing is left but rounding.
+    let most = row.terms.iter().map(|term| term.1).fold(0.0, f64::max);
+    over.terms.retain(|term| term.1.abs() > 1e-9 * most);
+    over
 }
 
 /// Columns of a transfer that can stand for each other: they have the same fixed cost, draw on the same shared resources alike, and
@@ -250,8 +308,8 @@ fn drop_implied(rows: &mut [Row]) {
             continue;
         };
         // One row implies the other if it begins no sooner, and each of its terms is at least as large.
-        let begin = |row: usize| rows[row].fixed + rows[row].load;
-        let implies = |a: usize, b: usize| begin(a) >= begin(b) && rows[a].terms.iter().zip(&rows[b].terms).all(|(x, y)| x.1 >= y.1);
+        let implies =
+            |a: usize, b: usize| rows[a].fixed >= rows[b].fixed && rows[a].terms.iter().zip(&rows[b].terms).all(|(x, y)| x.1 >= y.1);
         if implies(first, at) {
             rows[at].terms.clear();
         } else if implies(at, first) {

@@ -10,6 +10,7 @@ mod command;
 mod common;
 mod config;
 mod header;
+mod hidden;
 mod host_backend;
 mod kernel;
 mod measure;

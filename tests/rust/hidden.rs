@@ -1,0 +1,192 @@
+//! A machine that tells nothing but times, for the probe to find out about.
+#![allow(dead_code)]
+
+use crate::common::Random;
+use mpgpu::model::{Flow, PathModel, finish};
+use mpgpu::plan::Mechanism;
+use mpgpu::topology::probe::{Hop, Pipeline, ProbeOptions, Probed, Rig, Timing, Verdict, Work, probe};
+use mpgpu::topology::{self, DeviceId, Machine, Topology};
+use std::collections::HashSet;
+use std::convert::Infallible;
+
+/// When a copy starts at the earliest, bytes left, what it draws on, and the GPU whose earlier copies it follows.
+type Copying<'a> = (f64, f64, &'a [topology::ResourceId], Option<DeviceId>);
+
+/// A machine that tells nothing but times. Copies start one by one as they are issued and share resources max-min fairly, from moment to
+/// moment; each time comes with noise.
+pub struct Hidden {
+    pub machine: Machine,
+    pub random: Random,
+    /// Standard deviation, as a part of the time.
+    pub noise: f64,
+    pub dropping: HashSet<(DeviceId, DeviceId)>,
+    /// One reading of a hundred, times this, takes up to half as long again: something else used the machine.
+    pub spikes: u64,
+    /// In so many readings of a hundred the calling thread takes ten times as long to issue: it was held up.
+    pub held_up: u64,
+    pub measured: f64,
+    /// Seconds that copies of several GPUs take longer.
+    pub gpu_join: f64,
+    /// The copies that a GPU issues to other GPUs run one after another, in order of issue.
+    pub in_order: bool,
+    /// The same machine as pipelines find it, where that is not as plain copies do.
+    pub in_plans: Option<Machine>,
+}
+
+impl Hidden {
+    pub fn new(topology: Topology, noise: f64, seed: u64) -> Hidden {
+        let machine = Machine::new(topology).expect("well formed");
+        Hidden {
+            machine,
+            random: Random(seed),
+            noise,
+            dropping: HashSet::new(),
+            spikes: 0,
+            held_up: 0,
+            measured: 0.0,
+            gpu_join: 0.0,
+            in_order: false,
+            in_plans: None,
+        }
+    }
+
+    fn noisy(&mut self, seconds: f64) -> f64 {
+        // Irwin-Hall: the sum of twelve uniform numbers is near enough to a normal one of variance 1.
+        let sum: f64 = (0..12).map(|_| self.random.below(1 << 20) as f64 / f64::from(1 << 20)).sum();
+        let spike = if self.random.chance(self.spikes) { 1.0 + self.random.below(50) as f64 / 100.0 } else { 1.0 };
+        seconds * spike * (1.0 + self.noise * (sum - 6.0)).max(0.5)
+    }
+
+    /// So many noisy readings.
+    fn read(&mut self, seconds: f64, repetitions: u32) -> Vec<f64> {
+        self.measured += seconds * f64::from(repetitions + 1);
+        (0..repetitions).map(|_| self.noisy(seconds)).collect()
+    }
+
+    /// Seconds until the last of these copies, issued one after another, has arrived.
+    pub fn together(&self, hops: &[Hop]) -> f64 {
+        let costs = self.machine.costs();
+        let issuer = |hop: &Hop| if hop.from.is_host() { hop.to } else { hop.from };
+        let joined = hops.iter().any(|hop| issuer(hop) != issuer(&hops[0]));
+        let mut flows: Vec<Copying> = hops
+            .iter()
+            .enumerate()
+            .map(|(index, hop)| {
+                let route = self.machine.route(hop.from, hop.to).expect("only hops with a route are tried");
+                let queue = (self.in_order && !hop.from.is_host() && !hop.to.is_host()).then_some(hop.from);
+                (costs.copy + route.latency + costs.issue * index as f64, hop.bytes as f64, &route.resources[..], queue)
+            })
+            .collect();
+        let mut now = 0.0;
+        while !flows.is_empty() {
+            let rates = self.fair(&flows, now);
+            let next_start = flows.iter().map(|flow| flow.0).filter(|start| *start > now).fold(f64::INFINITY, f64::min);
+            let next_end = flows.iter().zip(&rates).filter(|(_, rate)| **rate > 0.0).map(|(flow, rate)| now + flow.1 / rate);
+            let next = next_end.fold(next_start, f64::min);
+            for (flow, rate) in flows.iter_mut().zip(&rates) {
+                flow.1 -= rate * (next - now);
+            }
+            now = next;
+            flows.retain(|flow| flow.0 > now || flow.1 > 1.0);
+        }
+        now + if joined { self.gpu_join } else { 0.0 }
+    }
+
+    /// Max-min fair rates of those that have started (progressive filling: Bertsekas and Gallager 1992).
+    fn fair(&self, flows: &[Copying], now: f64) -> Vec<f64> {
+        let resources = self.machine.resources();
+        let mut left: Vec<f64> = resources.iter().map(|resource| resource.capacity).collect();
+        let mut users = vec![0_u32; resources.len()];
+        let mut rates = vec![0.0; flows.len()];
+        let waits = |flow: usize| flows[flow].3.is_some() && flows[..flow].iter().any(|earlier| earlier.3 == flows[flow].3);
+        let mut open: Vec<usize> = (0..flows.len()).filter(|flow| flows[*flow].0 <= now && !waits(*flow)).collect();
+        open.iter().flat_map(|flow| flows[*flow].2).for_each(|resource| users[resource.0 as usize] += 1);
+        while !open.is_empty() {
+            let share = |index: usize| left[index] / f64::from(users[index]);
+            let tightest = (0..left.len()).filter(|index| users[*index] > 0).min_by(|a, b| share(*a).total_cmp(&share(*b)));
+            let tightest = tightest.expect("every copy draws on its link");
+            let rate = share(tightest);
+            let (done, rest): (Vec<usize>, Vec<usize>) =
+                open.iter().partition(|flow| flows[**flow].2.iter().any(|resource| resource.0 as usize == tightest));
+            for flow in done {
+                rates[flow] = rate;
+                for resource in flows[flow].2 {
+                    left[resource.0 as usize] -= rate;
+                    users[resource.0 as usize] -= 1;
+                }
+            }
+            open = rest;
+        }
+        rates
+    }
+
+    /// As the model of plans has it, on the machine as pipelines find it.
+    pub fn paths(&self, direct: &[Hop], staged: &[Pipeline]) -> f64 {
+        let machine = self.in_plans.as_ref().unwrap_or(&self.machine);
+        let route = |from, to| machine.route(from, to).expect("a hop");
+        let copies = direct.iter().map(|hop| (PathModel::new(machine, &[route(hop.from, hop.to)]), hop.bytes, 1));
+        let pipelines = staged.iter().map(|Pipeline { hop, via, chunks }| {
+            (PathModel::new(machine, &[route(hop.from, *via), route(*via, hop.to)]), hop.bytes, *chunks)
+        });
+        let paths: Vec<(PathModel, u64, u32)> = copies.chain(pipelines).collect();
+        let head = machine.costs().copy;
+        finish(machine, paths.iter().map(|(path, bytes, chunks)| Flow { path, bytes: *bytes, chunks: *chunks, head, efficiency: 1.0 }), 1)
+    }
+
+    fn seconds(&self, work: &Work<'_>) -> f64 {
+        let costs = self.machine.costs();
+        match *work {
+            Work::Together(hops) => self.together(hops),
+            Work::Many { hop, count, mechanism } => {
+                let rate = self.machine.route(hop.from, hop.to).expect("a hop").bandwidth;
+                let moved = (u64::from(count) * hop.bytes) as f64 / rate;
+                match mechanism {
+                    Mechanism::Copy => (costs.copy + costs.issue * f64::from(count - 1)).max(costs.copy + moved),
+                    Mechanism::Batch => costs.batch + costs.batch_segment * f64::from(count) + moved,
+                    Mechanism::Kernel => costs.kernel + costs.kernel_segment * f64::from(count) + moved / costs.kernel_efficiency,
+                }
+            }
+            Work::Paths { direct, staged } => self.paths(direct, staged),
+        }
+    }
+}
+
+impl Rig for Hidden {
+    type Error = Infallible;
+
+    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Infallible> {
+        let totals = self.read(self.seconds(work), repetitions);
+        let operations = match work {
+            Work::Together(hops) => hops.len() as u32,
+            Work::Many { count, .. } => *count,
+            Work::Paths { direct, staged } => direct.len() as u32 + staged.iter().map(|pipeline| 2 * pipeline.chunks).sum::<u32>(),
+        };
+        let held_up = self.held_up > 0 && self.random.chance(self.held_up);
+        let issue = self.machine.costs().issue * f64::from(operations) * if held_up { 10.0 } else { 1.0 };
+        Ok(totals.into_iter().map(|total| Timing { issue, total }).collect())
+    }
+
+    fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Verdict, Infallible> {
+        let drops = self.dropping.contains(&(from, to));
+        Ok(if drops { Verdict::Lost { wrong: 4096, of: 65536 } } else { Verdict::Intact })
+    }
+
+    fn room(&self) -> u64 {
+        1 << 30
+    }
+}
+
+/// What is known of a machine beforehand: who can be copied between, and nothing true about how fast.
+pub fn blank(machine: &Machine) -> Machine {
+    let mut topology = machine.topology().clone();
+    topology.links.iter_mut().for_each(|link| (link.bandwidth, link.latency) = (1e9, 0.0));
+    topology.shared.clear();
+    topology.costs = topology::Costs::default();
+    Machine::new(topology).expect("well formed")
+}
+
+pub fn probed(hidden: &mut Hidden) -> Probed {
+    let base = blank(&hidden.machine);
+    let Ok(found) = probe(&base, hidden, &ProbeOptions::default(), &mut |_| {});
+    found
+}
