@@ -93,8 +93,9 @@ impl Context {
         Ok(report)
     }
 
-    /// The short search for copies of host memory, planned for the machine as it was probed. The model has no term for what they differ in
-    /// from one machine to another: which engine, how many chunks, and what share relays get (`docs/tuning.md`).
+    /// The short search for copies of host memory and for all-to-alls, planned for the machine as it was probed. The model has no term for what
+    /// the former differ in from one machine to another (which engine, how many chunks, what share relays get), and does not try host paths
+    /// beside the turns of the latter (`docs/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
         // Neither the environment nor an earlier tuning has a say in what is searched.
@@ -105,7 +106,7 @@ impl Context {
         let mut score = Executed::new(&context);
         let campaign = Campaign { machine: context.machine(), sizes, base, search: Search::Short, in_force: None };
         let batches = |case| campaign.batches(case).into_iter().map(move |(size, batch)| (case, size, batch));
-        let all: Vec<_> = [Case::H2d, Case::D2h].into_iter().flat_map(batches).collect();
+        let all: Vec<_> = [Case::H2d, Case::D2h, Case::AllToAll].into_iter().flat_map(batches).collect();
         let of = all.len() as u32;
         let (mut points, mut measurements) = (Vec::new(), probed.measurements);
         for (done, (case, size, batch)) in (0..).zip(all) {
@@ -309,6 +310,7 @@ mod tests {
     use crate::backend::host::HostBackend;
     use crate::engine::{NO_TUNING, PlanOptions, Transfer, Verify};
     use crate::topology::probe::{Gpu, Residuals};
+    use crate::tune::{Pattern, Side};
     use std::time::Duration;
 
     #[test]
@@ -491,9 +493,16 @@ mod tests {
         let (path, report, told) = tuned(&directory);
         let tuning = report.tuning.as_ref().expect("tuned");
         assert_eq!((tuning.digest.as_str(), tuning.origin), (tune::digest(&report.probed.topology).as_str(), Origin::Host));
-        // Two sizes for each class, of which there is at least one each way; no class has a setting for the third size.
-        assert!(tuning.classes.len() >= 2 && told as usize == 2 * tuning.classes.len(), "{told}: {tuning:?}");
-        assert!(tuning.classes.iter().all(|tuned| tuned.class.from != tuned.class.to && tuned.stream.sizes.len() <= 2), "{tuning:?}");
+        // Two sizes for each class, of which there is at least one for each case; no class has a setting for the third size.
+        assert!(
+            told as usize == 2 * tuning.classes.len() && tuning.classes.iter().all(|t| t.stream.sizes.len() <= 2),
+            "{told}: {tuning:?}"
+        );
+        for sides in [(Side::Host, Side::Gpu), (Side::Gpu, Side::Host), (Side::Gpu, Side::Gpu)] {
+            let patterns: Vec<_> = tuning.classes.iter().map(|t| t.class).filter(|class| (class.from, class.to) == sides).collect();
+            let expected = if sides.0 == sides.1 { Pattern::Exchange } else { Pattern::Single };
+            assert!(!patterns.is_empty() && patterns.iter().all(|class| class.pattern == expected), "{sides:?}: {tuning:?}");
+        }
         let beside = tuning_beside(&path);
         let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
         assert_eq!(names(&directory.0), [name(&path), name(&beside)]);
@@ -506,9 +515,15 @@ mod tests {
         assert!(text.contains("tuned values are in force: made for probed") && text.contains(&*beside.to_string_lossy()), "{text}");
         // Whatever is found says how bytes go, and not which.
         let bytes = 200_001;
-        for (src_device, dst_device) in [(DeviceId::HOST, DeviceId::gpu(1)), (DeviceId::gpu(1), DeviceId::HOST)] {
-            let [dst, src] = [dst_device, src_device].map(|device| context.allocate(device, bytes).expect("memory"));
-            let plan = context.plan(&[Transfer { dst, dst_device, src, src_device, bytes }], &PlanOptions::default()).expect("planned");
+        let gpu = DeviceId::gpu;
+        let all = (0..16).map(|i| (gpu(i / 4), gpu(i % 4))).filter(|(from, to)| from != to).collect();
+        for pairs in [vec![(DeviceId::HOST, gpu(1))], vec![(gpu(1), DeviceId::HOST)], all] {
+            let transfer = |(src_device, dst_device): (DeviceId, DeviceId)| {
+                let [dst, src] = [dst_device, src_device].map(|device| context.allocate(device, bytes).expect("memory"));
+                Transfer { dst, dst_device, src, src_device, bytes }
+            };
+            let batch: Vec<Transfer> = pairs.into_iter().map(transfer).collect();
+            let plan = context.plan(&batch, &PlanOptions::default()).expect("planned");
             let stream = context.create_stream(DeviceId::gpu(1)).expect("a stream");
             plan.execute(stream).expect("enqueued").wait().expect("every byte is compared");
         }

@@ -40,7 +40,8 @@ pub enum Pattern {
     BothWays,
     /// Several; no device sends or receives more than one.
     Shift,
-    /// Several between different pairs; some device sends or receives more than one.
+    /// Every GPU of the machine to every other. What is measured there says nothing of fewer: what several gain stands and falls with who
+    /// else draws on host memory.
     Exchange,
 }
 
@@ -75,7 +76,8 @@ const ALIKE: f64 = 0.05;
 impl Class {
     /// The class of a batch, and the bytes of its largest transfer. `None` where nothing that is tuned stands for it: copies inside a
     /// device, pageable memory, transfers in different directions between GPUs and host, two transfers between the same two devices (a
-    /// halo of faces and edges), or sizes that differ by more than a factor of two. O(n log n), and nothing on the heap for 16 transfers.
+    /// halo of faces and edges), several of which some device sends or receives more than one (unless all GPUs send to all), or sizes that
+    /// differ by more than a factor of two. O(n log n), and nothing on the heap for 16 transfers.
     pub fn of(machine: &Machine, batch: &[Shape]) -> Option<(Class, u64)> {
         let first = batch.first()?;
         let (from, to) = (Side::of(first.src_device), Side::of(first.dst_device));
@@ -106,7 +108,14 @@ impl Class {
             [_] => Pattern::Single,
             &[(a, b), back] if back == (b, a) => Pattern::BothWays,
             pairs if pairs.windows(2).any(|two| two[0] == two[1]) => return None,
-            pairs if repeats(&mut pairs.iter().map(|p| p.0)) || repeats(&mut pairs.iter().map(|p| p.1)) => Pattern::Exchange,
+            pairs if repeats(&mut pairs.iter().map(|p| p.0)) || repeats(&mut pairs.iter().map(|p| p.1)) => {
+                // Different pairs of GPUs, so many: all.
+                let gpus = machine.gpu_count() as usize;
+                if (from, to) != (Side::Gpu, Side::Gpu) || pairs.len() != gpus * (gpus - 1) {
+                    return None;
+                }
+                Pattern::Exchange
+            }
             _ => Pattern::Shift,
         };
         Some((Class { from, to, pattern, direct }, most))

@@ -302,7 +302,7 @@ fn a_probe_that_is_kept_is_tuned_and_one_that_goes_elsewhere_is_not() {
     let node = folder.file("node.toml");
     assert!(!probe(&["--output", &node]).contains("tuned") && !probe(&["--stdout"]).contains("tuned"));
     assert!(kept().is_empty() && !read(&node).is_empty());
-    assert!(probe(&[]).contains("copies of host memory are tuned: made for probed"));
+    assert!(probe(&[]).contains("tuned with it: made for probed"));
     let [file, tuning] = &kept()[..] else { panic!("a probe and a tuning: {:?}", kept()) };
     let (topology, tuned) =
         (mpgpu::topology::parse(&read(file)).expect("a topology"), mpgpu::tune::parse(&read(tuning)).expect("a tuning"));

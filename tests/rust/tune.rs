@@ -93,7 +93,17 @@ fn classes_tell_patterns_links_and_memories_apart() {
     assert_eq!(of(&[shape(0, 3, MIB)]), gpu(Pattern::Single, MIB));
     assert_eq!(of(&[shape(0, 3, MIB), shape(3, 0, MIB)]), gpu(Pattern::BothWays, MIB));
     assert_eq!(of(&[shape(0, 1, MIB), shape(1, 2, 2 * MIB), shape(2, 0, MIB)]), gpu(Pattern::Shift, 2 * MIB));
-    assert_eq!(of(&[shape(0, 1, MIB), shape(0, 2, MIB)]), gpu(Pattern::Exchange, MIB));
+    let pairs = (0..64).map(|i| (i / 8, i % 8)).filter(|(from, to)| from != to);
+    let all: Vec<Shape> = pairs.clone().map(|(from, to)| shape(from, to, MIB)).collect();
+    assert_eq!(of(&all), gpu(Pattern::Exchange, MIB));
+    let from_host: Vec<Shape> = (0..8).map(|to| shape(-1, to, MIB)).collect();
+    // All but one; one message twice in the place of another; those of seven of the eight.
+    let mut twice = all.clone();
+    twice[0] = all[1];
+    let fewer: Vec<Shape> = pairs.filter(|(from, to)| *from < 7 && *to < 7).map(|(from, to)| shape(from, to, MIB)).collect();
+    for part in [&all[1..], &twice, &fewer, &[shape(0, 1, MIB), shape(0, 2, MIB)], &from_host] {
+        assert_eq!(of(part), None, "{part:?}");
+    }
     assert_eq!(of(&[shape(-1, 0, MIB)]), Some((Side::Host, Side::Gpu, Pattern::Single, MIB)));
     let pageable = Shape { src_kind: MemoryKind::Pageable, ..shape(-1, 0, MIB) };
     for untuned in [

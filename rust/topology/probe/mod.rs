@@ -174,8 +174,8 @@ pub struct ProbeOptions {
     pub tolerance: f64,
     /// The most measurements of concurrent copies. What is still unexplained then stays so, and the record says it.
     pub measurements: u32,
-    /// Bytes of single copies from and to host memory for which a context's probe then looks for better plans than the model's, by executing
-    /// them. On the host backend those of more than 4 MiB are left out, since CPUs move every byte. None: no search.
+    /// Bytes of single copies from and to host memory, and of each transfer of an all-to-all, for which a context's probe then looks for better
+    /// plans than the model's, by executing them. On the host backend those of more than 4 MiB are left out, since CPUs move every byte. None: no search.
     pub tuned_bytes: Vec<u64>,
 }
 

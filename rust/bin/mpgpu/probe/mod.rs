@@ -71,7 +71,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     } else if arguments.output.is_none() {
         eprintln!("contexts on these GPUs take it from now on; MPGPU_TOPOLOGY=discovered leaves it out");
         if report.tuning.is_some() {
-            eprintln!("so they do what is tuned for copies of host memory; MPGPU_TUNING_FILE=none leaves that out");
+            eprintln!("and the plans that were found better than the model's; MPGPU_TUNING_FILE=none leaves those out");
         }
     }
     drop(context);

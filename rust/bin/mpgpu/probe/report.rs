@@ -70,7 +70,7 @@ pub fn tables(report: &ProbeReport) -> String {
     );
     probed.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
     if let Some(tuning) = &report.tuning {
-        let _ = writeln!(text, "copies of host memory are tuned: {}", tuning.summary());
+        let _ = writeln!(text, "tuned with it: {}", tuning.summary());
     }
     text
 }
