@@ -581,8 +581,9 @@ mp_status_t mp_request_free(mp_request_t *request);
 ///
 /// `options` NULL means all defaults: a full probe, kept where contexts of this user on these GPUs find it from then
 /// on. Only such a probe is also tuned: better plans than the model's are looked for, by executing them, for single
-/// copies from and to host memory, and contexts that take the probe by themselves take what was found with it. Where
-/// that search fails the log has a warning, and the probe is kept without.
+/// copies from and to host memory and for all-to-alls of all GPUs, if there are three or more, and contexts that take
+/// the probe by themselves take what was found with it. Where that search fails the log has a warning, and the probe is
+/// kept without.
 ///
 /// Takes seconds (a full probe of four H200 21, of which tuning takes 13; estimated for eight GPUs: less than a minute),
 /// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
