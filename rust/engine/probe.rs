@@ -93,9 +93,9 @@ impl Context {
         Ok(report)
     }
 
-    /// The short search for copies of host memory and for all-to-alls, planned for the machine as it was probed. The model has no term for what
-    /// the former differ in from one machine to another (which engine, how many chunks, what share relays get), and does not try host paths
-    /// beside the turns of the latter (`docs/probe.md`).
+    /// The short search for copies of host memory, planned for the machine as it was probed: the model has no term for what they differ in from one
+    /// machine to another, which engine, how many chunks, and what share relays get. For all-to-alls which paths: the planner does not try
+    /// any beside their turns by itself (`docs/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
         // Neither the environment nor an earlier tuning has a say in what is searched.
@@ -105,13 +105,15 @@ impl Context {
         let context = Context::with_backend(Arc::new(machine), self.shared.backend.clone(), config).map_err(TuneError::Score)?;
         let mut score = Executed::new(&context);
         let campaign = Campaign { machine: context.machine(), sizes, base, search: Search::Short, in_force: None };
+        let of_paths = Campaign { search: Search::Paths, ..campaign.clone() };
         let batches = |case| campaign.batches(case).into_iter().map(move |(size, batch)| (case, size, batch));
         let all: Vec<_> = [Case::H2d, Case::D2h, Case::AllToAll].into_iter().flat_map(batches).collect();
         let of = all.len() as u32;
         let (mut points, mut measurements) = (Vec::new(), probed.measurements);
         for (done, (case, size, batch)) in (0..).zip(all) {
             progress(Progress { stage: "tuning", done, of, measurements });
-            match campaign.point(case, size, batch, &mut score, |_, _, _| {}) {
+            let search = if case == Case::AllToAll { &of_paths } else { &campaign };
+            match search.point(case, size, batch, &mut score, |_, _, _| {}) {
                 Ok(Some(point)) => {
                     measurements += point.short_evaluations() as u32;
                     points.push(point);

@@ -5,7 +5,7 @@ use super::class::Class;
 use super::error::TuneError;
 use super::grid::grid;
 use super::score::Score;
-use super::short::short;
+use super::short::{paths, short};
 use super::trial::{Found, Trial, Trials};
 use super::tuning::{ClassTuning, EngineTuning, Origin, Preference, Setting, SizeTuning, Tuning, digest};
 use crate::model::GRAIN;
@@ -15,6 +15,8 @@ use crate::topology::Machine;
 /// How to search.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Search {
+    /// Which paths alone, with the model's shares and chunks.
+    Paths,
     /// From the model's plan, coordinate by coordinate.
     Short,
     /// The short search and the whole grid, to judge the one by the other.
@@ -138,9 +140,10 @@ impl Campaign<'_> {
         let now = advice.map_or(self.base, |advice| advice.options(&self.base));
         let chosen = Trials::new(self.machine, &batch, &now, now.engine, score).start()?;
         let mut search = |engine| -> Result<EngineResult, TuneError<S::Error>> {
-            let found = short(Trials::new(self.machine, &batch, &self.base, engine, score))?;
+            let trials = Trials::new(self.machine, &batch, &self.base, engine, score);
+            let found = if self.search == Search::Paths { paths(trials)? } else { short(trials)? };
             let whole = match self.search {
-                Search::Short => None,
+                Search::Paths | Search::Short => None,
                 Search::Both => {
                     let trials = Trials::new(self.machine, &batch, &self.base, engine, score);
                     Some(grid(trials, |done, of| progress(engine, done, of))?)

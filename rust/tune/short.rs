@@ -63,6 +63,18 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     Ok(Found { start, best, evaluations })
 }
 
+/// Searches for the paths alone, a few scores: shares are the model's. Where paths are staged in host memory, shares that are found to be best are so
+/// for the memory that this staging happens to have, and too much on a slow path costs more than too little.
+pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::Error>> {
+    let start = trials.start()?;
+    let step = trials.score.least_gain() / 4.0;
+    let outlines = outlines(&mut trials, &start, step)?;
+    let evaluations = trials.evaluations();
+    let best = outlines.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)).filter(|best| best.setting != Setting::default());
+    let best = best.map_or(Ok(start.clone()), |best| confirmed(&mut trials, &start, best))?;
+    Ok(Found { start, best, evaluations })
+}
+
 /// The model's plan, and plans with other paths: more while that helps, else fewer, and without the host. Where the model takes one path, as
 /// many as there are is among them: two alone may not be worth what more would be. No two have the same program.
 fn outlines<S: Score>(trials: &mut Trials<'_, S>, start: &Trial, step: f64) -> Result<Vec<Trial>, TuneError<S::Error>> {

@@ -307,6 +307,27 @@ proptest! {
 }
 
 #[test]
+fn a_search_for_paths_leaves_shares_and_chunks_to_the_model_and_finds_a_way_beside_turns() {
+    let machine = machine("hgx-h100-4");
+    let sizes = [16 * MIB, 64 * MIB, 256 * MIB];
+    let short = Campaign { machine: &machine, sizes: &sizes, base: Options::default(), search: Search::Short, in_force: None };
+    let campaign = Campaign { search: Search::Paths, ..short.clone() };
+    let mut score = Simulated { machine: &machine };
+    let mut gained = 0;
+    for (size, batch) in campaign.batches(Case::AllToAll) {
+        let mut search = |by: &Campaign<'_>| by.point(Case::AllToAll, size, batch.clone(), &mut score, |_, _, _| {});
+        let (found, all) = (search(&campaign).expect("tuned").expect("a class"), search(&short).expect("tuned").expect("a class"));
+        assert!(found.short() <= found.chosen && all.short() <= found.short() && found.short_evaluations() < all.short_evaluations());
+        for result in [&found.stream, &found.graph] {
+            let setting = result.best().setting;
+            assert_eq!(setting, Setting { max_paths: setting.max_paths, host_path: setting.host_path, ..Setting::default() });
+            gained += usize::from(result.beats_choice && result.best().paths() > 1);
+        }
+    }
+    assert!(gained > 0);
+}
+
+#[test]
 fn a_campaign_in_the_simulator_gains_and_its_tuning_reproduces_the_gain() {
     let machine = machine("hgx-h200");
     let sizes = [4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB];
