@@ -585,7 +585,7 @@ mp_status_t mp_request_free(mp_request_t *request);
 /// the probe by themselves take what was found with it. Where that search fails the log has a warning, and the probe is
 /// kept without.
 ///
-/// Takes seconds (a full probe of four H200 21, of which tuning takes 13; estimated for eight GPUs: less than a minute),
+/// Takes seconds (a full probe of four H200 25 to 31, most of it tuning; estimated for eight GPUs: less than a minute),
 /// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
 /// measured too. On the host backend copies by CPU threads are measured. Blocks. Any thread, but one probe of a
 /// context at a time.
@@ -593,8 +593,7 @@ mp_status_t mp_request_free(mp_request_t *request);
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
 /// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the
 /// result is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
-mp_status_t mp_context_probe(mp_context_t context,
-                             const mp_probe_options_t *options);
+mp_status_t mp_context_probe(mp_context_t context, const mp_probe_options_t *options);
 
 /// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/topology.md describes it.
 ///

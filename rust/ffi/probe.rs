@@ -18,7 +18,7 @@ use std::path::Path;
 /// the probe by themselves take what was found with it. Where that search fails the log has a warning, and the probe is
 /// kept without.
 ///
-/// Takes seconds (a full probe of four H200 21, of which tuning takes 13; estimated for eight GPUs: less than a minute),
+/// Takes seconds (a full probe of four H200 25 to 31, most of it tuning; estimated for eight GPUs: less than a minute),
 /// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
 /// measured too. On the host backend copies by CPU threads are measured. Blocks. Any thread, but one probe of a
 /// context at a time.
