@@ -10,7 +10,7 @@ use super::svg::{Anchor, text_width};
 use mpgpu::topology::{NodeKind, Topology};
 
 const BOX: (f64, f64) = (86.0, 38.0);
-/// From one GPU to the next: room for a label beside its links.
+/// From one GPU to the next, where no label beside its links needs more.
 const PITCH: f64 = 118.0;
 /// More between GPUs that hang on different switches.
 const GROUP_GAP: f64 = 26.0;
@@ -109,7 +109,8 @@ pub fn layout(topology: &Topology, cables: &[Cable], label: impl Fn(&Cable, bool
     }
     let rows = rows(topology, &next);
     let mut places = vec![Place { x: 0.0, y: 0.0, width: BOX.0, height: BOX.1 }; count];
-    let mut edge = place_gpus(topology, &next, &rows, &mut places);
+    let pitch = pitch(cables, &rows, &label);
+    let mut edge = place_gpus(topology, &next, &rows, pitch, &mut places);
     let (top, bottom) = (rows.iter().copied().min().unwrap_or(0).min(0), rows.iter().copied().max().unwrap_or(0).max(0));
 
     // From the GPUs outwards, because a bar spans what stands between it and them.
@@ -123,7 +124,7 @@ pub fn layout(topology: &Topology, cables: &[Cable], label: impl Fn(&Cable, bool
             let (first, last) = match centers.iter().copied().reduce(f64::min).zip(centers.iter().copied().reduce(f64::max)) {
                 Some(ends) => ends,
                 None => {
-                    edge += PITCH;
+                    edge += pitch;
                     (edge, edge)
                 }
             };
@@ -239,8 +240,23 @@ fn rows(topology: &Topology, next: &[Vec<usize>]) -> Vec<i32> {
         .collect()
 }
 
+/// From one GPU to the next: no label beside the links of one, which may have the marks of many shared resources, reaches those of the other.
+fn pitch(cables: &[Cable], rows: &[i32], label: &impl Fn(&Cable, bool, Way) -> Vec<Line>) -> f64 {
+    let of_side = |gpu: usize, below: bool| {
+        let beside = cables.iter().filter(move |cable| {
+            let other = if cable.a == gpu { cable.b } else { cable.a };
+            (cable.a == gpu || cable.b == gpu) && if below { rows[other] > 0 } else { rows[other] < 0 }
+        });
+        let upper = |cable: &Cable| (cable.a == gpu) == below;
+        let widest = beside.clone().flat_map(|cable| label(cable, upper(cable), Way::Down)).map(|line| line.width()).fold(0.0, f64::max);
+        beside.count().saturating_sub(1) as f64 * STRAIGHT_STEP + widest + 14.0
+    };
+    let gpus = (0..rows.len()).filter(|&node| rows[node] == 0);
+    gpus.flat_map(|gpu| [of_side(gpu, true), of_side(gpu, false)]).fold(PITCH, f64::max)
+}
+
 /// Puts the GPUs into their row, ordered and spaced by what is below them. Returns the last one's centre.
-fn place_gpus(topology: &Topology, next: &[Vec<usize>], rows: &[i32], places: &mut [Place]) -> f64 {
+fn place_gpus(topology: &Topology, next: &[Vec<usize>], rows: &[i32], pitch: f64, places: &mut [Place]) -> f64 {
     // The way down from a GPU to host memory, host memory first; the nearest host and the first switch of those as good.
     let way = |gpu: usize| {
         let mut way = Vec::new();
@@ -262,7 +278,7 @@ fn place_gpus(topology: &Topology, next: &[Vec<usize>], rows: &[i32], places: &m
     let mut before: Option<&Vec<usize>> = None;
     for (way, gpu) in &gpus {
         if let Some(before) = before {
-            x += PITCH;
+            x += pitch;
             if before != way {
                 let joined = before.iter().zip(way).any(|(a, b)| a != b && next[*a].contains(b));
                 x += if joined { JOINED_GAP } else { GROUP_GAP };
@@ -480,7 +496,7 @@ mod tests {
     use super::super::cables::cables;
     use super::*;
     use mpgpu::topology::discover::{Nvlink, Pcie, Remote, Seen, SeenGpu};
-    use mpgpu::topology::{discover, parse, preset, preset_names};
+    use mpgpu::topology::{LinkId, SharedResource, discover, parse, preset, preset_names};
 
     fn laid_out(topology: &Topology) -> Layout {
         let figures = |cable: &Cable, _, way| match way {
@@ -515,6 +531,17 @@ mod tests {
             let joined = |a, b| touches(a, ends[0]) && touches(b, ends[1]);
             assert!(joined(cable.a, cable.b) || joined(cable.b, cable.a), "{}: {name} ends at {ends:?}", topology.name);
         }
+        // Labels of several links of one GPU stand below one another beside the last of them; the links of others they leave alone.
+        let gpu_of = |cable: &Cable| [cable.a, cable.b].into_iter().find(|&node| topology.nodes[node].kind == NodeKind::Gpu);
+        for (cable, wire) in cables.iter().zip(&layout.wires).filter(|(_, wire)| wire.points.len() == 2) {
+            let [x, y, width, height] = label_box(wire);
+            for (other, passing) in cables.iter().zip(&layout.wires).filter(|(_, wire)| wire.points.len() == 2) {
+                let [(at, from), (_, to)] = passing.points[..] else { continue };
+                let covers = (x..x + width).contains(&at) && from < y + height && to > y;
+                let apart = gpu_of(cable).is_some() && gpu_of(other).is_some() && gpu_of(cable) != gpu_of(other);
+                assert!(!(apart && covers), "{}: {:?} covers the link at {at}", topology.name, wire.lines);
+            }
+        }
         for (at, (name, area)) in solid.iter().enumerate() {
             for (other, elsewhere) in &solid[at + 1..] {
                 assert!(!overlap(*area, *elsewhere), "{}: {name} {area:?} and {other} {elsewhere:?}", topology.name);
@@ -530,6 +557,15 @@ mod tests {
         for name in preset_names() {
             assert_readable(&preset(name).expect("a preset"));
         }
+    }
+
+    #[test]
+    fn links_that_share_much_have_room_for_all_its_marks() {
+        let mut topology = preset("pcie-4").expect("a preset");
+        let links: Vec<_> = (0..topology.links.len() as u32).map(LinkId).collect();
+        let shared = |i| SharedResource { name: format!("shared{i}"), capacity: 1e9, links: links.clone() };
+        topology.shared.extend((0..7).map(shared));
+        assert_readable(&topology);
     }
 
     #[test]
