@@ -114,8 +114,9 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let plan = context.plan(&transfers, &arguments.what.plan_options())?;
     let first = arguments.what.transfers.first().map_or(mpgpu::topology::DeviceId::gpu(0), |transfer| transfer.src);
     let stream = context.create_stream(first)?;
+    // Traced as well: that goes over streams, which are made when they are first needed, even where the plan is a graph otherwise.
     for _ in 0..WARM_UP {
-        plan.execute(stream)?.wait()?;
+        plan.trace(stream)?;
     }
     let mut trace = plan.trace(stream)?;
     drop(ordinary);
