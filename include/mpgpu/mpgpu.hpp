@@ -657,8 +657,8 @@ class context {
     }
 
     /// Measures the machine: how fast copies are, which slow each other down, whether their bytes arrive. Contexts made
-    /// later use the result, this one does not. A full probe that is kept for them also tunes copies of host memory
-    /// and all-to-alls, see `mp_context_probe`. Takes seconds, memory on every device and all links, and must run alone.
+    /// later use the result, this one does not. A full probe that is kept for them also tunes copies of host memory and
+    /// all-to-alls, see `mp_context_probe`. Takes seconds, memory on every device and all links, and must run alone.
     /// Throws `invalid_argument`, `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.
     void probe(const probe_options &options = {}) const { detail::check(measure(options)); }
     /// As above, reporting to `ec`.
