@@ -7,11 +7,12 @@
 //! minimise T   subject to   Σ_p∈transfer x_p = bytes,   f_r + Σ_p weight(p, r) · x_p / capacity_r ≤ T
 //! ```
 //!
-//! where `f_r` is the smallest fixed cost among the paths that draw on `r`. The equations are solved before: one path of each transfer carries
-//! what the others leave, so that the simplex method starts from plain copies and not from nothing. Where no two paths share a resource (one transfer on a
-//! directly wired node), the rows decouple and the optimum is found by filling: the cheapest paths start first and T rises until
-//! they carry all bytes. There the fill of each pipeline counts in proportion to what it carries, exactly; in the program it counts
-//! as a fixed cost, because rows for single paths would fill the gaps that pipelines leave with crumbs of others. A property test holds the two against each other.
+//! where `f_r` is the smallest fixed cost among the paths that draw on `r`. The equations are solved beforehand: one path of each
+//! transfer carries what the others leave, so that the simplex method starts from plain copies and not from nothing. Where no two
+//! paths share a resource (one transfer on a directly wired node), the rows decouple and the optimum is found by filling: the cheapest
+//! paths start first and T rises until they carry all bytes. There the fill of each pipeline counts in proportion to what it carries,
+//! exactly; in the program it counts as a fixed cost, because rows for single paths would fill the gaps that pipelines leave with crumbs
+//! of others. A property test holds the two against each other.
 
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions, SolveOutcome};
 use smallvec::{SmallVec, smallvec};
