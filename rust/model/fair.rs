@@ -3,7 +3,7 @@
 //! Progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2): the rates of all flows rise together until a resource is
 //! full; the flows on it keep their rate, the others rise on.
 
-use crate::topology::ResourceId;
+use crate::topology::{Resource, ResourceId};
 use std::borrow::BorrowMut;
 
 /// What a flow draws on, and what it gets.
@@ -13,6 +13,8 @@ pub(crate) struct Drawing<'a> {
     pub resources: &'a [ResourceId],
     /// Capacity that a byte/s takes: 1, or more for a mechanism that does not use all that it occupies.
     pub draw: f64,
+    /// Whether its bytes are staged in host memory, which may draw more or less on a resource than others do.
+    pub staged: bool,
     /// Bytes/s.
     pub rate: f64,
 }
@@ -20,14 +22,14 @@ pub(crate) struct Drawing<'a> {
 impl<'a> Drawing<'a> {
     /// A flow that uses all that it occupies.
     pub fn new(resources: &'a [ResourceId]) -> Self {
-        Drawing { resources, draw: 1.0, rate: 0.0 }
+        Drawing { resources, draw: 1.0, staged: false, rate: 0.0 }
     }
 }
 
-/// The capacities of a machine, and the memory in which rates are found.
+/// The resources of a machine, and the memory in which rates are found.
 #[derive(Debug)]
-pub(crate) struct Fair {
-    capacity: Vec<f64>,
+pub(crate) struct Fair<'m> {
+    resources: &'m [Resource],
     /// Resources that flows draw on at present, in the order in which flows name them.
     pub touched: Vec<u32>,
     uses: Vec<Use>,
@@ -47,10 +49,10 @@ struct Use {
     flows: Vec<u32>,
 }
 
-impl Fair {
-    pub fn new(capacity: Vec<f64>) -> Self {
-        let uses = vec![Use::default(); capacity.len()];
-        Fair { capacity, touched: Vec::new(), uses, fixed: Vec::new(), limits: Vec::new() }
+impl<'m> Fair<'m> {
+    pub fn new(resources: &'m [Resource]) -> Self {
+        let uses = vec![Use::default(); resources.len()];
+        Fair { resources, touched: Vec::new(), uses, fixed: Vec::new(), limits: Vec::new() }
     }
 
     /// Capacity of resource `r` that flows draw on at their rates.
@@ -73,7 +75,7 @@ impl Fair {
                     self.touched.push(r);
                 }
                 of.flows.push(index as u32);
-                of.rising += flow.draw;
+                of.rising += flow.draw * self.resources[r as usize].draw(flow.staged);
                 of.open += 1;
             }
         }
@@ -84,7 +86,7 @@ impl Fair {
             // By count: draws are subtracted in another order than added, so that what is left of them need not be exactly zero.
             let uses = &self.uses;
             self.limits.retain(|r| uses[*r as usize].open > 0);
-            let level = |r: u32| (self.capacity[r as usize] - uses[r as usize].load) / uses[r as usize].rising;
+            let level = |r: u32| (self.resources[r as usize].capacity - uses[r as usize].load) / uses[r as usize].rising;
             let levels = self.limits.iter().map(|&r| (level(r), r));
             let Some((rate, tightest)) = levels.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { break };
             let rate = rate.max(0.0);
@@ -95,8 +97,9 @@ impl Fair {
                     flow.rate = rate;
                     for &ResourceId(r) in flow.resources {
                         let of = &mut self.uses[r as usize];
-                        of.load += rate * flow.draw;
-                        of.rising -= flow.draw;
+                        let draw = flow.draw * self.resources[r as usize].draw(flow.staged);
+                        of.load += rate * draw;
+                        of.rising -= draw;
                         of.open -= 1;
                     }
                 }
@@ -109,11 +112,16 @@ impl Fair {
 mod tests {
     use super::*;
 
+    fn resource(capacity: f64, staged: f64) -> Resource {
+        Resource { name: String::new(), capacity, staged }
+    }
+
     fn rates(capacity: &[f64], flows: &[(&[u32], f64)]) -> Vec<f64> {
         let resources: Vec<Vec<ResourceId>> = flows.iter().map(|f| f.0.iter().map(|&r| ResourceId(r)).collect()).collect();
         let mut active: Vec<Drawing<'_>> =
             flows.iter().zip(&resources).map(|(f, resources)| Drawing { draw: f.1, ..Drawing::new(resources) }).collect();
-        let mut fair = Fair::new(capacity.to_vec());
+        let machine: Vec<Resource> = capacity.iter().map(|&capacity| resource(capacity, 1.0)).collect();
+        let mut fair = Fair::new(&machine);
         fair.share(&mut active);
         // Twice, so that what the first time left behind would show.
         fair.share(&mut active);
@@ -141,6 +149,19 @@ mod tests {
     fn a_flow_that_passes_a_link_twice_gets_half_of_it() {
         assert_eq!(rates(&[12.0, 9.0], &[(&[0, 0], 1.0), (&[1], 1.0)]), [6.0, 9.0]);
         assert_eq!(rates(&[12.0], &[(&[0, 0], 1.0), (&[0], 1.0)]), [4.0, 4.0]);
+    }
+
+    #[test]
+    fn staged_bytes_draw_their_own_part_of_a_capacity() {
+        let [both, own] = [[ResourceId(0)], [ResourceId(0)]];
+        let mut flows = [Drawing { staged: true, ..Drawing::new(&both) }, Drawing::new(&own)];
+        // 12 for plain bytes, 24 for staged ones: 8 each are 4 and 8 of it.
+        let machine = [resource(12.0, 0.5)];
+        let mut fair = Fair::new(&machine);
+        fair.share(&mut flows);
+        assert_eq!((flows.map(|flow| flow.rate), fair.load(0)), ([8.0, 8.0], 12.0));
+        fair.share(&mut flows[..1]);
+        assert_eq!((flows[0].rate, fair.load(0)), (24.0, 12.0));
     }
 
     #[test]

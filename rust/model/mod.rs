@@ -27,6 +27,15 @@ pub const MAX_CHUNKS: u64 = 128;
 /// Automatic chunk sizes and shares are multiples of this, so that copy engines see page-aligned pieces of aligned buffers.
 pub const GRAIN: u64 = 4096;
 
+/// Slots of a staging ring: with two, the second hop of a chunk overlaps the first hop of the next; two more keep both lanes
+/// busy while events travel between devices.
+pub const SLOTS: u32 = 4;
+
+/// The most bytes of all staging rings of a plan in host memory. What copy engines write stays in a part of the processor's cache, from which the
+/// next copy reads it; beyond that part it goes to memory and comes back. On a host with 300 MiB of cache opposite pipelines between two GPUs
+/// were as fast with rings of 8 to 48 MiB and took 4 % longer with 64 MiB (docs/performance.md).
+pub const HOST_RINGS: u64 = 32 << 20;
+
 /// A path as the model sees it: one hop, or two with staging between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathModel {
@@ -34,7 +43,7 @@ pub struct PathModel {
     pub hops: SmallVec<[f64; 2]>,
     /// Sum of the links' latencies, seconds.
     pub latency: f64,
-    /// How often a byte of this path draws on each resource. Sorted by resource.
+    /// What a byte of this path draws on each resource, once for each hop that passes it. Sorted by resource.
     pub weights: SmallVec<[(ResourceId, f64); 8]>,
     /// For each of them whether the first hop draws on it, or else the second; `None` where both do.
     pub first_hop: SmallVec<[Option<bool>; 8]>,
@@ -49,11 +58,14 @@ pub struct PathModel {
 impl PathModel {
     /// The model of a path along these routes.
     pub fn new(machine: &Machine, routes: &[&Route]) -> Self {
+        let is_staged = routes.len() > 1;
+        let through_gpu = is_staged && routes[0].links.last().is_some_and(|link| ends_in_gpu(machine, *link));
         let mut weights: SmallVec<[(ResourceId, f64); 8]> = SmallVec::new();
         for resource in routes.iter().flat_map(|route| route.resources.iter().copied()) {
+            let draw = machine.resources()[resource.0 as usize].draw(is_staged && !through_gpu);
             match weights.binary_search_by_key(&resource, |w| w.0) {
-                Ok(at) => weights[at].1 += 1.0,
-                Err(at) => weights.insert(at, (resource, 1.0)),
+                Ok(at) => weights[at].1 += draw,
+                Err(at) => weights.insert(at, (resource, draw)),
             }
         }
         let draws =
@@ -68,7 +80,7 @@ impl PathModel {
             weights,
             first_hop,
             rate,
-            through_gpu: routes.len() > 1 && routes[0].links.last().is_some_and(|link| ends_in_gpu(machine, *link)),
+            through_gpu,
             hidden: 0.0,
         }
     }

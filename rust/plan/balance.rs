@@ -9,7 +9,7 @@ use super::choose::Field;
 use super::split::{Column, fill};
 use super::{executor, mechanism};
 use crate::model::fair::{Drawing, Fair};
-use crate::topology::ResourceId;
+use crate::topology::{DeviceId, ResourceId};
 use smallvec::{SmallVec, smallvec};
 
 /// Transfers whose rates for each byte lie further apart than this part do not end together. Dividing what the early ones leave is the
@@ -33,6 +33,8 @@ struct Way<'a> {
     /// What its bytes draw on, hop by hop, then on all hops together.
     hops: SmallVec<[&'a [ResourceId]; 2]>,
     all: SmallVec<[ResourceId; 16]>,
+    /// Whether they are staged in host memory.
+    through_host: bool,
     /// Seconds until it may start, apart from its own latency and hand-overs.
     head: f64,
     /// Bytes/s while all others are at work, too.
@@ -58,7 +60,7 @@ impl<'f> Field<'f> {
             ways.iter_mut().for_each(|way| way.rate = self.candidates[way.candidate].model.rate);
             self.divide(&mut ways, &demands);
         } else {
-            let mut fair = Fair::new(self.machine.resources().iter().map(|resource| resource.capacity).collect());
+            let mut fair = Fair::new(self.machine.resources());
             self.share(&mut fair, &mut ways, &demands)?;
             let mut end = self.divide(&mut ways, &demands);
             while let Some(at) = self.in_the_way(&mut fair, &ways, &demands, end) {
@@ -90,7 +92,8 @@ impl<'f> Field<'f> {
             }
             transfers += u32::from(last.replace(transfer) != Some(transfer));
             let all = hops.iter().flat_map(|hop| hop.iter().copied()).collect();
-            ways.push(Way { candidate, transfer: transfers - 1, hops, all, head: costs.copy, rate: 0.0, bytes });
+            let through_host = self.candidates[candidate].via.is_some_and(DeviceId::is_host);
+            ways.push(Way { candidate, transfer: transfers - 1, hops, all, through_host, head: costs.copy, rate: 0.0, bytes });
         }
         self.heads(&mut ways, transfers as usize);
         ways
@@ -121,8 +124,8 @@ impl<'f> Field<'f> {
 
     /// Finds the rates of all, and for staged paths those of their hops: the first chunks of all pipelines pass the first hops together, and
     /// the last chunks the second ones.
-    fn share(&mut self, fair: &mut Fair, ways: &mut [Way<'_>], demands: &[f64]) -> Option<()> {
-        let rates = rates(fair, ways.iter().map(|way| way.all.as_slice()));
+    fn share(&mut self, fair: &mut Fair<'_>, ways: &mut [Way<'_>], demands: &[f64]) -> Option<()> {
+        let rates = rates(fair, ways.iter().map(|way| way.drawing(&way.all)));
         let mut paces = vec![0.0; demands.len()];
         for (way, rate) in ways.iter_mut().zip(rates) {
             way.rate = rate;
@@ -154,14 +157,16 @@ impl<'f> Field<'f> {
         let more = |way: &Way<'_>| (self.candidates[way.candidate].model.rate - way.rate).max(0.0);
         for way in ways {
             for r in &way.all {
+                let draw = resources[r.0 as usize].draw(way.through_host);
                 let (load, room) = &mut use_of[r.0 as usize];
-                *load += way.rate;
-                *room += more(way);
+                *load += way.rate * draw;
+                *room += more(way) * draw;
             }
         }
         let part = |way: &Way<'_>| {
             let full = way.all.iter().filter(|r| use_of[r.0 as usize].0 >= FULL * resources[r.0 as usize].capacity);
-            let rooms = full.map(|r| (use_of[r.0 as usize].1 - more(way)) / way.rate);
+            let rooms =
+                full.map(|r| use_of[r.0 as usize].1 / (way.rate * resources[r.0 as usize].draw(way.through_host)) - more(way) / way.rate);
             rooms.fold(0.0, f64::max).min(1.0)
         };
         ways.iter().map(part).collect()
@@ -190,7 +195,7 @@ impl<'f> Field<'f> {
     }
 
     /// The staged path without which a single transfer ends earliest, if that is earlier than with it.
-    fn in_the_way(&self, fair: &mut Fair, ways: &[Way<'_>], demands: &[f64], end: f64) -> Option<usize> {
+    fn in_the_way(&self, fair: &mut Fair<'_>, ways: &[Way<'_>], demands: &[f64], end: f64) -> Option<usize> {
         if demands.len() != 1 {
             return None;
         }
@@ -198,7 +203,7 @@ impl<'f> Field<'f> {
         let mut columns = self.columns(ways);
         for at in (0..ways.len()).filter(|&at| ways.len() > 1 && ways[at].hops.len() > 1) {
             let others = || ways.iter().enumerate().filter(|(other, _)| *other != at);
-            let rates = rates(fair, others().map(|(_, way)| way.all.as_slice()));
+            let rates = rates(fair, others().map(|(_, way)| way.drawing(&way.all)));
             let without = columns.remove(at);
             let mut lines = columns.clone();
             for ((line, (_, way)), rate) in lines.iter_mut().zip(others()).zip(rates) {
@@ -214,15 +219,22 @@ impl<'f> Field<'f> {
     }
 }
 
-fn rates<'a>(fair: &mut Fair, flows: impl Iterator<Item = &'a [ResourceId]>) -> Vec<f64> {
-    let mut flows: Vec<Drawing<'a>> = flows.map(Drawing::new).collect();
+impl Way<'_> {
+    /// Its bytes on these resources.
+    fn drawing<'a>(&self, resources: &'a [ResourceId]) -> Drawing<'a> {
+        Drawing { staged: self.through_host, ..Drawing::new(resources) }
+    }
+}
+
+fn rates<'a>(fair: &mut Fair<'_>, flows: impl Iterator<Item = Drawing<'a>>) -> Vec<f64> {
+    let mut flows: Vec<Drawing<'a>> = flows.collect();
     fair.share(&mut flows);
     flows.into_iter().map(|flow| flow.rate).collect()
 }
 
 /// Rates where staged paths are on one of their hops.
-fn rates_of_hop(fair: &mut Fair, ways: &[Way<'_>], hop: usize) -> Vec<f64> {
-    rates(fair, ways.iter().map(|way| way.hops[hop.min(way.hops.len() - 1)]))
+fn rates_of_hop(fair: &mut Fair<'_>, ways: &[Way<'_>], hop: usize) -> Vec<f64> {
+    rates(fair, ways.iter().map(|way| way.drawing(way.hops[hop.min(way.hops.len() - 1)])))
 }
 
 fn ends(columns: &[Column], bytes: impl Iterator<Item = f64>) -> f64 {

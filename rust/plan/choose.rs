@@ -3,13 +3,12 @@
 use super::candidates::{Candidate, Reason};
 use super::split::{Column, split};
 use super::{Options, Shape};
-use crate::model::{GRAIN, PathModel};
+use crate::model::{GRAIN, HOST_RINGS, PathModel, SLOTS};
 use crate::topology::{DeviceId, Machine};
 use smallvec::SmallVec;
 
-/// Slots of a staging ring: with two, the second hop of a chunk overlaps the first hop of the next; two more keep both lanes
-/// busy while events travel between devices.
-const SLOTS: u64 = 4;
+/// What a ring in host memory may have in any case: below it hand-overs of its chunks cost more than the cache gains.
+const HOST_RING: u64 = 2 << 20;
 
 /// Solving again with better chunk counts and without dropped paths settles after two or three rounds; the bound keeps planning
 /// time predictable.
@@ -48,6 +47,8 @@ pub(super) struct Field<'a> {
     pub out: Vec<Option<Reason>>,
     /// How often each transfer is in the batch, where it stands for others like it; empty where each is for itself.
     pub repeats: Vec<f64>,
+    /// The largest chunk that rings in host memory have room for, two at a time.
+    host_chunk: u64,
 }
 
 /// A staged path does not fit into the staging bound and nothing else can carry the transfer.
@@ -61,7 +62,7 @@ impl<'a> Field<'a> {
     /// Without candidates.
     pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options, repeats: Vec<f64>) -> Self {
         let (candidates, of) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
-        Field { machine, batch, options, candidates, of, out: Vec::new(), repeats }
+        Field { machine, batch, options, candidates, of, out: Vec::new(), repeats, host_chunk: u64::MAX }
     }
 
     fn repeats(&self, transfer: u32) -> f64 {
@@ -121,6 +122,7 @@ impl<'a> Field<'a> {
         for round in 1..=ROUNDS {
             let mut shares = self.solve(&guess)?;
             let mut lost = self.drop_small(&mut shares);
+            self.host_chunk = self.host_chunk(&shares);
             let settled = match self.balance(&shares) {
                 Some(balanced) => {
                     shares = balanced;
@@ -215,8 +217,31 @@ impl<'a> Field<'a> {
         let model = self.model(candidate);
         match self.options.chunk_bytes {
             Some(chunk) if model.is_staged() => u32::try_from(bytes.div_ceil(chunk)).unwrap_or(u32::MAX).max(1),
-            _ => model.best_chunks(self.machine.costs(), bytes),
+            _ => {
+                let best = model.best_chunks(self.machine.costs(), bytes);
+                let is_in_host = self.candidates[candidate].via.is_some_and(DeviceId::is_host);
+                if is_in_host { best.max(u32::try_from(bytes.div_ceil(self.host_chunk)).unwrap_or(u32::MAX)) } else { best }
+            }
         }
+    }
+
+    /// Bytes that each of `rings` staging rings on a device may have.
+    fn ring_bytes(&self, via: DeviceId, rings: u64) -> u64 {
+        let cached = if via.is_host() { HOST_RINGS.max(rings * HOST_RING) } else { u64::MAX };
+        self.options.staging_bytes.min(cached) / rings / GRAIN * GRAIN
+    }
+
+    /// [`Field::host_chunk`] where these candidates have bytes.
+    fn host_chunk(&self, shares: &[f64]) -> u64 {
+        let ring = |host: DeviceId| {
+            let on_it = |(candidate, share): (&Candidate, &f64)| {
+                if candidate.via == Some(host) && *share > 0.0 { self.repeats(candidate.transfer) } else { 0.0 }
+            };
+            let rings = self.candidates.iter().zip(shares).map(on_it).sum::<f64>() as u64;
+            self.ring_bytes(host, rings.max(1))
+        };
+        let hosts = (0..self.machine.host_count()).map(DeviceId::host);
+        hosts.map(|host| ring(host) / 2 / GRAIN * GRAIN).fold(u64::MAX, u64::min).max(GRAIN)
     }
 
     /// Closes candidates whose share is not worth an operation, and those beyond `max_paths`, and scales up what is left. The
@@ -317,7 +342,7 @@ impl<'a> Field<'a> {
         for share in &mut shares {
             let Some(via) = self.candidates[share.candidate].via else { continue };
             let count = rings.iter().find(|ring| ring.0 == via).map_or(1, |ring| ring.1);
-            let ring_bytes = self.options.staging_bytes / count / GRAIN * GRAIN;
+            let ring_bytes = self.ring_bytes(via, count);
             let chunks = u64::from(self.chunks(share.candidate, share.bytes));
             let wanted = match self.options.chunk_bytes {
                 Some(chunk) => chunk.min(share.bytes),
@@ -329,7 +354,7 @@ impl<'a> Field<'a> {
             if share.chunk_bytes == 0 {
                 return Err((share.candidate, ring_bytes));
             }
-            share.slots = (ring_bytes / share.chunk_bytes).min(SLOTS).min(u64::from(share.chunks())) as u32;
+            share.slots = (ring_bytes / share.chunk_bytes).min(u64::from(SLOTS)).min(u64::from(share.chunks())) as u32;
         }
         Ok(shares)
     }

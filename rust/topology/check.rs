@@ -96,6 +96,7 @@ impl Topology {
                 });
             }
             check_capacity("capacity", shared.capacity, entry)?;
+            shared.staged.map_or(Ok(()), |staged| check_capacity("staged", staged, entry))?;
             if shared.links.is_empty() {
                 return Err(TopologyError::EmptyShared { entry: entry() });
             }

@@ -126,7 +126,12 @@ pub fn topology(seen: &Seen) -> Topology {
         // Behind `root0`, as in `wire_nvlinks`.
         let above = group.map_or(root, |group| NodeId(root.0 + 1 + group as u32));
         let [up, down] = wires.pair(NodeId(index as u32), above, LinkKind::Pcie, bandwidth, bandwidth);
-        wires.shared.push(SharedResource { name: format!("gpu{index}.pcie"), capacity: bandwidth * PCIE_BOTH, links: vec![up, down] });
+        wires.shared.push(SharedResource {
+            name: format!("gpu{index}.pcie"),
+            capacity: bandwidth * PCIE_BOTH,
+            staged: None,
+            links: vec![up, down],
+        });
     }
     if seen.gpus.iter().all(|gpu| gpu.pcie.is_some()) {
         known.push("PCIe links");
@@ -253,7 +258,12 @@ fn wire_nvlinks(
         nodes.push(Node { name: "nvswitch".into(), kind: NodeKind::Switch { peer: true } });
         for (index, port) in ports.into_iter().enumerate() {
             let [up, down] = wires.pair(NodeId(index as u32), switch, LinkKind::Nvlink, port, port);
-            wires.shared.push(SharedResource { name: format!("gpu{index}.nvlink"), capacity: port * NVLINK_BOTH, links: vec![up, down] });
+            wires.shared.push(SharedResource {
+                name: format!("gpu{index}.nvlink"),
+                capacity: port * NVLINK_BOTH,
+                staged: None,
+                links: vec![up, down],
+            });
         }
         return true;
     }

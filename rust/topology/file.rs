@@ -71,6 +71,7 @@ enum LinkKindEntry {
 struct SharedEntry {
     name: String,
     capacity: f64,
+    staged: Option<f64>,
     links: Vec<String>,
 }
 
@@ -133,7 +134,7 @@ pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyEr
     for entry in file.shared {
         let place = || format!("shared resource {:?}", shorten(&entry.name, 64));
         let links = entry.links.iter().map(|link| topology.find_link(&nodes, &by_ends, link, place)).collect::<Result<_, _>>()?;
-        shared.push(SharedResource { name: entry.name, capacity: entry.capacity, links });
+        shared.push(SharedResource { name: entry.name, capacity: entry.capacity, staged: entry.staged, links });
     }
     topology.shared = shared;
     topology.check()?;
@@ -302,8 +303,12 @@ impl Topology {
         }
 
         let names = self.link_names();
-        for SharedResource { name, capacity, links } in &self.shared {
-            writeln!(out, "\n[[shared]]\nname = {}\ncapacity = {capacity:e}\nlinks = [", quoted(name))?;
+        for SharedResource { name, capacity, staged, links } in &self.shared {
+            writeln!(out, "\n[[shared]]\nname = {}\ncapacity = {capacity:e}", quoted(name))?;
+            if let Some(staged) = staged {
+                writeln!(out, "staged = {staged:e}")?;
+            }
+            writeln!(out, "links = [")?;
             for link in links {
                 writeln!(out, "    {},", quoted(names.get(link.0 as usize).map_or("?", String::as_str)))?;
             }

@@ -14,6 +14,15 @@ pub struct Resource {
     pub name: String,
     /// Bytes/s.
     pub capacity: f64,
+    /// The part of it that a byte/s takes which is staged in host memory, or comes from there: 1 where staged bytes are as others.
+    pub staged: f64,
+}
+
+impl Resource {
+    /// The capacity that a byte/s takes.
+    pub fn draw(&self, is_staged: bool) -> f64 {
+        if is_staged { self.staged } else { 1.0 }
+    }
 }
 
 /// The way of one copy between two devices.
@@ -52,8 +61,12 @@ impl Machine {
     pub fn new(topology: Topology) -> Result<Machine, TopologyError> {
         topology.check()?;
         let links = topology.link_names().into_iter().zip(&topology.links);
-        let links = links.map(|(name, link)| Resource { name, capacity: link.bandwidth });
-        let shared = topology.shared.iter().map(|shared| Resource { name: shared.name.clone(), capacity: shared.capacity });
+        let links = links.map(|(name, link)| Resource { name, capacity: link.bandwidth, staged: 1.0 });
+        let shared = topology.shared.iter().map(|shared| Resource {
+            name: shared.name.clone(),
+            capacity: shared.capacity,
+            staged: shared.staged.map_or(1.0, |staged| shared.capacity / staged),
+        });
         let resources: Vec<Resource> = links.chain(shared).collect();
 
         let mut devices: Vec<NodeId> = topology.nodes_of(NodeKind::Gpu).collect();

@@ -148,6 +148,9 @@ pub struct SharedResource {
     pub name: String,
     /// Bytes/s for all of `links` together.
     pub capacity: f64,
+    /// The same of bytes that are staged in host memory, where that is another: rings of a few MiB stay in the processor's caches, and pipelines that
+    /// cross in one link move less than two plain copies do.
+    pub staged: Option<f64>,
     /// The directed links that draw on it.
     pub links: Vec<LinkId>,
 }

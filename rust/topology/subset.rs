@@ -42,7 +42,7 @@ impl Topology {
             let name = rename(&resource.name);
             let numbers = (2..).map(|number| format!("{name}.{number}"));
             let Some(name) = std::iter::once(name.clone()).chain(numbers).find(|name| names.insert(name.clone())) else { continue };
-            shared.push(SharedResource { name, capacity: resource.capacity, links });
+            shared.push(SharedResource { name, links, ..resource.clone() });
         }
         let node = |id: &NodeId| {
             let Node { name, kind } = &self.nodes[id.0 as usize];

@@ -105,6 +105,16 @@ fn topo_shows_links_both_directions_relays_and_what_is_assumed() {
     }
     let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("  gpu0 ")).collect();
     assert!(rows.len() == 2 && rows[0].contains("396.0") && rows[1].contains(" +1"), "a copy alone, and one over all paths: {rows:?}");
+    let (folder, preset) = (Folder::new("staged"), output(&["topo", "hgx-h200", "--toml"]));
+    let file = folder.file("node.toml");
+    let other = preset
+        .replace("capacity = 153e9", "capacity = 153e9\nstaged = 190e9")
+        .replace("capacity = 778e9", "capacity = 778e9\nstaged = 700e9");
+    std::fs::write(&file, other).expect("written");
+    let (text, value) = (output(&["topo", &file]), json(&["topo", &file, "--json"]));
+    assert!(text.contains("host0.read   153.0, staged 190.0  host0>root0") && text.contains("both together 778.0, staged 700.0"), "{text}");
+    let staged = value["shared"].as_array().expect("a list").iter().filter(|of| of["staged_bytes_per_second"] == 190e9);
+    assert_eq!(staged.count(), 1, "{value}");
     let assumed = "defaults, read on H200: assumed of any other machine";
     assert!(output(&["topo", "summit"]).contains(assumed), "whose costs are not known");
 }

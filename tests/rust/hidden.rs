@@ -2,8 +2,9 @@
 #![allow(dead_code)]
 
 use crate::common::Random;
-use mpgpu::model::{Flow, PathModel, finish};
-use mpgpu::plan::Mechanism;
+use mpgpu::backend::MemoryKind;
+use mpgpu::model::simulate::{Executor, Scenario};
+use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
 use mpgpu::topology::probe::{Hop, Pipeline, ProbeOptions, Probed, Rig, Timing, Verdict, Work, probe};
 use mpgpu::topology::{self, DeviceId, Machine, Topology};
 use std::collections::HashSet;
@@ -120,17 +121,14 @@ impl Hidden {
         rates
     }
 
-    /// As the model of plans has it, on the machine as pipelines find it.
+    /// As the simulator has it, on the machine as pipelines find it.
     pub fn paths(&self, direct: &[Hop], staged: &[Pipeline]) -> f64 {
         let machine = self.in_plans.as_ref().unwrap_or(&self.machine);
-        let route = |from, to| machine.route(from, to).expect("a hop");
-        let copies = direct.iter().map(|hop| (PathModel::new(machine, &[route(hop.from, hop.to)]), hop.bytes, 1));
-        let pipelines = staged.iter().map(|Pipeline { hop, via, chunks }| {
-            (PathModel::new(machine, &[route(hop.from, *via), route(*via, hop.to)]), hop.bytes, *chunks)
-        });
-        let paths: Vec<(PathModel, u64, u32)> = copies.chain(pipelines).collect();
-        let head = machine.costs().copy;
-        finish(machine, paths.iter().map(|(path, bytes, chunks)| Flow { path, bytes: *bytes, chunks: *chunks, head, efficiency: 1.0 }), 1)
+        let (program, shapes) = program(direct, staged);
+        let mut scenario = Scenario::new(machine, 1 << 40);
+        let bound = scenario.bind(&program, &shapes).expect("only hops with a route are tried");
+        scenario.execute(bound, Executor::Graph, 0);
+        scenario.run().seconds
     }
 
     fn seconds(&self, work: &Work<'_>) -> f64 {
@@ -149,6 +147,53 @@ impl Hidden {
             Work::Paths { direct, staged } => self.paths(direct, staged),
         }
     }
+}
+
+/// A lane for each copy, and two for each pipeline, whose chunks take turns: what plans run.
+fn program(direct: &[Hop], staged: &[Pipeline]) -> (Program, Vec<Shape>) {
+    const SLOTS: u32 = 4;
+    let hops: Vec<Hop> = direct.iter().copied().chain(staged.iter().map(|pipeline| pipeline.hop)).collect();
+    let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
+    let shape =
+        |hop: &Hop| Shape { src_device: hop.from, dst_device: hop.to, src_kind: kind(hop.from), dst_kind: kind(hop.to), bytes: hop.bytes };
+    let mut program = Program { transfers: hops.iter().map(|hop| hop.bytes).collect(), ..Program::default() };
+    let lane = |program: &mut Program, from: DeviceId, to: DeviceId| {
+        program.lanes.push(Lane::new(if from.is_host() { to } else { from }));
+        LaneId(program.lanes.len() as u32 - 1)
+    };
+    let push = |program: &mut Program, lane, from, to, bytes, after: Option<OpId>| {
+        let copies = [Copy { from, to, bytes }].into();
+        program.ops.push(Op { lane, mechanism: Mechanism::Copy, copies, after: after.into_iter().collect() });
+        OpId(program.ops.len() as u32 - 1)
+    };
+    for (transfer, hop) in (0..).zip(direct) {
+        let lane = lane(&mut program, hop.from, hop.to);
+        push(&mut program, lane, Place::Source { transfer, offset: 0 }, Place::Destination { transfer, offset: 0 }, hop.bytes, None);
+    }
+    let lanes: Vec<[LaneId; 2]> = staged
+        .iter()
+        .map(|&Pipeline { hop, via, chunks }| {
+            let slot_bytes = hop.bytes.div_ceil(u64::from(chunks));
+            program.rings.push(Ring { device: via, slot_bytes, slots: SLOTS.min(chunks) });
+            [lane(&mut program, hop.from, via), lane(&mut program, via, hop.to)]
+        })
+        .collect();
+    let mut freed: Vec<Vec<OpId>> = vec![Vec::new(); staged.len()];
+    for chunk in 0..staged.iter().map(|pipeline| pipeline.chunks).max().unwrap_or(0) {
+        for (index, hop) in staged.iter().enumerate().filter(|(_, of)| chunk < of.chunks).map(|(index, of)| (index, of.hop)) {
+            let (Ring { slot_bytes, slots, .. }, transfer) = (program.rings[index], (direct.len() + index) as u32);
+            let offset = u64::from(chunk) * slot_bytes;
+            let bytes = slot_bytes.min(hop.bytes.saturating_sub(offset));
+            if bytes == 0 {
+                continue;
+            }
+            let slot = Place::Slot { ring: RingId(index as u32), slot: chunk % slots };
+            let reused = chunk.checked_sub(slots).map(|earlier| freed[index][earlier as usize]);
+            let arrived = push(&mut program, lanes[index][0], Place::Source { transfer, offset }, slot, bytes, reused);
+            freed[index].push(push(&mut program, lanes[index][1], slot, Place::Destination { transfer, offset }, bytes, Some(arrived)));
+        }
+    }
+    (program, hops.iter().map(shape).collect())
 }
 
 impl Rig for Hidden {

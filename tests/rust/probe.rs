@@ -133,14 +133,14 @@ fn host_with_uplinks(uplink: [usize; 8]) -> Topology {
         join(9, gpu, LinkKind::Nvlink, 396e9);
         let root = 10 + uplink[gpu as usize] as u32;
         let both = vec![join(gpu, root, LinkKind::Pcie, 55e9), join(root, gpu, LinkKind::Pcie, 55e9)];
-        shared.push(SharedResource { name: format!("gpu{gpu}.pcie"), capacity: 98e9, links: both });
+        shared.push(SharedResource { name: format!("gpu{gpu}.pcie"), capacity: 98e9, staged: None, links: both });
     }
     for root in 10..12 {
         write.push(join(root, 8, LinkKind::Host, 66e9));
         read.push(join(8, root, LinkKind::Host, 88e9));
     }
-    shared.push(SharedResource { name: "read".into(), capacity: 150e9, links: read });
-    shared.push(SharedResource { name: "write".into(), capacity: 96e9, links: write });
+    shared.push(SharedResource { name: "read".into(), capacity: 150e9, staged: None, links: read });
+    shared.push(SharedResource { name: "write".into(), capacity: 96e9, staged: None, links: write });
     Topology { name: "hidden".into(), description: String::new(), nodes, links, shared, costs: topology::Costs::default() }
 }
 
@@ -310,9 +310,10 @@ fn memory_that_slows_down_before_it_is_full_is_found_so() {
         topology.shared.extend(reads.iter().map(|&skip| SharedResource {
             name: format!("but{}", skip.0),
             capacity: THREE,
+            staged: None,
             links: without(skip),
         }));
-        topology.shared.push(SharedResource { name: "read".into(), capacity: ALL, links: reads.clone() });
+        topology.shared.push(SharedResource { name: "read".into(), capacity: ALL, staged: None, links: reads.clone() });
         let mut hidden = Hidden::new(topology, 0.015, seed);
         let found = probed(&mut hidden);
         let groups = host_groups(&found);
@@ -391,37 +392,47 @@ fn gpus_that_copy_in_order_of_issue_seem_to_share_nothing_but_their_ports() {
 
 #[test]
 fn pipelines_are_measured_as_plans_have_them() {
-    // Four H200 as they were read: plain copies in both directions of a GPU's host link reach 101 GB/s, pipelines that cross 82, and chunks beside
-    // a direct copy are handed over in 9 us.
+    // Four H200 as they were read: plain copies in both directions of a GPU's host link reach 101 GB/s, pipelines that cross 82, chunks beside
+    // a direct copy are handed over in 9 us, and what is staged draws less on host memory than what is not.
     let truth = topology::preset("hgx-h100-4").expect("listed");
-    let with = |both: f64, chunk: f64, join: f64| {
+    let with = |both: f64, memory: f64, chunk: f64, join: f64| {
         let mut topology = truth.clone();
         topology.costs = topology::Costs { chunk, join, ..topology.costs };
-        let host_links = |link: &LinkId| topology.links[link.0 as usize].kind == LinkKind::Pcie;
-        topology.shared.retain(|shared| !shared.links.iter().any(host_links));
+        let is_of_host = |link: &Link| link.kind != LinkKind::Nvlink;
+        topology.shared.retain(|shared| !shared.links.iter().any(|link| is_of_host(&topology.links[link.0 as usize])));
+        topology.links.iter_mut().filter(|link| link.kind == LinkKind::Host).for_each(|link| link.bandwidth = 1e12);
+        let of_slots: Vec<usize> = (0..topology.links.len()).filter(|index| topology.links[*index].kind == LinkKind::Pcie).collect();
         let ends: Vec<(NodeId, NodeId)> = topology.links.iter().map(|link| (link.from, link.to)).collect();
-        for (index, &(from, to)) in ends.iter().enumerate().filter(|(index, _)| host_links(&LinkId(*index as u32))) {
+        for &index in &of_slots {
+            let (from, to) = ends[index];
             if let Some(back) = ends[..index].iter().position(|ends| *ends == (to, from)) {
                 let links = vec![LinkId(back as u32), LinkId(index as u32)];
-                topology.shared.push(SharedResource { name: format!("both{index}"), capacity: both, links });
+                topology.shared.push(SharedResource { name: format!("both{index}"), capacity: both, staged: None, links });
             }
         }
+        let links = of_slots.iter().map(|link| LinkId(*link as u32)).collect();
+        topology.shared.push(SharedResource { name: "memory".into(), capacity: memory, staged: None, links });
         topology
     };
-    for seed in 1..4 {
-        let mut hidden = Hidden::new(with(101e9, 3.8e-6, 4.5e-6), 0.005, seed);
-        hidden.in_plans = Some(Machine::new(with(82e9, 9e-6, 6e-6)).expect("well formed"));
+    for (seed, memory) in [(1, 230e9), (2, 250e9), (3, 178e9)] {
+        let mut hidden = Hidden::new(with(101e9, 178e9, 3.8e-6, 4.5e-6), 0.005, seed);
+        hidden.in_plans = Some(Machine::new(with(82e9, memory, 9e-6, 6e-6)).expect("well formed"));
         let found = probed(&mut hidden);
         let costs = &found.topology.costs;
-        assert!((8.5e-6..=12e-6).contains(&costs.chunk) && (4.5e-6..=7.5e-6).contains(&costs.join), "{costs:?}");
-        let both: Vec<&Group> =
-            found.groups.iter().filter(|group| matches!(group.hops[..], [(a, b), (c, d)] if (a, b) == (d, c))).collect();
-        assert!(both.len() == 4 && both.iter().all(|group| (75e9..=84e9).contains(&group.capacity)), "{both:?}");
-        // Never too fast, and 5 % too slow at most.
+        // In the simulator some of `join` hides behind the direct copy.
+        assert!((8.5e-6..=12e-6).contains(&costs.chunk) && (3.5e-6..=7.5e-6).contains(&costs.join), "{costs:?}");
+        let near = |value: f64, truth: f64| (0.92..1.03).contains(&(value / truth));
+        let is_as = |group: &&Group, plain, staged| near(group.capacity, plain) && near(group.staged.unwrap_or(group.capacity), staged);
+        let of_slot = |group: &&Group| matches!(group.hops[..], [(a, b), (c, d)] if (a, b) == (d, c));
+        let slots: Vec<&Group> = found.groups.iter().filter(of_slot).collect();
+        assert!(slots.len() == 4 && slots.iter().all(|group| is_as(group, 101e9, 82e9)), "{slots:?}");
+        let all: Vec<&Group> = found.groups.iter().filter(|group| group.hops.len() == 8).collect();
+        assert!(!all.is_empty() && all.iter().all(|group| is_as(group, 178e9, memory)), "{all:?} for {memory:e}");
         let machine = Machine::new(found.topology).expect("well formed");
         let gpu = DeviceId::gpu;
         for bytes in [64 << 20, 256 << 20, 1 << 30] {
-            for batch in [vec![shape(gpu(0), gpu(1), bytes)], vec![shape(gpu(0), gpu(1), bytes), shape(gpu(1), gpu(0), bytes)]] {
+            let ring = (0..4).map(|index| shape(gpu(index), gpu((index + 1) % 4), bytes)).collect();
+            for batch in [vec![shape(gpu(0), gpu(1), bytes)], vec![shape(gpu(0), gpu(1), bytes), shape(gpu(1), gpu(0), bytes)], ring] {
                 let plan = plan::plan(&machine, &batch, &Options::default()).expect("a plan");
                 let path = |transfer: &plan::TransferPlan| -> Vec<(Hop, Option<DeviceId>, u32)> {
                     let Shape { src_device: from, dst_device: to, .. } = transfer.shape;
@@ -432,7 +443,7 @@ fn pipelines_are_measured_as_plans_have_them() {
                 let staged: Vec<Pipeline> =
                     paths.iter().filter_map(|&(hop, via, chunks)| Some(Pipeline { hop, via: via?, chunks })).collect();
                 let error = plan.predicted / hidden.paths(&direct, &staged) - 1.0;
-                assert!((-0.01..0.05).contains(&error), "{bytes} bytes, {} copies: {error}", batch.len());
+                assert!((-0.01..0.03).contains(&error), "{bytes} bytes, {} copies: {error}", batch.len());
             }
         }
     }

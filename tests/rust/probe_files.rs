@@ -301,7 +301,7 @@ fn the_table_of_a_probe_is_strict() {
     };
     for (from, to, word) in [
         ("[probe]\n", "[probe]\nsurprise = 1\n", "surprise"),
-        ("format = 2", "format = -1", "line"),
+        ("format = 3", "format = -1", "line"),
         ("driver = \"none\"\n", "", "driver"),
         ("uuid = \"virtual-1\"", "uuid = \"virtual-0\"", "GPU 1"),
         ("median = ", "median = -", "residuals"),

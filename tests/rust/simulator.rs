@@ -297,18 +297,20 @@ fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: 
         for flow in segment.flows {
             let route = machine.route(flow.from, flow.to).expect("a route");
             for resource in &route.resources {
-                load[resource.0 as usize] += flow.rate * flow.draw;
+                let draw = flow.draw * resources[resource.0 as usize].draw(flow.staged);
+                load[resource.0 as usize] += flow.rate * draw;
                 moved[resource.0 as usize] += flow.rate * (segment.end - segment.begin);
-                drawn[resource.0 as usize] += flow.rate * flow.draw * (segment.end - segment.begin);
+                drawn[resource.0 as usize] += flow.rate * draw * (segment.end - segment.begin);
             }
             // Max-min fair: each flow meets a full resource on which none is faster.
             let limited = route.resources.iter().any(|resource| {
                 let on_it = |other: &&mpgpu::model::simulate::SegmentFlow| {
                     machine.route(other.from, other.to).is_some_and(|route| route.resources.contains(resource))
                 };
-                let full: f64 = segment.flows.iter().filter(on_it).map(|other| other.rate * other.draw).sum();
+                let of = &resources[resource.0 as usize];
+                let full: f64 = segment.flows.iter().filter(on_it).map(|other| other.rate * other.draw * of.draw(other.staged)).sum();
                 let fastest = segment.flows.iter().filter(on_it).map(|other| other.rate).fold(0.0, f64::max);
-                full >= resources[resource.0 as usize].capacity * (1.0 - 1e-9) && flow.rate >= fastest * (1.0 - 1e-9)
+                full >= of.capacity * (1.0 - 1e-9) && flow.rate >= fastest * (1.0 - 1e-9)
             });
             assert!(limited, "a flow from {} to {} at {:e} could be faster", flow.from, flow.to, flow.rate);
         }
@@ -515,7 +517,7 @@ fn on_random_machines_half_of_the_runs_take_what_the_planner_expects() {
     let [least, low, median, high] = [0.0, 0.05, 0.5, 0.75].map(|part| quantile(&ratios, part));
     // The upper tail is long: chunks of 4096 bytes given by option, and a dozen transfers over one slow link that the planner's bound counts
     // once and the run one after the other.
-    assert!(least > 0.6 && low > 0.98 && (0.99..1.01).contains(&median) && high < 1.25, "{least} {low} {median} {high}");
+    assert!(least > 0.6 && low > 0.97 && (0.99..1.01).contains(&median) && high < 1.25, "{least} {low} {median} {high}");
 }
 
 #[test]

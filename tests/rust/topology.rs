@@ -280,6 +280,7 @@ bandwidth = 1e9
         (shared("[]"), &["shared resource \"x\"", "no link draws on it"]),
         (shared("[\"a>b\"]").replace("\"x\"", "\"a>b\""), &["shared resource 1", "\"a>b\"", "letters"]),
         (shared("[\"a>b\"]").replace("capacity = 1e9", "capacity = 0"), &["shared resource \"x\"", "capacity = 0e0"]),
+        (shared("[\"a>b\"]").replace("capacity = 1e9", "capacity = 1e9\nstaged = 0"), &["shared resource \"x\"", "staged = 0e0"]),
         (
             format!("{}[[shared]]\nname = \"x\"\ncapacity = 1e9\nlinks = [\"a>b\"]", shared("[\"a>b\"]")),
             &["shared resource 2", "taken by shared resource 1"],
@@ -483,7 +484,7 @@ prop_compose! {
             (any::<u32>(), any::<u32>(), any_link_kind(), any_bandwidth(), prop::option::of(any_bandwidth()), any_latency()),
             0..4 * most,
         ),
-        shared in prop::collection::vec((any_bandwidth(), any::<u32>(), 1..6usize), 0..4),
+        shared in prop::collection::vec((any_bandwidth(), prop::option::of(any_bandwidth()), any::<u32>(), 1..6usize), 0..4),
         costs in prop::array::uniform15(0.0..1.0f64),
         kernel_efficiency in prop_oneof![Just(1.0), 1e-9..1.0f64],
     ) -> Topology {
@@ -500,11 +501,11 @@ prop_compose! {
             }
         }
         let all = unique.len() as u32;
-        let shared = shared.into_iter().enumerate().filter(|_| all > 0).map(|(n, (capacity, first, many))| {
+        let shared = shared.into_iter().enumerate().filter(|_| all > 0).map(|(n, (capacity, staged, first, many))| {
             let mut links: Vec<_> = (0..many as u32).map(|n| LinkId(first.wrapping_add(n) % all)).collect();
             links.sort_unstable();
             links.dedup();
-            SharedResource { name: format!("r{n}"), capacity, links }
+            SharedResource { name: format!("r{n}"), capacity, staged, links }
         });
         let [copy, issue, chunk, relay_chunk, join, gpu_join, lane, pull, graph, graph_node, graph_first_node, batch, batch_segment, kernel, kernel_segment] = costs;
         let costs = Costs {
@@ -609,7 +610,7 @@ proptest! {
     ) {
         match what {
             0 => topology.links.push(Link { from: NodeId(id), to: NodeId(0), kind: LinkKind::Pcie, bandwidth: value, latency: value }),
-            1 => topology.shared.push(SharedResource { name, capacity: value, links: vec![LinkId(id)] }),
+            1 => topology.shared.push(SharedResource { name, capacity: value, staged: None, links: vec![LinkId(id)] }),
             2 => topology.nodes.push(Node { name, kind: NodeKind::Gpu }),
             3 => topology.costs.copy = value,
             4 => topology.costs.kernel_efficiency = value,

@@ -6,6 +6,7 @@ mod pattern;
 
 use self::pattern::Words;
 use super::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle};
+use crate::model::SLOTS;
 use crate::plan::{DirectOp, Engine, Mechanism, Piece, Program, StagedPath, copying_device, lower};
 use crate::topology::DeviceId;
 use crate::topology::probe::{Hop, Pipeline, Rig, Timing, Verdict, Work};
@@ -24,8 +25,6 @@ const LEAST_ROOM: u64 = 16 << 20;
 const PATTERN: u64 = 4 << 20;
 /// Segments of one operation start at multiples of this.
 const ALIGNMENT: u64 = 256;
-/// Slots of a pipeline, as many as the planner gives it.
-const SLOTS: u32 = 4;
 /// Buffers of host memory, each used for every so-manyth repetition: where the pages of one lie is luck on a machine that hides its sockets
 /// (docs/performance.md: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
 const HOST_BUFFERS: usize = 3;

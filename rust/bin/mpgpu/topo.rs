@@ -1,7 +1,7 @@
 //! `mpgpu topo`: a machine as a table, a drawing, a file, or JSON.
 
 use crate::arguments::{Failure, write_file};
-use crate::draw::{self, Cable, cables};
+use crate::draw::{self, Cable, Together, cables};
 use crate::machine::{Source, found, named};
 use crate::text::{table, wrap};
 use clap::Args;
@@ -165,7 +165,7 @@ fn links(topology: &Topology) -> String {
             (Some(there), Some(back)) => format!("{} there, {} back", gigabytes(there), gigabytes(back)),
             (there, back) => format!("{}, one way", gigabytes(there.or(back).unwrap_or(0.0))),
         };
-        let both = one.both.map_or(String::new(), |both| format!(", both together {}", gigabytes(both)));
+        let both = one.both.map_or(String::new(), |both| format!(", both together {}", both.text(gigabytes)));
         let latency = if one.latency > 0.0 { format!(", latency {}", time(one.latency)) } else { String::new() };
         let mut shares: Vec<usize> = one.marks_there.iter().chain(&one.marks_back).copied().collect();
         shares.sort_unstable();
@@ -190,12 +190,13 @@ fn links(topology: &Topology) -> String {
             .map(|resource| {
                 let drawn = resource.links.iter().map(|link| &topology.links[link.0 as usize]);
                 let drawn = drawn.map(|link| format!("{}>{}", name(link.from.0 as usize), name(link.to.0 as usize)));
-                vec![resource.name.clone(), gigabytes(resource.capacity), drawn.collect::<Vec<_>>().join(" ")]
+                let drawn = drawn.collect::<Vec<_>>().join(" ");
+                vec![resource.name.clone(), Together::of(resource).text(gigabytes), drawn]
             })
             .collect();
-        let width = rows.iter().map(|row| row[0].len()).max().unwrap_or(0);
+        let [width, rate] = [(0, 0), (1, 6)].map(|(column, least)| rows.iter().map(|row| row[column].len()).fold(least, usize::max));
         for row in rows {
-            text += &format!("  {:<width$}  {:>6}  {}\n", row[0], row[1], row[2]);
+            text += &format!("  {:<width$}  {:>rate$}  {}\n", row[0], row[1], row[2]);
         }
     }
     text
@@ -257,7 +258,7 @@ fn to_json(source: &Source) -> Value {
     });
     let shared = topology.shared.iter().map(|shared| {
         let links: Vec<&str> = shared.links.iter().map(|link| link_names[link.0 as usize]).collect();
-        json!({"name": shared.name, "bytes_per_second": shared.capacity, "links": links})
+        json!({"name": shared.name, "bytes_per_second": shared.capacity, "staged_bytes_per_second": shared.staged, "links": links})
     });
     let routes = pairs().map(|(from, to)| {
         let route = machine.route(from, to);

@@ -249,4 +249,6 @@ pub struct SegmentFlow {
     pub rate: f64,
     /// Capacity that a byte/s of it draws on each resource of its route: 1, or more where a kernel does not use all that it occupies.
     pub draw: f64,
+    /// Whether they are staged in host memory, and draw on each resource what [`Resource::draw`](crate::topology::Resource::draw) says.
+    pub staged: bool,
 }

@@ -7,7 +7,7 @@ use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
 use crate::model::fair::{Drawing, Fair};
 use crate::plan::{Mechanism, Op, Place, Program};
-use crate::topology::Costs;
+use crate::topology::{Costs, DeviceId};
 use std::borrow::{Borrow, BorrowMut};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -36,14 +36,14 @@ struct Links {
     awaits: u32,
     /// Whether it waits for another lane, or another lane for it.
     hands_over: bool,
-    /// Whether it copies into or out of staging in a GPU.
-    through_gpu: bool,
+    /// The device whose memory it stages bytes in, or takes staged ones from.
+    staged_in: Option<DeviceId>,
 }
 
 impl Links {
     /// Seconds between it and what it waits for.
     fn hand_over(&self, costs: &Costs) -> f64 {
-        if self.through_gpu { costs.relay_chunk } else { costs.chunk }
+        if self.staged_in.is_some_and(|device| !device.is_host()) { costs.relay_chunk } else { costs.chunk }
     }
 }
 
@@ -55,7 +55,7 @@ impl Shape {
         for (index, op) in program.ops.iter().enumerate() {
             let lane = op.lane.0;
             let before = last[lane as usize].replace(index);
-            ops.push(Links { lane, first: before.is_none(), through_gpu: is_staged_in_gpu(program, op), ..Links::default() });
+            ops.push(Links { lane, first: before.is_none(), staged_in: staged_in(program, op), ..Links::default() });
             if let Some(before) = before {
                 ops[before].next_on_lane = Some(index as u32);
             }
@@ -77,10 +77,13 @@ impl Shape {
     }
 }
 
-/// Whether a place of the operation's first copy is a slot of a GPU's ring: all copies of an operation are of one path.
-fn is_staged_in_gpu(program: &Program, op: &Op) -> bool {
-    let of_gpu = |place: Place| matches!(place, Place::Slot { ring, .. } if !program.rings[ring.0 as usize].device.is_host());
-    op.copies.first().is_some_and(|copy| of_gpu(copy.from) || of_gpu(copy.to))
+/// The device of the slot that the operation's first copy has a place in: all copies of an operation are of one path.
+fn staged_in(program: &Program, op: &Op) -> Option<DeviceId> {
+    let of = |place: Place| match place {
+        Place::Slot { ring, .. } => Some(program.rings[ring.0 as usize].device),
+        _ => None,
+    };
+    op.copies.first().and_then(|copy| of(copy.from).or(of(copy.to)))
 }
 
 #[derive(Clone)]
@@ -190,7 +193,7 @@ pub(super) struct Run<'s, 'a> {
     /// When the first of them arrives, at these rates.
     arrival: f64,
     changed: bool,
-    fair: Fair,
+    fair: Fair<'a>,
     uses: Vec<Use>,
 }
 
@@ -226,7 +229,6 @@ impl<'s, 'a> Run<'s, 'a> {
                 executions[before].awaited_by.push((index, same_stream));
             }
         }
-        let resources = scenario.machine.resources();
         Run {
             scenario,
             costs: scenario.machine.costs(),
@@ -241,8 +243,8 @@ impl<'s, 'a> Run<'s, 'a> {
             since: 0.0,
             arrival: f64::INFINITY,
             changed: false,
-            fair: Fair::new(resources.iter().map(|resource| resource.capacity).collect()),
-            uses: vec![Use::default(); resources.len()],
+            fair: Fair::new(scenario.machine.resources()),
+            uses: vec![Use::default(); scenario.machine.resources().len()],
         }
     }
 
@@ -395,7 +397,9 @@ impl<'s, 'a> Run<'s, 'a> {
         self.advance(observe);
         let kernel = bound.program.ops[index as usize].mechanism == Mechanism::Kernel;
         let draw = if kernel { self.costs.kernel_efficiency.recip() } else { 1.0 };
-        let drawing = Drawing { draw, ..Drawing::new(&route.resources) };
+        let links = &self.shapes[self.scenario.executions[execution as usize].bound].ops[index as usize];
+        let staged = links.staged_in.is_some_and(DeviceId::is_host);
+        let drawing = Drawing { draw, staged, ..Drawing::new(&route.resources) };
         self.active.push(Active { op, flow, drawing, left: bytes as f64, arrival: 0.0 });
         self.changed = true;
     }
@@ -426,7 +430,7 @@ impl<'s, 'a> Run<'s, 'a> {
         let OpState { execution, index, .. } = self.ops[flow.op as usize];
         let bound = &self.scenario.programs[self.scenario.executions[execution as usize].bound];
         let Stretch { from, to, .. } = bound.flows[index as usize][flow.flow as usize];
-        SegmentFlow { from, to, rate: flow.drawing.rate, draw: flow.drawing.draw }
+        SegmentFlow { from, to, rate: flow.drawing.rate, draw: flow.drawing.draw, staged: flow.drawing.staged }
     }
 
     /// Takes out what has arrived by now.

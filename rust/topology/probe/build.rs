@@ -49,7 +49,7 @@ pub(super) fn topology(base: &Machine, hops: &[(DeviceId, DeviceId)], sharing: &
     for resource in &sharing.resources {
         let ends: Vec<_> = resource.hops().map(|hop| hops[hop]).collect();
         let name = unique(name(&ends), &shared);
-        groups.push(Group { name: name.clone(), capacity: resource.capacity, hops: ends });
+        groups.push(Group { name: name.clone(), capacity: resource.capacity, staged: resource.staged, hops: ends });
         let links = match &ports {
             Some(ports) if ports.is_remote(resource, hops, sharing) => None,
             Some(ports) => ports.links(resource, hops, &draft),
@@ -58,7 +58,7 @@ pub(super) fn topology(base: &Machine, hops: &[(DeviceId, DeviceId)], sharing: &
         // A port is a link already.
         let links = links.unwrap_or_default();
         if links.len() > 1 {
-            shared.push(SharedResource { name, capacity: rounded(resource.capacity), links });
+            shared.push(SharedResource { name, capacity: rounded(resource.capacity), staged: resource.staged.map(rounded), links });
         }
     }
     let topology = Topology {
@@ -243,6 +243,7 @@ mod tests {
         let resource = |capacity, member: &dyn Fn(DeviceId, DeviceId) -> bool| Resource {
             members: hops.iter().map(|&(from, to)| member(from, to)).collect(),
             capacity,
+            staged: None,
         };
         let between = |from: DeviceId, to: DeviceId| !from.is_host() && !to.is_host();
         let mut resources: Vec<Resource> = Vec::new();

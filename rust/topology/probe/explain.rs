@@ -104,7 +104,7 @@ impl<R: Rig> Session<'_, R> {
 
     /// A resource that only these hops draw on, as fast as they were.
     fn shared_by(&self, hops: &[usize], sample: &Sample) -> Resource {
-        let mut resource = Resource { members: vec![false; self.hops.len()], capacity: 0.0 };
+        let mut resource = Resource { members: vec![false; self.hops.len()], capacity: 0.0, staged: None };
         hops.iter().for_each(|&hop| resource.members[hop] = true);
         resource.capacity = resource.load(&sample.copies) / sample.seconds;
         resource
@@ -184,7 +184,7 @@ impl<R: Rig> Session<'_, R> {
 
     /// Every hop that draws on the core's resource.
     fn extend(&mut self, core: &Core) -> Result<Resource, R::Error> {
-        let mut resource = Resource { members: vec![false; self.hops.len()], capacity: core.capacity };
+        let mut resource = Resource { members: vec![false; self.hops.len()], capacity: core.capacity, staged: None };
         core.hops.iter().for_each(|&hop| resource.members[hop] = true);
         let touches = |hop: &usize| {
             let (from, to) = self.hops[*hop];

@@ -230,6 +230,8 @@ pub struct Group {
     pub name: String,
     /// Bytes/s of all together.
     pub capacity: f64,
+    /// Bytes/s of what is staged in host memory, where that is another.
+    pub staged: Option<f64>,
     /// Who shares it.
     pub hops: Vec<(DeviceId, DeviceId)>,
 }
@@ -304,21 +306,19 @@ pub fn probe<R: Rig>(base: &Machine, rig: &mut R, options: &ProbeOptions, progre
     session.notes(&mut notes);
     session.sharing.settle(&session.hops);
 
-    let (mut sharing, hops, pairs) = (session.sharing.clone(), session.hops.clone(), session.pairs.clone());
+    let (hops, pairs) = (session.hops.clone(), session.pairs.clone());
     let alone = session.starts.clone();
     for hop in &mut found {
         if let Some(index) = hops.iter().position(|ends| *ends == (hop.from, hop.to)) {
-            (hop.rate, hop.start) = (sharing.rates[index], alone[index]);
+            (hop.rate, hop.start) = (session.sharing.rates[index], alone[index]);
         }
     }
-    let (topology, _) = build::topology(base, &hops, &sharing, &alone);
+    let (topology, _) = build::topology(base, &hops, &session.sharing, &alone);
     let costs = costs::measure(&mut session, &topology, base.costs())?;
     if let Ok(machine) = Machine::new(topology) {
-        let both_ways = |gpu, host| sharing.both_ways(&hops, gpu, host);
-        let crossing = pipelines::crossing(&mut session, &machine, &costs, both_ways)?;
-        sharing.slow_both_ways(&hops, &machine, crossing);
+        pipelines::staging(&mut session, &machine, &costs)?;
     }
-    let (mut topology, groups) = build::topology(base, &hops, &sharing, &alone);
+    let (mut topology, groups) = build::topology(base, &hops, &session.sharing, &alone);
     topology.costs = costs;
     let readings = std::mem::take(&mut session.readings);
     notes.extend(spread(&readings));

@@ -5,8 +5,9 @@
 //! slower than the plain copy. So what is found here errs on the slow side.
 
 use super::session::{Session, TINY, grained};
+use super::sharing::Sample;
 use super::{Hop, Pipeline, Rig, Work, median};
-use crate::model::PathModel;
+use crate::model::{HOST_RINGS, PathModel, SLOTS};
 use crate::topology::{Costs, DeviceId, Machine};
 
 /// Seconds of the bytes of a pipeline, in units of a single copy's: as long as in plans from some tens of MiB to 1 GiB.
@@ -212,43 +213,77 @@ fn join<R: Rig>(session: &mut Session<'_, R>, kind: &Kind, costs: &Costs, length
     Ok(Some((beside - alone).max(0.0)))
 }
 
-/// By which part opposite pipelines between two GPUs and host memory move less at once than `capacity` bytes/s in each GPU's link, each of them
-/// beside its direct copy; 1 where they don't.
+/// What shared capacities carry of bytes that are staged in host memory, by pipelines through it that run at once: two opposite ones between two GPUs, and
+/// one from each GPU to the next.
 ///
-/// The longest ones: their hand-overs count little, and what is left of them errs on the slow side.
-pub(super) fn crossing<R: Rig>(
-    session: &mut Session<'_, R>,
-    machine: &Machine,
-    costs: &Costs,
-    capacity: impl Fn(DeviceId, DeviceId) -> Option<f64>,
-) -> Result<f64, R::Error> {
-    const TIMES: u32 = 2;
+/// Opposite pipelines move less in a GPU's link than two plain copies do. All pipelines together move more in host memory: their rings of a few MiB
+/// stay in the processor's caches, where buffers of plain copies have no room.
+pub(super) fn staging<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, costs: &Costs) -> Result<(), R::Error> {
+    let tolerance = session.options.tolerance;
     let gpus = gpus(machine);
-    let [a, ref others @ ..] = gpus[..] else { return Ok(1.0) };
-    let Some(host) = nearest(machine, a) else { return Ok(1.0) };
-    let opposite = |&b: &DeviceId| Some([Kind::new(machine, a, host, b)?, Kind::new(machine, b, host, a)?]);
+    let [a, ref others @ ..] = gpus[..] else { return Ok(()) };
+    let next = |from, to| Kind::new(machine, from, nearest(machine, from)?, to);
+    let opposite = |&b: &DeviceId| Some(vec![next(a, b)?, Kind::new(machine, b, nearest(machine, a)?, a)?]);
     // With the GPU with which least else is shared: an uplink that both use hides what their own links carry.
     let pairs = others.iter().filter_map(opposite).map(|pair| (seconds_for_each_byte(machine, &pair), pair));
-    let Some((each, pair)) = pairs.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { return Ok(1.0) };
-    let Some(known) = pair.iter().filter_map(|kind| capacity(kind.from, host)).reduce(f64::min) else { return Ok(1.0) };
-    let bytes = bounded(session, STAGED, session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1] / each);
-    let chunks = pair[0].path.best_chunks(costs, bytes).max(2);
-    let begin = costs.copy + pair[0].path.latency;
-    let alone = pair.iter().map(|kind| kind.path.seconds(costs, bytes, chunks));
-    let expected = alone.fold(begin + each * bytes as f64, f64::max);
-    let staged = pair.each_ref().map(|kind| Pipeline { hop: kind.hop(bytes), via: kind.via, chunks });
-    let beside = |kind: &Kind| {
-        let direct = kind.direct.as_ref()?;
-        Some(kind.hop(bounded(session, DIRECT, DIRECT_ENDS * expected * direct.rate)))
+    let Some((_, pair)) = pairs.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { return Ok(()) };
+    let (two, hand_overs) = together(session, machine, costs, &pair)?;
+    let ring: Option<Vec<Kind>> = gpus.iter().zip(gpus.iter().cycle().skip(1)).map(|(&from, &to)| next(from, to)).collect();
+    let is_apart = ring.as_deref().is_some_and(apart);
+    let all = match ring.filter(|ring| ring.len() > pair.len()) {
+        Some(ring) => Some(together(session, machine, costs, &ring)?.0),
+        None => None,
     };
-    let direct: Vec<Hop> = pair.iter().filter_map(beside).collect();
-    let mut slowest: f64 = 0.0;
+    let sharing = &mut session.sharing;
+    for pipelines in all.iter().chain([&two]) {
+        sharing.widen(pipelines, tolerance);
+    }
+    // What makes the two late now is their own links, which both draw on, and those of others are like them. While one hands a chunk over the other
+    // has a link to itself that it nearly fills already.
+    let seconds = two.seconds - hand_overs;
+    if sharing.staged_seconds(&two.copies) < seconds * (1.0 - tolerance) {
+        let known = pair.iter().filter_map(|kind| sharing.both_ways(&session.hops, kind.from, kind.via)).fold(f64::INFINITY, f64::min);
+        sharing.slow_crossing(&session.hops, machine, 2.0 * two.copies[0].1 / seconds / known);
+    }
+    // Their direct copies would be a part of why they are late.
+    if let Some(all) = all.filter(|_| is_apart) {
+        sharing.bound(&all, tolerance);
+    }
+    Ok(())
+}
+
+/// These pipelines at once, each beside its direct copy, with the seconds of their bytes and hand-overs, and those of the hand-overs, which many pipelines
+/// hide from each other. The slowest of a few measurements, in which the direct copies end as much earlier as where hand-overs are measured.
+fn together<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, costs: &Costs, kinds: &[Kind]) -> Result<(Sample, f64), R::Error> {
+    const TIMES: u32 = 3;
+    let each = seconds_for_each_byte(machine, kinds);
+    let bytes = bounded(session, STAGED, session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1] / each);
+    let largest = HOST_RINGS / (u64::from(SLOTS) * kinds.len() as u64);
+    let chunks = kinds[0].path.best_chunks(costs, bytes).max(bytes.div_ceil(largest) as u32).max(2);
+    let staged: Vec<Pipeline> = kinds.iter().map(|kind| Pipeline { hop: kind.hop(bytes), via: kind.via, chunks }).collect();
+    // As long as each takes alone at least.
+    let mut slowest = kinds.iter().map(|kind| kind.path.seconds(costs, bytes, chunks)).fold(0.0, f64::max);
     for _ in 0..TIMES {
+        let beside = |kind: &Kind| {
+            let direct = kind.direct.as_ref()?;
+            Some(kind.hop(bounded(session, DIRECT, DIRECT_ENDS * slowest * direct.rate)))
+        };
+        let direct: Vec<Hop> = kinds.iter().filter_map(beside).collect();
         slowest = slowest.max(session.measure(&Work::Paths { direct: &direct, staged: &staged })?.total - costs.join);
     }
-    // Both draw on both links.
-    let crossing = 2.0 * bytes as f64 / (slowest - begin).max(slowest / 2.0);
-    Ok(if expected < slowest * (1.0 - session.options.tolerance) { (crossing / known).min(1.0) } else { 1.0 })
+    let overhead = |costs: &Costs| kinds.iter().map(|kind| kind.path.overhead(costs, bytes, chunks)).fold(0.0, f64::max);
+    let fill = overhead(&Costs { chunk: 0.0, ..costs.clone() });
+    let hop = |ends| session.hops.iter().position(|hop| *hop == ends);
+    let hops = kinds.iter().flat_map(|kind| [(kind.from, kind.via), (kind.via, kind.to)]);
+    let copies = hops.filter_map(|ends| Some((hop(ends)?, bytes as f64))).collect();
+    let seconds = (slowest - costs.copy - fill).max(slowest / 2.0);
+    Ok((Sample { copies, seconds, weight: 1.0 }, (overhead(costs) - fill).min(seconds / 2.0)))
+}
+
+/// Whether no direct copy draws on what a pipeline does, its own or another one: what the pipelines carry would depend on it.
+fn apart(kinds: &[Kind]) -> bool {
+    let draws = |resource| kinds.iter().any(|kind| kind.path.weights.iter().any(|weight| weight.0 == resource));
+    kinds.iter().filter_map(|kind| kind.direct.as_ref()).all(|direct| direct.weights.iter().all(|weight| !draws(weight.0)))
 }
 
 /// Seconds for each byte of each of these pipelines at once, of what plain copies share.

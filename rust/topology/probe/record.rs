@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
 /// The version of what is measured and written. A file of another one is stale.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// The longest text of an entry, and the most notes: a file is small, and what a hostile one can put into an error is bounded.
 const MAX_TEXT: usize = 400;

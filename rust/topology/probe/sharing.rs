@@ -20,6 +20,8 @@ pub(super) struct Resource {
     pub members: Vec<bool>,
     /// Bytes/s.
     pub capacity: f64,
+    /// Bytes/s of what is staged in host memory, where that is another.
+    pub staged: Option<f64>,
 }
 
 /// A set of copies, and the seconds that they took together, fixed costs taken off.
@@ -43,6 +45,11 @@ impl Resource {
     /// Bytes that these copies draw from it.
     pub fn load(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().filter(|copy| self.members[copy.0]).map(|copy| copy.1).sum()
+    }
+
+    /// Bytes/s of what is staged in host memory.
+    pub fn of_staged(&self) -> f64 {
+        self.staged.unwrap_or(self.capacity)
     }
 
     pub fn hops(&self) -> impl Iterator<Item = usize> + '_ {
@@ -127,6 +134,34 @@ impl Sharing {
         }
     }
 
+    /// As [`Sharing::seconds`] where every copy is a hop of a pipeline through host memory.
+    pub fn staged_seconds(&self, copies: &[(usize, f64)]) -> f64 {
+        self.resources.iter().map(|resource| resource.load(copies) / resource.of_staged()).fold(self.alone(copies), f64::max)
+    }
+
+    /// Takes each capacity to carry at least what these pipelines drew on it.
+    pub fn widen(&mut self, pipelines: &Sample, tolerance: f64) {
+        for resource in &mut self.resources {
+            let drawn = resource.load(&pipelines.copies) / pipelines.seconds;
+            if drawn > resource.of_staged() * (1.0 + tolerance) {
+                resource.staged = Some(drawn);
+            }
+        }
+    }
+
+    /// Takes all hops of these pipelines to share what they carried together, if nothing else explains that they are so late.
+    pub fn bound(&mut self, pipelines: &Sample, tolerance: f64) {
+        if self.staged_seconds(&pipelines.copies) >= pipelines.seconds * (1.0 - tolerance) {
+            return;
+        }
+        let mut members = vec![false; self.rates.len()];
+        pipelines.copies.iter().for_each(|copy| members[copy.0] = true);
+        let rates = self.rates.iter().zip(&members).filter(|(_, member)| **member).map(|(rate, _)| rate);
+        let mut all = Resource { capacity: rates.sum(), members, staged: None };
+        all.staged = Some(all.load(&pipelines.copies) / pipelines.seconds);
+        self.resources.push(all);
+    }
+
     /// Bytes/s of both directions between a GPU and a host memory at once; `None` where there are no two.
     pub fn both_ways(&self, hops: &[(DeviceId, DeviceId)], gpu: DeviceId, host: DeviceId) -> Option<f64> {
         let both = both(hops, gpu, host)?;
@@ -135,14 +170,11 @@ impl Sharing {
         Some(capacities.fold(both.iter().map(|hop| self.rates[*hop]).sum(), f64::min))
     }
 
-    /// Takes what links between GPUs and host memory carry in both directions at once to be this part of what it was.
-    pub fn slow_both_ways(&mut self, hops: &[(DeviceId, DeviceId)], machine: &Machine, part: f64) {
-        if part >= 1.0 {
-            return;
-        }
+    /// Takes what links between GPUs and host memory carry of staged bytes in both directions at once to be this part of what they carry of
+    /// others.
+    pub fn slow_crossing(&mut self, hops: &[(DeviceId, DeviceId)], machine: &Machine, part: f64) {
         let devices = || machine.devices();
         for gpu in devices().filter(|device| !device.is_host()) {
-            let mut links: Vec<usize> = Vec::new();
             for host in devices().filter(|device| device.is_host()) {
                 let Some(both) = both(hops, gpu, host) else { continue };
                 let of_this_gpu = |resource: &Resource| {
@@ -153,18 +185,14 @@ impl Sharing {
                 let link = found.unwrap_or_else(|| {
                     let mut members = vec![false; hops.len()];
                     both.iter().for_each(|hop| members[*hop] = true);
-                    self.resources.push(Resource { members, capacity: both.iter().map(|hop| self.rates[*hop]).sum() });
+                    let capacity = both.iter().map(|hop| self.rates[*hop]).sum();
+                    self.resources.push(Resource { members, capacity, staged: None });
                     self.resources.len() - 1
                 });
-                if !links.contains(&link) {
-                    links.push(link);
-                }
-            }
-            for link in links {
                 // Either direction alone is as fast as before.
                 let alone = self.resources[link].hops().map(|hop| self.rates[hop]).fold(0.0, f64::max);
                 let slower = self.resources[link].capacity * part;
-                self.resources[link].capacity = slower.max(alone);
+                self.resources[link].staged = Some(slower.max(alone));
             }
         }
     }
@@ -325,7 +353,7 @@ mod tests {
     fn the_busiest_resource_sets_the_time() {
         let mut sharing = Sharing { rates: vec![10.0, 10.0, 20.0], resources: Vec::new() };
         assert_eq!(sharing.seconds(&[(0, 100.0), (2, 100.0)]), 10.0);
-        sharing.resources.push(Resource { members: vec![true, false, true], capacity: 16.0 });
+        sharing.resources.push(Resource { members: vec![true, false, true], capacity: 16.0, staged: None });
         assert_eq!(sharing.seconds(&[(0, 100.0), (2, 100.0)]), 12.5);
         assert_eq!(sharing.seconds(&[(1, 100.0), (2, 100.0)]), 10.0);
     }
@@ -335,8 +363,8 @@ mod tests {
         let mut sharing = Sharing {
             rates: vec![10.0; 4],
             resources: vec![
-                Resource { members: vec![true, true, false, true], capacity: 13.0 },
-                Resource { members: vec![false, false, true, true], capacity: 19.0 },
+                Resource { members: vec![true, true, false, true], capacity: 13.0, staged: None },
+                Resource { members: vec![false, false, true, true], capacity: 19.0, staged: None },
             ],
         };
         let samples = [
@@ -354,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_family_is_completed_where_no_sample_speaks_against_it() {
-        let resource = Resource { members: vec![true, true, true, false], capacity: 10.0 };
+        let resource = Resource { members: vec![true, true, true, false], capacity: 10.0, staged: None };
         let mut sharing = Sharing { rates: vec![10.0; 4], resources: vec![resource] };
         let mut samples = vec![sample(&[(0, 10.0), (1, 10.0), (2, 10.0)], 3.0)];
         sharing.refine(&samples, &[vec![0, 1, 2, 3]]);

@@ -87,6 +87,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
             (!links.is_empty()).then(|| SharedResource {
                 name: format!("shared{i}"),
                 capacity: 10e9 * (1 + random.below(20)) as f64,
+                staged: random.chance(30).then(|| 10e9 * (1 + random.below(20)) as f64),
                 links,
             })
         })

@@ -2,6 +2,25 @@
 
 use mpgpu::topology::{LinkId, LinkKind, SharedResource, Topology};
 
+/// What links carry together, bytes/s.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Together {
+    pub capacity: f64,
+    /// Of bytes that are staged in host memory, where that is another.
+    pub staged: Option<f64>,
+}
+
+impl Together {
+    pub fn of(shared: &SharedResource) -> Together {
+        Together { capacity: shared.capacity, staged: shared.staged }
+    }
+
+    /// Both figures in words: `101 GB/s, staged 92 GB/s` for a `rate` that gives `101 GB/s`.
+    pub fn text(self, rate: impl Fn(f64) -> String) -> String {
+        rate(self.capacity) + &self.staged.map_or(String::new(), |staged| format!(", staged {}", rate(staged)))
+    }
+}
+
 /// What joins two nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cable {
@@ -15,8 +34,8 @@ pub struct Cable {
     pub back: Option<f64>,
     /// The larger of both directions, seconds.
     pub latency: f64,
-    /// Bytes/s of both directions together, where that is a resource of its own.
-    pub both: Option<f64>,
+    /// Both directions, where they are a resource of its own.
+    pub both: Option<Together>,
     /// Numbers of the other shared resources that its way from `a` to `b` draws on: indices into the list that comes with the cables.
     pub marks_there: Vec<usize>,
     /// The same of its way back.
@@ -67,7 +86,8 @@ pub fn cables(topology: &Topology) -> (Vec<Cable>, Vec<&SharedResource>) {
         let draws = |link: Option<LinkId>| link.is_some_and(|link| shared.links.contains(&link));
         let both = |cable: &&mut Cable| shared.links.len() == 2 && cable.links.iter().all(|link| draws(*link));
         match cables.iter_mut().find(both) {
-            Some(cable) => cable.both = Some(cable.both.map_or(shared.capacity, |both| both.min(shared.capacity))),
+            Some(cable) if cable.both.is_some_and(|both| both.capacity <= shared.capacity) => {}
+            Some(cable) => cable.both = Some(Together::of(shared)),
             None => {
                 for cable in &mut cables {
                     let [there, back] = cable.links.map(draws);

@@ -563,7 +563,7 @@ mod tests {
     fn links_that_share_much_have_room_for_all_its_marks() {
         let mut topology = preset("pcie-4").expect("a preset");
         let links: Vec<_> = (0..topology.links.len() as u32).map(LinkId).collect();
-        let shared = |i| SharedResource { name: format!("shared{i}"), capacity: 1e9, links: links.clone() };
+        let shared = |i| SharedResource { name: format!("shared{i}"), capacity: 1e9, staged: None, links: links.clone() };
         topology.shared.extend((0..7).map(shared));
         assert_readable(&topology);
     }

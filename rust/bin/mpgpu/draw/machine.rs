@@ -1,6 +1,6 @@
 //! A machine as a drawing.
 
-use super::cables::{Cable, cables};
+use super::cables::{Cable, Together, cables};
 use super::layout::{LABEL_SIZE, LINE, Layout, Line, MARK, Way, label_box, layout};
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::wrap;
@@ -52,7 +52,7 @@ pub fn machine(topology: &Topology) -> String {
         for (index, resource) in shared.iter().enumerate() {
             y += 18.0;
             mark(&mut svg, (MARGIN + 7.0, y - 4.0), index);
-            let text = format!("{}: {} GB/s together", resource.name, gigabytes(resource.capacity));
+            let text = format!("{}: {} together", resource.name, Together::of(resource).text(|rate| format!("{} GB/s", gigabytes(rate))));
             svg.text("d", (MARGIN + 20.0, y), Anchor::Start, &text);
         }
     }
@@ -137,7 +137,7 @@ fn label(cable: &Cable, first: bool, way: Way) -> Vec<Line> {
     } else {
         line(there, arrows[0]).into_iter().chain(line(back, arrows[1])).collect()
     };
-    lines.extend(cable.both.map(|both| Line { text: format!("\u{3a3} {}", gigabytes(both)), marks: Vec::new() }));
+    lines.extend(cable.both.map(|both| Line { text: format!("\u{3a3} {}", gigabytes(both.capacity)), marks: Vec::new() }));
     lines
 }
 
@@ -147,7 +147,7 @@ fn tip(topology: &Topology, cable: &Cable) -> String {
     let mut text =
         format!("{} to {}, {}: {} there, {} back", name(cable.a), name(cable.b), cable.kind.name(), way(cable.there), way(cable.back));
     if let Some(both) = cable.both {
-        text += &format!(", {} GB/s both together", gigabytes(both));
+        text += &format!(", {} both together", both.text(|rate| format!("{} GB/s", gigabytes(rate))));
     }
     if cable.latency > 0.0 {
         text += &format!(", latency {}", time(cable.latency));

@@ -16,7 +16,7 @@ mod machine;
 mod perfetto;
 mod svg;
 
-pub use cables::{Cable, cables};
+pub use cables::{Cable, Together, cables};
 pub use gantt::gantt;
 pub use machine::machine;
 pub use perfetto::perfetto;

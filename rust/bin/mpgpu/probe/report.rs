@@ -29,7 +29,8 @@ pub fn tables(report: &ProbeReport) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "\nshared capacities: {}", if probed.groups.is_empty() { "none found" } else { "together no faster than" });
     for group in probed.groups.iter().take(LONGEST) {
-        let _ = writeln!(text, "{:>9.1} GB/s  {:<16} {}", group.capacity / 1e9, group.name, ends(&group.hops));
+        let staged = group.staged.map_or(String::new(), |staged| format!("staged {:.1}", staged / 1e9));
+        let _ = writeln!(text, "{:>9.1} GB/s  {staged:<12}  {:<16} {}", group.capacity / 1e9, group.name, ends(&group.hops));
     }
     more(&mut text, probed.groups.len());
 
@@ -134,6 +135,7 @@ pub fn to_json(report: &ProbeReport, path: &Path, seconds: f64) -> Value {
         "shared": probed.groups.iter().map(|group| json!({
             "name": group.name,
             "bytes_per_second": group.capacity,
+            "staged_bytes_per_second": group.staged,
             "hops": group.hops.iter().map(|hop| arrow(*hop)).collect::<Vec<_>>(),
         })).collect::<Vec<_>>(),
         "pairs": probed.pairs.iter().map(|pair| json!([arrow(pair.first), arrow(pair.second), pair.slowdown])).collect::<Vec<_>>(),
