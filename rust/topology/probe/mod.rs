@@ -19,6 +19,7 @@
 
 mod build;
 mod costs;
+mod doubt;
 mod explain;
 mod order;
 mod pipelines;

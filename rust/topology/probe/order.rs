@@ -9,7 +9,7 @@ use crate::topology::DeviceId;
 
 type Ends = (DeviceId, DeviceId);
 
-fn is_between_gpus(ends: Ends) -> bool {
+pub(super) fn is_between_gpus(ends: Ends) -> bool {
     !ends.0.is_host() && !ends.1.is_host()
 }
 

@@ -57,7 +57,7 @@ impl<R: Rig> Session<'_, R> {
         }
         self.at("fit", 0, 1);
         self.sharing.refine(&self.samples, &self.families);
-        Ok(())
+        self.doubt()
     }
 
     /// Measures these sets again, and each without one of its copies. What host memory delivers changes within seconds where others use it too, and
