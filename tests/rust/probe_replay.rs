@@ -214,7 +214,8 @@ impl Rig for Replay {
     }
 }
 
-/// Pipelines that were not read on this machine, as they were on the others: 9 us for a chunk through the host, 4 us through a GPU.
+/// Pipelines that were not read on this machine, as they were on the others: 9 us for a chunk through the host, 4 us through a GPU, 90 GB/s of two in
+/// both directions of a link, 210 of all in host memory.
 fn known(direct: &[Hop], staged: &[Pipeline]) -> f64 {
     let seconds = |pipeline: &Pipeline| {
         let (bytes, chunks) = (pipeline.hop.bytes as f64, f64::from(pipeline.chunks));
@@ -222,10 +223,11 @@ fn known(direct: &[Hop], staged: &[Pipeline]) -> f64 {
         12e-6 + bytes / 55.5e9 + bytes / chunks / other + (chunks + 1.0) * chunk
     };
     let rate = |hop: &Hop| if hop.from.is_host() || hop.to.is_host() { 55.5e9 } else { 396e9 };
-    let crossing =
-        if staged.len() == 2 { staged.iter().map(|one| 2.0 * one.hop.bytes as f64 / 2.0 / 45e9).fold(0.0, f64::max) } else { 0.0 };
+    let through_host = || staged.iter().filter(|pipeline| pipeline.via.is_host()).map(|pipeline| pipeline.hop.bytes as f64);
+    let crossing = if through_host().count() > 1 { through_host().fold(0.0, f64::max) / 45e9 } else { 0.0 };
+    let memory = 2.0 * through_host().sum::<f64>() / 210e9;
     let plain = direct.iter().map(|hop| 12e-6 + hop.bytes as f64 / rate(hop));
-    plain.chain(staged.iter().map(seconds)).fold(crossing, f64::max)
+    plain.chain(staged.iter().map(seconds)).fold(crossing.max(memory), f64::max)
 }
 
 /// Four GPUs and a host, every two joined, and nothing known of how fast.
