@@ -231,11 +231,11 @@ pub(super) fn staging<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, c
     let ring: Option<Vec<Kind>> = gpus.iter().zip(gpus.iter().cycle().skip(1)).map(|(&from, &to)| next(from, to)).collect();
     let is_apart = ring.as_deref().is_some_and(apart);
     let all = match ring.filter(|ring| ring.len() > pair.len()) {
-        Some(ring) => Some(together(session, machine, costs, &ring)?.0),
+        Some(ring) => Some(together(session, machine, costs, &ring)?),
         None => None,
     };
     let sharing = &mut session.sharing;
-    for pipelines in all.iter().chain([&two]) {
+    for pipelines in all.iter().map(|all| &all.0).chain([&two]) {
         sharing.widen(pipelines, tolerance);
     }
     // What makes the two late now is their own links, which both draw on, and those of others are like them. While one hands a chunk over the other
@@ -246,8 +246,8 @@ pub(super) fn staging<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, c
         sharing.slow_crossing(&session.hops, machine, 2.0 * two.copies[0].1 / seconds / known);
     }
     // Their direct copies would be a part of why they are late.
-    if let Some(all) = all.filter(|_| is_apart) {
-        sharing.bound(&all, tolerance);
+    if let Some((all, hand_overs)) = all.filter(|_| is_apart) {
+        sharing.bound(&Sample { seconds: all.seconds - hand_overs, ..all }, tolerance);
     }
     Ok(())
 }
