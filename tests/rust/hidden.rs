@@ -3,6 +3,7 @@
 
 use crate::common::Random;
 use mpgpu::backend::MemoryKind;
+use mpgpu::model::SLOTS;
 use mpgpu::model::simulate::{Executor, Scenario};
 use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
 use mpgpu::topology::probe::{Hop, Pipeline, ProbeOptions, Probed, Rig, Timing, Verdict, Work, probe};
@@ -151,7 +152,6 @@ impl Hidden {
 
 /// A lane for each copy, and two for each pipeline, whose chunks take turns: what plans run.
 fn program(direct: &[Hop], staged: &[Pipeline]) -> (Program, Vec<Shape>) {
-    const SLOTS: u32 = 4;
     let hops: Vec<Hop> = direct.iter().copied().chain(staged.iter().map(|pipeline| pipeline.hop)).collect();
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
     let shape =
