@@ -18,56 +18,57 @@ const VISIBLE: f64 = 0.02;
 impl<R: Rig> Session<'_, R> {
     /// Takes copies of host memory out of capacities that others fill as fast beside them.
     pub fn doubt(&mut self) -> Result<(), R::Error> {
-        let mut at = 0;
-        while at < self.sharing.resources.len() {
-            let mut resource = self.sharing.resources[at].clone();
-            at += 1;
-            let (between, of_host): (Vec<usize>, Vec<usize>) = resource.hops().partition(|hop| order::is_between_gpus(self.hops[*hop]));
-            let mut core: Vec<usize> = Vec::new();
-            for hop in between {
-                core.push(hop);
-                if !order::is_free(&self.hops, &core) {
-                    core.pop();
-                }
-            }
-            let load: f64 = core.iter().map(|hop| self.sharing.rates[*hop]).sum();
-            if load < resource.capacity * (1.0 - self.options.tolerance) {
-                continue;
-            }
-            // Of the time of the others.
-            let slowdown = (load / resource.capacity).max(1.0);
-            let alone: Vec<(usize, f64)> = core.iter().map(|&hop| (hop, 1.0)).collect();
-            let mut without = None;
-            for &hop in &of_host {
-                let later = BESIDE * self.sharing.rates[hop] / resource.capacity;
-                if later < VISIBLE || self.sharing.rates[hop] * WIDER > resource.capacity || !self.may_measure() {
-                    continue;
-                }
-                let without = match without {
-                    Some(seconds) => seconds,
-                    None => *without.insert(self.fastest(&alone)?),
-                };
-                let beside: Vec<(usize, f64)> = alone.iter().copied().chain([(hop, BESIDE * slowdown)]).collect();
-                if self.fastest(&beside)? < without * (1.0 + later / 2.0) {
-                    resource.members[hop] = false;
-                }
-            }
-            if of_host.iter().all(|hop| resource.members[*hop]) {
-                continue;
-            }
-            // Without them the others must fill it, and nothing that is narrower, or there is no such capacity.
-            let is_narrower = |(index, other): (usize, &Resource)| {
-                index + 1 != at && other.capacity <= resource.capacity && resource.hops().all(|hop| other.members[hop])
-            };
-            let is_filled = without.is_none_or(|seconds| seconds > slowdown * (1.0 - self.options.tolerance));
-            if is_filled && !self.sharing.resources.iter().enumerate().any(is_narrower) {
-                self.sharing.resources[at - 1] = resource;
-            } else {
-                at -= 1;
-                self.sharing.resources.remove(at);
+        for at in (0..self.sharing.resources.len()).rev() {
+            match self.asked(at)? {
+                Some(resource) => self.sharing.resources[at] = resource,
+                None => drop(self.sharing.resources.remove(at)),
             }
         }
         Ok(())
+    }
+
+    /// What is left of a capacity, if that is one.
+    fn asked(&mut self, at: usize) -> Result<Option<Resource>, R::Error> {
+        let mut resource = self.sharing.resources[at].clone();
+        let (between, of_host): (Vec<usize>, Vec<usize>) = resource.hops().partition(|hop| order::is_between_gpus(self.hops[*hop]));
+        let mut core: Vec<usize> = Vec::new();
+        for hop in between {
+            core.push(hop);
+            if !order::is_free(&self.hops, &core) {
+                core.pop();
+            }
+        }
+        let load: f64 = core.iter().map(|hop| self.sharing.rates[*hop]).sum();
+        if load < resource.capacity * (1.0 - self.options.tolerance) {
+            return Ok(Some(resource));
+        }
+        let slowdown = (load / resource.capacity).max(1.0);
+        let alone: Vec<(usize, f64)> = core.iter().map(|&hop| (hop, 1.0)).collect();
+        let mut without = None;
+        for &hop in &of_host {
+            // By this part of the others' time.
+            let later = BESIDE * self.sharing.rates[hop] / resource.capacity;
+            if later < VISIBLE || self.sharing.rates[hop] * WIDER > resource.capacity || !self.may_measure() {
+                continue;
+            }
+            let without = match without {
+                Some(seconds) => seconds,
+                None => *without.insert(self.fastest(&alone)?),
+            };
+            let beside: Vec<(usize, f64)> = alone.iter().copied().chain([(hop, BESIDE * slowdown)]).collect();
+            if self.fastest(&beside)? < without * (1.0 + later / 2.0) {
+                resource.members[hop] = false;
+            }
+        }
+        if of_host.iter().all(|hop| resource.members[*hop]) {
+            return Ok(Some(resource));
+        }
+        // Without them the others must fill it, and nothing that is narrower, or there is no such capacity.
+        let is_narrower = |(index, other): (usize, &Resource)| {
+            index != at && other.capacity <= resource.capacity && resource.hops().all(|hop| other.members[hop])
+        };
+        let is_filled = without.is_none_or(|seconds| seconds > slowdown * (1.0 - self.options.tolerance));
+        Ok((is_filled && !self.sharing.resources.iter().enumerate().any(is_narrower)).then_some(resource))
     }
 
     /// Seconds of such a set, in units of its parts: whatever disturbs a measurement makes it longer.

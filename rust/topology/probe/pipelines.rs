@@ -243,7 +243,9 @@ pub(super) fn staging<R: Rig>(session: &mut Session<'_, R>, machine: &Machine, c
     let seconds = two.seconds - hand_overs;
     if sharing.staged_seconds(&two.copies) < seconds * (1.0 - tolerance) {
         let known = pair.iter().filter_map(|kind| sharing.both_ways(&session.hops, kind.from, kind.via)).fold(f64::INFINITY, f64::min);
-        sharing.slow_crossing(&session.hops, machine, 2.0 * two.copies[0].1 / seconds / known);
+        // Each link carries the first hop of one and the second of the other.
+        let carried = two.copies.iter().map(|copy| copy.1).sum::<f64>() / pair.len() as f64;
+        sharing.slow_crossing(&session.hops, machine, carried / seconds / known);
     }
     // Their direct copies would be a part of why they are late.
     if let Some((all, hand_overs)) = all.filter(|_| is_apart) {
