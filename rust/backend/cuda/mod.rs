@@ -38,6 +38,8 @@ mod memory;
 mod nodes;
 mod nvml;
 mod pools;
+#[cfg(test)]
+mod queues;
 mod reach;
 #[cfg(test)]
 mod refusals;
@@ -327,7 +329,7 @@ impl Drop for Core {
         }
         self.release_verification();
         self.release_graphs();
-        self.events.release(self);
+        self.events.release();
         self.release_all_held();
         let left: Vec<u64> = lock(&self.memory).keys().copied().collect();
         for address in left {
@@ -433,7 +435,7 @@ impl Backend for CudaBackend {
     }
 
     fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
-        self.0.events.destroy(&self.0, event)
+        self.0.events.destroy(event)
     }
 
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {

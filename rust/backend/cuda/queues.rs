@@ -1,0 +1,75 @@
+//! Streams whose queues are full, on the double of the driver: a call that puts something into such a stream blocks until what is ahead
+//! has gone on. No other stream, and nobody who lets it go on, may have to wait for that.
+
+use super::double::{self, node};
+use super::{Backend, CudaBackend};
+use crate::backend::{Allocation, BackendError, Departed, EventHandle, Signal, SignalWait, StreamHandle};
+use crate::topology::DeviceId;
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+const GPU0: DeviceId = DeviceId::gpu(0);
+const GPU1: DeviceId = DeviceId::gpu(1);
+const PEER: Departed = Departed { process: 4711, connection: 1 };
+/// What goes into a queue.
+const ROOM: usize = 8;
+
+/// A backend whose streams have short queues, and memory of counters, zeroed.
+fn backend() -> (CudaBackend, Allocation) {
+    double::start(2, true);
+    let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
+    let counters = backend.allocate(DeviceId::HOST, 64).expect("memory");
+    let allocation = backend.locate(counters).expect("known").expect("its own");
+    node(|node| node.room = Some(ROOM));
+    (backend, allocation)
+}
+
+/// Runs `work` in a thread of the same process.
+fn beside<'scope>(scope: &'scope Scope<'scope, '_>, work: impl FnOnce() + Send + 'scope) {
+    let node = double::share();
+    scope.spawn(move || {
+        double::join(node);
+        work();
+    });
+}
+
+/// Waits until so many calls of other threads block.
+fn until_blocked(calls: u32) {
+    let begin = Instant::now();
+    while node(|node| node.blocked) < calls {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{calls} calls should block, {} do", node(|node| node.blocked));
+        std::thread::yield_now();
+    }
+}
+
+#[track_caller]
+fn nothing_was_stuck() {
+    node(|node| assert!(node.stuck.is_empty(), "blocked for ever: {:?}", node.stuck));
+}
+
+fn wait(backend: &CudaBackend, stream: StreamHandle, counter: u64, value: u64) -> Result<(), BackendError> {
+    backend.stream_wait_signals(stream, &[Signal { counter, value }], SignalWait::Operation)
+}
+
+#[test]
+fn a_peers_end_lets_a_stream_go_on_whose_queue_is_full_of_waits() {
+    let (backend, counters) = backend();
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    std::thread::scope(|scope| {
+        beside(scope, || {
+            for value in 1..=4 * ROOM as u64 {
+                match wait(&backend, stream, counters.base, value) {
+                    Ok(()) => {}
+                    Err(BackendError::PeerGone(_)) => assert!(backend.abandoned(counters.base).is_some()),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        until_blocked(1);
+        // The thread that hears of the peer's end.
+        beside(scope, || backend.abandon(&counters, PEER));
+    });
+    assert!(matches!(backend.synchronize_stream(stream), Err(BackendError::PeerGone(_))), "it has waited in vain");
+    backend.synchronize_stream(stream).expect("it was told");
+    nothing_was_stuck();
+}
