@@ -3,7 +3,7 @@
 
 use super::double::{self, node};
 use super::{Backend, CudaBackend};
-use crate::backend::{Allocation, BackendError, Departed, EventHandle, Signal, SignalWait, StreamHandle};
+use crate::backend::{Allocation, BackendError, Departed, Signal, SignalWait, StreamHandle};
 use crate::topology::DeviceId;
 use std::thread::Scope;
 use std::time::{Duration, Instant};
@@ -71,5 +71,27 @@ fn a_peers_end_lets_a_stream_go_on_whose_queue_is_full_of_waits() {
     });
     assert!(matches!(backend.synchronize_stream(stream), Err(BackendError::PeerGone(_))), "it has waited in vain");
     backend.synchronize_stream(stream).expect("it was told");
+    nothing_was_stuck();
+}
+
+#[test]
+fn an_event_that_is_recorded_in_a_full_queue_holds_up_no_event_and_no_other_stream() {
+    let (backend, counters) = backend();
+    let [full, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let [event, another, third] = [(); 3].map(|()| backend.create_event().expect("an event"));
+    wait(&backend, full, counters.base, 1).expect("enqueued");
+    std::thread::scope(|scope| {
+        beside(scope, || (0..2 * ROOM).for_each(|_| backend.record_event(event, full).expect("recorded")));
+        beside(scope, || (0..2 * ROOM).for_each(|_| backend.stream_wait_event(full, another).expect("never recorded, or enqueued")));
+        until_blocked(1);
+        // All that leads to the raise that lets the full stream go on.
+        backend.record_event(another, other).expect("recorded");
+        backend.stream_wait_event(other, another).expect("enqueued");
+        backend.synchronize_event(another).expect("it runs");
+        backend.destroy_event(third).expect("an event");
+        let raised = Signal { counter: counters.base, value: 1 };
+        backend.stream_raise_signals(other, &[raised]).expect("enqueued");
+    });
+    backend.synchronize_stream(full).expect("it runs");
     nothing_was_stuck();
 }
