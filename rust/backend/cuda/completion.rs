@@ -78,6 +78,7 @@ impl Finished {
 
     fn ask(&self, ask: impl FnOnce(&'static Driver) -> Result<bool, BackendError>) -> Result<bool, BackendError> {
         let driver = self.core.driver;
+        self.core.check_alive()?;
         let _outside = OutsideCapture::enter(driver);
         let _current = self.core.primary(self.gpu)?.enter()?;
         if !ask(driver)? {

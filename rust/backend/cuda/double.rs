@@ -14,8 +14,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attr
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::MemfdFlags;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -35,8 +35,14 @@ pub struct Node {
     pub pools: BTreeMap<usize, MemoryPool>,
     /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
     pub events: HashMap<usize, Event>,
-    /// Whether all streams are being captured.
+    /// Whether all streams are being captured, or this one.
     pub capturing: bool,
+    pub captured: Option<usize>,
+    /// Primary contexts, each with its number.
+    retained: HashMap<i32, u64>,
+    /// Handles of what went with a context that was reset. The driver does not survive their use.
+    gone: HashSet<usize>,
+    streams: Vec<usize>,
     /// Calls that have ended a capture with an error.
     pub captures_broken: u32,
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
@@ -108,6 +114,8 @@ thread_local! {
     static NODE: RefCell<Arc<Mutex<Node>>> = RefCell::default();
     /// Contexts, the current one last.
     static CURRENT: RefCell<Vec<usize>> = RefCell::default();
+    /// What a capture forbids this thread: everything that is unsafe (0), or nothing of it (2).
+    static MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
 /// Makes this thread's node one of `gpus` GPUs.
@@ -196,6 +204,10 @@ pub fn without_batch() -> &'static Driver {
         cuStreamGetCtx: context_of_stream,
         cuStreamIsCapturing: is_capturing,
         cuStreamWaitEvent: wait_event,
+        cuCtxSynchronize: synchronize_context,
+        cuCtxGetId: Some(id_of_context),
+        cuThreadExchangeStreamCaptureMode: exchange_mode,
+        cuStreamDestroy: destroy_stream,
         cuStreamSynchronize: synchronize_stream,
         cuStreamQuery: query_stream,
         cuEventSynchronize: synchronize_event,
@@ -235,6 +247,7 @@ fn put<T>(out: *mut T, value: T) -> Code {
 
 const INVALID_VALUE: Code = 1;
 const NO_BINARY_FOR_GPU: Code = 209;
+const CAPTURE_UNSUPPORTED: Code = 900;
 
 /// Contexts and streams are numbers that name their GPU.
 const CONTEXT: usize = 0x1000;
@@ -275,13 +288,31 @@ unsafe extern "C" fn can_access(out: *mut c_int, _: CUdevice, _: CUdevice) -> Co
 }
 
 unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
-    call("cuDevicePrimaryCtxRetain", |_| put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1))))
+    call("cuDevicePrimaryCtxRetain", |node| {
+        node.ids += 1;
+        let id = node.ids;
+        node.retained.entry(device).or_insert(id);
+        put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1)))
+    })
 }
 
-/// Active are the GPUs that hold memory.
+/// Active are the GPUs whose contexts are retained, and those that hold memory.
 unsafe extern "C" fn get_state(device: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
     put(flags, 0);
-    node(|node| put(active, c_int::from(node.memory.values().any(|block| block.gpu == Some(device)))))
+    node(|node| {
+        let is_active = node.retained.contains_key(&device) || node.memory.values().any(|block| block.gpu == Some(device));
+        put(active, c_int::from(is_active))
+    })
+}
+
+unsafe extern "C" fn id_of_context(context: CUcontext, out: *mut c_ulonglong) -> Code {
+    let device = (context.addr() / CONTEXT) as CUdevice - 1;
+    node(|node| node.retained.get(&device).map_or(code::CONTEXT_IS_DESTROYED, |id| put(out, *id)))
+}
+
+unsafe extern "C" fn exchange_mode(mode: *mut c_uint) -> Code {
+    // SAFETY: the backend passes a mode.
+    put(mode, MODE.replace(unsafe { *mode }))
 }
 
 unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
@@ -383,6 +414,35 @@ impl Node {
         self.memory.insert(address, block);
     }
 
+    /// Resets a device, as `cudaDeviceReset` does.
+    pub fn reset(&mut self, gpu: i32) {
+        self.retained.remove(&gpu);
+        let (streams, handles) = (std::mem::take(&mut self.streams), self.events.drain().map(|(event, _)| event).collect::<Vec<_>>());
+        self.gone.extend(streams.into_iter().chain(handles));
+        self.queues.clear();
+        let memory: Vec<u64> =
+            self.memory.iter().filter(|(_, block)| block.gpu == Some(gpu) && block.pages.is_none()).map(|(at, _)| *at).collect();
+        memory.into_iter().for_each(|address| _ = self.take(address, true));
+        self.memory.retain(|_, block| !block.registered);
+    }
+
+    /// Notes that a handle is used.
+    fn touch(&mut self, handle: usize, function: &'static str) {
+        if self.gone.contains(&handle) {
+            self.stuck.push(function);
+        }
+    }
+
+    fn is_captured(&self, stream: usize) -> bool {
+        self.capturing || self.captured == Some(stream)
+    }
+
+    /// Ends a capture with an error, if so.
+    fn end_capture(&mut self, ends: bool) -> bool {
+        self.captures_broken += u32::from(ends);
+        ends
+    }
+
     fn is_over(&self, task: &Task) -> bool {
         match task {
             // SAFETY: a counter of a test, which outlives its streams.
@@ -439,6 +499,7 @@ fn block(function: &'static str, mut is_there: impl FnMut(&mut Node) -> bool) ->
 
 /// Puts something into the queue of a stream.
 fn enqueue(function: &'static str, stream: CUstream, task: Task) -> Code {
+    node(|node| node.touch(stream.addr(), function));
     let mut task = Some(task);
     let unbounded = |node: &mut Node| match task.take_if(|_| node.room.is_none()) {
         Some(Task::Work(work)) => work(node),
@@ -459,10 +520,15 @@ fn enqueue(function: &'static str, stream: CUstream, task: Task) -> Code {
 }
 
 unsafe extern "C" fn synchronize_stream(stream: CUstream) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamSynchronize"));
+    if node(|node| node.end_capture(node.is_captured(stream.addr()))) {
+        return CAPTURE_UNSUPPORTED;
+    }
     block("cuStreamSynchronize", |node| node.queues.get(&stream.addr()).is_none_or(VecDeque::is_empty))
 }
 
 unsafe extern "C" fn synchronize_event(event: CUevent) -> Code {
+    node(|node| node.touch(event.addr(), "cuEventSynchronize"));
     block("cuEventSynchronize", |node| node.events.get(&event.addr()).is_none_or(|event| event.done >= event.asked))
 }
 
@@ -482,6 +548,9 @@ unsafe extern "C" fn query_stream(stream: CUstream) -> Code {
 }
 
 unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
+    if unsafe_call() {
+        return CAPTURE_UNSUPPORTED;
+    }
     call("cuMemAlloc", |node| {
         let context = current();
         if context == 0 {
@@ -491,7 +560,15 @@ unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
     })
 }
 
+/// Waits for all work, as the driver does.
 unsafe extern "C" fn free(address: CUdeviceptr) -> Code {
+    if unsafe_call() {
+        return CAPTURE_UNSUPPORTED;
+    }
+    match block("cuMemFree", |node| node.queues.values().all(VecDeque::is_empty)) {
+        0 => {}
+        stuck => return stuck,
+    }
     call("cuMemFree", |node| node.take(address, true))
 }
 
@@ -752,25 +829,48 @@ unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {
         if context == 0 {
             return code::INVALID_CONTEXT;
         }
-        put(out, with_exposed_provenance_mut(context / CONTEXT * STREAM + node.new_handle()))
+        let stream = context / CONTEXT * STREAM + node.new_handle();
+        node.streams.push(stream);
+        put(out, with_exposed_provenance_mut(stream))
     })
 }
 
 unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamGetCtx"));
     put(out, with_exposed_provenance_mut(stream.addr() / STREAM * CONTEXT))
 }
 
-unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
-    node(|node| put(out, c_uint::from(node.capturing)))
+unsafe extern "C" fn is_capturing(stream: CUstream, out: *mut c_uint) -> Code {
+    node(|node| {
+        node.touch(stream.addr(), "cuStreamIsCapturing");
+        put(out, c_uint::from(node.is_captured(stream.addr())))
+    })
+}
+
+/// As on driver 580: not while any stream is being captured, in whatever mode the thread is.
+unsafe extern "C" fn synchronize_context() -> Code {
+    if node(|node| node.end_capture(node.capturing || node.captured.is_some())) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    block("cuCtxSynchronize", |node| node.queues.values().all(VecDeque::is_empty))
+}
+
+/// A call that may wait, which a capture forbids unless the thread says that it knows.
+fn unsafe_call() -> bool {
+    node(|node| node.end_capture((node.capturing || node.captured.is_some()) && MODE.get() != 2))
+}
+
+unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamDestroy"));
+    0
 }
 
 /// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.
 unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
-    const CAPTURE_UNSUPPORTED: Code = 900;
     node(|node| {
-        if node.capturing {
-            // Driver 580, H200.
-            node.captures_broken += 1;
+        node.touch(stream.addr(), "cuStreamGetId");
+        // Driver 580, H200.
+        if node.end_capture(node.is_captured(stream.addr())) {
             return CAPTURE_UNSUPPORTED;
         }
         let context = if stream.addr() <= 2 { current() } else { 0 };
@@ -829,6 +929,7 @@ unsafe extern "C" fn create_event(out: *mut CUevent, flags: c_uint) -> Code {
 }
 
 unsafe extern "C" fn destroy_event(event: CUevent) -> Code {
+    node(|node| node.touch(event.addr(), "cuEventDestroy"));
     node(|node| if node.events.remove(&event.addr()).is_some() { 0 } else { INVALID_VALUE })
 }
 

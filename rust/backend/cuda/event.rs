@@ -90,6 +90,7 @@ impl Events {
             None if is_ours(event) => return Ok(()),
             None => (core.any_used(), raw_event(event)?, None),
         };
+        core.check_alive()?;
         let _outside = OutsideCapture::enter(core.driver);
         let _current = core.primary(gpu)?.enter()?;
         // SAFETY: as above.

@@ -367,6 +367,14 @@ impl Core {
 
     /// Destroys all. All work has finished.
     pub fn release_graphs(&self) {
+        if self.has_lost() {
+            // The driver has nothing of them any more that could be destroyed.
+            for (_, pool) in lock(&self.graphs.programs).drain() {
+                std::mem::take(&mut lock(&pool).execs).into_iter().for_each(Exec::leave);
+            }
+            std::mem::take(&mut *lock(&self.graphs.retired)).into_iter().for_each(Exec::leave);
+            return;
+        }
         let Ok(primary) = self.primary(self.any_used()) else { return };
         let _current = primary.enter();
         for (_, pool) in lock(&self.graphs.programs).drain() {
@@ -634,6 +642,11 @@ impl Exec {
         self
     }
 
+    /// Drops it without the driver.
+    fn leave(mut self) {
+        (self.exec, self.graph) = (0, 0);
+    }
+
     fn forget_launches(&mut self) {
         self.last = None;
         self.spare = None;
@@ -654,7 +667,9 @@ impl Drop for Exec {
             if self.exec != 0 {
                 (self.driver.cuGraphExecDestroy)(handle(self.exec));
             }
-            (self.driver.cuGraphDestroy)(handle(self.graph));
+            if self.graph != 0 {
+                (self.driver.cuGraphDestroy)(handle(self.graph));
+            }
         }
     }
 }

@@ -103,7 +103,8 @@ fn driver() -> &'static Driver {
         cuCtxPushCurrent: push,
         cuCtxPopCurrent: pop,
         cuCtxGetDevice: get_current_device,
-        cuCtxSynchronize: synchronize,
+        cuDevicePrimaryCtxGetState: get_state,
+        cuMemFree: free,
         cuPointerGetAttributes: locate,
         cuStreamGetCtx: context_of_stream,
         cuStreamGetId: Some(id_of_stream),
@@ -160,7 +161,13 @@ unsafe extern "C" fn get_current_device(out: *mut CUdevice) -> Code {
     put(out, (CURRENT.get() / CONTEXT) as CUdevice - 1)
 }
 
-unsafe extern "C" fn synchronize() -> Code {
+unsafe extern "C" fn get_state(_: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
+    put(flags, 0);
+    put(active, 1)
+}
+
+/// Freeing memory waits for all work.
+unsafe extern "C" fn free(_: CUdeviceptr) -> Code {
     clockwork().streams.values_mut().for_each(|stream| stream.done = stream.issued);
     0
 }

@@ -86,6 +86,7 @@ impl Attributes {
 impl Core {
     pub fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.check_device(device)?;
+        self.check_alive()?;
         let driver = self.driver;
         let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
         let size = usize::try_from(bytes.max(1)).map_err(|_| out_of_memory())?;
@@ -155,6 +156,9 @@ impl Core {
             return Ok(());
         }
         let primary = self.primary(gpu)?;
+        if primary.is_lost() {
+            return Ok(());
+        }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = primary.enter()?;
         // SAFETY: given out by `allocate`, and taken out of the registry just now, so nobody frees it again. The caller vouches that
@@ -238,6 +242,7 @@ impl Core {
     /// What the driver knows of `address`; all zeros for memory that it does not know.
     pub fn attributes(&self, address: u64) -> Result<Attributes, BackendError> {
         use CUpointer_attribute::*;
+        self.check_alive()?;
         let mut known = Attributes::default();
         let mut names = [
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE,

@@ -87,6 +87,8 @@ pub(in crate::backend::cuda) struct Core {
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
     homes: device::Homes,
+    /// The same by handle, which may be another stream's by now.
+    handles: device::Homes,
     graphs: graph::Graphs,
     sharing: share::Sharing,
     hosts: u32,
@@ -139,6 +141,7 @@ impl CudaBackend {
             destroyed: RwLock::default(),
             destroyed_count: AtomicUsize::new(0),
             homes: device::Homes::default(),
+            handles: device::Homes::default(),
             events: event::Events::default(),
             verification: Mutex::default(),
             reached: Mutex::default(),
@@ -233,6 +236,31 @@ impl Core {
         })
     }
 
+    /// GPUs in use whose contexts are as they were: nothing is left to wait for, or to give back, on one that was reset.
+    fn alive(&self) -> impl Iterator<Item = &Primary> {
+        self.devices.iter().filter_map(|device| device.used()).filter(|primary| !primary.is_lost())
+    }
+
+    /// Whether this GPU, in use, was reset.
+    fn is_lost(&self, gpu: usize) -> bool {
+        self.devices[gpu].used().is_some_and(Primary::is_lost)
+    }
+
+    /// Whether any GPU in use was reset.
+    fn has_lost(&self) -> bool {
+        self.devices.iter().filter_map(|device| device.used()).any(Primary::is_lost)
+    }
+
+    /// Refuses to go on where a GPU in use was reset.
+    fn check_alive(&self) -> Result<(), BackendError> {
+        self.devices.iter().filter_map(|device| device.used()).try_for_each(Primary::check)
+    }
+
+    /// Waits for all work enqueued so far, on every GPU in use.
+    fn drain(&self) -> Result<(), BackendError> {
+        self.alive().fold(Ok(()), |result, primary| result.and(primary.drain()))
+    }
+
     /// Gives `gpu` access to the memory of every GPU in use, as far as the hardware has it. Costs two loads once that is done.
     fn reach(&self, gpu: usize) -> Result<&Primary, BackendError> {
         let primary = self.primary(gpu)?;
@@ -264,6 +292,12 @@ impl Core {
 
     /// The GPU that a stream belongs to.
     fn gpu_of(&self, stream: StreamHandle) -> Result<usize, BackendError> {
+        self.check_alive()?;
+        self.gpu_of_living(stream)
+    }
+
+    /// The same for a stream that did not go with a reset.
+    fn gpu_of_living(&self, stream: StreamHandle) -> Result<usize, BackendError> {
         let driver = self.driver;
         if self.is_destroyed(stream) {
             return Err(BackendError::InvalidHandle(stream.0, "stream"));
@@ -324,9 +358,7 @@ impl Drop for Core {
             return;
         }
         // Errors were for whoever waited for the work.
-        for primary in self.devices.iter().filter_map(|device| device.used()) {
-            let _ = primary.synchronize();
-        }
+        let _ = self.drain();
         self.release_verification();
         self.release_graphs();
         self.events.release();
@@ -335,11 +367,7 @@ impl Drop for Core {
         for address in left {
             let _ = self.free(address);
         }
-        let left: Vec<usize> = lock(&self.streams).drain().map(|(stream, _)| stream).collect();
-        for stream in left {
-            // SAFETY: created by `create_stream` and not destroyed.
-            unsafe { (self.driver.cuStreamDestroy)(handle(stream)) };
-        }
+        // Streams go with their contexts.
     }
 }
 
@@ -383,6 +411,7 @@ impl Backend for CudaBackend {
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
         let core = &self.0;
         core.check_device(device)?;
+        core.check_alive()?;
         let primary = core.primary(if device.is_host() { core.any_used() } else { device.0 as usize })?;
         let stream = primary.caller_stream()?;
         core.count_destroyed(|destroyed| {
@@ -395,6 +424,9 @@ impl Backend for CudaBackend {
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         let core = &self.0;
         let device = lock(&core.streams).remove(&stream.0).ok_or(BackendError::InvalidHandle(stream.0, "stream"))?;
+        if core.has_lost() {
+            return Ok(());
+        }
         let gpu = if device.is_host() { core.gpu_of(stream)? } else { device.0 as usize };
         core.count_destroyed(|destroyed| {
             destroyed.insert(stream.0);
@@ -472,13 +504,9 @@ impl Backend for CudaBackend {
         self.0.enqueue(execution, kept)
     }
 
-    /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does.
+    /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does, but what is being captured.
     fn synchronize(&self) -> Result<(), BackendError> {
-        let mut result = Ok(());
-        for primary in self.0.devices.iter().filter_map(|device| device.used()) {
-            result = result.and(primary.synchronize());
-        }
-        result
+        self.0.drain()
     }
 
     fn graph_statistics(&self) -> GraphStatistics {

@@ -156,6 +156,9 @@ impl Core {
 
     /// Closes what [`Core::open_of_pool`] has returned, and with the last of its pool the pool.
     pub fn close_of_pool(&self, gpu: usize, number: u64, base: u64) -> Result<(), BackendError> {
+        if self.is_lost(gpu) {
+            return Ok(());
+        }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.primary(gpu)?.enter()?;
         let mut imported = lock(&self.sharing.pools.imported);

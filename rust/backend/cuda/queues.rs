@@ -4,7 +4,10 @@
 use super::double::{self, node};
 use super::{Backend, CudaBackend};
 use crate::backend::{Allocation, BackendError, Departed, Signal, SignalWait, StreamHandle};
-use crate::topology::DeviceId;
+use crate::engine::{Config, Context};
+use crate::share::signal;
+use crate::topology::{DeviceId, Machine, preset};
+use std::sync::Arc;
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
@@ -93,5 +96,46 @@ fn an_event_that_is_recorded_in_a_full_queue_holds_up_no_event_and_no_other_stre
         backend.stream_raise_signals(other, &[raised]).expect("enqueued");
     });
     backend.synchronize_stream(full).expect("it runs");
+    nothing_was_stuck();
+}
+
+#[test]
+fn freeing_and_closing_wait_for_what_streams_have_to_do_and_end_no_capture_of_another_thread() {
+    double::start(4, true);
+    let machine = Machine::new(preset("pcie-4").expect("a preset")).expect("well formed");
+    let backend = Arc::new(CudaBackend::on(double::driver(), 1).expect("the double has GPUs"));
+    let context = Context::with_backend(Arc::new(machine), backend.clone(), Config::default()).expect("a context");
+    let counter = context.allocate(DeviceId::HOST, 64).expect("memory");
+    let [freed, kept] = [GPU0, GPU1].map(|gpu| context.allocate(gpu, 4096).expect("memory"));
+    let theirs = node(|node| node.give_shareable(4096, 1)).expect("memory of another process");
+    let allocation = backend.locate(theirs).expect("an answer").expect("known");
+    let import = backend.adopt(backend.share(&allocation).expect("shared"), &allocation).expect("mapped");
+    let [captured, own] = [GPU0, GPU1].map(|gpu| context.create_stream(gpu).expect("a stream"));
+    node(|node| (node.room, node.captured) = (Some(ROOM), Some(captured.0)));
+    // A stream of the caller's, of which the library knows nothing that it could ask, and one of its own.
+    for (round, stream) in [StreamHandle(own.0 + 8), own].into_iter().enumerate() {
+        let value = round as u64 + 1;
+        wait(&backend, stream, counter, value).expect("enqueued");
+        std::thread::scope(|scope| {
+            let (context, backend) = (&context, &backend);
+            beside(scope, move || {
+                if round == 0 {
+                    context.free(freed).expect("allocated");
+                } else {
+                    backend.synchronize().expect("nothing has failed");
+                    backend.disown(import).expect("imported");
+                }
+            });
+            until_blocked(1);
+            let there = node(|node| [freed, import].map(|address| node.memory.contains_key(&address)));
+            assert!(there[round], "memory goes while a stream works");
+            // SAFETY: a counter in memory of this context.
+            unsafe { signal::store(counter, value) };
+        });
+    }
+    assert!(node(|node| !node.memory.contains_key(&freed) && !node.memory.contains_key(&import)));
+    context.free(kept).expect("allocated");
+    context.close().expect("nothing has failed");
+    assert_eq!(node(|node| node.captures_broken), 0, "the capture was ended");
     nothing_was_stuck();
 }
