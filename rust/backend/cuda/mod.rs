@@ -14,6 +14,28 @@
 //! host memory is accepted besides this backend's own. Managed memory is refused.
 //!
 //! Host functions run on a thread of the driver. One that blocks may hold up others.
+//!
+//! # Locks
+//!
+//! A call that puts something into the queue of a stream blocks while that is full, which it is after about a thousand operations behind one
+//! that waits (driver 580); one that waits for work blocks too. What they wait for may be a signal that another thread is about to have
+//! raised, or that the service thread (`mpgpu-share`) raises in place of a process that has died. So no lock that either may need is held
+//! across such a call.
+//!
+//! | lock | guards | held across calls of the driver |
+//! | --- | --- | --- |
+//! | `Sharing::waits`, `Sharing::held`, `Sharing::losses` | waits for signals, memory of and for others: what the service thread needs | none |
+//! | `Events::events`, `Core::memory`, `streams`, `destroyed`, `reached` | tables | none |
+//! | `Graphs::programs`, `Graphs::retired`, `graph::Pool` | graphs, and those of one program | making, changing and asking for graphs; not launching |
+//! | `Primary::lanes`, `retired`, `callers`, `events` | streams and events that are free | asking for streams and creating them |
+//! | `Primary::kernel` (`OnceLock`) | the kernels of a GPU | loading, which waits for the GPU: it is done before anything waits |
+//! | `Device::retaining` | retaining a context once | retaining |
+//! | `Pools::exported`, `Pools::imported` | pools of and for others | asking and importing; freeing and destroying not |
+//! | `Core::verification` | the two blocks of `MPGPU_VERIFY=bytes` | enqueuing: executions that are verified come one after the other anyway |
+//!
+//! Of the engine: `Staging::users` is not held while an execution is enqueued (a turn in its bytes is, `engine::staging`), `Staging::arenas`
+//! while memory is allocated for a new plan, `Sharing::importing` while memory is mapped or unmapped, which no execution and no raise
+//! needs. The context's gate is held for reading by every call that enqueues, and taken for writing by closing alone.
 
 mod choice;
 mod completion;
