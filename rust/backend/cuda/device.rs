@@ -236,7 +236,8 @@ impl Primary {
         }
         let is_lost = self.driver.context_id(self.ordinal, self.context()) != Some(self.id);
         if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
-            log::warn!("{}", self.lost());
+            // While a process ends the driver may have ended before us, which looks the same.
+            log::debug!("{}", self.lost());
         }
         is_lost
     }
@@ -251,7 +252,8 @@ impl Primary {
         BackendError::Driver {
             what: "cudaDeviceReset".into(),
             reason: format!(
-                "GPU {} was reset while this context used it, and memory, streams, events and plans there are gone; destroy the context, and                  create a new one",
+                "GPU {} was reset while this context used it, and memory, streams, events and plans there are gone; destroy the context, \
+                 and create a new one",
                 self.ordinal
             ),
             code: i64::from(code::CONTEXT_IS_DESTROYED),
@@ -450,15 +452,14 @@ impl Primary {
         let Ok(_current) = self.enter() else { return };
         let events = std::mem::take(&mut *lock(&self.events));
         let lanes = std::mem::take(&mut *lock(&self.lanes));
+        let callers = std::mem::take(&mut *lock(&self.callers));
         // SAFETY: events, lanes and the kernel are this context's own, and nobody has them any more. The driver frees each when
         // what is enqueued has finished. An error of an earlier kernel may be reported here once more; it is not ours to handle.
         unsafe {
             for event in events {
                 (driver.cuEventDestroy)(handle(event));
             }
-            for lane in
-                lanes.idle.into_iter().map(|lane| lane.stream).chain(lanes.captured).chain(std::mem::take(&mut *lock(&self.callers)))
-            {
+            for lane in lanes.idle.into_iter().map(|lane| lane.stream).chain(lanes.captured).chain(callers) {
                 (driver.cuStreamDestroy)(handle(lane));
             }
             if let Some(Some(kernel)) = self.kernel.get() {

@@ -242,7 +242,6 @@ impl Core {
     /// What the driver knows of `address`; all zeros for memory that it does not know.
     pub fn attributes(&self, address: u64) -> Result<Attributes, BackendError> {
         use CUpointer_attribute::*;
-        self.check_alive()?;
         let mut known = Attributes::default();
         let mut names = [
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -277,6 +276,10 @@ impl Core {
             };
             let _current = primary.enter()?;
             code = ask();
+        }
+        if code != 0 || known.memory_type == 0 {
+            // After a reset the driver knows nothing of what was there.
+            self.check_alive()?;
         }
         driver.check("cuPointerGetAttributes", code)?;
         Ok(known)
