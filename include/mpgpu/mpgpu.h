@@ -439,8 +439,8 @@ mp_status_t mp_context_device_statistics(mp_context_t context, int32_t device, m
 mp_status_t mp_alloc(mp_context_t context, int32_t device, uint64_t bytes, void **memory);
 
 /// Gives memory of `mp_alloc` back. Waits until all work that the context has enqueued so far has finished, as
-/// `cudaFree` does. Plans that use the memory can no longer be executed. NULL is allowed and does nothing. Any thread,
-/// host functions excepted.
+/// `cudaFree` does; what a stream captures has not run and is left alone. Plans that use the memory can no longer be
+/// executed. NULL is allowed and does nothing. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_alloc` of this context did not return
 /// `memory`, or when it was freed already.
@@ -539,7 +539,8 @@ mp_status_t mp_plan_describe(mp_plan_t plan, mp_format_t format, char *text, siz
 mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
 
 /// Enqueues one execution of the plan in `stream` and returns. It starts after all earlier work in `stream`, and later
-/// work in `stream` starts after it. It never waits for the device.
+/// work in `stream` starts after it. It does not wait for the device, but where the driver does because the queue of
+/// `stream` is full (on CUDA about a thousand operations behind one that waits).
 ///
 /// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
 /// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_wait` and `mp_test`,

@@ -5,20 +5,25 @@
 //! runs out, regions of different plans overlap; that costs concurrency, never bytes, because correctness does not depend on the
 //! placement: executions whose regions overlap are ordered ([`Staging::ordered`]), whatever threads and streams they come from.
 //! The order is the order of submission, so that waiting can form no cycle.
+//!
+//! Submitting may take long: a call of the driver blocks while the queue of its stream is full, for as long as the stream waits for a
+//! signal, say, that another thread is about to raise behind an execution of its own. So no lock is held meanwhile. Whoever submits has
+//! a turn in the bytes of its regions, and those alone who share a byte with it wait until the turn is over: their executions would come
+//! after this one wherever they run.
 
 use super::error::Error;
-use super::sync::{Mutex, lock};
+use super::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::backend::{Backend, BackendError, Completion};
 use crate::fault;
 use crate::plan::Ring;
 use crate::topology::DeviceId;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 /// Rings start at multiples of this while they fit, so that copies run at full speed.
 const ALIGNMENT: u64 = 256;
@@ -69,6 +74,8 @@ pub type After = SmallVec<[Completion; 4]>;
 #[repr(C)] // What every execution reads stands first.
 pub struct Staging {
     users: Mutex<Users>,
+    /// A turn is over.
+    over: Condvar,
     bound: u64,
     arenas: Mutex<BTreeMap<DeviceId, Arena>>,
 }
@@ -82,7 +89,7 @@ struct Arena {
 impl Staging {
     /// Staging of at most `bound` bytes per device. Allocates nothing.
     pub fn new(bound: u64) -> Self {
-        Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()) }
+        Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()), over: Condvar::new() }
     }
 
     /// Finds room for the rings of a plan: the base address of each, and the regions that they fill.
@@ -135,8 +142,8 @@ impl Staging {
     /// Enqueues an execution that uses these regions: `enqueue` gets the completions of earlier executions that it must run after,
     /// and returns its own. Without regions no lock is taken.
     ///
-    /// The lock is held while `enqueue` runs, so that the order in which executions learn of each other is the order in which the
-    /// backend gets them. `enqueue` must not wait. When it fails nothing was enqueued, and nothing is remembered.
+    /// While `enqueue` runs, nobody enqueues who shares a byte with it, so that the order in which executions learn of each other is the
+    /// order in which the backend gets them. When it fails nothing was enqueued, and nothing is remembered.
     pub fn ordered<E>(&self, regions: &Regions, enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>) -> Result<Completion, E> {
         if regions.is_empty() { enqueue(&[]) } else { self.in_turn(regions, enqueue, Clone::clone) }
     }
@@ -148,19 +155,43 @@ impl Staging {
         enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>,
         take: impl FnOnce(&Completion) -> T,
     ) -> Result<T, E> {
-        let mut users = lock(&self.users);
-        if let Some(last) = users.whole(regions) {
-            let after = if last.completion.is_known_done() { &[] } else { std::slice::from_ref(&last.completion) };
-            fault::point("staging");
-            last.completion = enqueue(after)?;
-            return Ok(take(&last.completion));
-        }
-        let after = users.unfinished(regions);
+        let (mut turn, after) = self.begin(regions);
         fault::point("staging");
         let completion = enqueue(&after)?;
         let taken = take(&completion);
-        users.record(regions, completion);
+        turn.end = Some(completion);
         Ok(taken)
+    }
+
+    /// Waits until nobody has a turn in a byte of these regions, and takes one.
+    fn begin<'a>(&'a self, regions: &'a Regions) -> (Turn<'a>, After) {
+        let mut users = lock(&self.users);
+        while users.turns.iter().any(|(_, taken)| regions.iter().any(|region| region.start < taken.end && taken.start < region.end)) {
+            users.waiting += 1;
+            users = self.over.wait(users).unwrap_or_else(PoisonError::into_inner);
+            users.waiting -= 1;
+        }
+        let number = users.next_turn;
+        users.next_turn += 1;
+        users.turns.extend(regions.iter().map(|region| (number, *region)));
+        let after = match users.whole(regions) {
+            Some(last) if last.completion.is_known_done() => After::new(),
+            Some(last) => smallvec![last.completion.clone()],
+            None => users.unfinished(regions),
+        };
+        (Turn { staging: self, regions, number, end: None }, after)
+    }
+
+    /// Sweeps out executions that have finished, if there are many. The backend is not asked under the lock.
+    fn sweep(&self, mut users: MutexGuard<'_, Users>) {
+        if users.last.len() <= users.sweep_at {
+            return;
+        }
+        users.sweep_at = usize::MAX;
+        let seen: Vec<_> = users.uses.iter().map(|(key, last)| (key, last.completion.clone())).collect();
+        drop(users);
+        let finished: Vec<_> = seen.into_iter().filter(|(_, completion)| finished(completion)).collect();
+        lock(&self.users).forget(&finished);
     }
 
     /// Bytes of staging that are allocated on `device`.
@@ -183,6 +214,32 @@ impl Staging {
     }
 }
 
+/// The right to enqueue an execution that uses certain bytes.
+struct Turn<'a> {
+    staging: &'a Staging,
+    regions: &'a Regions,
+    number: u64,
+    /// Of the execution, once it is enqueued.
+    end: Option<Completion>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut users = lock(&self.staging.users);
+        if let Some(end) = self.end.take() {
+            match users.whole(self.regions) {
+                Some(last) => last.completion = end,
+                None => users.record(self.regions, end),
+            }
+        }
+        users.turns.retain(|(number, _)| *number != self.number);
+        if users.waiting > 0 {
+            self.staging.over.notify_all();
+        }
+        self.staging.sweep(users);
+    }
+}
+
 /// Who used which bytes last: disjoint ranges by their first byte. A later user of a byte replaces the earlier one, because waiting
 /// for the later includes waiting for the earlier. So the table holds no more ranges than plans have regions' boundaries.
 #[derive(Debug, Default)]
@@ -191,6 +248,11 @@ struct Users {
     uses: SlotMap<DefaultKey, Use>,
     /// End and use of each range.
     last: BTreeMap<u64, (u64, DefaultKey)>,
+    /// Turns that are under way: the bytes of each, by its number.
+    turns: SmallVec<[(u64, Region); 4]>,
+    next_turn: u64,
+    /// Threads that wait for one to be over.
+    waiting: usize,
     /// Table size at which finished executions are swept out.
     sweep_at: usize,
 }
@@ -249,11 +311,18 @@ impl Users {
             self.last.insert(region.start, (region.end, new));
         }
         regions.last_use.store(new.data().as_ffi(), Ordering::Relaxed);
-        if self.last.len() > self.sweep_at {
-            self.uses.retain(|_, last| !finished(&last.completion));
-            self.last.retain(|_, (_, last)| self.uses.contains_key(*last));
-            self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
+    }
+
+    /// Takes out executions that have finished. A plan that was executed again since keeps its place.
+    fn forget(&mut self, finished: &[(DefaultKey, Completion)]) {
+        let is_same = |last: &Use, completion: &Completion| std::ptr::addr_eq(Arc::as_ptr(&last.completion), Arc::as_ptr(completion));
+        for (key, completion) in finished {
+            if self.uses.get(*key).is_some_and(|last| is_same(last, completion)) {
+                self.uses.remove(*key);
+            }
         }
+        self.last.retain(|_, (_, last)| self.uses.contains_key(*last));
+        self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
     }
 
     /// Bytes of one range of a use are another's now; of the range there are `left` pieces.

@@ -1,10 +1,10 @@
 //! The locks of the engine. `--cfg shuttle` swaps in those of the model checker, which explores the interleavings.
 
 #[cfg(not(shuttle))]
-pub(crate) use std::sync::{Mutex, MutexGuard};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
 /// Locks, also after another thread has panicked with the lock held: every critical section of the engine leaves what it guards
 /// consistent at each point where a panic can strike, so that one failed call does not take the context with it.

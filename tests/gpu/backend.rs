@@ -3,11 +3,15 @@
 //! Every check poisons the destination, synchronises, copies, synchronises, and only then looks: a poison that races with the copy
 //! would report errors that are none, or hide those that are.
 
+mod attacks;
+mod child;
+mod driver;
 mod graph;
 mod lanes;
 mod lifetime;
 mod memory;
 mod probe;
+mod reset;
 mod scale;
 mod share;
 mod staging;

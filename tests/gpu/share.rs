@@ -17,7 +17,7 @@ fn rounds() -> u64 {
 
 const BYTES: u64 = (4 << 20) + 77;
 
-fn host_words(address: u64, count: usize) -> &'static mut [u64] {
+pub(super) fn host_words(address: u64, count: usize) -> &'static mut [u64] {
     // SAFETY: pinned host memory of this size, which the tests use from one thread and after the streams that write it.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }
 }
@@ -26,7 +26,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn handle_of(text: &str) -> Handle {
+pub(super) fn handle_of(text: &str) -> Handle {
     let mut bytes = [0; 128];
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal digits");
@@ -34,7 +34,7 @@ fn handle_of(text: &str) -> Handle {
     Handle::decode(&bytes).expect("a handle")
 }
 
-fn export(context: &Context, address: u64, bytes: u64) -> String {
+pub(super) fn export(context: &Context, address: u64, bytes: u64) -> String {
     hex(&context.export_memory(address, bytes).expect("memory that can be shared").encode())
 }
 
@@ -52,14 +52,14 @@ fn waiting(wait: SignalWait, engine: Engine) -> Context {
     context(None, |config| (config.signal_wait, config.engine) = (wait, engine))
 }
 
-struct Peer {
+pub(super) struct Peer {
     process: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    fn start() -> Peer {
+    pub fn start() -> Peer {
         Peer::waiting(SignalWait::Operation)
     }
 
@@ -73,7 +73,7 @@ impl Peer {
         Peer { process, orders, answers: BufReader::new(answers) }
     }
 
-    fn ask(&mut self, order: &str) -> String {
+    pub fn ask(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").expect("the peer reads");
         let mut line = String::new();
         loop {

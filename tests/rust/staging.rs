@@ -8,8 +8,9 @@ use mpgpu::plan::Ring;
 use mpgpu::topology::{DeviceId, Machine, preset};
 use std::any::Any;
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 /// An execution with a number, which has ended when the test says so.
 #[derive(Debug)]
@@ -213,6 +214,31 @@ fn a_plan_that_had_its_bytes_to_itself_comes_after_its_last_run_and_otherwise_af
     ends[7].finish();
     assert_eq!(enqueue_of(&staging, &mine, &ends[8]), NONE);
     assert_eq!(enqueue_of(&staging, &mine, &ends[9]), [8]);
+}
+
+/// Submitting blocks while the queue of a stream is full, perhaps until another thread has submitted something.
+#[test]
+fn an_execution_that_is_long_in_being_enqueued_holds_up_those_alone_that_share_a_byte_with_it() {
+    let (staging, ends) = (Staging::new(0), [0, 1, 2].map(End::of));
+    let (other_was_enqueued, first_goes_on) = mpsc::channel();
+    let (first_began, began) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let (staging, ends) = (&staging, &ends);
+        scope.spawn(move || {
+            let enqueue = |_: &[Completion]| {
+                first_began.send(()).expect("the test waits");
+                // As when a full queue holds it up until the other stream is given what it has to do.
+                first_goes_on.recv_timeout(Duration::from_secs(20)).map(|()| ends[0].clone() as Completion)
+            };
+            staging.ordered(&Regions::new([region(0, 10), region(40, 50)]), enqueue).expect("others enqueue meanwhile");
+        });
+        began.recv().expect("it begins");
+        let sharing = scope.spawn(|| enqueue(staging, &[region(30, 41)], &ends[2]));
+        assert_eq!(enqueue(staging, &[region(10, 30), region(50, 60)], &ends[1]), NONE);
+        assert!(!sharing.is_finished(), "its bytes are another's to enqueue in");
+        other_was_enqueued.send(()).expect("the first waits");
+        assert_eq!(sharing.join().expect("no panic"), [0]);
+    });
 }
 
 #[test]

@@ -26,8 +26,9 @@ pub(super) enum Choice {
     Wait(usize),
 }
 
-/// Chooses an exec. `is_idle` asks the driver, so it is asked as little as possible.
-pub(super) fn choose(seen: &[Seen], repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choice {
+/// Chooses an exec among those that nobody is launching. `is_full`: with those that are being launched there may be no more of them.
+/// `is_idle` asks the driver, so it is asked as little as possible.
+pub(super) fn choose(seen: &[Seen], is_full: bool, repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choice {
     let bound = |index: &usize| seen[*index].same_addresses;
     // In the stream of its last launch it starts after that whether or not it has finished.
     if let Some(index) = (0..seen.len()).filter(bound).find(|index| seen[*index].same_stream) {
@@ -38,14 +39,13 @@ pub(super) fn choose(seen: &[Seen], repoints: u32, is_idle: impl Fn(usize) -> bo
     }
     let mut oldest: SmallVec<[usize; MOST_EXECS]> = (0..seen.len()).collect();
     oldest.sort_unstable_by_key(|index| seen[*index].number);
-    let full = seen.len() >= MOST_EXECS;
-    if (full || repoints < REPOINTS_FOR_ONE_EXEC)
+    if (is_full || repoints < REPOINTS_FOR_ONE_EXEC)
         && let Some(index) = oldest.iter().find(|index| !seen[**index].same_addresses && is_idle(**index))
     {
         return Choice::Repoint(*index);
     }
     match oldest.iter().find(|index| bound(index)).or(oldest.first()) {
-        Some(index) if full => Choice::Wait(*index),
+        Some(index) if is_full => Choice::Wait(*index),
         _ => Choice::Instantiate,
     }
 }
@@ -61,32 +61,32 @@ mod tests {
     #[test]
     fn an_exec_with_the_addresses_is_launched_without_asking_the_driver_where_the_stream_orders_it() {
         let all = [seen(false, true, 3), seen(true, false, 2), seen(true, true, 1)];
-        assert_eq!(choose(&all, 0, |_| panic!("asked")), Choice::Launch(2));
-        assert_eq!(choose(&all[..2], 0, |_| true), Choice::Launch(1));
+        assert_eq!(choose(&all, false, 0, |_| panic!("asked")), Choice::Launch(2));
+        assert_eq!(choose(&all[..2], false, 0, |_| true), Choice::Launch(1));
     }
 
     #[test]
     fn the_idle_exec_that_was_longest_unused_is_re_pointed() {
         let all = [seen(false, false, 7), seen(false, true, 5), seen(false, false, 6)];
-        assert_eq!(choose(&all, 0, |_| true), Choice::Repoint(1));
-        assert_eq!(choose(&all, 0, |index| index != 1), Choice::Repoint(2));
-        assert_eq!(choose(&all, 0, |_| false), Choice::Instantiate);
-        assert_eq!(choose(&[], 0, |_| true), Choice::Instantiate);
+        assert_eq!(choose(&all, false, 0, |_| true), Choice::Repoint(1));
+        assert_eq!(choose(&all, false, 0, |index| index != 1), Choice::Repoint(2));
+        assert_eq!(choose(&all, false, 0, |_| false), Choice::Instantiate);
+        assert_eq!(choose(&[], false, 0, |_| true), Choice::Instantiate);
     }
 
     #[test]
     fn programs_that_are_re_pointed_again_and_again_get_more_execs_up_to_the_bound() {
         let one = [seen(false, false, 1)];
-        assert_eq!(choose(&one, REPOINTS_FOR_ONE_EXEC - 1, |_| true), Choice::Repoint(0));
-        assert_eq!(choose(&one, REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Instantiate);
-        assert_eq!(choose(&[one[0]; MOST_EXECS], REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Repoint(0));
+        assert_eq!(choose(&one, false, REPOINTS_FOR_ONE_EXEC - 1, |_| true), Choice::Repoint(0));
+        assert_eq!(choose(&one, false, REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Instantiate);
+        assert_eq!(choose(&[one[0]; MOST_EXECS], true, REPOINTS_FOR_ONE_EXEC, |_| true), Choice::Repoint(0));
     }
 
     #[test]
     fn with_all_execs_at_work_the_launch_waits_for_the_one_with_its_addresses_or_else_the_first_to_end() {
         let mut all: Vec<_> = (0..MOST_EXECS as u64).map(|number| seen(false, false, 10 - number)).collect();
-        assert_eq!(choose(&all, 0, |_| false), Choice::Wait(MOST_EXECS - 1));
+        assert_eq!(choose(&all, true, 0, |_| false), Choice::Wait(MOST_EXECS - 1));
         all[2].same_addresses = true;
-        assert_eq!(choose(&all, 0, |_| false), Choice::Wait(2));
+        assert_eq!(choose(&all, true, 0, |_| false), Choice::Wait(2));
     }
 }

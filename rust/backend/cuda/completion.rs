@@ -78,8 +78,10 @@ impl Finished {
 
     fn ask(&self, ask: impl FnOnce(&'static Driver) -> Result<bool, BackendError>) -> Result<bool, BackendError> {
         let driver = self.core.driver;
+        let primary = self.core.primary(self.gpu)?;
+        primary.check()?;
         let _outside = OutsideCapture::enter(driver);
-        let _current = self.core.primary(self.gpu)?.enter()?;
+        let _current = primary.enter()?;
         if !ask(driver)? {
             return Ok(false);
         }

@@ -6,8 +6,11 @@ use crate::backend::BackendError;
 use cudarc::driver::sys;
 use std::collections::VecDeque;
 use std::ffi::c_uint;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What is allocated for the sake of freeing it.
+const DRAINED_BYTES: usize = 256;
 
 /// Above this many lanes of one device, a lane that is still at work is used again rather than one more created.
 const MOST_LANES: usize = 32;
@@ -85,12 +88,17 @@ static KEPT: AtomicU64 = AtomicU64::new(0);
 pub(super) struct Primary {
     driver: &'static Driver,
     ordinal: CUdevice,
-    /// A `CUcontext`, valid while this lives.
+    /// A `CUcontext`, valid while this lives, unless somebody resets the device.
     context: usize,
+    /// Its number ([`Driver::context_id`]).
+    id: u64,
+    /// The device was reset since, which was seen once.
+    is_lost: AtomicBool,
     /// `CUevent`s of this context that nobody needs at the moment.
     events: Arc<Mutex<Vec<usize>>>,
     lanes: Mutex<Lanes>,
-    /// `CUstream`s that the caller has destroyed.
+    /// `CUstream`s that were made for the caller, and those of them that the caller has destroyed.
+    callers: Mutex<Vec<usize>>,
     retired: Mutex<Vec<usize>>,
     kernel: OnceLock<Option<Kernel>>,
     /// Devices to whose memory this context has been given access, or been found to have none: one bit for each.
@@ -192,8 +200,11 @@ impl Device {
                 driver,
                 ordinal: self.ordinal,
                 context: context.expose_provenance(),
+                id: driver.context_id(self.ordinal, context).unwrap_or(0),
+                is_lost: AtomicBool::new(false),
                 events: Arc::default(),
                 lanes: Mutex::default(),
+                callers: Mutex::default(),
                 retired: Mutex::default(),
                 kernel: OnceLock::new(),
                 peers: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
@@ -216,9 +227,59 @@ impl Primary {
         Current::enter(self.driver, self.context())
     }
 
-    /// Waits for all work of this GPU.
-    pub fn synchronize(&self) -> Result<(), BackendError> {
+    /// Whether somebody has reset the device (`cudaDeviceReset`) since it was first used here. Then all that was made in this context is
+    /// gone. The driver answers calls that are given any of it with an error, until somebody uses the device again: from then on it does
+    /// not survive those that are given a stream (driver 580).
+    pub fn is_lost(&self) -> bool {
+        if self.is_lost.load(Ordering::Relaxed) {
+            return true;
+        }
+        let is_lost = self.driver.context_id(self.ordinal, self.context()) != Some(self.id);
+        if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
+            // While a process ends the driver may have ended before us, which looks the same.
+            log::debug!("{}", self.lost());
+        }
+        is_lost
+    }
+
+    /// Refuses a context that is lost.
+    pub fn check(&self) -> Result<(), BackendError> {
+        if self.is_lost() { Err(self.lost()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn lost(&self) -> BackendError {
+        BackendError::Driver {
+            what: "cudaDeviceReset".into(),
+            reason: format!(
+                "GPU {} was reset while this context used it, and memory, streams, events and plans there are gone; destroy the context, \
+                 and create a new one",
+                self.ordinal
+            ),
+            code: i64::from(code::CONTEXT_IS_DESTROYED),
+        }
+    }
+
+    /// Waits for all work of this GPU that was enqueued up to now, as `cudaFree` does, and leaves out what is captured, which has not run.
+    ///
+    /// The context is not synchronised: while a stream is being captured, by whatever thread, the driver answers that with an error and ends
+    /// the capture. Streams of ours are waited for by events. Those of others may have been destroyed; freeing memory waits for them.
+    pub fn drain(&self) -> Result<(), BackendError> {
+        let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
+        let callers = lock(&self.callers).clone();
+        for stream in callers.into_iter().filter(|stream| !self.is_capturing(*stream)) {
+            let mark = self.record(stream)?;
+            // SAFETY: an event of ours, which was recorded just now.
+            unsafe { call!(self.driver, cuEventSynchronize(mark.event())) }?;
+        }
+        let mut memory = 0;
+        // SAFETY: the output is valid for the call.
+        if unsafe { (self.driver.cuMemAlloc)(&mut memory, DRAINED_BYTES) } == 0 {
+            // SAFETY: allocated just now.
+            return unsafe { call!(self.driver, cuMemFree(memory)) };
+        }
+        // Without any memory left. Better a capture that is ended than memory that goes while it is used.
         // SAFETY: no argument.
         unsafe { call!(self.driver, cuCtxSynchronize()) }
     }
@@ -282,7 +343,13 @@ impl Primary {
         let _current = self.enter()?;
         let mut retired = lock(&self.retired);
         let idle = retired.iter().position(|stream| !self.is_capturing(*stream) && self.is_idle(*stream));
-        idle.map_or_else(|| self.create_stream(), |index| Ok(retired.swap_remove(index)))
+        if let Some(index) = idle {
+            return Ok(retired.swap_remove(index));
+        }
+        drop(retired);
+        let stream = self.create_stream()?;
+        lock(&self.callers).push(stream);
+        Ok(stream)
     }
 
     /// Takes a stream of the caller back. It is not destroyed, because the driver would give its address to the next stream, and use
@@ -362,33 +429,42 @@ impl Primary {
 impl Drop for Primary {
     fn drop(&mut self) {
         let driver = self.driver;
-        let Ok(current) = self.enter() else { return };
+        if !self.is_lost() {
+            self.give_back();
+        }
+        let bit = 1 << self.ordinal.clamp(0, 63);
+        if KEPT.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            return;
+        }
+        // SAFETY: retained once, in `Device::primary`, which a reset does not change.
+        let code = unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
+        // While a process ends the driver may have ended before us.
+        if code != 0 && code != code::DEINITIALIZED {
+            log::warn!("GPU {}: {}", self.ordinal, driver.error("cuDevicePrimaryCtxRelease", code));
+        }
+    }
+}
+
+impl Primary {
+    /// Gives back what was made in this context.
+    fn give_back(&mut self) {
+        let driver = self.driver;
+        let Ok(_current) = self.enter() else { return };
         let events = std::mem::take(&mut *lock(&self.events));
         let lanes = std::mem::take(&mut *lock(&self.lanes));
-        let retired = std::mem::take(&mut *lock(&self.retired));
+        let callers = std::mem::take(&mut *lock(&self.callers));
         // SAFETY: events, lanes and the kernel are this context's own, and nobody has them any more. The driver frees each when
         // what is enqueued has finished. An error of an earlier kernel may be reported here once more; it is not ours to handle.
         unsafe {
             for event in events {
                 (driver.cuEventDestroy)(handle(event));
             }
-            for lane in lanes.idle.into_iter().map(|lane| lane.stream).chain(lanes.captured).chain(retired) {
+            for lane in lanes.idle.into_iter().map(|lane| lane.stream).chain(lanes.captured).chain(callers) {
                 (driver.cuStreamDestroy)(handle(lane));
             }
             if let Some(Some(kernel)) = self.kernel.get() {
                 kernel.unload(driver);
             }
-        }
-        drop(current);
-        let bit = 1 << self.ordinal.clamp(0, 63);
-        if KEPT.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            return;
-        }
-        // SAFETY: retained once, in `Device::primary`.
-        let code = unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
-        // While a process ends the driver may have ended before us.
-        if code != 0 && code != code::DEINITIALIZED {
-            log::warn!("GPU {}: {}", self.ordinal, driver.error("cuDevicePrimaryCtxRelease", code));
         }
     }
 }

@@ -2,19 +2,24 @@
 //!
 //! A device's memory is host memory, a copy is done when it is enqueued, and so is everything that streams and events would put in
 //! order. What it shows is which functions the backend calls, what becomes of their errors, and that the bytes arrive; it says
-//! nothing about order. Each thread has a node of its own, so that tests do not see each other.
+//! nothing about order. Each thread has a node of its own, so that tests do not see each other, unless it [`join`]s that of another.
+//!
+//! With a bound on its queues ([`Node::room`]) a stream does things in order: what comes behind a wait that is not satisfied stays in its
+//! queue, and a call that finds the queue full blocks until there is room, as in the driver.
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
 use crate::share::segment::{Mapping, Pool, Region};
+use crate::share::signal;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attribute};
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::MemfdFlags;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What the driver knows of a node, and what it has been asked for.
 #[derive(Default)]
@@ -30,14 +35,26 @@ pub struct Node {
     pub pools: BTreeMap<usize, MemoryPool>,
     /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
     pub events: HashMap<usize, Event>,
-    /// Whether all streams are being captured.
+    /// Whether all streams are being captured, or this one.
     pub capturing: bool,
+    pub captured: Option<usize>,
+    /// Primary contexts, each with its number.
+    retained: HashMap<i32, u64>,
+    /// Handles of what went with a context that was reset. The driver does not survive their use.
+    gone: HashSet<usize>,
+    streams: Vec<usize>,
     /// Calls that have ended a capture with an error.
     pub captures_broken: u32,
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
     pub strangers: u32,
+    /// How much goes into the queue of a stream. `None`: everything is done at once, and nothing waits.
+    pub room: Option<usize>,
+    /// Calls that block at the moment, because a queue is full or for what they wait for.
+    pub blocked: u32,
+    /// Calls that have blocked for ever, as far as a test can tell.
+    pub stuck: Vec<&'static str>,
+    queues: HashMap<usize, VecDeque<Task>>,
     now: f64,
-    current: Vec<usize>,
     handles: usize,
     ids: u64,
     files: Pool,
@@ -69,6 +86,14 @@ pub struct MemoryPool {
     pub access: Vec<i32>,
 }
 
+/// What is in the queue of a stream.
+enum Task {
+    /// A wait for a counter, or for so many recordings of an event to be done.
+    Counter(u64, u64),
+    Recordings(usize, u64),
+    Work(Box<dyn FnOnce(&mut Node) + Send>),
+}
+
 enum Pages {
     Own(Region),
     Imported(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
@@ -80,20 +105,45 @@ pub struct Event {
     pub timed: bool,
     /// GPU of the last recording, and its time in microseconds by that GPU's own clock.
     recorded: Option<(usize, f64)>,
+    /// Recordings that were asked for, and that are done.
+    asked: u64,
+    done: u64,
 }
 
 thread_local! {
-    static NODE: RefCell<Node> = RefCell::default();
+    static NODE: RefCell<Arc<Mutex<Node>>> = RefCell::default();
+    /// Contexts, the current one last.
+    static CURRENT: RefCell<Vec<usize>> = RefCell::default();
+    /// What a capture forbids this thread: everything that is unsafe (0), or nothing of it (2).
+    static MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
 /// Makes this thread's node one of `gpus` GPUs.
 pub fn start(gpus: i32, peers: bool) {
-    NODE.with_borrow_mut(|node| *node = Node { gpus, peers, ..Node::default() });
+    NODE.set(Arc::new(Mutex::new(Node { gpus, peers, ..Node::default() })));
+    CURRENT.take();
+}
+
+/// This thread's node, for another thread to [`join`].
+pub fn share() -> Arc<Mutex<Node>> {
+    NODE.with_borrow(Arc::clone)
+}
+
+/// Makes this thread one of another's process.
+pub fn join(node: Arc<Mutex<Node>>) {
+    NODE.set(node);
 }
 
 /// Looks at this thread's node, or changes it.
 pub fn node<T>(look: impl FnOnce(&mut Node) -> T) -> T {
-    NODE.with_borrow_mut(look)
+    let node = share();
+    let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
+    look(&mut node)
+}
+
+/// The current context; 0 where there is none.
+fn current() -> usize {
+    CURRENT.with_borrow(|current| current.last().copied().unwrap_or(0))
 }
 
 /// How often a function was called and succeeded.
@@ -154,6 +204,14 @@ pub fn without_batch() -> &'static Driver {
         cuStreamGetCtx: context_of_stream,
         cuStreamIsCapturing: is_capturing,
         cuStreamWaitEvent: wait_event,
+        cuCtxSynchronize: synchronize_context,
+        cuCtxGetId: Some(id_of_context),
+        cuThreadExchangeStreamCaptureMode: exchange_mode,
+        cuStreamDestroy: destroy_stream,
+        cuStreamSynchronize: synchronize_stream,
+        cuStreamQuery: query_stream,
+        cuEventSynchronize: synchronize_event,
+        cuEventQuery: query_event,
         cuStreamGetId: Some(id_of_stream),
         cuStreamBatchMemOp: Some(operate),
         cuEventCreate: create_event,
@@ -189,6 +247,7 @@ fn put<T>(out: *mut T, value: T) -> Code {
 
 const INVALID_VALUE: Code = 1;
 const NO_BINARY_FOR_GPU: Code = 209;
+const CAPTURE_UNSUPPORTED: Code = 900;
 
 /// Contexts and streams are numbers that name their GPU.
 const CONTEXT: usize = 0x1000;
@@ -229,33 +288,51 @@ unsafe extern "C" fn can_access(out: *mut c_int, _: CUdevice, _: CUdevice) -> Co
 }
 
 unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
-    call("cuDevicePrimaryCtxRetain", |_| put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1))))
+    call("cuDevicePrimaryCtxRetain", |node| {
+        node.ids += 1;
+        let id = node.ids;
+        node.retained.entry(device).or_insert(id);
+        put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1)))
+    })
 }
 
-/// Active are the GPUs that hold memory.
+/// Active are the GPUs whose contexts are retained, and those that hold memory.
 unsafe extern "C" fn get_state(device: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
     put(flags, 0);
-    node(|node| put(active, c_int::from(node.memory.values().any(|block| block.gpu == Some(device)))))
+    node(|node| {
+        let is_active = node.retained.contains_key(&device) || node.memory.values().any(|block| block.gpu == Some(device));
+        put(active, c_int::from(is_active))
+    })
+}
+
+unsafe extern "C" fn id_of_context(context: CUcontext, out: *mut c_ulonglong) -> Code {
+    let device = (context.addr() / CONTEXT) as CUdevice - 1;
+    node(|node| node.retained.get(&device).map_or(code::CONTEXT_IS_DESTROYED, |id| put(out, *id)))
+}
+
+unsafe extern "C" fn exchange_mode(mode: *mut c_uint) -> Code {
+    // SAFETY: the backend passes a mode.
+    put(mode, MODE.replace(unsafe { *mode }))
 }
 
 unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
-    node(|node| put(out, with_exposed_provenance_mut(node.current.last().copied().unwrap_or(0))))
+    put(out, with_exposed_provenance_mut(current()))
 }
 
 unsafe extern "C" fn push(context: CUcontext) -> Code {
-    node(|node| node.current.push(context.addr()));
+    CURRENT.with_borrow_mut(|current| current.push(context.addr()));
     0
 }
 
 unsafe extern "C" fn pop(out: *mut CUcontext) -> Code {
-    node(|node| put(out, with_exposed_provenance_mut(node.current.pop().unwrap_or(0))))
+    put(out, with_exposed_provenance_mut(CURRENT.with_borrow_mut(|current| current.pop().unwrap_or(0))))
 }
 
 unsafe extern "C" fn get_current_device(out: *mut CUdevice) -> Code {
-    node(|node| match node.current.last() {
-        Some(context) => put(out, (context / CONTEXT - 1) as CUdevice),
-        None => code::INVALID_CONTEXT,
-    })
+    match current() {
+        0 => code::INVALID_CONTEXT,
+        context => put(out, (context / CONTEXT - 1) as CUdevice),
+    }
 }
 
 unsafe extern "C" fn enable_access(_: CUcontext, _: c_uint) -> Code {
@@ -315,7 +392,7 @@ impl Node {
 
     /// Whether the current context's GPU may enter what lies at an address: the driver looks at that one and not at the stream's.
     fn may_enter(&self, address: u64) -> bool {
-        let here = self.current.last().map_or(-1, |context| (context / CONTEXT) as i32 - 1);
+        let here = (current() / CONTEXT) as i32 - 1;
         let block = self.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
         let pool = block.and_then(|(_, block)| self.pools.get(&block.pool?));
         pool.is_none_or(|pool| pool.access.contains(&here))
@@ -337,20 +414,161 @@ impl Node {
         self.memory.insert(address, block);
     }
 
+    /// Resets a device, as `cudaDeviceReset` does.
+    pub fn reset(&mut self, gpu: i32) {
+        self.retained.remove(&gpu);
+        let (streams, handles) = (std::mem::take(&mut self.streams), self.events.drain().map(|(event, _)| event).collect::<Vec<_>>());
+        self.gone.extend(streams.into_iter().chain(handles));
+        self.queues.clear();
+        let memory: Vec<u64> =
+            self.memory.iter().filter(|(_, block)| block.gpu == Some(gpu) && block.pages.is_none()).map(|(at, _)| *at).collect();
+        memory.into_iter().for_each(|address| _ = self.take(address, true));
+        self.memory.retain(|_, block| !block.registered);
+    }
+
+    /// Notes that a handle is used.
+    fn touch(&mut self, handle: usize, function: &'static str) {
+        if self.gone.contains(&handle) {
+            self.stuck.push(function);
+        }
+    }
+
+    fn is_captured(&self, stream: usize) -> bool {
+        self.capturing || self.captured == Some(stream)
+    }
+
+    /// Ends a capture with an error, if so.
+    fn end_capture(&mut self, ends: bool) -> bool {
+        self.captures_broken += u32::from(ends);
+        ends
+    }
+
+    fn is_over(&self, task: &Task) -> bool {
+        match task {
+            // SAFETY: a counter of a test, which outlives its streams.
+            Task::Counter(counter, value) => signal::reached(unsafe { signal::load(*counter) }, *value),
+            Task::Recordings(event, count) => self.events.get(event).is_none_or(|event| event.done >= *count),
+            Task::Work(_) => true,
+        }
+    }
+
+    /// Does what can be done.
+    fn go_on(&mut self) {
+        let mut streams: Vec<usize> = self.queues.keys().copied().collect();
+        // Once more after each that has moved, because others may have waited for it.
+        while let Some(stream) = streams.pop() {
+            while self.queues.get(&stream).and_then(VecDeque::front).is_some_and(|task| self.is_over(task)) {
+                if let Some(Task::Work(work)) = self.queues.get_mut(&stream).and_then(VecDeque::pop_front) {
+                    work(self);
+                }
+                streams = self.queues.keys().copied().collect();
+            }
+        }
+    }
+
     fn new_handle(&mut self) -> usize {
         self.handles += 16;
         self.handles
     }
 }
 
+/// Blocks until `is_there`, at most for as long as a test should take.
+fn block(function: &'static str, mut is_there: impl FnMut(&mut Node) -> bool) -> Code {
+    const TIMED_OUT: Code = 999;
+    let begin = Instant::now();
+    let mut blocked = 0;
+    loop {
+        let is_over = node(|node| {
+            node.go_on();
+            let is_there = is_there(node);
+            let is_late = begin.elapsed() > Duration::from_secs(20);
+            if !is_there && is_late {
+                node.stuck.push(function);
+            }
+            node.blocked -= blocked;
+            blocked = u32::from(!is_there && !is_late);
+            node.blocked += blocked;
+            if is_there { Some(0) } else { is_late.then_some(TIMED_OUT) }
+        });
+        match is_over {
+            Some(code) => return code,
+            None => std::thread::sleep(Duration::from_micros(200)),
+        }
+    }
+}
+
+/// Puts something into the queue of a stream.
+fn enqueue(function: &'static str, stream: CUstream, task: Task) -> Code {
+    node(|node| node.touch(stream.addr(), function));
+    let mut task = Some(task);
+    let unbounded = |node: &mut Node| match task.take_if(|_| node.room.is_none()) {
+        Some(Task::Work(work)) => work(node),
+        _ => {}
+    };
+    node(unbounded);
+    if task.is_none() {
+        return 0;
+    }
+    block(function, |node| {
+        let is_free = node.queues.get(&stream.addr()).is_none_or(|queue| node.room.is_none_or(|room| queue.len() < room));
+        if let Some(task) = task.take_if(|_| is_free) {
+            node.queues.entry(stream.addr()).or_default().push_back(task);
+            node.go_on();
+        }
+        is_free
+    })
+}
+
+unsafe extern "C" fn synchronize_stream(stream: CUstream) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamSynchronize"));
+    if node(|node| node.end_capture(node.is_captured(stream.addr()))) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    block("cuStreamSynchronize", |node| node.queues.get(&stream.addr()).is_none_or(VecDeque::is_empty))
+}
+
+unsafe extern "C" fn synchronize_event(event: CUevent) -> Code {
+    node(|node| node.touch(event.addr(), "cuEventSynchronize"));
+    block("cuEventSynchronize", |node| node.events.get(&event.addr()).is_none_or(|event| event.done >= event.asked))
+}
+
+unsafe extern "C" fn query_event(event: CUevent) -> Code {
+    node(|node| {
+        node.go_on();
+        let is_done = node.events.get(&event.addr()).is_none_or(|event| event.done >= event.asked);
+        if is_done { 0 } else { code::NOT_READY }
+    })
+}
+
+unsafe extern "C" fn query_stream(stream: CUstream) -> Code {
+    node(|node| {
+        node.go_on();
+        if node.queues.get(&stream.addr()).is_none_or(VecDeque::is_empty) { 0 } else { code::NOT_READY }
+    })
+}
+
 unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
+    if unsafe_call() {
+        return CAPTURE_UNSUPPORTED;
+    }
     call("cuMemAlloc", |node| {
-        let Some(context) = node.current.last().copied() else { return code::INVALID_CONTEXT };
+        let context = current();
+        if context == 0 {
+            return code::INVALID_CONTEXT;
+        }
         node.give(bytes, Some((context / CONTEXT - 1) as i32)).map_or(code::OUT_OF_MEMORY, |address| put(out, address))
     })
 }
 
+/// Waits for all work, as the driver does.
 unsafe extern "C" fn free(address: CUdeviceptr) -> Code {
+    if unsafe_call() {
+        return CAPTURE_UNSUPPORTED;
+    }
+    match block("cuMemFree", |node| node.queues.values().all(VecDeque::is_empty)) {
+        0 => {}
+        stuck => return stuck,
+    }
     call("cuMemFree", |node| node.take(address, true))
 }
 
@@ -382,7 +600,7 @@ unsafe extern "C" fn unregister(address: *mut c_void) -> Code {
 unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, address: CUdeviceptr) -> Code {
     use CUpointer_attribute::*;
     node(|node| {
-        if node.current.is_empty() {
+        if current() == 0 {
             return code::INVALID_CONTEXT;
         }
         let found = node.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
@@ -513,7 +731,10 @@ unsafe extern "C" fn export_ipc(out: *mut sys::CUipcMemHandle, address: CUdevice
 /// Maps the same pages once more, as memory of the GPU whose context is current.
 unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle, _: c_uint) -> Code {
     call("cuIpcOpenMemHandle", |node| {
-        let Some(context) = node.current.last().copied() else { return code::INVALID_CONTEXT };
+        let context = current();
+        if context == 0 {
+            return code::INVALID_CONTEXT;
+        }
         let id = u64::from_ne_bytes(std::array::from_fn(|byte| handle.reserved[byte] as u8));
         let found = node.memory.values().find(|block| block.id == id).and_then(|block| match &block.pages {
             Some(Pages::Own(region)) => Some((region.file().ok()?, block.bytes)),
@@ -533,7 +754,7 @@ unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle
 /// Only in the context that has opened it.
 unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
     call("cuIpcCloseMemHandle", |node| {
-        let gpu = node.current.last().map(|context| (context / CONTEXT - 1) as i32);
+        let gpu = Some((current() / CONTEXT) as i32 - 1);
         if node.memory.get(&base).is_none_or(|block| !block.opened || block.gpu != gpu) {
             return INVALID_VALUE;
         }
@@ -561,7 +782,7 @@ fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
 }
 
 unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
-    call("cuMemcpyAsync", |node| {
+    let refused = call("cuMemcpyAsync", |node| {
         let gpu = (stream.addr() / STREAM) as i32 - 1;
         let strange = |address: u64| {
             node.memory
@@ -570,8 +791,17 @@ unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stre
                 .is_some_and(|(base, block)| block.opened && block.gpu != Some(gpu) && address - base < block.bytes as u64)
         };
         node.strangers += u32::from(strange(dst) || strange(src));
-        copy_bytes(node, dst, src, bytes)
-    })
+        if node.room.is_none() { copy_bytes(node, dst, src, bytes) } else { 0 }
+    });
+    if refused != 0 || node(|node| node.room.is_none()) {
+        return refused;
+    }
+    let work = move |node: &mut Node| {
+        if copy_bytes(node, dst, src, bytes) != 0 {
+            node.stuck.push("a copy failed");
+        }
+    };
+    enqueue("cuMemcpyAsync", stream, Task::Work(Box::new(work)))
 }
 
 unsafe extern "C" fn copy_batch(
@@ -595,81 +825,132 @@ unsafe extern "C" fn copy_batch(
 
 unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {
     call("cuStreamCreate", |node| {
-        let Some(context) = node.current.last().copied() else { return code::INVALID_CONTEXT };
-        put(out, with_exposed_provenance_mut(context / CONTEXT * STREAM + node.new_handle()))
+        let context = current();
+        if context == 0 {
+            return code::INVALID_CONTEXT;
+        }
+        let stream = context / CONTEXT * STREAM + node.new_handle();
+        node.streams.push(stream);
+        put(out, with_exposed_provenance_mut(stream))
     })
 }
 
 unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamGetCtx"));
     put(out, with_exposed_provenance_mut(stream.addr() / STREAM * CONTEXT))
 }
 
-unsafe extern "C" fn is_capturing(_: CUstream, out: *mut c_uint) -> Code {
-    node(|node| put(out, c_uint::from(node.capturing)))
+unsafe extern "C" fn is_capturing(stream: CUstream, out: *mut c_uint) -> Code {
+    node(|node| {
+        node.touch(stream.addr(), "cuStreamIsCapturing");
+        put(out, c_uint::from(node.is_captured(stream.addr())))
+    })
+}
+
+/// As on driver 580: not while any stream is being captured, in whatever mode the thread is.
+unsafe extern "C" fn synchronize_context() -> Code {
+    if node(|node| node.end_capture(node.capturing || node.captured.is_some())) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    block("cuCtxSynchronize", |node| node.queues.values().all(VecDeque::is_empty))
+}
+
+/// A call that may wait, which a capture forbids unless the thread says that it knows.
+fn unsafe_call() -> bool {
+    node(|node| node.end_capture((node.capturing || node.captured.is_some()) && MODE.get() != 2))
+}
+
+unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamDestroy"));
+    0
 }
 
 /// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.
 unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
-    const CAPTURE_UNSUPPORTED: Code = 900;
     node(|node| {
-        if node.capturing {
-            // Driver 580, H200.
-            node.captures_broken += 1;
+        node.touch(stream.addr(), "cuStreamGetId");
+        // Driver 580, H200.
+        if node.end_capture(node.is_captured(stream.addr())) {
             return CAPTURE_UNSUPPORTED;
         }
-        let context = node.current.last().copied().filter(|_| stream.addr() <= 2).unwrap_or(0);
+        let context = if stream.addr() <= 2 { current() } else { 0 };
         put(out, (context + stream.addr()) as c_ulonglong)
     })
 }
 
-/// Writes at once, and does not wait.
-unsafe extern "C" fn operate(_: CUstream, count: c_uint, operations: *mut sys::CUstreamBatchMemOpParams, _: c_uint) -> Code {
-    call("cuStreamBatchMemOp", |_| {
-        for index in 0..count as usize {
-            // SAFETY: the backend passes a list of `count` operations on counters of the test's, each of the member that it names.
-            unsafe {
-                let params = &*operations.add(index);
-                if params.operation == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64 {
-                    let write = params.writeValue;
-                    with_exposed_provenance_mut::<u64>(write.address as usize).write(write.__bindgen_anon_1.value64);
-                }
+unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut sys::CUstreamBatchMemOpParams, _: c_uint) -> Code {
+    let code = call("cuStreamBatchMemOp", |_| 0);
+    for index in 0..count as usize {
+        // SAFETY: the backend passes a list of `count` operations on counters of the test's, each of the member that it names.
+        let (counter, value, is_write) = unsafe {
+            let params = &*operations.add(index);
+            let (wait, write) = (params.waitValue, params.writeValue);
+            let is_write = params.operation == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+            // Both members are laid out alike.
+            if is_write {
+                (write.address, write.__bindgen_anon_1.value64, true)
+            } else {
+                (wait.address, wait.__bindgen_anon_1.value64, false)
             }
+        };
+        // SAFETY: as above.
+        let write = move |_: &mut Node| unsafe { signal::store(counter, value) };
+        let task = if is_write { Task::Work(Box::new(write)) } else { Task::Counter(counter, value) };
+        if code != 0 {
+            return code;
         }
-        0
-    })
+        match enqueue("cuStreamBatchMemOp", stream, task) {
+            0 => {}
+            stuck => return stuck,
+        }
+    }
+    code
 }
 
-unsafe extern "C" fn wait_event(_: CUstream, event: CUevent, _: c_uint) -> Code {
-    call("cuStreamWaitEvent", |node| if node.events.contains_key(&event.addr()) { 0 } else { INVALID_VALUE })
+unsafe extern "C" fn wait_event(stream: CUstream, event: CUevent, _: c_uint) -> Code {
+    let mut asked = 0;
+    let code = call("cuStreamWaitEvent", |node| match node.events.get(&event.addr()) {
+        Some(event) => {
+            asked = event.asked;
+            0
+        }
+        None => INVALID_VALUE,
+    });
+    if code == 0 { enqueue("cuStreamWaitEvent", stream, Task::Recordings(event.addr(), asked)) } else { code }
 }
 
 unsafe extern "C" fn create_event(out: *mut CUevent, flags: c_uint) -> Code {
     node(|node| {
         let event = node.new_handle();
         let timed = flags & sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
-        node.events.insert(event, Event { timed, recorded: None });
+        node.events.insert(event, Event { timed, recorded: None, asked: 0, done: 0 });
         put(out, with_exposed_provenance_mut(event))
     })
 }
 
 unsafe extern "C" fn destroy_event(event: CUevent) -> Code {
+    node(|node| node.touch(event.addr(), "cuEventDestroy"));
     node(|node| if node.events.remove(&event.addr()).is_some() { 0 } else { INVALID_VALUE })
 }
 
 unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
-    node(|node| {
+    let code = node(|node| {
         // A default stream is that of the current context.
         let gpu = match stream.addr() / STREAM {
-            0 => node.current.last().map_or(0, |context| context / CONTEXT),
+            0 => current() / CONTEXT,
             of_gpu => of_gpu,
         };
         node.now += 1.0;
         let time = node.now + 500.0 * gpu as f64;
         node.events.get_mut(&event.addr()).map_or(INVALID_VALUE, |event| {
             event.recorded = Some((gpu, time));
+            event.asked += 1;
             0
         })
-    })
+    });
+    let event = event.addr();
+    let done = move |node: &mut Node| _ = node.events.get_mut(&event).map(|event| event.done += 1);
+    if code == 0 { enqueue("cuEventRecord", stream, Task::Work(Box::new(done))) } else { code }
 }
 
 /// Refuses events of two GPUs, and those without timestamps, as the driver does.

@@ -5,22 +5,22 @@
 //! the driver is; any other handle is taken for a `CUevent` of the caller.
 
 use super::Core;
-use super::device::{handle, lock};
+use super::device::{Mark, handle, lock};
 use super::driver::{CUevent, OutsideCapture, call};
 use crate::backend::loss::Heard;
 use crate::backend::{BackendError, EventHandle, StreamHandle};
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The last recording; `None` until there is one.
 type Recorded = Option<Recording>;
 
-#[derive(Copy, Clone, Debug)]
+#[derive(Clone, Debug)]
 struct Recording {
     gpu: usize,
-    /// The `CUevent`.
-    raw: usize,
+    /// The `CUevent`. Whoever makes a stream wait for it, or waits, holds it, so that nobody records it anew meanwhile.
+    mark: Arc<Mark>,
     /// What the stream had been told.
     heard: Heard,
 }
@@ -28,7 +28,8 @@ struct Recording {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     next: AtomicUsize,
-    /// Held while the driver records or waits, so that a recording on one thread and a wait on another see each other whole.
+    /// Not held while the driver records or waits, which blocks while the queue of a stream is full. Each recording is of another
+    /// `CUevent`, so until it is there the event stands for the one before.
     events: Mutex<HashMap<usize, Recorded>>,
 }
 
@@ -43,12 +44,13 @@ impl Events {
         EventHandle(event)
     }
 
-    pub fn destroy(&self, core: &Core, event: EventHandle) -> Result<(), BackendError> {
-        let recorded = lock(&self.events).remove(&event.0).ok_or(BackendError::InvalidHandle(event.0, "event"))?;
-        if let Some(Recording { gpu, raw, .. }) = recorded {
-            core.primary(gpu)?.give_event_back(raw);
-        }
-        Ok(())
+    pub fn destroy(&self, event: EventHandle) -> Result<(), BackendError> {
+        lock(&self.events).remove(&event.0).map(drop).ok_or(BackendError::InvalidHandle(event.0, "event"))
+    }
+
+    /// The last recording of an event of ours.
+    fn recorded(&self, event: EventHandle) -> Result<Recorded, BackendError> {
+        lock(&self.events).get(&event.0).cloned().ok_or(BackendError::InvalidHandle(event.0, "event"))
     }
 
     pub fn record(&self, core: &Core, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
@@ -59,49 +61,39 @@ impl Events {
             // SAFETY: the caller's event and stream.
             return unsafe { call!(core.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };
         }
+        self.recorded(event)?;
         let heard = core.heard(stream);
+        let recording = Recording { gpu, mark: Arc::new(primary.record(stream.0)?), heard };
         let mut events = lock(&self.events);
         let recorded = events.get_mut(&event.0).ok_or(BackendError::InvalidHandle(event.0, "event"))?;
-        let raw = match *recorded {
-            Some(last) if last.gpu == gpu => last.raw,
-            _ => primary.event()?,
-        };
-        // SAFETY: an event of this GPU's context that is this handle's alone; the caller's stream.
-        if let Err(error) = unsafe { call!(core.driver, cuEventRecord(handle(raw), handle(stream.0))) } {
-            if recorded.is_none_or(|last| last.raw != raw) {
-                primary.give_event_back(raw);
-            }
-            return Err(error);
-        }
-        if let Some(earlier) = recorded.replace(Recording { gpu, raw, heard }).filter(|last| last.gpu != gpu) {
-            core.primary(earlier.gpu)?.give_event_back(earlier.raw);
-        }
+        *recorded = Some(recording);
         Ok(())
     }
 
     pub fn make_wait(&self, core: &Core, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
         core.with_stream(stream, |_, stream| {
-            let events = lock(&self.events);
-            let raw = match events.get(&event.0) {
-                Some(Some(last)) => handle(last.raw),
-                Some(None) => return Ok(()),
+            let recorded = if is_ours(event) { self.recorded(event)? } else { None };
+            let raw = match &recorded {
+                Some(last) => last.mark.event(),
+                None if is_ours(event) => return Ok(()),
                 None => raw_event(event)?,
             };
-            // SAFETY: an event of ours that the lock keeps from being given back, or the caller's.
+            // SAFETY: an event of ours that `recorded` holds, or the caller's.
             unsafe { call!(core.driver, cuStreamWaitEvent(stream, raw, 0)) }
         })
     }
 
     pub fn synchronize(&self, core: &Core, event: EventHandle) -> Result<(), BackendError> {
-        let (gpu, raw, heard) = match lock(&self.events).get(&event.0) {
-            Some(Some(last)) => (last.gpu, handle(last.raw), Some(last.heard)),
-            Some(None) => return Ok(()),
+        let recorded = if is_ours(event) { self.recorded(event)? } else { None };
+        let (gpu, raw, heard) = match &recorded {
+            Some(last) => (last.gpu, last.mark.event(), Some(last.heard)),
+            None if is_ours(event) => return Ok(()),
             None => (core.any_used(), raw_event(event)?, None),
         };
+        core.check_alive()?;
         let _outside = OutsideCapture::enter(core.driver);
         let _current = core.primary(gpu)?.enter()?;
-        // SAFETY: as above. The lock is not held while waiting: events of ours are pooled, never destroyed while the backend lives,
-        // and an event that the caller destroys while another thread waits for it may at worst end the wait with a later recording.
+        // SAFETY: as above.
         unsafe { call!(core.driver, cuEventSynchronize(raw)) }?;
         let losses = &core.sharing.losses;
         // An event of the caller may have been recorded without a word to us, so it is told as a stream is, by its address: streams have
@@ -110,12 +102,8 @@ impl Events {
     }
 
     /// Gives all events back to their pools.
-    pub fn release(&self, core: &Core) {
-        for Recording { gpu, raw, .. } in lock(&self.events).drain().filter_map(|(_, recorded)| recorded) {
-            if let Ok(primary) = core.primary(gpu) {
-                primary.give_event_back(raw);
-            }
-        }
+    pub fn release(&self) {
+        lock(&self.events).clear();
     }
 }
 

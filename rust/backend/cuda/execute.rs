@@ -93,6 +93,9 @@ impl Core {
         timing: &mut Option<Timing>,
         finish: impl FnOnce(End) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
+        if execution.program.lanes.len() > 1 {
+            self.check_alive()?;
+        }
         let (home, stream, capturing) = self.home_of(execution.stream)?;
         let start = Start { home, stream, heard: self.heard(execution.stream) };
         let _current = self.reach(home)?.enter()?;
@@ -130,17 +133,33 @@ impl Core {
     /// the driver gives none. A stream with a number stays on its GPU, which is looked up once. With it, whether the stream is being
     /// captured, if that is known: one with a number is not.
     fn home_of(&self, stream: StreamHandle) -> Result<(usize, Option<u64>, Option<bool>), BackendError> {
-        let number = if stream.0 > 2 && !self.is_destroyed(stream) { self.number_outside_capture(handle(stream.0)) } else { None };
-        let Some(number) = number else { return Ok((self.gpu_of(stream)?, None, None)) };
-        let gpu = match self.homes.find(number) {
+        if stream.0 <= 2 || self.is_destroyed(stream) {
+            // A default stream is never gone, but what it is given may be.
+            let gpu = self.gpu_of_living(stream)?;
+            self.primary(gpu)?.check()?;
+            return Ok((gpu, None, None));
+        }
+        // The driver does not survive a stream that went with a reset. The one GPU is asked that the stream was of when it was last met.
+        let place = stream.0 as u64 >> 4;
+        match self.handles.find(place) {
+            Some(gpu) => self.primary(gpu)?.check()?,
+            None => self.check_alive()?,
+        }
+        let number = self.number_outside_capture(handle(stream.0));
+        let gpu = match number.and_then(|number| self.homes.find(number)) {
             Some(gpu) => gpu,
             None => {
-                let gpu = self.gpu_of(stream)?;
-                self.homes.note(number, gpu);
+                let gpu = self.gpu_of_living(stream)?;
+                if let Some(number) = number {
+                    self.homes.note(number, gpu);
+                }
                 gpu
             }
         };
-        Ok((gpu, Some(number), Some(false)))
+        if self.handles.find(place) != Some(gpu) {
+            self.handles.note(place, gpu);
+        }
+        Ok((gpu, number, number.map(|_| false)))
     }
 
     /// The driver's number of a stream. `None` while it is captured: asking would end the capture with an error.

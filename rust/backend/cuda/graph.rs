@@ -13,6 +13,9 @@
 //! 1 GiB 2577 in place of 2422, while plain copies of the same buffers take what they took). Such a program gets a new exec.
 //!
 //! An exec is destroyed only when its last launch has finished.
+//!
+//! A launch blocks while the queue of its stream is full, so no lock is held meanwhile. The exec is marked: nobody else launches, changes or
+//! evicts it. A program that is launched from so many threads at once that none is left for one more runs on streams there.
 
 use super::Core;
 use super::choice::{Choice, MOST_EXECS, Seen, choose};
@@ -112,8 +115,8 @@ pub(super) struct Graphs {
     waits: AtomicU64,
 }
 
-/// The execs of one program. Locked while one of them is chosen, changed and launched. What a launch in a time loop reads comes first,
-/// in two or three cache lines, because the launch before has left nothing of it in the nearest cache.
+/// The execs of one program. Locked while one of them is chosen and changed, not while it is launched. What a launch in a time loop reads
+/// comes first, in two or three cache lines, because the launch before has left nothing of it in the nearest cache.
 #[repr(C)]
 struct Pool {
     /// It is no longer found by others, and has no execs.
@@ -128,6 +131,13 @@ struct Pool {
     program: Arc<Program>,
 }
 
+impl Pool {
+    /// Itself, unless somebody is launching one of its execs.
+    fn idle(&self) -> Option<&Pool> {
+        (!self.execs.iter().any(|exec| exec.is_launching)).then_some(self)
+    }
+}
+
 /// An executable graph, and what it is bound to.
 #[repr(C)]
 struct Exec {
@@ -137,6 +147,8 @@ struct Exec {
     memory: Arc<[u64]>,
     /// A `CUgraphExec`; 0 until it is instantiated.
     exec: usize,
+    /// Somebody is launching it, without the lock.
+    is_launching: bool,
     last: Option<Launch>,
     /// The end of an earlier launch, which serves for the next one when nobody else has it any more: with the two of them a time loop
     /// allocates nothing, and asks nobody for an event.
@@ -148,6 +160,17 @@ struct Exec {
     nodes: Vec<usize>,
     /// The GPU of each lane, and whether kernels do its fused operations, and not copies.
     made_for: SmallVec<[(usize, bool); 8]>,
+}
+
+/// What is about to be launched. The exec is nobody else's until [`Core::launch`] is done with it.
+struct Ready {
+    /// The `CUgraphExec`.
+    exec: usize,
+    /// The end of the launch, yet to be recorded.
+    end: Arc<Finished>,
+    /// The launch of the same exec that it comes after, where all are at work.
+    after: Option<Arc<Finished>>,
+    had_addresses: bool,
 }
 
 /// The last launch of an exec.
@@ -169,13 +192,13 @@ impl Core {
         kept: &Kept,
     ) -> Result<Option<Arc<Finished>>, BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
-        if let Some(pool) = kept.find(execution.program, start.home) {
-            let mut pool = lock(pool);
-            if !pool.is_evicted {
-                return self.launch_of(&mut pool, execution, start, kept);
-            }
+        match kept.find(execution.program, start.home) {
+            Some(found) => match self.launch_of(found, execution, start, kept)? {
+                Some(end) => Ok(end),
+                None => self.launch_found(execution, start, kept),
+            },
+            None => self.launch_found(execution, start, kept),
         }
-        self.launch_found(execution, start, kept)
     }
 
     /// The same for a program whose execs are not at hand.
@@ -197,69 +220,89 @@ impl Core {
         let key = (Arc::as_ptr(program).addr(), program.lanes.iter().any(|lane| lane.also.is_some()).then_some(start.home));
         loop {
             let found = self.pool(key, program);
-            let mut pool = lock(&found);
             // Another thread may have needed its place since.
-            if !pool.is_evicted {
+            if let Some(end) = self.launch_of(&found, execution, start, kept)? {
                 // Those that were kept first stay: a plan for several homes keeps those of one.
-                let _ = kept.pool.set((key, found.clone()));
-                return self.launch_of(&mut pool, execution, start, kept);
+                let _ = kept.pool.set((key, found));
+                return Ok(end);
             }
         }
     }
 
+    /// Launches one of these execs, as [`Core::launch_graph`] does. `None`, and nothing enqueued, where they have been evicted.
+    #[inline(always)]
     fn launch_of(
         self: &Arc<Core>,
-        pool: &mut Pool,
+        found: &Mutex<Pool>,
         execution: &Execution<'_>,
         start: &Start,
         kept: &Kept,
-    ) -> Result<Option<Arc<Finished>>, BackendError> {
+    ) -> Result<Option<Option<Arc<Finished>>>, BackendError> {
+        let mut pool = lock(found);
+        if pool.is_evicted {
+            return Ok(None);
+        }
         let caller = Caller::new(execution.stream.0, start.home);
         // As `choose` would, with less to look at.
-        if let Some(exec) = pool.execs.iter_mut().find(|exec| exec.is_bound_to(execution) && exec.was_last_in(caller)) {
-            let (end, number) = self.launch(exec, execution.stream.0, caller, start)?;
-            pool.launched = number;
-            return Ok(Some(end));
-        }
-        self.launch_chosen(pool, execution, caller, start, kept)
+        let at_hand = |exec: &&mut Exec| exec.is_bound_to(execution) && exec.was_last_in(caller) && !exec.is_launching;
+        let ready = match pool.execs.iter_mut().find(at_hand) {
+            Some(exec) => Some(self.ready(exec, start)?),
+            None => self.choose_exec(&mut pool, execution, caller, start, kept)?,
+        };
+        drop(pool);
+        let Some(ready) = ready else { return Ok(Some(None)) };
+        self.launch(found, &ready, execution.stream.0, caller)?;
+        Ok(Some(Some(ready.end)))
     }
 
-    /// Chooses an exec, makes it ready and launches it.
+    /// Marks an exec as being launched.
+    #[inline(always)]
+    fn ready(self: &Arc<Core>, exec: &mut Exec, start: &Start) -> Result<Ready, BackendError> {
+        let end = match exec.spare.take().and_then(|spare| spare.renewed(start)) {
+            Some(end) => end,
+            None => Arc::new(Finished::new(self.clone(), self.primary(start.home)?.mark()?, start, None)),
+        };
+        exec.is_launching = true;
+        Ok(Ready { exec: exec.exec, end, after: None, had_addresses: true })
+    }
+
+    /// Chooses an exec that nobody is launching and makes it ready. `None` where the program is to run on streams.
     #[cold]
-    fn launch_chosen(
+    fn choose_exec(
         self: &Arc<Core>,
         pool: &mut Pool,
         execution: &Execution<'_>,
         caller: Caller,
         start: &Start,
         kept: &Kept,
-    ) -> Result<Option<Arc<Finished>>, BackendError> {
+    ) -> Result<Option<Ready>, BackendError> {
         if pool.refused {
             return Ok(None);
         }
         let home = start.home;
-        let seen: SmallVec<[Seen; MOST_EXECS]> = pool.execs.iter().map(|exec| exec.seen(execution, caller)).collect();
-        let choice = choose(&seen, pool.repoints, |index| pool.execs[index].is_idle());
+        // Those that are being launched come last.
+        pool.execs.sort_by_key(|exec| exec.is_launching);
+        let free = pool.execs.iter().filter(|exec| !exec.is_launching).count();
+        let seen: SmallVec<[Seen; MOST_EXECS]> = pool.execs[..free].iter().map(|exec| exec.seen(execution, caller)).collect();
+        let is_full = pool.execs.len() >= MOST_EXECS;
+        if is_full && free == 0 {
+            return Ok(None);
+        }
+        let choice = choose(&seen, is_full, pool.repoints, |index| pool.execs[index].is_idle());
+        let mut after = None;
         let index = match choice {
             Choice::Launch(index) => Some(index),
             Choice::Repoint(index) => self.repoint(pool, index, execution, home, kept)?,
             Choice::Instantiate => self.instantiate(pool, execution, home, kept)?,
             Choice::Wait(index) => {
                 self.graphs.waits.fetch_add(1, Ordering::Relaxed);
-                if let Some(last) = &pool.execs[index].last {
-                    // SAFETY: the event is the exec's; the caller's stream.
-                    unsafe { call!(self.driver, cuStreamWaitEvent(handle(execution.stream.0), last.end.event(), 0)) }?;
-                }
+                after = pool.execs[index].last.as_ref().map(|last| last.end.clone());
                 if seen[index].same_addresses { Some(index) } else { self.repoint(pool, index, execution, home, kept)? }
             }
         };
         let Some(index) = index else { return Ok(None) };
-        let (end, number) = self.launch(&mut pool.execs[index], execution.stream.0, caller, start)?;
-        pool.launched = number;
-        if !seen.get(index).is_some_and(|seen| seen.same_addresses) {
-            self.graphs.misses.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(Some(end))
+        let had_addresses = seen.get(index).is_some_and(|seen| seen.same_addresses);
+        Ok(Some(Ready { after, had_addresses, ..self.ready(&mut pool.execs[index], start)? }))
     }
 
     /// The execs of a program. Makes room for them where there are too many.
@@ -289,12 +332,16 @@ impl Core {
         pool
     }
 
-    /// Takes the execs of the program that was longest not launched, those in the very act of launching excepted: whoever launches holds
-    /// the lock.
+    /// Takes the execs of the program that was longest not launched, those in the very act of launching excepted.
     fn evict(&self, programs: &mut HashMap<Key, Arc<Mutex<Pool>>, ahash::RandomState>) {
-        let oldest = programs.iter().filter_map(|(key, pool)| Some((pool.try_lock().ok()?.launched, *key))).min();
+        let idle = |pool: &Arc<Mutex<Pool>>| Some(pool.try_lock().ok()?.idle()?.launched);
+        let oldest = programs.iter().filter_map(|(key, pool)| Some((idle(pool)?, *key))).min();
         let Some((_, key)) = oldest else { return };
-        let Some(mut pool) = programs.get(&key).and_then(|pool| pool.try_lock().ok()) else { return };
+        let Some(found) = programs.get(&key).cloned() else { return };
+        let Ok(mut pool) = found.try_lock() else { return };
+        if pool.idle().is_none() {
+            return;
+        }
         pool.is_evicted = true;
         let execs = std::mem::take(&mut pool.execs);
         drop(pool);
@@ -320,6 +367,14 @@ impl Core {
 
     /// Destroys all. All work has finished.
     pub fn release_graphs(&self) {
+        if self.has_lost() {
+            // The driver has nothing of them any more that could be destroyed.
+            for (_, pool) in lock(&self.graphs.programs).drain() {
+                std::mem::take(&mut lock(&pool).execs).into_iter().for_each(Exec::leave);
+            }
+            std::mem::take(&mut *lock(&self.graphs.retired)).into_iter().for_each(Exec::leave);
+            return;
+        }
         let Ok(primary) = self.primary(self.any_used()) else { return };
         let _current = primary.enter();
         for (_, pool) in lock(&self.graphs.programs).drain() {
@@ -426,31 +481,39 @@ impl Core {
         program.lanes.iter().zip(is_fused).map(site).collect()
     }
 
-    fn launch(
-        self: &Arc<Core>,
-        exec: &mut Exec,
-        stream: usize,
-        caller: Caller,
-        start: &Start,
-    ) -> Result<(Arc<Finished>, u64), BackendError> {
-        let raw: CUstream = handle(stream);
-        // Before the launch, which leaves little in the caches.
-        let end = match exec.spare.take().and_then(|spare| spare.renewed(start)) {
-            Some(end) => end,
-            None => Arc::new(Finished::new(self.clone(), self.primary(start.home)?.mark()?, start, None)),
-        };
+    /// Launches what is ready, and marks its end. The lock is not held.
+    #[inline(always)]
+    fn launch(&self, found: &Mutex<Pool>, ready: &Ready, stream: usize, caller: Caller) -> Result<(), BackendError> {
+        let launched = self.launch_ready(ready, handle(stream));
+        let mut pool = lock(found);
+        // Nobody has taken it out meanwhile, but it may stand in another place.
+        let Some(exec) = pool.execs.iter_mut().find(|exec| exec.exec == ready.exec) else { return launched };
+        exec.is_launching = false;
+        if launched.is_ok() {
+            let number = self.graphs.launches.fetch_add(1, Ordering::Relaxed) + 1;
+            exec.spare = exec.last.replace(Launch { end: ready.end.clone(), stream: caller, number }).map(|before| before.end);
+            pool.launched = number;
+            if !ready.had_addresses {
+                self.graphs.misses.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        launched
+    }
+
+    fn launch_ready(&self, ready: &Ready, raw: CUstream) -> Result<(), BackendError> {
+        if let Some(after) = &ready.after {
+            // SAFETY: `after` holds the event; the caller's stream.
+            unsafe { call!(self.driver, cuStreamWaitEvent(raw, after.event(), 0)) }?;
+        }
         // SAFETY: an instantiated graph whose nodes lie inside of the transfers and slots, for which the caller of `execute` and the engine
-        // vouch until completion; the caller's stream.
-        unsafe { call!(self.driver, cuGraphLaunch(handle(exec.exec), raw)) }?;
+        // vouch until completion, and that nobody else launches or changes meanwhile; the caller's stream.
+        unsafe { call!(self.driver, cuGraphLaunch(handle(ready.exec), raw)) }?;
         // SAFETY: an event of the context of this stream that nobody else has; the caller's stream.
-        let recorded = unsafe { call!(self.driver, cuEventRecord(end.event(), raw)) };
+        let recorded = unsafe { call!(self.driver, cuEventRecord(ready.end.event(), raw)) };
         recorded.inspect_err(|_| {
             // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
             unsafe { (self.driver.cuStreamSynchronize)(raw) };
-        })?;
-        let number = self.graphs.launches.fetch_add(1, Ordering::Relaxed) + 1;
-        exec.spare = exec.last.replace(Launch { end: end.clone(), stream: caller, number }).map(|before| before.end);
-        Ok((end, number))
+        })
     }
 
     pub fn graph_statistics(&self) -> GraphStatistics {
@@ -484,6 +547,7 @@ impl Exec {
             driver,
             graph: graph.expose_provenance(),
             exec: 0,
+            is_launching: false,
             nodes: Vec::with_capacity(program.ops.iter().map(|op| op.copies.len()).sum()),
             made_for: made_for(sites),
             endpoints: execution.endpoints.clone(),
@@ -578,6 +642,11 @@ impl Exec {
         self
     }
 
+    /// Drops it without the driver.
+    fn leave(mut self) {
+        (self.exec, self.graph) = (0, 0);
+    }
+
     fn forget_launches(&mut self) {
         self.last = None;
         self.spare = None;
@@ -598,7 +667,9 @@ impl Drop for Exec {
             if self.exec != 0 {
                 (self.driver.cuGraphExecDestroy)(handle(self.exec));
             }
-            (self.driver.cuGraphDestroy)(handle(self.graph));
+            if self.graph != 0 {
+                (self.driver.cuGraphDestroy)(handle(self.graph));
+            }
         }
     }
 }

@@ -66,6 +66,9 @@ impl Core {
     }
 
     fn close_through(&self, gpu: usize, base: u64) -> Result<(), BackendError> {
+        if self.is_lost(gpu) {
+            return Ok(());
+        }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.primary(gpu)?.enter()?;
         // SAFETY: opened through this GPU.

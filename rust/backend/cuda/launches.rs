@@ -18,6 +18,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::num::NonZeroU64;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
@@ -36,6 +37,10 @@ struct Clockwork {
     /// The last launch of each, too.
     execs: HashMap<usize, (Vec<Piece>, Option<Moment>)>,
     waits: u32,
+    /// A stream whose queue is full: launches into it block.
+    full: Option<usize>,
+    /// Launches that block.
+    blocked: u32,
     /// What the driver must never be asked for.
     faults: Vec<&'static str>,
 }
@@ -98,7 +103,8 @@ fn driver() -> &'static Driver {
         cuCtxPushCurrent: push,
         cuCtxPopCurrent: pop,
         cuCtxGetDevice: get_current_device,
-        cuCtxSynchronize: synchronize,
+        cuDevicePrimaryCtxGetState: get_state,
+        cuMemFree: free,
         cuPointerGetAttributes: locate,
         cuStreamGetCtx: context_of_stream,
         cuStreamGetId: Some(id_of_stream),
@@ -155,7 +161,13 @@ unsafe extern "C" fn get_current_device(out: *mut CUdevice) -> Code {
     put(out, (CURRENT.get() / CONTEXT) as CUdevice - 1)
 }
 
-unsafe extern "C" fn synchronize() -> Code {
+unsafe extern "C" fn get_state(_: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
+    put(flags, 0);
+    put(active, 1)
+}
+
+/// Freeing memory waits for all work.
+unsafe extern "C" fn free(_: CUdeviceptr) -> Code {
     clockwork().streams.values_mut().for_each(|stream| stream.done = stream.issued);
     0
 }
@@ -293,7 +305,25 @@ unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> Code {
     0
 }
 
+/// Blocks for as long as a stream is full, which at the longest a test should take.
+fn until_there_is_room(stream: usize) {
+    let begin = Instant::now();
+    if clockwork().full != Some(stream) {
+        return;
+    }
+    clockwork().blocked += 1;
+    while clockwork().full == Some(stream) {
+        if begin.elapsed() > Duration::from_secs(20) {
+            clockwork().faults.push("a launch has blocked for ever");
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    clockwork().blocked -= 1;
+}
+
 unsafe extern "C" fn launch(exec: CUgraphExec, stream: CUstream) -> Code {
+    until_there_is_room(stream.addr());
     let mut clockwork = clockwork();
     let Some(Stream { number, issued, .. }) = clockwork.streams.get_mut(&stream.addr()).map(|stream| {
         stream.issued += 1;
@@ -441,6 +471,37 @@ fn a_completion_that_somebody_has_stands_for_its_own_launch_however_many_follow(
     next[3].wait().expect("it runs");
     assert!(is_done(&*next[0]));
     drop(next);
+    alone.nothing_is_left();
+}
+
+#[test]
+fn a_launch_that_blocks_on_a_full_queue_holds_up_no_other_of_the_same_plan() {
+    let (alone, backend) = alone();
+    let (step, full, other) = (Step::new(7), stream(0x100, 1, 0), stream(0x200, 2, 0));
+    step.execute(&backend, full);
+    std::thread::scope(|scope| {
+        clockwork().full = Some(full.0);
+        // More than there are execs: who finds none left goes over streams.
+        for _ in 0..8 {
+            scope.spawn(|| drop(step.execute(&backend, full)));
+        }
+        let begin = Instant::now();
+        while clockwork().blocked < 8 {
+            assert!(begin.elapsed() < Duration::from_secs(10), "{} launches block", clockwork().blocked);
+            std::thread::yield_now();
+        }
+        assert_eq!(backend.graph_statistics().execs, 8);
+        step.execute(&backend, other);
+        step.assert_arrived();
+        // Other programs take the places of all that nobody launches.
+        for number in 0..140 {
+            Step::new(number).execute(&backend, other);
+        }
+        assert_eq!((backend.graph_statistics().programs, clockwork().blocked), (128, 8));
+        clockwork().full = None;
+    });
+    assert_eq!(backend.graph_statistics().launches, 149);
+    drop((step, backend));
     alone.nothing_is_left();
 }
 

@@ -144,3 +144,52 @@ fn a_wait_that_nobody_will_satisfy_is_refused_and_what_is_reached_is_not() {
     backend.stream_wait_signals(stream, &[reached], SignalWait::Operation).expect("enqueued");
     backend.synchronize_stream(stream).expect("nothing was waited for in vain");
 }
+
+#[test]
+fn a_captured_wait_whose_counter_is_set_back_between_launches_is_not_forgotten() {
+    let (backend, counters) = backend();
+    let [waits, raises] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let raise = |value| backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value }]).expect("enqueued");
+    let now = || backend.read_signal(counters.base).expect("a counter");
+    double::node(|node| node.capturing = true);
+    for value in [1, 3, 2] {
+        backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("captured");
+    }
+    double::node(|node| node.capturing = false);
+    // The graph has run; a later wait looks at those that are pending; the program gets ready for the next launch.
+    raise(3);
+    backend.stream_wait_signals(waits, &[Signal { counter: counters.base + 8, value: 0 }], SignalWait::Operation).expect("reached");
+    raise(0);
+    backend.abandon(&counters, PEER);
+    assert_eq!(now(), 3, "a launch of the graph would wait for ever");
+    told(backend.synchronize_stream(waits));
+    // And for each launch after that.
+    raise(0);
+    assert!(backend.tend());
+    assert_eq!(now(), 3, "the next launch of the graph would wait for ever");
+    double::node(|node| node.capturing = true);
+    let again = Signal { counter: counters.base, value: 1 };
+    assert!(matches!(backend.stream_wait_signals(waits, &[again], SignalWait::Operation), Err(BackendError::PeerGone(_))));
+    double::node(|node| node.capturing = false);
+    backend.free(counters.base).expect("allocated");
+    assert!(!backend.tend(), "freed memory is looked after");
+}
+
+#[test]
+fn a_captured_wait_that_is_reached_when_the_peer_ends_is_looked_after_and_told_of_when_it_is_in_vain() {
+    let (backend, counters) = backend();
+    let [waits, raises] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let raise = |value| backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value }]).expect("enqueued");
+    double::node(|node| node.capturing = true);
+    backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value: 1 }], SignalWait::Operation).expect("captured");
+    double::node(|node| node.capturing = false);
+    raise(1);
+    backend.abandon(&counters, PEER);
+    backend.synchronize_stream(waits).expect("nothing was waited for in vain");
+    assert!(backend.tend());
+    backend.synchronize_stream(waits).expect("nothing was waited for in vain");
+    raise(0);
+    assert!(backend.tend());
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 1);
+    told(backend.synchronize_stream(waits));
+}

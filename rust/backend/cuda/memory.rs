@@ -86,6 +86,7 @@ impl Attributes {
 impl Core {
     pub fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.check_device(device)?;
+        self.check_alive()?;
         let driver = self.driver;
         let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
         let size = usize::try_from(bytes.max(1)).map_err(|_| out_of_memory())?;
@@ -155,6 +156,9 @@ impl Core {
             return Ok(());
         }
         let primary = self.primary(gpu)?;
+        if primary.is_lost() {
+            return Ok(());
+        }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = primary.enter()?;
         // SAFETY: given out by `allocate`, and taken out of the registry just now, so nobody frees it again. The caller vouches that
@@ -272,6 +276,10 @@ impl Core {
             };
             let _current = primary.enter()?;
             code = ask();
+        }
+        if code != 0 || known.memory_type == 0 {
+            // After a reset the driver knows nothing of what was there.
+            self.check_alive()?;
         }
         driver.check("cuPointerGetAttributes", code)?;
         Ok(known)

@@ -14,6 +14,28 @@
 //! host memory is accepted besides this backend's own. Managed memory is refused.
 //!
 //! Host functions run on a thread of the driver. One that blocks may hold up others.
+//!
+//! # Locks
+//!
+//! A call that puts something into the queue of a stream blocks while that is full, which it is after about a thousand operations behind one
+//! that waits (driver 580); one that waits for work blocks too. What they wait for may be a signal that another thread is about to have
+//! raised, or that the service thread (`mpgpu-share`) raises in place of a process that has died. So no lock that either may need is held
+//! across such a call.
+//!
+//! | lock | guards | held across calls of the driver |
+//! | --- | --- | --- |
+//! | `Sharing::waits`, `Sharing::held`, `Sharing::losses` | waits for signals, memory of and for others: what the service thread needs | none |
+//! | `Events::events`, `Core::memory`, `streams`, `destroyed`, `reached` | tables | none |
+//! | `Graphs::programs`, `Graphs::retired`, `graph::Pool` | graphs, and those of one program | making, changing and asking for graphs; not launching |
+//! | `Primary::lanes`, `retired`, `callers`, `events` | streams and events that are free | asking for streams and creating them |
+//! | `Primary::kernel` (`OnceLock`) | the kernels of a GPU | loading, which waits for the GPU: it is done before anything waits |
+//! | `Device::retaining` | retaining a context once | retaining |
+//! | `Pools::exported`, `Pools::imported` | pools of and for others | asking and importing; freeing and destroying not |
+//! | `Core::verification` | the two blocks of `MPGPU_VERIFY=bytes` | enqueuing: executions that are verified come one after the other anyway |
+//!
+//! Of the engine: `Staging::users` is not held while an execution is enqueued (a turn in its bytes is, `engine::staging`), `Staging::arenas`
+//! while memory is allocated for a new plan, `Sharing::importing` while memory is mapped or unmapped, which no execution and no raise
+//! needs. The context's gate is held for reading by every call that enqueues, and taken for writing by closing alone.
 
 mod choice;
 mod completion;
@@ -38,6 +60,8 @@ mod memory;
 mod nodes;
 mod nvml;
 mod pools;
+#[cfg(test)]
+mod queues;
 mod reach;
 #[cfg(test)]
 mod refusals;
@@ -85,6 +109,8 @@ pub(in crate::backend::cuda) struct Core {
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
     homes: device::Homes,
+    /// The same by handle, which may be another stream's by now.
+    handles: device::Homes,
     graphs: graph::Graphs,
     sharing: share::Sharing,
     hosts: u32,
@@ -137,6 +163,7 @@ impl CudaBackend {
             destroyed: RwLock::default(),
             destroyed_count: AtomicUsize::new(0),
             homes: device::Homes::default(),
+            handles: device::Homes::default(),
             events: event::Events::default(),
             verification: Mutex::default(),
             reached: Mutex::default(),
@@ -231,6 +258,31 @@ impl Core {
         })
     }
 
+    /// GPUs in use whose contexts are as they were: nothing is left to wait for, or to give back, on one that was reset.
+    fn alive(&self) -> impl Iterator<Item = &Primary> {
+        self.devices.iter().filter_map(|device| device.used()).filter(|primary| !primary.is_lost())
+    }
+
+    /// Whether this GPU, in use, was reset.
+    fn is_lost(&self, gpu: usize) -> bool {
+        self.devices[gpu].used().is_some_and(Primary::is_lost)
+    }
+
+    /// Whether any GPU in use was reset.
+    fn has_lost(&self) -> bool {
+        self.devices.iter().filter_map(|device| device.used()).any(Primary::is_lost)
+    }
+
+    /// Refuses to go on where a GPU in use was reset.
+    fn check_alive(&self) -> Result<(), BackendError> {
+        self.devices.iter().filter_map(|device| device.used()).try_for_each(Primary::check)
+    }
+
+    /// Waits for all work enqueued so far, on every GPU in use.
+    fn drain(&self) -> Result<(), BackendError> {
+        self.alive().fold(Ok(()), |result, primary| result.and(primary.drain()))
+    }
+
     /// Gives `gpu` access to the memory of every GPU in use, as far as the hardware has it. Costs two loads once that is done.
     fn reach(&self, gpu: usize) -> Result<&Primary, BackendError> {
         let primary = self.primary(gpu)?;
@@ -262,6 +314,12 @@ impl Core {
 
     /// The GPU that a stream belongs to.
     fn gpu_of(&self, stream: StreamHandle) -> Result<usize, BackendError> {
+        self.check_alive()?;
+        self.gpu_of_living(stream)
+    }
+
+    /// The same for a stream that did not go with a reset.
+    fn gpu_of_living(&self, stream: StreamHandle) -> Result<usize, BackendError> {
         let driver = self.driver;
         if self.is_destroyed(stream) {
             return Err(BackendError::InvalidHandle(stream.0, "stream"));
@@ -322,22 +380,16 @@ impl Drop for Core {
             return;
         }
         // Errors were for whoever waited for the work.
-        for primary in self.devices.iter().filter_map(|device| device.used()) {
-            let _ = primary.synchronize();
-        }
+        let _ = self.drain();
         self.release_verification();
         self.release_graphs();
-        self.events.release(self);
+        self.events.release();
         self.release_all_held();
         let left: Vec<u64> = lock(&self.memory).keys().copied().collect();
         for address in left {
             let _ = self.free(address);
         }
-        let left: Vec<usize> = lock(&self.streams).drain().map(|(stream, _)| stream).collect();
-        for stream in left {
-            // SAFETY: created by `create_stream` and not destroyed.
-            unsafe { (self.driver.cuStreamDestroy)(handle(stream)) };
-        }
+        // Streams go with their contexts.
     }
 }
 
@@ -381,6 +433,7 @@ impl Backend for CudaBackend {
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
         let core = &self.0;
         core.check_device(device)?;
+        core.check_alive()?;
         let primary = core.primary(if device.is_host() { core.any_used() } else { device.0 as usize })?;
         let stream = primary.caller_stream()?;
         core.count_destroyed(|destroyed| {
@@ -393,6 +446,9 @@ impl Backend for CudaBackend {
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         let core = &self.0;
         let device = lock(&core.streams).remove(&stream.0).ok_or(BackendError::InvalidHandle(stream.0, "stream"))?;
+        if core.has_lost() {
+            return Ok(());
+        }
         let gpu = if device.is_host() { core.gpu_of(stream)? } else { device.0 as usize };
         core.count_destroyed(|destroyed| {
             destroyed.insert(stream.0);
@@ -433,7 +489,7 @@ impl Backend for CudaBackend {
     }
 
     fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
-        self.0.events.destroy(&self.0, event)
+        self.0.events.destroy(event)
     }
 
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
@@ -470,13 +526,9 @@ impl Backend for CudaBackend {
         self.0.enqueue(execution, kept)
     }
 
-    /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does.
+    /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does, but what is being captured.
     fn synchronize(&self) -> Result<(), BackendError> {
-        let mut result = Ok(());
-        for primary in self.0.devices.iter().filter_map(|device| device.used()) {
-            result = result.and(primary.synchronize());
-        }
-        result
+        self.0.drain()
     }
 
     fn graph_statistics(&self) -> GraphStatistics {

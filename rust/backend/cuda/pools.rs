@@ -156,17 +156,23 @@ impl Core {
 
     /// Closes what [`Core::open_of_pool`] has returned, and with the last of its pool the pool.
     pub fn close_of_pool(&self, gpu: usize, number: u64, base: u64) -> Result<(), BackendError> {
+        if self.is_lost(gpu) {
+            return Ok(());
+        }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.primary(gpu)?.enter()?;
-        let mut imported = lock(&self.sharing.pools.imported);
+        // Not under the lock: it may wait for work. The pool stays for as long as this is counted.
         // SAFETY: opened by `open_of_pool`; whoever closes vouches that work which uses it has finished.
         let freed = unsafe { call!(self.driver, cuMemFree(base)) };
-        if let Some(known) = imported.get_mut(&number) {
-            known.open -= 1;
-            if known.open == 0 {
-                self.destroy_pool(known.pool);
-                imported.remove(&number);
+        let last = {
+            let mut imported = lock(&self.sharing.pools.imported);
+            if let Some(known) = imported.get_mut(&number) {
+                known.open -= 1;
             }
+            if imported.get(&number).is_some_and(|known| known.open == 0) { imported.remove(&number) } else { None }
+        };
+        if let Some(last) = last {
+            self.destroy_pool(last.pool);
         }
         freed
     }

@@ -500,7 +500,7 @@ fn memory_of_a_pool_is_mapped_through_one_imported_pool_which_goes_with_the_last
     }
     cross(&exporter, &importer, one).expect("mapped");
     drop(importer);
-    assert_eq!((node(|node| (node.pools.len(), node.memory.len())), calls("cuMemFree")), ((1, 2), 203));
+    assert_eq!((node(|node| (node.pools.len(), node.memory.len())), calls("cuMemFree")), ((1, 2), 203 + 1), "and one to wait for the GPU");
 }
 
 #[test]
@@ -617,4 +617,60 @@ fn a_wait_that_is_reached_already_is_not_enqueued_but_in_a_capture() {
     // A raise is always enqueued.
     backend.stream_raise_signals(stream, &[Signal { counter, value: 1 }]).expect("enqueued");
     assert_eq!(calls("cuStreamBatchMemOp"), 6);
+}
+
+/// Whoever resets a device ends what others have there; who uses it next makes its context anew, under the same handle.
+#[test]
+fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_gone() {
+    for (engine, is_made_anew, older) in [(Engine::Auto, false, false), (Engine::Graph, true, false), (Engine::Auto, true, true)] {
+        double::start(2, true);
+        let driver = if older { double::without("cuStreamGetId") } else { double::driver() };
+        let context = context_on(driver);
+        let [src, dst] = [GPU0, GPU1].map(|gpu| context.allocate(gpu, 4096).expect("memory"));
+        let host = [64, 8 << 20].map(|bytes| context.allocate(DeviceId::HOST, bytes).expect("memory"));
+        let transfer = Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes: 4096 };
+        let options = PlanOptions { engine: Some(engine), ..PlanOptions::default() };
+        let plan = context.plan(&[transfer], &options).expect("a plan");
+        let streams = [GPU0, GPU1].map(|gpu| context.create_stream(gpu).expect("a stream"));
+        let event = context.create_event().expect("an event");
+        let done = plan.execute(streams[0]).expect("enqueued");
+        context.record_event(event, streams[0]).expect("recorded");
+
+        node(|node| [0, 1].into_iter().for_each(|gpu| node.reset(gpu)));
+        let other = is_made_anew.then(|| {
+            let other = context_on(driver);
+            other.allocate(GPU0, 64).expect("memory");
+            other.allocate(GPU1, 64).expect("memory");
+            other
+        });
+        #[track_caller]
+        fn refused<T: std::fmt::Debug>(result: Result<T, Error>) {
+            let error = result.expect_err("it is gone").to_string();
+            assert!(error.contains("reset") && error.contains("create a new one"), "{error}");
+        }
+        for stream in [streams[0], streams[1]] {
+            refused(plan.execute(stream));
+            refused(plan.enqueue(stream));
+            refused(context.synchronize_stream(stream));
+            refused(context.record_event(event, stream));
+            refused(context.stream_wait_event(stream, event));
+            refused(context.launch_host(stream, Box::new(|| ())));
+            refused(context.stream_raise_signals(stream, &[Signal { counter: host[0], value: 1 }]));
+        }
+        refused(context.synchronize_event(event));
+        refused(context.allocate(GPU0, 1));
+        refused(context.create_stream(GPU1));
+        refused(context.plan(&[transfer], &options));
+        refused(done.wait().map_err(Error::from));
+        context.free(src).expect("nothing is left of it");
+        context.destroy_stream(streams[1]).expect("nothing is left of it");
+        drop((plan, done));
+        context.close().expect("nothing is left to wait for");
+        drop(context);
+        assert_eq!(node(|node| std::mem::take(&mut node.stuck)), [""; 0], "the driver does not survive this");
+        drop(other);
+        // A new context works.
+        run(&backend(driver), &in_pieces(Mechanism::Copy, 70_001, 3), engine);
+        assert_eq!(node(|node| std::mem::take(&mut node.stuck)), [""; 0], "the driver does not survive this");
+    }
 }

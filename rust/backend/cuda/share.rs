@@ -210,6 +210,9 @@ impl Core {
     }
 
     fn unpin(&self, base: u64) -> Result<(), BackendError> {
+        if self.is_lost(self.any_used()) {
+            return Ok(());
+        }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.primary(self.any_used())?.enter()?;
         // SAFETY: registered by `pin`; whoever frees vouches that work which uses it has finished.
@@ -237,6 +240,7 @@ impl Core {
         if let Some(own) = own {
             return own;
         }
+        self.check_alive()?;
         let _outside = OutsideCapture::enter(self.driver);
         let gpu = usize::try_from(allocation.device.0).unwrap_or_else(|_| self.any_used());
         let _current = self.primary(gpu)?.enter()?;
@@ -307,6 +311,7 @@ impl Core {
 
     /// Maps what another process has shared.
     pub fn adopt(&self, shared: &Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        self.check_alive()?;
         let (base, source) = match (shared.form, &shared.descriptor) {
             (MEMORY_FILE, Some(file)) => {
                 let mapping = Mapping::new(file, shared.offset, allocation.bytes).map_err(|errno| BackendError::Driver {
@@ -399,6 +404,7 @@ impl Core {
         match held.source {
             Source::Own(_) | Source::Pinned(_) => self.unpin(base)?,
             Source::Ipc(opened) => self.close(&opened)?,
+            Source::Mapped(_) if self.has_lost() => {}
             Source::Mapped(memory) => {
                 // SAFETY: mapped by `map` with this size; as above.
                 let unmapped = unsafe { call_optional!(self.driver, cuMemUnmap(base, bytes)) };

@@ -120,7 +120,10 @@ impl Core {
     /// Frees the blocks. All work has finished.
     pub fn release_verification(&self) {
         if let Some(blocks) = lock(&self.verification).take() {
-            if let Some(Ok(_current)) = self.devices.iter().find_map(|device| device.used()).map(|primary| primary.enter()) {
+            // Allocated in the context of one of these; of a GPU that was reset it is gone.
+            if !self.has_lost()
+                && let Some(Ok(_current)) = self.devices.iter().find_map(|device| device.used()).map(|primary| primary.enter())
+            {
                 // SAFETY: allocated above; nothing is enqueued any more.
                 unsafe { (self.driver.cuMemFreeHost)(handle(blocks.base as usize)) };
             }

@@ -20,9 +20,11 @@ impl crate::backend::CompletionState for Ended {
 
 #[test]
 fn executions_that_have_ended_leave_the_table() {
-    let mut users = Users::default();
+    let staging = Staging::new(0);
     for i in 0..100_000 {
-        users.record(&Regions::new([Region { start: 10 * i, end: 10 * i + 10 }]), Arc::new(Ended(true)));
+        let regions = Regions::new([Region { start: 10 * i, end: 10 * i + 10 }]);
+        staging.ordered(&regions, |_| Ok::<Completion, ()>(Arc::new(Ended(true)))).expect("never fails");
+        let users = lock(&staging.users);
         assert!(users.last.len() <= SWEEP_AT_LEAST + 1 && users.uses.len() == users.last.len());
     }
 }

@@ -1,0 +1,54 @@
+//! This program run again, to do what may crash or hang: both are then an answer, and not the end of the tests.
+
+use std::io::Read;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// What became of a child.
+pub struct Ended {
+    /// `None` where it had to be killed, because it was still running.
+    pub status: Option<ExitStatus>,
+    /// All that it wrote.
+    pub text: String,
+}
+
+impl Ended {
+    pub fn is_success(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+
+    /// In words.
+    pub fn how(&self) -> String {
+        self.status.map_or_else(|| "it hung and was killed".into(), |status| status.to_string())
+    }
+}
+
+/// Runs one test of this program with `variable` set to `value`, for at most `seconds`.
+pub fn run(test: &str, variable: &str, value: &str, seconds: u64) -> Ended {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(variable, value);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("this program runs");
+    fn gather(from: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+        let mut from = from;
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = from.read_to_end(&mut text);
+            text
+        })
+    }
+    let texts = [gather(child.stdout.take().expect("a pipe")), gather(child.stderr.take().expect("a pipe"))];
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let status = loop {
+        match child.try_wait().expect("a child of this process") {
+            Some(status) => break Some(status),
+            None if Instant::now() >= end => {
+                let _ = child.kill();
+                let _ = child.wait();
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let text = texts.map(|text| String::from_utf8_lossy(&text.join().expect("no panic")).into_owned()).concat();
+    Ended { status, text }
+}
