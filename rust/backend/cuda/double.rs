@@ -22,6 +22,8 @@ pub struct Node {
     pub gpus: i32,
     /// Whether GPUs have access to each other's memory.
     pub peers: bool,
+    /// Ordered pairs of GPUs between which copies succeed and move nothing, as behind an IOMMU.
+    pub lossy: Vec<(i32, i32)>,
     /// The next calls of these functions fail with these codes.
     pub refusals: HashMap<&'static str, Code>,
     /// Calls that succeeded.
@@ -113,6 +115,15 @@ pub fn without(function: &'static str) -> &'static Driver {
     static DRIVERS: Mutex<BTreeMap<&str, &Driver>> = Mutex::new(BTreeMap::new());
     let mut drivers = DRIVERS.lock().expect("nothing panics here");
     drivers.entry(function).or_insert_with(|| Box::leak(Box::new(driver().clone().without(function))))
+}
+
+/// The double of a driver whose streams never come to an end.
+pub fn never_ready() -> &'static Driver {
+    unsafe extern "C" fn busy(_: CUstream) -> Code {
+        code::NOT_READY
+    }
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuStreamQuery: busy, ..driver().clone() });
+    &DRIVER
 }
 
 /// The double of a driver that is older than batched copies.
@@ -319,6 +330,12 @@ impl Node {
         let block = self.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
         let pool = block.and_then(|(_, block)| self.pools.get(&block.pool?));
         pool.is_none_or(|pool| pool.access.contains(&here))
+    }
+
+    /// The GPU whose memory an address lies in.
+    fn gpu_at(&self, address: u64) -> Option<i32> {
+        let (base, block) = self.memory.range(..=address).next_back()?;
+        block.gpu.filter(|_| address - base < block.bytes as u64)
     }
 
     /// Allocates, as another process may have done that exports the memory by CUDA IPC.
@@ -554,6 +571,11 @@ fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     };
     if !inside(dst) || !inside(src) {
         return INVALID_VALUE;
+    }
+    if let (Some(from), Some(to)) = (node.gpu_at(src), node.gpu_at(dst))
+        && node.lossy.contains(&(from, to))
+    {
+        return 0;
     }
     // SAFETY: inside of memory of this node, or the test's own.
     unsafe { std::ptr::copy(with_exposed_provenance::<u8>(src as usize), with_exposed_provenance_mut::<u8>(dst as usize), bytes) };

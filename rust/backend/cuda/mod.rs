@@ -37,6 +37,7 @@ mod lost;
 mod memory;
 mod nodes;
 mod nvml;
+mod peers;
 mod pools;
 mod reach;
 #[cfg(test)]
@@ -94,6 +95,7 @@ pub(in crate::backend::cuda) struct Core {
     events: event::Events,
     verification: Mutex<Option<verify::Blocks>>,
     reached: Mutex<reach::Reached>,
+    checks: Mutex<peers::Checks>,
 }
 
 impl CudaBackend {
@@ -140,6 +142,7 @@ impl CudaBackend {
             events: event::Events::default(),
             verification: Mutex::default(),
             reached: Mutex::default(),
+            checks: Mutex::default(),
             graphs: graph::Graphs::default(),
             sharing: share::Sharing::default(),
         })))
@@ -326,6 +329,7 @@ impl Drop for Core {
             let _ = primary.synchronize();
         }
         self.release_verification();
+        self.release_checks();
         self.release_graphs();
         self.events.release(self);
         self.release_all_held();
@@ -486,6 +490,10 @@ impl Backend for CudaBackend {
     /// Of a GPU its UUID.
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         self.0.device_uuid(device)
+    }
+
+    fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
+        self.0.losing_pairs(pairs)
     }
 
     fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
