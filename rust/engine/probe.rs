@@ -169,7 +169,7 @@ impl Context {
 }
 
 /// Where the tuning of a kept probe lies: `tuning-….toml` beside `probe-….toml`.
-fn tuning_beside(probe: &Path) -> PathBuf {
+pub(super) fn tuning_beside(probe: &Path) -> PathBuf {
     let name = probe.file_name().unwrap_or_default().to_string_lossy();
     probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
 }
@@ -263,6 +263,18 @@ pub(super) fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topo
         }
     }
     best.map(|(_, path, topology)| (path, topology))
+}
+
+/// The probe of exactly these GPUs that `directory` has, and why it is not used if it is not. `None` where there is none.
+pub(super) fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), String>)> {
+    let path = directory.join(now.file_name());
+    let state = match topology::load_probed(&path.to_string_lossy()) {
+        Err(TopologyError::NotFound { .. }) => return None,
+        Err(error) => Err(error.to_string()),
+        Ok((_, None)) => Err("it has no table [probe]".into()),
+        Ok((topology, Some(record))) => visible(&topology, &record, now).map(drop),
+    };
+    Some((path, state))
 }
 
 /// The part of a probed topology that is visible now, or why it is stale.

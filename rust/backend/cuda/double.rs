@@ -224,12 +224,14 @@ unsafe extern "C" fn get_uuid(out: *mut [u8; 16], device: CUdevice) -> Code {
 
 unsafe extern "C" fn get_attribute(out: *mut c_int, attribute: c_uint, _: CUdevice) -> Code {
     const MAJOR: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as c_uint;
+    const STREAM_MEMORY: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as c_uint;
+    const DESCRIPTORS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as c_uint;
     const HOST_POINTERS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM as c_uint;
     put(
         out,
         match attribute {
             MAJOR => 9,
-            HOST_POINTERS => 1,
+            HOST_POINTERS | STREAM_MEMORY | DESCRIPTORS => 1,
             _ => 0,
         },
     )

@@ -19,6 +19,7 @@ mod choice;
 mod completion;
 mod device;
 pub mod discover;
+pub mod doctor;
 #[cfg(test)]
 mod double;
 mod driver;
@@ -49,6 +50,7 @@ mod verify;
 
 pub use self::graph::{GraphStatistics, Kept};
 pub use self::identity::identity;
+pub use self::peers::{Loss, Mover, Tried};
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
