@@ -14,8 +14,8 @@ use std::fmt::Display;
 const FEW_FILES: u64 = 1024;
 /// Below this `/dev/shm` is what container runtimes give by default, and MPI and NCCL are known to fail or fall back.
 const SMALL_SHM: u64 = 1 << 30;
-/// A segment of shared memory (`share::segment`).
-const SEGMENT: u64 = 256 << 20;
+/// Shared host memory lies in memory files, to which the limit on files applies.
+const SMALL_FILE: u64 = 256 << 20;
 
 fn well(topic: &'static str, line: impl Into<String>) -> Finding {
     Finding { level: Level::Well, topic, line: line.into(), remedy: String::new() }
@@ -48,16 +48,28 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
     found.extend(limits(&facts.limits));
     found.push(shm(facts.shm));
     found.extend(sharing(&facts.trials));
-    found.push(match &facts.settings {
-        Ok(()) => well("settings", "the variables MPGPU_... are accepted"),
-        Err(reason) => not_well(Refused, "settings", reason, "set it as docs/environment.md says, or unset it"),
-    });
-    found.extend(files(facts));
+    match &facts.settings {
+        Ok(()) => {
+            found.push(well("settings", "the variables MPGPU_... are accepted"));
+            found.extend(files(facts));
+        }
+        // Files are named by variables.
+        Err(reason) => {
+            let line = format!("contexts are refused: {reason}");
+            found.push(not_well(Refused, "settings", line, "set it as docs/environment.md says, or unset it"));
+        }
+    }
     found
 }
 
 fn no_driver(facts: &Facts, reason: &str) -> Finding {
+    // What its remedy would be is better known here.
+    let reason = reason.split("; ").next().unwrap_or_default();
     if facts.on_node > 0 && facts.wants_cuda != Some(false) {
+        if let Some(visible) = facts.visible.as_deref().filter(|visible| visible.is_empty() || visible.starts_with('-')) {
+            let line = format!("host backend: CUDA_VISIBLE_DEVICES={visible} hides all {} NVIDIA GPUs of this node", facts.on_node);
+            return not_well(Slow, "driver", line, "unset CUDA_VISIBLE_DEVICES");
+        }
         let line = format!("{} NVIDIA GPUs on this node, none for this process: {reason}", facts.on_node);
         let remedy =
             "in a container: --gpus all, with NVIDIA's container toolkit; under a batch system: ask for GPUs; else: nvidia-smi says more";
@@ -417,7 +429,7 @@ fn limits(limits: &Limits) -> Vec<Finding> {
         let line = format!("ulimit -n is {files}: shared memory takes a descriptor for each import");
         found.push(not_well(Slow, "limits", line, "ulimit -n 65536; container: --ulimit nofile=65536"));
     }
-    if let Some(bytes) = limits.file_bytes.filter(|bytes| *bytes < SEGMENT) {
+    if let Some(bytes) = limits.file_bytes.filter(|bytes| *bytes < SMALL_FILE) {
         let line = format!("ulimit -f is {}: shared host memory beyond it is refused", size(bytes));
         found.push(not_well(Refused, "limits", line, "ulimit -f unlimited"));
     }
