@@ -293,7 +293,7 @@ fn peers(cuda: &gpus::Facts) -> Vec<Finding> {
     if found.iter().all(|finding| finding.level == Slow) {
         let intact = cuda.pairs.iter().filter(|pair| matches!(pair.tried, Some(Ok(Tried::Intact)))).count();
         found.push(if cuda.pairs.iter().any(|pair| pair.tried.is_some()) {
-            well("peers", format!("all bytes arrive, both ways, by copy engines and kernels: {intact} of {intact} pairs"))
+            well("peers", format!("all bytes arrive, both ways, by copy engines and kernels ({intact} pairs)"))
         } else {
             let line = "access is claimed, and was not tried";
             not_well(Unknown, "peers", line, "run it without --no-trials")
@@ -373,7 +373,12 @@ fn pinning(limits: &Limits, cuda: &gpus::Facts) -> Vec<Finding> {
         "ulimit -l unlimited; container: --ulimit memlock=-1; Slurm: PropagateResourceLimitsExcept=MEMLOCK; systemd: LimitMEMLOCK=infinity";
     vec![match &cuda.pinning {
         None if limits.locked.is_none() => well("pinning", "ulimit -l is unlimited"),
-        None => not_well(Unknown, "pinning", format!("ulimit -l is {locked}, and pinning was not tried"), "run it without --no-trials"),
+        None => not_well(
+            Unknown,
+            "pinning",
+            format!("ulimit -l is {locked}, and pinning was not tried"),
+            "run it without --no-trials, while a GPU is free",
+        ),
         Some(tried) => match (&tried.whole, &tried.pieces) {
             (Ok(()), _) => well("pinning", format!("{} at once, with ulimit -l {locked}", size(tried.bytes))),
             (Err(reason), Some(Ok(()))) => {

@@ -429,10 +429,14 @@ mod tests {
         for (word, then, format) in changes {
             write(&path, &file(&then, format)).expect("written");
             assert_eq!(kept(&directory.0, &all), None, "{word}");
+            let (stale, why) = own(&directory.0, &all).expect("a file");
+            assert!(stale == path && why.as_ref().is_err_and(|why| why.contains(word)), "{why:?}");
             let error = named(&name, &all).expect_err("stale").to_string();
             assert!(error.contains(&name) && error.contains(word) && error.contains("mpgpu probe"), "{error}");
         }
         write(&path, &file(&all, FORMAT)).expect("written");
+        assert_eq!(own(&directory.0, &all), Some((path.clone(), Ok(()))));
+        assert_eq!(own(&directory.0, &machine(&[1])), None);
         assert_eq!(rates(named(&name, &all).expect("its own")), [10.0, 11.0]);
         assert_eq!(rates(named(&name, &machine(&[1])).expect("a part of it")), [11.0]);
         // A damaged file is no topology, a file without a probe is taken as it is, and so is a preset.

@@ -187,7 +187,8 @@ pub(super) fn facts_of<N: Borrow<Nvml>>(
         for pair in facts.pairs.iter_mut().filter(|pair| pair.claims.0 || pair.claims.1) {
             pair.tried = Some(backend.0.try_peers(pair.a, pair.b).map_err(|error| error.to_string()));
         }
-        facts.pinning = Some(backend.0.try_pinning());
+        // Without a context or memory it says nothing of pinning.
+        facts.pinning = backend.0.try_pinning().ok();
     }
     Ok(facts)
 }
@@ -225,25 +226,21 @@ fn fabric(nvml: &Nvml, device: &Device<'_>) -> Fabric {
 }
 
 impl Core {
-    fn try_pinning(&self) -> Pinning {
-        let tried = || -> Result<Pinning, BackendError> {
-            let _current = self.primary(self.any_used())?.enter()?;
-            let system = |error: std::io::Error| BackendError::NotSupported(error.to_string());
-            let pages = HostPages::new(PINNED as usize, None).map_err(system)?;
-            let pin = |at: usize, bytes: usize| -> Result<(), BackendError> {
-                let base = handle(pages.base() + at);
-                // SAFETY: whole pages that stay mapped until they are unregistered, at once.
-                unsafe {
-                    call!(self.driver, cuMemHostRegister(base, bytes, 0))?;
-                    call!(self.driver, cuMemHostUnregister(base))
-                }
-            };
-            let whole = pin(0, PINNED as usize).map_err(|error| error.to_string());
-            let in_pieces = || (0..PINNED / PIECE).try_for_each(|piece| pin((piece * PIECE) as usize, PIECE as usize));
-            let pieces = whole.is_err().then(|| in_pieces().map_err(|error| error.to_string()));
-            Ok(Pinning { bytes: PINNED, whole, pieces })
+    fn try_pinning(&self) -> Result<Pinning, BackendError> {
+        let _current = self.primary(self.any_used())?.enter()?;
+        let pages = HostPages::new(PINNED as usize, None).map_err(|error| BackendError::NotSupported(error.to_string()))?;
+        let pin = |at: usize, bytes: usize| -> Result<(), BackendError> {
+            let base = handle(pages.base() + at);
+            // SAFETY: whole pages that stay mapped until they are unregistered, at once.
+            unsafe {
+                call!(self.driver, cuMemHostRegister(base, bytes, 0))?;
+                call!(self.driver, cuMemHostUnregister(base))
+            }
         };
-        tried().unwrap_or_else(|error| Pinning { bytes: PINNED, whole: Err(error.to_string()), pieces: None })
+        let whole = pin(0, PINNED as usize).map_err(|error| error.to_string());
+        let in_pieces = || (0..PINNED / PIECE).try_for_each(|piece| pin((piece * PIECE) as usize, PIECE as usize));
+        let pieces = whole.is_err().then(|| in_pieces().map_err(|error| error.to_string()));
+        Ok(Pinning { bytes: PINNED, whole, pieces })
     }
 }
 
