@@ -89,10 +89,10 @@ enum Command {
     Probe(probe::ProbeArguments),
     /// Say what of this machine is well, what is slow and what is refused, each with a remedy
     #[command(after_help = "\
-        One line for each check: driver and its features, GPUs in sight, MIG, MPS, peers that claim access and\n\
-        lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm, what sharing between\n\
-        processes needs, and probe and tuning files. Bytes are copied between all pairs of GPUs, which takes a\n\
-        context on each; --no-trials leaves that out. Needs no GPU.\n\n\
+        One line for each check: driver and its features, GPUs in sight, MIG, MPS, peers that claim\n\
+        access and lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm, what\n\
+        sharing between processes needs, and probe and tuning files. Bytes are copied between all pairs\n\
+        of GPUs, which takes a context on each; --no-trials leaves that out. Needs no GPU.\n\n\
         The exit code is 0 where all is well or slow, and 1 where something is refused.\n\n\
         Examples:\n  \
         mpgpu doctor\n  \
