@@ -19,11 +19,13 @@
 //! | [`engine`] | contexts, the plan cache, staging memory, execution; knows backends only by their trait |
 //! | [`backend`] | where bytes move: the host backend (virtual devices on CPU threads), and the CUDA backend |
 //! | [`share`] | memory of one process that others of the same node map |
+//! | [`doctor`] | what of a machine is well, slow or refused |
 //! | [`units`] | sizes and times as people write them |
 //! | [`ffi`] | the C ABI, the only stable interface |
 #![warn(missing_docs)]
 
 pub mod backend;
+pub mod doctor;
 pub mod engine;
 #[cfg_attr(not(feature = "fault-injection"), allow(unreachable_pub))]
 pub mod fault;

@@ -278,6 +278,13 @@ pub trait Backend: Send + Sync {
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         Ok(uuid_of_number(device))
     }
+    /// Those of these pairs of devices that report peer access and lose bytes all the same, as GPUs behind an IOMMU do. Each pair is tried once, in both
+    /// directions, by copies that are waited for, but not for long: not to be called where work is enqueued.
+    fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
+        let _ = pairs;
+        Vec::new()
+    }
+
     /// What another process needs to map an allocation that [`Backend::locate`] has returned. [`BackendError::NotSupported`] with the
     /// remedy for memory that cannot be shared.
     fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {

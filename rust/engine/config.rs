@@ -66,6 +66,8 @@ pub struct Config {
     pub verify: Verify,
     /// `MPGPU_SIGNAL_WAIT`.
     pub signal_wait: SignalWait,
+    /// `MPGPU_CHECK_PEERS`: whether GPUs that report peer access are tried before a plan relies on it.
+    pub check_peers: bool,
     /// `MPGPU_LOG`: what goes to standard error.
     pub log: Option<LevelFilter>,
     /// Where probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` where neither is an absolute path.
@@ -87,6 +89,7 @@ impl Default for Config {
             tuning_file: None,
             verify: Verify::Off,
             signal_wait: SignalWait::Operation,
+            check_peers: true,
             log: None,
             cache_dir: None,
         }
@@ -96,8 +99,10 @@ impl Default for Config {
 /// In the place of a tuning file: none at all, not even the one that is kept beside a probe.
 pub const NO_TUNING: &str = "none";
 
+const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
+
 /// Every variable that is read, in the order of `docs/environment.md`.
-pub const VARIABLES: [&str; 13] = [
+pub const VARIABLES: [&str; 14] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -110,6 +115,7 @@ pub const VARIABLES: [&str; 13] = [
     "MPGPU_TUNING_FILE",
     "MPGPU_VERIFY",
     "MPGPU_SIGNAL_WAIT",
+    "MPGPU_CHECK_PEERS",
     "MPGPU_LOG",
 ];
 
@@ -185,9 +191,9 @@ impl Config {
                 Err(_) => return Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
             },
             "MPGPU_HOST_PATH" => {
-                let switches = [("0", false), ("1", true), ("on", true), ("off", false)];
-                self.host_path = Some(one_of(text, &switches).map_err(|names| must(&names))?);
+                self.host_path = Some(one_of(text, &SWITCH).map_err(|names| must(&names))?);
             }
+            "MPGPU_CHECK_PEERS" => self.check_peers = one_of(text, &SWITCH).map_err(|names| must(&names))?,
             "MPGPU_CHUNK_BYTES" => self.chunk_bytes = Some(size(GRAIN)?),
             "MPGPU_MIN_BYTES" => self.min_bytes = Some(size(0)?),
             "MPGPU_STAGING_BYTES" => self.staging_bytes = size(0)?,

@@ -71,6 +71,8 @@ pub(super) struct Shared {
     pub holdings: Holdings,
     pub sharing: Sharing,
     pub machine: Arc<Machine>,
+    /// In its place for new plans where pairs of GPUs were found to lose bytes: without routes between them.
+    without: RwLock<Option<Arc<Machine>>>,
     pub config: Config,
 }
 
@@ -79,6 +81,28 @@ impl Shared {
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         if self.is_open() { Ok(gate) } else { Err(Error::ContextDestroyed) }
+    }
+
+    /// The machine that plans are made for: that of the context, without routes that lose bytes.
+    pub fn machine_now(&self) -> Arc<Machine> {
+        let without = self.without.read().unwrap_or_else(PoisonError::into_inner);
+        without.as_ref().unwrap_or(&self.machine).clone()
+    }
+
+    /// Has the pairs of GPUs tried that a plan of this batch relies on. `true` if some were found that lose bytes, which `machine` did not know:
+    /// the plan is not to be used.
+    fn loses_bytes(&self, machine: &Machine, planned: &plan::Plan, batch: &[Shape]) -> bool {
+        if !self.config.check_peers {
+            return false;
+        }
+        let mut losing = self.backend.losing_pairs(&planned.program.pairs(batch));
+        losing.retain(|(a, b)| machine.route(*a, *b).is_some() || machine.route(*b, *a).is_some());
+        if losing.is_empty() {
+            return false;
+        }
+        let mut without = self.without.write().unwrap_or_else(PoisonError::into_inner);
+        *without = Some(Arc::new(without.as_ref().unwrap_or(&self.machine).without(&losing)));
+        true
     }
 
     pub fn is_open(&self) -> bool {
@@ -121,6 +145,7 @@ impl Context {
         nvtx::attach();
         let shared = Shared {
             machine,
+            without: RwLock::default(),
             backend,
             staging: Staging::new(config.staging_bytes),
             holdings: Holdings::default(),
@@ -200,8 +225,15 @@ impl Context {
             Some(planned) => planned,
             None => {
                 fault::point("planner");
-                let planned = Arc::new(plan::plan(machine, &shape.batch, &options)?);
-                self.cache.insert_shape(shape, planned)
+                // Each turn but the last takes a pair away.
+                let planned = loop {
+                    let machine = self.shared.machine_now();
+                    let planned = plan::plan(&machine, &shape.batch, &options)?;
+                    if !self.shared.loses_bytes(&machine, &planned, &shape.batch) {
+                        break planned;
+                    }
+                };
+                self.cache.insert_shape(shape, Arc::new(planned))
             }
         };
         let plan = Plan::new(&self.shared, planned, &request.batch, options.staging_bytes, alive_at)?;

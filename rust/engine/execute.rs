@@ -214,12 +214,12 @@ impl Plan {
 
     /// The plan for people.
     pub fn describe(&self) -> String {
-        self.planned.describe(&self.context.machine)
+        self.planned.describe(&self.context.machine_now())
     }
 
     /// The plan for programs.
     pub fn to_json(&self) -> serde_json::Value {
-        self.planned.to_json(&self.context.machine)
+        self.planned.to_json(&self.context.machine_now())
     }
 
     /// Whether the context of this plan is open.

@@ -39,6 +39,6 @@ pub use config::{BackendChoice, Config, NO_TUNING, PlanOptions, Verify};
 pub use context::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use error::Error;
 pub use execute::{Plan, Trace};
-pub use open::{DISCOVERED, Origin, PROBED, machine_here};
+pub use open::{DISCOVERED, File, Origin, PROBED, files_here, machine_here};
 pub use probe::ProbeReport;
 pub use score::Executed;

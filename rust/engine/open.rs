@@ -1,13 +1,14 @@
 //! Opens a context by options and environment: the only place that names a concrete backend.
 
-use super::config::{BackendChoice, Config};
+use super::config::{BackendChoice, Config, NO_TUNING};
 use super::context::{Context, ContextOptions};
 use super::error::Error;
 use super::probe;
 use crate::backend::cuda::{self, CudaBackend};
 use crate::backend::host::HostBackend;
 use crate::topology::{self, Machine, Topology};
-use std::path::PathBuf;
+use crate::tune;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 impl Context {
@@ -128,4 +129,73 @@ fn cuda(mut config: Config) -> Result<Context, Error> {
         Some(probe) => Context::on_probe(machine, backend, config, &probe),
         None => Context::with_backend(machine, backend, config),
     }
+}
+
+/// A file that contexts would read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// `topology`, `probe` or `tuning`.
+    pub what: &'static str,
+    /// Where it is.
+    pub path: String,
+    /// Whether it was named, and contexts are refused without it, or is kept, and passed over.
+    pub is_named: bool,
+    /// Why it is not of use.
+    pub state: Result<(), String>,
+}
+
+/// The files that a context would read here with this configuration, and whether it could.
+pub fn files_here(config: &Config) -> Vec<File> {
+    let mut files = Vec::new();
+    let mut note = |what, path: String, is_named, state: Result<(), String>| {
+        files.push(File { what, path, is_named, state });
+    };
+    let identity = if config.backend == BackendChoice::Host { None } else { cuda::identity().ok() };
+    let now = identity.map(|identity| probe::fingerprint("cuda", identity));
+    let mut machine = None;
+    match (config.topology.as_deref(), &now) {
+        (Some(DISCOVERED), _) => machine = cuda::discover::discover().ok(),
+        (Some(name), _) if name != PROBED => {
+            let loaded = match &now {
+                Some(now) => probe::named(name, now),
+                None => topology::load(name).map_err(Error::from),
+            };
+            note("topology", name.to_owned(), true, loaded.as_ref().map(drop).map_err(ToString::to_string));
+            machine = loaded.ok();
+        }
+        (asked, Some(now)) => {
+            let directory = config.cache_dir.as_deref();
+            let own = directory.and_then(|directory| probe::own(directory, now));
+            if let Some((path, Err(reason))) = &own {
+                note("probe", path.display().to_string(), asked.is_some(), Err(reason.clone()));
+            }
+            match directory.and_then(|directory| probe::kept(directory, now)) {
+                Some((path, topology)) => {
+                    note("probe", path.display().to_string(), false, Ok(()));
+                    let beside = probe::tuning_beside(&path);
+                    if config.tuning_file.is_none() && beside.exists() {
+                        let state = Machine::new(topology.clone())
+                            .map_err(|error| error.to_string())
+                            .and_then(|machine| tune::load(&beside, &machine, "cuda").map(drop).map_err(|error| error.to_string()));
+                        note("tuning", beside.display().to_string(), false, state);
+                    }
+                    machine = Some(topology);
+                }
+                None if asked.is_some() && own.is_none() => {
+                    note("probe", PROBED.into(), true, Err("no probe of these GPUs is kept".into()))
+                }
+                None => machine = cuda::discover::discover().ok(),
+            }
+        }
+        (Some(name), None) => note("topology", name.to_owned(), true, Err("there is no GPU here that could have been probed".into())),
+        (None, None) => machine = topology::load(topology::DEFAULT_PRESET).ok(),
+    }
+    if let Some(path) = config.tuning_file.as_deref().filter(|path| *path != NO_TUNING)
+        && let Some(machine) = machine.and_then(|topology| Machine::new(topology).ok())
+    {
+        let backend = if now.is_some() { "cuda" } else { "host" };
+        let state = tune::load(Path::new(path), &machine, backend).map(drop).map_err(|error| error.to_string());
+        note("tuning", path.to_owned(), true, state);
+    }
+    files
 }

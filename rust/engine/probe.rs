@@ -169,7 +169,7 @@ impl Context {
 }
 
 /// Where the tuning of a kept probe lies: `tuning-….toml` beside `probe-….toml`.
-fn tuning_beside(probe: &Path) -> PathBuf {
+pub(super) fn tuning_beside(probe: &Path) -> PathBuf {
     let name = probe.file_name().unwrap_or_default().to_string_lossy();
     probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
 }
@@ -263,6 +263,18 @@ pub(super) fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topo
         }
     }
     best.map(|(_, path, topology)| (path, topology))
+}
+
+/// The probe of exactly these GPUs that `directory` has, and why it is not used if it is not. `None` where there is none.
+pub(super) fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), String>)> {
+    let path = directory.join(now.file_name());
+    let state = match topology::load_probed(&path.to_string_lossy()) {
+        Err(TopologyError::NotFound { .. }) => return None,
+        Err(error) => Err(error.to_string()),
+        Ok((_, None)) => Err("it has no table [probe]".into()),
+        Ok((topology, Some(record))) => visible(&topology, &record, now).map(drop),
+    };
+    Some((path, state))
 }
 
 /// The part of a probed topology that is visible now, or why it is stale.
@@ -417,10 +429,14 @@ mod tests {
         for (word, then, format) in changes {
             write(&path, &file(&then, format)).expect("written");
             assert_eq!(kept(&directory.0, &all), None, "{word}");
+            let (stale, why) = own(&directory.0, &all).expect("a file");
+            assert!(stale == path && why.as_ref().is_err_and(|why| why.contains(word)), "{why:?}");
             let error = named(&name, &all).expect_err("stale").to_string();
             assert!(error.contains(&name) && error.contains(word) && error.contains("mpgpu probe"), "{error}");
         }
         write(&path, &file(&all, FORMAT)).expect("written");
+        assert_eq!(own(&directory.0, &all), Some((path.clone(), Ok(()))));
+        assert_eq!(own(&directory.0, &machine(&[1])), None);
         assert_eq!(rates(named(&name, &all).expect("its own")), [10.0, 11.0]);
         assert_eq!(rates(named(&name, &machine(&[1])).expect("a part of it")), [11.0]);
         // A damaged file is no topology, a file without a probe is taken as it is, and so is a preset.

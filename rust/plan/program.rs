@@ -6,8 +6,10 @@
 //! Order. Operations on one lane run in the order in which they stand in [`Program::ops`]. Across lanes only
 //! [`Op::after`] orders. Nothing else is promised, and the validator (`validate`) assumes nothing else.
 
+use super::Shape;
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
+use std::collections::BTreeSet;
 
 /// Index into [`Program::ops`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,7 +38,7 @@ impl Lane {
     }
 
     /// The devices that may work on this lane.
-    pub fn devices(self) -> impl Iterator<Item = DeviceId> {
+    pub fn devices(self) -> impl Iterator<Item = DeviceId> + Clone {
         [Some(self.device), self.also].into_iter().flatten()
     }
 
@@ -142,5 +144,27 @@ impl Program {
     /// Staging bytes that the program uses on `device`.
     pub fn staging_bytes(&self, device: DeviceId) -> u64 {
         self.rings.iter().filter(|r| r.device == device).map(Ring::bytes).sum()
+    }
+
+    /// The pairs of GPUs of which one reads or writes the other's memory, or may, each once: the ends of copies, and who works on them.
+    pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
+        let device = |place: Place| match place {
+            Place::Source { transfer, .. } => batch[transfer as usize].src_device,
+            Place::Destination { transfer, .. } => batch[transfer as usize].dst_device,
+            Place::Slot { ring, .. } => self.rings[ring.0 as usize].device,
+        };
+        let mut pairs = BTreeSet::new();
+        for op in &self.ops {
+            let workers = self.lanes[op.lane.0 as usize].devices();
+            for copy in &op.copies {
+                let (from, to) = (device(copy.from), device(copy.to));
+                for (a, b) in workers.clone().flat_map(|worker| [(worker, from), (worker, to)]).chain([(from, to)]) {
+                    if a != b && !a.is_host() && !b.is_host() {
+                        pairs.insert((a.min(b), a.max(b)));
+                    }
+                }
+            }
+        }
+        pairs.into_iter().collect()
     }
 }

@@ -77,6 +77,19 @@ impl Machine {
         Ok(Machine { topology, resources, gpus, hosts, devices, routes })
     }
 
+    /// The same machine where no copy engine copies between the devices of these pairs, in either direction: bytes would be lost.
+    pub fn without(&self, pairs: &[(DeviceId, DeviceId)]) -> Machine {
+        let mut machine = self.clone();
+        for (a, b) in pairs {
+            if let (Some(a), Some(b)) = (self.index(*a), self.index(*b)) {
+                for (from, to) in [(a, b), (b, a)] {
+                    machine.routes[from * self.devices.len() + to] = None;
+                }
+            }
+        }
+        machine
+    }
+
     /// What this machine was compiled from.
     pub fn topology(&self) -> &Topology {
         &self.topology

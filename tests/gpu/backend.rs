@@ -6,6 +6,7 @@
 mod attacks;
 mod child;
 mod driver;
+mod doctor;
 mod graph;
 mod lanes;
 mod lifetime;

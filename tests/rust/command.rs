@@ -90,6 +90,60 @@ fn without_a_gpu_topo_lists_the_presets_and_says_why() {
     assert_eq!(json(&["topo", "--json"])["presets"].as_array().map(Vec::len), Some(presets().len()));
 }
 
+/// Lines of `mpgpu doctor` as level, topic and text; remedies are joined to what they are for.
+#[track_caller]
+fn doctor(environment: &[(&str, &str)], prefix: &str) -> (Vec<[String; 3]>, bool) {
+    let run = mpgpu_with(environment, &["doctor", "--no-trials"]);
+    assert!(run.stderr.is_empty(), "{}", String::from_utf8_lossy(&run.stderr));
+    let text = String::from_utf8(run.stdout).expect("UTF-8");
+    let mut lines: Vec<&str> =
+        text.lines().map(|line| line.strip_prefix(prefix).unwrap_or_else(|| panic!("no {prefix} in {line}"))).collect();
+    let summary = lines.pop().expect("a summary");
+    let mut found: Vec<[String; 3]> = Vec::new();
+    for line in lines {
+        match line.strip_prefix("                   -> ") {
+            Some(remedy) => found.last_mut().expect("a line before")[2] += remedy,
+            None => found.push([&line[..9], &line[9..19], &line[19..]].map(|part| part.trim_end().to_owned())),
+        }
+    }
+    let count = |level: &str| found.iter().filter(|line| line[0] == level).count();
+    let counts = ["well", "slow", "unknown", "refused"].map(|level| format!("{} {level}", count(level)));
+    assert_eq!(summary, counts.join(", "), "{text}");
+    assert_eq!(found.len(), ["well", "slow", "unknown", "refused"].map(count).iter().sum::<usize>(), "{text}");
+    assert_eq!(run.status.success(), count("refused") == 0, "{text}");
+    (found, run.status.success())
+}
+
+#[test]
+fn without_a_gpu_the_doctor_says_so_and_looks_at_what_is_there() {
+    let (found, _) = doctor(&[], "");
+    let of = |topic: &str| found.iter().find(|line| line[1] == topic).unwrap_or_else(|| panic!("{topic} in {found:?}"));
+    assert!(of("driver")[0] == "slow" && of("driver")[2].contains("host backend"), "{found:?}");
+    for topic in ["memory", "limits", "shm", "sharing", "settings", "files"] {
+        of(topic);
+    }
+    assert_eq!(doctor(&[], "").0.len(), found.len());
+}
+
+#[test]
+fn under_a_launcher_the_doctor_says_of_which_rank_each_line_is() {
+    doctor(&[("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")], "[3.1] ");
+}
+
+#[test]
+fn what_the_doctor_refuses_is_its_exit_code() {
+    let (found, is_sound) = doctor(&[("MPGPU_TOPOLOGY", "no-such-file.toml")], "");
+    let refused = found.iter().find(|line| line[1] == "topology").expect("a line");
+    assert!(!is_sound && refused[0] == "refused" && refused[2].contains("no-such-file.toml"), "{found:?}");
+    let (found, is_sound) = doctor(&[("MPGPU_ENGIN", "graph")], "");
+    assert!(!is_sound && found.iter().any(|line| line[1] == "settings" && line[2].contains("did you mean MPGPU_ENGINE")), "{found:?}");
+    let run = mpgpu_with(&[("MPGPU_ENGIN", "graph")], &["doctor", "--no-trials", "--json"]);
+    let value: Value = serde_json::from_slice(&run.stdout).expect("JSON");
+    let levels = value["findings"].as_array().expect("a list").iter().map(|finding| finding["level"].as_str().expect("a level"));
+    assert_eq!(levels.filter(|level| *level == "refused").count() as u64, value["refused"].as_u64().expect("a number"));
+    assert!(!run.status.success() && value["refused"] != 0);
+}
+
 #[test]
 fn topo_shows_links_both_directions_relays_and_what_is_assumed() {
     let text = output(&["topo", "hgx-h200"]);

@@ -36,6 +36,7 @@ fn every_variable_reaches_its_field() {
         ("MPGPU_TUNING_FILE", "/etc/mpgpu/tuning.toml"),
         ("MPGPU_VERIFY", "bytes"),
         ("MPGPU_SIGNAL_WAIT", "kernel"),
+        ("MPGPU_CHECK_PEERS", "off"),
         ("MPGPU_LOG", "debug"),
     ]);
     let expected = Config {
@@ -51,6 +52,7 @@ fn every_variable_reaches_its_field() {
         tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
         verify: Verify::Bytes,
         signal_wait: SignalWait::Kernel,
+        check_peers: false,
         log: Some(LevelFilter::Debug),
         cache_dir: None,
     };

@@ -9,6 +9,7 @@ mod cache;
 mod command;
 mod common;
 mod config;
+mod doctor;
 mod header;
 mod hidden;
 mod host_backend;

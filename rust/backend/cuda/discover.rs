@@ -17,7 +17,7 @@ use std::borrow::Borrow;
 use std::ffi::CStr;
 
 /// More than any GPU has; the links of one are numbered from 0.
-const MOST_NVLINKS: u32 = 36;
+pub(super) const MOST_NVLINKS: u32 = 36;
 
 /// The topology of this process's GPUs.
 pub fn discover() -> Result<Topology, BackendError> {

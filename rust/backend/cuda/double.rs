@@ -27,6 +27,8 @@ pub struct Node {
     pub gpus: i32,
     /// Whether GPUs have access to each other's memory.
     pub peers: bool,
+    /// Ordered pairs of GPUs between which copies succeed and move nothing, as behind an IOMMU.
+    pub lossy: Vec<(i32, i32)>,
     /// The next calls of these functions fail with these codes.
     pub refusals: HashMap<&'static str, Code>,
     /// Calls that succeeded.
@@ -165,6 +167,15 @@ pub fn without(function: &'static str) -> &'static Driver {
     drivers.entry(function).or_insert_with(|| Box::leak(Box::new(driver().clone().without(function))))
 }
 
+/// The double of a driver whose streams never come to an end.
+pub fn never_ready() -> &'static Driver {
+    unsafe extern "C" fn busy(_: CUstream) -> Code {
+        code::NOT_READY
+    }
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuStreamQuery: busy, ..driver().clone() });
+    &DRIVER
+}
+
 /// The double of a driver that is older than batched copies.
 pub fn without_batch() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
@@ -272,12 +283,14 @@ unsafe extern "C" fn get_uuid(out: *mut [u8; 16], device: CUdevice) -> Code {
 
 unsafe extern "C" fn get_attribute(out: *mut c_int, attribute: c_uint, _: CUdevice) -> Code {
     const MAJOR: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as c_uint;
+    const STREAM_MEMORY: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as c_uint;
+    const DESCRIPTORS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as c_uint;
     const HOST_POINTERS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM as c_uint;
     put(
         out,
         match attribute {
             MAJOR => 9,
-            HOST_POINTERS => 1,
+            HOST_POINTERS | STREAM_MEMORY | DESCRIPTORS => 1,
             _ => 0,
         },
     )
@@ -396,6 +409,12 @@ impl Node {
         let block = self.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
         let pool = block.and_then(|(_, block)| self.pools.get(&block.pool?));
         pool.is_none_or(|pool| pool.access.contains(&here))
+    }
+
+    /// The GPU whose memory an address lies in.
+    fn gpu_at(&self, address: u64) -> Option<i32> {
+        let (base, block) = self.memory.range(..=address).next_back()?;
+        block.gpu.filter(|_| address - base < block.bytes as u64)
     }
 
     /// Allocates, as another process may have done that exports the memory by CUDA IPC.
@@ -775,6 +794,11 @@ fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     };
     if !inside(dst) || !inside(src) {
         return INVALID_VALUE;
+    }
+    if let (Some(from), Some(to)) = (node.gpu_at(src), node.gpu_at(dst))
+        && node.lossy.contains(&(from, to))
+    {
+        return 0;
     }
     // SAFETY: inside of memory of this node, or the test's own.
     unsafe { std::ptr::copy(with_exposed_provenance::<u8>(src as usize), with_exposed_provenance_mut::<u8>(dst as usize), bytes) };

@@ -78,6 +78,12 @@ macro_rules! driver_functions {
                 })
             }
 
+            /// The functions that it lacks.
+            pub fn missing(&self) -> Vec<&'static str> {
+                let optional = [$((stringify!($optional), self.$optional.is_none())),*];
+                optional.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect()
+            }
+
             /// A driver that lacks one more of the functions that it may lack.
             #[cfg(any(test, feature = "fault-injection"))]
             pub fn without(mut self, function: &str) -> Driver {

@@ -22,6 +22,39 @@ const MOST_THREADS: usize = 16;
 /// What a thread touches before the next one's turn, where huge pages are larger than makes sense for the buffer, or are not known.
 const PIECE: usize = 2 << 20;
 
+/// What the system does for such memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The setting for huge pages, `always`, `madvise` or `never`, where the system tells.
+    pub huge: Option<String>,
+    /// NUMA nodes that have CPUs, and those of them whose CPUs this process may use.
+    pub nodes: (usize, usize),
+    /// Whether pages can be put on a node, tried on one.
+    pub placing: Result<(), String>,
+}
+
+impl HostFacts {
+    /// As it is now.
+    pub fn gather() -> HostFacts {
+        let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
+        let nodes = nodes(Path::new("/sys/devices/system/node"));
+        let page = page_bytes();
+        let node = nodes.first().map_or(0, |(number, _)| *number);
+        let placed = HostPages::map(page, page, page).and_then(|pages| pages.prefer(node));
+        HostFacts {
+            huge: huge.and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())),
+            nodes: (nodes.len(), if nodes.is_empty() { 0 } else { group(&allowed_cpus(), &nodes).len() }),
+            placing: placed.map_err(|error| error.to_string()),
+        }
+    }
+}
+
+impl Default for HostFacts {
+    fn default() -> Self {
+        HostFacts { huge: None, nodes: (0, 0), placing: Ok(()) }
+    }
+}
+
 /// Pages of host memory, all resident and zero at first. They go back to the system when this is dropped.
 #[derive(Debug)]
 pub(super) struct HostPages {
@@ -52,7 +85,9 @@ impl HostPages {
         if let Some(domain) = domain {
             match nodes.get(domain) {
                 Some((number, _)) => {
-                    pages.prefer(*number);
+                    if let Err(error) = pages.prefer(*number) {
+                        log::debug!("mbind to NUMA node {number}: {error}");
+                    }
                     // Threads elsewhere place the pages there too, only more slowly.
                     if groups.iter().any(|(group, _)| group == number) {
                         groups.retain(|(group, _)| group == number);
@@ -108,7 +143,7 @@ impl HostPages {
     }
 
     /// Places the pages on a NUMA node for as long as it has room. Not `MPOL_BIND`: where a node is full, that ends the process.
-    fn prefer(&self, node: u32) {
+    fn prefer(&self, node: u32) -> io::Result<()> {
         // Of the register's width, as is every number here: the call takes whatever is in them.
         const MPOL_PREFERRED: libc::c_ulong = 1;
         const NO_FLAGS: libc::c_ulong = 0;
@@ -128,9 +163,7 @@ impl HostPages {
                 NO_FLAGS,
             )
         };
-        if failed != 0 {
-            log::debug!("mbind to NUMA node {node}: {}", io::Error::last_os_error());
-        }
+        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Makes all pages resident: a thread on each of `cpus`, by turns of one piece each.

@@ -41,6 +41,7 @@ mod choice;
 mod completion;
 mod device;
 pub mod discover;
+pub mod doctor;
 #[cfg(test)]
 mod double;
 mod driver;
@@ -59,6 +60,7 @@ mod lost;
 mod memory;
 mod nodes;
 mod nvml;
+mod peers;
 mod pools;
 #[cfg(test)]
 mod queues;
@@ -72,6 +74,7 @@ mod verify;
 
 pub use self::graph::{GraphStatistics, Kept};
 pub use self::identity::identity;
+pub use self::peers::{Loss, Mover, Tried};
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
@@ -120,6 +123,7 @@ pub(in crate::backend::cuda) struct Core {
     events: event::Events,
     verification: Mutex<Option<verify::Blocks>>,
     reached: Mutex<reach::Reached>,
+    checks: Mutex<peers::Checks>,
 }
 
 impl CudaBackend {
@@ -167,6 +171,7 @@ impl CudaBackend {
             events: event::Events::default(),
             verification: Mutex::default(),
             reached: Mutex::default(),
+            checks: Mutex::default(),
             graphs: graph::Graphs::default(),
             sharing: share::Sharing::default(),
         })))
@@ -382,6 +387,7 @@ impl Drop for Core {
         // Errors were for whoever waited for the work.
         let _ = self.drain();
         self.release_verification();
+        self.release_checks();
         self.release_graphs();
         self.events.release();
         self.release_all_held();
@@ -538,6 +544,10 @@ impl Backend for CudaBackend {
     /// Of a GPU its UUID.
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         self.0.device_uuid(device)
+    }
+
+    fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
+        self.0.losing_pairs(pairs)
     }
 
     fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {

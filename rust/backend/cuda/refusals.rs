@@ -38,9 +38,19 @@ fn context_on(driver: &'static Driver) -> Context {
 }
 
 fn context_of(driver: &'static Driver, topology: Topology) -> Context {
+    configured(driver, topology, Config { staging_bytes: 16 << 20, ..Config::default() })
+}
+
+/// A context that does not try its peers, so that calls are those of plans alone.
+fn context_without_trials() -> Context {
+    let seen = discover::look_at(double::driver(), no_nvml).expect("the double has GPUs");
+    let config = Config { staging_bytes: 16 << 20, check_peers: false, ..Config::default() };
+    configured(double::driver(), topology(&seen), config)
+}
+
+fn configured(driver: &'static Driver, topology: Topology, config: Config) -> Context {
     let machine = Machine::new(topology).expect("well formed");
-    Context::with_backend(Arc::new(machine), Arc::new(backend(driver)), Config { staging_bytes: 16 << 20, ..Config::default() })
-        .expect("a context")
+    Context::with_backend(Arc::new(machine), Arc::new(backend(driver)), config).expect("a context")
 }
 
 /// Memory of the double is host memory.
@@ -200,7 +210,7 @@ fn executions_that_share_staging_wait_for_each_other_unless_their_stream_orders_
 #[test]
 fn a_failing_access_between_gpus_is_named_and_tried_again() {
     double::start(2, true);
-    let context = context();
+    let context = context_without_trials();
     let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, 4096).expect("memory"));
     write(src, 4096, 1);
     let plan =
@@ -333,7 +343,7 @@ fn where_pages_cannot_be_registered_the_driver_allocates() {
 #[test]
 fn a_failing_allocation_names_device_and_size_and_leaves_the_context_usable() {
     double::start(4, true);
-    let context = context();
+    let context = context_without_trials();
     let refused = |result: Result<u64, Error>, on: DeviceId, size: u64| {
         assert!(
             matches!(&result, Err(Error::Backend(BackendError::OutOfMemory { device, bytes })) if (*device, *bytes) == (on.0, size)),
@@ -446,7 +456,7 @@ fn where_no_gpu_may_enter_all_memory_of_a_plan_each_copy_is_made_by_one_that_may
 #[test]
 fn a_copy_whose_ends_no_gpu_may_enter_is_refused_with_the_remedy_and_taken_after_it() {
     double::start(2, true);
-    let context = context();
+    let context = context_without_trials();
     let bytes = 5000;
     let pools = [0, 1].map(|gpu| node(|node| node.new_pool(gpu, false)));
     let [src, dst, spare] = [(); 3].map(|()| pools.map(|pool| node(|node| node.give_from(pool, bytes)).expect("memory")));
@@ -673,4 +683,83 @@ fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_
         run(&backend(driver), &in_pieces(Mechanism::Copy, 70_001, 3), engine);
         assert_eq!(node(|node| std::mem::take(&mut node.stuck)), [""; 0], "the driver does not survive this");
     }
+}
+
+/// Plans and runs one transfer of 8 MB from GPU 0 to GPU 1, and checks its bytes.
+fn transfer_of(context: &Context) -> Arc<crate::engine::Plan> {
+    const BYTES: u64 = 8_000_003;
+    let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, BYTES).expect("memory"));
+    write(src, BYTES as usize, 5);
+    let transfer = Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes: BYTES };
+    let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+    plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
+    assert_arrived(dst, BYTES as usize, 5);
+    plan
+}
+
+#[test]
+fn gpus_that_report_access_and_lose_bytes_are_found_out_before_a_plan_relies_on_them() {
+    for lossy in [(0, 1), (1, 0)] {
+        double::start(2, true);
+        node(|node| node.lossy.push(lossy));
+        let context = context();
+        let plan = transfer_of(&context);
+        assert!(plan.describe().contains("not direct"), "{}", plan.describe());
+        let (copies, allocated) = (calls("cuMemcpyAsync"), calls("cuMemAlloc"));
+        transfer_of(&context);
+        // The second pair of buffers, and no second trial.
+        assert_eq!(calls("cuMemAlloc"), allocated + 2, "{copies}");
+    }
+}
+
+#[test]
+fn a_relay_that_loses_bytes_is_left_out_and_the_others_stay() {
+    double::start(4, true);
+    node(|node| node.lossy.push((2, 1)));
+    let mesh = Machine::new(preset("beluga").expect("a preset")).expect("well formed");
+    let context = context_of(double::driver(), mesh.topology().clone());
+    let plan = transfer_of(&context);
+    let text = plan.describe();
+    assert!(text.contains("direct") && text.contains("via gpu3") && !text.contains("% via gpu2"), "{text}");
+    assert!(text.contains("not via gpu2"), "{text}");
+}
+
+#[test]
+fn peers_are_not_tried_where_nobody_wants_it_or_there_is_nothing_to_try() {
+    double::start(2, true);
+    let context = context_without_trials();
+    transfer_of(&context);
+    let without = calls("cuMemHostAlloc");
+    drop(context);
+    double::start(2, false);
+    transfer_of(&self::context());
+    assert_eq!((without, calls("cuMemHostAlloc")), (0, 0));
+}
+
+#[test]
+fn a_trial_that_fails_or_comes_to_no_end_leaves_plans_as_they_are() {
+    for function in ["cuMemAlloc", "cuMemHostAlloc", "cuMemcpyAsync", "cuStreamCreate"] {
+        double::start(2, true);
+        let backend = backend(double::driver());
+        refuse(function, code::OUT_OF_MEMORY);
+        assert_eq!(backend.losing_pairs(&[(GPU0, GPU1)]), [], "{function}");
+        assert_eq!(node(|node| node.refusals.len()), 0, "{function} was called");
+        run(&backend, &in_pieces(Mechanism::Copy, 70_001, 3), Engine::Stream);
+    }
+    double::start(2, true);
+    let backend = backend(double::never_ready());
+    assert_eq!(backend.losing_pairs(&[(GPU0, GPU1)]), []);
+}
+
+#[test]
+fn what_peers_are_tried_with_goes_with_the_backend() {
+    double::start(3, true);
+    node(|node| node.lossy.push((2, 0)));
+    let devices = [0, 1, 2].map(DeviceId::gpu);
+    let backend = backend(double::driver());
+    let pairs = [(devices[0], devices[1]), (devices[0], devices[2]), (devices[1], devices[2]), (devices[0], DeviceId::HOST)];
+    assert_eq!(backend.losing_pairs(&pairs), [(devices[0], devices[2])]);
+    assert!(node(|node| !node.memory.is_empty()));
+    drop(backend);
+    assert!(node(|node| node.memory.is_empty()));
 }

@@ -2,7 +2,7 @@
 //!
 //! Programs are made by the planner's own lowering and run by the backend's own executors, so that what is measured is what plans do.
 
-mod pattern;
+pub(super) mod pattern;
 
 use self::pattern::Words;
 use super::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle};

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 /// A stretch of host memory, and the place in the pattern that belongs there. Bound to the arena's owner.
-pub(super) struct Words<'a> {
+pub struct Words<'a> {
     address: u64,
     first: u64,
     count: u64,

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod bench;
+mod doctor;
 mod draw;
 mod machine;
 mod plan;
@@ -86,6 +87,17 @@ enum Command {
         mpgpu probe --check --topology hgx-h200  how well does a preset predict this machine?\n\n\
         docs/probe.md has the method and what it cannot see.")]
     Probe(probe::ProbeArguments),
+    /// Say what of this machine is well, what is slow and what is refused, each with a remedy
+    #[command(after_help = "\
+        One line for each check: driver and its features, GPUs in sight, MIG, MPS, peers that claim\n\
+        access and lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm, what\n\
+        sharing between processes needs, and probe and tuning files. Bytes are copied between all pairs\n\
+        of GPUs, which takes a context on each; --no-trials leaves that out. Needs no GPU.\n\n\
+        The exit code is 0 where all is well or slow, and 1 where something is refused.\n\n\
+        Examples:\n  \
+        mpgpu doctor\n  \
+        mpirun -n 4 mpgpu doctor --no-trials     what each rank sees; lines begin with [rank.local rank]")]
+    Doctor(doctor::DoctorArguments),
     /// Search for better plans than the model's, on GPUs or in the simulator, and write them to a tuning file
     #[command(after_help = tune::EXAMPLES)]
     Tune(tune::TuneArguments),
@@ -93,7 +105,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("mpgpu: {error}");
             ExitCode::FAILURE
@@ -101,7 +114,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
+/// Whether the command has nothing to complain about.
+fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
+    let mut is_sound = true;
     // A variable that cannot be read is reported by whoever needs it: several subcommands need none.
     if let Ok(config) = mpgpu::engine::Config::from_environment() {
         mpgpu::ffi::log::configure(config.log);
@@ -114,11 +129,16 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         Command::Bench(arguments) => bench::run(&arguments)?,
         Command::BenchPeer(arguments) => bench::run_peer(&arguments)?,
         Command::Probe(arguments) => probe::run(&arguments)?,
+        Command::Doctor(arguments) => {
+            let (text, sound) = doctor::run(&arguments)?;
+            is_sound = sound;
+            text
+        }
         Command::Tune(arguments) => tune::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        _ => Ok(is_sound),
     }
 }
