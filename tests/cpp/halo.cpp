@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
@@ -403,19 +404,22 @@ TEST_CASE("a copier of the caller's is given every piece, and launched in each e
     CHECK(launched == 80);
 }
 
-TEST_CASE("a plan can be moved, and moved again, between exchanges") {
-    const mpgpu::context ctx = virtual_devices();
-    const mpgpu::stream stream(ctx, device::gpu(0));
+TEST_CASE("a plan can be moved, and moved again, between exchanges, and so can its context") {
+    std::optional<mpgpu::context> ctx; // outlives the others
+    auto made = std::make_unique<mpgpu::context>(virtual_devices());
+    const mpgpu::stream stream(*made, device::gpu(0));
     halo::grid g;
     g.cells = {9, 9, 1};
     g.ranks = {3, 1, 1};
     g.ghost = {1, 1, 0};
-    mesh all(ctx, g, {4});
-    halo::plan first(ctx, g, all.arrays);
+    mesh all(*made, g, {4});
+    halo::plan first(*made, g, all.arrays);
     check_cycles(all, stream, 2, [&](const mpgpu::stream &s) { first.exchange(s); });
+    ctx = std::move(*made);
+    made.reset();
     std::vector<halo::plan> plans;
     plans.push_back(std::move(first));
-    plans.emplace_back(ctx, g, all.arrays);
+    plans.emplace_back(*ctx, g, all.arrays);
     check_cycles(all, stream, 2, [&](const mpgpu::stream &s) { plans.front().exchange(s); });
 }
 
