@@ -440,12 +440,12 @@ struct processes {
 /// thread that calls these.
 ///
 /// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the fastest
-/// on the slowest of them. Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages,
-/// `direct_pieces` or not. When a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go
-/// together or are not the same on all ranks, `not_supported` as the constructor does, and what mpi.hpp throws. When a
-/// rank ends in the middle of an exchange, the streams of its neighbours go on without its cells: whoever waits for
-/// such a stream by mpgpu (`stream::synchronize`, `event::synchronize`, `request::wait`) gets `peer_gone`, and so does
-/// every later `start`.
+/// on the slowest of them. A form that one of them is refused is out on all. Memory that cannot be mapped by its
+/// neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When a rank cannot make its part, all
+/// throw: `invalid_argument` for arguments that do not go together or are not the same on all ranks, `not_supported` as
+/// the constructor does, and what mpi.hpp throws. When a rank ends in the middle of an exchange, the streams of its
+/// neighbours go on without its cells: whoever waits for such a stream by mpgpu (`stream::synchronize`,
+/// `event::synchronize`, `request::wait`) gets `peer_gone`, and so does every later `start`.
 [[nodiscard]] inline plan make_plan(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
                                     const options &how = {}) {
     return detail::processes::make(ctx, node, g, arrays, how);
