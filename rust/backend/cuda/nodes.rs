@@ -43,7 +43,7 @@ pub(super) fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = Work<'_>>
 ///
 /// In a graph of many parallel kernels each is a branch, which the host launches by itself and the GPU signals by itself: 77 of them, between
 /// other work of their stream, took 144 us alone and 854 in a row, the launch 64 and 162 of these. In four chains they took 158 and 156 us, of which the
-/// launch 3, and in one 238 and 232 (two H200, driver 580.159.04, `tests/gpu/halo_row`). Copies in a chain have gaps.
+/// launch 3, and in one 238 and 232 (one H200, driver 580.159.04, `tests/gpu/halo_row`). Copies in a chain have gaps.
 pub(super) fn most_at_once(work: Work<'_>) -> usize {
     match work {
         Work::Kernel(_) => 4,
