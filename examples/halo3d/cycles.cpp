@@ -209,6 +209,7 @@ std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
             all.start(*exchanges[i]);
             all.finish(*exchanges[i]);
         }
+        measured[i].enqueue = seconds(steady::now() - begin).count() / opt.cycles;
         all.synchronize();
         measured[i].in_a_row = seconds(steady::now() - begin).count() / opt.cycles;
         all.compare(exchanges[i]->name(), number++);
@@ -241,7 +242,17 @@ void print_phases(const std::string &name, const timings &measured) {
                     std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size()), *least, *greatest,
                     median(all));
     }
-    std::printf("%-10s num %zu avg %.9f s\n", "in a row", measured.seconds[timings::comm].size(), measured.in_a_row);
+    const std::size_t cycles = measured.seconds[timings::comm].size();
+    std::printf("%-10s num %zu avg %.9f s\n", "in a row", cycles, measured.in_a_row);
+    std::printf("%-10s num %zu avg %.9f s\n", "enqueue", cycles, measured.enqueue);
+}
+
+void print_plan(const halo::plan &plan) {
+    std::fputs(plan.describe().c_str(), stdout);
+    if (plan.transfers() != nullptr) {
+        const std::string text = plan.transfers()->describe();
+        std::printf("%s\n", text.substr(0, text.find('\n')).c_str());
+    }
 }
 
 double median(std::vector<double> values) {

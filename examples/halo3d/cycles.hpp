@@ -38,12 +38,14 @@ struct part {
     [[nodiscard]] mpgpu::halo::rank_arrays arrays();
 };
 
-/// Seconds of each cycle in each phase, and of one exchange among many that no host waits for.
+/// Seconds of each cycle in each phase, and of one exchange among many that no host waits for: in all, and what the
+/// host takes to enqueue it.
 struct timings {
     static constexpr std::array<const char *, 6> names = {"pre-comm", "start", "finish", "wait", "comm", "post-comm"};
     static constexpr std::size_t comm = 4;
     std::array<std::vector<double>, names.size()> seconds;
     double in_a_row = 0.0;
+    double enqueue = 0.0;
 };
 
 /// Runs all cycles with each of the exchanges by turns: sets the computed cells of `parts`, exchanges, and compares
@@ -58,6 +60,9 @@ void print_problem(const options &opt, const mpgpu::halo::grid &g, const part &f
 
 /// Prints number, average, least and greatest time of each phase, and the median.
 void print_phases(const std::string &name, const timings &measured);
+
+/// Prints what goes in which form, and what came of its transfers.
+void print_plan(const mpgpu::halo::plan &plan);
 
 /// The middle one.
 double median(std::vector<double> values);

@@ -32,7 +32,7 @@ void run(const options &opt, const mpgpu::context &ctx, const halo::grid &g) {
     by_plan exchange(plan);
     print_problem(opt, g, parts.front(), devices);
     const std::vector<timings> measured = run_cycles(opt, ctx, streams, {&exchange}, parts, [] {});
-    std::fputs(plan.describe().c_str(), stdout);
+    print_plan(plan);
     print_phases(exchange.name(), measured.front());
     std::printf("Every cell is right.\n");
 }

@@ -101,11 +101,13 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
                           MPI_COMM_WORLD);
         }
         MPI_Allreduce(MPI_IN_PLACE, &measured.in_a_row, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+        MPI_Allreduce(MPI_IN_PLACE, &measured.enqueue, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     }
     found.bytes = {static_cast<double>(plan.packed_bytes()), static_cast<double>(plan.direct_bytes())};
     MPI_Allreduce(MPI_IN_PLACE, found.bytes.data(), 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0) {
-        std::printf("On rank 0: %s", plan.describe().c_str());
+        std::printf("On rank 0: ");
+        print_plan(plan);
         std::printf("Each cycle: %.0f bytes packed, %.0f bytes straight into ghost cells\n", found.bytes[0],
                     found.bytes[1]);
     }

@@ -947,9 +947,12 @@ template <class T> class imported_memory {
     /// of this process gives the memory's own address. Waits at most five seconds for the exporter's answer. Throws
     /// `invalid_argument` for bytes that are no handle, `not_supported` for one from another node, container or user,
     /// `configuration_error` for one of another version, `peer_gone`, `timeout`, `driver_error`.
-    imported_memory(const context &ctx, const memory_handle &handle) { detail::check(map(ctx, handle)); }
+    imported_memory(const context &ctx, const memory_handle &handle) { detail::check(map(ctx.get(), handle)); }
     /// As above, reporting to `ec`.
-    imported_memory(const context &ctx, const memory_handle &handle, std::error_code &ec) noexcept {
+    imported_memory(const context &ctx, const memory_handle &handle, std::error_code &ec) noexcept
+        : imported_memory(ctx.get(), handle, ec) {}
+    /// As above, for a context's C handle.
+    imported_memory(mp_context_t ctx, const memory_handle &handle, std::error_code &ec) noexcept {
         ec = detail::code_of(map(ctx, handle));
     }
 
@@ -985,14 +988,14 @@ template <class T> class imported_memory {
     }
 
   private:
-    mp_status_t map(const context &ctx, const memory_handle &handle) noexcept {
+    mp_status_t map(mp_context_t ctx, const memory_handle &handle) noexcept {
         void *mapped = nullptr;
         std::int32_t where = 0;
         std::uint64_t bytes = 0;
-        const mp_status_t status = mp_memory_import(ctx.get(), &handle, &mapped, &where, &bytes);
+        const mp_status_t status = mp_memory_import(ctx, &handle, &mapped, &where, &bytes);
         if (status == MP_SUCCESS) {
             const auto size = static_cast<std::size_t>(bytes / sizeof(T));
-            handle_ = handle_type(static_cast<T *>(mapped), {ctx.get(), size, where});
+            handle_ = handle_type(static_cast<T *>(mapped), {ctx, size, where});
         }
         return status;
     }

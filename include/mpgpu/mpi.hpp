@@ -107,12 +107,20 @@ static_assert(std::is_trivially_copyable_v<offer> && sizeof(offer) == sizeof(mem
 /// A GPU, or a host domain, in all processes of a node: its UUID.
 using device_uuid = std::array<unsigned char, 16>;
 
+namespace detail {
+
+[[nodiscard]] inline device_uuid uuid_of(mp_context_t context, device which) {
+    device_uuid uuid{};
+    mpgpu::detail::check(mp_device_uuid(context, which.id(), uuid.data()));
+    return uuid;
+}
+
+} // namespace detail
+
 /// The UUID of a device of a context, whatever its number: equal in all processes exactly where it is the same GPU.
 /// Throws `invalid_argument`, `driver_error`.
 [[nodiscard]] inline device_uuid uuid_of(const context &ctx, device which) {
-    device_uuid uuid{};
-    mpgpu::detail::check(mp_device_uuid(ctx.get(), which.id(), uuid.data()));
-    return uuid;
+    return detail::uuid_of(ctx.get(), which);
 }
 
 /// The memory of all ranks, as far as this one can map it: what `node::exchange` returns. Move-only. It keeps the
@@ -149,13 +157,13 @@ template <class T> class shared_memory {
     std::vector<peer> peers_;
 };
 
-/// The ranks of a communicator that share this rank's node. Made once, collectively; refers to the context, which must
-/// outlive it.
+/// The ranks of a communicator that share this rank's node. Made once, collectively; refers to what the context owns,
+/// which may be moved, and must outlive it.
 class node {
   public:
     /// Splits `all` by node. Collective over `all`, which stays the caller's and is duplicated, so that messages of
     /// this object meet none of the caller's. Throws `driver_error` for an error of MPI.
-    node(const context &ctx, MPI_Comm all) : context_(ctx.get()), devices_(ctx.devices()), ctx_(&ctx) {
+    node(const context &ctx, MPI_Comm all) : context_(ctx.get()), devices_(ctx.devices()) {
         detail::check(MPI_Comm_dup(all, all_.address()), "MPI_Comm_dup");
         detail::check(
             MPI_Comm_split_type(all_.get(), MPI_COMM_TYPE_SHARED, all_.rank(), MPI_INFO_NULL, local_.address()),
@@ -165,7 +173,7 @@ class node {
 
     /// As above, for a code that has the communicator of its node's ranks already, `local`, or one of fewer ranks of
     /// this node: only these share memory. Both stay the caller's.
-    node(const context &ctx, MPI_Comm all, MPI_Comm local) : context_(ctx.get()), devices_(ctx.devices()), ctx_(&ctx) {
+    node(const context &ctx, MPI_Comm all, MPI_Comm local) : context_(ctx.get()), devices_(ctx.devices()) {
         detail::check(MPI_Comm_dup(all, all_.address()), "MPI_Comm_dup");
         detail::check(MPI_Comm_dup(local, local_.address()), "MPI_Comm_dup");
         number();
@@ -199,7 +207,7 @@ class node {
         mpgpu::detail::check(status);
         std::vector<std::optional<device>> found(all.size());
         for (int id = -devices_.host_domains; id < devices_.gpus; ++id) {
-            const device_uuid here = uuid_of(*ctx_, device::from_id(id));
+            const device_uuid here = detail::uuid_of(context_, device::from_id(id));
             for (std::size_t i = 0; i < all.size(); ++i) {
                 if (all[i] == here) {
                     found[i] = device::from_id(id);
@@ -248,7 +256,7 @@ class node {
                 continue;
             }
             std::error_code ec;
-            peer.memory = imported_memory<T>(*ctx_, offer.handle, ec);
+            peer.memory = imported_memory<T>(context_, offer.handle, ec);
             if (ec) {
                 peer.status = static_cast<errc>(ec.value());
                 peer.why = last_error().message;
@@ -277,7 +285,6 @@ class node {
 
     mp_context_t context_;
     device_count devices_;
-    const context *ctx_;
     detail::communicator all_;
     detail::communicator local_;
     std::vector<int> on_node_; ///< rank in `all` of each rank of this node

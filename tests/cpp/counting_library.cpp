@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -19,6 +23,8 @@ struct entry {
     std::vector<mp_transfer_t> transfers; // of a plan
     std::unique_ptr<std::byte[]> bytes;   // of an allocation
 };
+
+constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
 
 struct library {
     std::map<const void *, entry> entries;
@@ -37,6 +43,14 @@ struct library {
     mp_context_options_t context_options{};
     std::string topology;
     std::uint64_t bytes = 0;
+    std::size_t refused_above = none;
+    std::size_t execution_refused_above = none;
+    mp_status_t refusal = MP_SUCCESS;
+    std::size_t long_above = none;
+    counting::duration of_long{};
+    counting::duration of_others{};
+    double queued = 0;
+    bool is_queued = false;
     std::string text = "described";
     std::string grown = "described";
 };
@@ -53,6 +67,10 @@ mp_status_t report(mp_status_t status, const char *argument, const char *message
     lib.last.status = status;
     lib.last.driver_code = 0;
     return status;
+}
+
+mp_status_t refused() {
+    return report(state().refusal, "transfers", "more transfers than the double takes");
 }
 
 /// The failure asked for, once.
@@ -158,6 +176,19 @@ void fail_next(mp_status_t status, std::int64_t driver_code, const char *argumen
 void hold(bool pending) {
     state().pending = pending;
 }
+void refuse_plans(std::size_t more_than, mp_status_t status) {
+    state().refused_above = more_than;
+    state().refusal = status;
+}
+void refuse_executions(std::size_t more_than, mp_status_t status) {
+    state().execution_refused_above = more_than;
+    state().refusal = status;
+}
+void executions_take(std::size_t more_than, duration of_those, duration of_others) {
+    state().long_above = more_than;
+    state().of_long = of_those;
+    state().of_others = of_others;
+}
 void describe_as(const std::string &text, const std::string &grown) {
     state().text = text;
     state().grown = grown;
@@ -256,6 +287,9 @@ mp_status_t mp_context_device_statistics(mp_context_t context, int32_t device, m
 mp_status_t mp_plan(mp_context_t context, const mp_transfer_t *transfers, size_t count,
                     const mp_plan_options_t *options, mp_plan_t *plan) {
     const mp_status_t status = enter(kind::context, context);
+    if (status == MP_SUCCESS && count > state().refused_above) {
+        return refused();
+    }
     if (status == MP_SUCCESS) {
         state().plan_options = *options;
         hand_out(kind::plan, context, plan);
@@ -293,6 +327,13 @@ mp_status_t mp_execute(mp_plan_t plan, mp_stream_t /*stream*/, mp_request_t *req
     if (status != MP_SUCCESS) {
         return status;
     }
+    library &lib = state();
+    const std::size_t count = find(kind::plan, plan)->transfers.size();
+    if (count > lib.execution_refused_above) {
+        return refused();
+    }
+    const counting::duration takes = count > lib.long_above ? lib.of_long : lib.of_others;
+    lib.queued += std::exchange(lib.is_queued, true) ? takes.behind : takes.alone;
     for (const mp_transfer_t &t : find(kind::plan, plan)->transfers) {
         if (t.bytes > 0) {
             std::memcpy(t.dst, t.src, t.bytes);
@@ -355,6 +396,9 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream) {
     return take_back(kind::stream, context, stream);
 }
 mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t /*stream*/) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::exchange(state().queued, 0));
+    state().is_queued = false;
+    std::this_thread::sleep_until(end);
     return enter(kind::context, context);
 }
 mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t /*stream*/, mp_host_function_t function,
@@ -364,6 +408,15 @@ mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t /*stream*/, 
         function(user);
     }
     return status;
+}
+
+mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t /*stream*/, const mp_signal_t * /*signals*/,
+                                    size_t /*count*/) {
+    return enter(kind::context, context);
+}
+mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t /*stream*/, const mp_signal_t * /*signals*/,
+                                   size_t /*count*/) {
+    return enter(kind::context, context);
 }
 
 mp_status_t mp_event_create(mp_context_t context, mp_event_t *event) {

@@ -4,6 +4,7 @@
 
 #include <mpgpu/mpgpu.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -33,6 +34,15 @@ std::uint64_t last_bytes();
 void fail_next(mp_status_t status, std::int64_t driver_code, const char *argument, const char *message);
 /// Requests stay pending until this is called with false.
 void hold(bool pending);
+/// Plans of more than so many transfers are refused with this status, when they are made or when they are executed.
+void refuse_plans(std::size_t more_than, mp_status_t status);
+void refuse_executions(std::size_t more_than, mp_status_t status);
+/// What an execution takes, in seconds, which who synchronises a stream waits for.
+struct duration {
+    double alone;  ///< the first since the last synchronisation
+    double behind; ///< those enqueued behind it
+};
+void executions_take(std::size_t more_than, duration of_those, duration of_others);
 /// What descriptions say: `text` when asked for its length, `grown` from then on.
 void describe_as(const std::string &text, const std::string &grown);
 

@@ -128,6 +128,64 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     halo::close(node, halo::make_plan(ctx, node, g, mine.arrays(), how)); // nothing of that has left a trace
 }
 
+/// A form that one rank refuses is out on all of them, whether it is refused when it is made or by the first exchange,
+/// and nobody waits; where none is left, all throw.
+void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    if (node.size() < 2 || !halo_test::on_host_backend(ctx)) {
+        return; // copies are packed by the CPU below
+    }
+    halo::grid g;
+    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
+    g.ranks = {1, node.size(), 1};
+    g.ghost = {1, 1, 0};
+    const std::vector<std::size_t> sizes = {8, 4};
+    const halo_test::part mine(ctx, g, world_rank, sizes);
+    const bool last = world_rank + 1 == node.size();
+    const auto refuse = [] { mpgpu::detail::fail({MP_ERROR_NOT_SUPPORTED, 0, "", "no packing on the last rank"}); };
+    for (const bool when_made : {true, false}) {
+        int launched = 0;
+        halo::options how;
+        how.copy = [&](const mpgpu::context &context, mpgpu::device where, mpgpu::span<const halo::piece> pieces,
+                       halo::direction way) -> halo::launch {
+            if (last && when_made) {
+                refuse();
+            }
+            return [&, copy = halo::detail::cpu_copier()(context, where, pieces, way)](mpgpu::stream_view stream) {
+                if (last && ++launched > 2) { // in the second exchange that is measured
+                    refuse();
+                }
+                copy(stream);
+            };
+        };
+        const mpgpu::stream stream(ctx, mine.where());
+        halo::plan plan = halo::make_plan(ctx, node, g, mine.arrays(), how);
+        require(plan.direct_pieces() == 1 && plan.packed_bytes() == 0, "the form that nobody refuses is taken");
+        const std::string why = last ? "up to 0: no packing on the last rank" : "up to 0: refused on another rank";
+        require(plan.describe().find(why) != std::string::npos, plan.describe());
+        mine.fill(1);
+        mine.upload(stream);
+        plan.exchange(stream);
+        mine.download(stream);
+        stream.synchronize();
+        const std::string difference = mine.first_difference(1);
+        require(difference.empty(), difference);
+        halo::close(node, std::move(plan));
+
+        how.direct_pieces = 0;
+        bool thrown = !when_made; // with one form nothing is measured
+        if (when_made) {
+            try {
+                const halo::plan made = halo::make_plan(ctx, node, g, mine.arrays(), how);
+            } catch (const mpgpu::not_supported &) {
+                thrown = last;
+            } catch (const mpgpu::invalid_argument &) {
+                thrown = !last;
+            }
+        }
+        require(thrown, "where every form is refused, all ranks throw, and the one that refused says why");
+    }
+}
+
 /// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by signals, the others by MPI.
 void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
@@ -149,6 +207,7 @@ void run() {
     halo_test::select_device(ctx, world_rank);
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
     refuse_on_all_ranks(ctx, node);
+    leave_out_what_one_rank_refuses(ctx, node);
     std::mt19937 random(20261121); // the same problems on all ranks
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -150,8 +151,9 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     try {
-        const mpgpu::context ctx;
-        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+        mpgpu::context made;
+        const mpgpu::mpi::node node(made, MPI_COMM_WORLD);
+        const mpgpu::context ctx = std::move(made); // a node has the context wherever that is moved
         require(static_cast<int>(node.ranks().size()) == node.size(), "all ranks are of this node");
         devices_are_known_by_name(ctx, node, world_rank);
         put_rounds(ctx, node, world_rank);

@@ -8,6 +8,8 @@
 #include <doctest/doctest.h>
 
 #include <limits>
+#include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -87,6 +89,28 @@ TEST_CASE("every owning type gives its handle back once, whatever is moved where
     exercise(kind::event, [&] { return mpgpu::event(world.ctx); });
     const mpgpu::plan plan = world.plan();
     exercise(kind::request, [&] { return plan.execute(mpgpu::stream_view::default_stream()); });
+}
+
+TEST_CASE("objects have their context wherever it, or what they were used with, is moved") {
+    const balance balanced;
+    std::optional<two_buffers> moved; // outlives the others
+    auto made = std::make_unique<two_buffers>();
+    mpgpu::plan plan = made->plan();
+    mpgpu::stream stream(made->ctx, device::gpu(0));
+    mpgpu::event event(made->ctx);
+    mpgpu::request request = plan.execute(stream);
+    stream.launch_host([] {});
+    moved = std::move(*made);
+    made.reset(); // what still had the address of any of them would now read freed memory
+    event.record(stream);
+    stream.wait(event);
+    stream.launch_host([] {});
+    event.synchronize();
+    stream.synchronize();
+    plan.enqueue(stream);
+    request.wait();
+    moved->ctx.wait(stream, event);
+    CHECK(moved->src.size() == 8);
 }
 
 TEST_CASE("a buffer owns memory, and its size goes where the memory goes") {

@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,31 +23,95 @@ namespace mpgpu::halo {
 /// A form of an exchange that was measured when a plan was made.
 struct measured_form {
     std::uint64_t direct_pieces; ///< as in `options`
-    double seconds;              ///< of an exchange, from the call until the slowest rank has finished: the least seen
+    double seconds;              ///< of one of several exchanges in a row, no host waiting between them, from the first
+                                 ///< call until the slowest rank has finished the last: the least seen
 };
 
 namespace detail {
 
-/// The least time of an exchange in each of several forms, in seconds. The forms take turns, so that what disturbs the
-/// machine disturbs all. `run(form, exchanges)` returns how long so many exchanges take, and the same on all ranks, so
-/// that all measure as often and find the same. Two exchanges of each are made, and more while that takes less than a
-/// tenth of a second.
+/// The least time of an exchange in each of several forms, in seconds; infinity where it is refused. The forms take
+/// turns, so that what disturbs the machine disturbs all. `run(form, exchanges)` returns how long so many exchanges
+/// take, all enqueued before the host waits; infinity if they are refused; and the same on all ranks, so that all
+/// measure as often and find the same.
+///
+/// Up to 16 exchanges in a row are timed, as a time loop makes them: a form may be as fast as another when the host
+/// waits for each, and three times as slow when they queue. Slow ones are timed in shorter rows. Two exchanges of each
+/// are made, and more rows while all take less than a tenth of a second.
 template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t forms, const Run &run) {
     constexpr double enough = 0.1;
     constexpr int most_rounds = 8;
-    std::vector<double> least(forms, std::numeric_limits<double>::infinity());
+    constexpr double most_in_a_row = 16;
+    constexpr double never = std::numeric_limits<double>::infinity();
+    std::vector<bool> refused(forms, false);
+    std::vector<double> least(forms, never);
     double spent = 0;
+    int row = 1;
     for (int round = 0; round < most_rounds && spent < enough; ++round) {
-        const int exchanges = round < 2 ? 1 : 4;
+        double all = 0;
         for (std::size_t form = 0; form < forms; ++form) {
-            const double seconds = run(form, exchanges);
-            if (round > 0) { // the first exchange of a plan also loads kernels and maps memory
-                spent += seconds;
-                least[form] = std::min(least[form], seconds / exchanges);
-            }
+            const double seconds = refused[form] ? never : run(form, row);
+            refused[form] = seconds == never;
+            least[form] = refused[form] ? never : std::min(least[form], seconds / row);
+            all += refused[form] ? 0 : seconds;
+        }
+        // The first exchange of a plan also loads kernels and maps memory, and the second is alone.
+        spent += round > 0 ? all : 0;
+        if (round == 1) {
+            row = static_cast<int>(std::clamp(enough / 2 / all, 1.0, most_in_a_row));
+        }
+        if (round == 0 || (round == 1 && row > 1)) {
+            least.assign(forms, never);
         }
     }
     return least;
+}
+
+/// The form to take: the first, which is the simplest, unless a later one is faster by more than readings differ.
+[[nodiscard]] inline std::size_t fastest_of(const std::vector<double> &seconds) noexcept {
+    constexpr double margin = 0.05;
+    std::size_t best = 0;
+    for (std::size_t form = 1; form < seconds.size(); ++form) {
+        best = seconds[form] < seconds[best] * (1 - margin) ? form : best;
+    }
+    return best;
+}
+
+/// A form that cannot be had here.
+struct refused_form {
+    std::uint64_t direct_pieces;
+    std::string why;
+    std::exception_ptr error; ///< null where it was another process's
+};
+
+/// Calls `step()`, which is part of a form. An error that says that what was asked for cannot be had rules out the form
+/// and is returned: too much for a bound, for this machine or for its memory. Others are thrown.
+template <class Step> [[nodiscard]] std::optional<refused_form> refused(std::uint64_t direct_pieces, const Step &step) {
+#if MPGPU_EXCEPTIONS
+    const auto out = [&](const error &e) { return refused_form{direct_pieces, e.what(), std::current_exception()}; };
+    try {
+        step();
+    } catch (const invalid_argument &e) {
+        return out(e);
+    } catch (const not_supported &e) {
+        return out(e);
+    } catch (const out_of_memory &e) {
+        return out(e);
+    }
+#else
+    static_cast<void>(direct_pieces);
+    step(); // ends the process where it fails
+#endif
+    return std::nullopt;
+}
+
+/// Throws the error of the first of all forms, all of which were refused.
+[[noreturn]] inline void fail_as_first(const std::vector<refused_form> &all) {
+    const refused_form &first = *std::min_element(
+        all.begin(), all.end(), [](const auto &a, const auto &b) { return a.direct_pieces < b.direct_pieces; });
+    if (first.error) {
+        std::rethrow_exception(first.error);
+    }
+    fail(invalid("arrays", first.why));
 }
 
 /// How long `work()` takes, in seconds.
@@ -71,13 +137,18 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     return limits.empty() ? std::vector<std::uint64_t>{1} : limits;
 }
 
-[[nodiscard]] inline std::string text_of(const std::vector<measured_form> &measured) {
+[[nodiscard]] inline std::string text_of(const std::vector<measured_form> &measured,
+                                         const std::vector<refused_form> &refused) {
     std::string text;
     for (const measured_form &form : measured) {
         char microseconds[32];
         static_cast<void>(std::snprintf(microseconds, sizeof microseconds, "%.1f", form.seconds * 1e6));
-        text +=
-            (text.empty() ? "up to " : ", up to ") + std::to_string(form.direct_pieces) + ": " + microseconds + " us";
+        text += (text.empty() ? "\nchosen by measurement, in a row (more pieces if faster by more than 5 %): up to "
+                              : ", up to ") +
+                std::to_string(form.direct_pieces) + ": " + microseconds + " us";
+    }
+    for (const refused_form &form : refused) {
+        text += "\nnot possible here: up to " + std::to_string(form.direct_pieces) + ": " + form.why;
     }
     return text;
 }

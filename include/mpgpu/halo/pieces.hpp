@@ -75,8 +75,9 @@ enum class mpi_memory : std::int32_t {
 struct options {
     /// Cells that two ranks exchange over one face, edge or corner go straight into the ghost cells, unpacked, where
     /// they lie in at most this many pieces; each piece of each variable is a transfer. 0: always pack. The largest
-    /// value: never pack. Empty: what is fastest here, which making the plan measures by exchanging a few times in up
-    /// to three forms: all packed, single pieces straight, and as many rows straight as make 16384 transfers or fewer.
+    /// value: never pack. Empty: what is fastest here, which making the plan measures by exchanges in a row in up to
+    /// three forms: all packed, single pieces straight, and as many rows straight as make 16384 transfers or fewer. One
+    /// of more pieces must be faster by more than 5 %; one that is refused is left out.
     /// The ghost cells are written then, as by any exchange, and nothing else may be writing to the arrays.
     std::optional<std::uint64_t> direct_pieces;
     /// Packs and unpacks; empty: CPU loops, which only the host backend can use.

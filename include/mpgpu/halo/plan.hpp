@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -131,12 +132,11 @@ class plan {
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
     /// The forms that were measured to choose it, with the same times on all ranks; empty where there was no choice.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
-    /// What is exchanged in which form, and what was measured, for people.
+    /// What is exchanged in which form, what was measured, and which forms were refused, for people.
     [[nodiscard]] std::string describe() const {
         return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
                " bytes straight into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
-               (direct_pieces_ == 1 ? " piece" : " pieces") +
-               (measured_.empty() ? "" : "\nchosen by measurement: " + detail::text_of(measured_)) + "\n";
+               (direct_pieces_ == 1 ? " piece" : " pieces") + detail::text_of(measured_, refused_) + "\n";
     }
 
     /// The plan of the transfers, for `describe` and `info`; `nullptr` where nothing is transferred.
@@ -207,38 +207,74 @@ class plan {
     }
 
     static plan fastest(const context &ctx, const grid &g, span<const rank_arrays> arrays, const options &how, valid) {
-        const std::vector<std::uint64_t> limits =
-            detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), true);
         std::vector<plan> made;
-        made.reserve(limits.size());
-        for (const std::uint64_t limit : limits) {
-            made.push_back(with_limit(ctx, g, arrays, how, limit));
+        std::vector<detail::refused_form> out;
+        const auto attempt = [&out](std::uint64_t limit, const auto &step) {
+            std::optional<detail::refused_form> refusal = detail::refused(limit, step);
+            if (refusal) {
+                out.push_back(std::move(*refusal));
+            }
+        };
+        for (const std::uint64_t limit :
+             detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), true)) {
+            attempt(limit, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
         }
-        if (made.size() == 1) {
-            return std::move(made.front());
+        std::vector<double> seconds;
+        if (made.size() > 1) {
+            const stream order(ctx, arrays[0][0].location);
+            seconds = detail::least_seconds(made.size(), [&](std::size_t form, int exchanges) {
+                double all = std::numeric_limits<double>::infinity();
+                attempt(made[form].direct_pieces_,
+                        [&] { all = detail::seconds_of([&] { made[form].run(order, exchanges); }); });
+                return all;
+            });
         }
-        const stream order(ctx, arrays[0][0].location);
-        return std::move(made[choose(made, detail::least_seconds(made.size(), [&](std::size_t form, int exchanges) {
-                                         return detail::seconds_of([&] { made[form].run(order, exchanges); });
-                                     }))]);
+        const std::size_t best = choose(made, seconds, out);
+        if (best == made.size()) {
+            detail::fail_as_first(out);
+        }
+        return std::move(made[best]);
     }
 
     static bool can_pack(const context &ctx, const options &how) { return how.copy || detail::on_host_backend(ctx); }
 
-    /// Exchanges so many times and waits.
+    /// Exchanges so many times and waits. Where that fails, other processes are told that all have been made, so that
+    /// they do not wait for this one.
     void run(const stream &order, int exchanges) {
-        for (int i = 0; i < exchanges; ++i) {
-            exchange(order);
+        const std::uint64_t last = exchanges_ + static_cast<std::uint64_t>(exchanges);
+#if MPGPU_EXCEPTIONS
+        try {
+#endif
+            while (exchanges_ < last) {
+                exchange(order);
+            }
+            order.synchronize();
+#if MPGPU_EXCEPTIONS
+        } catch (...) {
+            exchanges_ = last;
+            raise(ghosts_free_);
+            raise(sent_);
+            raise(taken_);
+            throw;
         }
-        order.synchronize();
+#endif
     }
 
-    /// The fastest of several forms, which gets all readings.
-    static std::size_t choose(std::vector<plan> &forms, const std::vector<double> &seconds) {
-        const auto best = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
-        for (std::size_t form = 0; form < forms.size(); ++form) {
-            forms[best].measured_.push_back({forms[form].direct_pieces_, seconds[form]});
+    /// Which of several forms is taken: it gets all readings and refusals. Their number where none is left. `seconds`
+    /// is empty where there are no two to compare.
+    static std::size_t choose(std::vector<plan> &forms, const std::vector<double> &seconds,
+                              const std::vector<detail::refused_form> &out) {
+        constexpr double never = std::numeric_limits<double>::infinity();
+        const std::size_t best = detail::fastest_of(seconds);
+        if (forms.empty() || (!seconds.empty() && seconds[best] == never)) {
+            return forms.size();
         }
+        for (std::size_t form = 0; form < seconds.size(); ++form) {
+            if (seconds[form] != never) {
+                forms[best].measured_.push_back({forms[form].direct_pieces_, seconds[form]});
+            }
+        }
+        forms[best].refused_ = out;
         return best;
     }
 
@@ -378,6 +414,7 @@ class plan {
     std::uint64_t exchanges_ = 0; ///< started so far
     std::uint64_t direct_pieces_ = 0;
     std::vector<measured_form> measured_;
+    std::vector<detail::refused_form> refused_; ///< forms that were tried in vain
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
 

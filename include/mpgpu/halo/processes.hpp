@@ -188,6 +188,20 @@ struct processes {
         }
     }
 
+    /// Whether `step()`, part of a form, goes through on all ranks. Where it is refused on one, the form is out on all.
+    template <class Step>
+    static bool attempt(const mpi::node &node, std::uint64_t direct_pieces, std::vector<refused_form> &out,
+                        const Step &step) {
+        std::optional<refused_form> own;
+        together(node, [&] { own = refused(direct_pieces, step); });
+        const bool done = everywhere(node.everyone(), !own);
+        if (!done) {
+            out.push_back(own ? std::move(*own)
+                              : refused_form{direct_pieces, "refused on another rank; its own message says why", {}});
+        }
+        return done;
+    }
+
     static void check_arguments(const mpi::node &node, const grid &g, int rank, const rank_arrays &arrays) {
         std::optional<error_details> found = wrong(g);
         if (!found && rank_count(g) != node.size()) {
@@ -264,27 +278,36 @@ struct processes {
         check_agreement(node, g, arrays, how);
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
         std::vector<plan> forms;
+        std::vector<refused_form> out; // the same forms on all ranks
         for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, false)) {
-            forms.push_back(make_with_limit(ctx, node, g, rank, arrays, how, limit));
+            std::optional<plan> form = make_with_limit(ctx, node, g, rank, arrays, how, limit, out);
+            if (form) {
+                forms.push_back(std::move(*form));
+            }
         }
-        std::size_t best = 0;
         // All by messages where memory cannot be mapped, whatever was to go straight.
         const bool alike = everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
                                           return form.direct_pieces_ == forms[0].direct_pieces_;
                                       }));
+        std::vector<double> seconds;
         if (!alike) {
             const stream order(ctx, arrays[0].location);
-            best = plan::choose(forms, least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
-                                    double seconds = 0;
-                                    together(node,
-                                             [&] { seconds = seconds_of([&] { forms[form].run(order, exchanges); }); });
-                                    return slowest(node, seconds);
-                                }));
+            seconds = least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
+                double own = 0;
+                const auto measured = [&] { own = seconds_of([&] { forms[form].run(order, exchanges); }); };
+                return attempt(node, forms[form].direct_pieces_, out, measured)
+                           ? slowest(node, own)
+                           : std::numeric_limits<double>::infinity();
+            });
         }
+        const std::size_t best = plan::choose(forms, seconds, out);
         for (std::size_t form = 0; form < forms.size(); ++form) {
             if (form != best) {
                 close(node, forms[form]);
             }
+        }
+        if (best == forms.size()) {
+            fail_as_first(out);
         }
         return std::move(forms[best]);
     }
@@ -296,10 +319,13 @@ struct processes {
         return most;
     }
 
-    static plan make_with_limit(const context &ctx, const mpi::node &node, const grid &g, int rank,
-                                const rank_arrays &arrays, const options &how, std::uint64_t direct_pieces) {
+    /// Empty on all ranks where it is refused on one.
+    static std::optional<plan> make_with_limit(const context &ctx, const mpi::node &node, const grid &g, int rank,
+                                               const rank_arrays &arrays, const options &how, const std::uint64_t limit,
+                                               std::vector<refused_form> &out) {
         const auto kept = std::make_shared<imports>();
         const auto here = [&node](int other) { return node.contains(other); };
+        std::uint64_t direct_pieces = limit;
         schedule all = schedule_of(g, element_sizes(arrays), direct_pieces, here);
         if (writes_directly(node, all) && !map_variables(node, all, rank, arrays, *kept)) {
             kept->variables.clear();
@@ -309,28 +335,40 @@ struct processes {
 
         const auto ranks = static_cast<std::size_t>(rank_count(g));
         std::optional<plan> made;
-        together(node, [&] {
+        const auto allocate = [&] {
             made.emplace(plan(ctx, plan::valid{}));
             made->direct_pieces_ = direct_pieces;
             made->add_lane(ctx, all, rank, arrays[0].location);
             kept->counters = buffer<std::uint64_t>(ctx, device::host(), 2 * ranks);
             std::fill_n(kept->counters.data(), kept->counters.size(), 0);
-        });
-        kept->all_counters = node.exchange(kept->counters);
-        kept->inboxes = node.exchange(made->lanes_[0].inbox);
-        together(node, [&] {
+        };
+        const auto connect = [&] {
             add_counters(all, rank, *kept, *made);
             std::vector<plan::peer> peers = peers_of(g, all, rank, arrays, *kept, *made);
             made->imports_ = kept;
             made->build(ctx, g, all, peers, how);
-        });
-        if (node.ranks().size() != static_cast<std::size_t>(node.size())) {
-            together(node, [&] {
+        };
+        const auto reach_other_nodes = [&] {
+            if (node.ranks().size() != static_cast<std::size_t>(node.size())) {
                 plan::lane &own = made->lanes_[0];
                 made->off_node_ = std::make_shared<mpi_messages>(ctx, node, all, rank, own.outbox, own.inbox, how);
-            });
+            }
+        };
+        bool done = attempt(node, limit, out, allocate);
+        if (done) {
+            kept->all_counters = node.exchange(kept->counters);
+            kept->inboxes = node.exchange(made->lanes_[0].inbox);
+            done = attempt(node, limit, out, connect) && attempt(node, limit, out, reach_other_nodes);
         }
-        return std::move(*made);
+        if (!done) {
+            if (made) {
+                made->transfers_.reset();
+            }
+            kept->unmap();
+            barrier(node); // nobody has anybody's memory mapped any more
+            return std::nullopt;
+        }
+        return made;
     }
 
     /// A pair has one counter at the receiver, raised by the sender to n when the bytes of exchange n are there, and
@@ -402,12 +440,12 @@ struct processes {
 /// thread that calls these.
 ///
 /// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the fastest
-/// on the slowest of them. Memory that cannot be mapped by its neighbours (see share.md) is exchanged by messages,
-/// `direct_pieces` or not. When a rank cannot make its part, all throw: `invalid_argument` for arguments that do not go
-/// together or are not the same on all ranks, `not_supported` as the constructor does, and what mpi.hpp throws. When a
-/// rank ends in the middle of an exchange, the streams of its neighbours go on without its cells: whoever waits for
-/// such a stream by mpgpu (`stream::synchronize`, `event::synchronize`, `request::wait`) gets `peer_gone`, and so does
-/// every later `start`.
+/// on the slowest of them. A form that one of them is refused is out on all. Memory that cannot be mapped by its
+/// neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When a rank cannot make its part, all
+/// throw: `invalid_argument` for arguments that do not go together or are not the same on all ranks, `not_supported` as
+/// the constructor does, and what mpi.hpp throws. When a rank ends in the middle of an exchange, the streams of its
+/// neighbours go on without its cells: whoever waits for such a stream by mpgpu (`stream::synchronize`,
+/// `event::synchronize`, `request::wait`) gets `peer_gone`, and so does every later `start`.
 [[nodiscard]] inline plan make_plan(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
                                     const options &how = {}) {
     return detail::processes::make(ctx, node, g, arrays, how);

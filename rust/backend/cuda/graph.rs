@@ -23,7 +23,7 @@ use super::completion::Finished;
 use super::device::{Caller, handle, lock};
 use super::driver::{CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, OutsideCapture, call, code};
 use super::execute::Start;
-use super::nodes::{Site, made_for, predecessors, works};
+use super::nodes::{Site, made_for, most_at_once, predecessors, works};
 use crate::backend::{BackendError, CompletionState, Endpoints, Execution};
 use crate::plan::{Lane, Mechanism, Program};
 use crate::topology::DeviceId;
@@ -557,13 +557,18 @@ impl Exec {
             spare: None,
         };
         let befores = predecessors(program);
-        let mut nodes_of: Vec<std::ops::Range<usize>> = Vec::with_capacity(program.ops.len());
+        // Those that others come after.
+        let mut last_of: Vec<std::ops::Range<usize>> = Vec::with_capacity(program.ops.len());
         for (op, before) in program.ops.iter().zip(&befores) {
             let first = built.nodes.len();
-            let before: SmallVec<[CUgraphNode; 8]> =
-                before.iter().flat_map(|op| &built.nodes[nodes_of[*op].clone()]).map(|node| handle(*node)).collect();
+            let before_op: SmallVec<[CUgraphNode; 8]> =
+                before.iter().flat_map(|op| &built.nodes[last_of[*op].clone()]).map(|node| handle(*node)).collect();
             let site = &sites[op.lane.0 as usize];
-            for work in works(op, site.kernel.is_some()) {
+            let mut chains = usize::MAX;
+            for (index, work) in works(op, site.kernel.is_some()).enumerate() {
+                chains = most_at_once(work);
+                let in_chain: Option<CUgraphNode> = index.checked_sub(chains).map(|before| handle(built.nodes[first + before]));
+                let before = in_chain.as_ref().map_or(&before_op[..], std::slice::from_ref);
                 let mut node: CUgraphNode = std::ptr::null_mut();
                 let (out, before, count) = (&raw mut node, before.as_ptr(), before.len());
                 site.with_parameters(
@@ -579,7 +584,8 @@ impl Exec {
                 )?;
                 built.nodes.push(node.expose_provenance());
             }
-            nodes_of.push(first..built.nodes.len());
+            let nodes = built.nodes.len();
+            last_of.push(first.max(nodes.saturating_sub(chains))..nodes);
         }
         let mut exec: CUgraphExec = std::ptr::null_mut();
         // SAFETY: the output is valid for the call.

@@ -41,6 +41,8 @@ struct Clockwork {
     full: Option<usize>,
     /// Launches that block.
     blocked: u32,
+    /// The nodes that each node was added behind, in the order in which they were added.
+    behind: Vec<Vec<usize>>,
     /// What the driver must never be asked for.
     faults: Vec<&'static str>,
 }
@@ -118,6 +120,8 @@ fn driver() -> &'static Driver {
         cuGraphCreate: create_graph,
         cuGraphDestroy: destroy_graph,
         cuGraphAddMemcpyNode: add_copy,
+        cuGraphAddKernelNode: Some(add_kernel),
+        cuGraphExecKernelNodeSetParams: Some(set_kernel),
         cuGraphExecMemcpyNodeSetParams: set_copy,
         cuGraphInstantiateWithFlags: Some(instantiate),
         cuGraphExecDestroy: destroy_exec,
@@ -267,18 +271,42 @@ fn copy_of(parameters: *const sys::CUDA_MEMCPY3D) -> Piece {
 }
 
 /// Nodes count from 1 in their graph.
+fn add(out: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize, piece: Piece) -> Code {
+    let mut clockwork = clockwork();
+    let Some(pieces) = clockwork.graphs.get_mut(&graph.addr()) else { return INVALID_VALUE };
+    pieces.push(piece);
+    let node = pieces.len();
+    // SAFETY: the backend passes so many nodes.
+    clockwork.behind.push((0..count).map(|index| unsafe { *before.add(index) }.addr()).collect());
+    put(out, with_exposed_provenance_mut(node))
+}
+
 unsafe extern "C" fn add_copy(
     out: *mut CUgraphNode,
     graph: CUgraph,
-    _: *const CUgraphNode,
-    _: usize,
+    before: *const CUgraphNode,
+    count: usize,
     copy: *const sys::CUDA_MEMCPY3D,
     _: CUcontext,
 ) -> Code {
-    let mut clockwork = clockwork();
-    let Some(copies) = clockwork.graphs.get_mut(&graph.addr()) else { return INVALID_VALUE };
-    copies.push(copy_of(copy));
-    put(out, with_exposed_provenance_mut(copies.len()))
+    add(out, graph, before, count, copy_of(copy))
+}
+
+/// Kernels copy nothing here.
+unsafe extern "C" fn add_kernel(
+    out: *mut CUgraphNode,
+    graph: CUgraph,
+    before: *const CUgraphNode,
+    count: usize,
+    _: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Code {
+    static NOTHING: u8 = 0;
+    let nowhere = (&raw const NOTHING).expose_provenance() as u64;
+    add(out, graph, before, count, (nowhere, nowhere, 0))
+}
+
+unsafe extern "C" fn set_kernel(_: CUgraphExec, _: CUgraphNode, _: *const sys::CUDA_KERNEL_NODE_PARAMS_v1) -> Code {
+    0
 }
 
 unsafe extern "C" fn set_copy(exec: CUgraphExec, node: CUgraphNode, copy: *const sys::CUDA_MEMCPY3D, _: CUcontext) -> Code {
@@ -583,6 +611,35 @@ fn other_memory_at_the_same_address_gets_another_exec_and_other_addresses_the_sa
     assert_eq!(bind(&mut step, [0, 0], false), (3, 2, 1), "memory that is not known");
     finish(here, 5);
     assert_eq!(bind(&mut step, [0, 0], false), (3, 3, 1), "and nothing says that it is another");
+    drop((step, backend));
+    alone.nothing_is_left();
+}
+
+#[test]
+fn kernels_of_one_operation_are_four_chains_and_what_follows_comes_after_the_end_of_each() {
+    let (alone, backend) = alone();
+    let here = stream(0x100, 1, 0);
+    let mut step = Step::new(6);
+    let copy = Copy { from: Place::Source { transfer: 0, offset: 0 }, to: Place::Destination { transfer: 0, offset: 0 }, bytes: 1 };
+    let op = |mechanism, count: usize| Op { lane: LaneId(0), mechanism, copies: smallvec![copy; count], after: smallvec![] };
+    let program = |segments| {
+        let ops = vec![op(Mechanism::Copy, 1), op(Mechanism::Kernel, segments), op(Mechanism::Copy, 1)];
+        Arc::new(Program { transfers: vec![BYTES as u64], lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
+    };
+    let mut behind = |segments| {
+        step.program = program(segments);
+        step.kept = Kept::default();
+        clockwork().behind.clear();
+        drop(step.execute(&backend, here));
+        std::mem::take(&mut clockwork().behind)
+    };
+    // The first node is a copy, 120 segments are a kernel.
+    assert_eq!(behind(120), [vec![], vec![1], vec![2]]);
+    assert_eq!(behind(4 * 120), [vec![], vec![1], vec![1], vec![1], vec![1], vec![2, 3, 4, 5]]);
+    let many = behind(9 * 120 + 1);
+    assert_eq!(many[1..5], [[1], [1], [1], [1]]);
+    assert_eq!(many[5..11], [[2], [3], [4], [5], [6], [7]]);
+    assert_eq!(many[11..], [vec![8, 9, 10, 11]]);
     drop((step, backend));
     alone.nothing_is_left();
 }
