@@ -4,16 +4,12 @@
 //! bytes would be wrong. `TEST_EXECUTIONS` sets the executions of each thread (for sanitizers and Valgrind), `TEST_THREADS` the
 //! threads, `TEST_SEED` the plans.
 
-use crate::common::Random;
+use crate::common::{Random, setting};
 use crate::node::*;
 use mpgpu::ffi::*;
 use mpgpu::topology;
 use std::ffi::CString;
 use std::ptr::null_mut;
-
-fn setting(name: &str, usual: u64) -> u64 {
-    std::env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: must be a whole number")))
-}
 
 const GPUS: u64 = 4;
 /// Of each buffer, with room for ranges that start anywhere.
