@@ -95,6 +95,9 @@ impl Place for Gpus {
     fn staging(&self) -> [u64; 3] {
         [1 << 20, 4 << 20, 16 << 20]
     }
+    fn stages(&self) -> bool {
+        self.topology.is_some()
+    }
     fn on_gpus(&self) -> u64 {
         let free: u64 = free_bytes(self.count).into_iter().sum();
         set_device(0);

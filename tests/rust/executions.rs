@@ -28,6 +28,8 @@ pub trait Machine: Sync {
     fn spans(&self) -> [u64; 2];
     /// Bounds of staging to choose from, not 0.
     fn staging(&self) -> [u64; 3];
+    /// Whether plans are expected to stage: if none did, none shared staging.
+    fn stages(&self) -> bool;
     /// Bytes that are in use on all GPUs together.
     fn on_gpus(&self) -> u64;
     /// What one thread reaches memory with.
@@ -64,6 +66,8 @@ struct Done {
     plans: AtomicU64,
     bytes: AtomicU64,
     contexts: AtomicU64,
+    /// Contexts of all threads in which staging memory was in use.
+    staged: AtomicU64,
 }
 
 /// What the process holds when no context lives.
@@ -134,6 +138,7 @@ impl Campaign {
             of(&done.repeated),
             begun.elapsed().as_secs_f64()
         ));
+        assert!(of(&done.staged) > 0 || !machine.stages(), "no plan staged, so no execution shared staging");
         for later in [half, whole] {
             assert!(later.resident <= tenth.resident + tenth.resident / 4 + MORE_RESIDENT, "memory grows: {held:?}");
             assert!(later.on_gpus <= tenth.on_gpus + MORE_ON_GPUS, "memory of GPUs grows: {held:?}");
@@ -215,6 +220,7 @@ impl Era<'_> {
     fn check(&self, tidy: bool, cache: u64) {
         let held = self.node.statistics();
         assert!(held.plan_cache_entries <= cache, "{} plans in a cache of {cache}", held.plan_cache_entries);
+        let mut staged = 0;
         for device in -1..self.machine.gpus() as i32 {
             let mut held = device_statistics();
             // SAFETY: a whole struct of the right size.
@@ -225,6 +231,7 @@ impl Era<'_> {
                 held.staging_bytes,
                 self.staging
             );
+            staged += held.staging_bytes;
             if tidy {
                 let streams = u64::from(device >= 0);
                 assert_eq!(
@@ -234,6 +241,7 @@ impl Era<'_> {
                 );
             }
         }
+        self.done.staged.fetch_add(u64::from(staged > 0), Ordering::Relaxed);
     }
 }
 
@@ -398,9 +406,10 @@ impl<'a> Worker<'a> {
         match self.below(16) {
             0 => 0,
             1 | 2 => self.below(9),
-            3 => self.below(span / 2),
-            4 => 8 * self.below(64),
-            5 | 6 => 1 << self.below(12),
+            // Large enough to be split and staged.
+            3..=6 => self.below(span / 2),
+            7 => 8 * self.below(64),
+            8 | 9 => 1 << self.below(12),
             _ => self.random.next() >> (64 - 1 - self.below(u64::from((span / 8).ilog2()))),
         }
     }

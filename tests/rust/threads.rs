@@ -57,6 +57,9 @@ impl Machine for Wired {
     fn staging(&self) -> [u64; 3] {
         [96 << 10, 96 << 10, 1 << 20]
     }
+    fn stages(&self) -> bool {
+        true
+    }
     fn on_gpus(&self) -> u64 {
         0
     }
