@@ -7,6 +7,7 @@ mod attacks;
 mod child;
 mod driver;
 mod doctor;
+mod campaign;
 mod graph;
 mod lanes;
 mod lifetime;

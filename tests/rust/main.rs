@@ -2,6 +2,7 @@
 //! whole library once more, and once more under every sanitizer. What changes the process as a whole has its own (`log.rs`).
 
 mod abi;
+mod abi_campaign;
 mod abi_fuzz;
 mod bytes;
 mod cache;

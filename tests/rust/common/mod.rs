@@ -30,11 +30,26 @@ impl Random {
     }
 }
 
+/// A whole number from the environment. Names have not the library's prefix, which refuses variables that it does not know.
+pub fn setting(name: &str, usual: u64) -> u64 {
+    std::env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: must be a whole number")))
+}
+
+/// Whether longer campaigns are asked for.
+pub fn is_long() -> bool {
+    std::env::var("LONG_TESTS").is_ok_and(|value| value == "1")
+}
+
+/// Memory of this process that is in RAM.
+pub fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
 /// A property test of `usual` cases, or 100 times as many with `LONG_TESTS=1`. A failing case is printed with its seed, which
 /// reproduces it; nothing is written into the source tree.
 pub fn config(usual: u32) -> ProptestConfig {
-    let long = std::env::var("LONG_TESTS").is_ok_and(|v| v == "1");
-    ProptestConfig { cases: if long { usual * 100 } else { usual }, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig { cases: if is_long() { usual * 100 } else { usual }, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 /// 2 to `most` devices; some pairs without a link, some links in one direction only, capacities that differ by direction, sometimes

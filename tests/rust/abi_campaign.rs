@@ -1,0 +1,849 @@
+//! Every function of the C ABI with random arguments, for as long as one likes: each call ends with a status, and none writes where
+//! it must not. Beside `abi_fuzz`, whose sequences are short, can be shrunk, and check every byte that copies move.
+//!
+//! A campaign is made of rounds, each with contexts of its own and a seed of its own, so that one can be run in pieces and a round
+//! again. `FUZZ_CALLS` and `FUZZ_SECONDS` bound it, `FUZZ_SEED` chooses it, `FUZZ_ROUND` is the first round, and with `FUZZ_TRACE=1`
+//! every call is named before it is made. The round under way is printed every ten seconds: what kills the process is found again
+//! from there. With one thread a round makes the same calls each time; with four it does not.
+//!
+//! What C cannot promise is left out: ordinary host memory is taken at the caller's word, so host ranges are real ones here, and
+//! streams wait only for counters that something raises.
+
+use crate::common::{Random, resident_bytes, setting};
+use crate::node::*;
+use mpgpu::ffi::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CString, c_void};
+use std::io::Write;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const GUARD: u8 = 0xC7;
+/// Ordinary host memory that transfers may name, with as much on both sides that they never do.
+const OWN: usize = 1 << 16;
+/// Calls of one round of one thread.
+const ROUND: u64 = 20_000;
+/// Contexts that live as long as their round: host memory of theirs may be an end, because nobody else frees it.
+const LASTING: usize = 2;
+/// Handles of one kind that are remembered, old ones included.
+const REMEMBERED: usize = 24;
+/// Contexts that come and go.
+const CONTEXTS: usize = 6;
+const COUNTERS: u64 = 64;
+
+/// Handles that threads share, and that they go on using after their end.
+#[derive(Default)]
+struct Pool(Mutex<Vec<usize>>);
+
+impl Pool {
+    fn all(&self) -> std::sync::MutexGuard<'_, Vec<usize>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Remembers a handle; returns the one that it takes the place of.
+    fn put<T>(&self, random: &mut Random, handle: *mut T, most: usize) -> Option<*mut T> {
+        let mut all = self.all();
+        if all.len() < most {
+            all.push(handle.addr());
+            return None;
+        }
+        let at = random.below(most as u64) as usize;
+        Some(std::ptr::without_provenance_mut(std::mem::replace(&mut all[at], handle.addr())))
+    }
+
+    /// A handle: most likely one that was given out, now and then one with a wrong bit, or nonsense.
+    fn pick<T>(&self, random: &mut Random) -> *mut T {
+        let all = self.all();
+        let known = all.get(random.below(all.len() as u64) as usize).copied();
+        drop(all);
+        let nonsense = [0, 1, 0xDEAD_BEEF, usize::MAX, 0x1_1000_0001, 0x7FFF_FFFF_3000_0000, random.next() as usize];
+        std::ptr::without_provenance_mut(match (random.below(24), known) {
+            (0, _) | (_, None) => nonsense[random.below(7) as usize],
+            (1, Some(known)) => known ^ (1 << random.below(64)),
+            (_, Some(known)) => known,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Pools {
+    contexts: Pool,
+    plans: Pool,
+    requests: Pool,
+    streams: Pool,
+    events: Pool,
+    exported: Mutex<Vec<mp_memory_handle_t>>,
+}
+
+/// Memory of `mp_alloc`.
+#[derive(Copy, Clone)]
+struct Memory {
+    owner: usize,
+    device: i32,
+    address: usize,
+    bytes: u64,
+}
+
+/// Counters in a lasting context, and the stream that raises them, in which nothing ever waits.
+struct Counters {
+    owner: mp_context_t,
+    first: usize,
+    raiser: mp_stream_t,
+    values: [u64; COUNTERS as usize],
+}
+
+/// Calls of each function, and how many of them succeeded.
+type Counts = BTreeMap<&'static str, [u64; 2]>;
+
+/// One thread of one round.
+struct Fuzzer<'a> {
+    random: Random,
+    pools: &'a Pools,
+    lasting: &'a [usize],
+    alone: bool,
+    trace: bool,
+    counts: Counts,
+    calls: u64,
+    mine: Vec<Memory>,
+    gone: Vec<usize>,
+    /// Plans of this thread. With several threads no other executes them: memory must not be freed by one while it is handed to another.
+    planned: Vec<usize>,
+    counters: Vec<Counters>,
+    /// Ordinary host memory, which outlives the contexts.
+    own: usize,
+    /// Room for every struct and text, so that a wrong size or capacity that is accepted hits memory of the test.
+    room: Vec<u64>,
+}
+
+/// Makes one call and looks at its status. The arguments must not need the fuzzer.
+macro_rules! call {
+    ($self:ident, $name:ident($($argument:expr),* $(,)?)) => {{
+        $self.before(stringify!($name));
+        // SAFETY: pointers are NULL, not aligned, or valid for the call; ranges are the library's to check, host ranges are real.
+        #[allow(unused_unsafe)]
+        let status = unsafe { $name($($argument),*) };
+        $self.after(stringify!($name), status)
+    }};
+}
+
+/// As `call`, for functions that return no status.
+macro_rules! ask {
+    ($self:ident, $name:ident($($argument:expr),* $(,)?)) => {{
+        $self.before(stringify!($name));
+        // SAFETY: no pointer is handed over.
+        #[allow(unused_unsafe)]
+        let answer = unsafe { $name($($argument),*) };
+        $self.counts.entry(stringify!($name)).or_default()[1] += 1;
+        answer
+    }};
+}
+
+fn pointer<T>(address: usize) -> *mut T {
+    std::ptr::without_provenance_mut(address)
+}
+
+impl Fuzzer<'_> {
+    /// What is done, and how often beside the others.
+    #[expect(clippy::type_complexity, reason = "a table")]
+    const ACTIONS: [(u64, fn(&mut Self)); 16] = [
+        (4, Self::texts),
+        (1, Self::log),
+        (1, Self::context),
+        (1, Self::probe),
+        (3, Self::describe),
+        (6, Self::statistics),
+        (10, Self::alloc),
+        (10, Self::free),
+        (12, Self::stream),
+        (10, Self::event),
+        (12, Self::plan),
+        (6, Self::plan_questions),
+        (14, Self::execute),
+        (14, Self::request),
+        (8, Self::share),
+        (8, Self::signal),
+    ];
+
+    fn before(&mut self, name: &'static str) {
+        self.calls += 1;
+        self.counts.entry(name).or_default()[0] += 1;
+        if self.trace {
+            eprintln!("call {}: {name}", self.calls);
+        }
+    }
+
+    fn after(&mut self, name: &'static str, status: mp_status_t) -> bool {
+        if status == MP_SUCCESS {
+            self.counts.entry(name).or_default()[1] += 1;
+            return true;
+        }
+        let said = || format!("{name}, call {} of this thread's round: {status:?}, {}", self.calls, last_error());
+        assert!(!matches!(status, MP_ERROR_INTERNAL | MP_ERROR_DATA_CORRUPTION), "{}", said());
+        assert!(!self.calls.is_multiple_of(16) || !last_error().is_empty(), "{}", said());
+        false
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.random.below(n)
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.random.below(n) == 0
+    }
+
+    /// A number of any size, most likely a small one or one at an edge.
+    fn odd(&mut self) -> u64 {
+        let small = self.random.next() >> (40 + self.below(24));
+        [0, small, 1, u64::MAX - small, (1 << 63) + small, (1 << 40) + small, u64::from(u32::MAX) + small, self.random.next()]
+            [self.below(8) as usize]
+    }
+
+    fn odd_i32(&mut self) -> i32 {
+        let small = self.below(16) as i32 - 5;
+        [small, small, small, small, i32::MIN, i32::MAX, MP_DEVICE_AUTO, self.random.next() as i32][self.below(8) as usize]
+    }
+
+    /// An output: its place, NULL, or a place that is not aligned.
+    fn out<T>(&mut self, place: *mut T) -> *mut T {
+        match self.below(24) {
+            0 => null_mut(),
+            1 if align_of::<T>() > 1 => place.wrapping_byte_add(1),
+            _ => place,
+        }
+    }
+
+    /// A struct with its size, true or not, and now and then a field that this version does not know.
+    fn sized<T: Copy>(&mut self, value: T) -> *mut T {
+        let exact = size_of::<T>();
+        self.room[..600].fill(0);
+        // SAFETY: the room is larger and aligned.
+        unsafe { self.room.as_mut_ptr().cast::<T>().write(value) };
+        let wild = self.odd();
+        self.room[0] = match self.below(16) {
+            0 => wild,
+            1 => exact as u64 - 8,
+            2 => exact as u64 + 8 * self.below(20),
+            3 => self.below(5000),
+            _ => exact as u64,
+        };
+        if self.one_in(32) {
+            let at = exact / 8 + self.below(400) as usize;
+            self.room[at] = self.odd();
+        }
+        let place = self.room.as_mut_ptr().cast();
+        self.out(place)
+    }
+
+    /// Text and capacity; what a call wrote beyond the capacity is found by `guarded`.
+    fn text(&mut self) -> (*mut std::ffi::c_char, usize) {
+        let capacity = match self.below(4) {
+            0 => self.below(64),
+            1 => self.below(4096),
+            _ => 8 * self.room.len() as u64 - 64,
+        } as usize;
+        // SAFETY: bytes of the room.
+        let room = unsafe { std::slice::from_raw_parts_mut(self.room.as_mut_ptr().cast::<u8>(), 8 * self.room.len()) };
+        room[capacity..capacity + 64].fill(GUARD);
+        if self.one_in(8) { (null_mut(), self.odd() as usize) } else { (room.as_mut_ptr().cast(), capacity) }
+    }
+
+    fn guarded(&self, (text, capacity): (*mut std::ffi::c_char, usize)) {
+        // SAFETY: bytes of the room.
+        let room = unsafe { std::slice::from_raw_parts(self.room.as_ptr().cast::<u8>(), 8 * self.room.len()) };
+        assert!(text.is_null() || room[capacity..capacity + 64].iter().all(|byte| *byte == GUARD), "text beyond the capacity");
+    }
+
+    /// A string without meaning, or a name that has one, or NULL.
+    fn string(&mut self) -> Option<CString> {
+        let names =
+            ["beluga", "beluga", "beluga", "pcie-4", "gh200-4", "summit", "hgx-h200", "/", "/dev/null", "..", "", "probed", "discovered"];
+        match self.below(16) {
+            0 => None,
+            1 => {
+                let length = self.below(6000);
+                Some((0..length).map(|_| 1 + self.below(255) as u8).collect())
+            }
+            2 => Some((0..self.below(12)).map(|_| 32 + self.below(95) as u8).collect()),
+            _ => Some(names[self.below(13) as usize].bytes().collect()),
+        }
+        .map(|bytes: Vec<u8>| CString::new(bytes).expect("no NUL"))
+    }
+
+    fn a_context(&mut self) -> mp_context_t {
+        // Mostly one that lives, so that few calls are refusals alone.
+        if self.one_in(4) {
+            self.pools.contexts.pick(&mut self.random)
+        } else {
+            pointer(self.lasting[self.random.below(LASTING as u64) as usize])
+        }
+    }
+
+    /// An address of memory that lived, lives, or never did. With several threads what was freed may be another's by now.
+    fn an_address(&mut self) -> usize {
+        let offset = if self.one_in(2) { 0 } else { self.below(5000) as usize };
+        match self.below(16) {
+            0 => 0,
+            1 => usize::MAX - offset,
+            2 => self.random.next() as usize,
+            3 => self.own + OWN + offset,
+            4 | 5 if self.alone && !self.gone.is_empty() => self.gone[self.random.below(self.gone.len() as u64) as usize] + offset,
+            _ if !self.mine.is_empty() => {
+                let memory = self.mine[self.random.below(self.mine.len() as u64) as usize];
+                // What follows may be another thread's.
+                memory.address + if self.alone { offset } else { offset % memory.bytes as usize }
+            }
+            _ => 64,
+        }
+    }
+
+    // --- the actions ---------------------------------------------------------------------------------------------------
+
+    fn texts(&mut self) {
+        let (status, info) = (self.odd_i32(), error_info());
+        ask!(self, mp_version());
+        assert!(!ask!(self, mp_version_string()).is_null());
+        assert!(!ask!(self, mp_status_string(status)).is_null());
+        assert!(!ask!(self, mp_last_error()).is_null());
+        let info = self.sized(info);
+        call!(self, mp_last_error_info(info));
+    }
+
+    fn log(&mut self) {
+        unsafe extern "C" fn count(_: i32, _: *const std::ffi::c_char, _: *const std::ffi::c_char, user: *mut c_void) {
+            // SAFETY: handed over below, and static.
+            unsafe { &*user.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
+        }
+        static RECORDS: AtomicU64 = AtomicU64::new(0);
+        let level = self.odd_i32();
+        let callback = if self.one_in(4) { None } else { Some(count as unsafe extern "C" fn(_, _, _, _)) };
+        call!(self, mp_log_set_callback(level, callback, (&raw const RECORDS).cast_mut().cast()));
+    }
+
+    fn context(&mut self) {
+        if self.one_in(2) {
+            let (context, mut gpus, mut hosts) = (self.a_context(), -1, -1);
+            let outs = (self.out(&mut gpus), self.out(&mut hosts));
+            call!(self, mp_context_device_count(context, outs.0, outs.1));
+        }
+        if self.one_in(2) {
+            // One that lasts is not destroyed before its round ends.
+            let context: mp_context_t = self.pools.contexts.pick(&mut self.random);
+            if !self.lasting.contains(&context.addr()) {
+                call!(self, mp_context_destroy(context));
+            }
+            return;
+        }
+        let topology = self.string();
+        let backend = if self.one_in(4) { self.below(5) as i32 - 1 } else { 1 };
+        let options = mp_context_options_t {
+            topology: topology.as_ref().map_or(std::ptr::null(), |text| text.as_ptr()),
+            backend,
+            staging_bytes: [0, 1 << 14, 1 << 16, 1, 1 << 20, self.odd()][self.below(6) as usize],
+            cache_plans: [0, 1, 3, 20, u64::MAX][self.below(5) as usize],
+            ..context_options()
+        };
+        let version = if self.one_in(8) { self.odd() as u32 } else { MP_VERSION };
+        let options = self.sized(options);
+        let mut context = poison();
+        let out = self.out(&mut context);
+        if call!(self, mp_context_create_versioned(options, version, out)) {
+            if let Some(old) =
+                self.pools.contexts.put(&mut self.random, context, CONTEXTS).filter(|old| !self.lasting.contains(&old.addr()))
+            {
+                // Fails where it was destroyed already.
+                call!(self, mp_context_destroy(old));
+            }
+        } else {
+            assert_eq!(context, poison(), "an output was written");
+        }
+    }
+
+    fn probe(&mut self) {
+        let file = self.string();
+        let options = mp_probe_options_t {
+            size: 0,
+            file: file.as_ref().map_or(std::ptr::null(), |text| text.as_ptr()),
+            keep: 3 + self.below(100) as i32,
+            quick: self.odd_i32(),
+        };
+        let (options, context) = (self.sized(options), self.a_context());
+        // A probe takes seconds, so only what is refused. NULL and an old program's shorter struct would not be.
+        if !options.is_null() && self.room[0] as usize >= size_of::<mp_probe_options_t>() {
+            assert!(!call!(self, mp_context_probe(context, options)));
+        }
+        let (context, mut length) = (self.a_context(), 0);
+        let text = self.text();
+        let out = self.out(&mut length);
+        call!(self, mp_context_probed(context, text.0, text.1, out));
+        self.guarded(text);
+    }
+
+    fn describe(&mut self) {
+        let (context, format, mut length) = (self.a_context(), self.below(5) as i32 - 1, 0);
+        let plan = self.pools.plans.pick(&mut self.random);
+        let text = self.text();
+        let out = self.out(&mut length);
+        if self.one_in(4) {
+            call!(self, mp_context_describe(context, format, text.0, text.1, out));
+        } else {
+            call!(self, mp_plan_describe(plan, format, text.0, text.1, out));
+        }
+        self.guarded(text);
+    }
+
+    fn statistics(&mut self) {
+        let (context, device) = (self.a_context(), self.odd_i32());
+        if self.one_in(2) {
+            let out = self.sized(statistics());
+            call!(self, mp_context_statistics(context, out));
+        } else {
+            let out = self.sized(device_statistics());
+            call!(self, mp_context_device_statistics(context, device, out));
+        }
+        assert!(self.room[520..600].iter().all(|word| *word == 0), "written beyond what the library knows");
+        let mut uuid = [GUARD; 24];
+        let out = self.out(uuid.as_mut_ptr());
+        call!(self, mp_device_uuid(context, device, out));
+        assert_eq!(uuid[16..], [GUARD; 8]);
+    }
+
+    fn alloc(&mut self) {
+        let (context, device) = (self.a_context(), if self.one_in(8) { self.odd_i32() } else { self.below(5) as i32 - 1 });
+        let bytes = if self.one_in(8) { self.odd() } else { 1 + (self.random.next() >> (44 + self.below(16))) };
+        let mut memory = poison();
+        let out = self.out(&mut memory);
+        if !call!(self, mp_alloc(context, device, bytes, out)) {
+            assert_eq!(memory, poison(), "an output was written");
+        } else if bytes > 4 << 20 || self.mine.len() >= REMEMBERED {
+            // The system may promise more than it has; nobody touches it.
+            call!(self, mp_free(context, memory));
+            self.forget(memory.addr());
+        } else {
+            self.mine.push(Memory { owner: context.addr(), device, address: memory.addr(), bytes });
+        }
+    }
+
+    fn free(&mut self) {
+        let context = self.a_context();
+        if self.one_in(2) || self.mine.is_empty() {
+            // Wrong: an address inside memory, of another context, freed before, or none at all.
+            let address = self.an_address();
+            if self.mine.iter().all(|memory| memory.address != address) {
+                call!(self, mp_free(context, pointer(address)));
+            }
+            return;
+        }
+        let memory = self.mine.swap_remove(self.random.below(self.mine.len() as u64) as usize);
+        let freed = call!(self, mp_free(pointer(memory.owner), pointer(memory.address)));
+        assert!(freed || !self.lasting.contains(&memory.owner), "memory could not be freed: {}", last_error());
+        self.forget(memory.address);
+    }
+
+    fn forget(&mut self, address: usize) {
+        if self.gone.len() >= REMEMBERED {
+            self.gone.swap_remove(0);
+        }
+        self.gone.push(address);
+    }
+
+    fn a_stream(&mut self) -> mp_stream_t {
+        if self.one_in(3) { null_mut() } else { self.pools.streams.pick(&mut self.random) }
+    }
+
+    fn stream(&mut self) {
+        let (context, device, stream) = (self.a_context(), self.below(9) as i32 - 3, self.a_stream());
+        match self.below(6) {
+            0 => {
+                let mut stream = poison();
+                let out = self.out(&mut stream);
+                if !call!(self, mp_stream_create(context, device, out)) {
+                    assert_eq!(stream, poison(), "an output was written");
+                } else if let Some(old) = self.pools.streams.put(&mut self.random, stream, REMEMBERED) {
+                    for &context in self.lasting {
+                        call!(self, mp_stream_destroy(pointer(context), old));
+                    }
+                }
+            }
+            1 if self.one_in(2) => drop(call!(self, mp_stream_destroy(context, stream))),
+            1 | 2 => drop(call!(self, mp_stream_synchronize(context, stream))),
+            3 => drop(call!(self, mp_stream_launch_host(context, stream, None, null_mut()))),
+            _ => drop(call!(self, mp_stream_launch_host(context, stream, Some(nothing), null_mut()))),
+        }
+    }
+
+    fn event(&mut self) {
+        let (context, event, stream) = (self.a_context(), self.pools.events.pick(&mut self.random), self.a_stream());
+        match self.below(8) {
+            0 => {
+                let mut event = poison();
+                let out = self.out(&mut event);
+                if !call!(self, mp_event_create(context, out)) {
+                    assert_eq!(event, poison(), "an output was written");
+                } else if let Some(old) = self.pools.events.put(&mut self.random, event, REMEMBERED) {
+                    for &context in self.lasting {
+                        call!(self, mp_event_destroy(pointer(context), old));
+                    }
+                }
+            }
+            1 if self.one_in(2) => drop(call!(self, mp_event_destroy(context, event))),
+            1..=3 => drop(call!(self, mp_event_record(context, event, stream))),
+            4 | 5 => drop(call!(self, mp_stream_wait_event(context, stream, event))),
+            _ => drop(call!(self, mp_event_synchronize(context, event))),
+        }
+    }
+
+    /// An end of a transfer of so many bytes, and how many of them it may have: a range of host memory is a real one.
+    fn end(&mut self, context: mp_context_t, bytes: u64) -> (usize, i32, u64) {
+        let gpu = self.below(4) as i32;
+        match self.below(16) {
+            0 => (self.an_address(), gpu, bytes),
+            1 => {
+                let bytes = bytes.min(OWN as u64);
+                let at = OWN + self.below(OWN as u64 - bytes + 1) as usize;
+                let device = if self.one_in(2) { MP_DEVICE_AUTO } else { MP_DEVICE_HOST };
+                (self.own + at, device, bytes)
+            }
+            2 => (self.an_address(), self.odd_i32(), 0),
+            _ => {
+                let held: Vec<Memory> = self.mine.iter().filter(|memory| memory.owner == context.addr()).copied().collect();
+                let Some(&memory) = held.get(self.below(held.len() as u64) as usize) else { return (64, gpu, bytes) };
+                let offset = self.below(memory.bytes);
+                let inside = memory.bytes - offset;
+                let lasts = self.lasting.contains(&memory.owner);
+                match memory.device {
+                    // Wrong only where the library can know.
+                    0.. if self.one_in(8) => (memory.address + offset as usize, gpu, bytes),
+                    0.. => (memory.address + offset as usize, memory.device, bytes.min(inside)),
+                    _ if lasts => {
+                        let device = if self.one_in(2) { MP_DEVICE_AUTO } else { memory.device };
+                        (memory.address + offset as usize, device, bytes.min(inside))
+                    }
+                    _ => (64, gpu, bytes),
+                }
+            }
+        }
+    }
+
+    fn plan(&mut self) {
+        let context = self.a_context();
+        let count = if self.one_in(64) { 100 } else { self.below(4) };
+        let mut transfers = Vec::new();
+        for _ in 0..count {
+            let bytes = if self.one_in(16) { self.odd() } else { self.random.next() >> (46 + self.below(18)) };
+            let ((dst, dst_device, most), (src, src_device, also)) = (self.end(context, bytes), self.end(context, bytes));
+            let bytes = bytes.min(most).min(also) as usize;
+            transfers.push(transfer(std::ptr::with_exposed_provenance_mut(dst), dst_device, pointer(src), src_device, bytes));
+        }
+        let options = mp_plan_options_t {
+            engine: self.below(7) as i32 - 1,
+            max_paths: if self.one_in(4) { self.odd() as u32 } else { self.below(5) as u32 },
+            host_path: self.below(4) as i32 - i32::from(self.one_in(8)),
+            chunk_bytes: [0, 4096, 8192, 1, self.odd()][self.below(5) as usize],
+            min_bytes: self.below(2),
+            staging_bytes: [0, 0, 0, 1 << 13, self.odd()][self.below(5) as usize],
+            ..plan_options()
+        };
+        let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
+        // Only what does not need to be looked at can be more than there is.
+        let (list, count) = match self.below(24) {
+            0 => (null_mut(), self.odd() as usize),
+            1 => (transfers.as_mut_ptr().wrapping_byte_add(4), (self.odd() as usize).saturating_add(1)),
+            2 => (transfers.as_mut_ptr(), usize::MAX - self.below(1 << 20) as usize),
+            _ => (transfers.as_mut_ptr(), transfers.len()),
+        };
+        let mut plan = poison();
+        let out = self.out(&mut plan);
+        if !call!(self, mp_plan(context, list, count, options, out)) {
+            assert_eq!(plan, poison(), "an output was written");
+        } else {
+            if self.planned.len() >= REMEMBERED {
+                self.planned.swap_remove(0);
+            }
+            self.planned.push(plan.addr());
+            if let Some(old) = self.pools.plans.put(&mut self.random, plan, REMEMBERED) {
+                call!(self, mp_plan_destroy(old));
+            }
+        }
+    }
+
+    fn plan_questions(&mut self) {
+        let plan = self.pools.plans.pick(&mut self.random);
+        if self.one_in(16) {
+            call!(self, mp_plan_destroy(plan));
+        }
+        let info = self.sized(plan_info());
+        call!(self, mp_plan_get_info(plan, info));
+        assert!(self.room[520..600].iter().all(|word| *word == 0), "written beyond what the library knows");
+    }
+
+    fn execute(&mut self) {
+        let mine = self.planned.get(self.random.below(self.planned.len() as u64) as usize).copied();
+        let plan = if self.alone { self.pools.plans.pick(&mut self.random) } else { pointer(mine.unwrap_or(0xDEAD_BEEF)) };
+        let stream = self.a_stream();
+        if self.one_in(2) {
+            call!(self, mp_execute(plan, stream, null_mut()));
+            return;
+        }
+        let mut request: mp_request_t = poison();
+        let out = if self.one_in(16) { (&raw mut request).wrapping_byte_add(1) } else { &raw mut request };
+        if !call!(self, mp_execute(plan, stream, out)) {
+            assert_eq!(request, poison(), "an output was written");
+        } else if let Some(mut old) = self.pools.requests.put(&mut self.random, request, REMEMBERED) {
+            // Fails where it was waited for already.
+            call!(self, mp_request_free(&mut old));
+        }
+    }
+
+    fn request(&mut self) {
+        let mut request: mp_request_t = self.pools.requests.pick(&mut self.random);
+        let mut done = 77;
+        let (place, done) = (self.out(&mut request), self.out(&mut done));
+        match self.below(3) {
+            0 => call!(self, mp_wait(place)),
+            1 => call!(self, mp_test(place, done)),
+            _ => call!(self, mp_request_free(place)),
+        };
+    }
+
+    fn share(&mut self) {
+        let context = self.a_context();
+        if self.one_in(2) {
+            let (address, bytes) = (self.an_address(), if self.one_in(3) { self.odd() } else { self.below(5000) });
+            let mut handle = mp_memory_handle_t { bytes: [GUARD; 128] };
+            let out = self.out(&mut handle);
+            if call!(self, mp_memory_export(context, pointer(address), bytes, out)) {
+                let mut exported = self.pools.exported.lock().expect("no panic");
+                if exported.len() >= REMEMBERED {
+                    exported.swap_remove(self.random.below(REMEMBERED as u64) as usize);
+                }
+                exported.push(handle);
+            } else {
+                assert_eq!(handle.bytes, [GUARD; 128], "an output was written");
+            }
+            return;
+        }
+        let mut handle = {
+            let exported = self.pools.exported.lock().expect("no panic");
+            exported.get(self.random.below(exported.len() as u64) as usize).copied().unwrap_or(mp_memory_handle_t { bytes: [GUARD; 128] })
+        };
+        let damaged = self.one_in(4);
+        if damaged {
+            let (at, bit) = (self.below(128) as usize, self.below(8));
+            handle.bytes[at] ^= 1 << bit;
+        }
+        let (mut memory, mut device, mut bytes) = (poison(), 77, 77);
+        let outs = (self.out(&mut memory), self.out(&mut device), self.out(&mut bytes));
+        let handle = self.out(&mut handle);
+        if call!(self, mp_memory_import(context, handle, outs.0, outs.1, outs.2)) {
+            assert!(!damaged, "a damaged handle was taken for another");
+            call!(self, mp_memory_close(context, memory));
+        } else {
+            assert_eq!((memory, device, bytes), (poison(), 77, 77), "an output was written");
+        }
+        let address = self.an_address();
+        call!(self, mp_memory_close(context, pointer(address)));
+    }
+
+    fn signal(&mut self) {
+        let (context, stream) = (self.a_context(), self.a_stream());
+        let at = self.below(LASTING as u64) as usize;
+        let index = self.below(COUNTERS) as usize;
+        let Counters { owner, first, raiser, values } = &mut self.counters[at];
+        let (owner, raiser, counter) = (*owner, *raiser, *first + 8 * index);
+        values[index] += self.random.below(3);
+        let value = values[index];
+        let good = [mp_signal_t { counter: pointer(counter), value }];
+        let odd = mp_signal_t { counter: pointer(self.an_address()), value: self.odd() };
+        match self.below(6) {
+            0 | 1 => {
+                // The raise first: a context destroyed in between would wait for ever for a wait that nobody ends.
+                if self.one_in(4) {
+                    call!(self, mp_stream_launch_host(owner, raiser, Some(nothing), null_mut()));
+                }
+                // A made-up handle may have been this stream's.
+                if call!(self, mp_stream_raise_signals(owner, raiser, good.as_ptr(), 1)) {
+                    call!(self, mp_stream_wait_signals(owner, stream, good.as_ptr(), 1));
+                }
+            }
+            2 => {
+                let seconds = [0.0, 1e-5, -1.0, f64::NAN, f64::NEG_INFINITY][self.below(5) as usize];
+                call!(self, mp_signal_wait(owner, pointer(counter), value, seconds));
+                // Memory that another thread may give back meanwhile is not looked at.
+                if self.lasting.contains(&context.addr()) {
+                    call!(self, mp_signal_wait(context, odd.counter, odd.value, seconds));
+                }
+            }
+            3 => {
+                // No wait in other memory: nobody would end it. No raise either: it would write there.
+                let (mine, wrong) = ([good[0], odd], [mp_signal_t { counter: pointer(counter + 4), value }]);
+                call!(self, mp_stream_wait_signals(context, poison(), mine.as_ptr(), 2));
+                call!(self, mp_stream_raise_signals(context, poison(), mine.as_ptr(), 2));
+                call!(self, mp_stream_wait_signals(owner, stream, wrong.as_ptr(), 1));
+                call!(self, mp_stream_raise_signals(owner, stream, wrong.as_ptr(), 1));
+            }
+            4 => {
+                let huge = self.odd() as usize;
+                call!(self, mp_stream_wait_signals(context, stream, null_mut(), huge));
+                call!(self, mp_stream_raise_signals(context, stream, null_mut(), huge));
+            }
+            _ => {
+                let huge = usize::MAX - self.below(1000) as usize;
+                call!(self, mp_stream_wait_signals(context, stream, good.as_ptr(), huge));
+                call!(self, mp_stream_raise_signals(context, stream, good.as_ptr().wrapping_byte_add(1), 1 + huge / 2));
+            }
+        }
+    }
+
+    /// So many calls, more or less.
+    fn run(&mut self, calls: u64) {
+        let total: u64 = Self::ACTIONS.iter().map(|(weight, _)| weight).sum();
+        for at in 0..LASTING {
+            let owner: mp_context_t = pointer(self.lasting[at]);
+            let (mut memory, mut raiser) = (null_mut(), null_mut());
+            assert!(call!(self, mp_alloc(owner, MP_DEVICE_HOST, 8 * COUNTERS, &mut memory)), "{}", last_error());
+            assert!(call!(self, mp_stream_create(owner, MP_DEVICE_HOST, &mut raiser)), "{}", last_error());
+            // SAFETY: just allocated, and so large.
+            unsafe { memory.write_bytes(0, 8 * COUNTERS as usize) };
+            self.counters.push(Counters { owner, first: memory.addr(), raiser, values: [0; COUNTERS as usize] });
+        }
+        while self.calls < calls {
+            let mut at = self.below(total);
+            let (_, action) =
+                Self::ACTIONS.iter().find(|(weight, _)| at.checked_sub(*weight).map(|left| at = left).is_none()).expect("in range");
+            action(self);
+        }
+    }
+}
+
+/// One round: so many calls, most of which are refused. Returns what was called.
+fn round(seed: u64, threads: u64, calls: u64, trace: bool) -> Counts {
+    // Before the contexts, so that it is dropped after them: what is under way may still write there.
+    let mut owns: Vec<Vec<u8>> = (0..threads).map(|_| vec![GUARD; 3 * OWN]).collect();
+    let places: Vec<usize> = owns.iter_mut().map(|own| own.as_mut_ptr().expose_provenance()).collect();
+    let pools = Pools::default();
+    let nodes: Vec<Node> = [c"beluga", c"pcie-4"].map(Node::new).into();
+    let lasting: Vec<usize> = nodes.iter().map(|node| node.context.addr()).collect();
+    let fuzz = |thread: u64| {
+        let mut fuzzer = Fuzzer {
+            random: Random(Random(seed).next().wrapping_add(thread)),
+            pools: &pools,
+            lasting: &lasting,
+            alone: threads == 1,
+            trace,
+            counts: Counts::new(),
+            calls: 0,
+            mine: Vec::new(),
+            gone: Vec::new(),
+            planned: Vec::new(),
+            counters: Vec::new(),
+            own: places[thread as usize],
+            room: vec![0; 8192],
+        };
+        fuzzer.run(calls / threads);
+        fuzzer.counts
+    };
+    let done: Vec<_> = if threads == 1 {
+        vec![fuzz(0)]
+    } else {
+        std::thread::scope(|scope| {
+            let fuzz = &fuzz;
+            let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || fuzz(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        })
+    };
+    for context in pools.contexts.all().iter().chain(&lasting) {
+        let _ = mp_context_destroy(pointer(*context));
+    }
+    let mut counts = Counts::new();
+    for &place in &places {
+        // SAFETY: ordinary memory of this size, and all work has finished.
+        let own = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(place), 3 * OWN) };
+        assert!(own[..OWN].iter().chain(&own[2 * OWN..]).all(|byte| *byte == GUARD), "bytes around host memory were written");
+    }
+    for called in done {
+        for (name, [calls, accepted]) in called {
+            let sum = counts.entry(name).or_default();
+            *sum = [sum[0] + calls, sum[1] + accepted];
+        }
+    }
+    counts
+}
+
+fn campaign(threads: u64) {
+    let usual = if crate::common::is_long() { 3_000_000 } else { 60_000 };
+    let (calls, seconds, seed) = (setting("FUZZ_CALLS", usual), setting("FUZZ_SECONDS", u64::MAX), setting("FUZZ_SEED", 1));
+    let (first, trace) = (setting("FUZZ_ROUND", 0), setting("FUZZ_TRACE", 0) == 1);
+    let (begun, mut said, mut counts, mut done, mut rounds) = (Instant::now(), Instant::now(), Counts::new(), 0, 0);
+    let resident = resident_bytes() >> 20;
+    while done < calls && begun.elapsed().as_secs() < seconds {
+        let number = first + rounds;
+        let say = || eprintln!("campaign: {threads} threads, seed {seed}, round {number} begins, {done} calls before it");
+        if said.elapsed() > Duration::from_secs(10) || trace {
+            said = Instant::now();
+            say();
+        }
+        let result = std::panic::catch_unwind(|| round(seed << 32 ^ number, threads, ROUND.min(calls), trace));
+        let called = result.unwrap_or_else(|panic| {
+            say();
+            std::panic::resume_unwind(panic)
+        });
+        for (name, [calls, accepted]) in called {
+            done += calls;
+            let sum = counts.entry(name).or_insert([0, 0]);
+            *sum = [sum[0] + calls, sum[1] + accepted];
+        }
+        rounds += 1;
+    }
+    let accepted: u64 = counts.values().map(|[_, accepted]| accepted).sum();
+    let line = format!(
+        "campaign: {done} calls of {} functions by {threads} threads, seed {seed}, rounds {first} to {}: 0 aborts; {accepted} calls succeeded; \
+         {:.0} s; memory {resident} MiB before, {} after",
+        counts.len(),
+        first + rounds,
+        begun.elapsed().as_secs_f64(),
+        resident_bytes() >> 20,
+    );
+    // Past the test harness, which keeps the output of tests that pass to itself.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+#[test]
+fn random_calls_of_every_function_end_with_a_status() {
+    campaign(1);
+}
+
+#[test]
+fn random_calls_of_every_function_from_four_threads_end_with_a_status() {
+    campaign(4);
+}
+
+/// The functions that the header declares, the inline one excepted.
+fn declared() -> BTreeSet<String> {
+    let header = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/include/mpgpu/mpgpu.h")).expect("the header is there");
+    let code = header.lines().filter(|line| !line.starts_with("///") && !line.starts_with(" *") && !line.starts_with("static inline"));
+    let before_parenthesis = code.flat_map(|line| {
+        let pieces: Vec<&str> = line.split('(').collect();
+        pieces[..pieces.len() - 1]
+            .iter()
+            .map(|piece| piece.rsplit(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or("").to_owned())
+            .collect::<Vec<_>>()
+    });
+    before_parenthesis.filter(|name| name.starts_with("mp_")).collect()
+}
+
+#[test]
+fn the_campaign_calls_every_function_that_the_header_declares_and_each_succeeds() {
+    let declared = declared();
+    assert!(declared.len() > 35, "{declared:?}");
+    let counts = round(1, 1, 60_000, false);
+    for name in &declared {
+        let [calls, accepted] = counts.get(&**name).copied().unwrap_or_default();
+        assert!(calls > 0, "{name} is never called: add it to an action of tests/rust/abi_campaign.rs");
+        // A probe takes seconds.
+        let refused = name.starts_with("mp_context_probe");
+        assert!(refused || accepted > 0, "{name} was called {calls} times and never succeeded");
+    }
+    assert!(counts.keys().all(|name| declared.contains(*name)), "{:?}", counts.keys());
+}
