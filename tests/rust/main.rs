@@ -21,6 +21,7 @@ mod planner;
 mod probe;
 mod probe_files;
 mod probe_replay;
+mod rings;
 mod sanitize;
 mod share;
 mod signals;
