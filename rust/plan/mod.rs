@@ -85,6 +85,9 @@ pub struct Options {
     pub max_paths: u32,
     /// Whether a copy between GPUs may pass through host memory.
     pub host_path: bool,
+    /// Whether other processes of the node plan at the same time, each for itself: then a copy between GPUs that has another path keeps off
+    /// host memory, where the paths of all of them meet.
+    pub alone: bool,
     /// Bytes of one chunk on staged paths, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: Option<u64>,
     /// Transfers below this size take one path.
@@ -122,6 +125,7 @@ impl Default for Options {
             engine: Engine::Auto,
             max_paths: u32::MAX,
             host_path: true,
+            alone: false,
             chunk_bytes: None,
             min_bytes: None,
             staging_bytes: 64 << 20,

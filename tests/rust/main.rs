@@ -3,6 +3,7 @@
 
 mod abi;
 mod abi_fuzz;
+mod alone;
 mod bytes;
 mod cache;
 #[cfg(feature = "cli")]
