@@ -280,7 +280,8 @@ typedef struct {
     int32_t engine;
     /// The most paths that one transfer may use.
     uint32_t max_paths;
-    /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory.
+    /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in
+    /// another process's memory only where it has no other path: processes that plan alone meet in host memory.
     int32_t host_path;
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     uint64_t chunk_bytes;

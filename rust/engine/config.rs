@@ -257,6 +257,16 @@ impl PlanOptions {
         self.resolve_tuned(config, None)
     }
 
+    /// The same for a plan with an end in another process's memory: each process of the node plans alone, so the host path is for those
+    /// that this call or the environment asks for it by name.
+    pub fn planned_alone(&self, config: &Config, options: Options) -> Options {
+        if self.host_path.or(config.host_path).is_some() {
+            return options;
+        }
+        // What was measured to be faster had host memory to itself.
+        Options { alone: true, tuned: options.tuned.map(|tuned| Tuned { several: false, ..tuned }), ..options }
+    }
+
     /// The engine that this call or the environment names; [`Engine::Auto`] leaves it open.
     pub fn engine(&self, config: &Config) -> Engine {
         self.engine.unwrap_or(config.engine)

@@ -183,14 +183,18 @@ impl Context {
     /// Plans a batch of transfers together, or finds the plan of the same request. An empty batch gives a plan that does nothing:
     /// a rank without neighbours need not be treated apart.
     pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
-        self.plan_located(transfers, |machine, batch| match &self.tuning {
-            Some(tuning) => {
-                let shapes: SmallVec<[Shape; 4]> = batch.iter().map(|t| t.shape).collect();
-                let config = &self.shared.config;
-                options.resolve_tuned(config, tuning.advice(machine, &shapes, options.engine(config)).as_ref())
-            }
-            None if *options == PlanOptions::default() => Ok(self.defaults),
-            None => options.resolve(&self.shared.config),
+        let config = &self.shared.config;
+        self.plan_located(transfers, |machine, batch| {
+            let resolved = match &self.tuning {
+                Some(tuning) => {
+                    let shapes: SmallVec<[Shape; 4]> = batch.iter().map(|t| t.shape).collect();
+                    options.resolve_tuned(config, tuning.advice(machine, &shapes, options.engine(config)).as_ref())?
+                }
+                None if *options == PlanOptions::default() => self.defaults,
+                None => options.resolve(config)?,
+            };
+            let alone = self.shared.sharing.has_process(batch.iter().filter(|t| t.shape.bytes > 0).flat_map(|t| [t.dst, t.src]));
+            Ok(if alone { options.planned_alone(config, resolved) } else { resolved })
         })
     }
 

@@ -131,6 +131,16 @@ impl Sharing {
         found.values().map(Arc::downgrade).collect()
     }
 
+    /// Whether any of these addresses lies in memory of another process.
+    pub fn has_process(&self, mut addresses: impl Iterator<Item = u64>) -> bool {
+        let imports = self.imports();
+        !imports.is_empty()
+            && addresses.any(|address| {
+                let before = imports.range(..=address).next_back();
+                before.is_some_and(|(base, import)| address - base < import.bytes && matches!(import.source, Source::Process(_)))
+            })
+    }
+
     /// The memory at this address is about to be freed.
     pub fn withdraw(&self, address: u64, backend: &dyn Backend) {
         let service = lock(&self.service).clone();

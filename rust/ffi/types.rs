@@ -186,7 +186,8 @@ pub struct mp_plan_options_t {
     pub engine: i32,
     /// The most paths that one transfer may use.
     pub max_paths: u32,
-    /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory.
+    /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in
+    /// another process's memory only where it has no other path: processes that plan alone meet in host memory.
     pub host_path: i32,
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: u64,

@@ -10,6 +10,10 @@ use smallvec::SmallVec;
 /// What a ring in host memory may have in any case: below it hand-overs of its chunks cost more than the cache gains.
 const HOST_RING: u64 = 2 << 20;
 
+/// Up to so many staged paths through a device have a ring each: then rings in host memory have [`HOST_RING`]. Of more, those between the
+/// same two devices follow each other through few rings: chunks would become small, and operations grow as bytes times rings.
+const RINGS: u64 = HOST_RINGS / HOST_RING;
+
 /// Solving again with better chunk counts and without dropped paths settles after two or three rounds; the bound keeps planning
 /// time predictable.
 const ROUNDS: usize = 4;
@@ -27,6 +31,9 @@ pub(super) struct Share {
     pub chunk_bytes: u64,
     /// 0 on the direct path.
     pub slots: u32,
+    pub slot_bytes: u64,
+    /// Which staging ring, counted from 0 in the order in which shares first use them; no meaning on the direct path.
+    pub ring: u32,
 }
 
 impl Share {
@@ -49,6 +56,23 @@ pub(super) struct Field<'a> {
     pub repeats: Vec<f64>,
     /// The largest chunk that rings in host memory have room for, two at a time.
     host_chunk: u64,
+}
+
+/// Staged paths between the same two devices through the same third one.
+struct Pipelines {
+    via: DeviceId,
+    paths: u64,
+    bytes: f64,
+    /// How many rings they have together.
+    rings: u64,
+}
+
+/// All of a batch, by source, third device and destination.
+type AllPipelines = ahash::HashMap<[DeviceId; 3], Pipelines>;
+
+/// Rings on a device.
+fn rings_on(all: &AllPipelines, via: DeviceId) -> u64 {
+    all.values().filter(|pipelines| pipelines.via == via).map(|pipelines| pipelines.rings).sum()
 }
 
 /// A staged path does not fit into the staging bound and nothing else can carry the transfer.
@@ -82,7 +106,7 @@ impl<'a> Field<'a> {
             let seconds = |i: usize| self.model(i).seconds(costs, shape.bytes, self.model(i).best_chunks(costs, shape.bytes));
             let direct = of.clone().find(|&i| self.candidates[i].via.is_none());
             if let Some(candidate) = direct.or_else(|| of.clone().min_by(|&a, &b| seconds(a).total_cmp(&seconds(b)))) {
-                shares.push(Share { candidate, offset: 0, bytes: shape.bytes, chunk_bytes: shape.bytes, slots: 0 });
+                shares.push(Share { candidate, offset: 0, bytes: shape.bytes, chunk_bytes: shape.bytes, slots: 0, slot_bytes: 0, ring: 0 });
             }
         }
         self.stage(shares).map_err(|(candidate, ring_bytes)| NoRoom { transfer: self.candidates[candidate].transfer, ring_bytes })
@@ -233,14 +257,10 @@ impl<'a> Field<'a> {
 
     /// [`Field::host_chunk`] where these candidates have bytes.
     fn host_chunk(&self, shares: &[f64]) -> u64 {
-        let ring = |host: DeviceId| {
-            let on_it = |(candidate, share): (&Candidate, &f64)| {
-                if candidate.via == Some(host) && *share > 0.0 { self.repeats(candidate.transfer) } else { 0.0 }
-            };
-            let rings = self.candidates.iter().zip(shares).map(on_it).sum::<f64>() as u64;
-            self.ring_bytes(host, rings.max(1))
-        };
+        let in_host = |i: &usize| shares[*i] > 0.0 && self.candidates[*i].via.is_some_and(DeviceId::is_host);
+        let pipelines = self.pipelines((0..shares.len()).filter(in_host).map(|i| (i, shares[i])));
         let hosts = (0..self.machine.host_count()).map(DeviceId::host);
+        let ring = |host: DeviceId| self.ring_bytes(host, rings_on(&pipelines, host).max(1));
         hosts.map(|host| ring(host) / 2 / GRAIN * GRAIN).fold(u64::MAX, u64::min).max(GRAIN)
     }
 
@@ -320,7 +340,7 @@ impl<'a> Field<'a> {
             for i in open() {
                 let bytes = if i == largest { shape.bytes.saturating_sub(others) } else { whole(i) }.min(left);
                 if bytes > 0 {
-                    rounded.push(Share { candidate: i, offset, bytes, chunk_bytes: bytes, slots: 0 });
+                    rounded.push(Share { candidate: i, offset, bytes, chunk_bytes: bytes, slots: 0, slot_bytes: 0, ring: 0 });
                 }
                 offset += bytes;
                 left -= bytes;
@@ -329,32 +349,102 @@ impl<'a> Field<'a> {
         rounded
     }
 
-    /// Gives staged shares their chunks and slots, so that all rings on a device fit into the bound. The error names a
-    /// candidate that finds no room, and the bytes that there were for it.
-    pub(super) fn stage(&self, mut shares: Vec<Share>) -> Result<Vec<Share>, (usize, u64)> {
-        let mut rings: Vec<(DeviceId, u64)> = Vec::new();
-        for via in shares.iter().filter_map(|share| self.candidates[share.candidate].via) {
-            match rings.iter_mut().find(|ring| ring.0 == via) {
-                Some(ring) => ring.1 += 1,
-                None => rings.push((via, 1)),
+    /// Finds out how many rings staged paths with these bytes share.
+    fn pipelines(&self, staged: impl Iterator<Item = (usize, f64)>) -> AllPipelines {
+        let mut all = AllPipelines::default();
+        for (candidate, bytes) in staged {
+            let Some((via, key)) = self.pipeline_of(candidate) else { continue };
+            let repeats = self.repeats(self.candidates[candidate].transfer);
+            let pipelines = all.entry(key).or_insert(Pipelines { via, paths: 0, bytes: 0.0, rings: 0 });
+            pipelines.paths += repeats as u64;
+            pipelines.bytes += bytes * repeats;
+        }
+        // For each device the paths through it, and the ways from where to where.
+        let mut on: SmallVec<[(DeviceId, u64, u64); 8]> = SmallVec::new();
+        for &Pipelines { via, paths, .. } in all.values() {
+            match on.iter_mut().find(|on| on.0 == via) {
+                Some(on) => (on.1, on.2) = (on.1 + paths, on.2 + 1),
+                None => on.push((via, paths, 1)),
             }
         }
-        for share in &mut shares {
-            let Some(via) = self.candidates[share.candidate].via else { continue };
-            let count = rings.iter().find(|ring| ring.0 == via).map_or(1, |ring| ring.1);
-            let ring_bytes = self.ring_bytes(via, count);
-            let chunks = u64::from(self.chunks(share.candidate, share.bytes));
-            let wanted = match self.options.chunk_bytes {
-                Some(chunk) => chunk.min(share.bytes),
-                None => share.bytes.div_ceil(chunks).next_multiple_of(GRAIN).min(share.bytes),
+        for Pipelines { via, paths, bytes, rings } in all.values_mut() {
+            let (all_paths, ways) = on.iter().find(|on| on.0 == *via).map_or((0, 1), |on| (on.1, on.2));
+            let fitting = (self.options.staging_bytes / (2 * GRAIN)).min(RINGS);
+            *rings = if all_paths <= fitting {
+                *paths
+            } else {
+                // Two of its pieces fit into a ring, so that small ones hide each other's hand-overs and large ones have large chunks.
+                let most = (fitting / ways).max(1);
+                let alike = self.ring_bytes(*via, ways) as f64 * *paths as f64 / (2.0 * *bytes);
+                (alike as u64).clamp(most.min(2), most).min(*paths)
             };
-            // A share of several chunks needs two slots to overlap its hops.
-            let slot_most = if wanted < share.bytes { ring_bytes / 2 / GRAIN * GRAIN } else { ring_bytes };
-            share.chunk_bytes = if wanted <= slot_most { wanted } else { ring_bytes / 2 / GRAIN * GRAIN };
-            if share.chunk_bytes == 0 {
-                return Err((share.candidate, ring_bytes));
+        }
+        all
+    }
+
+    /// The device that a candidate's bytes are staged on, and the three that they pass; `None` for the direct path.
+    fn pipeline_of(&self, candidate: usize) -> Option<(DeviceId, [DeviceId; 3])> {
+        let Candidate { via, transfer, .. } = self.candidates[candidate];
+        let shape = &self.batch[transfer as usize];
+        via.map(|via| (via, [shape.src_device, via, shape.dst_device]))
+    }
+
+    /// Gives staged shares their rings, chunks and slots, so that all rings on a device fit into the bound. The error names a
+    /// candidate that finds no room, and the bytes that there were for it.
+    pub(super) fn stage(&self, mut shares: Vec<Share>) -> Result<Vec<Share>, (usize, u64)> {
+        struct Ring {
+            candidate: usize,
+            bytes: u64,
+            paths: u64,
+            /// The most bytes of a chunk.
+            chunk_bytes: u64,
+            largest: u64,
+            chunks: u32,
+            room: u64,
+        }
+        let all = self.pipelines(shares.iter().map(|share| (share.candidate, share.bytes as f64)));
+        let mut rings: Vec<Ring> = Vec::new();
+        let mut of: ahash::HashMap<[DeviceId; 3], SmallVec<[u32; 4]>> = ahash::HashMap::default();
+        for share in &mut shares {
+            let Some((via, key)) = self.pipeline_of(share.candidate) else { continue };
+            let own = of.entry(key).or_default();
+            let least = own.iter().copied().min_by_key(|&ring| rings[ring as usize].bytes);
+            share.ring = match least.filter(|_| all.get(&key).is_none_or(|pipelines| own.len() as u64 >= pipelines.rings)) {
+                Some(ring) => ring,
+                None => {
+                    let room = self.ring_bytes(via, rings_on(&all, via).max(1));
+                    rings.push(Ring { candidate: share.candidate, bytes: 0, paths: 0, chunk_bytes: 0, largest: 0, chunks: 0, room });
+                    own.push(rings.len() as u32 - 1);
+                    rings.len() as u32 - 1
+                }
+            };
+            let ring = &mut rings[share.ring as usize];
+            (ring.bytes, ring.paths, ring.largest) = (ring.bytes + share.bytes, ring.paths + 1, ring.largest.max(share.bytes));
+        }
+        for ring in &mut rings {
+            let chunks = u64::from(self.chunks(ring.candidate, ring.bytes));
+            let wanted = match self.options.chunk_bytes {
+                Some(chunk) => chunk.min(ring.bytes),
+                None => ring.bytes.div_ceil(chunks).next_multiple_of(GRAIN).min(ring.bytes),
+            };
+            // Several chunks need two slots to overlap their hops.
+            let half = ring.room / 2 / GRAIN * GRAIN;
+            let slot_most = if wanted < ring.bytes || ring.paths > 1 { half } else { ring.room };
+            ring.chunk_bytes = if wanted <= slot_most { wanted } else { half };
+            if ring.chunk_bytes == 0 {
+                return Err((ring.candidate, ring.room));
             }
-            share.slots = (ring_bytes / share.chunk_bytes).min(u64::from(SLOTS)).min(u64::from(share.chunks())) as u32;
+        }
+        let staged = |share: &&mut Share| self.candidates[share.candidate].via.is_some();
+        for share in shares.iter_mut().filter(staged) {
+            let ring = &mut rings[share.ring as usize];
+            share.chunk_bytes = ring.chunk_bytes.min(share.bytes);
+            ring.chunks = ring.chunks.saturating_add(share.chunks());
+        }
+        for share in shares.iter_mut().filter(staged) {
+            let ring = &rings[share.ring as usize];
+            share.slot_bytes = ring.chunk_bytes.min(ring.largest.next_multiple_of(GRAIN));
+            share.slots = (ring.room / share.slot_bytes).min(u64::from(SLOTS)).min(u64::from(ring.chunks)) as u32;
         }
         Ok(shares)
     }

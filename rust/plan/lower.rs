@@ -22,15 +22,14 @@ pub(crate) struct Piece {
     pub bytes: u64,
 }
 
-/// A staged path's work.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+/// The work of a pipeline: pieces between the same two devices that follow each other through one ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StagedPath {
-    pub piece: Piece,
-    pub via: DeviceId,
+    /// Each with the bytes of its chunks, which a slot holds.
+    pub pieces: SmallVec<[(Piece, u64); 1]>,
     /// Devices whose copy engines do the first and the second hop.
     pub lanes: [DeviceId; 2],
-    pub chunk_bytes: u64,
-    pub slots: u32,
+    pub ring: Ring,
 }
 
 /// The device that issues a copy: the source where it is a GPU, because pushing over NVLink is never slower than pulling
@@ -64,45 +63,49 @@ pub(crate) fn lower<K: PartialEq>(
         program.push(lane, op.mechanism, copies, SmallVec::new());
     }
 
-    struct Pipeline {
-        path: StagedPath,
-        lanes: [LaneId; 2],
-        ring: RingId,
-        /// The second hop of each chunk so far: what frees its slot.
-        freed: Vec<OpId>,
-    }
-    let mut pipelines: Vec<Pipeline> = staged
+    let mut pipelines: Vec<Pipeline<'_>> = staged
         .iter()
-        .map(|&path| {
+        .map(|path| {
             let lanes = path.lanes.map(|device| program.lane(Lane::new(device)));
             let ring = RingId(program.rings.len() as u32);
-            program.rings.push(Ring { device: path.via, slot_bytes: path.chunk_bytes, slots: path.slots });
-            Pipeline { path, lanes, ring, freed: Vec::with_capacity(path.chunks()) }
+            program.rings.push(path.ring);
+            Pipeline { pieces: &path.pieces, begin: 0, lanes, ring, next: 0, freed: vec![None; path.ring.slots as usize] }
         })
         .collect();
-    for chunk in 0..staged.iter().map(StagedPath::chunks).max().unwrap_or(0) {
-        for pipeline in pipelines.iter_mut().filter(|p| chunk < p.path.chunks()) {
-            let StagedPath { piece, chunk_bytes, slots, .. } = pipeline.path;
-            let begin = chunk as u64 * chunk_bytes;
-            let bytes = chunk_bytes.min(piece.bytes - begin);
-            let slot = Place::Slot { ring: pipeline.ring, slot: chunk as u32 % slots };
-            let reused = chunk.checked_sub(slots as usize).map(|earlier| pipeline.freed[earlier]);
-            let arrived = program.push(
-                pipeline.lanes[0],
-                Mechanism::Copy,
-                smallvec![piece.copy(piece.source(begin), slot, bytes)],
-                reused.into_iter().collect(),
-            );
-            let copy = piece.copy(slot, piece.destination(begin), bytes);
-            pipeline.freed.push(program.push(pipeline.lanes[1], Mechanism::Copy, smallvec![copy], smallvec![arrived]));
-        }
+    while !pipelines.is_empty() {
+        pipelines.retain_mut(|pipeline| pipeline.push_chunk(&mut program));
     }
     program
 }
 
-impl StagedPath {
-    pub fn chunks(&self) -> usize {
-        self.piece.bytes.div_ceil(self.chunk_bytes) as usize
+/// A staged path of which the first chunks are in the program.
+struct Pipeline<'a> {
+    /// The one whose chunks come next stands first.
+    pieces: &'a [(Piece, u64)],
+    /// Bytes of it that are in the program.
+    begin: u64,
+    lanes: [LaneId; 2],
+    ring: RingId,
+    /// The slot of the next chunk.
+    next: usize,
+    /// For each slot the second hop of the last chunk in it.
+    freed: Vec<Option<OpId>>,
+}
+
+impl Pipeline<'_> {
+    /// Appends both hops of the next chunk; false if there is none.
+    fn push_chunk(&mut self, program: &mut Program) -> bool {
+        let Some((&(piece, chunk_bytes), rest)) = self.pieces.split_first() else { return false };
+        let (begin, number) = (self.begin, self.next);
+        let bytes = chunk_bytes.min(piece.bytes - begin);
+        (self.begin, self.pieces) = if begin + bytes < piece.bytes { (begin + bytes, self.pieces) } else { (0, rest) };
+        self.next = (number + 1) % self.freed.len();
+        let slot = Place::Slot { ring: self.ring, slot: number as u32 };
+        let copy = piece.copy(piece.source(begin), slot, bytes);
+        let arrived = program.push(self.lanes[0], Mechanism::Copy, smallvec![copy], self.freed[number].into_iter().collect());
+        let copy = piece.copy(slot, piece.destination(begin), bytes);
+        self.freed[number] = Some(program.push(self.lanes[1], Mechanism::Copy, smallvec![copy], smallvec![arrived]));
+        true
     }
 }
 

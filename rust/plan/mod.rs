@@ -42,6 +42,7 @@ use crate::units::devices;
 use choose::{Field, NoRoom, Share};
 pub(crate) use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 use mechanism::Launch;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// What the planner needs to know of one transfer. Addresses do not matter to it.
@@ -84,6 +85,9 @@ pub struct Options {
     pub max_paths: u32,
     /// Whether a copy between GPUs may pass through host memory.
     pub host_path: bool,
+    /// Whether other processes of the node plan at the same time, each for itself: then a copy between GPUs that has another path keeps off
+    /// host memory, where the paths of all of them meet.
+    pub alone: bool,
     /// Bytes of one chunk on staged paths, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: Option<u64>,
     /// Transfers below this size take one path.
@@ -121,6 +125,7 @@ impl Default for Options {
             engine: Engine::Auto,
             max_paths: u32::MAX,
             host_path: true,
+            alone: false,
             chunk_bytes: None,
             min_bytes: None,
             staging_bytes: 64 << 20,
@@ -142,11 +147,11 @@ pub struct PathPlan {
     pub chunks: u32,
     /// Bytes of each piece but the last.
     pub chunk_bytes: u64,
-    /// Staging slots; 0 on the direct path.
+    /// Slots of its staging ring, which paths between the same two devices may share; 0 on the direct path.
     pub slots: u32,
     /// How the bytes are moved.
     pub mechanism: Mechanism,
-    /// Modelled seconds from the start of the plan until this path is done, had it its links to itself.
+    /// Modelled seconds from the start of the plan until this path, and what passes its ring before it, is done, had they their links to themselves.
     pub seconds: f64,
 }
 
@@ -199,7 +204,7 @@ pub enum PlanError {
     Weight { name: &'static str, value: u16 },
     #[error(
         "transfer {transfer}: must be staged on another device, but staging_bytes={staging_bytes} leaves its ring {ring_bytes} bytes: \
-         {} or more are needed for each staged path",
+         {} or more are needed for each ring",
         2 * GRAIN
     )]
     Staging { transfer: usize, staging_bytes: u64, ring_bytes: u64 },
@@ -301,7 +306,7 @@ impl Schedule {
         let Field { machine, batch, options, candidates, .. } = field;
         let costs = machine.costs();
         let launches = mechanism::launches(machine, batch, options, candidates, &shares);
-        let mut flows: Vec<(usize, Flow)> = mechanism::flows(machine, batch, candidates, &shares, mechanism::issued(&launches));
+        let flows: Vec<(usize, Flow)> = mechanism::flows(machine, batch, candidates, &shares, mechanism::issued(&launches));
         let mut operations = launches.len();
         let mut ends = vec![(Mechanism::Copy, 0.0); shares.len()];
         for launch in &launches {
@@ -310,20 +315,28 @@ impl Schedule {
         // Pipelines start after the direct operations, one after the other.
         let staged = (0..shares.len()).filter(|&at| candidates[shares[at].candidate].via.is_some());
         let issue = executor::issue(options, costs);
-        for (order, at) in (launches.len()..).step_by(2).zip(staged) {
-            let (share, head) = (&shares[at], costs.copy + issue * order as f64);
-            let path = &candidates[share.candidate].model;
-            flows.push((at, Flow { path, bytes: share.bytes, chunks: share.chunks(), head, efficiency: 1.0 }));
-            operations += 2 * share.chunks() as usize;
-        }
         for (at, flow) in &flows {
             ends[*at].1 = flow.alone(costs);
+        }
+        // Paths that share a ring are one pipeline.
+        let mut pipelines: Vec<Flow> = Vec::new();
+        for at in staged {
+            let share = &shares[at];
+            if share.ring as usize == pipelines.len() {
+                let head = costs.copy + issue * (launches.len() + 2 * pipelines.len()) as f64;
+                pipelines.push(Flow { path: &candidates[share.candidate].model, bytes: 0, chunks: 0, head, efficiency: 1.0 });
+            }
+            let pipeline = &mut pipelines[share.ring as usize];
+            (pipeline.bytes, pipeline.chunks) = (pipeline.bytes + share.bytes, pipeline.chunks.saturating_add(share.chunks()));
+            ends[at].1 = pipeline.alone(costs);
+            operations += 2 * share.chunks() as usize;
         }
         let issue = if operations > launches.len() { issue } else { costs.issue };
         let issued = if operations == 0 { 0.0 } else { costs.copy + issue * (operations - 1) as f64 };
         // The caller's stream is on one GPU, and what others issue is joined with it, as staged paths are.
         let joins = operations == launches.len() && mechanism::joins(&launches);
-        let finish = finish_issued(machine, flows.into_iter().map(|flow| flow.1), issued) + if joins { costs.gpu_join } else { 0.0 };
+        let finish = finish_issued(machine, flows.into_iter().map(|flow| flow.1).chain(pipelines), issued)
+            + if joins { costs.gpu_join } else { 0.0 };
         Schedule { shares, launches, ends, finish }
     }
 
@@ -332,11 +345,11 @@ impl Schedule {
         let mut transfers: Vec<TransferPlan> =
             batch.iter().zip(rejected).map(|(&shape, rejected)| TransferPlan { shape, paths: Vec::new(), rejected }).collect();
         let mut used = vec![false; candidates.len()];
-        let mut staged = Vec::new();
+        let mut staged: Vec<StagedPath> = Vec::new();
         for (share, &(mechanism, seconds)) in self.shares.iter().zip(&self.ends) {
             used[share.candidate] = true;
             let candidate = &candidates[share.candidate];
-            let Share { offset, bytes, chunk_bytes, slots, .. } = *share;
+            let Share { offset, bytes, chunk_bytes, slots, slot_bytes, ring, .. } = *share;
             let shape = &batch[candidate.transfer as usize];
             transfers[candidate.transfer as usize].paths.push(PathPlan {
                 via: candidate.via,
@@ -349,9 +362,11 @@ impl Schedule {
                 seconds,
             });
             if let Some(via) = candidate.via {
-                let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
-                let piece = Piece { transfer: candidate.transfer, offset, bytes };
-                staged.push(StagedPath { piece, via, lanes, chunk_bytes, slots });
+                if ring as usize == staged.len() {
+                    let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
+                    staged.push(StagedPath { pieces: SmallVec::new(), lanes, ring: Ring { device: via, slot_bytes, slots } });
+                }
+                staged[ring as usize].pieces.push((Piece { transfer: candidate.transfer, offset, bytes }, chunk_bytes));
             }
         }
         for (transfer, of) in of.into_iter().enumerate() {

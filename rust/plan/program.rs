@@ -48,7 +48,7 @@ impl Lane {
     }
 }
 
-/// A ring of staging slots on one device, used by one path.
+/// A ring of staging slots on one device, used by one path, or by several between the same two devices that follow each other.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Ring {
     /// Whose memory it is.

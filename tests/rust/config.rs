@@ -100,6 +100,19 @@ fn refusals_name_variable_value_and_what_is_accepted() {
 }
 
 #[test]
+fn a_plan_made_alone_has_the_host_path_where_it_is_asked_for_by_name() {
+    let alone = |call: Option<bool>, environment: Option<bool>| {
+        let config = Config { host_path: environment, ..Config::default() };
+        let call = PlanOptions { host_path: call, ..PlanOptions::default() };
+        let options = call.planned_alone(&config, call.resolve(&config).expect("accepted"));
+        options.host_path && !options.alone
+    };
+    assert!(!alone(None, None));
+    assert!(alone(Some(true), None) && alone(None, Some(true)) && alone(Some(true), Some(false)));
+    assert!(!alone(Some(false), Some(true)) && !alone(None, Some(false)));
+}
+
+#[test]
 fn an_unknown_name_is_refused_with_the_nearest_known_one() {
     assert_eq!(refusal("MPGPU_MAXPATHS", "2"), "MPGPU_MAXPATHS=2: is not a variable that mpgpu reads; did you mean MPGPU_MAX_PATHS?");
     assert!(refusal("MPGPU_STAGE_BYTES", "2").ends_with("did you mean MPGPU_STAGING_BYTES?"));

@@ -7,7 +7,7 @@ use mpgpu::backend::{Backend, BackendError, Completion, CompletionState, Endpoin
 use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use mpgpu::topology::DeviceId;
 use smallvec::smallvec;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -719,6 +719,43 @@ fn streams_and_events_may_come_and_go_while_others_work() {
 }
 
 // Memory.
+
+#[test]
+fn synchronize_waits_for_the_work_of_streams_that_are_being_destroyed() {
+    const THREADS: usize = 8;
+    const ROUNDS: usize = 4000;
+    let backend = HostBackend::new(1, 1);
+    // For each round of each thread, whether its work is enqueued, and whether it has finished.
+    let flags = || Arc::<[AtomicBool]>::from_iter((0..THREADS * ROUNDS).map(|_| AtomicBool::new(false)));
+    let (enqueued, finished) = (flags(), flags());
+    let seen = |flags: &[AtomicBool]| flags.iter().map(|flag| flag.load(Ordering::Acquire)).collect::<Vec<bool>>();
+    let lost = std::thread::scope(|scope| {
+        let threads = std::array::from_fn::<_, THREADS, _>(|thread| {
+            let (backend, enqueued, finished) = (&backend, &enqueued, &finished);
+            scope.spawn(move || {
+                for round in thread * ROUNDS..(thread + 1) * ROUNDS {
+                    let (stream, finished) = (stream(backend), Arc::clone(finished));
+                    // Long enough that the stream is destroyed meanwhile.
+                    let work = move || {
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                        finished[round].store(true, Ordering::Release);
+                    };
+                    backend.launch_host(stream, Box::new(work)).unwrap();
+                    enqueued[round].store(true, Ordering::Release);
+                    backend.destroy_stream(stream).unwrap();
+                }
+            })
+        });
+        let mut lost = 0;
+        while lost == 0 && threads.iter().any(|thread| !thread.is_finished()) {
+            let before = seen(&enqueued);
+            backend.synchronize().unwrap();
+            lost = before.into_iter().zip(seen(&finished)).filter(|(enqueued, finished)| *enqueued && !finished).count();
+        }
+        lost
+    });
+    assert_eq!(lost, 0, "streams had work that was running when `synchronize` returned");
+}
 
 #[test]
 fn memory_has_an_owner_a_kind_and_bounds() {

@@ -4,6 +4,7 @@
 mod abi;
 mod abi_campaign;
 mod abi_fuzz;
+mod alone;
 mod bytes;
 mod cache;
 #[cfg(feature = "cli")]
@@ -23,6 +24,7 @@ mod planner;
 mod probe;
 mod probe_files;
 mod probe_replay;
+mod rings;
 mod sanitize;
 mod share;
 mod signals;

@@ -23,15 +23,16 @@ mod node;
 mod queue;
 mod run;
 mod schedule;
+mod streams;
 mod sync;
 mod times;
 
-use self::chain::Chain;
 use self::memory::Memory;
 use self::node::Node;
 use self::queue::Queue;
 use self::run::{HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
+use self::streams::{Streams, key};
 use self::sync::{Mutex, held, lock};
 use self::times::Times;
 use super::loss::{Heard, Losses};
@@ -39,11 +40,8 @@ use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle
 use crate::share::Shared;
 use crate::topology::DeviceId;
 use crate::topology::probe::Gpu;
-use slotmap::{DefaultKey, Key, KeyData, SlotMap};
-use std::sync::{Arc, OnceLock, RwLock};
-
-/// A handle holds a slot map's key: the slot's index and its version.
-const _: () = assert!(size_of::<usize>() == 8, "handles need 64 bits");
+use slotmap::{DefaultKey, Key, SlotMap};
+use std::sync::{Arc, RwLock};
 
 /// What an event stands for.
 #[derive(Clone, Debug, Default)]
@@ -68,21 +66,9 @@ pub struct HostBackend {
     /// Watches the counters that streams wait for.
     waits: Arc<Queue<HostWork>>,
     losses: Arc<Losses>,
-    default_stream: Stream,
-    streams: RwLock<SlotMap<DefaultKey, Stream>>,
-    /// Destroyed streams that may still have work.
-    retired: Mutex<Vec<Stream>>,
+    streams: Streams<HostWork>,
     /// What each event stands for.
     events: RwLock<SlotMap<DefaultKey, Mutex<Recorded>>>,
-}
-
-#[derive(Debug)]
-struct Stream {
-    /// `None` for the default stream.
-    device: Option<DeviceId>,
-    chain: Chain<HostWork>,
-    /// Serves the host functions, if there have been any.
-    functions: OnceLock<Arc<Queue<HostWork>>>,
 }
 
 impl HostBackend {
@@ -96,9 +82,7 @@ impl HostBackend {
             queue: Queue::new("mpgpu-copy", threads),
             waits: Queue::watching("mpgpu-signal"),
             losses: Arc::default(),
-            default_stream: Stream::new(None),
-            streams: RwLock::default(),
-            retired: Mutex::new(Vec::new()),
+            streams: Streams::new(),
             events: RwLock::default(),
         }
     }
@@ -106,15 +90,6 @@ impl HostBackend {
     fn check_device(&self, device: DeviceId) -> Result<(), BackendError> {
         let exists = if device.is_host() { device.0.abs_diff(-1) < self.hosts } else { device.0.unsigned_abs() < self.gpus };
         if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
-    }
-
-    /// Calls `work` with a stream. The stream cannot be destroyed meanwhile, so that nothing is appended to it afterwards.
-    fn with_stream<T>(&self, handle: StreamHandle, work: impl FnOnce(&Stream) -> Result<T, BackendError>) -> Result<T, BackendError> {
-        if handle.0 == 0 {
-            return work(&self.default_stream);
-        }
-        let streams = held(self.streams.read());
-        work(key(handle.0).and_then(|key| streams.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?)
     }
 
     /// Calls `work` with what an event stands for.
@@ -150,47 +125,12 @@ impl HostBackend {
             })?;
             earlier.precede(&node);
         }
-        self.with_stream(execution.stream, |stream| {
+        self.streams.with(execution.stream, |stream| {
             stream.chain.append(&node);
             Ok(())
         })?;
         Ok(node)
     }
-
-    /// Ends the threads of destroyed streams whose work has finished.
-    fn end_retired(&self) {
-        let finished: Vec<Stream> = lock(&self.retired).extract_if(.., |stream| stream.chain.tail().is_none()).collect();
-        finished.iter().for_each(Stream::end);
-    }
-}
-
-impl Stream {
-    fn new(device: Option<DeviceId>) -> Self {
-        Stream { device, chain: Chain::new(), functions: OnceLock::new() }
-    }
-
-    /// Ends the thread of a stream whose work has finished.
-    fn end(&self) {
-        if let Some(queue) = self.functions.get() {
-            join(queue);
-        }
-    }
-}
-
-/// Ends the threads of a queue into which nothing is pushed any more.
-fn join(queue: &Queue<HostWork>) {
-    for thread in queue.close() {
-        if thread.join().is_err() {
-            log::error!("a thread of the host backend panicked outside of any work; please report this");
-        }
-    }
-}
-
-/// A handle's key; `None` for values that no key has.
-fn key(handle: usize) -> Option<DefaultKey> {
-    let data = KeyData::from_ffi(handle as u64);
-    // `from_ffi` accepts, and changes, values that `as_ffi` never returns.
-    (data.as_ffi() == handle as u64).then(|| data.into())
 }
 
 impl Backend for HostBackend {
@@ -223,31 +163,28 @@ impl Backend for HostBackend {
 
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
         self.check_device(device)?;
-        let key = held(self.streams.write()).insert(Stream::new(Some(device)));
-        Ok(StreamHandle(key.data().as_ffi() as usize))
+        Ok(self.streams.create(device))
     }
 
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
-        let destroyed = key(stream.0).and_then(|key| held(self.streams.write()).remove(key));
-        lock(&self.retired).push(destroyed.ok_or(BackendError::InvalidHandle(stream.0, "stream"))?);
+        self.streams.destroy(stream)?;
         self.losses.forget(|| stream.0 as u64);
-        self.end_retired();
         Ok(())
     }
 
     fn stream_count(&self, device: DeviceId) -> u64 {
-        held(self.streams.read()).values().filter(|stream| stream.device == Some(device)).count() as u64
+        self.streams.count(device)
     }
 
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
-        if let Some(tail) = self.with_stream(stream, |stream| Ok(stream.chain.tail()))? {
+        if let Some(tail) = self.streams.with(stream, |stream| Ok(stream.chain.tail()))? {
             tail.wait_finished();
         }
         self.losses.tell(|| stream.0 as u64)
     }
 
     fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
-        self.with_stream(stream, |stream| {
+        self.streams.with(stream, |stream| {
             let queue = stream.functions.get_or_init(|| Queue::new("mpgpu-function", 1));
             queue.start()?;
             stream.chain.append(&Node::new(HostWork::Function(Mutex::new(Some(work))), queue));
@@ -269,14 +206,14 @@ impl Backend for HostBackend {
         // The event's lock is held while the stream is read: of two threads that record, the later one wins with the later state.
         self.with_event(event, |recorded| {
             let heard = Some(self.heard(stream));
-            *recorded = Recorded { end: self.with_stream(stream, |stream| Ok(stream.chain.tail()))?, heard };
+            *recorded = Recorded { end: self.streams.with(stream, |stream| Ok(stream.chain.tail()))?, heard };
             Ok(())
         })?
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
         let awaited = self.with_event(event, |recorded| recorded.end.clone())?;
-        self.with_stream(stream, |stream| {
+        self.streams.with(stream, |stream| {
             if let Some(awaited) = awaited.filter(|awaited| !awaited.is_finished()) {
                 let join = Node::new(HostWork::Join, &self.queue);
                 awaited.precede(&join);
@@ -303,10 +240,7 @@ impl Backend for HostBackend {
     }
 
     fn synchronize(&self) -> Result<(), BackendError> {
-        let mut tails: Vec<_> = held(self.streams.read()).values().filter_map(|stream| stream.chain.tail()).collect();
-        tails.extend(lock(&self.retired).iter().filter_map(|stream| stream.chain.tail()));
-        tails.extend(self.default_stream.chain.tail());
-        tails.iter().for_each(|tail| tail.wait_finished());
+        self.streams.wait_finished();
         Ok(())
     }
 
@@ -328,7 +262,7 @@ impl Backend for HostBackend {
         }
         self.waits.start()?;
         self.queue.start()?;
-        self.with_stream(stream, |stream| {
+        self.streams.with(stream, |stream| {
             let (memory, losses) = (Arc::clone(&self.memory), Arc::clone(&self.losses));
             let wait = Wait { signals: Signals::from_slice(signals), memory, losses };
             stream.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
@@ -338,7 +272,7 @@ impl Backend for HostBackend {
 
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.queue.start()?;
-        self.with_stream(stream, |stream| {
+        self.streams.with(stream, |stream| {
             stream.chain.append(&Node::new(HostWork::Raise(Signals::from_slice(signals)), &self.queue));
             Ok(())
         })
@@ -360,11 +294,8 @@ impl Backend for HostBackend {
 impl Drop for HostBackend {
     fn drop(&mut self) {
         // Nobody else has a reference any more, so nothing is enqueued from here on.
-        let _ = self.synchronize();
-        self.default_stream.end();
-        held(self.streams.get_mut()).values().for_each(Stream::end);
-        lock(&self.retired).iter().for_each(Stream::end);
-        join(&self.waits);
-        join(&self.queue);
+        self.streams.end();
+        self.waits.join();
+        self.queue.join();
     }
 }

@@ -11,6 +11,7 @@ use super::chain::Chain;
 use super::node::{Node, Work};
 use super::queue::Queue;
 use super::schedule::Schedule;
+use super::streams::{Stream, Streams};
 use super::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::backend::{BackendError, CompletionState};
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program};
@@ -155,9 +156,7 @@ impl Fixture {
     }
 
     fn end(&self) {
-        for thread in self.queue.close() {
-            thread.join().unwrap();
-        }
+        self.queue.join();
     }
 }
 
@@ -333,6 +332,40 @@ fn shuttle_a_closed_queue_runs_what_it_holds() {
     });
 }
 
+#[test]
+fn shuttle_whoever_waits_for_all_streams_waits_for_one_that_is_being_destroyed() {
+    check(|| {
+        let fixture = Fixture::new(1);
+        let streams = Arc::new(Streams::new());
+        let nodes: Vec<_> = (0..2).map(|node| fixture.step(node)).collect();
+        let handles: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                let handle = streams.create(DeviceId::gpu(0));
+                let append = |stream: &Stream<Probe>| {
+                    stream.chain.append(node);
+                    Ok(())
+                };
+                streams.with(handle, append).unwrap();
+                handle
+            })
+            .collect();
+        let destroyer = {
+            let streams = Arc::clone(&streams);
+            thread::spawn(move || {
+                for handle in handles {
+                    streams.destroy(handle).unwrap();
+                    streams.destroy(streams.create(DeviceId::gpu(0))).unwrap();
+                }
+            })
+        };
+        streams.wait_finished();
+        assert!(nodes.iter().all(|node| node.is_finished()), "work runs after the wait for all of it");
+        destroyer.join().unwrap();
+        fixture.end();
+    });
+}
+
 /// Work that waits for a counter, as a stream that waits for a signal does.
 #[derive(Debug)]
 struct Awaiting {
@@ -411,9 +444,7 @@ fn shuttle_waits_run_in_any_order_once_their_counters_are_raised_or_given_up() {
             assert!(early_at.load(Ordering::Acquire) > 1, "it did not wait");
             assert!(matches!(never.wait(), Err(BackendError::PeerGone(_))));
             raiser.join().unwrap();
-            for thread in queue.close() {
-                thread.join().unwrap();
-            }
+            queue.join();
         },
         SCHEDULES,
     );

@@ -158,11 +158,18 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Ends the threads once the queue is empty and returns them, for the caller to join. Nothing may be pushed afterwards.
-    pub(super) fn close(&self) -> Vec<thread::JoinHandle<()>> {
-        let mut state = lock(&self.state);
-        state.closed = true;
-        self.changed.notify_all();
-        std::mem::take(&mut state.threads)
+    /// Ends the threads once the queue is empty, and waits for that. Nothing may be pushed afterwards.
+    pub(super) fn join(&self) {
+        let threads = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            self.changed.notify_all();
+            std::mem::take(&mut state.threads)
+        };
+        for thread in threads {
+            if thread.join().is_err() {
+                log::error!("a thread of the host backend panicked outside of any work; please report this");
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@
 #[cfg(shuttle)]
 pub(super) use shuttle::{
     sync::{
-        Condvar, Mutex, MutexGuard,
+        Condvar, Mutex, MutexGuard, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     thread,
@@ -14,7 +14,7 @@ pub(super) use shuttle::{
 #[cfg(not(shuttle))]
 pub(super) use std::{
     sync::{
-        Condvar, Mutex, MutexGuard,
+        Condvar, Mutex, MutexGuard, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     thread,

@@ -7,7 +7,7 @@ pub(super) mod pattern;
 use self::pattern::Words;
 use super::{Backend, BackendError, Completion, Endpoints, Execution, StreamHandle};
 use crate::model::SLOTS;
-use crate::plan::{DirectOp, Engine, Mechanism, Piece, Program, StagedPath, copying_device, lower};
+use crate::plan::{DirectOp, Engine, Mechanism, Piece, Program, Ring, StagedPath, copying_device, lower};
 use crate::topology::DeviceId;
 use crate::topology::probe::{Hop, Pipeline, Rig, Timing, Verdict, Work};
 use smallvec::{SmallVec, smallvec};
@@ -214,11 +214,9 @@ impl<'a> BackendRig<'a> {
             let slots = SLOTS.min(chunks);
             rings.push(self.arriving(&mut layout, via, chunk_bytes * u64::from(slots))?);
             paths.push(StagedPath {
-                piece: Piece { transfer, offset: 0, bytes: hop.bytes },
-                via,
+                pieces: smallvec![(Piece { transfer, offset: 0, bytes: hop.bytes }, chunk_bytes)],
                 lanes: [copying_device(hop.from, via), copying_device(via, hop.to)],
-                chunk_bytes,
-                slots,
+                ring: Ring { device: via, slot_bytes: chunk_bytes, slots },
             });
         }
         let home = all.first().map_or(DeviceId::HOST, |hop| copying_device(hop.from, hop.to));

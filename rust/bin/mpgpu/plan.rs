@@ -73,7 +73,7 @@ impl Request {
             chunk_bytes: self.chunk_bytes,
             min_bytes: self.min_bytes,
             staging_bytes: self.staging_bytes.unwrap_or(default.staging_bytes),
-            tuned: None,
+            ..default
         }
     }
 

@@ -108,9 +108,12 @@ impl<'a> Mapped<'a> {
         Ok(Mapped { context, inbox, counter })
     }
 
-    /// The put of the source of `from` into the inbox there.
+    /// The put of the source of `from` into the inbox there. No other rank copies, so it may take the host path, as the plan into memory of
+    /// this process does.
     pub fn put(&self, from: &Transfer, options: &PlanOptions) -> Result<Arc<Plan>, Failure> {
-        Ok(self.context.plan(&[Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from }], options)?)
+        let host_path = options.host_path.or(self.context.config().host_path).or(Some(true));
+        let transfer = Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from };
+        Ok(self.context.plan(&[transfer], &PlanOptions { host_path, ..*options })?)
     }
 
     pub fn raise(&self, stream: StreamHandle, value: u64) -> Result<(), Failure> {
