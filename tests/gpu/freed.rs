@@ -322,12 +322,33 @@ impl Graph {
 
     fn copy(&self, dst: u64, src: u64) -> sys::CUDA_MEMCPY3D {
         let host = |address: u64| std::ptr::with_exposed_provenance_mut::<std::ffi::c_void>(address as usize);
-        // SAFETY: zeros are valid in all fields.
-        let mut copy: sys::CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
-        [copy.dstMemoryType, copy.srcMemoryType] = self.types;
-        (copy.dstDevice, copy.srcDevice, copy.dstHost, copy.srcHost) = (dst, src, host(dst), host(src));
-        (copy.WidthInBytes, copy.Height, copy.Depth) = (BYTES, 1, 1);
-        copy
+        sys::CUDA_MEMCPY3D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcZ: 0,
+            srcLOD: 0,
+            srcMemoryType: self.types[1],
+            srcHost: host(src),
+            srcDevice: src,
+            srcArray: std::ptr::null_mut(),
+            reserved0: std::ptr::null_mut(),
+            srcPitch: 0,
+            srcHeight: 0,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstZ: 0,
+            dstLOD: 0,
+            dstMemoryType: self.types[0],
+            dstHost: host(dst),
+            dstDevice: dst,
+            dstArray: std::ptr::null_mut(),
+            reserved1: std::ptr::null_mut(),
+            dstPitch: 0,
+            dstHeight: 0,
+            WidthInBytes: BYTES,
+            Height: 1,
+            Depth: 1,
+        }
     }
 
     fn set(&self, dst: u64, src: u64, context: sys::CUcontext) -> CUresult {
@@ -345,6 +366,8 @@ impl Graph {
 #[test]
 fn child_executes_what_was_freed() {
     let Ok(case) = std::env::var(CASE) else { return };
+    // Initialises the driver.
+    device_count().expect("GPUs are there");
     let words: Vec<&str> = case.split(' ').collect();
     let said = match words[0] {
         "plan" => plan_case(&words[1..]),
