@@ -362,6 +362,34 @@ impl Graph {
     }
 }
 
+/// Copies between GPUs that have not been given access to each other: `call kind`.
+fn access_case(words: &[&str]) -> String {
+    let [call, kind] = words else { panic!("{words:?}") };
+    let contexts = [1, 0].map(|gpu| {
+        set_device(gpu);
+        current()
+    });
+    let (foreign, _) = memory(kind, 1);
+    let (mut mine, mut stream) = (0, std::ptr::null_mut());
+    let content = Random(4).bytes(BYTES);
+    // SAFETY: outputs are valid for the calls; memory of this size.
+    unsafe {
+        ok(sys::cuMemAlloc_v2(&mut mine, BYTES));
+        ok(sys::cuStreamCreate(&mut stream, 1));
+        let copy = |dst, src, to, from| match *call {
+            "Async" => sys::cuMemcpyAsync(dst, src, BYTES, stream),
+            "DtoD" => sys::cuMemcpyDtoDAsync_v2(dst, src, BYTES, stream),
+            _ => sys::cuMemcpyPeerAsync(dst, to, src, from, BYTES, stream),
+        };
+        write(mine, &content);
+        let into = (copy(foreign, mine, contexts[0], contexts[1]), sys::cuStreamSynchronize(stream));
+        write(mine, &vec![0; BYTES]);
+        let out = (copy(mine, foreign, contexts[1], contexts[0]), sys::cuStreamSynchronize(stream));
+        let right = read(mine, BYTES) == content;
+        format!("in {} {}, out {} {}, right {right}", named(into.0), named(into.1), named(out.0), named(out.1))
+    }
+}
+
 /// What the child of the tests below does; nothing otherwise.
 #[test]
 fn child_executes_what_was_freed() {
@@ -371,6 +399,7 @@ fn child_executes_what_was_freed() {
     let words: Vec<&str> = case.split(' ').collect();
     let said = match words[0] {
         "plan" => plan_case(&words[1..]),
+        "access" => access_case(&words[1..]),
         _ => driver_case(&words[1..]),
     };
     println!("\nANSWER {said}");
@@ -477,6 +506,9 @@ fn question_what_the_driver_says_of_freed_ends() {
             }
         }
         cases.push(format!("driver attributes source {kind}"));
+    }
+    for kind in ["plain", "large", "pool", "mapped", "pinned", "registered"] {
+        cases.extend(["Async", "DtoD", "Peer"].map(|call| format!("access {call} {kind}")));
     }
     for (case, answer) in ask_all(cases) {
         say(&format!("{case}: {answer}"));
