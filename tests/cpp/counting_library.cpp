@@ -20,6 +20,12 @@ struct entry {
     std::unique_ptr<std::byte[]> bytes;   // of an allocation
 };
 
+struct captured_function {
+    mp_host_function_t function;
+    mp_host_function_t release;
+    void *user;
+};
+
 struct library {
     std::map<const void *, entry> entries;
     std::array<int, 6> made{};
@@ -28,6 +34,8 @@ struct library {
     int waited = 0;
     int forgotten = 0;
     bool pending = false;
+    bool capturing = false;
+    std::vector<captured_function> captured;
     bool fail = false;
     mp_error_info_t failure{};
     mp_error_info_t last{};
@@ -157,6 +165,21 @@ void fail_next(mp_status_t status, std::int64_t driver_code, const char *argumen
 }
 void hold(bool pending) {
     state().pending = pending;
+}
+void capture() {
+    state().capturing = true;
+}
+void launch_captured() {
+    for (const captured_function &each : state().captured) {
+        each.function(each.user);
+    }
+}
+void destroy_captured() {
+    for (const captured_function &each : state().captured) {
+        each.release(each.user);
+    }
+    state().captured.clear();
+    state().capturing = false;
 }
 void describe_as(const std::string &text, const std::string &grown) {
     state().text = text;
@@ -362,6 +385,17 @@ mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t /*stream*/, 
     const mp_status_t status = enter(kind::context, context);
     if (status == MP_SUCCESS) {
         function(user);
+    }
+    return status;
+}
+mp_status_t mp_stream_launch_host_owned(mp_context_t context, mp_stream_t /*stream*/, mp_host_function_t function,
+                                        void *user, mp_host_function_t release) {
+    const mp_status_t status = enter(kind::context, context);
+    if (status == MP_SUCCESS && state().capturing) {
+        state().captured.push_back({function, release, user});
+    } else if (status == MP_SUCCESS) {
+        function(user);
+        release(user);
     }
     return status;
 }

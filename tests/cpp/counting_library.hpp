@@ -33,6 +33,11 @@ std::uint64_t last_bytes();
 void fail_next(mp_status_t status, std::int64_t driver_code, const char *argument, const char *message);
 /// Requests stay pending until this is called with false.
 void hold(bool pending);
+/// Host functions become a graph's from now on, in place of running.
+void capture();
+/// Launches that graph, and destroys it.
+void launch_captured();
+void destroy_captured();
 /// What descriptions say: `text` when asked for its length, `grown` from then on.
 void describe_as(const std::string &text, const std::string &grown);
 

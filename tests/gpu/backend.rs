@@ -3,6 +3,7 @@
 //! Every check poisons the destination, synchronises, copies, synchronises, and only then looks: a poison that races with the copy
 //! would report errors that are none, or hide those that are.
 
+mod captured;
 mod freed;
 mod graph;
 mod lanes;

@@ -4,6 +4,10 @@
 //! order. What it shows is which functions the backend calls, what becomes of their errors, and that the bytes arrive; it says
 //! nothing about order. Each thread has a node of its own, so that tests do not see each other.
 
+mod graphs;
+
+pub use self::graphs::{captured, whole};
+
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
 use crate::share::segment::{Mapping, Pool, Region};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attribute};
@@ -11,7 +15,7 @@ use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::MemfdFlags;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{LazyLock, Mutex};
@@ -30,8 +34,11 @@ pub struct Node {
     pub pools: BTreeMap<usize, MemoryPool>,
     /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
     pub events: HashMap<usize, Event>,
-    /// Whether all streams are being captured.
+    /// Whether all streams are being captured, into one graph.
     pub capturing: bool,
+    pub graphs: graphs::Graphs,
+    /// Streams that exist.
+    pub streams: HashSet<usize>,
     /// Calls that have ended a capture with an error.
     pub captures_broken: u32,
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
@@ -109,10 +116,16 @@ pub fn driver() -> &'static Driver {
 
 /// The double of a driver that lacks one more function.
 pub fn without(function: &'static str) -> &'static Driver {
+    without_of(driver(), function)
+}
+
+/// The same of another double.
+pub fn without_of(driver: &Driver, function: &'static str) -> &'static Driver {
     // Kept in sight of leak checks.
-    static DRIVERS: Mutex<BTreeMap<&str, &Driver>> = Mutex::new(BTreeMap::new());
-    let mut drivers = DRIVERS.lock().expect("nothing panics here");
-    drivers.entry(function).or_insert_with(|| Box::leak(Box::new(driver().clone().without(function))))
+    static DRIVERS: Mutex<Vec<&Driver>> = Mutex::new(Vec::new());
+    let lacking = Box::leak(Box::new(driver.clone().without(function)));
+    DRIVERS.lock().expect("nothing panics here").push(lacking);
+    lacking
 }
 
 /// The double of a driver that is older than batched copies.
@@ -151,6 +164,8 @@ pub fn without_batch() -> &'static Driver {
         cuIpcCloseMemHandle: Some(close_ipc),
         cuMemcpyAsync: copy,
         cuStreamCreate: create_stream,
+        cuStreamDestroy: destroy_stream,
+        cuLaunchHostFunc: graphs::launch_host,
         cuStreamGetCtx: context_of_stream,
         cuStreamIsCapturing: is_capturing,
         cuStreamWaitEvent: wait_event,
@@ -596,8 +611,14 @@ unsafe extern "C" fn copy_batch(
 unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {
     call("cuStreamCreate", |node| {
         let Some(context) = node.current.last().copied() else { return code::INVALID_CONTEXT };
-        put(out, with_exposed_provenance_mut(context / CONTEXT * STREAM + node.new_handle()))
+        let stream = context / CONTEXT * STREAM + node.new_handle();
+        node.streams.insert(stream);
+        put(out, with_exposed_provenance_mut(stream))
     })
+}
+
+unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {
+    call("cuStreamDestroy", |node| if node.streams.remove(&stream.addr()) { 0 } else { INVALID_VALUE })
 }
 
 unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) -> Code {

@@ -180,6 +180,16 @@ driver_functions! {
         );
         cuMemPoolExportPointer = "cuMemPoolExportPointer" (*mut sys::CUmemPoolPtrExportData, CUdeviceptr);
         cuMemPoolImportPointer = "cuMemPoolImportPointer" (*mut CUdeviceptr, sys::CUmemoryPool, *mut sys::CUmemPoolPtrExportData);
+        // CUDA 11.3. In CUDA 12.3 superseded by one that tells of edges, too.
+        cuStreamGetCaptureInfo_v2 = "cuStreamGetCaptureInfo_v2" (
+            CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize
+        );
+        cuStreamGetCaptureInfo_v3 = "cuStreamGetCaptureInfo_v3" (
+            CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut *const sys::CUgraphEdgeData, *mut usize
+        );
+        cuUserObjectCreate = "cuUserObjectCreate" (*mut sys::CUuserObject, *mut c_void, unsafe extern "C" fn(*mut c_void), c_uint, c_uint);
+        cuUserObjectRelease = "cuUserObjectRelease" (sys::CUuserObject, c_uint);
+        cuGraphRetainUserObject = "cuGraphRetainUserObject" (CUgraph, sys::CUuserObject, c_uint, c_uint);
         // CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
         // CUDA 10. Superseded in CUDA 12 by others, of which older drivers know nothing.

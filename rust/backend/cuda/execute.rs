@@ -96,7 +96,7 @@ impl Core {
         let (home, stream, capturing) = self.home_of(execution.stream)?;
         let start = Start { home, stream, heard: self.heard(execution.stream) };
         let _current = self.reach(home)?.enter()?;
-        let capturing = capturing.map_or_else(|| self.is_capturing(execution), Ok)?;
+        let capturing = capturing.map_or_else(|| self.is_capturing(handle(execution.stream.0)), Ok)?;
         if capturing {
             check_capture(execution)?;
             if timing.is_some() {
@@ -115,10 +115,10 @@ impl Core {
         finished
     }
 
-    fn is_capturing(&self, execution: &Execution<'_>) -> Result<bool, BackendError> {
+    pub fn is_capturing(&self, raw: CUstream) -> Result<bool, BackendError> {
         let mut status = 0;
         // SAFETY: the caller's stream; the output is valid for the call.
-        unsafe { call!(self.driver, cuStreamIsCapturing(handle(execution.stream.0), &mut status)) }?;
+        unsafe { call!(self.driver, cuStreamIsCapturing(raw, &mut status)) }?;
         if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as u32 {
             return Err(BackendError::NotSupported("the stream's capture was invalidated by an earlier call; end it first".into()));
         }
