@@ -283,7 +283,13 @@ pub trait Backend: Send + Sync {
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         Ok(uuid_of_number(device))
     }
-    /// What another process needs to map an allocation that [`Backend::locate`] has returned. [`BackendError::NotSupported`] with the
+    /// As [`Backend::locate`], of memory of `bytes` at an address, as much of the allocation as can be shared. [`BackendError::NotSupported`]
+    /// with the remedy where that is less than those bytes.
+    fn shareable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        let _ = bytes;
+        self.locate(address)
+    }
+    /// What another process needs to map an allocation that [`Backend::shareable`] has returned. [`BackendError::NotSupported`] with the
     /// remedy for memory that cannot be shared.
     fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let _ = allocation;

@@ -28,6 +28,10 @@ pub struct Node {
     pub peers: bool,
     /// The next calls of these functions fail with these codes.
     pub refusals: HashMap<&'static str, Code>,
+    /// How many calls of [`failing`] may still succeed before one fails with this code.
+    pub failure: Option<(u32, Code)>,
+    /// The call that did.
+    pub failed: Option<&'static str>,
     /// Calls that succeeded.
     pub calls: HashMap<&'static str, u32>,
     pub memory: BTreeMap<u64, Block>,
@@ -43,6 +47,8 @@ pub struct Node {
     pub captures_broken: u32,
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
     pub strangers: u32,
+    /// Memory of a GPU is mapped by the virtual memory API, from chunks of so many bytes each.
+    pub chunk: Option<usize>,
     now: f64,
     current: Vec<usize>,
     handles: usize,
@@ -163,6 +169,7 @@ pub fn without_batch() -> &'static Driver {
         cuIpcOpenMemHandle: Some(open_ipc),
         cuIpcCloseMemHandle: Some(close_ipc),
         cuMemcpyAsync: copy,
+        cuMemcpyDtoDAsync: copy_known,
         cuStreamCreate: create_stream,
         cuStreamDestroy: destroy_stream,
         cuLaunchHostFunc: graphs::launch_host,
@@ -179,6 +186,63 @@ pub fn without_batch() -> &'static Driver {
         ..Driver::inert()
     });
     &DRIVER
+}
+
+/// The double of a driver that has all, and of whose calls one fails where the test has asked for it.
+pub fn failing() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::counted(whole()));
+    &DRIVER
+}
+
+/// Makes a call of [`failing`], if it is not the one to fail. What gives something back does so all the same: the driver reports there
+/// what earlier work has come to.
+pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Code {
+    let fails = node(|node| match &mut node.failure {
+        Some((0, code)) => {
+            node.failed = Some(function);
+            Some(*code)
+        }
+        Some((left, _)) => {
+            *left -= 1;
+            None
+        }
+        None => None,
+    });
+    let Some(code) = fails else { return work(whole()) };
+    node(|node| node.failure = None);
+    if ["Free", "Destroy", "Release", "Unload", "Unregister", "Unmap", "Close", "Pop", "Synchronize"]
+        .iter()
+        .any(|gives| function.contains(gives))
+    {
+        work(whole());
+    }
+    code
+}
+
+/// What the backend holds of the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub memory: usize,
+    pub pools: usize,
+    pub events: usize,
+    pub streams: usize,
+    pub graphs: usize,
+    pub execs: usize,
+    pub objects: usize,
+    pub modules: u32,
+}
+
+pub fn held() -> Held {
+    node(|node| Held {
+        memory: node.memory.len(),
+        pools: node.pools.len(),
+        events: node.events.len(),
+        streams: node.streams.len(),
+        graphs: node.graphs.graphs.len(),
+        execs: node.graphs.execs.len(),
+        objects: node.graphs.objects.len(),
+        modules: node.graphs.modules,
+    })
 }
 
 /// Counts a call, or refuses it as the test has asked for.
@@ -352,6 +416,11 @@ impl Node {
         self.memory.insert(address, block);
     }
 
+    /// Contexts that are left current on this thread.
+    pub fn depth(&self) -> usize {
+        self.current.len()
+    }
+
     fn new_handle(&mut self) -> usize {
         self.handles += 16;
         self.handles
@@ -418,7 +487,15 @@ unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut
                 } else if name == CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint && !block.registered {
                     value.cast::<usize>().write(block.bytes);
                 } else if name == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint {
-                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none()));
+                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none() && node.chunk.is_none()));
+                } else if name == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as c_uint {
+                    value.cast::<c_uint>().write(c_uint::from(node.chunk.is_some()));
+                } else if name == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as c_uint {
+                    value.cast::<u64>().write(
+                        base + (address - base) / node.chunk.map_or(u64::MAX, |chunk| chunk as u64) * node.chunk.unwrap_or(0) as u64,
+                    );
+                } else if name == CU_POINTER_ATTRIBUTE_MAPPING_SIZE as c_uint {
+                    value.cast::<usize>().write(node.chunk.unwrap_or(block.bytes));
                 } else if name == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint {
                     value.cast::<usize>().write(block.pool.unwrap_or(0));
                 }
@@ -587,6 +664,19 @@ unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stre
         node.strangers += u32::from(strange(dst) || strange(src));
         copy_bytes(node, dst, src, bytes)
     })
+}
+
+/// Takes no ordinary host memory.
+unsafe extern "C" fn copy_known(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
+    let known = |address: u64| {
+        node(|node| node.memory.range(..=address).next_back().is_some_and(|(base, block)| address - base < block.bytes as u64))
+    };
+    if known(dst) && known(src) {
+        // SAFETY: as for the caller.
+        unsafe { copy(dst, src, bytes, stream) }
+    } else {
+        INVALID_VALUE
+    }
 }
 
 unsafe extern "C" fn copy_batch(

@@ -24,6 +24,8 @@ mod double;
 mod driver;
 mod event;
 mod execute;
+#[cfg(test)]
+mod failing;
 mod graph;
 mod host_function;
 mod host_memory;
@@ -471,6 +473,10 @@ impl Backend for CudaBackend {
     /// Of a GPU its UUID.
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         self.0.device_uuid(device)
+    }
+
+    fn shareable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        self.0.shareable(address, bytes)
     }
 
     fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
