@@ -236,7 +236,9 @@ impl Core {
         }
         if bytes > size - (address - base) {
             return Err(BackendError::NotSupported(format!(
-                "{address:#x} ({bytes} bytes) cannot be shared with another process: it is mapped from several chunks by cuMemMap; export each                  chunk by itself (this one is {base:#x}, {size} bytes), or allocate with cudaMalloc or mp_alloc (PyTorch: without                  expandable_segments)"
+                "{address:#x} ({bytes} bytes) cannot be shared with another process: it is mapped from several chunks by cuMemMap; export each \
+                 chunk by itself (this one is {base:#x}, {size} bytes), or allocate with cudaMalloc or mp_alloc (PyTorch: without \
+                 expandable_segments)"
             )));
         }
         Ok(Some(Allocation { base, bytes: size, ..allocation }))
