@@ -67,7 +67,9 @@ impl Core {
 
     fn close_through(&self, gpu: usize, base: u64) -> Result<(), BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
-        let _current = self.primary(gpu)?.enter()?;
+        let primary = self.primary(gpu)?;
+        // Tried twice: nobody else would close it, and only this context can.
+        let _current = primary.enter().or_else(|_| primary.enter())?;
         // SAFETY: opened through this GPU.
         unsafe { call_optional!(self.driver, cuIpcCloseMemHandle(base)) }
     }

@@ -120,7 +120,9 @@ impl Core {
     /// Frees the blocks. All work has finished.
     pub fn release_verification(&self) {
         if let Some(blocks) = lock(&self.verification).take() {
-            if let Some(Ok(_current)) = self.devices.iter().find_map(|device| device.used()).map(|primary| primary.enter()) {
+            if let Some(primary) = self.devices.iter().find_map(|device| device.used()) {
+                // Tried all the same where that fails: nobody else would.
+                let _current = primary.enter();
                 // SAFETY: allocated above; nothing is enqueued any more.
                 unsafe { (self.driver.cuMemFreeHost)(handle(blocks.base as usize)) };
             }
