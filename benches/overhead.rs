@@ -72,7 +72,7 @@ impl Backend for Nothing {
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         self.memory.synchronize_stream(stream)
     }
-    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
         self.memory.launch_host(stream, work)
     }
     fn create_event(&self) -> Result<EventHandle, BackendError> {

@@ -470,10 +470,29 @@ mp_status_t mp_stream_synchronize(mp_context_t context,
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
 /// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
-/// is. Any thread.
+/// is. In a stream that is being captured, the function runs at every launch of the graph, in several threads at once if
+/// several of its executables run at once: `user` must stay valid for as long as the graph and all that was instantiated
+/// of it. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL.
-mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t stream, mp_host_function_t function, void *user);
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
+/// capture where the driver is older than CUDA 11.3.
+mp_status_t mp_stream_launch_host(mp_context_t context,
+                                  mp_stream_t stream,
+                                  mp_host_function_t function,
+                                  void *user);
+
+/// The same for a `user` that the library is to give back: calls `release(user)` once, on any thread, when the function
+/// will not be called again. That is after it has run; or, in a stream that is being captured, when the graph and all
+/// that was instantiated of it are gone. `release` must not call functions of this library or of CUDA. When this call
+/// fails, neither function is ever called, and `user` stays the caller's. Where the GPU fails before the function has
+/// run, the driver drops it and `release` is not called. Any thread.
+///
+/// Errors: as `mp_stream_launch_host`; `MP_ERROR_INVALID_ARGUMENT` when `function` or `release` is NULL.
+mp_status_t mp_stream_launch_host_owned(mp_context_t context,
+                                        mp_stream_t stream,
+                                        mp_host_function_t function,
+                                        void *user,
+                                        mp_host_function_t release);
 
 /// Creates an event. It counts as done until it is first recorded. It belongs to the caller until `mp_event_destroy`.
 /// It serves streams of every device, so on CUDA it is no `cudaEvent_t` and must not be handed to CUDA's own functions;
@@ -614,7 +633,8 @@ mp_status_t mp_context_probed(mp_context_t context,
 ///
 /// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
 /// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`; on CUDA host memory of
-/// `mp_alloc` can be shared below 4 MiB. The allocation stays its owner's. It can be mapped, whole, from now until it
+/// `mp_alloc` can be shared below 4 MiB. Of a range that `cuMemMap` has mapped from several chunks each chunk is an
+/// allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
 /// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
 /// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
 /// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The first export of a process

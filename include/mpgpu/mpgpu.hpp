@@ -373,18 +373,22 @@ template <class Write> mp_status_t describe(std::string &text, Write &&write) {
 }
 
 template <class Task> void run_task(void *user) noexcept {
-    const std::unique_ptr<Task> task(static_cast<Task *>(user));
-    (*task)();
+    (*static_cast<Task *>(user))();
 }
 
-/// Enqueues a copy of `task`, which is destroyed after it has run.
+template <class Task> void release_task(void *user) noexcept {
+    delete static_cast<Task *>(user); // made in `launch_host`
+}
+
+/// Enqueues a copy of `task`, which the library gives back when it will not run again.
 template <class Task> mp_status_t launch_host(mp_context_t context, mp_stream_t stream, Task &&task) {
     using stored = std::decay_t<Task>;
     static_assert(std::is_invocable_v<stored &>, "mpgpu: a host task is called without arguments");
     auto copy = std::make_unique<stored>(std::forward<Task>(task));
-    const mp_status_t status = mp_stream_launch_host(context, stream, &run_task<stored>, copy.get());
+    const mp_status_t status =
+        mp_stream_launch_host_owned(context, stream, &run_task<stored>, copy.get(), &release_task<stored>);
     if (status == MP_SUCCESS) {
-        static_cast<void>(copy.release()); // owned by the stream until run_task has run
+        static_cast<void>(copy.release()); // the library's until release_task
     }
     return status;
 }
@@ -1097,8 +1101,11 @@ class stream {
     }
 
     /// Enqueues a call of `task()` on a CPU thread after all earlier work in this stream; later work waits for it. A
-    /// copy of `task` is kept until then. As with `cudaLaunchHostFunc`, `task` must not call this library or CUDA, and
-    /// an exception that leaves it ends the program. Throws `invalid_argument`, `driver_error`.
+    /// copy of `task` is kept until then. While the stream is being captured, the copy belongs to the graph: it is
+    /// called at every launch, and kept until the graph and all that was instantiated of it are gone. As with
+    /// `cudaLaunchHostFunc`, neither `task` nor its destructor may call this library or CUDA, and an exception that
+    /// leaves it ends the program. Throws `invalid_argument`, `driver_error`, `not_supported` in a capture where the
+    /// driver is older than CUDA 11.3.
     template <class Task> void launch_host(Task &&task) const {
         detail::check(detail::launch_host(context_handle(), get(), std::forward<Task>(task)));
     }

@@ -103,6 +103,9 @@ pub struct Endpoints {
     pub src: u64,
 }
 
+/// Work of a stream for the CPU. Launches of one graph may call it from several threads at once.
+pub type HostFunction = Box<dyn Fn() + Send + Sync>;
+
 /// How a stream waits for signals. A backend that has one way only ignores it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum SignalWait {
@@ -230,8 +233,10 @@ pub trait Backend: Send + Sync {
     /// Blocks until all work enqueued so far has finished. [`BackendError::PeerGone`], once for each peer, where a stream of this backend
     /// has waited for signals in vain: this one may have come after it.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
-    /// Runs `work` on a CPU thread in stream order. `work` may block; other streams go on.
-    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError>;
+    /// Runs `work` on a CPU thread in stream order, and drops it after that. `work` may block; other streams go on. In a stream that is
+    /// being captured it is the graph's: it runs at each launch, and is dropped when the graph and what was instantiated of it are gone,
+    /// on a thread that must not call the driver.
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError>;
 
     /// An event that counts as done until it is first recorded.
     fn create_event(&self) -> Result<EventHandle, BackendError>;
@@ -285,7 +290,13 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
-    /// What another process needs to map an allocation that [`Backend::locate`] has returned. [`BackendError::NotSupported`] with the
+    /// As [`Backend::locate`], of memory of `bytes` at an address, as much of the allocation as can be shared. [`BackendError::NotSupported`]
+    /// with the remedy where that is less than those bytes.
+    fn shareable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        let _ = bytes;
+        self.locate(address)
+    }
+    /// What another process needs to map an allocation that [`Backend::shareable`] has returned. [`BackendError::NotSupported`] with the
     /// remedy for memory that cannot be shared.
     fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let _ = allocation;

@@ -9,7 +9,7 @@ use super::holdings::Holdings;
 use super::sharing::Sharing;
 use super::staging::Staging;
 use super::sync::Mutex;
-use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, StreamHandle, nvtx};
+use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, HostFunction, StreamHandle, nvtx};
 use crate::fault;
 use crate::plan::{self, Options, Shape};
 use crate::topology::{DeviceId, Machine};
@@ -282,8 +282,8 @@ impl Context {
         Ok(self.backend().synchronize_stream(stream)?)
     }
 
-    /// Runs `work` on a CPU thread in stream order.
-    pub fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), Error> {
+    /// Runs `work` on a CPU thread in stream order; in a stream that is being captured, at every launch of the graph.
+    pub fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().launch_host(stream, work)?)
     }

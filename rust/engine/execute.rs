@@ -111,10 +111,10 @@ impl Plan {
         let _open = self.begin()?;
         let backend = &*self.context.backend;
         if self.regions.is_empty() {
-            backend.enqueue_kept(&self.execution(stream, &[]), &self.kept)?;
+            backend.enqueue_kept(&self.execution(stream, &[]), &self.kept).map_err(|error| self.cause(error))?;
         } else {
             let execute = |after: &[Completion]| backend.execute_kept(&self.execution(stream, after), &self.kept);
-            self.context.staging.in_turn(&self.regions, execute, |_| ())?;
+            self.context.staging.in_turn(&self.regions, execute, |_| ()).map_err(|error| self.cause(error))?;
         }
         self.count();
         Ok(())
@@ -127,6 +127,8 @@ impl Plan {
     /// for each operation: look here for the order of things, and to `execute` for how long they take.
     pub fn trace(&self, stream: StreamHandle) -> Result<Trace, Error> {
         self.context.backend.synchronize_stream(stream)?;
+        // Executions that are timed are told nothing of whose memory it is.
+        self.look_for_freed()?;
         let times = self.run(stream, |backend, execution| backend.execute_timed(execution))?.times()?;
         let name = format!("{} on the {} backend, measured", self.context.machine.topology().name, self.context.backend.name());
         Ok(Trace { timeline: self.planned.timeline(name, false, &times.ops), precision: times.precision })
@@ -139,7 +141,8 @@ impl Plan {
     ) -> Result<Completion, Error> {
         let _open = self.begin()?;
         let completion =
-            self.context.staging.ordered(&self.regions, |after| execute(&*self.context.backend, &self.execution(stream, after)))?;
+            self.context.staging.ordered(&self.regions, |after| execute(&*self.context.backend, &self.execution(stream, after)));
+        let completion = completion.map_err(|error| self.cause(error))?;
         self.count();
         Ok(completion)
     }
@@ -182,13 +185,28 @@ impl Plan {
         if self.alive_at.load(Ordering::Relaxed) == frees {
             return Ok(());
         }
+        self.look_for_freed()?;
+        self.alive_at.store(frees, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether all memory is what the plan was made for.
+    fn look_for_freed(&self) -> Result<(), Error> {
         for held in &self.allocations {
             if self.context.backend.locate(held.address)?.map(|a| a.id) != Some(held.allocation.get()) {
                 return Err(Error::MemoryFreed { transfer: held.transfer, end: held.end, address: held.address });
             }
         }
-        self.alive_at.store(frees, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Why an execution has failed: that memory was freed which this context did not give out is what the backend may not know.
+    #[cold]
+    fn cause(&self, error: BackendError) -> Error {
+        match self.look_for_freed() {
+            Err(freed @ Error::MemoryFreed { .. }) => freed,
+            _ => error.into(),
+        }
     }
 
     /// The planner's result.

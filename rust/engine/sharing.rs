@@ -170,7 +170,7 @@ impl Context {
     pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
         let _open = self.shared.enter()?;
         let (backend, sharing) = (self.backend(), &self.shared.sharing);
-        let allocation = backend.locate(address)?.ok_or(Error::NotShareable { address, bytes })?;
+        let allocation = backend.shareable(address, bytes)?.ok_or(Error::NotShareable { address, bytes })?;
         let (base, size) = (allocation.base, allocation.bytes);
         if bytes > size - (address - base) {
             return Err(Error::OutOfMemoryRange { address, bytes, base, size });

@@ -6,7 +6,9 @@ use super::guard::{Failure, guard};
 use super::types::*;
 use crate::backend::{EventHandle, StreamHandle};
 use crate::topology::DeviceId;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 fn stream_of(stream: mp_stream_t) -> StreamHandle {
     StreamHandle(stream.addr())
@@ -52,9 +54,12 @@ pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
 /// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
-/// is. Any thread.
+/// is. In a stream that is being captured, the function runs at every launch of the graph, in several threads at once if
+/// several of its executables run at once: `user` must stay valid for as long as the graph and all that was instantiated
+/// of it. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
+/// capture where the driver is older than CUDA 11.3.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_launch_host(
     context: mp_context_t,
@@ -63,12 +68,67 @@ pub unsafe extern "C" fn mp_stream_launch_host(
     user: *mut c_void,
 ) -> mp_status_t {
     guard(|| {
-        let Some(function) = function else {
-            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"function", "function is NULL"));
-        };
+        let function = function.ok_or_else(|| null(c"function", "function is NULL"))?;
         let call = HostCall { function, user };
         Ok(find(context)?.launch_host(stream_of(stream), Box::new(move || call.run()))?)
     })
+}
+
+/// The same for a `user` that the library is to give back: calls `release(user)` once, on any thread, when the function
+/// will not be called again. That is after it has run; or, in a stream that is being captured, when the graph and all
+/// that was instantiated of it are gone. `release` must not call functions of this library or of CUDA. When this call
+/// fails, neither function is ever called, and `user` stays the caller's. Where the GPU fails before the function has
+/// run, the driver drops it and `release` is not called. Any thread.
+///
+/// Errors: as `mp_stream_launch_host`; `MP_ERROR_INVALID_ARGUMENT` when `function` or `release` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_stream_launch_host_owned(
+    context: mp_context_t,
+    stream: mp_stream_t,
+    function: mp_host_function_t,
+    user: *mut c_void,
+    release: mp_host_function_t,
+) -> mp_status_t {
+    guard(|| {
+        let function = function.ok_or_else(|| null(c"function", "function is NULL"))?;
+        let release = release.ok_or_else(|| null(c"release", "release is NULL"))?;
+        let fate = Arc::new(AtomicU8::new(OPEN));
+        let owned = Owned { call: HostCall { function, user }, release: HostCall { function: release, user }, fate: fate.clone() };
+        find(context)?.launch_host(stream_of(stream), Box::new(move || owned.run()))?;
+        if fate.swap(ENQUEUED, Ordering::AcqRel) == DROPPED {
+            HostCall { function: release, user }.run();
+        }
+        Ok(())
+    })
+}
+
+fn null(argument: &'static CStr, why: &'static str) -> Failure {
+    Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, why)
+}
+
+/// A call that is enqueued or refused, and dropped before or after that is known: whoever comes second releases.
+struct Owned {
+    call: HostCall,
+    release: HostCall,
+    fate: Arc<AtomicU8>,
+}
+
+const OPEN: u8 = 0;
+const ENQUEUED: u8 = 1;
+const DROPPED: u8 = 2;
+
+impl Owned {
+    fn run(&self) {
+        self.call.run();
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if self.fate.swap(DROPPED, Ordering::AcqRel) == ENQUEUED {
+            self.release.run();
+        }
+    }
 }
 
 struct HostCall {
@@ -76,11 +136,13 @@ struct HostCall {
     user: *mut c_void,
 }
 
-// SAFETY: `user` is never looked into here, and the caller of `mp_stream_launch_host` allows the call on another thread.
+// SAFETY: `user` is never looked into here, and the caller of `mp_stream_launch_host` allows the call on other threads.
 unsafe impl Send for HostCall {}
+// SAFETY: as above, on several at once where the caller launches a graph so.
+unsafe impl Sync for HostCall {}
 
 impl HostCall {
-    fn run(self) {
+    fn run(&self) {
         // SAFETY: the caller gave a function of this type and the value that it takes.
         unsafe { (self.function)(self.user) }
     }

@@ -290,10 +290,17 @@ static void streams_and_events_order_work(void) {
     EXPECT_OK(mp_event_record(w.context, event, second));
     EXPECT_OK(mp_event_synchronize(w.context, event));
     EXPECT(strcmp(log, "abc") == 0);
+    EXPECT_OK(mp_stream_launch_host_owned(w.context, second, append, log, append));
+    EXPECT_ERROR(mp_stream_launch_host_owned(w.context, second, NULL, log, append), MP_ERROR_INVALID_ARGUMENT,
+                 "function", "function");
+    EXPECT_ERROR(mp_stream_launch_host_owned(w.context, second, append, log, NULL), MP_ERROR_INVALID_ARGUMENT,
+                 "release", "release");
     EXPECT_OK(mp_event_destroy(w.context, event));
     EXPECT_OK(mp_stream_destroy(w.context, first));
     EXPECT_OK(mp_stream_destroy(w.context, second));
     destroy(&w);
+    /* The owned call ran, and was released after that; those that were refused were neither. */
+    EXPECT(strcmp(log, "abcde") == 0);
 }
 
 static void bad_arguments_are_named(void) {

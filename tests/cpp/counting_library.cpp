@@ -25,6 +25,11 @@ struct entry {
 };
 
 constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+struct captured_function {
+    mp_host_function_t function;
+    mp_host_function_t release;
+    void *user;
+};
 
 struct library {
     std::map<const void *, entry> entries;
@@ -34,6 +39,8 @@ struct library {
     int waited = 0;
     int forgotten = 0;
     bool pending = false;
+    bool capturing = false;
+    std::vector<captured_function> captured;
     bool fail = false;
     mp_error_info_t failure{};
     mp_error_info_t last{};
@@ -188,6 +195,21 @@ void executions_take(std::size_t more_than, duration of_those, duration of_other
     state().long_above = more_than;
     state().of_long = of_those;
     state().of_others = of_others;
+}
+void capture() {
+    state().capturing = true;
+}
+void launch_captured() {
+    for (const captured_function &each : state().captured) {
+        each.function(each.user);
+    }
+}
+void destroy_captured() {
+    for (const captured_function &each : state().captured) {
+        each.release(each.user);
+    }
+    state().captured.clear();
+    state().capturing = false;
 }
 void describe_as(const std::string &text, const std::string &grown) {
     state().text = text;
@@ -406,6 +428,17 @@ mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t /*stream*/, 
     const mp_status_t status = enter(kind::context, context);
     if (status == MP_SUCCESS) {
         function(user);
+    }
+    return status;
+}
+mp_status_t mp_stream_launch_host_owned(mp_context_t context, mp_stream_t /*stream*/, mp_host_function_t function,
+                                        void *user, mp_host_function_t release) {
+    const mp_status_t status = enter(kind::context, context);
+    if (status == MP_SUCCESS && state().capturing) {
+        state().captured.push_back({function, release, user});
+    } else if (status == MP_SUCCESS) {
+        function(user);
+        release(user);
     }
     return status;
 }

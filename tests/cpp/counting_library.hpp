@@ -43,6 +43,11 @@ struct duration {
     double behind; ///< those enqueued behind it
 };
 void executions_take(std::size_t more_than, duration of_those, duration of_others);
+/// Host functions become a graph's from now on, in place of running.
+void capture();
+/// Launches that graph, and destroys it.
+void launch_captured();
+void destroy_captured();
 /// What descriptions say: `text` when asked for its length, `grown` from then on.
 void describe_as(const std::string &text, const std::string &grown);
 

@@ -469,6 +469,31 @@ TEST_CASE("a host task is run once and destroyed once, also when it could not be
     CHECK(seen == 5);
 }
 
+TEST_CASE("a captured host task runs at every launch of the graph and is destroyed once, with the graph") {
+    const balance balanced;
+    const mpgpu::context ctx;
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    const auto witness = std::make_shared<int>(0);
+    for (const int launches : {3, 0}) {
+        counting::capture();
+        *witness = 0;
+        stream.launch_host([witness, own = std::make_unique<int>(2)]() mutable { *witness += *own; });
+        CHECK(*witness == 0);
+        for (int launch = 0; launch < launches; ++launch) {
+            counting::launch_captured();
+        }
+        CHECK(*witness == 2 * launches);
+        CHECK(witness.use_count() == 2);
+        counting::destroy_captured();
+        CHECK(witness.use_count() == 1);
+    }
+    counting::capture();
+    counting::fail_next(MP_ERROR_NOT_SUPPORTED, 0, "", "the driver is too old");
+    CHECK_THROWS_AS(stream.launch_host([witness] { ++*witness; }), mpgpu::not_supported);
+    CHECK(witness.use_count() == 1);
+    counting::destroy_captured();
+}
+
 TEST_CASE("the log callback gets what the caller gave") {
     int calls = 0;
     mpgpu::set_log_callback(

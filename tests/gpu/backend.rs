@@ -4,10 +4,12 @@
 //! would report errors that are none, or hide those that are.
 
 mod attacks;
-mod child;
-mod driver;
-mod doctor;
 mod campaign;
+mod captured;
+mod child;
+mod doctor;
+mod driver;
+mod freed;
 mod graph;
 mod lanes;
 mod lifetime;

@@ -49,7 +49,8 @@ struct Gate(#[allow(dead_code, reason = "dropping it opens the gate")] Sender<()
 impl Gate {
     fn close(backend: &HostBackend, stream: StreamHandle) -> Gate {
         let (sender, receiver) = channel::<()>();
-        backend.launch_host(stream, Box::new(move || assert!(receiver.recv().is_err()))).unwrap();
+        let receiver = Mutex::new(receiver);
+        backend.launch_host(stream, Box::new(move || assert!(receiver.lock().unwrap().recv().is_err()))).unwrap();
         Gate(sender)
     }
 

@@ -168,7 +168,7 @@ impl Backend for Losing {
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         self.inner.synchronize_stream(stream)
     }
-    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
         self.inner.launch_host(stream, work)
     }
     fn create_event(&self) -> Result<EventHandle, BackendError> {

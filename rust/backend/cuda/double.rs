@@ -7,6 +7,10 @@
 //! With a bound on its queues ([`Node::room`]) a stream does things in order: what comes behind a wait that is not satisfied stays in its
 //! queue, and a call that finds the queue full blocks until there is room, as in the driver.
 
+mod graphs;
+
+pub use self::graphs::{captured, whole};
+
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
 use crate::share::segment::{Mapping, Pool, Region};
 use crate::share::signal;
@@ -31,20 +35,26 @@ pub struct Node {
     pub lossy: Vec<(i32, i32)>,
     /// The next calls of these functions fail with these codes.
     pub refusals: HashMap<&'static str, Code>,
+    /// How many calls of [`failing`] may still succeed before one fails with this code.
+    pub failure: Option<(u32, Code)>,
+    /// The call that did.
+    pub failed: Option<&'static str>,
     /// Calls that succeeded.
     pub calls: HashMap<&'static str, u32>,
     pub memory: BTreeMap<u64, Block>,
     pub pools: BTreeMap<usize, MemoryPool>,
     /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
     pub events: HashMap<usize, Event>,
-    /// Whether all streams are being captured, or this one.
+    /// Whether all streams are being captured, into one graph, or this one.
     pub capturing: bool,
     pub captured: Option<usize>,
     /// Primary contexts, each with its number.
     retained: HashMap<i32, u64>,
     /// Handles of what went with a context that was reset. The driver does not survive their use.
     gone: HashSet<usize>,
-    streams: Vec<usize>,
+    /// Streams that exist.
+    pub streams: HashSet<usize>,
+    pub graphs: graphs::Graphs,
     /// Calls that have ended a capture with an error.
     pub captures_broken: u32,
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
@@ -56,6 +66,8 @@ pub struct Node {
     /// Calls that have blocked for ever, as far as a test can tell.
     pub stuck: Vec<&'static str>,
     queues: HashMap<usize, VecDeque<Task>>,
+    /// Memory of a GPU is mapped by the virtual memory API, from chunks of so many bytes each.
+    pub chunk: Option<usize>,
     now: f64,
     handles: usize,
     ids: u64,
@@ -161,10 +173,16 @@ pub fn driver() -> &'static Driver {
 
 /// The double of a driver that lacks one more function.
 pub fn without(function: &'static str) -> &'static Driver {
+    without_of(driver(), function)
+}
+
+/// The same of another double.
+pub fn without_of(driver: &Driver, function: &'static str) -> &'static Driver {
     // Kept in sight of leak checks.
-    static DRIVERS: Mutex<BTreeMap<&str, &Driver>> = Mutex::new(BTreeMap::new());
-    let mut drivers = DRIVERS.lock().expect("nothing panics here");
-    drivers.entry(function).or_insert_with(|| Box::leak(Box::new(driver().clone().without(function))))
+    static DRIVERS: Mutex<Vec<&Driver>> = Mutex::new(Vec::new());
+    let lacking = Box::leak(Box::new(driver.clone().without(function)));
+    DRIVERS.lock().expect("nothing panics here").push(lacking);
+    lacking
 }
 
 /// The double of a driver whose streams never come to an end.
@@ -211,14 +229,16 @@ pub fn without_batch() -> &'static Driver {
         cuIpcOpenMemHandle: Some(open_ipc),
         cuIpcCloseMemHandle: Some(close_ipc),
         cuMemcpyAsync: copy,
+        cuMemcpyDtoDAsync: copy_known,
         cuStreamCreate: create_stream,
+        cuStreamDestroy: destroy_stream,
+        cuLaunchHostFunc: graphs::launch_host,
         cuStreamGetCtx: context_of_stream,
         cuStreamIsCapturing: is_capturing,
         cuStreamWaitEvent: wait_event,
         cuCtxSynchronize: synchronize_context,
         cuCtxGetId: Some(id_of_context),
         cuThreadExchangeStreamCaptureMode: exchange_mode,
-        cuStreamDestroy: destroy_stream,
         cuStreamSynchronize: synchronize_stream,
         cuStreamQuery: query_stream,
         cuEventSynchronize: synchronize_event,
@@ -233,6 +253,63 @@ pub fn without_batch() -> &'static Driver {
         ..Driver::inert()
     });
     &DRIVER
+}
+
+/// The double of a driver that has all, and of whose calls one fails where the test has asked for it.
+pub fn failing() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::counted(whole()));
+    &DRIVER
+}
+
+/// Makes a call of [`failing`], if it is not the one to fail. What gives something back does so all the same: the driver reports there
+/// what earlier work has come to.
+pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Code {
+    let fails = node(|node| match &mut node.failure {
+        Some((0, code)) => {
+            node.failed = Some(function);
+            Some(*code)
+        }
+        Some((left, _)) => {
+            *left -= 1;
+            None
+        }
+        None => None,
+    });
+    let Some(code) = fails else { return work(whole()) };
+    node(|node| node.failure = None);
+    if ["Free", "Destroy", "Release", "Unload", "Unregister", "Unmap", "Close", "Pop", "Synchronize"]
+        .iter()
+        .any(|gives| function.contains(gives))
+    {
+        work(whole());
+    }
+    code
+}
+
+/// What the backend holds of the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub memory: usize,
+    pub pools: usize,
+    pub events: usize,
+    pub streams: usize,
+    pub graphs: usize,
+    pub execs: usize,
+    pub objects: usize,
+    pub modules: u32,
+}
+
+pub fn held() -> Held {
+    node(|node| Held {
+        memory: node.memory.len(),
+        pools: node.pools.len(),
+        events: node.events.len(),
+        streams: node.streams.len(),
+        graphs: node.graphs.graphs.len(),
+        execs: node.graphs.execs.len(),
+        objects: node.graphs.objects.len(),
+        modules: node.graphs.modules,
+    })
 }
 
 /// Counts a call, or refuses it as the test has asked for.
@@ -485,6 +562,11 @@ impl Node {
         }
     }
 
+    /// Contexts that are left current on this thread.
+    pub fn depth(&self) -> usize {
+        CURRENT.with_borrow(Vec::len)
+    }
+
     fn new_handle(&mut self) -> usize {
         self.handles += 16;
         self.handles
@@ -640,7 +722,15 @@ unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut
                 } else if name == CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint && !block.registered {
                     value.cast::<usize>().write(block.bytes);
                 } else if name == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint {
-                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none()));
+                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none() && node.chunk.is_none()));
+                } else if name == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as c_uint {
+                    value.cast::<c_uint>().write(c_uint::from(node.chunk.is_some()));
+                } else if name == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as c_uint {
+                    value.cast::<u64>().write(
+                        base + (address - base) / node.chunk.map_or(u64::MAX, |chunk| chunk as u64) * node.chunk.unwrap_or(0) as u64,
+                    );
+                } else if name == CU_POINTER_ATTRIBUTE_MAPPING_SIZE as c_uint {
+                    value.cast::<usize>().write(node.chunk.unwrap_or(block.bytes));
                 } else if name == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint {
                     value.cast::<usize>().write(block.pool.unwrap_or(0));
                 }
@@ -828,6 +918,19 @@ unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stre
     enqueue("cuMemcpyAsync", stream, Task::Work(Box::new(work)))
 }
 
+/// Takes no ordinary host memory.
+unsafe extern "C" fn copy_known(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
+    let known = |address: u64| {
+        node(|node| node.memory.range(..=address).next_back().is_some_and(|(base, block)| address - base < block.bytes as u64))
+    };
+    if known(dst) && known(src) {
+        // SAFETY: as for the caller.
+        unsafe { copy(dst, src, bytes, stream) }
+    } else {
+        INVALID_VALUE
+    }
+}
+
 unsafe extern "C" fn copy_batch(
     dsts: *mut CUdeviceptr,
     srcs: *mut CUdeviceptr,
@@ -854,9 +957,14 @@ unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {
             return code::INVALID_CONTEXT;
         }
         let stream = context / CONTEXT * STREAM + node.new_handle();
-        node.streams.push(stream);
+        node.streams.insert(stream);
         put(out, with_exposed_provenance_mut(stream))
     })
+}
+
+unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamDestroy"));
+    call("cuStreamDestroy", |node| if node.streams.remove(&stream.addr()) { 0 } else { INVALID_VALUE })
 }
 
 unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) -> Code {
@@ -882,11 +990,6 @@ unsafe extern "C" fn synchronize_context() -> Code {
 /// A call that may wait, which a capture forbids unless the thread says that it knows.
 fn unsafe_call() -> bool {
     node(|node| node.end_capture((node.capturing || node.captured.is_some()) && MODE.get() != 2))
-}
-
-unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {
-    node(|node| node.touch(stream.addr(), "cuStreamDestroy"));
-    0
 }
 
 /// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.

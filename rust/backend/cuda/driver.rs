@@ -22,6 +22,7 @@ pub(super) type Code = c_int;
 /// Codes that are told apart.
 pub(super) mod code {
     use super::Code;
+    pub const INVALID_VALUE: Code = 1;
     pub const OUT_OF_MEMORY: Code = 2;
     pub const DEINITIALIZED: Code = 4;
     pub const INVALID_CONTEXT: Code = 201;
@@ -39,6 +40,26 @@ pub(super) mod code {
 fn is_sticky(code: Code) -> bool {
     // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, and the hardware faults up to LAUNCH_FAILED.
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
+}
+
+/// A function of a driver that calls that of the double, unless the test has this call fail.
+#[cfg(test)]
+macro_rules! counted {
+    ($name:ident, |$inner:ident| $function:expr, ($($types:ty),*)) => {
+        counted!(@ $name, |$inner| $function, [] [$($types,)*] [a b c d e f g h i j k])
+    };
+    (@ $name:ident, |$inner:ident| $function:expr, [$($taken:ident: $of:ty,)*] [] [$($free:ident)*]) => {{
+        unsafe extern "C" fn counted($($taken: $of),*) -> Code {
+            super::double::counted(stringify!($name), |$inner| {
+                // SAFETY: what the caller vouches for.
+                unsafe { ($function)($($taken),*) }
+            })
+        }
+        counted
+    }};
+    (@ $name:ident, |$inner:ident| $function:expr, [$($taken:ident: $of:ty,)*] [$next:ty, $($types:ty,)*] [$free:ident $($more:ident)*]) => {
+        counted!(@ $name, |$inner| $function, [$($taken: $of,)* $free: $next,] [$($types,)*] [$($more)*])
+    };
 }
 
 macro_rules! driver_functions {
@@ -92,6 +113,17 @@ macro_rules! driver_functions {
                     _ => panic!("the driver may not lack {function}"),
                 }
                 self
+            }
+
+            /// The double of a driver that has all, each of whose calls counts.
+            #[cfg(test)]
+            pub fn counted(inner: &Driver) -> Driver {
+                Driver {
+                    $($required: counted!($required, |inner| inner.$required, ($($required_argument),*)),)*
+                    $($optional: inner.$optional.map(|_| -> unsafe extern "C" fn($($optional_argument),*) -> Code {
+                        counted!($optional, |inner| inner.$optional.expect("it has this"), ($($optional_argument),*))
+                    }),)*
+                }
             }
 
             /// A driver whose every function does nothing and succeeds, and that lacks all that a driver may lack.
@@ -166,6 +198,7 @@ driver_functions! {
         cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
         cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
         cuMemcpyAsync = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoDAsync = "cuMemcpyDtoDAsync_v2" (CUdeviceptr, CUdeviceptr, usize, CUstream);
         cuCtxGetCurrent = "cuCtxGetCurrent" (*mut CUcontext);
         cuStreamIsCapturing = "cuStreamIsCapturing" (CUstream, *mut c_uint);
         cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
@@ -188,6 +221,16 @@ driver_functions! {
         );
         cuMemPoolExportPointer = "cuMemPoolExportPointer" (*mut sys::CUmemPoolPtrExportData, CUdeviceptr);
         cuMemPoolImportPointer = "cuMemPoolImportPointer" (*mut CUdeviceptr, sys::CUmemoryPool, *mut sys::CUmemPoolPtrExportData);
+        // CUDA 11.3. In CUDA 12.3 superseded by one that tells of edges, too.
+        cuStreamGetCaptureInfo_v2 = "cuStreamGetCaptureInfo_v2" (
+            CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize
+        );
+        cuStreamGetCaptureInfo_v3 = "cuStreamGetCaptureInfo_v3" (
+            CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut *const sys::CUgraphEdgeData, *mut usize
+        );
+        cuUserObjectCreate = "cuUserObjectCreate" (*mut sys::CUuserObject, *mut c_void, unsafe extern "C" fn(*mut c_void), c_uint, c_uint);
+        cuUserObjectRelease = "cuUserObjectRelease" (sys::CUuserObject, c_uint);
+        cuGraphRetainUserObject = "cuGraphRetainUserObject" (CUgraph, sys::CUuserObject, c_uint, c_uint);
         // CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
         // CUDA 10. Superseded in CUDA 12 by others, of which older drivers know nothing.

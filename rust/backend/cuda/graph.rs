@@ -25,7 +25,7 @@ use super::driver::{CUgraph, CUgraphExec, CUgraphNode, CUstream, Driver, Outside
 use super::execute::Start;
 use super::nodes::{Site, made_for, most_at_once, predecessors, works};
 use crate::backend::{BackendError, CompletionState, Endpoints, Execution};
-use crate::plan::{Lane, Mechanism, Program};
+use crate::plan::{Lane, Mechanism, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -71,12 +71,29 @@ pub struct Kept {
     reaching: AtomicU64,
     /// Which allocation each end of a transfer lies in, destination and source by turns, 0 for one that is not known. Empty where nobody has said.
     memory: Arc<[u64]>,
+    /// One end in each allocation that somebody else may free, and the allocation. Found out by the first execution that has to look at them.
+    watched: OnceLock<Box<[(u64, u64)]>>,
 }
 
 impl Kept {
     /// For a plan whose transfers' destinations and sources, by turns, lie in these allocations.
     pub fn of(memory: impl Iterator<Item = Option<NonZeroU64>>) -> Kept {
         Kept { memory: memory.map(|id| id.map_or(0, NonZeroU64::get)).collect(), ..Kept::default() }
+    }
+
+    /// Whether the driver knows the memory that a place lies in, as far as that was said.
+    pub(super) fn knows(&self, place: Place) -> bool {
+        let end = match place {
+            Place::Slot { .. } => return true,
+            Place::Destination { transfer, .. } => 2 * transfer as usize,
+            Place::Source { transfer, .. } => 2 * transfer as usize + 1,
+        };
+        self.memory.get(end).is_some_and(|id| *id != 0)
+    }
+
+    /// The ends to be looked at before an execution that the driver does not check, each with its allocation.
+    pub(super) fn watched(&self, find: impl FnOnce(&[u64]) -> Box<[(u64, u64)]>) -> &[(u64, u64)] {
+        self.watched.get_or_init(|| find(&self.memory))
     }
 
     /// Whether a GPU is known to reach all memory of the plan.
@@ -238,6 +255,7 @@ impl Core {
         start: &Start,
         kept: &Kept,
     ) -> Result<Option<Option<Arc<Finished>>>, BackendError> {
+        self.check_freed(execution, kept)?;
         let mut pool = lock(found);
         if pool.is_evicted {
             return Ok(None);

@@ -70,7 +70,9 @@ impl Core {
             return Ok(());
         }
         let _outside = OutsideCapture::enter(self.driver);
-        let _current = self.primary(gpu)?.enter()?;
+        let primary = self.primary(gpu)?;
+        // Tried twice: nobody else would close it, and only this context can.
+        let _current = primary.enter().or_else(|_| primary.enter())?;
         // SAFETY: opened through this GPU.
         unsafe { call_optional!(self.driver, cuIpcCloseMemHandle(base)) }
     }

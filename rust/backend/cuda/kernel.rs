@@ -95,6 +95,13 @@ impl Kernel {
         let mut module: CUmodule = std::ptr::null_mut();
         // SAFETY: the image is PTX that ends with a NUL; the output is valid for the call.
         unsafe { call!(driver, cuModuleLoadData(&mut module, PTX.as_ptr().cast())) }?;
+        Kernel::in_module(driver, device, module).inspect_err(|_| {
+            // SAFETY: loaded above, and nobody else knows it.
+            unsafe { (driver.cuModuleUnload)(module) };
+        })
+    }
+
+    fn in_module(driver: &Driver, device: CUdevice, module: CUmodule) -> Result<Kernel, BackendError> {
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();
             // SAFETY: the module has just been loaded; the name ends with a NUL; the output is valid for the call.

@@ -47,6 +47,9 @@ pub(super) struct Owned {
     pages: Option<HostPages>,
 }
 
+/// Marks the number of memory that the driver gives none.
+const UNNUMBERED: u64 = 1 << 62;
+
 /// A number that the driver, which counts up from 1, does not come to.
 pub(super) fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
@@ -160,7 +163,8 @@ impl Core {
             return Ok(());
         }
         let _outside = OutsideCapture::enter(self.driver);
-        let _current = primary.enter()?;
+        // Tried all the same where that fails: nobody else would free it.
+        let _current = primary.enter();
         // SAFETY: given out by `allocate`, and taken out of the registry just now, so nobody frees it again. The caller vouches that
         // work which uses it has finished. Pages of our own are unmapped afterwards, whatever the driver said: it holds them by itself.
         unsafe {
@@ -235,8 +239,26 @@ impl Core {
             return Ok(None);
         }
         // Memory that the driver does not number has the number of its address, and is not told from what comes to lie there later.
-        let id = if attributes.buffer != 0 { attributes.buffer } else { base | 1 << 62 };
+        let id = if attributes.buffer != 0 { attributes.buffer } else { base | UNNUMBERED };
         Ok(Some(Allocation { id, base, bytes, device, kind }))
+    }
+
+    /// Whether memory at an address is this backend's own or mapped by it, so that nobody else frees it.
+    pub fn is_ours(&self, address: u64) -> bool {
+        let inside = |base: u64, bytes: u64| address - base < bytes;
+        self.sharing.locate(address).is_some()
+            || lock(&self.memory).range(..=address).next_back().is_some_and(|(base, owned)| inside(*base, owned.bytes))
+    }
+
+    /// Whether an address lies in the allocation that it once did. Where the driver numbers none, in any. A context is current.
+    pub fn is_still(&self, address: u64, id: u64) -> bool {
+        let (mut memory_type, mut buffer): (c_uint, u64) = (0, 0);
+        let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID]
+            .map(|attribute| attribute as c_uint);
+        let mut values: [*mut c_void; 2] = [(&raw mut memory_type).cast(), (&raw mut buffer).cast()];
+        // SAFETY: two names and two values of the attributes' types.
+        let code = unsafe { (self.driver.cuPointerGetAttributes)(2, names.as_mut_ptr(), values.as_mut_ptr(), address) };
+        code == 0 && memory_type != 0 && (buffer == id || buffer == 0 && id & UNNUMBERED != 0)
     }
 
     /// What the driver knows of `address`; all zeros for memory that it does not know.

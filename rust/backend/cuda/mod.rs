@@ -47,7 +47,10 @@ mod double;
 mod driver;
 mod event;
 mod execute;
+#[cfg(test)]
+mod failing;
 mod graph;
+mod host_function;
 mod host_memory;
 mod identity;
 mod ipc;
@@ -78,13 +81,13 @@ pub use self::peers::{Loss, Mover, Tried};
 
 use self::device::{Device, Primary, handle, lock};
 use self::driver::{CUcontext, CUstream, Current, Driver, call};
-use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Signal, SignalWait, StreamHandle};
+use super::{
+    Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, HostFunction, Signal, SignalWait, StreamHandle,
+};
 use crate::share::Shared;
 use crate::topology::DeviceId;
 use std::collections::{HashMap, HashSet};
-use std::ffi::c_void;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -399,14 +402,6 @@ impl Drop for Core {
     }
 }
 
-unsafe extern "C" fn call_host_function(function: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` in `launch_host`, and the driver calls this once.
-    let function = unsafe { Box::from_raw(function.cast::<Box<dyn FnOnce() + Send>>()) };
-    if catch_unwind(AssertUnwindSafe(*function)).is_err() {
-        log::error!("a host function panicked; the stream goes on");
-    }
-}
-
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
@@ -477,17 +472,9 @@ impl Backend for CudaBackend {
     }
 
     /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
-    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
-        let function = Box::into_raw(Box::new(work));
-        self.0
-            .with_stream(stream, |_, raw| {
-                // SAFETY: the function takes what it is given, once.
-                unsafe { call!(self.0.driver, cuLaunchHostFunc(raw, call_host_function, function.cast())) }
-            })
-            .inspect_err(|_| {
-                // SAFETY: it was not enqueued, so it is still ours.
-                drop(unsafe { Box::from_raw(function) });
-            })
+    /// [`BackendError::NotSupported`] in a capture where the driver is older than CUDA 11.3.
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
+        self.0.with_stream(stream, |_, raw| self.0.launch_host(raw, work))
     }
 
     fn create_event(&self) -> Result<EventHandle, BackendError> {
@@ -548,6 +535,10 @@ impl Backend for CudaBackend {
 
     fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
         self.0.losing_pairs(pairs)
+    }
+
+    fn shareable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        self.0.shareable(address, bytes)
     }
 
     fn share(&self, allocation: &Allocation) -> Result<Shared, BackendError> {

@@ -160,7 +160,8 @@ impl Core {
             return Ok(());
         }
         let _outside = OutsideCapture::enter(self.driver);
-        let _current = self.primary(gpu)?.enter()?;
+        // Tried all the same where that fails: nobody else would.
+        let _current = self.primary(gpu)?.enter();
         // Not under the lock: it may wait for work. The pool stays for as long as this is counted.
         // SAFETY: opened by `open_of_pool`; whoever closes vouches that work which uses it has finished.
         let freed = unsafe { call!(self.driver, cuMemFree(base)) };

@@ -5,7 +5,7 @@ use super::double::{self, calls, node};
 use super::driver::{Code, Driver, code};
 use super::{CudaBackend, discover};
 use crate::backend::{Backend, BackendError, Departed, Endpoints, Execution, MemoryKind, Signal, SignalWait, StreamHandle};
-use crate::engine::{Config, Context, Error, PlanOptions, Transfer};
+use crate::engine::{Config, Context, End, Error, PlanOptions, Transfer};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
 use crate::topology::{DeviceId, Machine, Topology, preset};
@@ -23,7 +23,7 @@ fn backend(driver: &'static Driver) -> CudaBackend {
 }
 
 /// NVML as on a machine that has none.
-fn no_nvml() -> Result<Nvml, nvml_wrapper::error::NvmlError> {
+pub(super) fn no_nvml() -> Result<Nvml, nvml_wrapper::error::NvmlError> {
     Nvml::builder().lib_path("libmpgpu-no-such-library.so".as_ref()).init()
 }
 
@@ -54,7 +54,7 @@ fn configured(driver: &'static Driver, topology: Topology, config: Config) -> Co
 }
 
 /// Memory of the double is host memory.
-fn write(address: u64, bytes: usize, seed: usize) {
+pub(super) fn write(address: u64, bytes: usize, seed: usize) {
     for at in 0..bytes {
         // SAFETY: an allocation of the double of at least this size, which only this thread uses.
         unsafe { with_exposed_provenance_mut::<u8>(address as usize + at).write((at * 31 + seed) as u8) };
@@ -62,7 +62,7 @@ fn write(address: u64, bytes: usize, seed: usize) {
 }
 
 #[track_caller]
-fn assert_arrived(address: u64, bytes: usize, seed: usize) {
+pub(super) fn assert_arrived(address: u64, bytes: usize, seed: usize) {
     for at in 0..bytes {
         // SAFETY: as above.
         let found = unsafe { with_exposed_provenance::<u8>(address as usize + at).read() };
@@ -476,8 +476,64 @@ fn a_copy_whose_ends_no_gpu_may_enter_is_refused_with_the_remedy_and_taken_after
     [(spare[0], 3), (dst[1], 3), (spare[1], 8), (dst[0], 8)].into_iter().for_each(|(address, seed)| assert_arrived(address, bytes, seed));
 }
 
+#[test]
+fn of_memory_mapped_from_several_chunks_one_chunk_is_shared_and_more_refused_with_the_remedy() {
+    double::start(2, true);
+    let backend = backend(double::driver());
+    let base = node(|node| node.give(3 << 20, Some(1))).expect("memory");
+    node(|node| node.chunk = Some(1 << 20));
+    let whole = backend.locate(base + 5).expect("an answer").expect("known");
+    assert_eq!((whole.base, whole.bytes), (base, 3 << 20), "an end of plans is the whole range");
+    let second = backend.shareable(base + (1 << 20) + 5, 100).expect("in one chunk").expect("known");
+    assert_eq!((second.base, second.bytes, second.device), (base + (1 << 20), 1 << 20, GPU1));
+    for (at, bytes) in [(0, 3 << 20), (0, (1 << 20) + 1), ((2 << 20) - 1, 2)] {
+        let refused = backend.shareable(base + at, bytes);
+        let says = |why: &str| ["several chunks", "export each chunk", "mp_alloc"].iter().all(|part| why.contains(part));
+        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if says(why)), "{refused:?}");
+    }
+    node(|node| node.chunk = Some(3 << 20));
+    assert_eq!(backend.shareable(base, 3 << 20).expect("one chunk"), Some(whole));
+}
+
+#[test]
+fn memory_that_another_library_frees_under_a_plan_is_refused_by_every_engine_and_named() {
+    for (engine, at_source) in
+        [Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel].into_iter().flat_map(|e| [(e, true), (e, false)])
+    {
+        for (gpu, warm) in [(Some(1), false), (Some(1), true), (None, false), (None, true)] {
+            double::start(2, true);
+            let context = context_on(double::whole());
+            let bytes = 5000;
+            let foreign = node(|node| node.give(bytes, gpu)).expect("memory");
+            let [src, dst, other] = [GPU0, GPU1, GPU0].map(|device| context.allocate(device, bytes as u64).expect("memory"));
+            let transfer = |dst, src| Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: bytes as u64 };
+            let good = transfer(dst, src);
+            let bad = if at_source { transfer(other, foreign) } else { transfer(foreign, src) };
+            let options = PlanOptions { engine: Some(engine), ..PlanOptions::default() };
+            let plan = context.plan(&[good, bad], &options).expect("a plan");
+            let stream = context.create_stream(GPU0).expect("a stream");
+            if warm {
+                plan.execute(stream).expect("enqueued").wait().expect("it runs");
+            }
+            let done = || ["cuGraphLaunch", "cuLaunchKernel", "cuMemcpyBatchAsync", "cuMemcpyAsync"].map(calls);
+            let before = done();
+            assert_eq!(node(|node| node.take(foreign, gpu.is_some())), 0);
+            let end = if at_source { End::Source } else { End::Destination };
+            let is_named =
+                |error: &Error| matches!(error, Error::MemoryFreed { transfer: 1, end: e, address } if *e == end && *address == foreign);
+            for refused in [plan.execute(stream).map(drop), plan.enqueue(stream), plan.trace(stream).map(drop)] {
+                assert!(refused.as_ref().is_err_and(is_named), "{engine:?} {end} {gpu:?} {warm}: {refused:?}");
+            }
+            assert!(done()[..3] == before[..3], "{engine:?} {end} {gpu:?} {warm}: the driver was given what it does not check");
+            write(src, bytes, 3);
+            context.plan(&[good], &options).expect("a plan").execute(stream).expect("enqueued").wait().expect("it runs");
+            assert_arrived(dst, bytes, 3);
+        }
+    }
+}
+
 /// Shares an allocation and maps it in another backend, as another process would.
-fn cross(from: &CudaBackend, to: &CudaBackend, address: u64) -> Result<u64, BackendError> {
+pub(super) fn cross(from: &CudaBackend, to: &CudaBackend, address: u64) -> Result<u64, BackendError> {
     let allocation = from.locate(address)?.expect("known memory");
     to.adopt(from.share(&allocation)?, &allocation)
 }

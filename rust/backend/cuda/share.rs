@@ -214,9 +214,37 @@ impl Core {
             return Ok(());
         }
         let _outside = OutsideCapture::enter(self.driver);
-        let _current = self.primary(self.any_used())?.enter()?;
+        // Tried all the same where that fails: nobody else would.
+        let _current = self.primary(self.any_used())?.enter();
         // SAFETY: registered by `pin`; whoever frees vouches that work which uses it has finished.
         unsafe { call!(self.driver, cuMemHostUnregister(handle(base as usize))) }
+    }
+
+    /// What can be shared of the memory of `bytes` at an address. A range of the virtual memory API may be mapped from several chunks,
+    /// each perhaps of another GPU, and is one allocation to the driver; what can be shared is a chunk (driver 580: the handle that it gives
+    /// for an address, and `MAPPING_SIZE`, are of the chunk, `RANGE_SIZE` is of all).
+    pub fn shareable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        let Some(allocation) = self.locate(address)? else { return Ok(None) };
+        if allocation.kind != MemoryKind::Device || self.sharing.locate(address).is_some() {
+            return Ok(Some(allocation));
+        }
+        let _current = self.primary(allocation.device.0 as usize)?.enter()?;
+        if way(allocation.kind, self.traits(address)) != Ok(Way::Descriptor) {
+            return Ok(Some(allocation));
+        }
+        let base = self.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR);
+        let size = self.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE);
+        if base == 0 || base > address || size <= address - base || size >= allocation.bytes {
+            return Ok(Some(allocation));
+        }
+        if bytes > size - (address - base) {
+            return Err(BackendError::NotSupported(format!(
+                "{address:#x} ({bytes} bytes) cannot be shared with another process: it is mapped from several chunks by cuMemMap; export each \
+                 chunk by itself (this one is {base:#x}, {size} bytes), or allocate with cudaMalloc or mp_alloc (PyTorch: without \
+                 expandable_segments)"
+            )));
+        }
+        Ok(Some(Allocation { base, bytes: size, ..allocation }))
     }
 
     /// What another process needs to map an allocation.
@@ -269,15 +297,18 @@ impl Core {
         }
     }
 
+    /// One attribute of an address; 0 where the driver does not know it.
+    fn ask(&self, address: u64, attribute: CUpointer_attribute) -> u64 {
+        let (mut name, mut value) = (attribute as c_uint, 0_u64);
+        let mut values = [(&raw mut value).cast::<c_void>()];
+        // SAFETY: one name and one value, which has room for the widest of these attributes.
+        let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, values.as_mut_ptr(), address) };
+        if code == 0 { value } else { 0 }
+    }
+
     /// What the driver says of an address; what a driver does not know counts as no.
     fn traits(&self, address: u64) -> Traits {
-        let ask = |attribute: CUpointer_attribute| {
-            let (mut name, mut value) = (attribute as c_uint, 0_u64);
-            let mut values = [(&raw mut value).cast::<c_void>()];
-            // SAFETY: one name and one value, which has room for the widest of these attributes.
-            let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, values.as_mut_ptr(), address) };
-            if code == 0 { value } else { 0 }
-        };
+        let ask = |attribute| self.ask(address, attribute);
         Traits {
             ipc: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) & 0xFF != 0,
             pool: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE),

@@ -154,9 +154,10 @@ fn middle(sent: f64, received: f64) -> (f64, f64) {
 impl Drop for Timing {
     fn drop(&mut self) {
         for stamp in &self.made {
-            let Some(primary) = self.core.primary(stamp.gpu).ok().filter(|primary| !primary.is_lost()) else { continue };
-            let Ok(_current) = primary.enter() else { continue };
-            // SAFETY: made by `record` and destroyed here alone. The driver frees it when what is enqueued has passed it.
+            if self.core.primary(stamp.gpu).is_ok_and(|primary| primary.is_lost()) {
+                continue;
+            }
+            // SAFETY: made by `record` and destroyed here alone, whichever context is current. The driver frees it when what is enqueued has passed it.
             unsafe { (self.core.driver.cuEventDestroy)(handle(stamp.event)) };
         }
     }

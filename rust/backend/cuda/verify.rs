@@ -122,8 +122,10 @@ impl Core {
         if let Some(blocks) = lock(&self.verification).take() {
             // Allocated in the context of one of these; of a GPU that was reset it is gone.
             if !self.has_lost()
-                && let Some(Ok(_current)) = self.devices.iter().find_map(|device| device.used()).map(|primary| primary.enter())
+                && let Some(primary) = self.devices.iter().find_map(|device| device.used())
             {
+                // Tried all the same where that fails: nobody else would.
+                let _current = primary.enter();
                 // SAFETY: allocated above; nothing is enqueued any more.
                 unsafe { (self.driver.cuMemFreeHost)(handle(blocks.base as usize)) };
             }

@@ -36,7 +36,10 @@ use self::streams::{Streams, key};
 use self::sync::{Mutex, held, lock};
 use self::times::Times;
 use super::loss::{Heard, Losses};
-use super::{Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, Identity, Signal, SignalWait, StreamHandle};
+use super::{
+    Allocation, Backend, BackendError, Completion, Departed, EventHandle, Execution, HostFunction, Identity, Signal, SignalWait,
+    StreamHandle,
+};
 use crate::share::Shared;
 use crate::topology::DeviceId;
 use crate::topology::probe::Gpu;
@@ -183,7 +186,7 @@ impl Backend for HostBackend {
         self.losses.tell(|| stream.0 as u64)
     }
 
-    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
         self.streams.with(stream, |stream| {
             let queue = stream.functions.get_or_init(|| Queue::new("mpgpu-function", 1));
             queue.start()?;

@@ -7,7 +7,7 @@ use super::schedule::Schedule;
 use super::sync::{Mutex, lock};
 use super::times::Times;
 use crate::backend::loss::{Heard, Losses};
-use crate::backend::{BackendError, Endpoints, OpTimes, Signal, address};
+use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, Signal, address};
 use crate::plan::{Mechanism, Place, Program};
 use crate::share::signal;
 use smallvec::SmallVec;
@@ -15,15 +15,12 @@ use std::fmt;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 
-/// A function of the caller, gone once it has been called.
-pub(super) type Function = Box<dyn FnOnce() + Send>;
-
 /// The work of a node.
 pub(super) enum HostWork {
     /// Nothing: the node joins its predecessors.
     Join,
-    /// A host function.
-    Function(Mutex<Option<Function>>),
+    /// A host function, gone once it has been called.
+    Function(Mutex<Option<HostFunction>>),
     /// An execution of a program.
     Run(Run),
     /// Counters to be reached. Its step is handed to the queue that watches.

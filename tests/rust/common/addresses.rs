@@ -63,7 +63,7 @@ impl Backend for Addresses {
     fn synchronize_stream(&self, _: StreamHandle) -> Result<(), BackendError> {
         Ok(())
     }
-    fn launch_host(&self, _: StreamHandle, _: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+    fn launch_host(&self, _: StreamHandle, _: HostFunction) -> Result<(), BackendError> {
         Ok(())
     }
     fn create_event(&self) -> Result<EventHandle, BackendError> {

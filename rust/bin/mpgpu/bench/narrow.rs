@@ -15,7 +15,7 @@ use super::contest::{Contestant, Executions, contest, once};
 use super::measure::{Bench, Measured};
 use mpgpu::backend::cuda::CudaBackend;
 use mpgpu::backend::host::HostBackend;
-use mpgpu::backend::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, StreamHandle};
+use mpgpu::backend::{Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, StreamHandle};
 use mpgpu::engine::{Context, Plan, PlanOptions};
 use mpgpu::plan::{Mechanism, Place, Program};
 use mpgpu::topology::{Costs, DeviceId, Link, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
@@ -188,7 +188,7 @@ impl Backend for Narrow {
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         self.inner.synchronize_stream(stream)
     }
-    fn launch_host(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> Result<(), BackendError> {
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
         self.inner.launch_host(stream, work)
     }
     fn create_event(&self) -> Result<EventHandle, BackendError> {
