@@ -26,6 +26,7 @@ mod share;
 mod signals;
 mod simulator;
 mod staging;
+mod strangers;
 mod threads;
 mod topology;
 mod trace;
