@@ -384,6 +384,10 @@ mp_status_t mp_log_set_callback(int32_t max_level, mp_log_callback_t callback, v
 /// `options` NULL means all defaults. `*context` belongs to the caller, who destroys it with `mp_context_destroy`.
 /// Several contexts may exist at once; they share nothing. Any thread.
 ///
+/// A child of `fork` has neither the threads nor the GPUs of its parent. In it, destroying the parent's contexts, plans
+/// and requests does nothing, and every other call with them is refused with `MP_ERROR_INVALID_HANDLE`. Its own contexts
+/// work; on CUDA only if it was forked before the parent first used the driver, or starts another program by `exec`.
+///
 /// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for an
 /// unknown or malformed `MPGPU_` variable; `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a backend or a setting
 /// that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.

@@ -139,7 +139,10 @@ impl Sharing {
         if let (Some(service), Ok(Some(allocation))) = (service, backend.locate(address)) {
             service.withdraw(Key { backend: number_of(backend), allocation: allocation.id });
             // What was imported from this very context ends with its memory, whose address may be given out again.
-            self.imports_mut().retain(|base, import| *base != allocation.base || import.is_foreign());
+            let mut imports = self.imports_mut();
+            if imports.get(&allocation.base).is_some_and(|import| !import.is_foreign()) {
+                imports.remove(&allocation.base);
+            }
         }
     }
 

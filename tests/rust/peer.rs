@@ -31,12 +31,19 @@ impl Peer {
     /// Has an order carried out, and returns what came of it.
     pub fn ask(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").expect("the peer reads");
+        self.hear().unwrap_or_else(|| panic!("the peer ended at {order:?}"))
+    }
+
+    /// Its next answer, or `None` when it has ended.
+    pub fn hear(&mut self) -> Option<String> {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.answers.read_line(&mut line).expect("the peer writes text") > 0, "the peer ended at {order:?}");
+            if self.answers.read_line(&mut line).expect("the peer writes text") == 0 {
+                return None;
+            }
             if let Some((_, answer)) = line.split_once("ANSWER ") {
-                return answer.trim_end().to_owned();
+                return Some(answer.trim_end().to_owned());
             }
         }
     }
@@ -257,7 +264,11 @@ fn child_obeys() {
     if std::env::var_os("SHARE_TEST_CHILD").is_none() {
         return;
     }
+    if let Ok(kill_at) = std::env::var("SHARE_TEST_KILL_AT") {
+        return crate::killed::trace(kill_at.parse().expect("a number"));
+    }
     let mut node = Some(Node::new(c"beluga"));
+    let mut offered = None;
     let mut memory: Vec<(*mut u8, usize)> = Vec::new();
     let mut imports: Vec<*mut u8> = Vec::new();
     let failed = |status: mp_status_t| format!("{} {}", status as i32, last_error());
@@ -338,6 +349,36 @@ fn child_obeys() {
                 rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).expect("a lower limit");
                 "0".into()
             }
+            "mark" => {
+                crate::killed::mark();
+                "0".into()
+            }
+            "offer" => {
+                let (offer, handles) = crate::killed::offer(here());
+                offered = Some(offer);
+                format!("0 {handles}")
+            }
+            "take_back" => {
+                crate::killed::take_back(here(), offered.take().expect("an offer"));
+                "0".into()
+            }
+            // exchange HANDLE HANDLE SEED
+            "exchange" => {
+                let statuses = crate::killed::exchange(here(), offered.take().expect("an offer"), [words[1], words[2]], n(3));
+                statuses.iter().map(|status| (*status as i32).to_string()).collect::<Vec<_>>().join(" ")
+            }
+            "works" => {
+                crate::killed::works(here());
+                "0".into()
+            }
+            "fork" => format!("0 {}", crate::forked::fork_once(here())),
+            // fork_under_load ROUNDS
+            "fork_under_load" => {
+                let codes: Vec<String> = crate::forked::fork_under_load(here(), n(1)).iter().map(i32::to_string).collect();
+                format!("0 {}", codes.join(" "))
+            }
+            "linger" => format!("0 {}", crate::forked::linger()),
+            "service" => format!("0 {}", crate::forked::service_time()),
             // descriptors COUNT: this process may have no more
             "descriptors" => {
                 let limit = rustix::process::Rlimit { current: Some(n(1) as u64), maximum: Some(n(1) as u64) };
