@@ -86,6 +86,8 @@ struct Imported {
 
 impl Imported {
     fn insert(&mut self, key: Key, slot: u32, request: u32) {
+        // It was closed, and is imported anew.
+        self.remove(key);
         // An importer uses a slot again when it has closed what was there.
         if let Some(closed) = self.by_slot.insert(slot, key) {
             self.by_key.remove(&closed);
@@ -385,5 +387,26 @@ impl State {
                 tended.push(backend);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_that_is_used_again_forgets_what_was_there_and_nothing_else() {
+        let key = |allocation| Key { backend: 1, allocation };
+        let mut imported = Imported::default();
+        imported.insert(key(1), 0, 1);
+        imported.insert(key(2), 1, 2);
+        // Both are closed; the first comes back in another slot, and its old one goes to a third.
+        imported.insert(key(1), 1, 3);
+        imported.insert(key(3), 0, 4);
+        assert_eq!((imported.by_key.len(), imported.by_slot.len()), (2, 2));
+        assert_eq!(imported.remove(key(2)), None);
+        assert_eq!(imported.remove(key(1)), Some((1, 3)));
+        assert_eq!(imported.remove(key(3)), Some((0, 4)));
+        assert!(imported.by_slot.is_empty());
     }
 }
