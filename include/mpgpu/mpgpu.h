@@ -385,6 +385,10 @@ mp_status_t mp_log_set_callback(int32_t max_level, mp_log_callback_t callback, v
 /// `options` NULL means all defaults. `*context` belongs to the caller, who destroys it with `mp_context_destroy`.
 /// Several contexts may exist at once; they share nothing. Any thread.
 ///
+/// A child of `fork` has neither the threads nor the GPUs of its parent. In it, destroying the parent's contexts, plans
+/// and requests does nothing, and every other call with them is refused with `MP_ERROR_INVALID_HANDLE`. Its own contexts
+/// work; on CUDA only if it was forked before the parent first used the driver, or starts another program by `exec`.
+///
 /// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for an
 /// unknown or malformed `MPGPU_` variable; `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a backend or a setting
 /// that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
@@ -637,8 +641,9 @@ mp_status_t mp_context_probed(mp_context_t context,
 /// allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
 /// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
 /// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
-/// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The first export of a process
-/// starts a thread, which answers importers. Any thread.
+/// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The handle is a key: any process
+/// of this user that has its bytes may read and write the allocation, and one that has not may not. The first export of
+/// a process starts a thread, which answers importers. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
 /// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and
@@ -651,8 +656,9 @@ mp_status_t mp_memory_export(mp_context_t context, const void *pointer, uint64_t
 ///
 /// A handle of this process gives the address that the memory has. An allocation is mapped once, however many handles
 /// of ranges in it are imported, and stays mapped until `mp_memory_close` was called as often as this. Waits for the
-/// exporter's answer, some microseconds, at most five seconds. Later calls that use the memory after its owner has
-/// freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions excepted.
+/// exporter's answer, some microseconds, at most five seconds, however often signals interrupt it. Later calls that use
+/// the memory after its owner has freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions
+/// excepted.
 ///
 /// On CUDA the address is good for plans and, of memory of `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is
 /// current in the calling thread; without one, of a GPU that the context uses.

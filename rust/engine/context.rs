@@ -12,6 +12,7 @@ use super::sync::Mutex;
 use crate::backend::{Backend, BackendError, EventHandle, GraphStatistics, HostFunction, StreamHandle, nvtx};
 use crate::fault;
 use crate::plan::{self, Options, Shape};
+use crate::share::fork;
 use crate::topology::{DeviceId, Machine};
 use crate::tune::{self, Tuning};
 use smallvec::SmallVec;
@@ -65,6 +66,8 @@ pub(super) struct Shared {
     gate: RwLock<()>,
     /// Set once, before closing takes the gate.
     closed: AtomicBool,
+    /// The process that it is of ([`fork::generation`]).
+    process: u32,
     pub executions: AtomicU64,
     pub bytes: AtomicU64,
     pub staging: Staging,
@@ -79,6 +82,9 @@ pub(super) struct Shared {
 impl Shared {
     /// Keeps the context open for as long as the guard lives. Never held while waiting for work, and never taken twice by one thread.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        if !self.is_here() {
+            return Err(Error::Forked);
+        }
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         if self.is_open() { Ok(gate) } else { Err(Error::ContextDestroyed) }
     }
@@ -108,13 +114,18 @@ impl Shared {
     pub fn is_open(&self) -> bool {
         !self.closed.load(Ordering::Acquire)
     }
+
+    /// Whether it is of this process, and not of one from which this one was forked.
+    fn is_here(&self) -> bool {
+        self.process == fork::generation()
+    }
 }
 
 /// A machine, a backend, and everything that is kept between calls: plans, staging memory, statistics, and what the caller holds.
 /// All methods may be called from any thread.
 pub struct Context {
     pub(super) shared: Arc<Shared>,
-    cache: Cache,
+    cache: Arc<Cache>,
     /// What [`PlanOptions::default`] resolves to where nothing is tuned.
     defaults: Options,
     /// The file of the last probe.
@@ -154,9 +165,10 @@ impl Context {
             bytes: AtomicU64::new(0),
             gate: RwLock::new(()),
             closed: AtomicBool::new(false),
+            process: fork::generation(),
             config,
         };
-        let (cache, shared) = (Cache::new(shared.config.cache_plans), Arc::new(shared));
+        let (cache, shared) = (Arc::new(Cache::new(shared.config.cache_plans)), Arc::new(shared));
         Ok(Context { cache, shared, defaults, tuning, probed: Mutex::new(None) })
     }
 
@@ -353,9 +365,9 @@ impl Context {
 
     /// Refuses new work, waits for all that is enqueued, and frees staging memory and whatever the caller has left. Plans of this
     /// context can no longer run. The first error that waiting or freeing meets is returned; the context is closed all the same.
-    /// Closing a closed context does nothing.
+    /// Closing a closed context does nothing, nor does closing one of a process from which this one was forked.
     pub fn close(&self) -> Result<(), Error> {
-        if self.shared.closed.swap(true, Ordering::AcqRel) {
+        if !self.shared.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         // Whoever entered before has left once this is taken; whoever comes after sees `closed`.
@@ -383,6 +395,11 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.shared.is_here() {
+            // Its threads, files and GPUs are the parent's.
+            std::mem::forget((Arc::clone(&self.shared), Arc::clone(&self.cache)));
+            return;
+        }
         if let Err(error) = self.close() {
             log::error!("closing a context: {error}");
         }

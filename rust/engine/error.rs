@@ -99,6 +99,12 @@ pub enum Error {
     /// The context was destroyed.
     #[error("the context was destroyed")]
     ContextDestroyed,
+    /// The context is of the process that this one was forked from.
+    #[error(
+        "this is a child of fork, and the context is its parent's: a child has neither its threads nor its GPUs; create a context in the \
+         child, fork before the first context is created, or start the child as a program of its own (exec)"
+    )]
+    Forked,
     /// The machine could not be described.
     #[error("{0}")]
     Topology(#[from] TopologyError),

@@ -4,11 +4,12 @@ use super::context::Context;
 use super::error::Error;
 use super::sync::{Mutex, lock};
 use crate::backend::{Allocation, Backend, BackendError};
-use crate::share::{self, Export, Handle, Key, Peer, Service, Shared};
+use crate::share::{self, Export, Handle, Key, PATIENCE, Peer, Secret, Service, Shared, Slot};
 use crate::topology::DeviceId;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Instant;
 
 /// What one context exports and imports.
 #[derive(Debug, Default)]
@@ -26,6 +27,7 @@ pub(super) struct Import {
     key: Key,
     /// Whose it is.
     token: [u8; 16],
+    secret: Secret,
     base: u64,
     bytes: u64,
     device: DeviceId,
@@ -40,8 +42,8 @@ enum Source {
     Here,
     /// Another context of this process.
     Context,
-    /// Another process.
-    Process(Arc<Peer>),
+    /// Another process, which tells here what it has freed.
+    Process(Arc<Peer>, Slot),
 }
 
 impl Import {
@@ -49,9 +51,9 @@ impl Import {
     pub fn check(&self) -> Result<(), Error> {
         match &self.source {
             Source::Here => Ok(()),
-            Source::Process(peer) => Ok(peer.check(self.key)?),
+            Source::Process(peer, slot) => Ok(peer.check(*slot)?),
             Source::Context => {
-                let live = Service::current().is_some_and(|service| service.find(self.key).is_some());
+                let live = Service::current().is_some_and(|service| service.lives(self.key));
                 if live { Ok(()) } else { Err(freed_here()) }
             }
         }
@@ -147,7 +149,10 @@ impl Sharing {
         if let (Some(service), Ok(Some(allocation))) = (service, backend.locate(address)) {
             service.withdraw(Key { backend: number_of(backend), allocation: allocation.id });
             // What was imported from this very context ends with its memory, whose address may be given out again.
-            self.imports_mut().retain(|base, import| *base != allocation.base || import.is_foreign());
+            let mut imports = self.imports_mut();
+            if imports.get(&allocation.base).is_some_and(|import| !import.is_foreign()) {
+                imports.remove(&allocation.base);
+            }
         }
     }
 
@@ -189,8 +194,9 @@ impl Context {
             }
         };
         let key = Key { backend: number_of(backend), allocation: allocation.id };
-        service.export(key, Export { backend: Arc::clone(&self.shared.backend), allocation });
+        let secret = service.export(key, Export { backend: Arc::clone(&self.shared.backend), allocation })?;
         Ok(Handle {
+            secret,
             origin: *service.origin(),
             key,
             allocation_bytes: size,
@@ -215,7 +221,8 @@ impl Context {
             return Err(share::Error::NotSupported(why).into());
         }
         let _importing = lock(&sharing.importing);
-        let known = sharing.imports().values().find(|i| (i.token, i.key) == (handle.origin.token, handle.key)).cloned();
+        let same = |i: &Import| (i.token, i.key, i.secret) == (handle.origin.token, handle.key, handle.secret);
+        let known = sharing.imports().values().find(|import| same(import)).cloned();
         if let Some(import) = known {
             import.check()?;
             return Ok((import.hold(handle.offset), import.device));
@@ -232,6 +239,7 @@ impl Context {
         let import = Import {
             key: handle.key,
             token: handle.origin.token,
+            secret: handle.secret,
             base,
             bytes: handle.allocation_bytes,
             device: allocation.device,
@@ -245,7 +253,7 @@ impl Context {
 
     /// Memory of this process: it has its address already.
     fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(Source, u64), Error> {
-        let export = service.find(handle.key).ok_or_else(freed_here)?;
+        let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
         let (base, id) = (export.allocation.base, export.allocation.id);
         if self.backend().locate(base)?.is_some_and(|found| found.id == id) {
             return Ok((Source::Here, base));
@@ -260,19 +268,20 @@ impl Context {
 
     /// Memory of another process.
     fn import_there(&self, handle: &Handle, allocation: &Allocation) -> Result<(Source, u64), Error> {
+        let until = Instant::now() + PATIENCE;
         let connected = self.shared.sharing.imports().values().find_map(|import| match &import.source {
-            Source::Process(peer) if import.token == handle.origin.token => Some(Arc::clone(peer)),
+            Source::Process(peer, _) if import.token == handle.origin.token => Some(Arc::clone(peer)),
             _ => None,
         });
         let peer = match connected {
             Some(peer) => peer,
-            None => Arc::new(Peer::connect(&handle.origin)?),
+            None => Arc::new(Peer::connect(&handle.origin, until)?),
         };
-        let shared = peer.import(handle.key)?;
+        let (shared, slot) = peer.import(handle.key, handle.secret, until)?;
         match self.backend().adopt(shared, allocation) {
-            Ok(base) => Ok((Source::Process(peer), base)),
+            Ok(base) => Ok((Source::Process(peer, slot), base)),
             Err(error) => {
-                peer.close(handle.key);
+                peer.close(slot);
                 Err(error.into())
             }
         }
@@ -326,8 +335,8 @@ impl Context {
         }
         let unmapped = self.shared.backend.disown(import.base);
         self.shared.holdings.count_free();
-        if let Source::Process(peer) = &import.source {
-            peer.close(import.key);
+        if let Source::Process(peer, slot) = &import.source {
+            peer.close(*slot);
         }
         Ok(unmapped?)
     }

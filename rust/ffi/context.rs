@@ -24,6 +24,10 @@ pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
 /// `options` NULL means all defaults. `*context` belongs to the caller, who destroys it with `mp_context_destroy`.
 /// Several contexts may exist at once; they share nothing. Any thread.
 ///
+/// A child of `fork` has neither the threads nor the GPUs of its parent. In it, destroying the parent's contexts, plans
+/// and requests does nothing, and every other call with them is refused with `MP_ERROR_INVALID_HANDLE`. Its own contexts
+/// work; on CUDA only if it was forked before the parent first used the driver, or starts another program by `exec`.
+///
 /// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for an
 /// unknown or malformed `MPGPU_` variable; `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a backend or a setting
 /// that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
@@ -86,6 +90,9 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
     guard(|| {
+        if CONTEXTS.is_inherited(context.addr()) {
+            return Ok(());
+        }
         let context = CONTEXTS.remove(context.addr(), c"context")?;
         let closed = context.close();
         // After closing: from then on no call adds a handle of this context.

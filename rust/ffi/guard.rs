@@ -63,7 +63,7 @@ impl From<Error> for Failure {
             Error::BadSignal { .. } => (MP_ERROR_INVALID_POINTER, Some(c"signals")),
             Error::SignalTimeout { .. } => (MP_ERROR_TIMEOUT, None),
             Error::Share(share) => share_status(share),
-            Error::ContextDestroyed => (MP_ERROR_INVALID_HANDLE, Some(c"context")),
+            Error::ContextDestroyed | Error::Forked => (MP_ERROR_INVALID_HANDLE, Some(c"context")),
             Error::Topology(_) => (MP_ERROR_TOPOLOGY, Some(c"topology")),
             Error::Tuning(_) => (MP_ERROR_ENVIRONMENT, None),
             Error::Plan(plan) => plan_status(plan),

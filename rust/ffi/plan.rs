@@ -98,7 +98,7 @@ fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, Failure> {
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
-    guard(|| PLANS.remove(plan.addr(), c"plan").map(drop))
+    guard(|| if PLANS.is_inherited(plan.addr()) { Ok(()) } else { PLANS.remove(plan.addr(), c"plan").map(drop) })
 }
 
 /// Describes the plan: paths, shares, chunks, staging, predicted time, and why other paths were left out. The

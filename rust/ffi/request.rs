@@ -87,6 +87,10 @@ pub unsafe extern "C" fn mp_request_free(request: *mut mp_request_t) -> mp_statu
         if handle.is_null() {
             return Ok(());
         }
+        if REQUESTS.is_inherited(handle.addr()) {
+            request.write(std::ptr::null_mut());
+            return Ok(());
+        }
         finish(request, handle)
     })
 }

@@ -20,8 +20,9 @@ const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 /// allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
 /// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
 /// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
-/// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The first export of a process
-/// starts a thread, which answers importers. Any thread.
+/// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The handle is a key: any process
+/// of this user that has its bytes may read and write the allocation, and one that has not may not. The first export of
+/// a process starts a thread, which answers importers. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
 /// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and
@@ -54,8 +55,9 @@ pub unsafe extern "C" fn mp_memory_export(
 ///
 /// A handle of this process gives the address that the memory has. An allocation is mapped once, however many handles
 /// of ranges in it are imported, and stays mapped until `mp_memory_close` was called as often as this. Waits for the
-/// exporter's answer, some microseconds, at most five seconds. Later calls that use the memory after its owner has
-/// freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions excepted.
+/// exporter's answer, some microseconds, at most five seconds, however often signals interrupt it. Later calls that use
+/// the memory after its owner has freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions
+/// excepted.
 ///
 /// On CUDA the address is good for plans and, of memory of `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is
 /// current in the calling thread; without one, of a GPU that the context uses.

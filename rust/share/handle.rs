@@ -9,9 +9,40 @@ use crate::backend::MemoryKind;
 pub const BYTES: usize = 128;
 
 /// The version of what follows the checksum. Magic, version and checksum keep their places in every version.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"mpgpu-mh";
+
+/// What tells a process that was given a handle from one that was not.
+#[derive(Copy, Clone)]
+pub struct Secret(pub [u8; 16]);
+
+impl Secret {
+    /// One that nobody can guess.
+    pub(super) fn draw() -> Result<Secret, Error> {
+        let mut bytes = [0; 16];
+        // So few come at once or not at all.
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(Error::system("getrandom"))?;
+        Ok(Secret(bytes))
+    }
+}
+
+/// Takes equally long wherever the two differ, so that nobody finds it out byte by byte.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Secret) -> bool {
+        let differing = self.0.iter().zip(&other.0).fold(0, |bits, (a, b)| std::hint::black_box(bits | (a ^ b)));
+        differing == 0
+    }
+}
+
+impl Eq for Secret {}
+
+/// Not for logs.
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
 
 /// What a handle says.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -32,6 +63,8 @@ pub struct Handle {
     pub number: i32,
     /// What kind of memory it is.
     pub kind: MemoryKind,
+    /// That of the exported allocation.
+    pub secret: Secret,
 }
 
 impl Handle {
@@ -45,6 +78,7 @@ impl Handle {
         put(16, &self.origin.boot);
         put(32, &self.origin.token);
         put(48, &self.origin.network.to_le_bytes());
+        put(52, &self.number.to_le_bytes());
         put(56, &self.origin.user.to_le_bytes());
         put(60, &self.origin.process.to_le_bytes());
         put(64, &self.key.allocation.to_le_bytes());
@@ -52,7 +86,7 @@ impl Handle {
         put(80, &self.offset.to_le_bytes());
         put(88, &self.bytes.to_le_bytes());
         put(96, &self.device);
-        put(112, &self.number.to_le_bytes());
+        put(112, &self.secret.0);
         seal(&mut bytes);
         bytes
     }
@@ -84,7 +118,7 @@ impl Handle {
             origin: Origin {
                 boot: array(bytes, 16),
                 token: array(bytes, 32),
-                network: u64::from_le_bytes(array(bytes, 48)),
+                network: number(bytes, 48),
                 user: number(bytes, 56),
                 process: number(bytes, 60),
             },
@@ -93,8 +127,9 @@ impl Handle {
             offset: u64::from_le_bytes(array(bytes, 80)),
             bytes: u64::from_le_bytes(array(bytes, 88)),
             device: array(bytes, 96),
-            number: i32::from_le_bytes(array(bytes, 112)),
+            number: i32::from_le_bytes(array(bytes, 52)),
             kind,
+            secret: Secret(array(bytes, 112)),
         };
         if handle.bytes == 0 || handle.offset.checked_add(handle.bytes).is_none_or(|end| end > handle.allocation_bytes) {
             return Err(Error::Corrupt(format!(

@@ -1,6 +1,9 @@
 //! What importer and exporter say to each other: packets of fixed size, one for a request, one for an answer, at most one descriptor.
 
 use super::Key;
+use super::fork::Socket;
+use super::handle::Secret;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, Result};
 use rustix::net::{
@@ -9,6 +12,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::time::Instant;
 
 /// Room for what a driver calls a handle: 64 bytes is what CUDA's have.
 pub const PAYLOAD_BYTES: usize = 64;
@@ -36,17 +40,15 @@ impl Shared {
 pub(super) enum Subject {
     /// Importer: how do I map this?
     Import,
-    /// Importer: I do not have it any more.
-    Close,
     /// Exporter: so.
     Granted,
-    /// Exporter: it was freed, or never was.
+    /// Exporter: it was freed, or never was, or the secret is wrong.
     Gone,
     /// Exporter: it cannot be, and the text says why.
     Refused,
 }
 
-const SUBJECTS: [Subject; 5] = [Subject::Import, Subject::Close, Subject::Granted, Subject::Gone, Subject::Refused];
+const SUBJECTS: [Subject; 4] = [Subject::Import, Subject::Granted, Subject::Gone, Subject::Refused];
 
 /// One packet.
 #[derive(Debug)]
@@ -55,20 +57,26 @@ pub(super) struct Message {
     /// Which request it is, or answers; 0 for what nobody asked.
     pub number: u32,
     pub key: Key,
+    /// With [`Subject::Import`]: where on the importer's board the allocation gets its place.
+    pub slot: u32,
+    /// With [`Subject::Import`], that of the handle; with [`Subject::Granted`], what shows who answers.
+    pub secret: Secret,
+    /// With [`Subject::Import`].
+    pub board: Option<OwnedFd>,
     /// With [`Subject::Granted`].
     pub shared: Option<Shared>,
     /// With [`Subject::Refused`].
     pub text: String,
 }
 
-/// "mpgpu-s1": the last character is the version.
-const MAGIC: [u8; 8] = *b"mpgpu-s1";
+/// The last character is the version.
+const MAGIC: [u8; 8] = *b"mpgpu-s2";
 const TEXT: usize = 320;
 const BYTES: usize = 128 + TEXT;
 
 impl Message {
     pub fn new(subject: Subject, number: u32, key: Key) -> Message {
-        Message { subject, number, key, shared: None, text: String::new() }
+        Message { subject, number, key, slot: 0, secret: Secret([0; 16]), board: None, shared: None, text: String::new() }
     }
 
     fn encode(&self) -> [u8; BYTES] {
@@ -83,6 +91,8 @@ impl Message {
             put(32, &shared.offset.to_le_bytes());
             put(40, &shared.payload);
         }
+        put(28, &self.slot.to_le_bytes());
+        put(104, &self.secret.0);
         let mut end = self.text.len().min(TEXT);
         while !self.text.is_char_boundary(end) {
             end -= 1;
@@ -101,6 +111,7 @@ impl Message {
         }
         let subject = *SUBJECTS.get(usize::from(bytes[8]))?;
         let text = bytes[128..].get(..usize::from(u16::from_le_bytes(array(bytes, 126))))?;
+        let (board, descriptor) = if subject == Subject::Import { (descriptor, None) } else { (None, descriptor) };
         let shared = (subject == Subject::Granted).then(|| Shared {
             form: u32::from_le_bytes(array(bytes, 24)),
             descriptor,
@@ -111,40 +122,38 @@ impl Message {
             subject,
             number: u32::from_le_bytes(array(bytes, 12)),
             key: Key { backend: bytes[9], allocation: u64::from_le_bytes(array(bytes, 16)) },
+            slot: u32::from_le_bytes(array(bytes, 28)),
+            secret: Secret(array(bytes, 104)),
+            board,
             shared,
             text: String::from_utf8_lossy(text).into_owned(),
         })
     }
 
-    /// Sends it; `flags` says whether that may wait.
-    pub fn send(&self, socket: &OwnedFd, flags: SendFlags) -> Result<()> {
-        let descriptors: Vec<BorrowedFd<'_>> =
-            self.shared.iter().filter_map(|shared| shared.descriptor.as_ref()).map(|descriptor| descriptor.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(Errno::NOBUFS);
-        }
-        loop {
-            match sendmsg(socket, &[IoSlice::new(&self.encode())], &mut ancillary, flags | SendFlags::NOSIGNAL) {
-                Err(Errno::INTR) => {}
-                sent => return sent.map(drop),
+    /// Sends it; waits for room until then, or not at all. [`Errno::AGAIN`] where there was none.
+    pub fn send(&self, socket: &Socket, until: Option<Instant>) -> Result<()> {
+        let passed = self.board.as_ref().or(self.shared.as_ref().and_then(|shared| shared.descriptor.as_ref()));
+        let descriptors: Vec<BorrowedFd<'_>> = passed.iter().map(|descriptor| descriptor.as_fd()).collect();
+        let bytes = self.encode();
+        patiently(socket, PollFlags::OUT, until, || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+                return Err(Errno::NOBUFS);
             }
-        }
+            sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
+        })
     }
 
-    /// The next packet; `None` at the end of the connection. [`Errno::PROTO`] for what is none of ours.
-    pub fn receive(socket: &OwnedFd, flags: RecvFlags) -> Result<Option<Message>> {
+    /// The next packet, waited for until then, or not at all; `None` at the end of the connection. [`Errno::AGAIN`] where none came,
+    /// [`Errno::PROTO`] for what is none of ours.
+    pub fn receive(socket: &Socket, until: Option<Instant>) -> Result<Option<Message>> {
         let mut bytes = [0; BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = flags | RecvFlags::CMSG_CLOEXEC;
-        let received = loop {
-            match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
-                Err(Errno::INTR) => {}
-                received => break received?,
-            }
-        };
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received =
+            patiently(socket, PollFlags::IN, until, || recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags))?;
         let mut descriptor = None;
         for part in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(mut descriptors) = part {
@@ -158,5 +167,25 @@ impl Message {
             return Err(Errno::PROTO);
         }
         Message::decode(&bytes, descriptor).map(Some).ok_or(Errno::PROTO)
+    }
+}
+
+/// Does what does not wait, again when the socket is ready for it, until it is done or the time has come. A signal that interrupts it
+/// prolongs nothing.
+fn patiently<T>(socket: &Socket, ready: PollFlags, until: Option<Instant>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match (attempt(), until) {
+            (Err(Errno::INTR), _) => {}
+            (Err(Errno::AGAIN), Some(until)) => {
+                let left = until.saturating_duration_since(Instant::now());
+                let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+                match poll(&mut [PollFd::new(socket, ready)], Some(&timeout)) {
+                    Ok(0) => return Err(Errno::AGAIN),
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            (done, _) => return done,
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Who a process is, seen from the others of its node.
 
 use super::error::Error;
+use super::handle::Secret;
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -11,22 +12,23 @@ pub struct Origin {
     /// The kernel's boot: the node, since when it runs. Containers of a node have the same.
     pub boot: [u8; 16],
     /// The network namespace, in which an abstract socket's name is known. Containers have one each unless asked otherwise.
-    pub network: u64,
+    pub network: u32,
     /// The effective user.
     pub user: u32,
     /// The process's number, for people: it means something in its own container alone.
     pub process: u32,
-    /// Drawn at random when the process first exports, so that a number used again is not the process of before.
+    /// Drawn at random when the process first exports, so that a number used again is not the process of before. Half of it names the
+    /// socket, which everybody can read; the other half is how an exporter shows importers that it is the one.
     pub token: [u8; 16],
 }
 
 impl Origin {
     /// This process, with its token.
     pub fn here(token: [u8; 16]) -> Origin {
-        static NODE: OnceLock<([u8; 16], u64)> = OnceLock::new();
+        static NODE: OnceLock<([u8; 16], u32)> = OnceLock::new();
         let (boot, network) = *NODE.get_or_init(|| {
             let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-            let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino());
+            let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino() as u32);
             (boot_of(&text), network)
         });
         Origin { boot, network, user: rustix::process::geteuid().as_raw(), process: std::process::id(), token }
@@ -58,10 +60,17 @@ impl Origin {
     /// The name of the socket at which this process answers; abstract, so a leading NUL is understood.
     pub(super) fn socket(&self) -> String {
         let mut name = String::from("mpgpu-");
-        for byte in self.token {
+        for byte in &self.token[..8] {
             name.push_str(&format!("{byte:02x}"));
         }
         name
+    }
+
+    /// What an exporter sends with what it grants. Only those who hold a handle of it know this.
+    pub(super) fn proof(&self) -> Secret {
+        let mut proof = [0; 16];
+        proof[..8].copy_from_slice(&self.token[8..]);
+        Secret(proof)
     }
 }
 

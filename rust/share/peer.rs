@@ -1,17 +1,19 @@
 //! The importer's side: a connection to one exporter.
 
 use super::Key;
+use super::board::{Board, SLOTS};
 use super::error::Error;
+use super::fork::Socket;
+use super::handle::Secret;
 use super::message::{Message, Shared, Subject};
 use super::origin::Origin;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use std::collections::HashSet;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an exporter may take to answer. One that is stopped, or in a debugger, takes longer; one at work answers in microseconds,
 /// on a machine with many processes to each core in milliseconds.
@@ -20,13 +22,29 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// A process whose memory this one maps.
 #[derive(Debug)]
 pub struct Peer {
-    socket: OwnedFd,
+    socket: Socket,
     origin: Origin,
+    board: Board,
+    /// Goes with each request.
+    board_file: OwnedFd,
+    slots: Mutex<Slots>,
     /// Held by whoever reads from the socket; the number of the last request.
     reading: Mutex<u32>,
-    /// What the exporter has withdrawn.
-    withdrawn: Mutex<HashSet<Key>>,
     ended: AtomicBool,
+}
+
+/// What stands for an import on the board.
+#[derive(Copy, Clone, Debug)]
+pub struct Slot {
+    slot: u32,
+    request: u32,
+}
+
+/// Slots that are not in use: those given back, and all from `next` on.
+#[derive(Debug, Default)]
+struct Slots {
+    given_back: Vec<u32>,
+    next: u32,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -34,32 +52,41 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peer {
-    /// Connects to the process that a handle names. Takes [`PATIENCE`] at most.
-    pub fn connect(origin: &Origin) -> Result<Peer, Error> {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(Error::system("socket"))?;
-        for timeout in [Timeout::Send, Timeout::Recv] {
-            set_socket_timeout(&socket, timeout, Some(PATIENCE)).map_err(Error::system("a socket's time-out"))?;
-        }
+    /// Connects to the process that a handle names.
+    pub fn connect(origin: &Origin, until: Instant) -> Result<Peer, Error> {
         let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes()).map_err(Error::system("an abstract socket's name"))?;
+        let (board, board_file) = Board::new().map_err(Error::system("a memory file"))?;
+        let socket = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None))
+            .map_err(Error::system("socket"))?;
         loop {
+            // An interrupted call does not tell how long it has waited.
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(Error::system("a socket's time-out"))?;
             match rustix::net::connect(&socket, &name) {
                 Ok(()) => break,
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) if Instant::now() < until => {}
                 Err(Errno::CONNREFUSED) => {
                     let why = "it has exited, or has destroyed the context that exported; export again and send the new handle";
                     return Err(Error::PeerGone(format!("{origin} exports nothing any more: {why}")));
                 }
-                Err(Errno::AGAIN) => return Err(silent(origin)),
+                Err(Errno::AGAIN | Errno::INTR) => return Err(silent(origin)),
                 Err(error) => return Err(Error::system("connect")(error)),
             }
         }
-        // The name is a secret that travelled: whoever took it over must not feed us memory.
+        // Everybody can read the name: whoever took it over must not feed us memory.
         let peer = socket_peercred(&socket).map_err(Error::system("SO_PEERCRED"))?;
         if peer.uid.as_raw() != origin.user {
             return Err(Error::NotSupported(format!("{origin} is answered for by a process of user {}: not trusted", peer.uid.as_raw())));
         }
-        Ok(Peer { socket, origin: *origin, reading: Mutex::new(0), withdrawn: Mutex::default(), ended: AtomicBool::new(false) })
+        Ok(Peer {
+            socket,
+            origin: *origin,
+            board,
+            board_file,
+            slots: Mutex::default(),
+            reading: Mutex::new(0),
+            ended: AtomicBool::new(false),
+        })
     }
 
     /// Whose memory it is.
@@ -67,40 +94,47 @@ impl Peer {
         &self.origin
     }
 
-    /// Asks how to map an allocation. Takes [`PATIENCE`] at most.
-    pub fn import(&self, key: Key) -> Result<Shared, Error> {
+    /// Asks how to map an allocation.
+    pub fn import(&self, key: Key, secret: Secret, until: Instant) -> Result<(Shared, Slot), Error> {
         let mut last = lock(&self.reading);
         *last = last.wrapping_add(1).max(1);
-        let number = *last;
-        match Message::new(Subject::Import, number, key).send(&self.socket, SendFlags::empty()) {
+        let slot = Slot { slot: self.take_slot()?, request: *last };
+        // Should it still be granted after this, nobody has it.
+        self.ask(key, secret, slot, until).map(|shared| (shared, slot)).inspect_err(|_| self.close(slot))
+    }
+
+    fn ask(&self, key: Key, secret: Secret, slot: Slot, until: Instant) -> Result<Shared, Error> {
+        Board::reserve(&self.board_file, slot.slot).map_err(Error::system("a page of a memory file"))?;
+        let board = rustix::io::fcntl_dupfd_cloexec(&self.board_file, 0).map_err(Error::system("duplicating a descriptor"))?;
+        let request = Message { slot: slot.slot, secret, board: Some(board), ..Message::new(Subject::Import, slot.request, key) };
+        match request.send(&self.socket, Some(until)) {
             Ok(()) => {}
             Err(Errno::AGAIN) => return Err(silent(&self.origin)),
             // It may have said why before it closed.
             Err(_) => self.ended.store(true, Ordering::Release),
         }
         loop {
-            match Message::receive(&self.socket, RecvFlags::empty()) {
-                Ok(Some(Message { subject: Subject::Granted, number: n, shared: Some(shared), .. })) if n == number => {
-                    lock(&self.withdrawn).remove(&key);
+            match Message::receive(&self.socket, Some(until)) {
+                Ok(Some(Message { subject: Subject::Granted, number: n, shared: Some(shared), secret: proof, .. }))
+                    if n == slot.request =>
+                {
+                    if proof != self.origin.proof() {
+                        return Err(Error::PeerGone(format!("{} has ended, and another process answers for it: not trusted", self.origin)));
+                    }
                     return Ok(shared);
                 }
-                Ok(Some(Message { subject: Subject::Gone, number: n, .. })) if n == number => {
-                    return Err(self.freed());
-                }
+                Ok(Some(Message { subject: Subject::Gone, number: n, .. })) if n == slot.request => return Err(self.freed()),
                 // A refusal of number 0 is one of this process as a whole.
-                Ok(Some(Message { subject: Subject::Refused, number: n, text, .. })) if n == number || n == 0 => {
+                Ok(Some(Message { subject: Subject::Refused, number: n, text, .. })) if n == slot.request || n == 0 => {
                     return Err(Error::NotSupported(text));
                 }
-                Ok(Some(message)) => self.note(&message),
+                // An answer that came too late, dropped with its descriptor.
+                Ok(Some(_)) => {}
                 Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
                     self.ended.store(true, Ordering::Release);
                     return Err(self.exited());
                 }
-                Err(Errno::AGAIN) => {
-                    // Should it still answer, nobody is there who has it.
-                    let _ = Message::new(Subject::Close, 0, key).send(&self.socket, SendFlags::DONTWAIT);
-                    return Err(silent(&self.origin));
-                }
+                Err(Errno::AGAIN) => return Err(silent(&self.origin)),
                 Err(Errno::PROTO) => {
                     return Err(Error::Version(format!(
                         "{} speaks another version of mpgpu: link both programs with the same one",
@@ -112,22 +146,35 @@ impl Peer {
         }
     }
 
-    /// The memory is no longer mapped here.
-    pub fn close(&self, key: Key) {
-        // Where the exporter does not read, it is about to end.
-        let _ = Message::new(Subject::Close, 0, key).send(&self.socket, SendFlags::DONTWAIT);
+    fn take_slot(&self) -> Result<u32, Error> {
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.given_back.pop() {
+            return Ok(slot);
+        }
+        if slots.next == SLOTS {
+            let why = "close some, or import fewer and larger ones";
+            return Err(Error::NotSupported(format!("{SLOTS} allocations of {} are mapped, and no more can be: {why}", self.origin)));
+        }
+        slots.next += 1;
+        Ok(slots.next - 1)
+    }
+
+    /// The memory is no longer mapped here. The exporter sees it when it wants to know.
+    pub fn close(&self, slot: Slot) {
+        self.board.close(slot.slot, slot.request);
+        lock(&self.slots).given_back.push(slot.slot);
     }
 
     /// Refuses memory that was freed, or whose process has ended. Does not wait.
-    pub fn check(&self, key: Key) -> Result<(), Error> {
+    pub fn check(&self, slot: Slot) -> Result<(), Error> {
+        if self.board.is_withdrawn(slot.slot, slot.request) {
+            return Err(self.freed());
+        }
         // Whoever reads at the moment notes what comes.
         match self.reading.try_lock() {
             Ok(_reading) => self.read_what_came(),
             Err(TryLockError::Poisoned(_reading)) => self.read_what_came(),
             Err(TryLockError::WouldBlock) => {}
-        }
-        if lock(&self.withdrawn).contains(&key) {
-            return Err(self.freed());
         }
         if self.ended.load(Ordering::Acquire) {
             return Err(self.exited());
@@ -135,20 +182,14 @@ impl Peer {
         Ok(())
     }
 
+    /// Nobody waits for an answer, so all that can come is one that is too late, or the end.
     fn read_what_came(&self) {
         while !self.ended.load(Ordering::Acquire) {
-            match Message::receive(&self.socket, RecvFlags::DONTWAIT) {
-                Ok(Some(message)) => self.note(&message),
+            match Message::receive(&self.socket, None) {
+                Ok(Some(_)) => {}
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => self.ended.store(true, Ordering::Release),
             }
-        }
-    }
-
-    /// Takes note of what nobody asked for. An answer that came too late is dropped, with its descriptor.
-    fn note(&self, message: &Message) {
-        if message.subject == Subject::Gone && message.number == 0 {
-            lock(&self.withdrawn).insert(message.key);
         }
     }
 

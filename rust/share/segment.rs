@@ -1,36 +1,36 @@
-//! Memory that can be shared because it is a range of a memory file from the start, and mappings of other processes' ranges.
+//! Memory that can be shared because it is a memory file from the start, and mappings of other processes' files.
 //!
-//! A memory file (`memfd_create`) has no name, so nothing is left of it when the last process that has it open or mapped ends. One
-//! file, a segment, holds many allocations, so that a process with thousands of them does not run out of descriptors. A range of a
-//! segment is given out once: whoever still maps freed memory finds zeros there, never another allocation.
+//! A memory file (`memfd_create`) has no name, so nothing is left of it when the last process that has it open or mapped ends. Each
+//! allocation has one of its own: whoever is given its descriptor reaches that allocation and nothing else. The file is sealed, so that
+//! it stays as long as it is, and so that nobody who is given it can seal it further. Descriptors are few in many systems, and the
+//! program's in the first place, so the library keeps half of them at most; beyond that, memory cannot be shared.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::Resource;
+use rustix::process::{Resource, getrlimit};
 use std::ffi::c_void;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A page, and what allocations start and end on.
 pub const PAGE: u64 = 4096;
 
-/// A segment that has given out this much is not used further. Larger allocations get one of their own.
-const SEGMENT_BYTES: u64 = 1 << 32;
+/// More memory files than this are not kept open, whatever the limit: each is a mapping too, of which a process has 65,530.
+const MOST_FILES: u64 = 16384;
 
-/// A memory file. Closed, and its memory gone, when its last allocation is.
+/// `f_type` of what memory files lie in. Those of huge pages may have no page when one is touched, which ends the process.
+const TMPFS: i64 = 0x0102_1994;
+
+/// The descriptor of a memory file, counted.
 #[derive(Debug)]
-struct Segment {
-    file: OwnedFd,
+struct File {
+    descriptor: OwnedFd,
 }
 
-/// Gives out shared memory.
-#[derive(Debug, Default)]
-pub struct Pool {
-    /// The segment that is given out from, and how much of it is gone.
-    current: Mutex<Option<(Arc<Segment>, u64)>>,
-}
+static FILES: AtomicU64 = AtomicU64::new(0);
 
 /// Pages mapped into this process, unmapped when dropped.
 #[derive(Debug)]
@@ -43,8 +43,7 @@ struct Pages {
 #[derive(Debug)]
 pub struct Region {
     pages: Pages,
-    segment: Arc<Segment>,
-    offset: u64,
+    file: File,
 }
 
 /// Memory of another process, mapped here.
@@ -65,14 +64,14 @@ fn pages_of(bytes: u64) -> Result<u64> {
 }
 
 impl Pages {
-    /// Maps `bytes`, whole pages, of `file` from `offset` on; of no file where there is none.
-    fn map(file: Option<(&OwnedFd, u64)>, bytes: u64) -> Result<Pages> {
+    /// Maps the first `bytes`, whole pages, of `file`; of no file where there is none.
+    fn map(file: Option<&OwnedFd>, bytes: u64) -> Result<Pages> {
         let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: no address is asked for, so nothing that exists is replaced.
         let base = unsafe {
             match file {
-                Some((file, offset)) => rustix::mm::mmap(null_mut(), length, access, MapFlags::SHARED, file, offset)?,
+                Some(file) => rustix::mm::mmap(null_mut(), length, access, MapFlags::SHARED, file, 0)?,
                 None => rustix::mm::mmap_anonymous(null_mut(), length, access, MapFlags::PRIVATE | MapFlags::NORESERVE)?,
             }
         };
@@ -89,48 +88,60 @@ impl Drop for Pages {
     }
 }
 
-impl Segment {
-    fn new() -> Result<Segment> {
-        let file = rustix::fs::memfd_create("mpgpu", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        // A peer that maps it need not fear that it shrinks under its feet.
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
-        Ok(Segment { file })
+/// How many memory files this process keeps open at most: half of the descriptors that it could have at first use.
+fn most_files() -> u64 {
+    static MOST: OnceLock<u64> = OnceLock::new();
+    *MOST.get_or_init(|| getrlimit(Resource::Nofile).current.map_or(MOST_FILES, |limit| (limit / 2).min(MOST_FILES)))
+}
+
+/// Why memory has no file, and the remedy.
+pub fn why_none(reason: Errno) -> String {
+    if reason == Errno::MFILE {
+        return format!(
+            "there was no descriptor for it when it was allocated. Each allocation that can be shared takes one, and {} of them at most are \
+             for that, half of what ulimit -n says when the first is made: raise it (ulimit -n), or make fewer and larger allocations",
+            most_files()
+        );
+    }
+    format!("the system gave no memory file when it was allocated ({reason}); allow memfd_create, and look at ulimit -f")
+}
+
+/// A memory file of `bytes`, whole pages, which come when they are touched. It keeps its size, and nobody can seal it further.
+pub(super) fn file(bytes: u64) -> Result<OwnedFd> {
+    // Past this limit the system would not refuse, but end the process with SIGXFSZ.
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes > limit) {
+        return Err(Errno::FBIG);
+    }
+    let file = rustix::fs::memfd_create("mpgpu", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+impl File {
+    fn new(bytes: u64) -> Result<File> {
+        let took = FILES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |files| (files < most_files()).then_some(files + 1));
+        took.map_err(|_| Errno::MFILE)?;
+        file(bytes).map(|descriptor| File { descriptor }).inspect_err(|_| File::gave_back())
     }
 
-    /// Makes the file reach to `end`. Its pages come when they are touched.
-    fn grow(&self, end: u64) -> Result<()> {
-        // Past this limit the system would not refuse, but end the process with SIGXFSZ.
-        if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|limit| end > limit) {
-            return Err(Errno::FBIG);
-        }
-        rustix::fs::ftruncate(&self.file, end)
+    fn gave_back() {
+        FILES.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Pool {
-    /// Zeroed memory of `bytes` bytes, aligned to a page.
-    pub fn allocate(&self, bytes: u64) -> Result<Region> {
-        let bytes = pages_of(bytes)?;
-        if bytes > SEGMENT_BYTES {
-            return Region::new(&Arc::new(Segment::new()?), 0, bytes);
-        }
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let (segment, offset) = match current.take().filter(|(_, used)| used + bytes <= SEGMENT_BYTES) {
-            Some(current) => current,
-            None => (Arc::new(Segment::new()?), 0),
-        };
-        let region = Region::new(&segment, offset, bytes);
-        *current = Some((segment, if region.is_ok() { offset + bytes } else { offset }));
-        region
+impl Drop for File {
+    fn drop(&mut self) {
+        File::gave_back();
     }
 }
 
 impl Region {
-    fn new(segment: &Arc<Segment>, offset: u64, bytes: u64) -> Result<Region> {
-        // Mapped first: a size that does not fit into the address space must not make the file grow.
-        let pages = Pages::map(Some((&segment.file, offset)), bytes)?;
-        segment.grow(offset + bytes)?;
-        Ok(Region { pages, segment: Arc::clone(segment), offset })
+    /// Zeroed memory of `bytes` bytes, aligned to a page. [`Errno::MFILE`] where too few descriptors are left.
+    pub fn new(bytes: u64) -> Result<Region> {
+        let bytes = pages_of(bytes)?;
+        let file = File::new(bytes)?;
+        Ok(Region { pages: Pages::map(Some(&file.descriptor), bytes)?, file })
     }
 
     /// Its first byte.
@@ -138,32 +149,34 @@ impl Region {
         self.pages.base
     }
 
-    /// The file that it lies in, and where. For whoever may read and write all that lies there.
-    pub fn file(&self) -> Result<(OwnedFd, u64)> {
-        Ok((rustix::io::fcntl_dupfd_cloexec(&self.segment.file, 0)?, self.offset))
+    /// Its file, for whoever may read and write all of it.
+    pub fn file(&self) -> Result<OwnedFd> {
+        rustix::io::fcntl_dupfd_cloexec(&self.file.descriptor, 0)
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Gives the pages back now, and not only when the segment's last allocation is freed.
+        // Gives the pages back now, and not only when the last peer that maps them has unmapped them. It finds zeros there.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(error) = rustix::fs::fallocate(&self.segment.file, hole, self.offset, self.pages.bytes) {
-            log::debug!("freed shared memory stays with the process until its segment goes: {error}");
+        if let Err(error) = rustix::fs::fallocate(&self.file.descriptor, hole, 0, self.pages.bytes) {
+            log::debug!("freed shared memory stays until every process has unmapped it: {error}");
         }
     }
 }
 
 impl Mapping {
-    /// Maps `bytes` bytes from `offset` on of another process's segment. Refuses a file that is shorter, or that could shrink.
-    pub fn new(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Mapping> {
+    /// Maps the first `bytes` bytes of another process's memory file. Refuses a file that is shorter, that could shrink, or whose pages
+    /// may be missing.
+    pub fn new(file: &OwnedFd, bytes: u64) -> Result<Mapping> {
         let bytes = pages_of(bytes)?;
         let size = u64::try_from(rustix::fs::fstat(file.as_fd())?.st_size).unwrap_or(0);
         let sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
-        if !sealed || offset.checked_add(bytes).is_none_or(|end| end > size) || !offset.is_multiple_of(PAGE) {
+        let plain = rustix::fs::fstatfs(file)?.f_type as i64 == TMPFS;
+        if !sealed || !plain || bytes > size {
             return Err(Errno::INVAL);
         }
-        Ok(Mapping { pages: Pages::map(Some((file, offset)), bytes)? })
+        Ok(Mapping { pages: Pages::map(Some(file), bytes)? })
     }
 
     /// Its first byte.

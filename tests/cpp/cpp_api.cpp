@@ -14,6 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 namespace {
 
 using mpgpu::device;
@@ -341,6 +344,38 @@ TEST_CASE("objects that outlive their context are invalid and harmless") {
     CHECK(ec == mpgpu::errc::invalid_handle);
     event.synchronize(ec);
     CHECK(ec == mpgpu::errc::invalid_handle);
+}
+
+TEST_CASE("a child of fork destroys what it inherits in silence, and is refused the rest") {
+    bool refused = false;
+    pid_t child = 0;
+    {
+        const mpgpu::context ctx = virtual_devices();
+        mpgpu::buffer<int> a(ctx, device::gpu(0), 10);
+        mpgpu::buffer<int> b(ctx, device::gpu(1), 10);
+        fill(a, 0);
+        const mpgpu::imported_memory<int> imported(ctx, mpgpu::export_memory(ctx, a));
+        const mpgpu::stream stream(ctx, device::gpu(0));
+        const mpgpu::event event(ctx);
+        const mpgpu::plan plan(ctx, {mpgpu::make_transfer(b, a)});
+        const mpgpu::request request = plan.execute(stream);
+        child = fork();
+        if (child == 0) {
+            try {
+                plan.enqueue(stream);
+            } catch (const mpgpu::error &error) {
+                refused = std::string(error.what()).find("child of fork") != std::string::npos;
+            }
+        }
+    } // every destructor runs in both
+    if (child == 0) {
+        _exit(refused ? 0 : 1);
+    }
+    REQUIRE(child > 0);
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("transfers of no bytes, and plans of no transfers, are done at once") {

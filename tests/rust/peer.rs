@@ -3,6 +3,7 @@
 use crate::node::*;
 use mpgpu::ffi::*;
 use mpgpu::share::Handle;
+use rustix::fd::{AsFd, OwnedFd};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::null_mut;
@@ -30,12 +31,19 @@ impl Peer {
     /// Has an order carried out, and returns what came of it.
     pub fn ask(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").expect("the peer reads");
+        self.hear().unwrap_or_else(|| panic!("the peer ended at {order:?}"))
+    }
+
+    /// Its next answer, or `None` when it has ended.
+    pub fn hear(&mut self) -> Option<String> {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.answers.read_line(&mut line).expect("the peer writes text") > 0, "the peer ended at {order:?}");
+            if self.answers.read_line(&mut line).expect("the peer writes text") == 0 {
+                return None;
+            }
             if let Some((_, answer)) = line.split_once("ANSWER ") {
-                return answer.trim_end().to_owned();
+                return Some(answer.trim_end().to_owned());
             }
         }
     }
@@ -143,8 +151,40 @@ pub fn from_hex(text: &str) -> mp_memory_handle_t {
 
 /// Where the exporter of a handle listens.
 pub fn socket_of(handle: &mp_memory_handle_t) -> rustix::net::SocketAddrUnix {
-    let token: String = Handle::decode(&handle.bytes).expect("a handle").origin.token.iter().map(|byte| format!("{byte:02x}")).collect();
+    let token: String =
+        Handle::decode(&handle.bytes).expect("a handle").origin.token[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     rustix::net::SocketAddrUnix::new_abstract_name(format!("mpgpu-{token}").as_bytes()).expect("a name")
+}
+
+/// What a stranger hears who asks the service at a socket how to map an allocation, and the file that comes with it. `None` where it is hung
+/// up on.
+pub fn ask_for(name: &rustix::net::SocketAddrUnix, backend: u8, allocation: u64, secret: [u8; 16]) -> Option<(Vec<u8>, Option<OwnedFd>)> {
+    use rustix::net::*;
+    let board = rustix::fs::memfd_create("board", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memory file");
+    rustix::fs::ftruncate(&board, 1 << 19).expect("room");
+    rustix::fs::fcntl_add_seals(&board, rustix::fs::SealFlags::SHRINK).expect("a file of our own");
+    let stranger = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    connect(&stranger, name).expect("the service listens");
+    let mut packet = [0; 448];
+    packet[..8].copy_from_slice(b"mpgpu-s2");
+    packet[9] = backend;
+    packet[12] = 1;
+    packet[16..24].copy_from_slice(&allocation.to_le_bytes());
+    packet[104..120].copy_from_slice(&secret);
+    let (boards, mut space) = ([board.as_fd()], [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&boards)));
+    sendmsg(&stranger, &[std::io::IoSlice::new(&packet)], &mut ancillary, SendFlags::NOSIGNAL).expect("the service reads");
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let heard = recvmsg(&stranger, &mut [std::io::IoSliceMut::new(&mut packet)], &mut ancillary, RecvFlags::empty()).ok()?;
+    let mut file = None;
+    for part in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut files) = part {
+            file = files.next();
+        }
+    }
+    (heard.bytes > 0).then(|| (packet[..heard.bytes].to_vec(), file))
 }
 
 /// A handle that says something else, and is a handle still.
@@ -224,7 +264,11 @@ fn child_obeys() {
     if std::env::var_os("SHARE_TEST_CHILD").is_none() {
         return;
     }
+    if let Ok(kill_at) = std::env::var("SHARE_TEST_KILL_AT") {
+        return crate::killed::trace(kill_at.parse().expect("a number"));
+    }
     let mut node = Some(Node::new(c"beluga"));
+    let mut offered = None;
     let mut memory: Vec<(*mut u8, usize)> = Vec::new();
     let mut imports: Vec<*mut u8> = Vec::new();
     let failed = |status: mp_status_t| format!("{} {}", status as i32, last_error());
@@ -305,6 +349,68 @@ fn child_obeys() {
                 rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).expect("a lower limit");
                 "0".into()
             }
+            "mark" => {
+                crate::killed::mark();
+                "0".into()
+            }
+            "offer" => {
+                let (offer, handles) = crate::killed::offer(here());
+                offered = Some(offer);
+                format!("0 {handles}")
+            }
+            "take_back" => {
+                crate::killed::take_back(here(), offered.take().expect("an offer"));
+                "0".into()
+            }
+            // exchange HANDLE HANDLE SEED
+            "exchange" => {
+                let statuses = crate::killed::exchange(here(), offered.take().expect("an offer"), [words[1], words[2]], n(3));
+                statuses.iter().map(|status| (*status as i32).to_string()).collect::<Vec<_>>().join(" ")
+            }
+            "works" => {
+                crate::killed::works(here());
+                "0".into()
+            }
+            "fork" => format!("0 {}", crate::forked::fork_once(here())),
+            // fork_under_load ROUNDS
+            "fork_under_load" => {
+                let codes: Vec<String> = crate::forked::fork_under_load(here(), n(1)).iter().map(i32::to_string).collect();
+                format!("0 {}", codes.join(" "))
+            }
+            "linger" => format!("0 {}", crate::forked::linger()),
+            "service" => format!("0 {}", crate::forked::service_time()),
+            // descriptors COUNT: this process may have no more
+            "descriptors" => {
+                let limit = rustix::process::Rlimit { current: Some(n(1) as u64), maximum: Some(n(1) as u64) };
+                rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a lower limit");
+                "0".into()
+            }
+            // interrupt MILLISECONDS: from now on a signal interrupts what this thread does, each time so much has passed
+            "interrupt" => {
+                extern "C" fn nothing(_: libc::c_int) {}
+                let handler: extern "C" fn(libc::c_int) = nothing;
+                // SAFETY: a handler that does nothing, without SA_RESTART.
+                unsafe {
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    action.sa_sigaction = handler as *const () as usize;
+                    assert_eq!(libc::sigaction(libc::SIGUSR1, &action, null_mut()), 0);
+                }
+                // SAFETY: no argument is a pointer.
+                let (thread, every) = (unsafe { libc::pthread_self() }, std::time::Duration::from_millis(n(1) as u64));
+                std::thread::spawn(move || {
+                    loop {
+                        std::thread::sleep(every);
+                        // SAFETY: the thread that obeys lives as long as the process.
+                        unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+                    }
+                });
+                "0".into()
+            }
+            // await MEMORY VALUE: whether a signal is reached
+            "await" => match wait_for(here(), memory[n(1)].0.cast(), n(2) as u64, 0.0) {
+                MP_SUCCESS => "0".into(),
+                status => failed(status),
+            },
             // refuse MEMORY: an export that must fail
             "refuse" => {
                 let mut handle = mp_memory_handle_t { bytes: [0; 128] };

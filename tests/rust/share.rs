@@ -1,12 +1,16 @@
 //! Memory between processes: bytes arrive, and every way in which a peer, a handle or memory can be gone gives a status.
 
+use crate::common::Addresses;
 use crate::node::*;
 use crate::peer::*;
+use mpgpu::backend::Backend;
 use mpgpu::ffi::*;
-use mpgpu::share::{Handle, PATIENCE};
+use mpgpu::share::{Export, Handle, Key, PATIENCE, Service};
+use mpgpu::topology::DeviceId;
 use std::io::Write;
 use std::process::Command;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::time::Instant;
 
 #[test]
@@ -312,6 +316,84 @@ fn a_peer_that_does_not_answer_is_given_up_in_bounded_time() {
 }
 
 #[test]
+fn signals_do_not_prolong_the_wait_for_an_exporter() {
+    let mut exporter = Peer::start();
+    exporter.tell("alloc 0 4096 1");
+    let handle = exporter.tell("export 0 0 4096");
+    exporter.stop();
+    let mut importer = Peer::start();
+    importer.tell("interrupt 100");
+    let process = rustix::process::Pid::from_child(&importer.process);
+    let (answered, answer) = std::sync::mpsc::channel();
+    let answer = std::thread::scope(|scope| {
+        scope.spawn(|| answered.send(importer.ask(&format!("import {handle}"))));
+        let answer = answer.recv_timeout(12 * PATIENCE);
+        if answer.is_err() {
+            // Its test ends where the peer does.
+            rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("the peer exists");
+        }
+        answer
+    });
+    let answer = answer.expect("mp_memory_import does not return while signals come");
+    assert!(answer.starts_with(&format!("{} ", MP_ERROR_TIMEOUT as i32)) && answer.contains("has not answered"), "{answer}");
+    exporter.go_on();
+    importer.tell(&format!("import {handle}"));
+    assert_eq!(importer.tell("look 0 4096 1 0"), "true");
+}
+
+/// Far more than a socket has room for.
+const MANY: usize = 600;
+
+#[test]
+fn an_importer_that_reads_nothing_learns_of_all_that_was_freed() {
+    let node = Node::new(c"beluga");
+    let mut owner = Peer::start();
+    let ours = node.alloc(1, 4096);
+    let plans: Vec<_> = (0..MANY)
+        .map(|memory| {
+            owner.tell(&format!("alloc 0 4096 {memory}"));
+            let theirs = import(&node, &from_hex(&owner.tell(&format!("export {memory} 0 4096"))));
+            (theirs, node.plan(&[transfer(ours, 1, theirs, 0, 4096)]))
+        })
+        .collect();
+    // All but one.
+    (1..MANY).for_each(|memory| _ = owner.tell(&format!("free {memory}")));
+    node.run(plans[0].1);
+    assert!(holds(ours, 4096, 0, 0));
+    // SAFETY: the mapping is still there.
+    let accepted = plans[1..].iter().filter(|(_, plan)| unsafe { mp_execute(*plan, null_mut(), null_mut()) } != MP_ERROR_PEER_GONE).count();
+    assert_eq!(accepted, 0, "executions of {MANY} imports whose owner has freed them");
+    node.run(plans[0].1);
+    plans.iter().for_each(|(theirs, _)| close(&node, *theirs));
+    node.still_works();
+}
+
+#[test]
+fn an_exporter_that_reads_nothing_learns_of_all_that_was_closed() {
+    let (mut owner, mut importer) = (Peer::start(), Peer::start());
+    for memory in 0..MANY {
+        owner.tell("alloc -1 8 0");
+        importer.tell(&format!("import {}", owner.tell(&format!("export {memory} 0 8"))));
+    }
+    owner.stop();
+    (1..MANY).for_each(|memory| _ = importer.tell(&format!("close {memory}")));
+    importer.kill();
+    owner.go_on();
+    let next = u64::from_le_bytes(std::array::from_fn(|i| pattern(0, i))) + 1;
+    let waits = |owner: &mut Peer, memory: usize| {
+        let answer = owner.ask(&format!("await {memory} {next}"));
+        answer.split(' ').next().expect("a status").parse::<i32>().expect("a number")
+    };
+    // The one that it has not closed.
+    let started = Instant::now();
+    while waits(&mut owner, 0) != MP_ERROR_PEER_GONE as i32 {
+        assert!(started.elapsed() < 12 * PATIENCE, "the importer's end goes unnoticed");
+    }
+    let lost = (1..MANY).filter(|memory| waits(&mut owner, *memory) != MP_ERROR_TIMEOUT as i32).count();
+    assert_eq!(lost, 0, "counters count as mapped by a process that has closed them");
+}
+
+#[test]
 fn handles_from_elsewhere_are_refused_with_the_reason() {
     let node = Node::new(c"beluga");
     let mut peer = Peer::start();
@@ -334,10 +416,10 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     refuse(&|h| h.allocation_bytes = 1 << 40, MP_ERROR_DRIVER, "mapping memory of another process");
 
     let mut newer = handle;
-    newer.bytes[8] = 2;
+    newer.bytes[8] = 3;
     mpgpu::share::handle::seal(&mut newer.bytes);
     let message = import_refused(&node, &newer, MP_ERROR_VERSION_MISMATCH);
-    assert!(message.contains("version 2, this library makes and reads version 1"), "{message}");
+    assert!(message.contains("version 3, this library makes and reads version 2"), "{message}");
 
     let theirs = import(&node, &handle);
     close(&node, theirs);
@@ -475,4 +557,29 @@ fn memory_that_the_system_gives_no_file_for_serves_and_is_not_shared() {
     assert!(answer.starts_with("8 ") && answer.contains("gave no memory file") && answer.contains("ulimit -f"), "{answer}");
     peer.tell("free 1");
     peer.tell("free 0");
+}
+
+#[test]
+fn an_export_costs_the_same_however_many_there_are() {
+    const EXPORTS: usize = 20_000;
+    let backend = Arc::new(Addresses::default());
+    let service = Service::start().expect("a service");
+    let key = |allocation: u64| Key { backend: 9, allocation };
+    let mut freed = Vec::new();
+    for round in 1..=EXPORTS {
+        let base = backend.allocate(DeviceId::gpu(0), 4096).expect("addresses");
+        let allocation = backend.locate(base).expect("no driver").expect("just made");
+        let export = Export { backend: backend.clone(), allocation };
+        let secret = service.export(key(allocation.id), export).expect("random numbers");
+        if round % 3 == 0 {
+            // As `cudaFree` does, without a word.
+            backend.free(base).expect("once");
+            freed.push((key(allocation.id), secret));
+        }
+        // One is the test's own.
+        assert!(backend.located() <= round * 4, "{} looks for {round} exports", backend.located());
+    }
+    assert!(freed.iter().all(|(key, secret)| service.find(*key, *secret).is_none()));
+    let backend: Arc<dyn Backend> = backend;
+    service.withdraw_all(&backend);
 }

@@ -12,7 +12,7 @@ mod graphs;
 pub use self::graphs::{captured, whole};
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
-use crate::share::segment::{Mapping, Pool, Region};
+use crate::share::segment::{Mapping, Region};
 use crate::share::signal;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attribute};
 use rustix::fd::{BorrowedFd, IntoRawFd};
@@ -71,7 +71,6 @@ pub struct Node {
     now: f64,
     handles: usize,
     ids: u64,
-    files: Pool,
 }
 
 /// An allocation, or host memory that was registered.
@@ -474,7 +473,7 @@ impl Node {
 
     /// Allocates from a pool.
     pub fn give_from(&mut self, pool: usize, bytes: usize) -> Option<u64> {
-        let region = self.files.allocate(bytes as u64).ok()?;
+        let region = Region::new(bytes as u64).ok()?;
         let address = region.base();
         self.insert_of(Some(pool), address, bytes, Pages::Own(region));
         Some(address)
@@ -496,7 +495,7 @@ impl Node {
 
     /// Allocates, as another process may have done that exports the memory by CUDA IPC.
     pub fn give_shareable(&mut self, bytes: usize, gpu: i32) -> Option<u64> {
-        let region = self.files.allocate(bytes as u64).ok()?;
+        let region = Region::new(bytes as u64).ok()?;
         let address = region.base();
         self.insert_of(None, address, bytes, Pages::Own(region));
         self.memory.get_mut(&address)?.gpu = Some(gpu);
@@ -814,9 +813,7 @@ unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPo
         let imported = node.pools.get(&pool.addr()).is_some_and(|pool| pool.imported && pool.identity == identity);
         let block = node.memory.values().find(|block| block.id == id).filter(|_| imported);
         let Some(Block { bytes, pages: Some(Pages::Own(region)), .. }) = block else { return INVALID_VALUE };
-        let Some((mapping, bytes)) =
-            region.file().and_then(|(file, offset)| Ok((Mapping::new(&file, offset, *bytes as u64)?, *bytes))).ok()
-        else {
+        let Some((mapping, bytes)) = region.file().and_then(|file| Ok((Mapping::new(&file, *bytes as u64)?, *bytes))).ok() else {
             return code::OUT_OF_MEMORY;
         };
         let base = mapping.base();
@@ -849,8 +846,8 @@ unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle
             Some(Pages::Own(region)) => Some((region.file().ok()?, block.bytes)),
             _ => None,
         });
-        let Some(((file, offset), bytes)) = found else { return INVALID_VALUE };
-        let Ok(mapping) = Mapping::new(&file, offset, bytes as u64) else { return code::OUT_OF_MEMORY };
+        let Some((file, bytes)) = found else { return INVALID_VALUE };
+        let Ok(mapping) = Mapping::new(&file, bytes as u64) else { return code::OUT_OF_MEMORY };
         let base = mapping.base();
         node.insert_of(None, base, bytes, Pages::Imported(mapping));
         if let Some(block) = node.memory.get_mut(&base) {

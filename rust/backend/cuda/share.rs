@@ -23,7 +23,7 @@ use super::pools::Pools;
 use super::signal::Waits;
 use crate::backend::loss::Losses;
 use crate::backend::{Allocation, BackendError, Departed, MemoryKind, uuid_of_number};
-use crate::share::segment::{Mapping, Pool, Region};
+use crate::share::segment::{Mapping, Region};
 use crate::share::{PAYLOAD_BYTES, Shared};
 use crate::topology::DeviceId;
 use cudarc::driver::sys::{self, CUpointer_attribute};
@@ -43,7 +43,6 @@ pub(super) const POSIX_FILE_DESCRIPTOR: c_uint = 1;
 /// What this backend shares and has mapped.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
-    pool: Pool,
     pub pools: Pools,
     held: RwLock<BTreeMap<u64, Held>>,
     /// Whether memory of CUDA IPC was ever opened: only then GPUs may have the ends of a plan at different addresses.
@@ -106,8 +105,9 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
                  process's alone; share memory of a GPU, or several allocations of mp_alloc below 4 MiB"
             }
             Some(_) => {
-                "it is host memory that is not in a memory file, because the system gave none or the driver did not pin it (the log at \
-                 level debug has the reason); share memory of a GPU"
+                "it is host memory that is not in a memory file, because the system gave none, no descriptor was left for it (ulimit -n), or \
+                 the driver did not pin it (the log at level debug has the reason); share memory of a GPU, raise ulimit -n, or make fewer \
+                 and larger allocations"
             }
             None => {
                 "it is host memory that mp_alloc did not return, which the driver does not share; allocate it with mp_alloc, below 4 MiB"
@@ -179,7 +179,7 @@ impl Core {
 
     /// Pinned memory that others can map, and its id; `None` where there is none, and the driver's own has to do.
     pub fn allocate_shareable(&self, device: DeviceId, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
-        let region = match self.sharing.pool.allocate(bytes) {
+        let region = match Region::new(bytes) {
             Ok(region) => region,
             Err(error) => {
                 log::debug!("no memory file for {bytes} bytes of host memory: {error}; other processes cannot map them");
@@ -252,12 +252,10 @@ impl Core {
         let plain = |form, descriptor, offset, payload| Shared { form, descriptor, offset, payload };
         let own = self.sharing.at(allocation.base, |held| match &held.source {
             Source::Own(region) => {
-                region.file().map(|(file, offset)| plain(MEMORY_FILE, Some(file), offset, [0; PAYLOAD_BYTES])).map_err(|errno| {
-                    BackendError::Driver {
-                        what: "duplicating the descriptor of a memory file".into(),
-                        reason: std::io::Error::from(errno).to_string(),
-                        code: i64::from(errno.raw_os_error()),
-                    }
+                region.file().map(|file| plain(MEMORY_FILE, Some(file), 0, [0; PAYLOAD_BYTES])).map_err(|errno| BackendError::Driver {
+                    what: "duplicating the descriptor of a memory file".into(),
+                    reason: std::io::Error::from(errno).to_string(),
+                    code: i64::from(errno.raw_os_error()),
                 })
             }
             _ => {
@@ -345,7 +343,7 @@ impl Core {
         self.check_alive()?;
         let (base, source) = match (shared.form, &shared.descriptor) {
             (MEMORY_FILE, Some(file)) => {
-                let mapping = Mapping::new(file, shared.offset, allocation.bytes).map_err(|errno| BackendError::Driver {
+                let mapping = Mapping::new(file, allocation.bytes).map_err(|errno| BackendError::Driver {
                     what: "mapping memory of another process".into(),
                     reason: std::io::Error::from(errno).to_string(),
                     code: i64::from(errno.raw_os_error()),

@@ -2,8 +2,8 @@
 
 use super::sync::held;
 use crate::backend::{Allocation, BackendError, Departed, InVain, MemoryKind, Signal};
-use crate::share::segment::{Mapping, Pool, Private, Region};
-use crate::share::{PAYLOAD_BYTES, Shared, signal};
+use crate::share::segment::{Mapping, Private, Region};
+use crate::share::{PAYLOAD_BYTES, Shared, segment, signal};
 use crate::topology::DeviceId;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -13,13 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Allocation ids are unique in the process, over all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// A range of a memory file: the one way in which this backend shares memory.
+/// A memory file: the one way in which this backend shares memory.
 const MEMORY_FILE: u32 = 1;
 
 /// Every allocation that has not been freed, by its first address. Frees what is left when dropped.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    pool: Pool,
     entries: RwLock<BTreeMap<u64, Entry>>,
 }
 
@@ -55,7 +54,7 @@ impl Memory {
     /// has an address of its own.
     pub(super) fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         let out_of_memory = |_| BackendError::OutOfMemory { device: device.0, bytes };
-        let pages = match self.pool.allocate(bytes) {
+        let pages = match Region::new(bytes) {
             Ok(region) => Pages::Own(region),
             Err(Errno::NOMEM | Errno::OVERFLOW) => return Err(out_of_memory(Errno::NOMEM)),
             // No memory files (a sandbox), no descriptor left, or `ulimit -f`: whoever does not share needs none of them.
@@ -149,14 +148,12 @@ impl Memory {
         let entry = entries.get(&allocation.base).filter(|entry| entry.allocation.id == allocation.id);
         match entry.ok_or(BackendError::InvalidPointer(allocation.base))?.pages {
             Pages::Own(ref region) => {
-                let (file, offset) = region.file().map_err(refused("duplicating the descriptor of a memory file"))?;
-                Ok(Shared { form: MEMORY_FILE, descriptor: Some(file), offset, payload: [0; PAYLOAD_BYTES] })
+                let file = region.file().map_err(refused("duplicating the descriptor of a memory file"))?;
+                Ok(Shared { form: MEMORY_FILE, descriptor: Some(file), offset: 0, payload: [0; PAYLOAD_BYTES] })
             }
-            Pages::Private(_, reason) => Err(BackendError::NotSupported(format!(
-                "{:#x} cannot be shared, because the system gave no memory file when it was allocated ({reason}); allow memfd_create, and \
-                 look at ulimit -n and ulimit -f",
-                allocation.base
-            ))),
+            Pages::Private(_, reason) => {
+                Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {}", allocation.base, segment::why_none(reason))))
+            }
             Pages::Mapped(_) | Pages::Borrowed => {
                 Err(BackendError::NotSupported(format!("{:#x} is shared already; export it where it was allocated", allocation.base)))
             }
@@ -168,7 +165,7 @@ impl Memory {
         let (base, pages) = match (shared.form, &shared.descriptor) {
             (Shared::SAME_PROCESS, _) => (shared.offset, Pages::Borrowed),
             (MEMORY_FILE, Some(file)) => {
-                let mapping = Mapping::new(file, shared.offset, allocation.bytes).map_err(refused("mapping memory of another process"))?;
+                let mapping = Mapping::new(file, allocation.bytes).map_err(refused("mapping memory of another process"))?;
                 (mapping.base(), Pages::Mapped(mapping))
             }
             (form, _) => {

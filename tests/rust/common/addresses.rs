@@ -14,12 +14,18 @@ pub struct Addresses(Mutex<Live>);
 struct Live {
     allocations: BTreeMap<u64, Allocation>,
     given_out: u64,
+    located: usize,
 }
 
 impl Addresses {
     /// What is in use, by address.
     pub fn live(&self) -> Vec<Allocation> {
         self.0.lock().expect("no panic").allocations.values().copied().collect()
+    }
+
+    /// How often it was asked what an address lies in.
+    pub fn located(&self) -> usize {
+        self.0.lock().expect("no panic").located
     }
 }
 
@@ -44,7 +50,8 @@ impl Backend for Addresses {
         live.allocations.remove(&address).map(drop).ok_or(BackendError::InvalidPointer(address))
     }
     fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
-        let live = self.0.lock().expect("no panic");
+        let mut live = self.0.lock().expect("no panic");
+        live.located += 1;
         Ok(live.allocations.range(..=address).next_back().map(|(_, a)| *a).filter(|a| address - a.base < a.bytes))
     }
     fn allocated_bytes(&self, device: DeviceId) -> u64 {
