@@ -229,6 +229,7 @@ pub fn without_batch() -> &'static Driver {
         cuIpcCloseMemHandle: Some(close_ipc),
         cuMemcpyAsync: copy,
         cuMemcpyDtoDAsync: copy_known,
+        cuMemcpyDtoHAsync: copy_to_host,
         cuStreamCreate: create_stream,
         cuStreamDestroy: destroy_stream,
         cuLaunchHostFunc: graphs::launch_host,
@@ -913,6 +914,10 @@ unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stre
         }
     };
     enqueue("cuMemcpyAsync", stream, Task::Work(Box::new(work)))
+}
+
+unsafe extern "C" fn copy_to_host(dst: *mut c_void, src: CUdeviceptr, bytes: usize, _: CUstream) -> Code {
+    call("cuMemcpyDtoHAsync", |node| copy_bytes(node, dst.expose_provenance() as u64, src, bytes))
 }
 
 /// Takes no ordinary host memory.

@@ -108,9 +108,10 @@ impl Core {
                 offset += size as u64;
             }
         }
-        let event = self.primary(gpu)?.event()?;
+        let primary = self.primary(gpu)?;
+        let event = primary.event()?;
         // SAFETY: an event of the stream's context.
-        unsafe { call!(driver, cuEventRecord(handle(event), stream)) }?;
+        unsafe { call!(driver, cuEventRecord(handle(event), stream)) }.inspect_err(|_| primary.give_event_back(event))?;
         if let Some((gpu, earlier)) = blocks.last.replace((gpu, event)) {
             self.primary(gpu)?.give_event_back(earlier);
         }
