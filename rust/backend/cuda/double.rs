@@ -602,9 +602,10 @@ fn block(function: &'static str, mut is_there: impl FnMut(&mut Node) -> bool) ->
 fn enqueue(function: &'static str, stream: CUstream, task: Task) -> Code {
     node(|node| node.touch(stream.addr(), function));
     let mut task = Some(task);
-    let unbounded = |node: &mut Node| match task.take_if(|_| node.room.is_none()) {
-        Some(Task::Work(work)) => work(node),
-        _ => {}
+    let unbounded = |node: &mut Node| {
+        if let Some(Task::Work(work)) = task.take_if(|_| node.room.is_none()) {
+            work(node);
+        }
     };
     node(unbounded);
     if task.is_none() {

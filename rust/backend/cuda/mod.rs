@@ -288,7 +288,12 @@ impl Core {
 
     /// Waits for all work enqueued so far, on every GPU in use.
     fn drain(&self) -> Result<(), BackendError> {
-        self.alive().fold(Ok(()), |result, primary| result.and(primary.drain()))
+        let mut result = Ok(());
+        for primary in self.alive() {
+            // Whatever became of the others.
+            result = result.and(primary.drain());
+        }
+        result
     }
 
     /// Gives `gpu` access to the memory of every GPU in use, as far as the hardware has it. Costs two loads once that is done.
