@@ -1,6 +1,6 @@
 //! What memory and signals between processes need of the system, each tried once: containers deny some of it.
 
-use crate::share::segment::Pool;
+use crate::share::segment::Region;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -26,7 +26,7 @@ pub fn all() -> Vec<Trial> {
     vec![
         trial("a memory file (memfd_create)", memory_file().map(drop)),
         trial("a seal on it (F_ADD_SEALS)", memory_file().and_then(|file| rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK))),
-        trial("a shared mapping of it (mmap)", Pool::default().allocate(4096).map(drop)),
+        trial("a shared mapping of it (mmap)", Region::new(4096).map(drop)),
         trial("an eventfd", eventfd(0, EventfdFlags::CLOEXEC).map(drop)),
         trial("an abstract Unix socket", connection().map(drop)),
         trial("a descriptor sent over it (SCM_RIGHTS)", pass_descriptor()),

@@ -139,7 +139,7 @@ impl Sharing {
         !imports.is_empty()
             && addresses.any(|address| {
                 let before = imports.range(..=address).next_back();
-                before.is_some_and(|(base, import)| address - base < import.bytes && matches!(import.source, Source::Process(_)))
+                before.is_some_and(|(base, import)| address - base < import.bytes && matches!(import.source, Source::Process(..)))
             })
     }
 
