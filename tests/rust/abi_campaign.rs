@@ -58,7 +58,7 @@ impl Pool {
         let all = self.all();
         let known = all.get(random.below(all.len() as u64) as usize).copied();
         drop(all);
-        let nonsense = [0, 1, 0xDEAD_BEEF, usize::MAX, 0x1_1000_0001, 0x7FFF_FFFF_3000_0000, random.next() as usize];
+        let nonsense = [0, 1, 0xDEAD_BEEF, usize::MAX, 0x1_10FF_FFF1, 0x7FFF_FFFF_3000_0000, random.next() as usize];
         std::ptr::without_provenance_mut(match (random.below(24), known) {
             (0, _) | (_, None) => nonsense[random.below(7) as usize],
             (1, Some(known)) => known ^ (1 << random.below(64)),
@@ -469,6 +469,10 @@ impl Fuzzer<'_> {
             1 if self.one_in(2) => drop(call!(self, mp_stream_destroy(context, stream))),
             1 | 2 => drop(call!(self, mp_stream_synchronize(context, stream))),
             3 => drop(call!(self, mp_stream_launch_host(context, stream, None, null_mut()))),
+            4 => {
+                let release = (!self.one_in(4)).then_some(nothing as unsafe extern "C" fn(*mut c_void));
+                call!(self, mp_stream_launch_host_owned(context, stream, Some(nothing), null_mut(), release));
+            }
             _ => drop(call!(self, mp_stream_launch_host(context, stream, Some(nothing), null_mut()))),
         }
     }

@@ -196,11 +196,16 @@ impl Device {
             let mut context: CUcontext = std::ptr::null_mut();
             // SAFETY: the output is valid for the call. The driver keeps the current context as it is.
             unsafe { call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal)) }?;
+            let id = driver.context_id(self.ordinal, context).map_err(|code| {
+                // SAFETY: retained just now.
+                unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
+                driver.error("cuCtxGetId", code)
+            })?;
             let primary = Primary {
                 driver,
                 ordinal: self.ordinal,
                 context: context.expose_provenance(),
-                id: driver.context_id(self.ordinal, context).unwrap_or(0),
+                id,
                 is_lost: AtomicBool::new(false),
                 events: Arc::default(),
                 lanes: Mutex::default(),
@@ -234,7 +239,11 @@ impl Primary {
         if self.is_lost.load(Ordering::Relaxed) {
             return true;
         }
-        let is_lost = self.driver.context_id(self.ordinal, self.context()) != Some(self.id);
+        let is_lost = match self.driver.context_id(self.ordinal, self.context()) {
+            Ok(id) => id != self.id,
+            // Any other error says nothing of a reset, and the driver answers what is asked next with it.
+            Err(code) => matches!(code, code::CONTEXT_IS_DESTROYED | code::INVALID_CONTEXT | code::DEINITIALIZED),
+        };
         if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
             // While a process ends the driver may have ended before us, which looks the same.
             log::debug!("{}", self.lost());

@@ -357,18 +357,22 @@ impl Driver {
         (code == 0).then_some(id)
     }
 
-    /// The number of a device's primary context, which no context that is made after it has; `None` where it is gone, as after a reset. The
-    /// handle stays, also for a context that is made anew. Takes 32 ns (H200, driver 580). 0 where the driver gives no numbers.
-    pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Option<u64> {
+    /// The number of a device's primary context, which no context that is made after it has; `CONTEXT_IS_DESTROYED` where it is gone, as after
+    /// a reset. The handle stays, also for a context that is made anew. Takes 32 ns (H200, driver 580). 0 where the driver gives no numbers.
+    pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Result<u64, Code> {
         if let Some(ask) = self.cuCtxGetId {
             let mut id = 0;
             // SAFETY: the handle of a primary context; the output is valid for the call.
-            return (unsafe { ask(context, &mut id) } == 0).then_some(id);
+            let code = unsafe { ask(context, &mut id) };
+            return if code == 0 { Ok(id) } else { Err(code) };
         }
         let (mut flags, mut active) = (0, 0);
         // SAFETY: the outputs are valid for the call.
-        let code = unsafe { (self.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) };
-        (code == 0 && active != 0).then_some(0)
+        match unsafe { (self.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) } {
+            0 if active != 0 => Ok(0),
+            0 => Err(code::CONTEXT_IS_DESTROYED),
+            code => Err(code),
+        }
     }
 
     /// What the driver says of a call's result.

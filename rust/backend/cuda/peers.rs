@@ -275,15 +275,18 @@ impl Core {
     /// Frees what was used. All work has finished.
     pub fn release_checks(&self) {
         let checks = std::mem::take(&mut *lock(&self.checks));
+        // Of a GPU that was reset they are gone. Otherwise tried also where no context can be made current: nobody else would.
         for (gpu, base) in checks.device {
-            if let Some(Ok(_current)) = self.devices[gpu].used().map(Primary::enter) {
+            if let Some(primary) = self.devices[gpu].used().filter(|primary| !primary.is_lost()) {
+                let _current = primary.enter();
                 // SAFETY: allocated in `memory_for`, in this context; nothing is enqueued any more.
                 unsafe { (self.driver.cuMemFree)(base) };
             }
         }
         if let Some(base) = checks.host
-            && let Some(Ok(_current)) = self.devices.iter().find_map(|device| device.used()).map(Primary::enter)
+            && !self.has_lost()
         {
+            let _current = self.devices.iter().find_map(|device| device.used()).map(Primary::enter);
             // SAFETY: as above, in `host_memory_for`.
             unsafe { (self.driver.cuMemFreeHost)(handle(base as usize)) };
         }
