@@ -445,11 +445,13 @@ mp_status_t mp_alloc(mp_context_t context, int32_t device, uint64_t bytes, void 
 
 /// Gives memory of `mp_alloc` back. Waits until all work that the context has enqueued so far has finished, as
 /// `cudaFree` does; what a stream captures has not run and is left alone. Plans that use the memory can no longer be
-/// executed. NULL is allowed and does nothing. Any thread, host functions excepted.
+/// executed. NULL is allowed and does nothing. Any thread, host functions excepted; no other thread may enqueue work that
+/// uses the memory while the call runs, as with `cudaFree`.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_alloc` of this context did not return
 /// `memory`, or when it was freed already.
-mp_status_t mp_free(mp_context_t context, void *memory);
+mp_status_t mp_free(mp_context_t context,
+                    void *memory);
 
 /// Creates a stream of `device` that is ordered with no other stream, the default stream included. It belongs to the
 /// caller until `mp_stream_destroy`. On CUDA it is a `cudaStream_t`. Any thread.

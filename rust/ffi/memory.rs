@@ -31,7 +31,8 @@ pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64
 
 /// Gives memory of `mp_alloc` back. Waits until all work that the context has enqueued so far has finished, as
 /// `cudaFree` does; what a stream captures has not run and is left alone. Plans that use the memory can no longer be
-/// executed. NULL is allowed and does nothing. Any thread, host functions excepted.
+/// executed. NULL is allowed and does nothing. Any thread, host functions excepted; no other thread may enqueue work that
+/// uses the memory while the call runs, as with `cudaFree`.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_alloc` of this context did not return
 /// `memory`, or when it was freed already.

@@ -396,6 +396,9 @@ impl Core {
                 return driver.check("cuMemcpyDtoDAsync", code);
             }
             // Registered host memory, where GPUs have it at another address.
+        } else {
+            // Looked at beside a copy that takes the calling thread as long as its bytes do.
+            self.check_freed(execution, kept)?;
         }
         // SAFETY: as above.
         unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }

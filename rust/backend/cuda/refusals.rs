@@ -532,6 +532,26 @@ fn memory_that_another_library_frees_under_a_plan_is_refused_by_every_engine_and
     }
 }
 
+#[test]
+fn memory_that_is_freed_under_a_copy_of_ordinary_host_memory_is_named_too() {
+    for at_source in [true, false] {
+        double::start(1, true);
+        let context = context_on(double::whole());
+        let mut ordinary = [7_u8; 5000];
+        let foreign = node(|node| node.give(ordinary.len(), Some(0))).expect("memory");
+        let own = ordinary.as_mut_ptr().expose_provenance() as u64;
+        let (dst, src) = if at_source { (own, foreign) } else { (foreign, own) };
+        let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: ordinary.len() as u64 };
+        let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+        plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
+        assert_eq!(node(|node| node.take(foreign, true)), 0);
+        let copies = calls("cuMemcpyAsync");
+        let refused = plan.execute(StreamHandle(0)).map(drop);
+        assert!(matches!(refused, Err(Error::MemoryFreed { address, .. }) if address == foreign), "{refused:?}");
+        assert_eq!(calls("cuMemcpyAsync"), copies, "the driver does not survive this copy");
+    }
+}
+
 /// Shares an allocation and maps it in another backend, as another process would.
 pub(super) fn cross(from: &CudaBackend, to: &CudaBackend, address: u64) -> Result<u64, BackendError> {
     let allocation = from.locate(address)?.expect("known memory");
