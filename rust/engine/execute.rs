@@ -203,8 +203,10 @@ impl Plan {
     /// Why an execution has failed: that memory was freed which this context did not give out is what the backend may not know.
     #[cold]
     fn cause(&self, error: BackendError) -> Error {
+        /// CONTEXT_IS_DESTROYED: memory is gone because the device was reset, which is what the caller has to hear.
+        const RESET: i64 = 709;
         match self.look_for_freed() {
-            Err(freed @ Error::MemoryFreed { .. }) => freed,
+            Err(freed @ Error::MemoryFreed { .. }) if !matches!(error, BackendError::Driver { code: RESET, .. }) => freed,
             _ => error.into(),
         }
     }
