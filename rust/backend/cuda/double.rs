@@ -520,6 +520,10 @@ impl Node {
             self.memory.iter().filter(|(_, block)| block.gpu == Some(gpu) && block.pages.is_none()).map(|(at, _)| *at).collect();
         memory.into_iter().for_each(|address| _ = self.take(address, true));
         self.memory.retain(|_, block| !block.registered);
+        // Whichever GPU's context it was allocated in.
+        let pinned: Vec<u64> =
+            self.memory.iter().filter(|(_, block)| block.gpu.is_none() && block.pages.is_none()).map(|(at, _)| *at).collect();
+        pinned.into_iter().for_each(|address| _ = self.take(address, false));
     }
 
     /// Notes that a handle is used.

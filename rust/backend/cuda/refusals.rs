@@ -493,6 +493,7 @@ fn of_memory_mapped_from_several_chunks_one_chunk_is_shared_and_more_refused_wit
     }
     node(|node| node.chunk = Some(3 << 20));
     assert_eq!(backend.shareable(base, 3 << 20).expect("one chunk"), Some(whole));
+    assert_eq!(node(|node| node.take(base, true)), 0);
 }
 
 #[test]
