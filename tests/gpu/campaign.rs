@@ -110,10 +110,10 @@ impl Place for Gpus {
         let gpu = (thread % u64::from(self.count)) as usize;
         let mut memory = Memory { primaries: self.primaries.clone(), home: gpu, streams: vec![], others: vec![], foreign: BTreeMap::new() };
         for gpu in 0..self.primaries.len() {
-            memory.at(gpu as i32, |_| ());
+            memory.enter(gpu);
             memory.streams.push(memory.stream(sys::CUstream_flags::CU_STREAM_NON_BLOCKING));
         }
-        memory.at(gpu as i32, |_| ());
+        memory.enter(gpu);
         memory.others =
             vec![memory.stream(sys::CUstream_flags::CU_STREAM_NON_BLOCKING), memory.stream(sys::CUstream_flags::CU_STREAM_DEFAULT)];
         Box::new(memory)
