@@ -31,7 +31,7 @@ struct world {
         for (int rank = 0; rank < 2; ++rank) {
             arrays.emplace_back();
             for (int v = 0; v < 3; ++v) {
-                variables.emplace_back(ctx, mpgpu::device::gpu(rank), std::size_t{10 * 6});
+                variables.emplace_back(ctx, mpgpu::device::gpu(rank), std::size_t{60});
                 arrays.back().push_back(halo::array_of(variables.back()));
             }
         }

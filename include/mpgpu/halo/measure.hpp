@@ -51,8 +51,12 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
         for (std::size_t form = 0; form < forms; ++form) {
             const double seconds = refused[form] ? never : run(form, row);
             refused[form] = seconds == never;
-            least[form] = refused[form] ? never : std::min(least[form], seconds / row);
-            all += refused[form] ? 0 : seconds;
+            if (refused[form]) {
+                least[form] = never;
+            } else {
+                least[form] = std::min(least[form], seconds / row);
+                all += seconds;
+            }
         }
         // The first exchange of a plan also loads kernels and maps memory, and the second is alone.
         spent += round > 0 ? all : 0;
