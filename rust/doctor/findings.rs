@@ -293,7 +293,7 @@ fn peers(cuda: &gpus::Facts) -> Vec<Finding> {
     if found.iter().all(|finding| finding.level == Slow) {
         let intact = cuda.pairs.iter().filter(|pair| matches!(pair.tried, Some(Ok(Tried::Intact)))).count();
         found.push(if cuda.pairs.iter().any(|pair| pair.tried.is_some()) {
-            well("peers", format!("all bytes arrive, both ways, by copy engines and kernels ({intact} pairs)"))
+            well("peers", format!("all bytes arrive, both ways, by copy engines and kernels; pairs tried: {intact}"))
         } else {
             let line = "access is claimed, and was not tried";
             not_well(Unknown, "peers", line, "run it without --no-trials")

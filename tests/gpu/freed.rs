@@ -109,18 +109,7 @@ impl Mapped {
             ok(sys::cuMemAddressReserve(&mut base, gpus.len() * CHUNK, 0, 0, 0));
             let chunk = |(index, gpu): (usize, &u32)| {
                 let mut memory = 0;
-                let properties = sys::CUmemAllocationProp {
-                    type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-                    requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                    location: device(*gpu),
-                    win32HandleMetaData: std::ptr::null_mut(),
-                    allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-                        compressionType: 0,
-                        gpuDirectRDMACapable: 0,
-                        usage: 0,
-                        reserved: [0; 4],
-                    },
-                };
+                let properties = super::memory::chunk_on(*gpu, sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
                 ok(sys::cuMemCreate(&mut memory, CHUNK, &properties, 0));
                 ok(sys::cuMemMap(base + (index * CHUNK) as u64, CHUNK, 0, memory, 0));
                 memory

@@ -66,18 +66,7 @@ impl Foreign {
     /// A mapping of the virtual memory API that some GPUs are let into.
     fn mapped(gpu: u32, bytes: usize, readers: impl IntoIterator<Item = u32>) -> Foreign {
         set_device(gpu);
-        let properties = sys::CUmemAllocationProp {
-            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-            location: location(gpu),
-            win32HandleMetaData: std::ptr::null_mut(),
-            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-                compressionType: 0,
-                gpuDirectRDMACapable: 0,
-                usage: 0,
-                reserved: [0; 4],
-            },
-        };
+        let properties = chunk_on(gpu, sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
         let (mut address, mut memory, mut granularity) = (0, 0, 0);
         let readers = access(readers);
         // SAFETY: inputs and outputs are valid for the calls.
@@ -128,6 +117,17 @@ impl Drop for Foreign {
         if let Some(release) = self.release.take().filter(|_| !std::thread::panicking()) {
             release();
         }
+    }
+}
+
+/// Memory of a GPU for the virtual memory API, which may be exported as this.
+pub(super) fn chunk_on(gpu: u32, handles: sys::CUmemAllocationHandleType) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: handles,
+        location: location(gpu),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 { compressionType: 0, gpuDirectRDMACapable: 0, usage: 0, reserved: [0; 4] },
     }
 }
 
