@@ -1,9 +1,16 @@
-//! Compiles the CPU build of the kernels in `cpp/` and the private bridge that joins them to the Rust core.
+//! Compiles the CPU build of the kernels in `cpp/` and the private bridge that joins them to the Rust crate that launches them,
+//! `rust/runtime`, whose build script this is.
+
+use std::path::Path;
 
 fn main() {
-    // The bridge's header and the kernels see each other through the include prefix `mpgpu/`, which is this package's root.
-    cxx_build::bridge("rust/ffi/bridge.rs")
-        .file("cpp/segment_copy.cpp")
+    // Cargo runs this in rust/runtime.
+    let root = Path::new("../..").canonicalize().expect("the package lies in its workspace");
+    let cpp = root.join("cpp");
+    cxx_build::CFG.include_prefix = "mpgpu";
+    cxx_build::bridge("bridge.rs")
+        .include(&cpp)
+        .file(cpp.join("segment_copy.cpp"))
         .std("c++17")
         .pic(true)
         .warnings(true)
@@ -14,7 +21,8 @@ fn main() {
         .flag_if_supported("-fno-exceptions")
         .flag_if_supported("-fno-rtti")
         .compile("mpgpu-kernels");
-    for path in ["rust/ffi/bridge.rs", "cpp/segment_copy.cpp", "cpp/segment_copy.hpp", "cpp/portable.hpp"] {
-        println!("cargo::rerun-if-changed={path}");
+    println!("cargo::rerun-if-changed=bridge.rs");
+    for name in ["segment_copy.cpp", "segment_copy.hpp", "portable.hpp"] {
+        println!("cargo::rerun-if-changed={}", cpp.join(name).display());
     }
 }

@@ -4,10 +4,10 @@
 //! `cargo bench --bench host_backend`
 
 use criterion::{Criterion, Throughput};
-use mpgpu::backend::host::HostBackend;
-use mpgpu::backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
-use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
-use mpgpu::topology::DeviceId;
+use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
+use mpgpu_runtime::host::HostBackend;
 use smallvec::smallvec;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -40,9 +40,7 @@ impl OneCopy {
     fn execute(&self, backend: &HostBackend) -> Completion {
         let stream = StreamHandle(0);
         let (program, endpoints, rings) = (&self.program, &self.endpoints, &self.rings);
-        backend
-            .execute(&Execution { program, endpoints, rings, stream, after: &[], verify: false, engine: Engine::Auto })
-            .expect("enqueued")
+        backend.submit(&Execution::new(program, endpoints, rings, stream)).expect("enqueued").expect("a completion")
     }
 
     /// The same bytes by one call on this thread.

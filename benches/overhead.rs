@@ -8,11 +8,11 @@
 //! `cargo bench --bench overhead`
 
 use criterion::{Criterion, criterion_group};
-use mpgpu::backend::host::HostBackend;
-use mpgpu::backend::*;
-use mpgpu::engine::{Config, Context, PlanOptions, Transfer};
-use mpgpu::ffi::*;
-use mpgpu::topology::{DeviceId, Machine, load};
+use mpgpu::*;
+use mpgpu_core::topology::{DeviceId, Machine, load};
+use mpgpu_runtime::backend::*;
+use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};
+use mpgpu_runtime::host::HostBackend;
 use std::any::Any;
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -90,9 +90,9 @@ impl Backend for Nothing {
     fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
         self.memory.synchronize_event(event)
     }
-    fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         black_box(execution);
-        Ok(self.done.clone())
+        Ok(Some(self.done.clone()))
     }
     fn synchronize(&self) -> Result<(), BackendError> {
         Ok(())
@@ -120,6 +120,7 @@ fn plan_cache_hit(criterion: &mut Criterion) {
         topology: c"beluga".as_ptr(),
         staging_bytes: 0,
         cache_plans: 0,
+        signal_wait: 0,
     };
     let mut context = null_mut();
     // SAFETY: all pointers are valid for the call.
@@ -283,6 +284,7 @@ fn execute_on_cuda(criterion: &mut Criterion) {
         topology: c"beluga".as_ptr(),
         staging_bytes: 0,
         cache_plans: 0,
+        signal_wait: 0,
     };
     let mut context = null_mut();
     // SAFETY: all pointers are valid for the call.

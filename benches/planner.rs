@@ -1,4 +1,5 @@
-//! Planning time. Goals: one transfer in 50 us, an 8-GPU all-to-all of 56 transfers in 3 ms, on presets as on probed machines.
+//! Planning time. Goals: one transfer in 50 us, an 8-GPU all-to-all of 56 transfers in 3 ms, 4,096 pieces between a GPU and host memory in 2 ms;
+//! on presets as on probed machines.
 
 #[path = "../tests/rust/common/mod.rs"]
 mod common;
@@ -7,9 +8,9 @@ mod hidden;
 
 use crate::hidden::{Hidden, probed};
 use criterion::{Criterion, criterion_group, criterion_main};
-use mpgpu::backend::MemoryKind;
-use mpgpu::plan::{Options, Shape, plan, validate};
-use mpgpu::topology::{DeviceId, Machine, parse, preset};
+use mpgpu_core::plan::{Options, Shape, plan, validate};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{DeviceId, Machine, parse, preset};
 use std::cell::LazyCell;
 use std::fmt::Write;
 use std::hint::black_box;
@@ -84,6 +85,10 @@ fn large(criterion: &mut Criterion) {
     let pairs = [(0, 1), (1, 0), (2, 3), (3, 2)];
     let pieces: Vec<Shape> = (0..100_000).map(|i| shape(pairs[i % 4].0, pairs[i % 4].1, [24, 2_400, 240_000][i / 4 % 3])).collect();
     bench("beluga: 100,000 pieces between two pairs".into(), &machine, &pieces);
+    let machine = Machine::new(preset("hgx-h200").expect("a preset")).expect("a machine");
+    for (title, src, dst) in [("GPU to host", 0, -1), ("host to GPU", -1, 0)] {
+        bench(format!("hgx-h200: 4,096 pieces of 4 KiB, {title}"), &machine, &vec![shape(src, dst, 4096); 4096]);
+    }
     group.finish();
 }
 

@@ -1,10 +1,10 @@
 //! Time to simulate. The goal: 10,000 operations in 100 ms.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use mpgpu::backend::MemoryKind;
-use mpgpu::model::simulate::{Executor, Scenario};
-use mpgpu::plan::{Options, Plan, Shape, plan};
-use mpgpu::topology::{DeviceId, Machine, preset};
+use mpgpu_core::model::simulate::{Executor, Scenario};
+use mpgpu_core::plan::{Options, Plan, Shape, plan};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{DeviceId, Machine, preset};
 use std::hint::black_box;
 
 const OPERATIONS: usize = 10_000;

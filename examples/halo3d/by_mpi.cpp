@@ -71,7 +71,7 @@ by_mpi::~by_mpi() {
 void by_mpi::start(const mpgpu::stream &stream) {
     half &h = halves_.at(now_);
     MPI_Startall(static_cast<int>(h.receives.size()), h.receives.data());
-    for (const halo::launch &pack : h.pack) {
+    for (const halo::launch_function &pack : h.pack) {
         pack(stream);
     }
     stream.synchronize();
@@ -81,7 +81,7 @@ void by_mpi::start(const mpgpu::stream &stream) {
 void by_mpi::finish(const mpgpu::stream &stream) {
     half &h = halves_.at(now_);
     MPI_Waitall(static_cast<int>(h.receives.size()), h.receives.data(), MPI_STATUSES_IGNORE);
-    for (const halo::launch &unpack : h.unpack) {
+    for (const halo::launch_function &unpack : h.unpack) {
         unpack(stream);
     }
     MPI_Waitall(static_cast<int>(h.sends.size()), h.sends.data(), MPI_STATUSES_IGNORE);

@@ -36,8 +36,8 @@ class by_mpi final : public exchange {
     struct half {
         mpgpu::memory outbox;
         mpgpu::memory inbox;
-        std::vector<mpgpu::halo::launch> pack;
-        std::vector<mpgpu::halo::launch> unpack;
+        std::vector<mpgpu::halo::launch_function> pack;
+        std::vector<mpgpu::halo::launch_function> unpack;
         std::vector<MPI_Request> sends;
         std::vector<MPI_Request> receives;
     };

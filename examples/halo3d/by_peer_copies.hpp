@@ -37,8 +37,8 @@ class by_peer_copies final : public exchange {
     peer_copies::lanes how_;
     messages all_;
     peer_copies copies_;
-    std::array<std::vector<mpgpu::halo::launch>, 2> pack_;
-    std::array<std::vector<mpgpu::halo::launch>, 2> unpack_;
+    std::array<std::vector<mpgpu::halo::launch_function>, 2> pack_;
+    std::array<std::vector<mpgpu::halo::launch_function>, 2> unpack_;
     std::vector<MPI_Request> tell_;   ///< one for each other rank
     std::vector<MPI_Request> listen_; ///< one for each other rank
     std::size_t half_ = 0;

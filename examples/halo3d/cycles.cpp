@@ -98,7 +98,7 @@ class work {
 
     std::string say(part &p, std::size_t v, int cycle, unsigned long long element) const {
         mpgpu::buffer<double> is(ctx_, mpgpu::device::host(), 1);
-        mpgpu::plan(ctx_, {mpgpu::make_transfer(is, p.vars[v].subspan(element, 1))}).execute(streams_[0]).wait();
+        mpgpu::plan(ctx_, {mpgpu::make_transfer(is, p.vars[v].subspan(element, 1))}).execute(streams_[0]).synchronize();
         const auto at = static_cast<std::int64_t>(element);
         const cell c = cell_of(p.cells, at);
         return "cycle " + std::to_string(cycle) + ", rank " + std::to_string(p.rank) + ", variable " +

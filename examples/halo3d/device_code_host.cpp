@@ -29,8 +29,8 @@ void compare(const mpgpu::stream &stream, const variable &v, unsigned long long 
 }
 
 halo::copier copier() {
-    return [](const mpgpu::context &ctx, mpgpu::device, mpgpu::span<const halo::piece> pieces,
-              halo::direction way) -> halo::launch {
+    return [](const mpgpu::context &ctx, mpgpu::device, mpgpu::array_view<const halo::piece> pieces,
+              halo::direction way) -> halo::launch_function {
         // Shared with what is enqueued, which may outlive the exchange.
         const auto kept = std::make_shared<const std::vector<halo::piece>>(pieces.begin(), pieces.end());
         return [&ctx, kept, way](mpgpu::stream_view stream) {

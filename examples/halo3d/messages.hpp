@@ -34,9 +34,10 @@ std::vector<mpgpu::halo::piece> pieces_of(const mpgpu::halo::grid &g, int rank, 
                                           const mpgpu::halo::rank_arrays &arrays, std::byte *buffer);
 
 /// A launch for each message: packs what is sent or unpacks what is received.
-std::vector<mpgpu::halo::launch> launches_of(const mpgpu::context &ctx, const mpgpu::halo::copier &copier,
-                                             const mpgpu::halo::grid &g, int rank, const std::vector<message> &all,
-                                             const mpgpu::halo::rank_arrays &arrays, std::byte *buffer,
-                                             mpgpu::halo::direction way);
+std::vector<mpgpu::halo::launch_function> launches_of(const mpgpu::context &ctx, const mpgpu::halo::copier &copier,
+                                                      const mpgpu::halo::grid &g, int rank,
+                                                      const std::vector<message> &all,
+                                                      const mpgpu::halo::rank_arrays &arrays, std::byte *buffer,
+                                                      mpgpu::halo::direction way);
 
 #endif // MPGPU_EXAMPLES_HALO3D_MESSAGES_HPP

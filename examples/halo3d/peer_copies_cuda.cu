@@ -176,7 +176,8 @@ void peer_copies::disconnect() {
     state_->there.clear();
 }
 
-void peer_copies::send(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch> &pack) {
+void peer_copies::send(mpgpu::stream_view stream, std::size_t half,
+                       const std::vector<mpgpu::halo::launch_function> &pack) {
     check(cudaSetDevice(state_->device), "cudaSetDevice");
     for (std::size_t i = 0; i < pack.size(); ++i) {
         const message &m = state_->all.sent[i];
@@ -195,7 +196,8 @@ void peer_copies::send(mpgpu::stream_view stream, std::size_t half, const std::v
     }
 }
 
-void peer_copies::receive(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch> &unpack) {
+void peer_copies::receive(mpgpu::stream_view stream, std::size_t half,
+                          const std::vector<mpgpu::halo::launch_function> &unpack) {
     check(cudaSetDevice(state_->device), "cudaSetDevice");
     for (std::size_t i = 0; i < unpack.size(); ++i) {
         const message &m = state_->all.received[i];

@@ -48,9 +48,9 @@ class peer_copies {
     void disconnect();
 
     /// Packs and copies. `pack` has a launch for each message that is sent.
-    void send(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch> &pack);
+    void send(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch_function> &pack);
     /// Waits in `stream` for the messages, whose copies have been enqueued by their senders, and unpacks them.
-    void receive(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch> &unpack);
+    void receive(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch_function> &unpack);
 
   private:
     struct state;

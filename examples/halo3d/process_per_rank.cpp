@@ -6,9 +6,7 @@
 #include "cycles.hpp"
 #include "options.hpp"
 
-#include <mpgpu/mpi.hpp>
-
-#include <mpgpu/halo.hpp> // again, after mpi.hpp: adds make_plan
+#include <mpgpu/halo_mpi.hpp>
 
 #include <mpi.h>
 
@@ -79,7 +77,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     halo::options how;
     how.direct_pieces = opt.direct;
     how.copy = mine.code->copier();
-    halo::plan plan = halo::make_plan(ctx, node, g, mine.arrays(), how);
+    halo::plan plan(ctx, node, g, mine.arrays(), how);
     by_plan exchanged_by_plan(plan);
     const std::vector<std::unique_ptr<exchange>> compared = others(opt, ctx, node, g, mine);
     std::vector<exchange *> all = {&exchanged_by_plan};
@@ -118,7 +116,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
         }
         all[i]->close();
     }
-    halo::close(node, std::move(plan));
+    plan.destroy();
     if (rank == 0) {
         std::printf("Every cell is right.\n\n");
         std::fflush(stdout); // a run that is cut short leaves what it has measured

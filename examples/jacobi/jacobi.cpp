@@ -166,7 +166,8 @@ class by_plan final : public exchange {
     };
 
     /// Rows up to here are pushed by a kernel: between the kernels of two sweeps it begins and ends at once, where a
-    /// copy engine takes 5 to 7 us more (docs/cuda.md), and for longer rows the copy engine's rate makes up for that.
+    /// copy engine takes 5 to 7 us more (docs/guide/gpus.md), and for longer rows the copy engine's rate makes up for
+    /// that.
     static constexpr std::size_t most_bytes_by_kernel = std::size_t{8} << 20;
 
     /// The rows that a device sends, on one path each.
@@ -268,7 +269,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
     const mpgpu::plan norms(ctx, gather_norm);
 
     set_initial_values(domain, opt.nx, opt.ny);
-    mpgpu::plan(ctx, scatter).execute(stream).wait();
+    mpgpu::plan(ctx, scatter).execute(stream).synchronize();
     for (std::size_t parity : {0U, 1U}) { // also warms up: the first execution of a plan sets up what it needs
         halos->start(parity);
         halos->finish();
@@ -294,7 +295,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
                 p.swept.record(p.stream);
                 stream.wait(p.swept);
             }
-            norms.execute(stream).wait();
+            norms.execute(stream).synchronize();
             norm = std::sqrt(std::accumulate(row_norm.data(), row_norm.data() + row_norm.size(), 0.0));
         }
         if (report) {
@@ -304,7 +305,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
     halos->finish();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
 
-    mpgpu::plan(ctx, gather.at(iteration % 2 == 0 ? 0 : 1)).execute(stream).wait();
+    mpgpu::plan(ctx, gather.at(iteration % 2 == 0 ? 0 : 1)).execute(stream).synchronize();
     result.iterations = iteration;
     result.seconds = elapsed.count();
     return result;

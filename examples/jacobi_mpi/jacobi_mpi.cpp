@@ -7,14 +7,12 @@
 //     sweep a -> a_new             in the rank's stream
 //     exchange                     both halo rows of a_new, in the same stream; then a and a_new change places
 //
-// The halo exchange is mpgpu/halo.hpp's: rows go straight into the neighbours' memory, and signals say when they are
-// there. MPI is called where convergence is checked, and nowhere else in the time loop.
+// The halo exchange is mpgpu/halo_mpi.hpp's: rows go straight into the neighbours' memory, and signals say when they
+// are there. MPI is called where convergence is checked, and nowhere else in the time loop.
 #include "../jacobi/options.hpp"
 #include "../jacobi/sweep.hpp"
 
-#include <mpgpu/mpi.hpp>
-
-#include <mpgpu/halo.hpp>
+#include <mpgpu/halo_mpi.hpp>
 
 #include <mpi.h>
 
@@ -130,7 +128,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
         set_initial_values(whole, mine.width, opt.ny, mine.first - 1);
         mpgpu::plan(ctx, {mpgpu::make_transfer(mine.a[0], whole), mpgpu::make_transfer(mine.a[1], whole)})
             .execute(mine.stream)
-            .wait();
+            .synchronize();
     }
     std::vector<double> row_norms(static_cast<std::size_t>(opt.ny - 2)); // of all ranks, in order
     MPI_Barrier(all.ranks);
@@ -152,7 +150,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
                                   opt.nx, mine.rows, mine.where.id()});
         halos.at(to).exchange(mine.stream);
         if (check) {
-            mine.fetch_norm.execute(mine.stream).wait();
+            mine.fetch_norm.execute(mine.stream).synchronize();
             MPI_Allgatherv(mine.row_norm_on_host.data(), mine.rows, MPI_DOUBLE, row_norms.data(), all.counts.data(),
                            all.starts.data(), MPI_DOUBLE, all.ranks);
             norm = std::sqrt(std::accumulate(row_norms.begin(), row_norms.end(), 0.0));
@@ -167,7 +165,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
     mpgpu::plan(
         ctx, {mpgpu::make_transfer(result, mine.a.at(iteration % 2 == 0 ? 0 : 1).subspan(mine.width, result.size()))})
         .execute(mine.stream)
-        .wait();
+        .synchronize();
     double slowest = elapsed.count();
     MPI_Allreduce(MPI_IN_PLACE, &slowest, 1, MPI_DOUBLE, MPI_MAX, all.ranks);
     return {iteration, slowest};
@@ -225,13 +223,11 @@ int run(const options &opt, int rank, int ranks) {
     const halo::grid g = grid_of(opt, ranks);
     const team all = team_of(MPI_COMM_WORLD, g);
     part mine(ctx, g, rank, mpgpu::device::gpu(rank % ctx.devices().gpus));
-    const auto plan = [&](mpgpu::buffer<float> &array) {
-        return halo::make_plan(ctx, node, g, {halo::array_of(array)});
-    };
+    const auto plan = [&](mpgpu::buffer<float> &array) { return halo::plan(ctx, node, g, {halo::array_of(array)}); };
     std::array<halo::plan, 2> halos = {plan(mine.a[0]), plan(mine.a[1])};
     const auto close = [&] {
         for (halo::plan &one : halos) {
-            halo::close(node, std::move(one));
+            one.destroy();
         }
     };
     if (opt.plan) {

@@ -66,9 +66,9 @@ template <direction Way> __global__ void copy_pieces(const piece *pieces) {
     copy_piece(pieces[blockIdx.y], Way, first, std::uint64_t{gridDim.x} * blockDim.x);
 }
 
-inline void check_cuda(cudaError_t status, const char *what) {
-    if (status != cudaSuccess) {
-        fail({MP_ERROR_DRIVER, status, "", std::string(what) + ": " + cudaGetErrorString(status)});
+inline void check_cuda(cudaError_t code, const char *what) {
+    if (code != cudaSuccess) {
+        fail({status::driver, code, "", std::string(what) + ": " + cudaGetErrorString(code)});
     }
 }
 
@@ -91,13 +91,13 @@ class current_device {
 
 /// Packs and unpacks by a kernel, for arrays on GPUs of the CUDA backend.
 [[nodiscard]] inline copier cuda_copier() {
-    return [](const context &ctx, device where, span<const piece> pieces, direction way) -> launch {
+    return [](const context &ctx, device where, array_view<const piece> pieces, direction way) -> launch_function {
         // Freed with the last copy of the launch, after what is enqueued has finished.
         const auto kept = std::make_shared<buffer<piece>>(ctx, where, pieces.size());
         buffer<piece> host(ctx, device::host(), pieces.size());
         std::copy(pieces.begin(), pieces.end(), host.data());
         const stream upload(ctx, where);
-        mpgpu::plan(ctx, {make_transfer(*kept, host)}).execute(upload).wait();
+        mpgpu::plan(ctx, {make_transfer(*kept, host)}).execute(upload).synchronize();
 
         std::uint64_t cells = 0; // of the largest piece
         for (const piece &p : pieces) {
@@ -105,7 +105,7 @@ class current_device {
         }
         constexpr std::uint64_t most_pieces = 65535; // gridDim.y
         if (pieces.size() > most_pieces) {
-            detail::fail(detail::refusal(MP_ERROR_NOT_SUPPORTED, "how",
+            detail::fail(detail::refusal(status::not_supported, "how",
                                          std::to_string(pieces.size()) + " pieces on one rank: one launch takes " +
                                              std::to_string(most_pieces) + "; exchange fewer variables in a plan"));
         }

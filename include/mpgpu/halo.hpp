@@ -19,16 +19,17 @@
 /// halo.start(stream);  interior(stream);  halo.finish(stream);  boundary(stream);
 /// @endcode
 ///
-/// A rank's array of a variable has `extents(grid, rank)` elements, ghost cells included, without padding, x fastest.
-/// Each exchange copies the outermost computed cells of every neighbour into the ghost cells on that side: straight
-/// where they lie in few pieces, all else packed into one message for each pair of ranks, which travels as one transfer
-/// and is unpacked by the receiver. What counts as few is measured when the plan is made (`options::direct_pieces`).
+/// A rank's array of a variable has `array_extents(grid, rank)` elements, ghost cells included, without padding, x
+/// fastest. Each exchange copies the outermost computed cells of every neighbour into the ghost cells on that side:
+/// straight where they lie in few pieces, all else packed into one message for each pair of ranks, which travels as one
+/// transfer and is unpacked by the receiver. What counts as few is measured when the plan is made
+/// (`options::direct_pieces`).
 ///
 /// Pack and unpack are CPU loops in stream order on the host backend. On CUDA they are a kernel, which the caller's
 /// nvcc compiles: the one of mpgpu/halo.cuh, or the caller's own, see `copier`. Without one nothing is packed, and a
 /// plan that has too many pieces for that is refused.
 ///
-/// Include <mpgpu/mpi.hpp> before this header, and there is also `make_plan`: one process for each rank.
+/// With mpgpu/halo_mpi.hpp a plan is also made of one process for each rank.
 ///
 /// Errors are thrown, as in mpgpu.hpp.
 
@@ -39,7 +40,3 @@
 #include <mpgpu/halo/schedule.hpp>
 
 #endif // MPGPU_HALO_HPP
-
-#if defined(MPGPU_MPI_HPP)
-#include <mpgpu/halo/processes.hpp>
-#endif

@@ -20,6 +20,11 @@
  * - A pointer must be NULL or point to what the function says for as long as it says, and be aligned for its type.
  *   NULL is refused where it makes no sense. Memory that a pointer leads to is read during the call only, except
  *   where the function says otherwise.
+ * - Objects (contexts, plans, requests, streams, events) are given back with `destroy`, memory with `free`, memory of
+ *   another process with `close`.
+ * - `synchronize` and `mp_wait` block the calling thread. `mp_stream_wait_event` and `mp_stream_wait_signals` enqueue: later
+ *   work in the stream waits, the caller does not.
+ * - An enumeration may be given as any number: one that it does not have is refused with MP_ERROR_INVALID_ARGUMENT.
  * - Handles that were destroyed are recognised and refused, as are handles of another kind.
  * - A struct that starts with `size` is initialised with its _INIT macro, so that programs compiled with another
  *   version of this header are understood.
@@ -56,6 +61,9 @@ typedef struct mp_context *mp_context_t;
 
 /// A plan for a batch of transfers between certain addresses. A number, as `mp_context_t`.
 typedef struct mp_plan_s *mp_plan_t;
+
+/// A node: ranks that plan together. A number, as `mp_context_t`.
+typedef struct mp_node_s *mp_node_t;
 
 /// One execution of a plan that can be waited for. A number, as `mp_context_t`.
 typedef struct mp_request *mp_request_t;
@@ -110,6 +118,10 @@ typedef enum {
     MP_ERROR_PEER_GONE = 16,
     /// What was waited for has not come in time.
     MP_ERROR_TIMEOUT = 17,
+    /// Another rank could not do its part of a call that all ranks make; the text has its reason.
+    MP_ERROR_RANK_FAILED = 18,
+    /// The allgather of a node has failed.
+    MP_ERROR_ALLGATHER = 19,
 } mp_status_t;
 
 /// Where bytes move.
@@ -145,6 +157,17 @@ typedef enum {
     /// Not allowed.
     MP_OFF = 2,
 } mp_switch_t;
+
+/// How streams wait for signals.
+typedef enum {
+    /// What `MPGPU_SIGNAL_WAIT` says; without it by operations.
+    MP_SIGNAL_WAIT_DEFAULT = 0,
+    /// By an operation of the stream, which takes nothing of the GPU.
+    MP_SIGNAL_WAIT_OPERATION = 1,
+    /// By a kernel of one warp, which goes on 4 us sooner and occupies the GPU meanwhile: docs/guide/processes.md has the
+    /// conditions. The host backend waits as it always does.
+    MP_SIGNAL_WAIT_KERNEL = 2,
+} mp_signal_wait_t;
 
 /// Form of a description.
 typedef enum {
@@ -186,21 +209,23 @@ typedef struct {
 
 /// Receives log records. Called on the thread that logs, which may be any; both texts are valid during the call only.
 /// Must not call functions of this library, and must return (no `longjmp`, no exception).
-typedef void (*mp_log_callback_t)(int32_t level, const char *target, const char *message, void *user);
+typedef void (*mp_log_callback_t)(mp_log_level_t level, const char *target, const char *message, void *user);
 
 /// How to create a context. Initialise with `MP_CONTEXT_OPTIONS_INIT`; a field that is 0 or NULL takes what the
-/// environment says, and then the default. docs/environment.md has the variables.
+/// environment says, and then the default. docs/reference/environment.md has the variables.
 typedef struct {
     /// `sizeof(mp_context_options_t)`.
     size_t size;
-    /// An `mp_backend_t`.
-    int32_t backend;
+    /// Where bytes move.
+    mp_backend_t backend;
     /// Name of a preset or path of a topology file, UTF-8; read during the call only.
     const char *topology;
     /// Bytes of staging memory on each device that needs some. Plans may use less, not more.
     uint64_t staging_bytes;
     /// Number of plans kept, so that planning the same request again is a look-up.
     uint64_t cache_plans;
+    /// How streams wait for signals.
+    mp_signal_wait_t signal_wait;
 } mp_context_options_t;
 
 /// What a context has done since it was created. Initialise with `MP_STATISTICS_INIT`.
@@ -276,13 +301,13 @@ typedef struct {
 typedef struct {
     /// `sizeof(mp_plan_options_t)`.
     size_t size;
-    /// An `mp_engine_t`.
-    int32_t engine;
+    /// How the plan is executed.
+    mp_engine_t engine;
     /// The most paths that one transfer may use.
     uint32_t max_paths;
-    /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in
-    /// another process's memory only where it has no other path: processes that plan alone meet in host memory.
-    int32_t host_path;
+    /// Whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in another
+    /// process's memory only where it has no other path: processes that plan alone meet in host memory.
+    mp_switch_t host_path;
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     uint64_t chunk_bytes;
     /// Transfers with fewer bytes take one path.
@@ -316,10 +341,10 @@ typedef struct {
     /// Path of the file to write, UTF-8, read during the call only. NULL: one in the user's cache directory, where
     /// contexts on these GPUs find it, and beside it what was tuned for it.
     const char *file;
-    /// An `mp_switch_t`: whether to write a file. On by default.
-    int32_t keep;
-    /// An `mp_switch_t`: fewer and shorter measurements, for a first look; nothing is tuned. Off by default.
-    int32_t quick;
+    /// Whether to write a file. On by default.
+    mp_switch_t keep;
+    /// Fewer and shorter measurements, for a first look; nothing is tuned. Off by default.
+    mp_switch_t quick;
 } mp_probe_options_t;
 
 /// A range of memory for another process of the node: bytes of a fixed size that may travel over MPI or anything else. A
@@ -332,11 +357,57 @@ typedef struct {
 /// A signal: a counter of 64 bits in memory of `mp_alloc`, or in imported memory, and a value that it is raised to or
 /// waited for. On CUDA that memory is host memory, of an allocation of less than 4 MiB.
 typedef struct {
-    /// Aligned to 8 bytes. Set it to a first value, 0 say, before others know of it.
+    /// Aligned to 8 bytes. Set it to a first value before others know of it; one of `mp_signal_alloc` stands at 0.
     uint64_t *counter;
     /// Reached when the counter is at least this. Counted cyclically, so that a counter may run over.
     uint64_t value;
 } mp_signal_t;
+
+/// Collects `bytes` bytes of every rank of a node at every rank, as `MPI_Allgather` does: `receive` has room for those of all
+/// ranks, in their order. Returns 0, or another number when it has failed. Must return (no `longjmp`, no exception).
+typedef int (*mp_allgather_t)(void *user, const void *send, void *receive, size_t bytes);
+
+/// How to make a node. Initialise with `MP_NODE_OPTIONS_INIT`.
+typedef struct {
+    /// `sizeof(mp_node_options_t)`.
+    size_t size;
+    /// The GPUs that this rank works for, as its context numbers them; NULL for those that it sees, which are shared out
+    /// evenly where several ranks see them.
+    const int32_t *devices;
+    /// How many they are; 0 with NULL.
+    size_t device_count;
+    /// Path of a socket at which the ranks meet where there is no allgather; the same on all ranks, in a folder that they
+    /// all may write to. They wait a minute for each other. NULL where an allgather is given.
+    const char *socket;
+} mp_node_options_t;
+
+/// Memory of a rank that transfers of a node's plan may name.
+typedef struct {
+    /// First byte.
+    void *memory;
+    /// How many bytes. With 0 the address may be NULL.
+    uint64_t bytes;
+} mp_window_t;
+
+/// A byte in a window of a rank.
+typedef struct {
+    /// Whose window it is.
+    uint32_t rank;
+    /// Which of those that the rank hands in, from 0.
+    uint32_t window;
+    /// Bytes from its start.
+    uint64_t offset;
+} mp_node_end_t;
+
+/// A copy between windows of two ranks, or of one.
+typedef struct {
+    /// Where the bytes go.
+    mp_node_end_t dst;
+    /// Where they come from.
+    mp_node_end_t src;
+    /// How many bytes.
+    uint64_t bytes;
+} mp_node_transfer_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -368,8 +439,8 @@ const char *mp_last_error(void);
 /// Errors: `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong, and this is then the last error.
 mp_status_t mp_last_error_info(mp_error_info_t *info);
 
-/// Sends the library's log records of `max_level` (an `mp_log_level_t`) and below to `callback`, from now on, for the
-/// whole process. `callback` NULL or level 0 ends that. `user` is handed to the callback as it is.
+/// Sends the library's log records of `max_level` and below to `callback`, from now on, for the whole process.
+/// `callback` NULL or level 0 ends that. `user` is handed to the callback as it is.
 ///
 /// While a callback is set, nothing goes to standard error unless `MPGPU_LOG` asks for it. When this returns, no thread
 /// is inside the earlier callback any more, so that what its `user` pointed to may go. Any thread, but not from inside
@@ -377,7 +448,7 @@ mp_status_t mp_last_error_info(mp_error_info_t *info);
 ///
 /// Errors: `MP_ERROR_INVALID_ARGUMENT` for a level that is none and for a call from inside the callback;
 /// `MP_ERROR_NOT_SUPPORTED` when this process has a Rust logger of its own, which then gets the records.
-mp_status_t mp_log_set_callback(int32_t max_level, mp_log_callback_t callback, void *user);
+mp_status_t mp_log_set_callback(mp_log_level_t max_level, mp_log_callback_t callback, void *user);
 
 /// Creates a context: chooses the backend, reads the topology, and reads the environment (this once). Use
 /// `mp_context_create`, which passes the version of the header that the caller was compiled with.
@@ -412,9 +483,15 @@ mp_status_t mp_context_destroy(mp_context_t context);
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL.
 mp_status_t mp_context_device_count(mp_context_t context, int32_t *gpus, int32_t *host_domains);
 
+/// Tells which backend the context runs on: `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`, never `MP_BACKEND_AUTO`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `backend` is NULL.
+mp_status_t mp_context_backend(mp_context_t context,
+                               mp_backend_t *backend);
+
 /// Describes the context: version, backend, topology, settings in force, and whether tuned values are, from which file.
 ///
-/// `format` is an `mp_format_t`. `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
+/// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
 /// all; else the text is written to `text`, which has `capacity` bytes. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an unknown format, `length` NULL, or too little
@@ -434,14 +511,17 @@ mp_status_t mp_context_statistics(mp_context_t context, mp_statistics_t *statist
 mp_status_t mp_context_device_statistics(mp_context_t context, int32_t device, mp_device_statistics_t *statistics);
 
 /// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly
-/// (pinned; on CUDA larger buffers are spread over the sockets, docs/cuda.md). `*memory` is aligned to at least 256
+/// (pinned; on CUDA larger buffers are spread over the sockets, docs/guide/gpus.md). `*memory` is aligned to at least 256
 /// bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
 /// destroyed. On the host backend a GPU's memory is host memory and can be read and written by the program; on CUDA it
 /// cannot. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or `memory`
 /// NULL; `MP_ERROR_OUT_OF_MEMORY`.
-mp_status_t mp_alloc(mp_context_t context, int32_t device, uint64_t bytes, void **memory);
+mp_status_t mp_alloc(mp_context_t context,
+                     int32_t device,
+                     uint64_t bytes,
+                     void **memory);
 
 /// Gives memory of `mp_alloc` back. Waits until all work that the context has enqueued so far has finished, as
 /// `cudaFree` does; what a stream captures has not run and is left alone. Plans that use the memory can no longer be
@@ -452,6 +532,20 @@ mp_status_t mp_alloc(mp_context_t context, int32_t device, uint64_t bytes, void 
 /// `memory`, or when it was freed already.
 mp_status_t mp_free(mp_context_t context,
                     void *memory);
+
+/// Gives memory of `mp_alloc` back after all work that is enqueued in `stream` now, without waiting for it. Work of other
+/// streams that uses the memory must come before that, by events say, as with `cudaFreeAsync`.
+///
+/// From now on the memory counts as freed: plans that use it, and handles of it, are refused. Its bytes go back to the
+/// driver, which may wait for the GPU to do so, in a later `mp_free` or `mp_context_destroy`, or when an `mp_alloc` finds
+/// no memory left; on the host backend with the next allocation. NULL is allowed and does nothing. Any thread, host
+/// functions excepted.
+///
+/// Errors, after which the memory is still the caller's: `MP_ERROR_INVALID_HANDLE` for context or stream;
+/// `MP_ERROR_INVALID_POINTER` as `mp_free`; `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
+mp_status_t mp_free_async(mp_context_t context,
+                          void *memory,
+                          mp_stream_t stream);
 
 /// Creates a stream of `device` that is ordered with no other stream, the default stream included. It belongs to the
 /// caller until `mp_stream_destroy`. On CUDA it is a `cudaStream_t`. Any thread.
@@ -473,6 +567,14 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 /// is that of work in the stream.
 mp_status_t mp_stream_synchronize(mp_context_t context,
                                   mp_stream_t stream);
+
+/// Tells whether `stream` is being captured into a graph: `*capturing` is 1 or 0. Work that is enqueued in it then runs at
+/// every launch of the graph. Always 0 on the host backend. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `capturing` is NULL.
+mp_status_t mp_stream_is_capturing(mp_context_t context,
+                                   mp_stream_t stream,
+                                   int32_t *capturing);
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
 /// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
@@ -550,7 +652,11 @@ mp_status_t mp_plan(mp_context_t context,
 
 /// Destroys a plan. Executions that are under way still finish. The context may keep the plan in its cache. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`.
+/// All ranks destroy a plan of `mp_node_plan` together, each after the last execution that it enqueues; the call blocks
+/// until the executions have finished, and all ranks have let go of each other's memory.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; of a node's plan those of its executions, `MP_ERROR_RANK_FAILED` and
+/// `MP_ERROR_ALLGATHER`: it is destroyed all the same.
 mp_status_t mp_plan_destroy(mp_plan_t plan);
 
 /// Describes the plan: paths, shares, chunks, staging, predicted time, and why other paths were left out. The
@@ -563,6 +669,18 @@ mp_status_t mp_plan_describe(mp_plan_t plan, mp_format_t format, char *text, siz
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong.
 mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
+
+/// Makes what the first execution of the plan in `stream` would otherwise make, so that it costs what later ones cost:
+/// graphs are instantiated, memory of other processes is mapped, GPUs get access to each other, kernels are loaded,
+/// internal streams and events created. Enqueues nothing and moves no byte; no other process takes part.
+///
+/// For a time loop: call it before the first step, once for each plan and stream. It may take milliseconds, and may wait
+/// for work of the GPUs. Graphs are kept of a bounded number of plans, those that were executed last; while `stream` is
+/// being captured none is made. Any thread, host functions excepted.
+///
+/// Errors: those of `mp_execute`.
+mp_status_t mp_plan_prepare(mp_plan_t plan,
+                            mp_stream_t stream);
 
 /// Enqueues one execution of the plan in `stream` and returns. It starts after all earlier work in `stream`, and later
 /// work in `stream` starts after it. It does not wait for the device, but where the driver does because the queue of
@@ -580,27 +698,28 @@ mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
 /// pools or mappings of two GPUs neither of which may enter both.
 mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request);
 
-/// Blocks the calling thread until the execution has finished, then frees the request and sets `*request` to NULL.
+/// Blocks the calling thread until the execution has finished, then destroys the request and sets `*request` to NULL.
 /// Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
 /// `MP_ERROR_INVALID_HANDLE`.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` and `MP_ERROR_INVALID_ARGUMENT` leave `*request` as it is. Any other error, such
 /// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the execution, which has finished: the request is
-/// freed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
+/// destroyed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
 /// an execution that was enqueued before its stream was told.
 mp_status_t mp_wait(mp_request_t *request);
 
-/// Asks whether the execution has finished, without blocking: `*done` becomes 1 or 0. When it has, the request is freed
+/// Asks whether the execution has finished, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
 /// and `*request` is set to NULL. A NULL request is done. Any thread.
 ///
 /// Errors: as `mp_wait`; `*done` is 1 when the error is that of the execution, and is not written otherwise.
-mp_status_t mp_test(mp_request_t *request, int32_t *done);
+mp_status_t mp_test(mp_request_t *request,
+                    int32_t *done);
 
-/// Frees the request and sets `*request` to NULL, without waiting: the execution goes on. A NULL request is allowed.
+/// Destroys the request and sets `*request` to NULL, without waiting: the execution goes on. A NULL request is allowed.
 /// Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `request` is NULL.
-mp_status_t mp_request_free(mp_request_t *request);
+mp_status_t mp_request_destroy(mp_request_t *request);
 
 /// Measures the machine of a context: how fast copies between its devices are, which of them slow each other down, what
 /// copies cost besides, and whether their bytes arrive. The result is a topology file; the context itself goes on with
@@ -622,7 +741,7 @@ mp_status_t mp_request_free(mp_request_t *request);
 /// result is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
 mp_status_t mp_context_probe(mp_context_t context, const mp_probe_options_t *options);
 
-/// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/topology.md describes it.
+/// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/reference/topology.md describes it.
 ///
 /// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is all; else the text is written to
 /// `text`, which has `capacity` bytes. Any thread.
@@ -702,7 +821,7 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// counts as one that may have come after: the next `mp_stream_synchronize` of each returns `MP_ERROR_PEER_GONE`, once
 /// for each such process, after the stream's work has finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return
 /// it for what was enqueued before its stream was told in one of these ways. Waits that are satisfied are not concerned,
-/// and while there is no wait in vain nobody is told. Later calls that would wait in that memory in vain are refused.
+/// and while no wait fails nobody is told. Later calls whose wait in that memory would fail are refused.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
 /// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
@@ -727,26 +846,124 @@ mp_status_t mp_stream_raise_signals(mp_context_t context,
                                     const mp_signal_t *signals,
                                     size_t count);
 
+/// Allocates `count` counters that stand at 0, one behind the other, in host memory that other processes can map and
+/// where signals may lie on every backend. `*counters` is memory as that of `mp_alloc` on `MP_DEVICE_HOST`: exported by
+/// `mp_memory_export`, freed by `mp_free`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for a `count` that is 0 or more than 524287, and for
+/// `counters` NULL; `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_NOT_SUPPORTED` on CUDA where the system gives no memory that can
+/// be shared.
+mp_status_t mp_signal_alloc(mp_context_t context,
+                            uint64_t count,
+                            uint64_t **counters);
+
+/// Raises a counter to `value` now, by the calling thread: whoever sees the value sees what this thread has written and
+/// seen before. Work in streams is not waited for: `mp_stream_raise_signals` comes after it.
+///
+/// The counter lies in memory of this context or in imported memory, and the CPU reaches it: on CUDA as `mp_signal_t`
+/// says, on the host backend in any memory. Any thread, host functions excepted.
+///
+/// Errors: as `mp_stream_raise_signals`, without those of streams.
+mp_status_t mp_signal_raise(mp_context_t context, uint64_t *counter, uint64_t value);
+
+/// Reads a counter into `*value`. What was written before it was raised to that is then visible to the calling thread.
+/// Counters as for `mp_signal_raise`. Any thread, host functions excepted.
+///
+/// Errors: as `mp_signal_raise`; `MP_ERROR_INVALID_ARGUMENT` when `value` is NULL.
+mp_status_t mp_signal_read(mp_context_t context, const uint64_t *counter, uint64_t *value);
+
+/// Tells whether a counter has reached `value`: `*reached` is 1 or 0, and neither is an error. Does not wait. Counters
+/// as for `mp_signal_synchronize`. Any thread, host functions excepted.
+///
+/// Errors: as `mp_signal_synchronize`, without `MP_ERROR_TIMEOUT`; `MP_ERROR_INVALID_ARGUMENT` when `reached` is NULL.
+mp_status_t mp_signal_test(mp_context_t context, const uint64_t *counter, uint64_t value, int32_t *reached);
+
 /// Blocks the calling thread until a counter has reached `value`, at most `seconds`; with 0 it looks once. The counter
 /// lies in host memory, or on the host backend in any memory, of this context. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE` when a process that has mapped the memory has ended without closing
 /// it, and the value is not reached; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a number; the others
 /// of `mp_stream_wait_signals`.
-mp_status_t mp_signal_wait(mp_context_t context, const uint64_t *counter, uint64_t value, double seconds);
+mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter, uint64_t value, double seconds);
+
+/// Makes a node of `ranks` ranks, of which this is `rank`: processes of one machine that plan together, each with a
+/// context of its own. All ranks call it together, with the same kind of context. They tell each other which GPUs they
+/// have, and find a topology that has all of them, also where each process sees one GPU alone (`CUDA_VISIBLE_DEVICES`).
+///
+/// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
+/// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
+/// this call, `mp_node_plan` and `mp_plan_destroy` of a node's plan, from the thread that calls them, and must be usable
+/// for as long as the node and its plans exist. It may be NULL where `options->socket` names a path at which the ranks
+/// meet. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
+///
+/// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
+/// `MP_ERROR_RANK_FAILED` and its reason. Blocks until all ranks have called it.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED`
+/// for ranks on other machines, in other containers or of other users, and where no rank knows how the GPUs are joined;
+/// `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`.
+mp_status_t mp_node_create(mp_context_t context,
+                           uint32_t rank,
+                           uint32_t ranks,
+                           mp_allgather_t allgather,
+                           void *user,
+                           const mp_node_options_t *options,
+                           mp_node_t *node);
+
+/// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+mp_status_t mp_node_destroy(mp_node_t node);
+
+/// Plans what all ranks of the node move in a step, together. All ranks call it together. Each hands in its windows,
+/// which is the memory that transfers may name, and the transfers that it sends or receives; each transfer is handed in
+/// by one of its two ranks. All ranks hold the same plan, and each executes its part by `mp_execute`.
+///
+/// A window lies on a device of the node, or in host memory of `mp_alloc`; ordinary host memory may be moved by its own
+/// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
+/// only; the memory must stay allocated until the plan is destroyed on all ranks. `options` must be the same on all
+/// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`, on all ranks
+/// together. Its staging memory is its own.
+///
+/// `mp_execute` of such a plan enqueues this rank's part of one step. Later work in the stream sees all bytes that this
+/// rank receives in the step, and may overwrite what it sent. Every rank executes every step, also one that has nothing
+/// to move: it may relay for others. A rank may be any number of steps ahead: no byte is written before the rank that
+/// receives it has come to the step in its stream. Steps follow each other, whatever streams and threads they are
+/// enqueued in. A stream that is being captured gets the step as part of its graph.
+///
+/// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed; `MP_ERROR_ALLGATHER`;
+/// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map.
+mp_status_t mp_node_plan(mp_node_t node,
+                         const mp_window_t *windows,
+                         size_t window_count,
+                         const mp_node_transfer_t *transfers,
+                         size_t count,
+                         const mp_plan_options_t *options,
+                         mp_plan_t *plan);
 
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
 
-/// Initial values of the structs that start with their size: every other field 0, which means "default".
-#define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), 0, NULL, 0, 0}
-#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), 0, 0, 0, 0, 0, 0}
-#define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, 0, 0}
+/// Initial value of `mp_context_options_t`: all defaults.
+#define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), MP_BACKEND_AUTO, NULL, 0, 0, MP_SIGNAL_WAIT_DEFAULT}
+/// Initial value of `mp_plan_options_t`: all defaults.
+#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0}
+/// Initial value of `mp_node_options_t`: all defaults.
+#define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL}
+/// Initial value of `mp_probe_options_t`: all defaults.
+#define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, MP_DEFAULT, MP_DEFAULT}
+/// Initial value of `mp_plan_info_t`.
 #define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0}
+/// Initial value of `mp_statistics_t`.
 #define MP_STATISTICS_INIT {sizeof(mp_statistics_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+/// Initial value of `mp_device_statistics_t`.
 #define MP_DEVICE_STATISTICS_INIT {sizeof(mp_device_statistics_t), 0, 0, 0}
+/// Initial value of `mp_error_info_t`.
 #define MP_ERROR_INFO_INIT {sizeof(mp_error_info_t), MP_SUCCESS, 0, NULL, NULL}
+
+/* Enumerations have 32 bits on both sides: a compiler that is told to make them smaller (-fshort-enums) stops here. */
+typedef char mp_enumerations_have_32_bits[sizeof(mp_backend_t) == 4 && sizeof(mp_engine_t) == 4 && sizeof(mp_switch_t) == 4 ? 1 : -1];
 
 /// Creates a context, as `mp_context_create_versioned` says, and refuses a library that does not go with this header.
 static inline mp_status_t mp_context_create(const mp_context_options_t *options, mp_context_t *context) {

@@ -33,6 +33,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -50,7 +51,7 @@ inline void check(int code, const char *what) {
         int length = 0;
         static_cast<void>(MPI_Error_string(code, text.data(), &length));
         error_details details;
-        details.status = MP_ERROR_DRIVER;
+        details.status = status::driver;
         details.driver_code = code;
         details.message = std::string(what) + ": " + text.data();
         mpgpu::detail::fail(std::move(details));
@@ -111,14 +112,14 @@ namespace detail {
 
 [[nodiscard]] inline device_uuid uuid_of(mp_context_t context, device which) {
     device_uuid uuid{};
-    mpgpu::detail::check(mp_device_uuid(context, which.id(), uuid.data()));
+    on_error().report(mp_device_uuid(context, which.id(), uuid.data()));
     return uuid;
 }
 
 } // namespace detail
 
 /// The UUID of a device of a context, whatever its number: equal in all processes exactly where it is the same GPU.
-/// Throws `invalid_argument`, `driver_error`.
+/// Throws `argument_error`, `driver_error`.
 [[nodiscard]] inline device_uuid uuid_of(const context &ctx, device which) {
     return detail::uuid_of(ctx.get(), which);
 }
@@ -130,29 +131,41 @@ template <class T> class shared_memory {
     /// Ranks of the communicator.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(peers_.size()); }
 
-    /// The memory of a rank of the communicator that the node was made from; this rank's own under its own address.
-    /// `nullptr` for a rank that offered none, is on another node, or whose memory cannot be mapped: `why` tells.
-    [[nodiscard]] imported_memory<T> *of(int rank) noexcept {
-        auto &found = peers_[static_cast<std::size_t>(rank)].memory;
-        return found ? &found : nullptr;
+    /// The memory of a rank of the communicator that the node was made from, of several ranges the one with this index;
+    /// this rank's own under its own address. `nullptr` for what the rank did not offer, for a rank of another node,
+    /// and for memory that cannot be mapped: `why` tells.
+    [[nodiscard]] imported_memory<T> *of(int rank, std::size_t range = 0) noexcept {
+        auto &ranges = peers_[static_cast<std::size_t>(rank)].ranges;
+        return range < ranges.size() && ranges[range].memory ? &ranges[range].memory : nullptr;
     }
-    [[nodiscard]] const imported_memory<T> *of(int rank) const noexcept {
-        const auto &found = peers_[static_cast<std::size_t>(rank)].memory;
-        return found ? &found : nullptr;
+    /// The same, as the source of transfers.
+    [[nodiscard]] const imported_memory<T> *of(int rank, std::size_t range = 0) const noexcept {
+        const auto &ranges = peers_[static_cast<std::size_t>(rank)].ranges;
+        return range < ranges.size() && ranges[range].memory ? &ranges[range].memory : nullptr;
     }
 
-    /// Why `of(rank)` is `nullptr`: `success` when it is not, and when the rank offered nothing.
-    [[nodiscard]] errc status(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)].status; }
+    /// Why `of(rank, range)` is `nullptr`: `success` when it is not, and when the rank did not offer it.
+    [[nodiscard]] mpgpu::status status(int rank, std::size_t range = 0) const noexcept {
+        const peer &found = peers_[static_cast<std::size_t>(rank)];
+        return range < found.ranges.size() ? found.ranges[range].status : found.elsewhere.status;
+    }
 
     /// The same for people; empty when there is nothing to say.
-    [[nodiscard]] const std::string &why(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)].why; }
+    [[nodiscard]] const std::string &why(int rank, std::size_t range = 0) const noexcept {
+        const peer &found = peers_[static_cast<std::size_t>(rank)];
+        return range < found.ranges.size() ? found.ranges[range].why : found.elsewhere.why;
+    }
 
   private:
     friend class node;
-    struct peer {
+    struct mapped {
         imported_memory<T> memory;
-        errc status = errc::success;
+        mpgpu::status status = mpgpu::status::success;
         std::string why;
+    };
+    struct peer {
+        std::vector<mapped> ranges; ///< none on another node
+        mapped elsewhere;           ///< what holds for all other ranges
     };
     std::vector<peer> peers_;
 };
@@ -195,16 +208,16 @@ class node {
 
     /// The device that each rank of this node names, in the order of `ranks()`, as this process numbers devices: by
     /// UUID, whatever `CUDA_VISIBLE_DEVICES` each rank has. A rank whose GPU this process does not see has none.
-    /// Collective over the ranks of this node. Throws `invalid_argument` on the rank that names a device that it does
+    /// Collective over the ranks of this node. Throws `argument_error` on the rank that names a device that it does
     /// not have, after the others have gone on; they find it without one.
     [[nodiscard]] std::vector<std::optional<device>> devices(device mine) const {
         device_uuid uuid{};
-        const mp_status_t status = mp_device_uuid(context_, mine.id(), uuid.data());
+        const mp_status_t outcome = mp_device_uuid(context_, mine.id(), uuid.data());
         std::vector<device_uuid> all(on_node_.size());
         detail::check(MPI_Allgather(uuid.data(), static_cast<int>(uuid.size()), MPI_BYTE, all.data(),
                                     static_cast<int>(uuid.size()), MPI_BYTE, local_.get()),
                       "MPI_Allgather");
-        mpgpu::detail::check(status);
+        on_error().report(outcome);
         std::vector<std::optional<device>> found(all.size());
         for (int id = -devices_.host_domains; id < devices_.gpus; ++id) {
             const device_uuid here = detail::uuid_of(context_, device::from_id(id));
@@ -217,20 +230,31 @@ class node {
         return found;
     }
 
-    /// Exports `mine` and imports what the other ranks of this node export: one allgather of handles, then each rank
-    /// maps what it can. An empty span offers nothing. Collective over the ranks of this node. A rank whose export or
-    /// whose mapping fails is one of the ranks without memory, with the reason: nothing is thrown for it, and nobody
-    /// waits for it. Throws for errors of MPI.
+    /// Exports `mine` and imports what the other ranks of this node export: handles are gathered, then each rank maps
+    /// what it can. An empty span offers nothing. Collective over the ranks of this node. A rank whose export or whose
+    /// mapping fails is one of the ranks without memory, with the reason: nothing is thrown for it, and nobody waits
+    /// for it. Throws for errors of MPI.
     template <class T> [[nodiscard]] shared_memory<T> exchange(device_span<T> mine) const {
-        detail::offer own{};
-        own.empty = mine.size() == 0 ? 1 : 0;
-        own.status =
-            mine.size() == 0 ? MP_SUCCESS : mp_memory_export(context_, mine.data(), mine.size_bytes(), &own.handle);
-        const std::string failure = own.status == MP_SUCCESS ? std::string() : last_error().message;
-
-        std::vector<detail::offer> offers(on_node_.size());
-        detail::check(MPI_Allgather(&own, static_cast<int>(sizeof(own)), MPI_BYTE, offers.data(),
-                                    static_cast<int>(sizeof(own)), MPI_BYTE, local_.get()),
+        return exchange(std::vector<device_span<T>>{mine});
+    }
+    /// The same for several ranges of each rank at once, found by rank and index: `of(rank, i)`. Some may be empty, and
+    /// ranks may offer different numbers of them.
+    template <class T> [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine) const {
+        int most = static_cast<int>(mine.size());
+        detail::check(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, local_.get()), "MPI_Allreduce");
+        const auto ranges = static_cast<std::size_t>(most);
+        std::vector<detail::offer> own(ranges, detail::offer{{}, MP_SUCCESS, 1});
+        std::vector<std::string> failures(mine.size());
+        for (std::size_t i = 0; i < mine.size(); ++i) {
+            if (mine[i].size() > 0) {
+                own[i].empty = 0;
+                own[i].status = mp_memory_export(context_, mine[i].data(), mine[i].size_bytes(), &own[i].handle);
+                failures[i] = own[i].status == MP_SUCCESS ? std::string() : last_error().message;
+            }
+        }
+        std::vector<detail::offer> offers(on_node_.size() * ranges);
+        const int bytes = static_cast<int>(ranges * sizeof(detail::offer));
+        detail::check(MPI_Allgather(own.data(), bytes, MPI_BYTE, offers.data(), bytes, MPI_BYTE, local_.get()),
                       "MPI_Allgather");
 
         shared_memory<T> shared;
@@ -238,28 +262,33 @@ class node {
         for (std::size_t rank = 0; rank < index_.size(); ++rank) {
             auto &peer = shared.peers_[rank];
             if (index_[rank] < 0) {
-                peer.status = errc::not_supported;
-                peer.why = "rank " + std::to_string(rank) + " is on another node: move these bytes with MPI";
+                peer.elsewhere.status = status::not_supported;
+                peer.elsewhere.why = "rank " + std::to_string(rank) + " is on another node: move these bytes with MPI";
                 continue;
             }
-            const detail::offer &offer = offers[static_cast<std::size_t>(index_[rank])];
-            if (offer.empty != 0) {
-                continue;
-            }
-            if (offer.status != MP_SUCCESS) {
-                peer.status = static_cast<errc>(offer.status);
-                const bool ours = on_node_[static_cast<std::size_t>(local_.rank())] == static_cast<int>(rank);
-                peer.why = ours ? failure
-                                : "rank " + std::to_string(rank) + " could not export its memory (" +
-                                      mp_status_string(static_cast<mp_status_t>(offer.status)) +
-                                      "); its own message says why";
-                continue;
-            }
-            std::error_code ec;
-            peer.memory = imported_memory<T>(context_, offer.handle, ec);
-            if (ec) {
-                peer.status = static_cast<errc>(ec.value());
-                peer.why = last_error().message;
+            const auto place = static_cast<std::size_t>(index_[rank]);
+            const bool ours = index_[rank] == local_.rank();
+            peer.ranges.resize(ranges);
+            for (std::size_t i = 0; i < ranges; ++i) {
+                const detail::offer &offer = offers[place * ranges + i];
+                auto &mapped = peer.ranges[i];
+                if (offer.empty != 0) {
+                    continue;
+                }
+                if (offer.status != MP_SUCCESS) {
+                    mapped.status = static_cast<mpgpu::status>(offer.status);
+                    mapped.why = ours ? failures[i]
+                                      : "rank " + std::to_string(rank) + " could not export its memory (" +
+                                            mp_status_string(static_cast<mp_status_t>(offer.status)) +
+                                            "); its own message says why";
+                    continue;
+                }
+                std::error_code ec;
+                mapped.memory = imported_memory<T>(context_, offer.handle, ec);
+                if (ec) {
+                    mapped.status = static_cast<mpgpu::status>(ec.value());
+                    mapped.why = last_error().message;
+                }
             }
         }
         // A rank that frees its memory after this has been mapped by all who could; one that does so before would be
@@ -290,6 +319,19 @@ class node {
     std::vector<int> on_node_; ///< rank in `all` of each rank of this node
     std::vector<int> index_;   ///< place in `on_node_` of each rank of `all`; -1 on another node
 };
+
+/// The ranks of a communicator as ranks that plan together: all must be on one node, as those of `node::communicator()`
+/// are. `comm` stays the caller's and is duplicated. `gpus` as for `mpgpu::node`. Collective. Throws as `mpgpu::node`
+/// does, and `driver_error` for an error of MPI. To be destroyed before `MPI_Finalize`, and after its plans.
+[[nodiscard]] inline mpgpu::node make_node(const context &ctx, MPI_Comm comm, array_view<const device> gpus = {}) {
+    const auto own = std::make_shared<detail::communicator>();
+    detail::check(MPI_Comm_dup(comm, own->address()), "MPI_Comm_dup");
+    const auto gather = [own](const void *send, void *receive, std::size_t bytes) {
+        const int count = static_cast<int>(bytes); // the library sends 1 GiB at most
+        return MPI_Allgather(send, count, MPI_BYTE, receive, count, MPI_BYTE, own->get());
+    };
+    return {ctx, static_cast<std::uint32_t>(own->rank()), static_cast<std::uint32_t>(own->size()), gather, gpus};
+}
 
 } // namespace mpgpu::mpi
 

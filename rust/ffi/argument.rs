@@ -5,7 +5,7 @@
 //! blocks stand.
 
 use super::guard::{Failure, c_text};
-use super::types::mp_status_t::{MP_ERROR_INVALID_ARGUMENT, MP_ERROR_INVALID_HANDLE};
+use super::types::mp_status_t::MP_ERROR_INVALID_HANDLE;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 
@@ -18,16 +18,16 @@ fn spell(name: Name) -> std::borrow::Cow<'static, str> {
 
 fn check_pointer<T>(pointer: *const T, name: Name) -> Result<(), Failure> {
     if pointer.is_null() {
-        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, format!("{} is NULL", spell(name))));
+        return Err(Failure::invalid(name, format!("{} is NULL", spell(name))));
     }
     if !pointer.is_aligned() {
         let message = format!("{} is {pointer:p}, which is not aligned to {} bytes", spell(name), align_of::<T>());
-        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message));
+        return Err(Failure::invalid(name, message));
     }
     Ok(())
 }
 
-/// A place that the call writes to, after everything else has succeeded.
+/// A place that the call writes to, after everything else has succeeded. Of a handle that is consumed, also where the call reads it.
 pub(super) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
@@ -35,27 +35,16 @@ impl<T> Out<T> {
         check_pointer(pointer, name).map(|()| Out(pointer))
     }
 
-    pub fn write(self, value: T) {
-        // SAFETY: not null and aligned, and the header demands that it be writable.
-        unsafe { self.0.write(value) }
-    }
-}
-
-/// A handle that the call reads, and sets to NULL when it is consumed.
-pub(super) struct InOut<T>(*mut T);
-
-impl<T: Copy> InOut<T> {
-    pub fn new(pointer: *mut T, name: Name) -> Result<Self, Failure> {
-        check_pointer(pointer, name).map(|()| InOut(pointer))
-    }
-
-    pub fn read(&self) -> T {
-        // SAFETY: not null and aligned, and the header demands that it hold a value.
+    pub fn read(&self) -> T
+    where
+        T: Copy,
+    {
+        // SAFETY: not null and aligned, and where this is called the header demands that it hold a value.
         unsafe { self.0.read() }
     }
 
     pub fn write(self, value: T) {
-        // SAFETY: as in `read`, and the header demands that it be writable.
+        // SAFETY: not null and aligned, and the header demands that it be writable.
         unsafe { self.0.write(value) }
     }
 }
@@ -70,7 +59,7 @@ pub(super) fn array<'a, T>(pointer: *const T, count: usize, name: Name, count_na
     // An array that wraps around the address space cannot be one either.
     if bytes.is_none_or(|bytes| pointer.addr().checked_add(bytes).is_none()) || u32::try_from(count).is_err() {
         let message = format!("{} is {count}, more than fit into memory", spell(count_name));
-        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, count_name, message));
+        return Err(Failure::invalid(count_name, message));
     }
     // SAFETY: not null, aligned, of a size that an object can have; the header demands `count` readable elements.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
@@ -85,7 +74,7 @@ pub(super) fn text<'a>(pointer: *const c_char, name: Name) -> Result<Option<&'a 
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map(Some).map_err(|_| {
         let message = format!("{}={:?} is not valid UTF-8", spell(name), text.to_string_lossy());
-        Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message)
+        Failure::invalid(name, message)
     })
 }
 
@@ -110,15 +99,10 @@ fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Fail
     // SAFETY: not null and aligned; the first field is a usize.
     let size = unsafe { pointer.cast::<usize>().read() };
     if size < T::FIRST_SIZE || size > LARGEST {
-        let bound = if size < T::FIRST_SIZE { "at least" } else { "about" };
-        let message = format!(
-            "{}->size is {size}, but {} has {bound} {} bytes; initialise it with {}",
-            spell(name),
-            T::NAME,
-            if size < T::FIRST_SIZE { T::FIRST_SIZE } else { size_of::<T>() },
-            T::INIT
-        );
-        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message));
+        let (bound, bytes) = if size < T::FIRST_SIZE { ("at least", T::FIRST_SIZE) } else { ("about", size_of::<T>()) };
+        let (of, init) = (T::NAME, T::INIT);
+        let message = format!("{}->size is {size}, but {of} has {bound} {bytes} bytes; initialise it with {init}", spell(name));
+        return Err(Failure::invalid(name, message));
     }
     Ok(size)
 }
@@ -140,7 +124,7 @@ pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T
             T::NAME,
             size_of::<T>()
         );
-        return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, message));
+        return Err(Failure::invalid(name, message));
     }
     // SAFETY: zero or copied from the caller; integers and pointers have no invalid values.
     Ok(unsafe { value.assume_init() })
@@ -190,7 +174,7 @@ impl TextOut {
         }
         if self.capacity < bytes.len() {
             let message = format!("capacity is {}, but the text needs {} bytes with its final NUL", self.capacity, bytes.len());
-            return Err(Failure::argument(MP_ERROR_INVALID_ARGUMENT, c"capacity", message));
+            return Err(Failure::invalid(c"capacity", message));
         }
         // SAFETY: not null, and the header demands `capacity` writable bytes, which are enough.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.text.cast::<u8>(), bytes.len()) };
@@ -220,5 +204,5 @@ pub(super) fn switch(name: Name, value: i32) -> Result<Option<bool>, Failure> {
 
 /// The failure of an enumeration's value that has no meaning.
 pub(super) fn bad_value(name: Name, value: i32, accepted: &str) -> Failure {
-    Failure::argument(MP_ERROR_INVALID_ARGUMENT, name, format!("{}={value}: must be {accepted}", spell(name)))
+    Failure::invalid(name, format!("{}={value}: must be {accepted}", spell(name)))
 }

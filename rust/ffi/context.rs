@@ -5,9 +5,10 @@ use super::guard::{Failure, guard};
 use super::table::Table;
 use super::types::*;
 use super::version::{MP_VERSION, MP_VERSION_MAJOR, MP_VERSION_MINOR, MP_VERSION_PATCH};
-use super::{log, plan, request};
-use crate::engine::{BackendChoice, Config, Context, ContextOptions};
-use crate::topology::DeviceId;
+use super::{log, node, plan, request};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::SignalWait;
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
 use std::ffi::c_char;
 use std::sync::Arc;
 
@@ -70,12 +71,19 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
         2 => Some(BackendChoice::Cuda),
         other => return Err(bad_value(c"backend", other, "from 0 (MP_BACKEND_AUTO) to 2 (MP_BACKEND_CUDA)")),
     };
+    let signal_wait = match options.signal_wait {
+        0 => None,
+        1 => Some(SignalWait::Operation),
+        2 => Some(SignalWait::Kernel),
+        other => return Err(bad_value(c"signal_wait", other, "from 0 (MP_SIGNAL_WAIT_DEFAULT) to 2 (MP_SIGNAL_WAIT_KERNEL)")),
+    };
     let cache_plans = usize::try_from(options.cache_plans).unwrap_or(usize::MAX);
     Ok(ContextOptions {
         backend,
         topology: text(options.topology, c"topology")?.map(str::to_owned),
         staging_bytes: (options.staging_bytes > 0).then_some(options.staging_bytes),
         cache_plans: (cache_plans > 0).then_some(cache_plans),
+        signal_wait,
     })
 }
 
@@ -98,6 +106,7 @@ pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
         // After closing: from then on no call adds a handle of this context.
         request::forget_all(&context);
         plan::forget_all(&context);
+        node::forget_all(&context);
         Ok(closed?)
     })
 }
@@ -117,9 +126,22 @@ pub unsafe extern "C" fn mp_context_device_count(context: mp_context_t, gpus: *m
     })
 }
 
+/// Tells which backend the context runs on: `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`, never `MP_BACKEND_AUTO`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `backend` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_context_backend(context: mp_context_t, backend: *mut mp_backend_t) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(backend, c"backend")?;
+        let is_cuda = find(context)?.backend().name() == "cuda";
+        out.write(if is_cuda { mp_backend_t::MP_BACKEND_CUDA } else { mp_backend_t::MP_BACKEND_HOST });
+        Ok(())
+    })
+}
+
 /// Describes the context: version, backend, topology, settings in force, and whether tuned values are, from which file.
 ///
-/// `format` is an `mp_format_t`. `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
+/// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
 /// all; else the text is written to `text`, which has `capacity` bytes. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an unknown format, `length` NULL, or too little

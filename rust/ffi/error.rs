@@ -1,6 +1,6 @@
 //! Status texts and the last error.
 
-use super::argument::{Versioned, VersionedOut};
+use super::argument::VersionedOut;
 use super::guard::{guard, last_error};
 use super::types::{mp_error_info_t, mp_status_t, mp_status_value};
 use std::ffi::{CStr, c_char};
@@ -29,6 +29,8 @@ pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
         15 => c"MP_ERROR_INTERNAL",
         16 => c"MP_ERROR_PEER_GONE",
         17 => c"MP_ERROR_TIMEOUT",
+        18 => c"MP_ERROR_RANK_FAILED",
+        19 => c"MP_ERROR_ALLGATHER",
         _ => c"unknown status",
     };
     name.as_ptr()
@@ -53,15 +55,7 @@ pub extern "C" fn mp_last_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_last_error_info(info: *mut mp_error_info_t) -> mp_status_t {
     guard(|| {
-        let info = VersionedOut::new(info, c"info")?;
-        let last = last_error();
-        info.write(mp_error_info_t {
-            size: mp_error_info_t::FIRST_SIZE,
-            status: last.status,
-            driver_code: last.driver_code,
-            argument: last.argument,
-            message: last.message,
-        });
+        VersionedOut::new(info, c"info")?.write(last_error());
         Ok(())
     })
 }

@@ -1,14 +1,15 @@
 //! The one panic boundary, and the error that it leaves behind for the calling thread.
 
-use super::types::mp_status_t;
-use crate::backend::BackendError;
-use crate::engine::Error;
-use crate::panics;
-use crate::plan::PlanError;
-use crate::share;
+use super::argument::Versioned;
+use super::types::{mp_error_info_t, mp_status_t};
+use mpgpu_core::plan::PlanError;
+use mpgpu_runtime::backend::BackendError;
+use mpgpu_runtime::context::Error;
+use mpgpu_runtime::ipc;
+use mpgpu_runtime::panics;
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Why a call failed: what the last-error functions report.
@@ -26,6 +27,11 @@ impl Failure {
     /// An argument is at fault.
     pub fn argument(status: mp_status_t, argument: &'static CStr, message: impl Into<String>) -> Self {
         Failure { status, driver_code: 0, argument: Some(argument), message: message.into() }
+    }
+
+    /// An argument has a value that is not accepted.
+    pub fn invalid(argument: &'static CStr, message: impl Into<String>) -> Self {
+        Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, message)
     }
 
     /// An engine error in a call whose parameter of this name is at fault, if any is.
@@ -68,11 +74,15 @@ impl From<Error> for Failure {
             Error::Tuning(_) => (MP_ERROR_ENVIRONMENT, None),
             Error::Plan(plan) => plan_status(plan),
             Error::Backend(backend) => backend_status(backend),
+            Error::RankFailed { .. } => (MP_ERROR_RANK_FAILED, None),
+            Error::Allgather(_) => (MP_ERROR_ALLGATHER, None),
+            Error::NodeArgument { argument, .. } => (MP_ERROR_INVALID_ARGUMENT, Some(*argument)),
+            Error::InvalidParts(_) => (MP_ERROR_INTERNAL, None),
             Error::StagingBound { .. } | Error::InvalidProgram(_) => (MP_ERROR_INTERNAL, None),
         };
         let driver_code = match &error {
             Error::Backend(BackendError::Driver { code, .. }) => *code,
-            Error::Share(share::Error::System { code, .. }) => i64::from(*code),
+            Error::Share(ipc::IpcError::System { code, .. }) => i64::from(*code),
             _ => 0,
         };
         Failure { status, driver_code, argument, message: error.to_string() }
@@ -95,15 +105,15 @@ fn plan_status(error: &PlanError) -> (mp_status_t, Option<&'static CStr>) {
     }
 }
 
-fn share_status(error: &share::Error) -> (mp_status_t, Option<&'static CStr>) {
+fn share_status(error: &ipc::IpcError) -> (mp_status_t, Option<&'static CStr>) {
     use mp_status_t::*;
     match error {
-        share::Error::Corrupt(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"handle")),
-        share::Error::Version(_) => (MP_ERROR_VERSION_MISMATCH, Some(c"handle")),
-        share::Error::NotSupported(_) => (MP_ERROR_NOT_SUPPORTED, None),
-        share::Error::PeerGone(_) => (MP_ERROR_PEER_GONE, None),
-        share::Error::Timeout(_) => (MP_ERROR_TIMEOUT, None),
-        share::Error::System { .. } => (MP_ERROR_DRIVER, None),
+        ipc::IpcError::Corrupt(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"handle")),
+        ipc::IpcError::Version(_) => (MP_ERROR_VERSION_MISMATCH, Some(c"handle")),
+        ipc::IpcError::NotSupported(_) => (MP_ERROR_NOT_SUPPORTED, None),
+        ipc::IpcError::PeerGone(_) => (MP_ERROR_PEER_GONE, None),
+        ipc::IpcError::Timeout(_) => (MP_ERROR_TIMEOUT, None),
+        ipc::IpcError::System { .. } => (MP_ERROR_DRIVER, None),
     }
 }
 
@@ -123,43 +133,22 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
     }
 }
 
-/// The last failure of a thread, in the form in which C reads it.
-struct LastError {
-    status: mp_status_t,
-    driver_code: i64,
-    argument: Option<&'static CStr>,
-    message: Option<CString>,
-}
-
-/// The same as plain values; the pointers are valid until the next failure on this thread.
-#[derive(Copy, Clone)]
-pub(super) struct LastErrorView {
-    pub status: mp_status_t,
-    pub driver_code: i64,
-    pub argument: *const c_char,
-    pub message: *const c_char,
-}
-
 thread_local! {
-    static LAST: RefCell<LastError> = const {
-        RefCell::new(LastError { status: mp_status_t::MP_SUCCESS, driver_code: 0, argument: None, message: None })
-    };
+    /// The last failure of this thread, and its message as C reads it.
+    static LAST: RefCell<Option<(Failure, CString)>> = const { RefCell::new(None) };
 }
 
-/// The last failure of this thread. Empty when there was none, or when the thread is ending and its storage is gone.
-pub(super) fn last_error() -> LastErrorView {
-    let view = |last: &LastError| LastErrorView {
-        status: last.status,
-        driver_code: last.driver_code,
-        argument: last.argument.map_or(std::ptr::null(), CStr::as_ptr),
-        message: last.message.as_deref().unwrap_or(c"").as_ptr(),
+/// The last failure of this thread; its texts are valid until the next one. Empty when there was none, or when the thread is ending and
+/// its storage is gone.
+pub(super) fn last_error() -> mp_error_info_t {
+    let view = |last: Option<&(Failure, CString)>| mp_error_info_t {
+        size: mp_error_info_t::FIRST_SIZE,
+        status: last.map_or(mp_status_t::MP_SUCCESS, |(failure, _)| failure.status),
+        driver_code: last.map_or(0, |(failure, _)| failure.driver_code),
+        argument: last.and_then(|(failure, _)| failure.argument).map_or(std::ptr::null(), CStr::as_ptr),
+        message: last.map_or(c"", |(_, message)| message).as_ptr(),
     };
-    LAST.try_with(|last| view(&last.borrow())).unwrap_or(LastErrorView {
-        status: mp_status_t::MP_SUCCESS,
-        driver_code: 0,
-        argument: std::ptr::null(),
-        message: c"".as_ptr(),
-    })
+    LAST.try_with(|last| view(last.borrow().as_ref())).unwrap_or_else(|_| view(None))
 }
 
 /// Text for C: a NUL inside becomes a visible character instead of cutting the rest off.
@@ -177,8 +166,6 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> mp_status_t {
     let status = failure.status;
     let message = c_text(&failure.message);
     // Fails only while the thread is ending; the status still tells.
-    let _ = LAST.try_with(|last| {
-        *last.borrow_mut() = LastError { status, driver_code: failure.driver_code, argument: failure.argument, message: Some(message) };
-    });
+    let _ = LAST.try_with(|last| *last.borrow_mut() = Some((failure, message)));
     status
 }

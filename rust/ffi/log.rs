@@ -2,14 +2,14 @@
 
 use super::argument::bad_value;
 use super::guard::{Failure, c_text, guard};
-use super::types::{mp_log_callback_t, mp_status_t};
+use super::types::{mp_log_callback_t, mp_log_level_value, mp_status_t};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-/// Sends the library's log records of `max_level` (an `mp_log_level_t`) and below to `callback`, from now on, for the
-/// whole process. `callback` NULL or level 0 ends that. `user` is handed to the callback as it is.
+/// Sends the library's log records of `max_level` and below to `callback`, from now on, for the whole process.
+/// `callback` NULL or level 0 ends that. `user` is handed to the callback as it is.
 ///
 /// While a callback is set, nothing goes to standard error unless `MPGPU_LOG` asks for it. When this returns, no thread
 /// is inside the earlier callback any more, so that what its `user` pointed to may go. Any thread, but not from inside
@@ -18,12 +18,13 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 /// Errors: `MP_ERROR_INVALID_ARGUMENT` for a level that is none and for a call from inside the callback;
 /// `MP_ERROR_NOT_SUPPORTED` when this process has a Rust logger of its own, which then gets the records.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_log_set_callback(max_level: i32, callback: mp_log_callback_t, user: *mut c_void) -> mp_status_t {
+pub unsafe extern "C" fn mp_log_set_callback(max_level: mp_log_level_value, callback: mp_log_callback_t, user: *mut c_void) -> mp_status_t {
     guard(|| {
-        let level = level_filter(max_level).ok_or_else(|| bad_value(c"max_level", max_level, "from 0 (MP_LOG_OFF) to 5 (MP_LOG_TRACE)"))?;
+        // In the order of their numbers.
+        let level = usize::try_from(max_level).ok().and_then(|level| LevelFilter::iter().nth(level));
+        let level = level.ok_or_else(|| bad_value(c"max_level", max_level, "from 0 (MP_LOG_OFF) to 5 (MP_LOG_TRACE)"))?;
         if INSIDE.get() {
-            let message = "mp_log_set_callback was called from inside a log callback";
-            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"callback", message));
+            return Err(Failure::invalid(c"callback", "mp_log_set_callback was called from inside a log callback"));
         }
         if !install() {
             let message = "this process has a Rust logger of its own, which receives mpgpu's records";
@@ -93,8 +94,8 @@ struct Forward;
 impl Log for Forward {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // Crates that this library uses log too; theirs are not the caller's business.
-        let target = metadata.target();
-        target == "mpgpu" || target.starts_with("mpgpu::")
+        let from = metadata.target().split("::").next().unwrap_or_default();
+        from == "mpgpu" || from.starts_with("mpgpu_")
     }
 
     fn log(&self, record: &Record<'_>) {
@@ -129,16 +130,4 @@ fn name(level: Level) -> &'static str {
         Level::Debug => "debug",
         Level::Trace => "trace",
     }
-}
-
-fn level_filter(level: i32) -> Option<LevelFilter> {
-    Some(match level {
-        0 => LevelFilter::Off,
-        1 => LevelFilter::Error,
-        2 => LevelFilter::Warn,
-        3 => LevelFilter::Info,
-        4 => LevelFilter::Debug,
-        5 => LevelFilter::Trace,
-        _ => return None,
-    })
 }

@@ -3,12 +3,13 @@
 use super::argument::Out;
 use super::context::find;
 use super::guard::{Failure, guard};
+use super::stream::stream_of;
 use super::types::*;
-use crate::topology::DeviceId;
+use mpgpu_core::topology::DeviceId;
 use std::ffi::c_void;
 
 /// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly
-/// (pinned; on CUDA larger buffers are spread over the sockets, docs/cuda.md). `*memory` is aligned to at least 256
+/// (pinned; on CUDA larger buffers are spread over the sockets, docs/guide/gpus.md). `*memory` is aligned to at least 256
 /// bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
 /// destroyed. On the host backend a GPU's memory is host memory and can be read and written by the program; on CUDA it
 /// cannot. Any thread.
@@ -21,7 +22,7 @@ pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64
         let out = Out::new(memory, c"memory")?;
         let context = find(context)?;
         if bytes == 0 {
-            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"bytes", "bytes=0: must be 1 or more"));
+            return Err(Failure::invalid(c"bytes", "bytes=0: must be 1 or more"));
         }
         let address = context.allocate(DeviceId(device), bytes)?;
         out.write(std::ptr::with_exposed_provenance_mut(address as usize));
@@ -44,5 +45,26 @@ pub unsafe extern "C" fn mp_free(context: mp_context_t, memory: *mut c_void) -> 
             return Ok(());
         }
         context.free(memory.addr() as u64).map_err(Failure::blame(c"memory"))
+    })
+}
+
+/// Gives memory of `mp_alloc` back after all work that is enqueued in `stream` now, without waiting for it. Work of other
+/// streams that uses the memory must come before that, by events say, as with `cudaFreeAsync`.
+///
+/// From now on the memory counts as freed: plans that use it, and handles of it, are refused. Its bytes go back to the
+/// driver, which may wait for the GPU to do so, in a later `mp_free` or `mp_context_destroy`, or when an `mp_alloc` finds
+/// no memory left; on the host backend with the next allocation. NULL is allowed and does nothing. Any thread, host
+/// functions excepted.
+///
+/// Errors, after which the memory is still the caller's: `MP_ERROR_INVALID_HANDLE` for context or stream;
+/// `MP_ERROR_INVALID_POINTER` as `mp_free`; `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_free_async(context: mp_context_t, memory: *mut c_void, stream: mp_stream_t) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        if memory.is_null() {
+            return Ok(());
+        }
+        Ok(context.free_async(memory.addr() as u64, stream_of(stream))?)
     })
 }

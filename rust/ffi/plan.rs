@@ -6,20 +6,34 @@ use super::guard::{Failure, guard};
 use super::request;
 use super::table::Table;
 use super::types::*;
-use crate::backend::StreamHandle;
-use crate::engine::{Context, Error, Plan, PlanOptions, Transfer};
-use crate::plan::Engine;
-use crate::topology::DeviceId;
+use mpgpu_core::plan::Engine;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_runtime::context::node::NodePlan;
+use mpgpu_runtime::context::{Context, Error, Plan, PlanOptions, Transfer};
 use smallvec::SmallVec;
 use std::ffi::c_char;
 use std::sync::Arc;
 
-struct Entry {
-    context: Arc<Context>,
-    plan: Arc<Plan>,
+/// A plan of this process alone, or of all ranks of a node.
+#[derive(Clone)]
+pub(super) enum AnyPlan {
+    Own(Arc<Plan>),
+    Node(Arc<NodePlan>),
 }
 
-static PLANS: Table<Entry> = Table::new(2);
+struct PlanEntry {
+    context: Arc<Context>,
+    plan: AnyPlan,
+}
+
+/// A handle for a plan of a context that is still open.
+pub(super) fn insert(context: Arc<Context>, plan: AnyPlan) -> Result<mp_plan_t, Failure> {
+    let handle = PLANS.insert_unless(PlanEntry { context, plan }, |entry| closed(&entry.context))?;
+    Ok(std::ptr::without_provenance_mut(handle))
+}
+
+static PLANS: Table<PlanEntry> = Table::new(2);
 
 /// Makes every plan of a closed context an invalid handle.
 pub(super) fn forget_all(context: &Arc<Context>) {
@@ -61,8 +75,7 @@ pub unsafe extern "C" fn mp_plan(
             .collect();
         let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
         let plan = context.plan(&transfers, &options)?;
-        let handle = PLANS.insert_unless(Entry { context, plan }, |entry| closed(&entry.context))?;
-        out.write(std::ptr::without_provenance_mut(handle));
+        out.write(insert(context, AnyPlan::Own(plan))?);
         Ok(())
     })
 }
@@ -72,7 +85,7 @@ pub(super) fn closed(context: &Context) -> Option<Failure> {
     (!context.is_open()).then(|| Error::ContextDestroyed.into())
 }
 
-fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, Failure> {
+pub(super) fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, Failure> {
     let engine = match options.engine {
         0 => None,
         1 => Some(Engine::Stream),
@@ -95,10 +108,22 @@ fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, Failure> {
 
 /// Destroys a plan. Executions that are under way still finish. The context may keep the plan in its cache. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`.
+/// All ranks destroy a plan of `mp_node_plan` together, each after the last execution that it enqueues; the call blocks
+/// until the executions have finished, and all ranks have let go of each other's memory.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; of a node's plan those of its executions, `MP_ERROR_RANK_FAILED` and
+/// `MP_ERROR_ALLGATHER`: it is destroyed all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
-    guard(|| if PLANS.is_inherited(plan.addr()) { Ok(()) } else { PLANS.remove(plan.addr(), c"plan").map(drop) })
+    guard(|| {
+        if PLANS.is_inherited(plan.addr()) {
+            return Ok(());
+        }
+        match PLANS.remove(plan.addr(), c"plan")?.plan {
+            AnyPlan::Own(_) => Ok(()),
+            AnyPlan::Node(plan) => Ok(plan.destroy()?),
+        }
+    })
 }
 
 /// Describes the plan: paths, shares, chunks, staging, predicted time, and why other paths were left out. The
@@ -116,7 +141,11 @@ pub unsafe extern "C" fn mp_plan_describe(
     guard(|| {
         let out = TextOut::new(text, capacity, length)?;
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
-        out.write(&describe(format, || plan.describe(), || plan.to_json())?)
+        let text = match plan {
+            AnyPlan::Own(plan) => describe(format, || plan.describe(), || plan.to_json())?,
+            AnyPlan::Node(plan) => describe(format, || plan.describe(), || plan.to_json())?,
+        };
+        out.write(&text)
     })
 }
 
@@ -128,17 +157,41 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
     guard(|| {
         let out = VersionedOut::new(info, c"info")?;
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
-        let planned = plan.planned();
+        let (planned, bytes, paths, staging_bytes) = match &plan {
+            AnyPlan::Own(plan) => (plan.planned(), plan.bytes(), plan.paths(), plan.staging_bytes()),
+            AnyPlan::Node(plan) => (plan.planned(), plan.bytes(), plan.paths(), plan.staging_bytes()),
+        };
         out.write(mp_plan_info_t {
             size: size_of::<mp_plan_info_t>(),
             predicted_seconds: planned.predicted,
             direct_seconds: planned.one_path,
-            bytes: plan.bytes(),
-            paths: u32::try_from(plan.paths()).unwrap_or(u32::MAX),
+            bytes,
+            paths: u32::try_from(paths).unwrap_or(u32::MAX),
             operations: u32::try_from(planned.program.ops.len()).unwrap_or(u32::MAX),
-            staging_bytes: plan.staging_bytes(),
+            staging_bytes,
         });
         Ok(())
+    })
+}
+
+/// Makes what the first execution of the plan in `stream` would otherwise make, so that it costs what later ones cost:
+/// graphs are instantiated, memory of other processes is mapped, GPUs get access to each other, kernels are loaded,
+/// internal streams and events created. Enqueues nothing and moves no byte; no other process takes part.
+///
+/// For a time loop: call it before the first step, once for each plan and stream. It may take milliseconds, and may wait
+/// for work of the GPUs. Graphs are kept of a bounded number of plans, those that were executed last; while `stream` is
+/// being captured none is made. Any thread, host functions excepted.
+///
+/// Errors: those of `mp_execute`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_plan_prepare(plan: mp_plan_t, stream: mp_stream_t) -> mp_status_t {
+    guard(|| {
+        let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
+        match plan {
+            AnyPlan::Own(plan) => Ok(plan.prepare(StreamHandle(stream.addr()))?),
+            // Its streams and events were made with it.
+            AnyPlan::Node(_) => Ok(()),
+        }
     })
 }
 
@@ -166,8 +219,17 @@ pub unsafe extern "C" fn mp_execute(plan: mp_plan_t, stream: mp_stream_t, reques
         })?;
         let stream = StreamHandle(stream.addr());
         match (out, context) {
-            (Some(out), Some(context)) => out.write(request::create(context, plan.execute(stream)?)?),
-            _ => plan.enqueue(stream)?,
+            (Some(out), Some(context)) => {
+                let done = match plan {
+                    AnyPlan::Own(plan) => plan.execute(stream)?,
+                    AnyPlan::Node(plan) => plan.execute(stream)?,
+                };
+                out.write(request::create(context, done)?);
+            }
+            _ => match plan {
+                AnyPlan::Own(plan) => plan.enqueue(stream)?,
+                AnyPlan::Node(plan) => plan.enqueue(stream)?,
+            },
         }
         Ok(())
     })

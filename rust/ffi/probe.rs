@@ -4,7 +4,7 @@ use super::argument::{TextOut, switch, text, versioned};
 use super::context::find;
 use super::guard::{Failure, guard};
 use super::types::*;
-use crate::topology::probe::ProbeOptions;
+use mpgpu_measure::probe::ProbeOptions;
 use std::ffi::c_char;
 use std::path::Path;
 
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const
     })
 }
 
-/// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/topology.md describes it.
+/// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/reference/topology.md describes it.
 ///
 /// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is all; else the text is written to
 /// `text`, which has `capacity` bytes. Any thread.

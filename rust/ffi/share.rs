@@ -4,9 +4,10 @@ use super::argument::{Out, array};
 use super::context::find;
 use super::guard::{Failure, guard};
 use super::types::*;
-use crate::backend::{Signal, StreamHandle};
-use crate::share::{Handle, handle};
-use crate::topology::DeviceId;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{Signal, StreamHandle};
+use mpgpu_runtime::context::MOST_SIGNALS;
+use mpgpu_runtime::ipc::{Handle, handle};
 use smallvec::SmallVec;
 use std::ffi::c_void;
 
@@ -37,12 +38,11 @@ pub unsafe extern "C" fn mp_memory_export(
     guard(|| {
         let out = Out::new(handle, c"handle")?;
         let context = find(context)?;
-        let refuse = |argument, text: &str| Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, text));
         if pointer.is_null() {
-            return refuse(c"pointer", "pointer is NULL");
+            return Err(Failure::invalid(c"pointer", "pointer is NULL"));
         }
         if bytes == 0 {
-            return refuse(c"bytes", "bytes=0: must be 1 or more");
+            return Err(Failure::invalid(c"bytes", "bytes=0: must be 1 or more"));
         }
         out.write(mp_memory_handle_t { bytes: context.export_memory(pointer.addr() as u64, bytes)?.encode() });
         Ok(())
@@ -80,9 +80,9 @@ pub unsafe extern "C" fn mp_memory_import(
         let bytes = if bytes.is_null() { None } else { Some(Out::new(bytes, c"bytes")?) };
         let context = find(context)?;
         let [handle] = array(handle, 1, c"handle", c"handle")? else {
-            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"handle", "handle is NULL"));
+            return Err(Failure::invalid(c"handle", "handle is NULL"));
         };
-        let handle = Handle::decode(&handle.bytes).map_err(|error| Failure::from(crate::engine::Error::from(error)))?;
+        let handle = Handle::decode(&handle.bytes).map_err(|error| Failure::from(mpgpu_runtime::context::Error::from(error)))?;
         let (address, on) = context.import_memory(&handle).map_err(Failure::blame(c"handle"))?;
         if let Some(device) = device {
             device.write(on.0);
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 /// counts as one that may have come after: the next `mp_stream_synchronize` of each returns `MP_ERROR_PEER_GONE`, once
 /// for each such process, after the stream's work has finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return
 /// it for what was enqueued before its stream was told in one of these ways. Waits that are satisfied are not concerned,
-/// and while there is no wait in vain nobody is told. Later calls that would wait in that memory in vain are refused.
+/// and while no wait fails nobody is told. Later calls whose wait in that memory would fail are refused.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
 /// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
@@ -180,6 +180,71 @@ pub unsafe extern "C" fn mp_stream_raise_signals(
     })
 }
 
+/// Allocates `count` counters that stand at 0, one behind the other, in host memory that other processes can map and
+/// where signals may lie on every backend. `*counters` is memory as that of `mp_alloc` on `MP_DEVICE_HOST`: exported by
+/// `mp_memory_export`, freed by `mp_free`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for a `count` that is 0 or more than 524287, and for
+/// `counters` NULL; `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_NOT_SUPPORTED` on CUDA where the system gives no memory that can
+/// be shared.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_signal_alloc(context: mp_context_t, count: u64, counters: *mut *mut u64) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(counters, c"counters")?;
+        let context = find(context)?;
+        if count == 0 || count > MOST_SIGNALS {
+            let message = format!("count={count}: must be from 1 to {MOST_SIGNALS}");
+            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"count", message));
+        }
+        out.write(std::ptr::with_exposed_provenance_mut(context.allocate_signals(count)? as usize));
+        Ok(())
+    })
+}
+
+/// Raises a counter to `value` now, by the calling thread: whoever sees the value sees what this thread has written and
+/// seen before. Work in streams is not waited for: `mp_stream_raise_signals` comes after it.
+///
+/// The counter lies in memory of this context or in imported memory, and the CPU reaches it: on CUDA as `mp_signal_t`
+/// says, on the host backend in any memory. Any thread, host functions excepted.
+///
+/// Errors: as `mp_stream_raise_signals`, without those of streams.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_signal_raise(context: mp_context_t, counter: *mut u64, value: u64) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        context.raise_signal(Signal { counter: counter.addr() as u64, value }).map_err(Failure::blame(c"counter"))
+    })
+}
+
+/// Reads a counter into `*value`. What was written before it was raised to that is then visible to the calling thread.
+/// Counters as for `mp_signal_raise`. Any thread, host functions excepted.
+///
+/// Errors: as `mp_signal_raise`; `MP_ERROR_INVALID_ARGUMENT` when `value` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_signal_read(context: mp_context_t, counter: *const u64, value: *mut u64) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(value, c"value")?;
+        let context = find(context)?;
+        out.write(context.read_signal(counter.addr() as u64).map_err(Failure::blame(c"counter"))?);
+        Ok(())
+    })
+}
+
+/// Tells whether a counter has reached `value`: `*reached` is 1 or 0, and neither is an error. Does not wait. Counters
+/// as for `mp_signal_synchronize`. Any thread, host functions excepted.
+///
+/// Errors: as `mp_signal_synchronize`, without `MP_ERROR_TIMEOUT`; `MP_ERROR_INVALID_ARGUMENT` when `reached` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_signal_test(context: mp_context_t, counter: *const u64, value: u64, reached: *mut i32) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(reached, c"reached")?;
+        let context = find(context)?;
+        let signal = Signal { counter: counter.addr() as u64, value };
+        out.write(i32::from(context.is_signal_reached(signal).map_err(Failure::blame(c"counter"))?));
+        Ok(())
+    })
+}
+
 /// Blocks the calling thread until a counter has reached `value`, at most `seconds`; with 0 it looks once. The counter
 /// lies in host memory, or on the host backend in any memory, of this context. Any thread, host functions excepted.
 ///
@@ -187,12 +252,12 @@ pub unsafe extern "C" fn mp_stream_raise_signals(
 /// it, and the value is not reached; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a number; the others
 /// of `mp_stream_wait_signals`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_signal_wait(context: mp_context_t, counter: *const u64, value: u64, seconds: f64) -> mp_status_t {
+pub unsafe extern "C" fn mp_signal_synchronize(context: mp_context_t, counter: *const u64, value: u64, seconds: f64) -> mp_status_t {
     guard(|| {
         let context = find(context)?;
         if seconds.is_nan() || seconds < 0.0 {
             let message = format!("seconds={seconds}: must be 0 or more");
-            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"seconds", message));
+            return Err(Failure::invalid(c"seconds", message));
         }
         let signal = Signal { counter: counter.addr() as u64, value };
         context.wait_signal(signal, seconds).map_err(Failure::blame(c"counter"))

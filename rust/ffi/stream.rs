@@ -4,13 +4,13 @@ use super::argument::Out;
 use super::context::find;
 use super::guard::{Failure, guard};
 use super::types::*;
-use crate::backend::{EventHandle, StreamHandle};
-use crate::topology::DeviceId;
-use std::ffi::{CStr, c_void};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{EventHandle, StreamHandle};
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-fn stream_of(stream: mp_stream_t) -> StreamHandle {
+pub(super) fn stream_of(stream: mp_stream_t) -> StreamHandle {
     StreamHandle(stream.addr())
 }
 
@@ -52,6 +52,19 @@ pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream
     guard(|| Ok(find(context)?.synchronize_stream(stream_of(stream))?))
 }
 
+/// Tells whether `stream` is being captured into a graph: `*capturing` is 1 or 0. Work that is enqueued in it then runs at
+/// every launch of the graph. Always 0 on the host backend. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `capturing` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_stream_is_capturing(context: mp_context_t, stream: mp_stream_t, capturing: *mut i32) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(capturing, c"capturing")?;
+        out.write(i32::from(find(context)?.is_capturing(stream_of(stream))?));
+        Ok(())
+    })
+}
+
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
 /// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
 /// is. In a stream that is being captured, the function runs at every launch of the graph, in several threads at once if
@@ -68,7 +81,7 @@ pub unsafe extern "C" fn mp_stream_launch_host(
     user: *mut c_void,
 ) -> mp_status_t {
     guard(|| {
-        let function = function.ok_or_else(|| null(c"function", "function is NULL"))?;
+        let function = function.ok_or_else(|| Failure::invalid(c"function", "function is NULL"))?;
         let call = HostCall { function, user };
         Ok(find(context)?.launch_host(stream_of(stream), Box::new(move || call.run()))?)
     })
@@ -90,8 +103,8 @@ pub unsafe extern "C" fn mp_stream_launch_host_owned(
     release: mp_host_function_t,
 ) -> mp_status_t {
     guard(|| {
-        let function = function.ok_or_else(|| null(c"function", "function is NULL"))?;
-        let release = release.ok_or_else(|| null(c"release", "release is NULL"))?;
+        let function = function.ok_or_else(|| Failure::invalid(c"function", "function is NULL"))?;
+        let release = release.ok_or_else(|| Failure::invalid(c"release", "release is NULL"))?;
         let fate = Arc::new(AtomicU8::new(OPEN));
         let owned = Owned { call: HostCall { function, user }, release: HostCall { function: release, user }, fate: fate.clone() };
         find(context)?.launch_host(stream_of(stream), Box::new(move || owned.run()))?;
@@ -100,10 +113,6 @@ pub unsafe extern "C" fn mp_stream_launch_host_owned(
         }
         Ok(())
     })
-}
-
-fn null(argument: &'static CStr, why: &'static str) -> Failure {
-    Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, why)
 }
 
 /// A call that is enqueued or refused, and dropped before or after that is known: whoever comes second releases.

@@ -7,8 +7,8 @@
 use super::argument::{Name, bad_handle};
 use super::guard::Failure;
 use super::types::mp_status_t::MP_ERROR_OUT_OF_MEMORY;
-use crate::engine::Error;
-use crate::share::fork::{self, OfProcess};
+use mpgpu_runtime::context::Error;
+use mpgpu_runtime::ipc::fork::{self, OfProcess};
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -75,7 +75,7 @@ impl<T> Table<T> {
         let bits = key.data().as_ffi();
         if bits & (KIND | PROCESS) != 0 {
             slots.remove(key);
-            let message = "2^24 handles are in use; destroy plans and wait for or free requests that are done".to_owned();
+            let message = "2^24 handles are in use; destroy plans, and wait for or destroy requests that are done".to_owned();
             return Err(Failure { status: MP_ERROR_OUT_OF_MEMORY, driver_code: 0, argument: None, message });
         }
         Ok((bits | self.tag()) as usize)

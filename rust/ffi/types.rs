@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 pub const MP_DEVICE_HOST: i32 = -1;
 
 /// In a transfer, in place of a device: the one whose memory the address lies in.
-pub const MP_DEVICE_AUTO: i32 = crate::engine::Transfer::AUTO.0;
+pub const MP_DEVICE_AUTO: i32 = mpgpu_runtime::context::Transfer::AUTO.0;
 
 /// Outcome of a call. Numbers are never reused or changed.
 #[repr(C)]
@@ -49,10 +49,29 @@ pub enum mp_status_t {
     MP_ERROR_PEER_GONE = 16,
     /// What was waited for has not come in time.
     MP_ERROR_TIMEOUT = 17,
+    /// Another rank could not do its part of a call that all ranks make; the text has its reason.
+    MP_ERROR_RANK_FAILED = 18,
+    /// The allgather of a node has failed.
+    MP_ERROR_ALLGATHER = 19,
 }
 
-/// A status as C passes it: any number, because a Rust enum must not hold any other than its own.
+// Enumerations as C passes them. The header calls each by the name of its enumeration; here they are plain integers, because a caller may
+// pass any number, and a Rust enum must not hold any other than its own.
+
+/// An `mp_status_t` from the caller.
 pub type mp_status_value = c_int;
+/// An `mp_backend_t` from the caller.
+pub type mp_backend_value = c_int;
+/// An `mp_engine_t` from the caller.
+pub type mp_engine_value = c_int;
+/// An `mp_switch_t` from the caller.
+pub type mp_switch_value = c_int;
+/// An `mp_signal_wait_t` from the caller.
+pub type mp_signal_wait_value = c_int;
+/// An `mp_format_t` from the caller.
+pub type mp_format_value = c_int;
+/// An `mp_log_level_t` from the caller, and to its callback.
+pub type mp_log_level_value = c_int;
 
 /// Where bytes move.
 #[repr(C)]
@@ -94,6 +113,19 @@ pub enum mp_switch_t {
     MP_OFF = 2,
 }
 
+/// How streams wait for signals.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_signal_wait_t {
+    /// What `MPGPU_SIGNAL_WAIT` says; without it by operations.
+    MP_SIGNAL_WAIT_DEFAULT = 0,
+    /// By an operation of the stream, which takes nothing of the GPU.
+    MP_SIGNAL_WAIT_OPERATION = 1,
+    /// By a kernel of one warp, which goes on 4 us sooner and occupies the GPU meanwhile: docs/guide/processes.md has the
+    /// conditions. The host backend waits as it always does.
+    MP_SIGNAL_WAIT_KERNEL = 2,
+}
+
 /// Form of a description.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -103,9 +135,6 @@ pub enum mp_format_t {
     /// One JSON object.
     MP_FORMAT_JSON = 1,
 }
-
-/// A format as C passes it.
-pub type mp_format_value = c_int;
 
 /// How much is logged: a level includes those before it.
 #[repr(C)]
@@ -137,6 +166,10 @@ pub struct CUevent_st {
 pub struct mp_context {
     _private: [u8; 0],
 }
+/// What `mp_node_t` seems to point to.
+pub struct mp_node_s {
+    _private: [u8; 0],
+}
 /// What `mp_plan_t` seems to point to.
 pub struct mp_plan_s {
     _private: [u8; 0],
@@ -155,24 +188,28 @@ pub type mp_event_t = *mut CUevent_st;
 pub type mp_context_t = *mut mp_context;
 /// A plan for a batch of transfers between certain addresses. A number, as `mp_context_t`.
 pub type mp_plan_t = *mut mp_plan_s;
+/// A node: ranks that plan together. A number, as `mp_context_t`.
+pub type mp_node_t = *mut mp_node_s;
 /// One execution of a plan that can be waited for. A number, as `mp_context_t`.
 pub type mp_request_t = *mut mp_request;
 
 /// How to create a context. Initialise with `MP_CONTEXT_OPTIONS_INIT`; a field that is 0 or NULL takes what the
-/// environment says, and then the default. docs/environment.md has the variables.
+/// environment says, and then the default. docs/reference/environment.md has the variables.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_context_options_t {
     /// `sizeof(mp_context_options_t)`.
     pub size: usize,
-    /// An `mp_backend_t`.
-    pub backend: i32,
+    /// Where bytes move.
+    pub backend: mp_backend_value,
     /// Name of a preset or path of a topology file, UTF-8; read during the call only.
     pub topology: *const c_char,
     /// Bytes of staging memory on each device that needs some. Plans may use less, not more.
     pub staging_bytes: u64,
     /// Number of plans kept, so that planning the same request again is a look-up.
     pub cache_plans: u64,
+    /// How streams wait for signals.
+    pub signal_wait: mp_signal_wait_value,
 }
 
 /// How to plan. Initialise with `MP_PLAN_OPTIONS_INIT`; a field that is 0 takes what the environment says, and then the
@@ -182,13 +219,13 @@ pub struct mp_context_options_t {
 pub struct mp_plan_options_t {
     /// `sizeof(mp_plan_options_t)`.
     pub size: usize,
-    /// An `mp_engine_t`.
-    pub engine: i32,
+    /// How the plan is executed.
+    pub engine: mp_engine_value,
     /// The most paths that one transfer may use.
     pub max_paths: u32,
-    /// An `mp_switch_t`: whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in
-    /// another process's memory only where it has no other path: processes that plan alone meet in host memory.
-    pub host_path: i32,
+    /// Whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in another
+    /// process's memory only where it has no other path: processes that plan alone meet in host memory.
+    pub host_path: mp_switch_value,
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: u64,
     /// Transfers with fewer bytes take one path.
@@ -206,10 +243,10 @@ pub struct mp_probe_options_t {
     /// Path of the file to write, UTF-8, read during the call only. NULL: one in the user's cache directory, where
     /// contexts on these GPUs find it, and beside it what was tuned for it.
     pub file: *const c_char,
-    /// An `mp_switch_t`: whether to write a file. On by default.
-    pub keep: i32,
-    /// An `mp_switch_t`: fewer and shorter measurements, for a first look; nothing is tuned. Off by default.
-    pub quick: i32,
+    /// Whether to write a file. On by default.
+    pub keep: mp_switch_value,
+    /// Fewer and shorter measurements, for a first look; nothing is tuned. Off by default.
+    pub quick: mp_switch_value,
 }
 
 /// One copy. On the CUDA and on the host backend alike an address belongs to one device; `dst_device` and `src_device`
@@ -231,6 +268,56 @@ pub struct mp_transfer_t {
     pub bytes: u64,
 }
 
+/// Memory of a rank that transfers of a node's plan may name.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_window_t {
+    /// First byte.
+    pub memory: *mut c_void,
+    /// How many bytes. With 0 the address may be NULL.
+    pub bytes: u64,
+}
+
+/// A byte in a window of a rank.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_node_end_t {
+    /// Whose window it is.
+    pub rank: u32,
+    /// Which of those that the rank hands in, from 0.
+    pub window: u32,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// A copy between windows of two ranks, or of one.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_node_transfer_t {
+    /// Where the bytes go.
+    pub dst: mp_node_end_t,
+    /// Where they come from.
+    pub src: mp_node_end_t,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// How to make a node. Initialise with `MP_NODE_OPTIONS_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_node_options_t {
+    /// `sizeof(mp_node_options_t)`.
+    pub size: usize,
+    /// The GPUs that this rank works for, as its context numbers them; NULL for those that it sees, which are shared out
+    /// evenly where several ranks see them.
+    pub devices: *const i32,
+    /// How many they are; 0 with NULL.
+    pub device_count: usize,
+    /// Path of a socket at which the ranks meet where there is no allgather; the same on all ranks, in a folder that they
+    /// all may write to. They wait a minute for each other. NULL where an allgather is given.
+    pub socket: *const c_char,
+}
+
 /// A range of memory for another process of the node: bytes of a fixed size that may travel over MPI or anything else. A
 /// plain value that owns nothing; how long it is good for is the exporter's to say.
 #[repr(C)]
@@ -245,7 +332,7 @@ pub struct mp_memory_handle_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_signal_t {
-    /// Aligned to 8 bytes. Set it to a first value, 0 say, before others know of it.
+    /// Aligned to 8 bytes. Set it to a first value before others know of it; one of `mp_signal_alloc` stands at 0.
     pub counter: *mut u64,
     /// Reached when the counter is at least this. Counted cyclically, so that a counter may run over.
     pub value: u64,
@@ -341,7 +428,12 @@ pub struct mp_error_info_t {
 
 /// Receives log records. Called on the thread that logs, which may be any; both texts are valid during the call only.
 /// Must not call functions of this library, and must return (no `longjmp`, no exception).
-pub type mp_log_callback_t = Option<unsafe extern "C" fn(level: i32, target: *const c_char, message: *const c_char, user: *mut c_void)>;
+pub type mp_log_callback_t =
+    Option<unsafe extern "C" fn(level: mp_log_level_value, target: *const c_char, message: *const c_char, user: *mut c_void)>;
+
+/// Collects `bytes` bytes of every rank of a node at every rank, as `MPI_Allgather` does: `receive` has room for those of all
+/// ranks, in their order. Returns 0, or another number when it has failed. Must return (no `longjmp`, no exception).
+pub type mp_allgather_t = Option<unsafe extern "C" fn(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> c_int>;
 
 /// A function to run on a CPU thread in stream order. Must return (no `longjmp`, no exception).
 pub type mp_host_function_t = Option<unsafe extern "C" fn(user: *mut c_void)>;
@@ -362,6 +454,7 @@ versioned! {
     mp_context_options_t "MP_CONTEXT_OPTIONS_INIT" 40;
     mp_plan_options_t "MP_PLAN_OPTIONS_INIT" 48;
     mp_probe_options_t "MP_PROBE_OPTIONS_INIT" 24;
+    mp_node_options_t "MP_NODE_OPTIONS_INIT" 32;
     mp_plan_info_t "MP_PLAN_INFO_INIT" 48;
     mp_statistics_t "MP_STATISTICS_INIT" 64;
     mp_device_statistics_t "MP_DEVICE_STATISTICS_INIT" 32;

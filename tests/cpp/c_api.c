@@ -155,7 +155,7 @@ static void nothing_to_wait_for_succeeds(void) {
     EXPECT_OK(mp_wait(&none));
     EXPECT_OK(mp_test(&none, &done));
     EXPECT(done == 1);
-    EXPECT_OK(mp_request_free(&none));
+    EXPECT_OK(mp_request_destroy(&none));
 }
 
 static void a_forgotten_request_still_moves_its_bytes(void) {
@@ -166,7 +166,7 @@ static void a_forgotten_request_still_moves_its_bytes(void) {
     mp_request_t request = NULL;
     EXPECT_OK(mp_plan(w.context, &t, 1, NULL, &plan));
     EXPECT_OK(mp_execute(plan, NULL, &request));
-    EXPECT_OK(mp_request_free(&request));
+    EXPECT_OK(mp_request_destroy(&request));
     EXPECT(request == NULL);
     EXPECT_OK(mp_stream_synchronize(w.context, NULL));
     EXPECT(memcmp(w.gpu[1], w.gpu[0], SMALL) == 0);
@@ -303,6 +303,53 @@ static void streams_and_events_order_work(void) {
     EXPECT(strcmp(log, "abcde") == 0);
 }
 
+static void signals_are_raised_read_and_asked_for_by_the_host(void) {
+    struct world w = create();
+    mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
+    EXPECT(options.signal_wait == MP_SIGNAL_WAIT_DEFAULT);
+    uint64_t *counters = NULL;
+    uint64_t value = 7;
+    int32_t reached = 7;
+    EXPECT_OK(mp_signal_alloc(w.context, 2, &counters));
+    EXPECT(counters != NULL);
+    EXPECT_OK(mp_signal_read(w.context, counters + 1, &value));
+    EXPECT(value == 0);
+    EXPECT_OK(mp_signal_test(w.context, counters, 3, &reached));
+    EXPECT(reached == 0);
+
+    /* a stream goes on when the host raises what it waits for */
+    const mp_signal_t wanted = {counters, 3};
+    const mp_signal_t answer = {counters + 1, 4};
+    EXPECT_OK(mp_stream_wait_signals(w.context, NULL, &wanted, 1));
+    EXPECT_OK(mp_stream_raise_signals(w.context, NULL, &answer, 1));
+    EXPECT_OK(mp_signal_raise(w.context, counters, 3));
+    EXPECT_OK(mp_signal_synchronize(w.context, counters + 1, 4, 60.0));
+    EXPECT_OK(mp_signal_test(w.context, counters, 3, &reached));
+    EXPECT(reached == 1);
+
+    EXPECT_ERROR(mp_signal_alloc(w.context, 0, &counters), MP_ERROR_INVALID_ARGUMENT, "count", "0");
+    EXPECT_ERROR(mp_signal_raise(w.context, NULL, 3), MP_ERROR_INVALID_POINTER, "counter", "NULL");
+    EXPECT_OK(mp_free(w.context, counters));
+    destroy(&w);
+}
+
+static void a_prepared_plan_is_executed_as_any_other(void) {
+    struct world w = create();
+    const mp_transfer_t t = transfer(w.gpu[1], 1, w.gpu[0], 0, SMALL);
+    mp_plan_t plan = NULL;
+    EXPECT_OK(mp_plan(w.context, &t, 1, NULL, &plan));
+    fill(w.gpu[0], 9);
+    memset(w.gpu[1], 0, SMALL);
+    EXPECT_OK(mp_plan_prepare(plan, NULL));
+    EXPECT(memcmp(w.gpu[1], w.gpu[0], SMALL) != 0);
+    EXPECT_OK(mp_execute(plan, NULL, NULL));
+    EXPECT_OK(mp_stream_synchronize(w.context, NULL));
+    EXPECT(memcmp(w.gpu[1], w.gpu[0], SMALL) == 0);
+    EXPECT_OK(mp_plan_destroy(plan));
+    EXPECT_ERROR(mp_plan_prepare(plan, NULL), MP_ERROR_INVALID_HANDLE, "plan", "plan");
+    destroy(&w);
+}
+
 static void bad_arguments_are_named(void) {
     struct world w = create();
     mp_plan_t plan = NULL;
@@ -396,6 +443,8 @@ int main(void) {
     statistics_count_what_happened();
     a_description_is_measured_first_and_written_second();
     streams_and_events_order_work();
+    signals_are_raised_read_and_asked_for_by_the_host();
+    a_prepared_plan_is_executed_as_any_other();
     bad_arguments_are_named();
     destroyed_handles_are_refused();
     memory_left_behind_goes_with_the_context();

@@ -8,10 +8,10 @@
 
 namespace {
 
+using mpgpu::array_view;
 using mpgpu::buffer;
 using mpgpu::device;
 using mpgpu::device_span;
-using mpgpu::span;
 using mpgpu::stream;
 using mpgpu::stream_view;
 
@@ -25,6 +25,7 @@ static_assert(move_only<mpgpu::request>);
 static_assert(move_only<mpgpu::stream>);
 static_assert(move_only<mpgpu::event>);
 static_assert(move_only<buffer<double>>);
+static_assert(move_only<mpgpu::imported_memory<double>>);
 
 // A stream is not a number, a null pointer, or a temporary's view.
 static_assert(std::is_convertible_v<mp_stream_t, stream_view>);
@@ -50,16 +51,16 @@ static_assert(!device::gpu(-1).is_host() && device::host(-1).is_host());
 static_assert(device::gpu(-1) != device::gpu(0) && device::host(-1) != device::host(0));
 
 // Spans: from containers, to const only, never losing const, never from a temporary that could be written.
-static_assert(std::is_constructible_v<span<float>, std::vector<float> &>);
-static_assert(std::is_constructible_v<span<const float>, const std::vector<float> &>);
-static_assert(std::is_constructible_v<span<const float>, std::vector<float>>);
-static_assert(std::is_constructible_v<span<const float>, span<float>>);
-static_assert(std::is_constructible_v<span<float>, std::array<float, 4> &>);
-static_assert(std::is_constructible_v<span<float>, float (&)[4]>);
-static_assert(!std::is_constructible_v<span<float>, const std::vector<float> &>);
-static_assert(!std::is_constructible_v<span<float>, std::vector<float>>);
-static_assert(!std::is_constructible_v<span<float>, span<const float>>);
-static_assert(!std::is_constructible_v<span<float>, std::vector<double> &>);
+static_assert(std::is_constructible_v<array_view<float>, std::vector<float> &>);
+static_assert(std::is_constructible_v<array_view<const float>, const std::vector<float> &>);
+static_assert(std::is_constructible_v<array_view<const float>, std::vector<float>>);
+static_assert(std::is_constructible_v<array_view<const float>, array_view<float>>);
+static_assert(std::is_constructible_v<array_view<float>, std::array<float, 4> &>);
+static_assert(std::is_constructible_v<array_view<float>, float (&)[4]>);
+static_assert(!std::is_constructible_v<array_view<float>, const std::vector<float> &>);
+static_assert(!std::is_constructible_v<array_view<float>, std::vector<float>>);
+static_assert(!std::is_constructible_v<array_view<float>, array_view<const float>>);
+static_assert(!std::is_constructible_v<array_view<float>, std::vector<double> &>);
 
 static_assert(std::is_convertible_v<buffer<int> &, device_span<int>>);
 static_assert(std::is_convertible_v<const buffer<int> &, device_span<const int>>);
@@ -71,13 +72,16 @@ static_assert(!std::is_convertible_v<device_span<const int>, device_span<int>>);
 static_assert(std::is_base_of_v<std::runtime_error, mpgpu::error>);
 static_assert(std::is_nothrow_copy_constructible_v<mpgpu::error>);
 static_assert(std::is_base_of_v<mpgpu::error, mpgpu::out_of_memory>);
-static_assert(std::is_error_code_enum_v<mpgpu::errc>);
+static_assert(std::is_error_code_enum_v<mpgpu::status>);
 
-// The no-throw forms that make no string are noexcept.
-template <class T> T &any() noexcept;
-static_assert(noexcept(any<const mpgpu::plan>().execute(any<const stream_view>(), any<std::error_code>())));
-static_assert(noexcept(any<mpgpu::request>().wait(any<std::error_code>())));
-static_assert(noexcept(mpgpu::context(any<const mpgpu::context_options>(), any<std::error_code>())));
-static_assert(noexcept(buffer<int>(any<const mpgpu::context>(), device::gpu(0), 1, any<std::error_code>())));
+// A call reports to a std::error_code that outlives it, and to nothing else.
+static_assert(std::is_convertible_v<std::error_code &, mpgpu::on_error>);
+static_assert(!std::is_convertible_v<std::error_code, mpgpu::on_error>);
+static_assert(!std::is_convertible_v<const std::error_code &, mpgpu::on_error>);
+static_assert(!std::is_convertible_v<std::nullptr_t, mpgpu::on_error> && !std::is_convertible_v<bool, mpgpu::on_error>);
+
+// Lists in braces are read only.
+static_assert(std::is_constructible_v<array_view<const int>, std::initializer_list<int>>);
+static_assert(!std::is_constructible_v<array_view<int>, std::initializer_list<int>>);
 
 } // namespace

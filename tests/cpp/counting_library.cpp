@@ -50,6 +50,8 @@ struct library {
     mp_context_options_t context_options{};
     std::string topology;
     std::uint64_t bytes = 0;
+    mp_stream_t freed_in = nullptr;
+    mp_stream_t prepared_for = nullptr;
     std::size_t refused_above = none;
     std::size_t execution_refused_above = none;
     mp_status_t refusal = MP_SUCCESS;
@@ -172,6 +174,12 @@ mp_context_options_t last_context_options() {
 std::string last_topology() {
     return state().topology;
 }
+mp_stream_t freed_in() {
+    return state().freed_in;
+}
+mp_stream_t prepared_for() {
+    return state().prepared_for;
+}
 std::uint64_t last_bytes() {
     return state().bytes;
 }
@@ -236,7 +244,7 @@ mp_status_t mp_last_error_info(mp_error_info_t *info) {
     return MP_SUCCESS;
 }
 
-mp_status_t mp_log_set_callback(int32_t max_level, mp_log_callback_t callback, void *user) {
+mp_status_t mp_log_set_callback(mp_log_level_t max_level, mp_log_callback_t callback, void *user) {
     if (callback != nullptr) {
         callback(max_level, "counting", "callback set", user);
     }
@@ -264,6 +272,11 @@ mp_status_t mp_context_destroy(mp_context_t context) {
         e = e->second.context == context ? entries.erase(e) : std::next(e);
     }
     return take_back(kind::context, nullptr, context);
+}
+
+mp_status_t mp_context_backend(mp_context_t context, mp_backend_t *backend) {
+    *backend = MP_BACKEND_HOST;
+    return enter(kind::context, context);
 }
 
 mp_status_t mp_context_device_count(mp_context_t context, int32_t *gpus, int32_t *host_domains) {
@@ -344,6 +357,11 @@ mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info) {
     return status;
 }
 
+mp_status_t mp_plan_prepare(mp_plan_t plan, mp_stream_t stream) {
+    state().prepared_for = stream;
+    return enter(kind::plan, plan);
+}
+
 mp_status_t mp_execute(mp_plan_t plan, mp_stream_t /*stream*/, mp_request_t *request) {
     const mp_status_t status = enter(kind::plan, plan);
     if (status != MP_SUCCESS) {
@@ -385,7 +403,7 @@ mp_status_t mp_test(mp_request_t *request, int32_t *done) {
     return *done != 0 ? mp_wait(request) : MP_SUCCESS;
 }
 
-mp_status_t mp_request_free(mp_request_t *request) {
+mp_status_t mp_request_destroy(mp_request_t *request) {
     ++state().forgotten;
     return take_back(kind::request, nullptr, *request);
 }
@@ -404,6 +422,15 @@ mp_status_t mp_alloc(mp_context_t context, int32_t /*device*/, uint64_t bytes, v
 }
 
 mp_status_t mp_free(mp_context_t context, void *memory) {
+    return take_back(kind::memory, context, memory);
+}
+
+mp_status_t mp_free_async(mp_context_t context, void *memory, mp_stream_t stream) {
+    mp_status_t status = MP_SUCCESS;
+    if (told_to_fail(status)) {
+        return status;
+    }
+    state().freed_in = stream;
     return take_back(kind::memory, context, memory);
 }
 
@@ -443,6 +470,11 @@ mp_status_t mp_stream_launch_host_owned(mp_context_t context, mp_stream_t /*stre
     return status;
 }
 
+mp_status_t mp_stream_is_capturing(mp_context_t context, mp_stream_t /*stream*/, int32_t *capturing) {
+    *capturing = state().capturing ? 1 : 0;
+    return enter(kind::context, context);
+}
+
 mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t /*stream*/, const mp_signal_t * /*signals*/,
                                     size_t /*count*/) {
     return enter(kind::context, context);
@@ -450,6 +482,36 @@ mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t /*stream*/
 mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t /*stream*/, const mp_signal_t * /*signals*/,
                                    size_t /*count*/) {
     return enter(kind::context, context);
+}
+
+mp_status_t mp_signal_alloc(mp_context_t context, uint64_t count, uint64_t **counters) {
+    void *memory = nullptr;
+    const mp_status_t status = mp_alloc(context, MP_DEVICE_HOST, count * sizeof(uint64_t), &memory);
+    if (status == MP_SUCCESS) {
+        *counters = static_cast<uint64_t *>(memory);
+    }
+    return status;
+}
+mp_status_t mp_signal_raise(mp_context_t context, uint64_t *counter, uint64_t value) {
+    const mp_status_t status = enter(kind::context, context);
+    if (status == MP_SUCCESS) {
+        *counter = value;
+    }
+    return status;
+}
+mp_status_t mp_signal_read(mp_context_t context, const uint64_t *counter, uint64_t *value) {
+    const mp_status_t status = enter(kind::context, context);
+    if (status == MP_SUCCESS) {
+        *value = *counter;
+    }
+    return status;
+}
+mp_status_t mp_signal_test(mp_context_t context, const uint64_t *counter, uint64_t value, int32_t *reached) {
+    const mp_status_t status = enter(kind::context, context);
+    if (status == MP_SUCCESS) {
+        *reached = *counter >= value ? 1 : 0;
+    }
+    return status;
 }
 
 mp_status_t mp_event_create(mp_context_t context, mp_event_t *event) {

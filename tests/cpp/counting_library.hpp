@@ -29,6 +29,10 @@ mp_context_options_t last_context_options();
 std::string last_topology();
 /// The bytes that the last allocation asked for.
 std::uint64_t last_bytes();
+/// The stream in whose order memory was freed last; null before.
+mp_stream_t freed_in();
+/// The stream that a plan was prepared for last; null before.
+mp_stream_t prepared_for();
 
 /// The next call that can fail does so, with these details.
 void fail_next(mp_status_t status, std::int64_t driver_code, const char *argument, const char *message);

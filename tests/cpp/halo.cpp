@@ -419,8 +419,8 @@ TEST_CASE("a copier of the caller's is given every piece, and launched in each e
     int launched = 0;
     halo::options how;
     how.direct_pieces = 1;
-    how.copy = [&](const mpgpu::context &context, device, mpgpu::span<const halo::piece> pieces,
-                   halo::direction way) -> halo::launch {
+    how.copy = [&](const mpgpu::context &context, device, mpgpu::array_view<const halo::piece> pieces,
+                   halo::direction way) -> halo::launch_function {
         ++made;
         for (const halo::piece &p : pieces) {
             REQUIRE(reinterpret_cast<std::uintptr_t>(p.message) % 16 == 0);
@@ -468,7 +468,7 @@ TEST_CASE("what does not go together is refused with the value and the remedy") 
         try {
             const halo::plan made(ctx, g, arrays);
             FAIL("accepted; expected: " << words);
-        } catch (const mpgpu::invalid_argument &e) {
+        } catch (const mpgpu::argument_error &e) {
             INFO(e.what());
             CHECK(std::string(e.what()).find(words) != std::string::npos);
         }

@@ -35,7 +35,6 @@ struct world {
                 arrays.back().push_back(halo::array_of(variables.back()));
             }
         }
-        counting::describe_as("a machine, host backend\n", "a machine, host backend\n");
     }
     world(const world &) = delete;
     world(world &&) = delete;
@@ -117,9 +116,9 @@ TEST_CASE("where all forms are refused the error is that of the first, and error
     // A packing copier of the caller's that refuses, before the double refuses the rest.
     counting::refuse_plans(messages, MP_ERROR_OUT_OF_MEMORY);
     halo::options how;
-    how.copy = [](const mpgpu::context &, mpgpu::device, mpgpu::span<const halo::piece>,
-                  halo::direction) -> halo::launch {
-        mpgpu::detail::fail({MP_ERROR_NOT_SUPPORTED, 0, "", "the first"});
+    how.copy = [](const mpgpu::context &, mpgpu::device, mpgpu::array_view<const halo::piece>,
+                  halo::direction) -> halo::launch_function {
+        mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "the first"});
     };
     try {
         const halo::plan made(w.ctx, w.g, w.arrays, how);

@@ -8,9 +8,7 @@
 // and the caller looks for all of them.
 #include "halo_part.hpp"
 
-#include <mpgpu/mpi.hpp>
-
-#include <mpgpu/halo.hpp> // again, after mpi.hpp: adds make_plan
+#include <mpgpu/halo_mpi.hpp>
 
 #include <mpi.h>
 
@@ -98,23 +96,23 @@ std::string left_over() {
 }
 
 /// With what something fails, if it does.
-template <class Work> std::optional<mpgpu::errc> failure_of(Work &&work) {
+template <class Work> std::optional<mpgpu::status> failure_of(Work &&work) {
     try {
         work();
     } catch (const mpgpu::error &e) {
-        return static_cast<mpgpu::errc>(e.code().value());
+        return static_cast<mpgpu::status>(e.code().value());
     }
     return std::nullopt;
 }
 
 /// Exchanges until one fails, and says with what. Ranks that do not touch the victim can make some before their
 /// neighbours end, one more with each rank between.
-mpgpu::errc exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &stream, int ranks) {
+mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &stream, int ranks) {
     for (int succeeded = 0;; ++succeeded) {
         if (succeeded > ranks) {
             end(1, "exchanges go on succeeding without a neighbour");
         }
-        const std::optional<mpgpu::errc> failure = failure_of([&] {
+        const std::optional<mpgpu::status> failure = failure_of([&] {
             plan.exchange(stream);
             stream.synchronize();
         });
@@ -136,12 +134,12 @@ void run(std::uint64_t direct_pieces) {
     std::optional<halo_test::part> mine(std::in_place, *ctx, g, world_rank, std::vector<std::size_t>{8});
     halo::options how = halo_test::options_for(*ctx);
     how.direct_pieces = direct_pieces;
-    std::optional<halo::plan> plan(halo::make_plan(*ctx, *node, g, mine->arrays(), how));
+    std::optional<halo::plan> plan(std::in_place, *ctx, *node, g, mine->arrays(), how);
     std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());
     // An allocation is mapped once, so that these are the addresses of the plan's too, where it writes to arrays
     // directly.
-    const halo::array &own = mine->arrays().front();
-    const mpgpu::span<std::byte> bytes(static_cast<std::byte *>(own.data), own.size * own.element_bytes);
+    const halo::rank_array &own = mine->arrays().front();
+    const mpgpu::array_view<std::byte> bytes(static_cast<std::byte *>(own.data), own.size * own.element_bytes);
     mpgpu::mpi::shared_memory<std::byte> arrays = node->exchange(mpgpu::device_span<std::byte>(bytes, own.location));
     const std::vector<const std::byte *> mapped = on_gpus(*ctx, arrays, node->size());
     for (std::uint64_t i = 0; i < healthy; ++i) {
@@ -172,15 +170,15 @@ void run(std::uint64_t direct_pieces) {
     }
     const auto begin = std::chrono::steady_clock::now();
     // The waits are in a stream of the plan's; the caller's own comes after it, and says so.
-    if (is_neighbour && failure_of([&] { stream->synchronize(); }) != mpgpu::errc::peer_gone) {
+    if (is_neighbour && failure_of([&] { stream->synchronize(); }) != mpgpu::status::peer_gone) {
         end(1, "exchanges have succeeded without a neighbour");
     }
-    if (is_neighbour && failure_of([&] { plan->start(*stream); }) != mpgpu::errc::peer_gone) {
+    if (is_neighbour && failure_of([&] { plan->start(*stream); }) != mpgpu::status::peer_gone) {
         end(1, "an exchange with a rank that is known to be gone was begun");
     }
-    const mpgpu::errc status = exchange_until_it_fails(*plan, *stream, node->size());
+    const mpgpu::status status = exchange_until_it_fails(*plan, *stream, node->size());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    if (status != mpgpu::errc::peer_gone) {
+    if (status != mpgpu::status::peer_gone) {
         end(1, "the status is " + std::to_string(static_cast<int>(status)) + ", not peer_gone");
     }
     if (took.count() > bound) {

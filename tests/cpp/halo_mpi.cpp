@@ -4,9 +4,7 @@
 // first thing that is wrong. On GPUs it packs where nvcc has compiled it.
 #include "halo_part.hpp"
 
-#include <mpgpu/mpi.hpp>
-
-#include <mpgpu/halo.hpp> // again, after mpi.hpp: adds make_plan
+#include <mpgpu/halo_mpi.hpp>
 
 #include <mpi.h>
 
@@ -58,7 +56,7 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
     how.between_nodes = between_nodes;
-    halo::plan halo = halo::make_plan(ctx, node, g, mine.arrays(), how);
+    halo::plan halo(ctx, node, g, mine.arrays(), how);
     require(!direct_pieces || halo.measured().empty(), "nothing is measured where the form is given");
     for (const halo::measured_form &form : halo.measured()) {
         std::array<double, 2> readings = {form.seconds, -form.seconds};
@@ -94,7 +92,7 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     }
     stream.synchronize();
     require(difference.empty(), difference);
-    halo::close(node, std::move(halo));
+    halo.destroy();
 }
 
 /// What one rank gets wrong is thrown on all of them, and nobody waits for anybody.
@@ -107,9 +105,9 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     const halo::options how = halo_test::options_for(ctx);
     const auto refused = [&](const halo::grid &with, const halo::rank_arrays &arrays) {
         try {
-            const halo::plan made = halo::make_plan(ctx, node, with, arrays, how);
+            const halo::plan made(ctx, node, with, arrays, how);
             return false;
-        } catch (const mpgpu::invalid_argument &) {
+        } catch (const mpgpu::argument_error &) {
             return true;
         }
     };
@@ -125,7 +123,7 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
         other.periodic[1] = last;
         require(refused(other, mine.arrays()), "grids that differ are refused on all ranks");
     }
-    halo::close(node, halo::make_plan(ctx, node, g, mine.arrays(), how)); // nothing of that has left a trace
+    halo::plan(ctx, node, g, mine.arrays(), how).destroy(); // nothing of that has left a trace
 }
 
 /// A form that one rank refuses is out on all of them, whether it is refused when it is made or by the first exchange,
@@ -141,12 +139,14 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
     const std::vector<std::size_t> sizes = {8, 4};
     const halo_test::part mine(ctx, g, world_rank, sizes);
     const bool last = world_rank + 1 == node.size();
-    const auto refuse = [] { mpgpu::detail::fail({MP_ERROR_NOT_SUPPORTED, 0, "", "no packing on the last rank"}); };
+    const auto refuse = [] {
+        mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "no packing on the last rank"});
+    };
     for (const bool when_made : {true, false}) {
         int launched = 0;
         halo::options how;
-        how.copy = [&](const mpgpu::context &context, mpgpu::device where, mpgpu::span<const halo::piece> pieces,
-                       halo::direction way) -> halo::launch {
+        how.copy = [&](const mpgpu::context &context, mpgpu::device where, mpgpu::array_view<const halo::piece> pieces,
+                       halo::direction way) -> halo::launch_function {
             if (last && when_made) {
                 refuse();
             }
@@ -158,7 +158,7 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
             };
         };
         const mpgpu::stream stream(ctx, mine.where());
-        halo::plan plan = halo::make_plan(ctx, node, g, mine.arrays(), how);
+        halo::plan plan(ctx, node, g, mine.arrays(), how);
         require(plan.direct_pieces() == 1 && plan.packed_bytes() == 0, "the form that nobody refuses is taken");
         const std::string why = last ? "up to 0: no packing on the last rank" : "up to 0: refused on another rank";
         require(plan.describe().find(why) != std::string::npos, plan.describe());
@@ -169,16 +169,16 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
         stream.synchronize();
         const std::string difference = mine.first_difference(1);
         require(difference.empty(), difference);
-        halo::close(node, std::move(plan));
+        plan.destroy();
 
         how.direct_pieces = 0;
         bool thrown = !when_made; // with one form nothing is measured
         if (when_made) {
             try {
-                const halo::plan made = halo::make_plan(ctx, node, g, mine.arrays(), how);
+                const halo::plan made(ctx, node, g, mine.arrays(), how);
             } catch (const mpgpu::not_supported &) {
                 thrown = last;
-            } catch (const mpgpu::invalid_argument &) {
+            } catch (const mpgpu::argument_error &) {
                 thrown = !last;
             }
         }

@@ -21,7 +21,9 @@
 
 namespace halo_test {
 
-using mpgpu::halo::detail::on_host_backend;
+inline bool on_host_backend(const mpgpu::context &ctx) {
+    return ctx.backend() == mpgpu::backend::host;
+}
 
 /// Where a rank has its arrays: ranks take turns on the GPUs where there are fewer of these.
 inline mpgpu::device device_of(const mpgpu::context &ctx, int rank) {

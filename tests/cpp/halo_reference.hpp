@@ -117,7 +117,7 @@ inline void value(const grid &g, const cell &position, std::size_t variable, std
     }
 }
 
-inline unsigned char *bytes_of(const mpgpu::halo::array &one, std::size_t element) {
+inline unsigned char *bytes_of(const mpgpu::halo::rank_array &one, std::size_t element) {
     return static_cast<unsigned char *>(one.data) + element * one.element_bytes;
 }
 

@@ -6,9 +6,7 @@
 #include "counted_mpi.hpp"
 #include "halo_part.hpp"
 
-#include <mpgpu/mpi.hpp>
-
-#include <mpgpu/halo.hpp> // again, after mpi.hpp: adds make_plan
+#include <mpgpu/halo_mpi.hpp>
 
 #include <atomic>
 #include <cstdint>
@@ -46,7 +44,7 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     *gate.data() = 0;
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
-    halo::plan plan = halo::make_plan(ctx, node, g, mine.arrays(), how);
+    halo::plan plan(ctx, node, g, mine.arrays(), how);
 
     // Before the gate is closed: the first launch of a kernel loads it, which may wait for the device.
     for (int i = 0; i < exchanges; ++i) {
@@ -78,7 +76,7 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
         const std::string difference = mine.first_difference(cycle);
         require(difference.empty(), difference);
     }
-    halo::close(node, std::move(plan));
+    plan.destroy();
     if (world_rank == 0) {
         std::printf(
             "direct_pieces %llu: %d exchanges enqueued behind a closed gate, 0 calls into MPI, every cell right\n",

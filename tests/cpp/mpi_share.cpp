@@ -41,10 +41,7 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
     mpgpu::buffer<std::uint32_t> inbox(ctx, gpu, ranks * elements);
     mpgpu::buffer<std::uint32_t> outbox(ctx, gpu, ranks * elements);
     // Counter r: what rank r has put here. Counter ranks + r: what rank r has taken of what was put there.
-    mpgpu::buffer<std::uint64_t> counters(ctx, mpgpu::device::host(), 2 * ranks);
-    for (std::size_t i = 0; i < counters.size(); ++i) {
-        counters.data()[i] = 0;
-    }
+    mpgpu::signal_counters counters(ctx, 2 * ranks);
 
     auto inboxes = node.exchange(inbox);
     auto signals = node.exchange(counters);
@@ -59,11 +56,11 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
         require(node.contains(number) == (inboxes.of(number) != nullptr),
                 "the memory of every rank of the node is mapped");
         if (!node.contains(number)) {
-            require(inboxes.status(number) == mpgpu::errc::not_supported && !inboxes.why(number).empty(),
+            require(inboxes.status(number) == mpgpu::status::not_supported && !inboxes.why(number).empty(),
                     "a reason for other nodes");
             continue;
         }
-        require(inboxes.status(number) == mpgpu::errc::success && inboxes.why(number).empty(), inboxes.why(number));
+        require(inboxes.status(number) == mpgpu::status::success && inboxes.why(number).empty(), inboxes.why(number));
         require(inboxes.of(number)->size() == ranks * elements, "the size travels with the handle");
         require(inboxes.of(number)->location() == mpgpu::device::gpu(number % ctx.devices().gpus),
                 "the device travels too");
@@ -74,7 +71,7 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
         }
     }
 
-    const mpgpu::plan puts(ctx, mpgpu::span<const mpgpu::transfer>(transfers));
+    const mpgpu::plan puts(ctx, mpgpu::array_view<const mpgpu::transfer>(transfers));
     const mpgpu::stream stream(ctx, gpu);
     for (int round = 1; round <= rounds; ++round) {
         for (const std::size_t other : others) {
@@ -82,10 +79,10 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
                 outbox.data()[(other * elements) + i] = pattern(round, rank, static_cast<int>(other), i);
             }
         }
-        std::vector<mpgpu::signal> taken;
-        std::vector<mpgpu::signal> put;
-        std::vector<mpgpu::signal> arrived;
-        std::vector<mpgpu::signal> take;
+        std::vector<mpgpu::signal_value> taken;
+        std::vector<mpgpu::signal_value> put;
+        std::vector<mpgpu::signal_value> arrived;
+        std::vector<mpgpu::signal_value> take;
         const auto value = static_cast<std::uint64_t>(round);
         for (const std::size_t other : others) {
             std::uint64_t *theirs = signals.of(static_cast<int>(other))->data();
@@ -108,7 +105,7 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
         ctx.raise(stream, take);
     }
     for (const std::size_t other : others) {
-        ctx.wait(counters.data() + ranks + other, static_cast<std::uint64_t>(rounds), 60.0);
+        ctx.synchronize({counters.data() + ranks + other, static_cast<std::uint64_t>(rounds)}, 60.0);
     }
     stream.synchronize();
     // Nobody frees what another still raises signals in.
@@ -139,10 +136,67 @@ void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const
     auto shared = node.exchange(mine);
     for (const int other : node.ranks()) {
         require((shared.of(other) != nullptr) == (other > 1), "who offers memory has it mapped");
-        require(shared.status(other) == (other == 1 ? mpgpu::errc::invalid_pointer : mpgpu::errc::success),
+        require(shared.status(other) == (other == 1 ? mpgpu::status::invalid_pointer : mpgpu::status::success),
                 "the reason");
         require(shared.why(other).empty() == (other != 1), "the reason in words");
     }
+}
+
+/// Rank r offers r ranges and one more, of which one is empty and on rank 1 one cannot be exported; into the others
+/// every rank writes.
+void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
+    const auto ranks = static_cast<std::size_t>(node.size());
+    const auto mine = static_cast<std::size_t>(rank) + 1;
+    mpgpu::buffer<int> memory(ctx, mpgpu::device::host(), mine * ranks);
+    mpgpu::buffer<int> source(ctx, mpgpu::device::host(), ranks + 1);
+    std::vector<int> ordinary(4);
+    std::vector<mpgpu::device_span<int>> ranges;
+    for (std::size_t range = 0; range < mine; ++range) {
+        ranges.push_back(memory.subspan(range * ranks, range == 0 ? 0 : ranks));
+    }
+    if (rank == 1) {
+        ranges.push_back({{ordinary.data(), ordinary.size()}, mpgpu::device::host()});
+    }
+    auto shared = node.exchange(ranges);
+    std::vector<mpgpu::transfer> transfers;
+    for (int other = 0; other < node.size(); ++other) {
+        const auto offered = static_cast<std::size_t>(other) + 1;
+        for (std::size_t range = 0; range < ranks + 2; ++range) {
+            const bool is_there = node.contains(other) && range > 0 && range < offered;
+            const bool failed = other == 1 && range == 2;
+            require((shared.of(other, range) != nullptr) == is_there, "what was offered is there, and nothing else");
+            if (!node.contains(other)) {
+                require(shared.status(other, range) == mpgpu::status::not_supported,
+                        "another node, whatever the range");
+            } else {
+                require(shared.status(other, range) ==
+                            (failed ? mpgpu::status::invalid_pointer : mpgpu::status::success),
+                        "the reason");
+                require(shared.why(other, range).empty() != failed, "the reason in words");
+            }
+            if (is_there) {
+                const auto at = static_cast<std::size_t>(rank);
+                source.data()[range] = 1000 * rank + static_cast<int>(range);
+                require(shared.of(other, range)->size() == ranks, "each range has its own size");
+                transfers.push_back(
+                    mpgpu::make_transfer(shared.of(other, range)->subspan(at, 1), source.subspan(range, 1)));
+            }
+        }
+    }
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+    mpgpu::plan(ctx, transfers).enqueue(stream);
+    stream.synchronize();
+    MPI_Barrier(node.communicator());
+    for (std::size_t range = 1; range < mine; ++range) {
+        for (const int other : node.ranks()) {
+            require(memory.data()[range * ranks + static_cast<std::size_t>(other)] ==
+                        1000 * other + static_cast<int>(range),
+                    "what each rank wrote into each range");
+        }
+    }
+    require(node.exchange(std::vector<mpgpu::device_span<int>>()).of(rank) == nullptr, "nobody offers anything");
+    shared = {};
+    MPI_Barrier(node.communicator());
 }
 
 } // namespace
@@ -158,6 +212,7 @@ int main(int argc, char **argv) {
         devices_are_known_by_name(ctx, node, world_rank);
         put_rounds(ctx, node, world_rank);
         a_rank_without_memory_keeps_nobody_waiting(ctx, node, world_rank);
+        several_ranges_are_found_by_rank_and_index(ctx, node, world_rank);
 
         // Two nodes of half the ranks each.
         MPI_Comm half = MPI_COMM_NULL;
@@ -167,6 +222,7 @@ int main(int argc, char **argv) {
             require(!part.contains(world_rank ^ 1) && !part.contains(-1) && !part.contains(part.size()),
                     "the other half is elsewhere");
             put_rounds(ctx, part, world_rank);
+            several_ranges_are_found_by_rank_and_index(ctx, part, world_rank);
         }
         MPI_Comm_free(&half);
         MPI_Barrier(MPI_COMM_WORLD);

@@ -66,13 +66,13 @@ int main() {
     const mpgpu::plan plan(ctx, {transfer}, {}, ec);
     expect(!ec && plan, "a plan is made");
     mpgpu::request done = plan.execute(mpgpu::stream_view::default_stream(), ec);
-    done.wait(ec);
+    done.synchronize(ec);
     expect(!ec && !done, "the plan is executed");
     expect(std::memcmp(a.data(), b.data(), a.size_bytes()) == 0, "the bytes have arrived");
 
     counting::fail_next(MP_ERROR_OUT_OF_MEMORY, 0, "bytes", "device 0: out of memory");
     const mpgpu::memory none(ctx, mpgpu::device::gpu(0), 4, ec);
-    expect(ec == mpgpu::errc::out_of_memory && !none, "a failure is reported");
+    expect(ec == mpgpu::status::out_of_memory && !none, "a failure is reported");
 
     expect(last_words_of_a_failing_call() == "mpgpu: atlantis: there is no such preset\n",
            "a failure ends the program");

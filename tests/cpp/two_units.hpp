@@ -5,7 +5,7 @@
 #include <mpgpu/mpgpu.hpp>
 
 /// Defined in a translation unit of its own, compiled as C++20; called from one compiled as C++17.
-mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::span<const mpgpu::transfer> transfers);
+mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::array_view<const mpgpu::transfer> transfers);
 const std::error_category &category_elsewhere();
 
 #endif // MPGPU_TESTS_TWO_UNITS_HPP

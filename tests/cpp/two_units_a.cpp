@@ -10,7 +10,7 @@ int main() {
     mpgpu::buffer<int> b(ctx, mpgpu::device::gpu(1), 8);
     std::fill_n(a.data(), 8, 42);
     const mpgpu::transfer transfers[] = {mpgpu::make_transfer(b, a)};
-    plan_elsewhere(ctx, transfers).execute(mpgpu::stream_view::default_stream()).wait();
+    plan_elsewhere(ctx, transfers).execute(mpgpu::stream_view::default_stream()).synchronize();
     const bool same = std::equal(a.data(), a.data() + 8, b.data()) && category_elsewhere() == mpgpu::category();
     std::puts(same ? "both units agree" : "the units differ");
     return same ? 0 : 1;

@@ -3,7 +3,7 @@
 
 #include <span>
 
-mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::span<const mpgpu::transfer> transfers) {
+mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::array_view<const mpgpu::transfer> transfers) {
     const std::span<const mpgpu::transfer> standard = transfers; // the spans of both standards convert into each other
     return {ctx, standard};
 }

@@ -108,7 +108,7 @@ TEST_CASE("objects have their context wherever it, or what they were used with, 
     event.synchronize();
     stream.synchronize();
     plan.enqueue(stream);
-    request.wait();
+    request.synchronize();
     moved->ctx.wait(stream, event);
     CHECK(moved->src.size() == 8);
 }
@@ -140,6 +140,28 @@ TEST_CASE("a buffer owns memory, and its size goes where the memory goes") {
     CHECK(counting::live(kind::memory) == 1);
 }
 
+TEST_CASE("a buffer that has a stream is freed in its order, or at once where that is refused") {
+    const balance balanced;
+    const mpgpu::context ctx;
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    mpgpu::buffer<int> moved;
+    {
+        mpgpu::buffer<int> a(ctx, device::gpu(0), 4);
+        a.set_stream(stream);
+        moved = std::move(a); // its stream goes with it
+    }
+    CHECK(counting::freed_in() == nullptr);
+    moved = {};
+    CHECK(counting::freed_in() == stream.get());
+    CHECK(counting::live(kind::memory) == 0);
+    {
+        mpgpu::buffer<int> a(ctx, device::gpu(0), 4);
+        a.set_stream(stream);
+        counting::fail_next(MP_ERROR_NOT_SUPPORTED, 0, "", "captured");
+    }
+    CHECK(counting::live(kind::memory) == 0);
+}
+
 TEST_CASE("more elements than bytes can be counted are not asked for as a small number of bytes") {
     const balance balanced;
     const mpgpu::context ctx;
@@ -158,7 +180,7 @@ TEST_CASE("objects that outlive their context are harmless") {
         const mpgpu::buffer<int> memory(*ctx, device::gpu(0), 4);
         ctx.reset();
         CHECK(counting::live(kind::stream) == 0);
-        CHECK_THROWS_AS(stream.synchronize(), mpgpu::invalid_argument);
+        CHECK_THROWS_AS(stream.synchronize(), mpgpu::argument_error);
         misuses = counting::misuses();
     }
     CHECK(counting::misuses() == misuses + 3); // each is refused by the library, and the destructors say nothing
@@ -171,12 +193,12 @@ TEST_CASE("a moved-from object reports an invalid handle") {
     const mpgpu::stream taken = std::move(stream);
     std::error_code ec;
     stream.synchronize(ec); // NOLINT(bugprone-use-after-move)
-    CHECK(ec == mpgpu::errc::invalid_handle);
+    CHECK(ec == mpgpu::status::invalid_handle);
 
     mpgpu::event event(ctx);
     const mpgpu::event kept = std::move(event);
     taken.wait(event, ec); // NOLINT(bugprone-use-after-move)
-    CHECK(ec == mpgpu::errc::invalid_handle);
+    CHECK(ec == mpgpu::status::invalid_handle);
 }
 
 TEST_CASE("destroying a pending request forgets it and does not wait") {
@@ -200,9 +222,9 @@ TEST_CASE("a request is empty once waited for or tested as done") {
     const mpgpu::plan plan = world.plan();
     mpgpu::request done = plan.execute(mpgpu::stream_view::default_stream());
     CHECK(done);
-    done.wait();
+    done.synchronize();
     CHECK_FALSE(done);
-    done.wait(); // waiting for nothing returns at once
+    done.synchronize(); // waiting for nothing returns at once
     CHECK(done.test());
 
     mpgpu::request tested = plan.execute(mpgpu::stream_view::default_stream());
@@ -222,8 +244,8 @@ TEST_CASE("a failed call throws its class with status, driver code, argument and
         const mpgpu::stream stream(ctx, device::gpu(0));
         FAIL("no exception");
     } catch (const mpgpu::driver_error &e) {
-        CHECK(e.status() == MP_ERROR_DRIVER);
-        CHECK(e.code() == mpgpu::errc::driver);
+        CHECK(e.status() == mpgpu::status::driver);
+        CHECK(e.code() == mpgpu::status::driver);
         CHECK(e.driver_code() == 719);
         CHECK(e.argument() == "stream");
         CHECK(std::string(e.what()) == "the launch failed: reset the device");
@@ -239,12 +261,13 @@ TEST_CASE("each status has its exception") {
         try {
             static_cast<void>(ctx.describe());
         } catch (const mpgpu::error &e) {
-            return typeid(e) == typeid(expected) && e.status() == status && e.argument().empty();
+            return typeid(e) == typeid(expected) && static_cast<mp_status_t>(e.status()) == status &&
+                   e.argument().empty();
         }
         return false;
     };
     struct as_invalid_argument {
-        using type = mpgpu::invalid_argument;
+        using type = mpgpu::argument_error;
     };
     struct as_out_of_memory {
         using type = mpgpu::out_of_memory;
@@ -287,7 +310,7 @@ TEST_CASE("the no-throw forms report the status, leave the object empty, and cle
     counting::fail_next(MP_ERROR_TOPOLOGY, 0, "topology", "no such preset");
     const mpgpu::context none({}, ec);
     CHECK_FALSE(none);
-    CHECK(ec == mpgpu::errc::topology);
+    CHECK(ec == mpgpu::status::topology);
     CHECK(mpgpu::last_error().message == "no such preset");
     CHECK(mpgpu::last_error().argument == "topology");
 
@@ -306,23 +329,23 @@ TEST_CASE("the no-throw forms report the status, leave the object empty, and cle
     counting::fail_next(MP_ERROR_DRIVER, 1, "", "no");
     const mpgpu::stream stream(ctx, device::gpu(0), ec);
     CHECK_FALSE(stream);
-    CHECK(ec == mpgpu::errc::driver);
+    CHECK(ec == mpgpu::status::driver);
     counting::fail_next(MP_ERROR_DRIVER, 1, "", "no");
     const mpgpu::event event(ctx, ec);
     CHECK_FALSE(event);
     counting::fail_next(MP_ERROR_OVERLAP, 0, "transfers", "transfers 0 and 1 overlap");
     const mpgpu::plan plan(ctx, {}, {}, ec);
     CHECK_FALSE(plan);
-    CHECK(ec == mpgpu::errc::overlap);
+    CHECK(ec == mpgpu::status::overlap);
     counting::fail_next(MP_ERROR_INTERNAL, 0, "", "no");
-    CHECK(ctx.describe(mpgpu::format::text, ec).empty());
-    CHECK(ec == mpgpu::errc::internal);
+    CHECK(ctx.describe(mpgpu::description::text, ec).empty());
+    CHECK(ec == mpgpu::status::internal);
     counting::fail_next(MP_ERROR_OUT_OF_MEMORY, 0, "", "no");
     ctx.probe({}, ec);
-    CHECK(ec == mpgpu::errc::out_of_memory);
+    CHECK(ec == mpgpu::status::out_of_memory);
     counting::fail_next(MP_ERROR_TOPOLOGY, 0, "context", "no");
     CHECK(ctx.probed(ec).empty());
-    CHECK(ec == mpgpu::errc::topology);
+    CHECK(ec == mpgpu::status::topology);
     ctx.probe({}, ec);
     CHECK_FALSE(ec);
     CHECK(ctx.probed() == "described");
@@ -357,7 +380,7 @@ TEST_CASE("a transfer between different sizes is refused, with both sizes") {
     try {
         static_cast<void>(mpgpu::make_transfer(world.dst.subspan(0, 7), world.src));
         FAIL("no exception");
-    } catch (const mpgpu::invalid_argument &e) {
+    } catch (const mpgpu::argument_error &e) {
         CHECK(e.argument() == "dst");
         const std::string what = e.what();
         CHECK(what.find("8 elements") != std::string::npos);
@@ -381,7 +404,45 @@ TEST_CASE("a plan takes a list, a vector, an array or a span of transfers") {
     CHECK(mpgpu::plan(world.ctx, {t, t, t, t}).info().bytes == 4 * t.bytes);
     CHECK(mpgpu::plan(world.ctx, vector).info().bytes == 3 * t.bytes);
     CHECK(mpgpu::plan(world.ctx, array).info().bytes == 2 * t.bytes);
-    CHECK(mpgpu::plan(world.ctx, mpgpu::span<const mpgpu::transfer>(vector).subspan(1, 2)).info().bytes == 2 * t.bytes);
+    CHECK(mpgpu::plan(world.ctx, mpgpu::array_view<const mpgpu::transfer>(vector).subspan(1, 2)).info().bytes ==
+          2 * t.bytes);
+}
+
+TEST_CASE("a plan is prepared for the stream that it is given") {
+    const balance balanced;
+    two_buffers world;
+    const mpgpu::plan plan(world.ctx, {mpgpu::make_transfer(world.dst, world.src)});
+    const mpgpu::stream stream(world.ctx, device::gpu(0));
+    plan.prepare(stream);
+    CHECK(counting::prepared_for() == stream.get());
+    std::error_code ec;
+    counting::fail_next(MP_ERROR_DRIVER, 0, "", "no");
+    plan.prepare(stream, ec);
+    CHECK(ec == mpgpu::status::driver);
+}
+
+TEST_CASE("counters of signals are a buffer that frees itself, and the host raises, reads and asks") {
+    const balance balanced;
+    const mpgpu::context ctx;
+    mpgpu::signal_counters counters(ctx, 3);
+    CHECK(counters.size() == 3);
+    CHECK(counters.location() == device::host());
+    CHECK(counting::last_bytes() == 24);
+    const mpgpu::signal_value third = {counters.data() + 2, 4};
+    CHECK_FALSE(ctx.is_reached(third));
+    ctx.raise_from_host(third);
+    CHECK(ctx.is_reached(third));
+    CHECK(ctx.read_counter(third.counter) == 4);
+    const mpgpu::signal_counters moved = std::move(counters);
+    CHECK(moved.size() == 3);
+    CHECK_FALSE(counters); // NOLINT(bugprone-use-after-move): what a moved-from owner is
+    CHECK_FALSE(mpgpu::signal_counters(ctx, 0));
+    CHECK_FALSE(mpgpu::signal_counters());
+    std::error_code ec;
+    counting::fail_next(MP_ERROR_NOT_SUPPORTED, 0, "", "no");
+    const mpgpu::signal_counters none(ctx, 1, ec);
+    CHECK(ec == mpgpu::status::not_supported);
+    CHECK_FALSE(none);
 }
 
 TEST_CASE("options reach the library as the C structs want them") {
@@ -391,13 +452,16 @@ TEST_CASE("options reach the library as the C structs want them") {
     machine.backend = mpgpu::backend::host;
     machine.staging_bytes = 1 << 20;
     machine.cache_plans = 9;
+    machine.signal_wait = mpgpu::signal_wait::kernel;
     const mpgpu::context ctx(machine);
     CHECK(counting::last_topology() == "beluga");
     CHECK(counting::last_context_options().size == sizeof(mp_context_options_t));
     CHECK(counting::last_context_options().backend == MP_BACKEND_HOST);
     CHECK(counting::last_context_options().staging_bytes == 1 << 20);
     CHECK(counting::last_context_options().cache_plans == 9);
+    CHECK(counting::last_context_options().signal_wait == MP_SIGNAL_WAIT_KERNEL);
     const mpgpu::context plain;
+    CHECK(counting::last_context_options().signal_wait == MP_SIGNAL_WAIT_DEFAULT);
     CHECK(counting::last_context_options().topology == nullptr);
 
     mpgpu::plan_options how;
@@ -429,7 +493,7 @@ TEST_CASE("a description arrives whole, even one that grows between two calls, a
     counting::describe_as("short", "a text that has become longer in the meantime");
     CHECK(ctx.describe() == "a text that has become longer in the meantime");
     counting::describe_as("a text that has become shorter in the meantime", "short");
-    CHECK(ctx.describe(mpgpu::format::json) == "short");
+    CHECK(ctx.describe(mpgpu::description::json) == "short");
     counting::describe_as("", "");
     CHECK(ctx.describe().empty());
 }
@@ -441,6 +505,7 @@ TEST_CASE("statistics are asked for with the right sizes") {
     CHECK(ctx.statistics(device::gpu(3)).streams == 13);
     CHECK(ctx.devices().gpus == 4);
     CHECK(ctx.devices().host_domains == 1);
+    CHECK(ctx.backend() == mpgpu::backend::host);
     CHECK(mpgpu::version() == MP_VERSION);
 }
 
@@ -458,7 +523,7 @@ TEST_CASE("a host task is run once and destroyed once, also when it could not be
     std::error_code ec;
     counting::fail_next(MP_ERROR_DRIVER, 0, "", "no");
     stream.launch_host([witness] { ++*witness; }, ec);
-    CHECK(ec == mpgpu::errc::driver);
+    CHECK(ec == mpgpu::status::driver);
     CHECK(*witness == 1);
     CHECK(witness.use_count() == 1);
 
@@ -498,7 +563,7 @@ TEST_CASE("the log callback gets what the caller gave") {
     int calls = 0;
     mpgpu::set_log_callback(
         MP_LOG_WARN,
-        [](std::int32_t level, const char *, const char *, void *user) {
+        [](mp_log_level_t level, const char *, const char *, void *user) {
             *static_cast<int *>(user) += level == MP_LOG_WARN ? 1 : 0;
         },
         &calls);

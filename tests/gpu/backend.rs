@@ -1,4 +1,4 @@
-//! The CUDA backend on real GPUs: bytes, order, streams, capture, errors. Skipped with one line where there is no GPU.
+//! The CUDA backend on real GPUs: bytes, order, streams, capture, errors. A test for which there are too few GPUs is skipped, with a line that says so.
 //!
 //! Every check poisons the destination, synchronises, copies, synchronises, and only then looks: a poison that races with the copy
 //! would report errors that are none, or hide those that are.
@@ -18,20 +18,24 @@ mod probe;
 mod reset;
 mod scale;
 mod share;
+#[path = "../rust/common/skip.rs"]
+mod skip;
+mod small;
 mod staging;
 mod timing;
 
 use self::scale::scaled;
+use self::skip::skip;
 use cudarc::driver::sys::{self, CUresult};
-use mpgpu::backend::cuda::{CudaBackend, device_count, discover};
-use mpgpu::backend::{Backend, BackendError, Completion, Endpoints, Execution, MemoryKind, StreamHandle};
-use mpgpu::engine::{Config, Context, ContextOptions, Error, PlanOptions, Transfer};
-use mpgpu::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
-use mpgpu::topology::{self, DeviceId, LinkKind, Machine, NodeKind, Topology};
+use mpgpu_core::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
+use mpgpu_core::topology::{self, DeviceId, LinkKind, Machine, NodeKind, Topology};
+use mpgpu_runtime::backend::{Backend, BackendError, Completion, Endpoints, Execution, MemoryKind, Report, StreamHandle};
+use mpgpu_runtime::context::{Config, Context, ContextOptions, Error, PlanOptions, Transfer};
+use mpgpu_runtime::cuda::{CudaBackend, device_count, discover};
 use smallvec::smallvec;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
@@ -42,14 +46,9 @@ struct Turn {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The GPUs; `None`, and one line that says so, where there are fewer than a test needs.
+/// The GPUs, or `None` where there are fewer than a test needs, which is then counted as skipped.
 fn gpus(needed: u32) -> Option<Turn> {
     static TURN: Mutex<()> = Mutex::new(());
-    static SAID: Once = Once::new();
-    let say = |why: String| {
-        // Past the test harness, which keeps the output of tests that pass to itself.
-        SAID.call_once(|| drop(writeln!(std::io::stderr(), "gpu tests: skipped where GPUs are needed: {why}")));
-    };
     match device_count() {
         Ok(count) if count >= needed => {
             let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,11 +58,11 @@ fn gpus(needed: u32) -> Option<Turn> {
             Some(Turn { count, _turn: turn })
         }
         Ok(count) => {
-            say(format!("{count} GPU in sight, {needed} needed"));
+            skip(format!("needs {needed} GPUs, and {count} is in sight"));
             None
         }
         Err(error) => {
-            say(error.to_string());
+            skip(error);
             None
         }
     }
@@ -211,7 +210,8 @@ fn run(
     stream: StreamHandle,
 ) -> Result<Completion, BackendError> {
     let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst: ends.0, src: ends.1 }]), rings.into());
-    backend.execute(&Execution { program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Stream })
+    let execution = Execution { engine: Engine::Stream, ..Execution::new(program, &endpoints, &rings, stream) };
+    backend.submit(&execution).map(|end| end.expect("a completion"))
 }
 
 #[test]
@@ -385,16 +385,14 @@ fn every_mechanism_moves_the_same_bytes() {
             plan::validate(&program, 0).expect("a valid program");
             write(dst, &vec![0x11; total as usize]);
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (endpoints.into(), Arc::new([]));
-            let execution = Execution {
-                program: &program,
-                endpoints: &endpoints,
-                rings: &rings,
-                stream,
-                after: &[],
-                verify: true,
-                engine: Engine::Stream,
-            };
-            backend.execute(&execution).expect("enqueued").wait().expect("it runs, and the comparison finds no difference");
+            let plain = Execution::new(&program, &endpoints, &rings, stream);
+            let execution = Execution { verify: true, engine: Engine::Stream, ..plain };
+            backend
+                .submit(&execution)
+                .expect("enqueued")
+                .expect("a completion")
+                .wait()
+                .expect("it runs, and the comparison finds no difference");
             assert_bytes(&read(dst, total as usize), &expected, &format!("{mechanism:?}, stream of {device}"));
             backend.destroy_stream(stream).expect("destroyed");
         }
@@ -416,16 +414,9 @@ fn comparing_bytes_finds_the_first_that_is_wrong() {
             // Announces all bytes and copies some.
             let program = Arc::new(Program { transfers: vec![bytes], ..(*direct(copied, GPU0)).clone() });
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
-            let execution = Execution {
-                program: &program,
-                endpoints: &endpoints,
-                rings: &rings,
-                stream,
-                after: &[],
-                verify: true,
-                engine: Engine::Stream,
-            };
-            let found = match backend.execute(&execution).expect("enqueued").wait() {
+            let plain = Execution::new(&program, &endpoints, &rings, stream);
+            let execution = Execution { verify: true, engine: Engine::Stream, ..plain };
+            let found = match backend.submit(&execution).expect("enqueued").expect("a completion").wait() {
                 Ok(()) => None,
                 Err(BackendError::DataCorruption { transfer: 0, offset }) => Some(offset),
                 Err(other) => panic!("{other}"),
@@ -579,27 +570,6 @@ fn an_execution_is_captured_into_a_graph() {
 }
 
 #[test]
-fn a_capture_refuses_what_shares_staging_and_goes_on() {
-    let Some(_turn) = gpus(2) else { return };
-    set_device(0);
-    let backend = backend();
-    let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, 4096).expect("memory"));
-    let ring = backend.allocate(DeviceId::HOST, 4096).expect("memory");
-    let stream = backend.create_stream(GPU0).expect("a stream");
-    let mut graph = std::ptr::null_mut();
-    // SAFETY: outputs are valid for the calls; the stream is of the current context.
-    unsafe {
-        ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
-        let refused = run(&backend, &relay(4096, DeviceId::HOST, 2, 1024, [GPU0, GPU1]), (dst, src), &[ring], stream);
-        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("staging")), "{refused:?}");
-        run(&backend, &direct(4096, GPU0), (dst, src), &[], stream).expect("captured");
-        ok(sys::cuStreamEndCapture(raw(stream), &mut graph));
-        assert!(!graph.is_null());
-        ok(sys::cuGraphDestroy(graph));
-    }
-}
-
-#[test]
 fn sixteen_threads_with_random_plans_on_all_executors_in_one_context_corrupt_nothing() {
     let Some(turn) = gpus(2) else { return };
     let count = turn.count;
@@ -726,6 +696,40 @@ fn a_plan_whose_memory_was_freed_is_refused_and_the_context_stays_usable() {
     assert_eq!((context.statistics().executions, context.statistics().bytes), (2, 2 * 4096));
     assert_eq!(context.device_statistics(GPU1).expect("known").allocated_bytes, 4096);
     assert_eq!(context.device_statistics(GPU0).expect("known").streams, 1);
+}
+
+#[test]
+fn memory_freed_in_stream_order_serves_earlier_work_and_nobody_waits_for_it() {
+    const BYTES: u64 = 8 << 20;
+    let Some(_turn) = gpus(1) else { return };
+    set_device(0);
+    let context = context(None, |_| ());
+    let [src, dst] = [GPU0, GPU0].map(|device| context.allocate(device, BYTES).expect("memory"));
+    let pattern: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8).collect();
+    write(src, &pattern);
+    let transfer = Transfer { dst, dst_device: GPU0, src, src_device: GPU0, bytes: BYTES };
+    let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+    let stream = context.create_stream(GPU0).expect("a stream");
+    let opened = Arc::new(AtomicBool::new(false));
+    let gate = opened.clone();
+    let hold = move || {
+        while !gate.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    };
+    context.launch_host(stream, Box::new(hold)).expect("enqueued");
+    plan.enqueue(stream).expect("enqueued");
+    context.free_async(src, stream).expect("freed"); // would never return if it waited
+    assert!(matches!(plan.execute(stream), Err(Error::MemoryFreed { address, .. }) if address == src));
+    let other = context.allocate(GPU0, BYTES).expect("memory");
+    assert_ne!(other, src, "memory that is still to be read was given out again");
+    opened.store(true, Ordering::Release);
+    context.synchronize_stream(stream).expect("it runs");
+    assert_bytes(&read(dst, BYTES as usize), &pattern, "what was freed behind it");
+    // A later free gives the driver what no work uses any more.
+    context.free(other).expect("freed");
+    assert!(context.backend().locate(src).expect("an answer").is_none());
+    assert_eq!(context.device_statistics(GPU0).expect("known").allocated_bytes, BYTES);
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! Host functions in captured streams, on real GPUs: they are the graph's.
+//! Captured streams on real GPUs: host functions and staging memory are the graph's.
 
 use super::*;
 use std::time::{Duration, Instant};
 
 /// A host function that counts its calls, and with it what tells when it is gone.
-fn counted() -> (Arc<AtomicU32>, mpgpu::backend::HostFunction) {
+fn counted() -> (Arc<AtomicU32>, mpgpu_runtime::backend::HostFunction) {
     let calls = Arc::new(AtomicU32::new(0));
     let seen = calls.clone();
     (calls, Box::new(move || _ = seen.fetch_add(1, Ordering::AcqRel)))
 }
 
 /// Captures it in a stream.
-fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu::backend::HostFunction) -> sys::CUgraph {
+fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu_runtime::backend::HostFunction) -> sys::CUgraph {
     let mut graph = std::ptr::null_mut();
     // SAFETY: the stream is of the current context; the output is valid for the call.
     unsafe {
@@ -97,4 +97,221 @@ fn a_captured_host_function_that_is_never_launched_is_given_back() {
     backend.synchronize_stream(stream).expect("it runs");
     assert_gone(&calls, "a function that has run");
     assert_eq!(calls.load(Ordering::Acquire), 1);
+}
+
+/// A graph, and what was instantiated of it.
+struct Graph {
+    graph: sys::CUgraph,
+    exec: sys::CUgraphExec,
+}
+
+impl Graph {
+    /// Captures what `enqueue` puts into a stream of the current context.
+    fn capture(mode: sys::CUstreamCaptureMode, stream: StreamHandle, enqueue: impl FnOnce()) -> Graph {
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the outputs are valid for the calls.
+        unsafe {
+            ok(sys::cuStreamBeginCapture_v2(raw(stream), mode));
+            enqueue();
+            ok(sys::cuStreamEndCapture(raw(stream), &mut graph));
+            ok(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+        }
+        Graph { graph, exec }
+    }
+
+    fn launch(&self, stream: StreamHandle) {
+        // SAFETY: instantiated above; the stream is of the current context.
+        ok(unsafe { sys::cuGraphLaunch(self.exec, raw(stream)) });
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made in `capture`, used no more.
+        unsafe {
+            ok(sys::cuGraphExecDestroy(self.exec));
+            ok(sys::cuGraphDestroy(self.graph));
+        }
+    }
+}
+
+const GLOBAL: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+/// Device memory on two GPUs, and what is to be in it.
+struct Pair {
+    src: u64,
+    dst: u64,
+    content: Vec<u8>,
+}
+
+impl Pair {
+    fn new(backend: &CudaBackend, bytes: u64, [from, to]: [DeviceId; 2]) -> Pair {
+        let [src, dst] = [from, to].map(|device| backend.allocate(device, bytes).expect("memory"));
+        Pair { src, dst, content: vec![0; bytes as usize] }
+    }
+
+    fn fill(&mut self, seed: u64) {
+        self.content = Random(seed).bytes(self.content.len());
+        write(self.src, &self.content);
+        write(self.dst, &vec![!self.content[0]; self.content.len()]);
+    }
+
+    #[track_caller]
+    fn check(&self, what: &str) {
+        assert_bytes(&read(self.dst, self.content.len()), &self.content, what);
+    }
+}
+
+#[test]
+fn a_staged_plan_is_captured_in_every_mode_and_every_launch_moves_every_byte() {
+    use sys::CUstreamCaptureMode::*;
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = (6 << 20) + 13;
+    let mut pair = Pair::new(&backend, bytes, [GPU0, GPU1]);
+    let [stream, other] = [(); 2].map(|()| backend.create_stream(GPU0).expect("a stream"));
+    // Rings on the host, in small pages and in huge ones, and on a GPU.
+    for (via, slot) in [(DeviceId::HOST, 256 << 10), (DeviceId::HOST, 3 << 20), (GPU1, 256 << 10)] {
+        let program = relay(bytes, via, 2, slot, [GPU0, GPU1]);
+        for mode in [GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED] {
+            // The plan's own ring is nowhere: a graph that used it would fault.
+            let graph = Graph::capture(mode, stream, || {
+                let end = run(&backend, &program, (pair.dst, pair.src), &[0], stream).expect("captured");
+                assert!(end.is_captured() && matches!(end.wait(), Err(BackendError::NotSupported(_))), "it has not run");
+            });
+            for (round, stream) in [stream, other, stream].into_iter().enumerate() {
+                pair.fill(round as u64 + slot);
+                graph.launch(stream);
+                backend.synchronize_stream(stream).expect("it runs");
+                pair.check(&format!("{via}, slots of {slot}, {mode:?}, launch {round}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn captured_and_other_executions_of_a_staged_plan_run_side_by_side() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let bytes = (24 << 20) + 5;
+    let context = context(forced(), |config| config.host_path = Some(true));
+    let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
+    let content = Random(77).bytes(bytes as usize);
+    let transfer = Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes };
+    for engine in [Engine::Stream, Engine::Graph] {
+        let plan = context.plan(&[transfer], &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
+        assert!(!plan.planned().program.rings.is_empty(), "it stages:\n{}", plan.describe());
+        let streams = [(); 3].map(|()| context.create_stream(GPU0).expect("a stream"));
+        write(src, &content);
+        write(dst, &vec![0x11; bytes as usize]);
+        // At work while the capture begins, and before and after it in the plan's own staging memory.
+        plan.enqueue(streams[1]).expect("enqueued");
+        let capture = || {
+            Graph::capture(GLOBAL, streams[0], || {
+                plan.enqueue(streams[0]).expect("captured");
+                assert!(plan.execute(streams[0]).expect("captured").is_captured());
+            })
+        };
+        let graphs = [capture(), capture()];
+        // All write the same bytes to the same place: what is in the slots must be its own execution's.
+        for round in 0..20 {
+            graphs[0].launch(streams[0]);
+            graphs[1].launch(streams[2]);
+            plan.enqueue(streams[1]).expect("enqueued");
+            if round % 5 == 0 {
+                streams.into_iter().for_each(|stream| context.synchronize_stream(stream).expect("it runs"));
+                assert_bytes(&read(dst, bytes as usize), &content, &format!("{engine:?}, round {round}"));
+                write(dst, &vec![round as u8; bytes as usize]);
+            }
+        }
+        plan.execute(streams[1]).expect("enqueued").wait().expect("it runs");
+        streams.into_iter().for_each(|stream| context.synchronize_stream(stream).expect("it runs"));
+        assert_bytes(&read(dst, bytes as usize), &content, "at the end");
+        // The same bytes by a launch and by an execution, for the record.
+        let timed = |work: &dyn Fn()| {
+            let times: Vec<f64> = (0..30)
+                .map(|_| {
+                    let begin = Instant::now();
+                    work();
+                    context.synchronize_stream(streams[0]).expect("it runs");
+                    begin.elapsed().as_secs_f64() * 1e6
+                })
+                .collect();
+            let mut times = times;
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        let twice = timed(&|| {
+            plan.enqueue(streams[0]).expect("enqueued");
+            plan.enqueue(streams[0]).expect("enqueued");
+        });
+        println!(
+            "ANSWER {engine:?}: two executions of {bytes} bytes {twice:.1} us, a launch of both captured {:.1} us",
+            timed(&|| graphs[0].launch(streams[0]))
+        );
+    }
+}
+
+#[test]
+fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_the_graph() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let bytes = (96 << 20) + 1;
+    // Before everything: memory of the test itself, and what the driver makes for the first graph of a context.
+    let keeper = backend();
+    let mut pair = Pair::new(&keeper, bytes, [GPU0, GPU1]);
+    let stream = keeper.create_stream(GPU0).expect("a stream");
+    drop(Graph::capture(GLOBAL, stream, || _ = run(&keeper, &direct(bytes, GPU0), (pair.dst, pair.src), &[], stream).expect("captured")));
+    let slot = 64 << 20;
+    let free = |what: &str| {
+        let free = staging::free_bytes(2);
+        set_device(0);
+        println!("ANSWER {what}: {free:?} bytes free");
+        free[1]
+    };
+    let before = free("before");
+    let ends = (pair.dst, pair.src);
+    let capture = || {
+        let backend = backend();
+        // The ring is on GPU 1. The backend is gone before the graph is launched.
+        Graph::capture(GLOBAL, stream, || {
+            run(&backend, &relay(bytes, GPU1, 2, slot, [GPU0, GPU1]), ends, &[0], stream).expect("captured");
+        })
+    };
+    let graph = capture();
+    assert!(before.saturating_sub(free("captured, and the backend gone")) >= 2 * slot, "the graph has its own memory");
+    pair.fill(1);
+    graph.launch(stream);
+    // Destroyed while it is at work. What is captured next must not get its memory before it is done.
+    drop(graph);
+    let also = Pair { src: pair.src, dst: keeper.allocate(GPU1, bytes).expect("memory"), content: pair.content.clone() };
+    let second = Graph::capture(GLOBAL, stream, || {
+        run(&keeper, &relay(bytes, GPU1, 2, slot, [GPU0, GPU1]), (also.dst, also.src), &[0], stream).expect("captured");
+    });
+    let other = keeper.create_stream(GPU0).expect("a stream");
+    second.launch(other);
+    [stream, other].into_iter().for_each(|stream| keeper.synchronize_stream(stream).expect("it runs"));
+    pair.check("a graph that was destroyed while it was at work");
+    also.check("the graph after it");
+    drop(second);
+    // The driver destroys what belonged to a graph on a thread of its own; the next call that frees memory frees it.
+    let begin = Instant::now();
+    loop {
+        let one = keeper.allocate(GPU1, 64).expect("memory");
+        keeper.free(one).expect("freed");
+        if before.saturating_sub(free("the graphs destroyed")) < bytes + slot {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "the memory of graphs that are gone was not freed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    keeper.free(also.dst).expect("freed");
+    // Captured again and again, it takes no more.
+    for round in 0..20 {
+        drop(capture());
+        let taken = before.saturating_sub(free("captured again and again"));
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(taken < 12 * slot, "{taken} bytes after {round} captures");
+    }
 }

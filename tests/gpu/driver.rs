@@ -524,6 +524,7 @@ const KINDS: [&str; 5] = ["copies", "waits for a value", "values written", "even
 
 /// Answers one question; nothing where none is asked.
 #[test]
+#[ignore = "a process that other tests start"]
 fn child_asks_the_driver() {
     let Ok(question) = std::env::var(VARIABLE) else { return };
     // Initialises the driver.

@@ -146,7 +146,7 @@ fn plan_case(words: &[&str]) -> String {
     let verify = *stream == "verified";
     let context = context(None, |config| {
         if verify {
-            config.verify = mpgpu::engine::Verify::Bytes;
+            config.verify = mpgpu_runtime::context::Verify::Bytes;
         }
     });
     let bytes = BYTES as u64;
@@ -202,6 +202,7 @@ fn plan_case(words: &[&str]) -> String {
 
 /// What the child of the tests below does; nothing otherwise.
 #[test]
+#[ignore = "a process that other tests start"]
 fn child_executes_what_was_freed() {
     let Ok(case) = std::env::var(CASE) else { return };
     // Initialises the driver.
@@ -214,7 +215,7 @@ fn child_executes_what_was_freed() {
 /// What a child says of a case, or how it ended.
 fn ask(case: &str) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", "freed::child_executes_what_was_freed", "--nocapture", "--test-threads=1"]).env(CASE, case);
+    command.args(["--ignored", "--exact", "freed::child_executes_what_was_freed", "--nocapture", "--test-threads=1"]).env(CASE, case);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("this program runs");
     let started = Instant::now();
     while child.try_wait().expect("a child").is_none() {

@@ -11,8 +11,8 @@ fn ends(dst: u64, src: u64, rings: &[u64]) -> Ends {
 
 /// Runs a program on the graph executor. The same `ends` are the same plan to the backend.
 fn launch(backend: &CudaBackend, program: &Arc<Program>, ends: &Ends, stream: StreamHandle) -> Completion {
-    let execution = Execution { program, endpoints: &ends.0, rings: &ends.1, stream, after: &[], verify: false, engine: Engine::Graph };
-    backend.execute(&execution).expect("enqueued")
+    let execution = Execution { engine: Engine::Graph, ..Execution::new(program, &ends.0, &ends.1, stream) };
+    backend.submit(&execution).expect("enqueued").expect("a completion")
 }
 
 /// In pieces, on two lanes.
@@ -92,6 +92,28 @@ fn a_thousand_launches_in_a_row_are_one_graph_and_each_moves_what_was_there() {
     assert!(last.is_none());
     let made = backend.graph_statistics();
     assert_eq!((made.launches, made.hits, made.instantiations, made.repoints), (100 * hundreds, 100 * hundreds - 1, 1, 0), "{made:?}");
+}
+
+#[test]
+fn a_prepared_program_has_its_graph_before_the_first_launch_and_has_moved_nothing() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let backend = backend();
+    let bytes = (1 << 20) + 5;
+    let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
+    let (before, content) = (vec![0x33; bytes as usize], Random(60).bytes(bytes as usize));
+    write(a, &content);
+    write(b, &before);
+    let (program, ends) = (pieces(bytes, 4), ends(b, a, &[]));
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let execution = Execution { engine: Engine::Graph, ..Execution::new(&program, &ends.0, &ends.1, stream) };
+    backend.prepare(&execution).expect("prepared");
+    backend.synchronize().expect("nothing to wait for");
+    assert_bytes(&read(b, bytes as usize), &before, "prepared");
+    launch(&backend, &program, &ends, stream).wait().expect("it runs");
+    assert_bytes(&read(b, bytes as usize), &content, "executed");
+    let made = backend.graph_statistics();
+    assert_eq!((made.launches, made.hits, made.instantiations), (1, 1, 1), "{made:?}");
 }
 
 #[test]
@@ -316,7 +338,7 @@ fn kernel_beside_copy(segments: &[u64], bytes: u64) -> Arc<Program> {
     let fused = (0_u32..).zip(segments).map(|(transfer, bytes)| piece(transfer, *bytes)).collect();
     let program = Program {
         transfers: segments.iter().copied().chain([bytes]).collect(),
-        lanes: vec![Lane::new(GPU0), Lane { device: GPU1, also: Some(GPU0) }],
+        lanes: vec![Lane::new(GPU0), Lane { device: GPU1, also: plan::Gpus::from_iter([GPU0]) }],
         rings: vec![],
         ops: vec![op(0, Mechanism::Kernel, fused), op(1, Mechanism::Copy, smallvec![piece(segments.len() as u32, bytes)])],
     };

@@ -36,6 +36,7 @@ fn come_and_go(seed: u64) {
 
 /// What the child of the test below does; nothing otherwise.
 #[test]
+#[ignore = "a process that other tests start"]
 fn child_comes_and_goes() {
     if std::env::var_os("LIFETIME_TEST_CHILD").is_none() {
         return;
@@ -63,7 +64,9 @@ fn child_comes_and_goes() {
 fn contexts_may_come_and_go_on_threads_that_come_and_go() {
     let Some(_turn) = gpus(2) else { return };
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", "lifetime::child_comes_and_goes", "--nocapture", "--test-threads=1"]).env("LIFETIME_TEST_CHILD", "1");
+    command
+        .args(["--ignored", "--exact", "lifetime::child_comes_and_goes", "--nocapture", "--test-threads=1"])
+        .env("LIFETIME_TEST_CHILD", "1");
     let output = command.output().expect("this program runs");
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     assert!(output.status.success(), "the child ended with {:?}, signal {:?}\n{out}\n{err}", output.status.code(), output.status.signal());

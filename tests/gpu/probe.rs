@@ -2,10 +2,10 @@
 //! GPUs, and is refused when stale. Times are only held against what no machine can do.
 
 use super::*;
-use mpgpu::backend::cuda::identity;
-use mpgpu::engine::{BackendChoice, Verify};
-use mpgpu::topology::probe::{ProbeOptions, Progress, Verdict};
-use mpgpu::tune::{Origin, digest};
+use mpgpu_measure::probe::{Integrity, ProbeOptions, Progress};
+use mpgpu_measure::tune::{Origin, digest};
+use mpgpu_runtime::context::{BackendChoice, Verify};
+use mpgpu_runtime::cuda::identity;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -70,7 +70,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     let context = open(Some("discovered"), Some(&directory)).expect("a context");
     let report = context.probe(&ProbeOptions::quick(), &mut |_| {}).expect("a probe");
     println!("{}", report.to_toml());
-    for hop in report.probed.hops.iter().filter(|hop| hop.verdict == Verdict::Intact) {
+    for hop in report.probed.hops.iter().filter(|hop| hop.verdict == Integrity::Intact) {
         // From a fifth of PCIe 1 x1 to more than any link of a node has.
         assert!((50e6..5e12).contains(&hop.rate) && (0.5e-6..5e-3).contains(&hop.start), "{hop:?}");
     }
@@ -79,7 +79,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     assert_eq!(machine.gpu_count(), turn.count);
     for gpu in (0..turn.count).map(DeviceId::gpu) {
         for (from, to) in [(gpu, DeviceId::HOST), (DeviceId::HOST, gpu)] {
-            let intact = report.probed.hops.iter().any(|hop| (hop.from, hop.to) == (from, to) && hop.verdict == Verdict::Intact);
+            let intact = report.probed.hops.iter().any(|hop| (hop.from, hop.to) == (from, to) && hop.verdict == Integrity::Intact);
             assert_eq!(machine.route(from, to).is_some(), intact, "{from} to {to}");
         }
     }

@@ -17,9 +17,9 @@ fn reset() {
 /// What a program has when it resets its devices.
 struct Program {
     context: Context,
-    plan: Arc<mpgpu::engine::Plan>,
+    plan: Arc<mpgpu_runtime::context::Plan>,
     stream: StreamHandle,
-    event: mpgpu::backend::EventHandle,
+    event: mpgpu_runtime::backend::EventHandle,
     buffers: [u64; 2],
     host: u64,
 }
@@ -79,7 +79,7 @@ fn everything_is_refused(program: &Program) {
         refused("synchronize_stream", context.synchronize_stream(stream));
         refused("record_event", context.record_event(*event, stream));
         refused("stream_wait_event", context.stream_wait_event(stream, *event));
-        let signal = mpgpu::backend::Signal { counter: *host, value: 1 };
+        let signal = mpgpu_runtime::backend::Signal { counter: *host, value: 1 };
         refused("stream_wait_signals", context.stream_wait_signals(stream, &[signal]));
         refused("stream_raise_signals", context.stream_raise_signals(stream, &[signal]));
         refused("launch_host", context.launch_host(stream, Box::new(|| panic!("it was refused"))));
@@ -102,6 +102,7 @@ fn everything_is_refused(program: &Program) {
 
 /// One case; nothing where none is asked for.
 #[test]
+#[ignore = "a process that other tests start"]
 fn child_resets() {
     let Ok(case) = std::env::var(VARIABLE) else { return };
     let engine = if case.contains("graph") { Engine::Graph } else { Engine::Auto };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Ranks that plan alone: a ring of processes, one for each GPU, in which every rank puts to its right neighbour in
-// every step, with signals both ways as docs/share.md shows. Three plans of each put take turns: one path, what mp_plan
-// chooses, and what it chooses when the host path is asked for by name. Prints GB/s of all ranks together, the median
-// of the rounds and their spread; every byte of the last step is checked.
+// every step, with signals both ways as docs/guide/processes.md shows. Three plans of each put take turns: one path,
+// what mp_plan chooses, and what it chooses when the host path is asked for by name. Prints GB/s of all ranks together,
+// the median of the rounds and their spread; every byte of the last step is checked.
 //   mpirun -n RANKS ring [MIB...]
 #include <mpgpu/mpi.hpp>
 

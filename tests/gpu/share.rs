@@ -3,8 +3,8 @@
 
 use super::scale::{is_reduced, scaled};
 use super::*;
-use mpgpu::backend::{Signal, SignalWait};
-use mpgpu::share::Handle;
+use mpgpu_runtime::backend::{Signal, SignalWait};
+use mpgpu_runtime::ipc::Handle;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ const WAYS: [(SignalWait, Engine); 2] = [(SignalWait::Operation, Engine::Auto), 
 const CHILD: &str = "SHARE_TEST_CHILD";
 
 /// Copies of one transfer, in the order of a stream.
-fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu::engine::Plan> {
+fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu_runtime::context::Plan> {
     let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes };
     context.plan(&[transfer], &PlanOptions::default()).expect("a plan")
 }
@@ -66,7 +66,7 @@ impl Peer {
     fn waiting(wait: SignalWait) -> Peer {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command
-            .args(["--exact", "share::child_obeys", "--nocapture", "--test-threads=1"])
+            .args(["--ignored", "--exact", "share::child_obeys", "--nocapture", "--test-threads=1"])
             .env(CHILD, if wait == SignalWait::Kernel { "kernel" } else { "operation" });
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
         let (orders, answers) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
@@ -100,6 +100,7 @@ fn word(round: u64, i: usize) -> u64 {
 
 /// Obeys the tests below. Does nothing otherwise.
 #[test]
+#[ignore = "a process that other tests start"]
 fn child_obeys() {
     let Ok(wait) = std::env::var(CHILD) else { return };
     let (wait, engine) = WAYS[usize::from(wait == "kernel")];

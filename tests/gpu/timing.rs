@@ -52,19 +52,19 @@ fn timestamps_inside_a_capture_are_refused() {
     let (src, dst) = (backend.allocate(GPU0, bytes).expect("memory"), backend.allocate(GPU0, bytes).expect("memory"));
     let stream = backend.create_stream(GPU0).expect("a stream");
     let (program, endpoints, rings) = (direct(bytes, GPU0), Arc::from([Endpoints { dst, src }]), Arc::from([]));
-    let execution =
-        Execution { program: &program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Stream };
+    let execution = Execution { report: Report::Times, ..Execution::new(&program, &endpoints, &rings, stream) };
     let mut graph = std::ptr::null_mut();
     // SAFETY: a stream of the backend, and an output that is valid for the call.
     let error = unsafe {
         ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
-        let error = backend.execute_timed(&execution).expect_err("refused");
+        let error = backend.submit(&execution).expect_err("refused");
         ok(sys::cuStreamEndCapture(raw(stream), &mut graph));
         ok(sys::cuGraphDestroy(graph));
         error
     };
     assert!(matches!(&error, BackendError::NotSupported(text) if text.contains("outside of a capture")), "{error}");
-    backend.execute_timed(&execution).expect("enqueued").times().expect("the backend is as usable as before");
+    let end = backend.submit(&execution).expect("enqueued").expect("a completion");
+    end.times().expect("the backend is as usable as before");
     for address in [src, dst] {
         backend.free(address).expect("freed");
     }

@@ -11,11 +11,11 @@
 
 use crate::common::{Random, resident_bytes, setting};
 use crate::node::*;
-use mpgpu::ffi::*;
+use mpgpu::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::io::Write;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ struct Memory {
     bytes: u64,
 }
 
-/// Counters in a lasting context, and the stream that raises them, in which nothing ever waits.
+/// Counters in a lasting context, behind them one that no stream is given, and the stream that raises them, in which nothing ever waits.
 struct Counters {
     owner: mp_context_t,
     first: usize,
@@ -96,6 +96,17 @@ struct Counters {
 
 /// Calls of each function, and how many of them succeeded.
 type Counts = BTreeMap<&'static str, [u64; 2]>;
+
+/// The allgather of one rank.
+unsafe extern "C" fn copy_to_itself(_: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
+    // SAFETY: both have room for the bytes of the one rank that there is.
+    unsafe { receive.cast::<u8>().copy_from_nonoverlapping(send.cast(), bytes) };
+    0
+}
+
+unsafe extern "C" fn no_allgather(_: *mut c_void, _: *const c_void, _: *mut c_void, _: usize) -> i32 {
+    -3
+}
 
 /// One thread of one round.
 struct Fuzzer<'a> {
@@ -147,7 +158,7 @@ fn pointer<T>(address: usize) -> *mut T {
 impl Fuzzer<'_> {
     /// What is done, and how often beside the others.
     #[expect(clippy::type_complexity, reason = "a table")]
-    const ACTIONS: [(u64, fn(&mut Self)); 16] = [
+    const ACTIONS: [(u64, fn(&mut Self)); 17] = [
         (4, Self::texts),
         (1, Self::log),
         (1, Self::context),
@@ -164,6 +175,7 @@ impl Fuzzer<'_> {
         (14, Self::request),
         (8, Self::share),
         (8, Self::signal),
+        (3, Self::node),
     ];
 
     fn before(&mut self, name: &'static str) {
@@ -326,6 +338,12 @@ impl Fuzzer<'_> {
             let (context, mut gpus, mut hosts) = (self.a_context(), -1, -1);
             let outs = (self.out(&mut gpus), self.out(&mut hosts));
             call!(self, mp_context_device_count(context, outs.0, outs.1));
+            let mut backend = mp_backend_t::MP_BACKEND_AUTO;
+            let out = self.out(&mut backend);
+            call!(self, mp_context_backend(context, out));
+            let mut capturing = -1;
+            let out = self.out(&mut capturing);
+            call!(self, mp_stream_is_capturing(context, null_mut(), out));
         }
         if self.one_in(2) {
             // One that lasts is not destroyed before its round ends.
@@ -342,6 +360,7 @@ impl Fuzzer<'_> {
             backend,
             staging_bytes: [0, 1 << 14, 1 << 16, 1, 1 << 20, self.odd()][self.below(6) as usize],
             cache_plans: [0, 1, 3, 20, u64::MAX][self.below(5) as usize],
+            signal_wait: self.below(4) as i32 - i32::from(self.one_in(8)),
             ..context_options()
         };
         let version = if self.one_in(8) { self.odd() as u32 } else { MP_VERSION };
@@ -418,7 +437,11 @@ impl Fuzzer<'_> {
             assert_eq!(memory, poison(), "an output was written");
         } else if bytes > 4 << 20 || self.mine.len() >= REMEMBERED {
             // The system may promise more than it has; nobody touches it.
-            call!(self, mp_free(context, memory));
+            // No work uses it yet, so the order of any stream will do.
+            let stream = self.a_stream();
+            if !call!(self, mp_free_async(context, memory, stream)) {
+                call!(self, mp_free(context, memory));
+            }
             self.forget(memory.addr());
         } else {
             self.mine.push(Memory { owner: context.addr(), device, address: memory.addr(), bytes });
@@ -431,7 +454,12 @@ impl Fuzzer<'_> {
             // Wrong: an address inside memory, of another context, freed before, or none at all.
             let address = self.an_address();
             if self.mine.iter().all(|memory| memory.address != address) {
-                call!(self, mp_free(context, pointer(address)));
+                let stream = self.a_stream();
+                if self.one_in(2) {
+                    call!(self, mp_free(context, pointer(address)));
+                } else {
+                    call!(self, mp_free_async(context, pointer(address), stream));
+                }
             }
             return;
         }
@@ -572,6 +600,51 @@ impl Fuzzer<'_> {
         }
     }
 
+    /// A node of this process alone, a plan of it, and both given back: others may not destroy a plan that this thread executes.
+    fn node(&mut self) {
+        let context = self.a_context();
+        let (rank, ranks) = if self.one_in(8) { (self.odd() as u32, self.odd() as u32) } else { (0, 1) };
+        let device = self.odd_i32();
+        let options = mp_node_options_t {
+            size: size_of::<mp_node_options_t>(),
+            devices: &device,
+            device_count: self.below(2) as usize,
+            socket: null(),
+        };
+        let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
+        let allgather: mp_allgather_t = match self.below(12) {
+            0 => None,
+            1 => Some(no_allgather),
+            _ => Some(copy_to_itself),
+        };
+        let mut node = poison();
+        let out = self.out(&mut node);
+        if !call!(self, mp_node_create(context, rank, ranks, allgather, null_mut(), options, out)) {
+            assert_eq!(node, poison(), "an output was written");
+            // A handle of another kind, or of none.
+            node = pointer(self.odd() as usize);
+        }
+        let window = mp_window_t { memory: pointer(self.an_address()), bytes: self.below(200) };
+        let mut end = || mp_node_end_t { rank: self.below(2) as u32, window: self.below(2) as u32, offset: self.below(300) };
+        let [dst, src] = [end(), end()];
+        let transfer = mp_node_transfer_t { dst, src, bytes: self.below(100) };
+        let (windows, transfers) = (self.below(2) as usize, self.below(2) as usize);
+        let mut plan = poison();
+        let out = self.out(&mut plan);
+        if call!(self, mp_node_plan(node, &window, windows, &transfer, transfers, null(), out)) {
+            if windows * transfers == 0 {
+                call!(self, mp_execute(plan, null_mut(), null_mut()));
+            }
+            call!(self, mp_plan_destroy(plan));
+        } else {
+            assert_eq!(plan, poison(), "an output was written");
+        }
+        call!(self, mp_node_destroy(node));
+        if self.one_in(4) {
+            call!(self, mp_node_destroy(node));
+        }
+    }
+
     fn plan_questions(&mut self) {
         let plan = self.pools.plans.pick(&mut self.random);
         if self.one_in(16) {
@@ -586,6 +659,9 @@ impl Fuzzer<'_> {
         let mine = self.planned.get(self.random.below(self.planned.len() as u64) as usize).copied();
         let plan = if self.alone { self.pools.plans.pick(&mut self.random) } else { pointer(mine.unwrap_or(0xDEAD_BEEF)) };
         let stream = self.a_stream();
+        if self.one_in(8) {
+            call!(self, mp_plan_prepare(plan, stream));
+        }
         if self.one_in(2) {
             call!(self, mp_execute(plan, stream, null_mut()));
             return;
@@ -596,7 +672,7 @@ impl Fuzzer<'_> {
             assert_eq!(request, poison(), "an output was written");
         } else if let Some(mut old) = self.pools.requests.put(&mut self.random, request, REMEMBERED) {
             // Fails where it was waited for already.
-            call!(self, mp_request_free(&mut old));
+            call!(self, mp_request_destroy(&mut old));
         }
     }
 
@@ -607,7 +683,7 @@ impl Fuzzer<'_> {
         match self.below(3) {
             0 => call!(self, mp_wait(place)),
             1 => call!(self, mp_test(place, done)),
-            _ => call!(self, mp_request_free(place)),
+            _ => call!(self, mp_request_destroy(place)),
         };
     }
 
@@ -658,9 +734,38 @@ impl Fuzzer<'_> {
         let (owner, raiser, counter) = (*owner, *raiser, *first + 8 * index);
         values[index] += self.random.below(3);
         let value = values[index];
+        let spare = pointer(*first + 8 * COUNTERS as usize);
         let good = [mp_signal_t { counter: pointer(counter), value }];
         let odd = mp_signal_t { counter: pointer(self.an_address()), value: self.odd() };
-        match self.below(6) {
+        match self.below(8) {
+            6 => {
+                let (mut counters, count) = (poison(), if self.one_in(4) { self.odd() } else { self.below(64) });
+                let out = self.out(&mut counters);
+                if call!(self, mp_signal_alloc(context, count, out)) {
+                    let mut first = 77;
+                    // A context that others may destroy has no memory to look at.
+                    if self.lasting.contains(&context.addr()) && call!(self, mp_signal_read(context, counters, &mut first)) {
+                        assert_eq!(first, 0);
+                    }
+                    call!(self, mp_free(context, counters.cast()));
+                } else {
+                    assert_eq!(counters, poison(), "an output was written");
+                }
+            }
+            7 => {
+                // A raise to less, of a counter that streams have been given, would have a wait never end.
+                let (mut reached, mut now) = (77, 77);
+                let outs = (self.out(&mut reached), self.out(&mut now));
+                call!(self, mp_signal_test(owner, pointer(counter), value, outs.0));
+                call!(self, mp_signal_read(owner, pointer(counter), outs.1));
+                assert!(matches!(reached, 0 | 1 | 77));
+                call!(self, mp_signal_raise(owner, spare, value));
+                call!(self, mp_signal_raise(owner, pointer(counter + 4), value));
+                if self.lasting.contains(&context.addr()) {
+                    call!(self, mp_signal_read(context, odd.counter, outs.1));
+                    call!(self, mp_signal_test(context, odd.counter, odd.value, outs.0));
+                }
+            }
             0 | 1 => {
                 // The raise first: a context destroyed in between would wait for ever for a wait that nobody ends.
                 if self.one_in(4) {
@@ -673,10 +778,10 @@ impl Fuzzer<'_> {
             }
             2 => {
                 let seconds = [0.0, 1e-5, -1.0, f64::NAN, f64::NEG_INFINITY][self.below(5) as usize];
-                call!(self, mp_signal_wait(owner, pointer(counter), value, seconds));
+                call!(self, mp_signal_synchronize(owner, pointer(counter), value, seconds));
                 // Memory that another thread may give back meanwhile is not looked at.
                 if self.lasting.contains(&context.addr()) {
-                    call!(self, mp_signal_wait(context, odd.counter, odd.value, seconds));
+                    call!(self, mp_signal_synchronize(context, odd.counter, odd.value, seconds));
                 }
             }
             3 => {
@@ -705,12 +810,10 @@ impl Fuzzer<'_> {
         let total: u64 = Self::ACTIONS.iter().map(|(weight, _)| weight).sum();
         for at in 0..LASTING {
             let owner: mp_context_t = pointer(self.lasting[at]);
-            let (mut memory, mut raiser) = (null_mut(), null_mut());
-            assert!(call!(self, mp_alloc(owner, MP_DEVICE_HOST, 8 * COUNTERS, &mut memory)), "{}", last_error());
+            let (mut first, mut raiser) = (null_mut(), null_mut());
+            assert!(call!(self, mp_signal_alloc(owner, COUNTERS + 1, &mut first)), "{}", last_error());
             assert!(call!(self, mp_stream_create(owner, MP_DEVICE_HOST, &mut raiser)), "{}", last_error());
-            // SAFETY: just allocated, and so large.
-            unsafe { memory.write_bytes(0, 8 * COUNTERS as usize) };
-            self.counters.push(Counters { owner, first: memory.addr(), raiser, values: [0; COUNTERS as usize] });
+            self.counters.push(Counters { owner, first: first.addr(), raiser, values: [0; COUNTERS as usize] });
         }
         while self.calls < calls {
             let mut at = self.below(total);

@@ -4,7 +4,7 @@
 //! What C cannot promise is left out: ordinary host memory is taken at the caller's word, so host ranges are real ones here.
 
 use crate::node::*;
-use mpgpu::ffi::*;
+use mpgpu::*;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;
@@ -145,6 +145,7 @@ impl World {
                 5 => self.free(context, n),
                 6..=9 => self.plan(context, n),
                 10..=13 => self.execute(n),
+                23 => self.prepare(n),
                 14 => {
                     let plan = pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[1], poison());
                     mp_plan_destroy(plan);
@@ -155,7 +156,7 @@ impl World {
                     match n[2] % 4 {
                         0 => mp_wait(&mut request),
                         1 => mp_test(&mut request, &mut done),
-                        2 => mp_request_free(&mut request),
+                        2 => mp_request_destroy(&mut request),
                         _ => mp_wait(null_mut()),
                     };
                 }
@@ -218,6 +219,12 @@ impl World {
                     let (mut gpus, mut hosts) = (-1, -1);
                     let status = mp_context_device_count(context, if n[1].is_multiple_of(4) { null_mut() } else { &mut gpus }, &mut hosts);
                     assert!(status == MP_SUCCESS || (gpus, hosts) == (-1, -1));
+                    let mut backend = mp_backend_t::MP_BACKEND_AUTO;
+                    let status = mp_context_backend(context, if n[1].is_multiple_of(4) { null_mut() } else { &mut backend });
+                    assert_eq!(status == MP_SUCCESS, backend == mp_backend_t::MP_BACKEND_HOST);
+                    let mut capturing = -1;
+                    let status = mp_stream_is_capturing(context, poison(), &mut capturing);
+                    assert_eq!(status == MP_SUCCESS, capturing == 0);
                 }
             }
         }
@@ -232,6 +239,7 @@ impl World {
             backend: [0, 1, 0, 2, 3, -1][n[2] as usize % 6],
             staging_bytes: [0, 1 << 14, 1 << 16, 1][n[3] as usize % 4],
             cache_plans: [0, 1, 3, u64::MAX][n[4] as usize % 4],
+            signal_wait: [0, 1, 2, 3][n[6] as usize % 4],
             ..context_options()
         };
         let mut context = poison();
@@ -354,6 +362,12 @@ impl World {
         self.expect(&transfers);
     }
 
+    /// Plans whose memory was freed are refused; nothing is moved by any.
+    fn prepare(&mut self, n: [u16; 8]) {
+        let plan = pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[1], poison());
+        mp_plan_prepare(plan, if n[2].is_multiple_of(2) { null_mut() } else { handle(&self.streams, n[3]) });
+    }
+
     unsafe fn export(&mut self, context: mp_context_t, n: [u16; 8]) {
         let addresses: Vec<usize> = self.memory.keys().chain(&self.freed).copied().collect();
         let (base, offset) = (pick(&addresses, n[1], 0x1000), usize::from(n[2]) % 64);
@@ -406,7 +420,20 @@ impl World {
         let seconds = [0.0, -1.0, f64::NAN, f64::NEG_INFINITY][usize::from(n[4]) % 4];
         // SAFETY: the list is valid for the calls; the address is the library's to check.
         unsafe {
-            mp_signal_wait(context, counter, odd_number(n[3]), seconds);
+            mp_signal_synchronize(context, counter, odd_number(n[3]), seconds);
+            let (mut value, mut reached, mut counters) = (77, 77, poison());
+            let read = mp_signal_read(context, counter, &mut value);
+            let tested = mp_signal_test(context, counter, value, &mut reached);
+            assert_eq!((read, reached), (tested, if read == MP_SUCCESS { 1 } else { 77 }));
+            // To what it stands at: other memory is looked at too.
+            assert_eq!(mp_signal_raise(context, counter, value), read);
+            if mp_signal_alloc(context, u64::from(n[7] % 99), &mut counters) == MP_SUCCESS {
+                ok(mp_signal_read(context, counters, &mut value));
+                assert_eq!(value, 0);
+                ok(mp_free(context, counters.cast()));
+            } else {
+                assert_eq!(counters, poison());
+            }
             mp_stream_wait_signals(context, handle(&self.streams, n[5]), signals.as_ptr(), 0);
             mp_stream_raise_signals(context, poison(), signals.as_ptr(), 1);
             mp_stream_wait_signals(context, poison(), null(), usize::from(n[6]));

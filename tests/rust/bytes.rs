@@ -4,11 +4,11 @@
 //! byte outside the destinations that changed is found as surely as one inside that did not.
 
 use crate::common::Random;
-use mpgpu::backend::host::HostBackend;
-use mpgpu::backend::{EventHandle, StreamHandle};
-use mpgpu::engine::{Config, Context, PlanOptions, Transfer, Verify};
-use mpgpu::plan::{Options, validate};
-use mpgpu::topology::{DeviceId, Machine};
+use mpgpu_core::plan::{Options, validate};
+use mpgpu_core::topology::{DeviceId, Machine};
+use mpgpu_runtime::backend::{EventHandle, StreamHandle};
+use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer, Verify};
+use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;
 use std::sync::Arc;
 

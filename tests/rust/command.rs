@@ -76,7 +76,7 @@ fn assert_picture(svg: &str) {
 }
 
 fn presets() -> Vec<&'static str> {
-    mpgpu::topology::preset_names().collect()
+    mpgpu_core::topology::preset_names().collect()
 }
 
 #[test]
@@ -150,9 +150,9 @@ fn topo_shows_links_both_directions_relays_and_what_is_assumed() {
     for part in [
         "GB/s (10^9 bytes per second)",
         "nvlink  396.0, both together 778.0",
-        "87.0 there, 70.0 back, shares host0.read, host0.write",
-        "host0.read    153.0  host0>root0 host0>root1",
-        "one copy 6.7 us",
+        "198.0 there, 173.0 back, shares root0.read, root0.write, host0.read, host0.write, host0",
+        "host0.read   153.0, staged 198.0  host0>root0 host0>root1",
+        "copy 6.7 us; issue 2.2 us",
         "mpgpu topo hgx-h200 --toml",
     ] {
         assert!(text.contains(part), "{part} in {text}");
@@ -162,7 +162,7 @@ fn topo_shows_links_both_directions_relays_and_what_is_assumed() {
     let (folder, preset) = (Folder::new("staged"), output(&["topo", "hgx-h200", "--toml"]));
     let file = folder.file("node.toml");
     let other = preset
-        .replace("capacity = 153e9", "capacity = 153e9\nstaged = 190e9")
+        .replace("capacity = 153e9\nstaged = 198e9", "capacity = 153e9\nstaged = 190e9")
         .replace("capacity = 778e9", "capacity = 778e9\nstaged = 700e9");
     std::fs::write(&file, other).expect("written");
     let (text, value) = (output(&["topo", &file]), json(&["topo", &file, "--json"]));
@@ -188,24 +188,48 @@ fn a_presets_file_names_the_source_of_each_figure_and_is_read_back_as_the_same_m
 }
 
 #[test]
-fn every_preset_is_drawn() {
-    let folder = Folder::new("topo");
-    let file = folder.file("machine.svg");
+fn every_preset_is_a_graph_with_its_nodes_and_links() {
     for name in presets() {
-        output(&["topo", name, "--svg", &file]);
-        let svg = read(&file);
-        assert_picture(&svg);
+        let graph = output(&["topo", name, "--dot"]);
         let machine = json(&["topo", name, "--json"]);
+        assert!(graph.starts_with(&format!("graph \"{name}\" {{\n")) && graph.ends_with("}\n"), "{graph}");
         for node in machine["nodes"].as_array().expect("a list") {
-            assert!(svg.contains(&format!(">{}</text>", node["name"].as_str().expect("a name"))), "{name}: {node}");
+            let node = node["name"].as_str().expect("a name");
+            assert!(graph.contains(&format!("    \"{node}\" [")) && graph.contains(&format!("<b>{node}</b>")), "{name}: {node}");
         }
-        let kinds: Vec<&str> = machine["links"].as_array().expect("a list").iter().filter_map(|link| link["kind"].as_str()).collect();
-        for (kind, class) in [("nvlink", "class=\"nvlink\""), ("pcie", "class=\"pcie\""), ("host", "class=\"hostlink\"")] {
-            // One line more is the legend's.
-            let links = kinds.iter().filter(|other| **other == kind).count();
-            let expected = if links == 0 { 0 } else { links / 2 + 1 };
-            assert_eq!(svg.matches(class).count(), expected, "{name}: both directions of a {kind} link are one line");
-        }
+        // A line for both directions of a link, but for meshes.
+        let links = machine["links"].as_array().expect("a list").len() / 2;
+        let drawn = graph.lines().filter(|line| line.contains(" -- ") && line.contains("label=")).count();
+        let in_meshes = match name {
+            "dgx1-v100" => 16,
+            "gh200-4" => 6 + 6,
+            "summit" => 3 + 3,
+            "beluga" | "narval" | "hgx-h100-4" => 6,
+            _ => 0,
+        };
+        assert_eq!(
+            (drawn + in_meshes, graph.contains("between every two")),
+            (links, in_meshes > 0 && name != "dgx1-v100"),
+            "{name}\n{graph}"
+        );
+    }
+    // As nvidia-smi shows it: a row for each GPU.
+    let graph = output(&["topo", "dgx1-v100", "--dot"]);
+    assert!(graph.contains("<tr><td bgcolor=\"#eeeeee\">gpu4</td><td>47.9</td><td></td>"), "{graph}");
+}
+
+#[test]
+fn graphviz_draws_every_preset() {
+    use std::io::Write;
+    use std::process::Stdio;
+    for name in presets() {
+        let graph = output(&["topo", name, "--dot"]);
+        let dot = Command::new("dot").arg("-Tsvg").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let Ok(mut dot) = dot else { return crate::skip::skip("Graphviz's `dot` is not installed (the package graphviz)") };
+        dot.stdin.take().expect("a pipe").write_all(graph.as_bytes()).expect("dot reads");
+        let drawn = dot.wait_with_output().expect("dot ends");
+        let said = String::from_utf8_lossy(&drawn.stderr);
+        assert!(drawn.status.success() && said.is_empty() && String::from_utf8_lossy(&drawn.stdout).contains("<svg"), "{name}: {said}");
     }
 }
 
@@ -303,24 +327,6 @@ fn trace_measures_on_the_host_backend_and_says_what_that_is() {
 }
 
 #[test]
-fn bench_puts_with_signal_into_another_process_and_checks_the_bytes_there() {
-    let folder = Folder::new("puts");
-    let file = folder.file("puts.json");
-    let arguments = ["bench", "--backend", "host", "--case", "put_signal,put_latency", "--sizes", "100,300000", "--repeat", "2", "--json"];
-    let run = mpgpu(&[&arguments[..], &[&file]].concat());
-    let (text, progress) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    assert!(run.status.success(), "{progress}");
-    assert!(text.contains("in one process") && text.contains("the signal alone"), "{text}");
-    let report: Value = serde_json::from_str(&read(&file)).expect("JSON");
-    let results = report["results"].as_array().expect("results");
-    let found: Vec<_> = results.iter().map(|r| (r["case"].as_str(), r["size"].as_u64(), r["bytes"].as_u64())).collect();
-    let put = |size: u64| [1, 4, 1].map(|puts| (Some("put_signal"), Some(size), Some(size * puts)));
-    let latency = |size: u64| (Some("put_latency"), Some(size), Some(size));
-    assert_eq!(found, [put(100), put(300_000)].concat().into_iter().chain([latency(100), latency(300_000)]).collect::<Vec<_>>());
-    assert!(results.iter().all(|r| r["verified"] == true && r["mpgpu"]["total"]["median"].as_f64() > Some(0.0)), "{results:?}");
-}
-
-#[test]
 fn predictions_are_checked_with_and_without_host_memory() {
     let folder = Folder::new("check");
     let machine = folder.file("machine.toml");
@@ -369,8 +375,8 @@ fn a_probe_that_is_kept_is_tuned_and_one_that_goes_elsewhere_is_not() {
     assert!(probe(&[]).contains("tuned with it: made for probed"));
     let [file, tuning] = &kept()[..] else { panic!("a probe and a tuning: {:?}", kept()) };
     let (topology, tuned) =
-        (mpgpu::topology::parse(&read(file)).expect("a topology"), mpgpu::tune::parse(&read(tuning)).expect("a tuning"));
-    assert_eq!((tuned.digest, tuned.classes.len()), (mpgpu::tune::digest(&topology), 2));
+        (mpgpu_core::topology::parse(&read(file)).expect("a topology"), mpgpu_measure::tune::parse(&read(tuning)).expect("a tuning"));
+    assert_eq!((tuned.digest, tuned.classes.len()), (mpgpu_measure::tune::digest(&topology), 2));
     let quick: Value = serde_json::from_str(&probe(&["--quick", "--json"])).expect("JSON");
     assert_eq!((&quick["probe"]["tuning"], kept().len()), (&Value::Null, 1), "the tuning of the probe before is gone");
 }
@@ -404,8 +410,8 @@ fn a_judgement_is_of_the_tuning_in_force_and_says_so() {
 
 #[test]
 fn the_names_of_this_machine_are_known_wherever_a_machine_is_named() {
-    if mpgpu::backend::cuda::device_count().is_ok() {
-        return;
+    if mpgpu_runtime::cuda::device_count().is_ok() {
+        return crate::skip::skip("there are GPUs, which have a topology");
     }
     for name in ["discovered", "probed"] {
         let transfer = "gpu0:gpu1:1M";
@@ -430,9 +436,9 @@ fn errors_name_the_value_and_what_to_do() {
     for (error, parts) in [
         (error(&["topo", "belluga"]), ["belluga", "presets are beluga, narval"]),
         (error(&["topo", &broken]), ["broken.toml", "name"]),
-        (error(&["topo", "--svg", "machine.svg"]), ["there is no machine to show", "mpgpu topo beluga"]),
-        (error(&["topo", "beluga", "--svg", &missing]), ["folder.svg", "create the folder first"]),
-        (error(&["topo", "beluga", "--svg", &here]), ["cannot write", "name a file in it"]),
+        (error(&["topo", "--dot"]), ["there is no machine to show", "mpgpu topo beluga"]),
+        (error(&["trace", "--topology", "beluga", "gpu0:gpu1:1M", "--svg", &missing]), ["folder.svg", "create the folder first"]),
+        (error(&["trace", "--topology", "beluga", "gpu0:gpu1:1M", "--svg", &here]), ["cannot write", "name a file in it"]),
         (plan("gpu0:gpu1"), ["gpu0:gpu1", "SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M"]),
         (plan("gpu0-gpu1-64M"), ["gpu0-gpu1-64M", "SOURCE:DESTINATION:BYTES"]),
         (plan("gpu0:cpu:64M"), ["cpu", "gpu0, gpu1, … or host0, host1, …"]),
@@ -458,8 +464,8 @@ fn help_texts_teach_by_examples_that_work() {
         assert!(examples.len() > 2, "{help}");
         let folder = Folder::new(&format!("help-{command}"));
         for example in examples {
-            // What follows two blanks explains, what follows ';' or '>' is the shell's. Real runs on this machine are other tests'.
-            let line = example.split("  ").next().unwrap_or_default().split([';', '>']).next().unwrap_or_default();
+            // What follows two blanks explains, what follows ';', '|' or '>' is the shell's. Real runs on this machine are other tests'.
+            let line = example.split("  ").next().unwrap_or_default().split([';', '|', '>']).next().unwrap_or_default();
             let words: Vec<String> = line
                 .split_whitespace()
                 .map(|word| if word.ends_with(".svg") || word.ends_with(".json") { folder.file(word) } else { word.to_owned() })
@@ -471,35 +477,22 @@ fn help_texts_teach_by_examples_that_work() {
     }
 }
 
-/// The pictures of `docs/command.md`: file, and the command that makes it.
-const PICTURES: [(&str, &[&str]); 5] = [
-    ("topo-beluga.svg", &["topo", "beluga", "--svg"]),
-    ("topo-dgx1-v100.svg", &["topo", "dgx1-v100", "--svg"]),
-    ("topo-gh200-4.svg", &["topo", "gh200-4", "--svg"]),
-    ("topo-hgx-h200.svg", &["topo", "hgx-h200", "--svg"]),
-    ("trace-beluga.svg", &["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--svg"]),
-];
-
-/// `UPDATE_DOCS=1` writes them; without it they have to be what the command draws now.
+/// `docs/pictures/make` makes them anew. What Graphviz draws is its version's; the names of all nodes and the number of lines are ours.
 #[test]
 fn the_pictures_of_the_docs_are_current() {
-    let folder = Folder::new("pictures");
-    let docs = read(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/command.md"));
-    for (name, arguments) in PICTURES {
-        let drawn = folder.file(name);
-        output(&[arguments, &[&drawn]].concat());
-        let (drawn, kept) = (read(&drawn), format!("{}/docs/pictures/{name}", env!("CARGO_MANIFEST_DIR")));
-        assert!(drawn.len() < 40_000, "{name}: {} bytes", drawn.len());
-        assert!(docs.contains(&format!("](pictures/{name})")), "{name} is not in docs/command.md");
-        if update_docs() {
-            std::fs::write(&kept, drawn).expect("written");
-        } else {
-            assert!(
-                read(&kept) == drawn,
-                "docs/pictures/{name} is not current: UPDATE_DOCS=1 cargo test --features cli --test library docs"
-            );
+    let picture = |name: &str| read(format!("{}/../../docs/pictures/{name}.svg", env!("CARGO_MANIFEST_DIR")));
+    for name in ["beluga", "dgx1-v100", "gh200-4", "hgx-h200"] {
+        let (graph, kept) = (output(&["topo", name, "--dot"]), picture(&format!("topo-{name}")));
+        let lines = graph.lines().filter(|line| line.contains(" -- ") && line.contains("penwidth=")).count();
+        assert_eq!(kept.matches("class=\"edge\"").count(), lines, "{name}");
+        for node in json(&["topo", name, "--json"])["nodes"].as_array().expect("a list") {
+            assert!(kept.contains(&format!(">{}</text>", node["name"].as_str().expect("a name"))), "{name}: {node}");
         }
     }
+    let (folder, kept) = (Folder::new("pictures"), picture("trace-beluga"));
+    let drawn = folder.file("trace.svg");
+    output(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--svg", &drawn]);
+    assert!(read(&drawn) == kept && kept.len() < 40_000, "docs/pictures/trace-beluga.svg is not current: docs/pictures/make");
 }
 
 fn update_docs() -> bool {
@@ -510,7 +503,7 @@ fn update_docs() -> bool {
 /// date of which only numbers have changed.
 #[test]
 fn the_examples_of_the_docs_are_current() {
-    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/command.md");
+    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/command.md");
     let folder = Folder::new("examples");
     let docs = read(PAGE);
     let shape = |line: &str| line.split_whitespace().map(|word| word.replace(|c: char| c.is_ascii_digit(), "")).collect::<Vec<_>>();

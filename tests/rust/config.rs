@@ -1,10 +1,10 @@
 //! The environment becomes a configuration, or an error that says what is wrong and what would be right.
 
 use log::LevelFilter;
-use mpgpu::backend::SignalWait;
-use mpgpu::engine::config::{IGNORED, VARIABLES};
-use mpgpu::engine::{BackendChoice, Config, PlanOptions, Verify};
-use mpgpu::plan::{Engine, Options};
+use mpgpu_core::plan::{Engine, Options};
+use mpgpu_runtime::backend::SignalWait;
+use mpgpu_runtime::context::config::{IGNORED, VARIABLES};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Verify};
 use proptest::prelude::*;
 
 fn config(pairs: &[(&str, &str)]) -> Config {
@@ -37,6 +37,7 @@ fn every_variable_reaches_its_field() {
         ("MPGPU_VERIFY", "bytes"),
         ("MPGPU_SIGNAL_WAIT", "kernel"),
         ("MPGPU_CHECK_PEERS", "off"),
+        ("MPGPU_HOST_VISIBLE_DEVICES", "3,0"),
         ("MPGPU_LOG", "debug"),
     ]);
     let expected = Config {
@@ -52,6 +53,7 @@ fn every_variable_reaches_its_field() {
         tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
         verify: Verify::Bytes,
         signal_wait: SignalWait::Kernel,
+        visible: Some(vec![3, 0]),
         check_peers: false,
         log: Some(LevelFilter::Debug),
         cache_dir: None,
@@ -157,7 +159,7 @@ fn a_call_cannot_use_more_staging_than_its_context_has() {
 
 #[test]
 fn the_page_lists_exactly_the_variables_that_are_read() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/environment.md")).expect("the page is there");
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/environment.md")).expect("the page is there");
     let listed: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|rest| rest.split('`').next()).collect();
     assert_eq!(listed, VARIABLES);
     for name in IGNORED {
@@ -194,5 +196,24 @@ proptest! {
         let error = Config::from_pairs([(name.as_str(), "1")]).expect_err("refused");
         let quoted = format!("{name}=1: is not a variable");
         prop_assert!(error.to_string().starts_with(&quoted), "{}", error);
+    }
+}
+
+#[test]
+fn how_streams_wait_is_said_by_the_options_then_the_environment_then_nobody() {
+    use SignalWait::{Kernel, Operation};
+    for (option, variable, expected) in [
+        (None, None, Operation),
+        (None, Some("kernel"), Kernel),
+        (Some(Operation), Some("kernel"), Operation),
+        (Some(Kernel), Some("operation"), Kernel),
+        (Some(Kernel), None, Kernel),
+    ] {
+        let options = ContextOptions { backend: Some(BackendChoice::Host), signal_wait: option, ..ContextOptions::default() };
+        let pairs: Vec<(&str, &str)> = variable.map(|value| ("MPGPU_SIGNAL_WAIT", value)).into_iter().collect();
+        let context = Context::open(&options, config(&pairs)).expect("a context");
+        assert_eq!(context.config().signal_wait, expected, "{option:?}, {variable:?}");
+        let name = if expected == Kernel { "kernel" } else { "operation" };
+        assert_eq!(context.to_json()["settings"]["signal_wait"], name);
     }
 }

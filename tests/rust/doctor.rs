@@ -1,11 +1,11 @@
 //! What the doctor makes of facts: each line on facts made by hand, because no machine has all that can be wrong.
 
-use mpgpu::backend::cuda::doctor::{Fabric, Facts as Cuda, Gpu, HostFacts, Mode, Pair, PcieNow, Pinning};
-use mpgpu::backend::cuda::{Loss, Mover, Tried};
-use mpgpu::doctor::facts::{Limits, Mps, Rank, rank};
-use mpgpu::doctor::trials::Trial;
-use mpgpu::doctor::{Facts, Finding, Level, findings};
-use mpgpu::engine::File;
+use mpgpu_runtime::context::File;
+use mpgpu_runtime::cuda::doctor::{Fabric, Gpu, GpuFacts as Cuda, HostFacts, Mode, Pair, PcieNow, Pinning};
+use mpgpu_runtime::cuda::{Loss, Mover, Tried};
+use mpgpu_runtime::doctor::facts::{Limits, Mps, Rank, rank};
+use mpgpu_runtime::doctor::trials::Trial;
+use mpgpu_runtime::doctor::{Facts, Finding, Level, findings};
 use rustix::io::Errno;
 
 /// A machine of two GPUs where all is well.
@@ -121,7 +121,7 @@ fn what_the_driver_lacks_is_named_with_what_is_without_it() {
     ] {
         one(level, "features", line, "a driver of CUDA", |facts| cuda(facts).missing.push(function));
     }
-    one(Level::Refused, "features", "GPU 1 do not wait", "driver", |facts| cuda(facts).gpus[1].has_stream_memory = false);
+    one(Level::Refused, "features", "GPU 1 cannot wait", "driver", |facts| cuda(facts).gpus[1].has_stream_memory = false);
     one(Level::Refused, "features", "on GPUs 0, 1", "cudaMalloc", |facts| {
         cuda(facts).gpus.iter_mut().for_each(|gpu| gpu.has_descriptors = false)
     });
@@ -130,13 +130,13 @@ fn what_the_driver_lacks_is_named_with_what_is_without_it() {
 
 #[test]
 fn gpus_are_named_as_every_rank_sees_them() {
-    one(Level::Slow, "gpus", "1 of 8 in sight (CUDA_VISIBLE_DEVICES=3)", "unset CUDA_VISIBLE_DEVICES", |facts| {
+    one(Level::Slow, "gpus", "1 of 8 visible (CUDA_VISIBLE_DEVICES=3)", "unset CUDA_VISIBLE_DEVICES", |facts| {
         (facts.on_node, facts.visible) = (8, Some("3".into()));
         cuda(facts).gpus.truncate(1);
         cuda(facts).pairs.clear();
     });
     let lines: Vec<String> = findings(&sound()).into_iter().filter(|finding| finding.topic == "gpus").map(|finding| finding.line).collect();
-    assert_eq!(lines, ["2 of 2 in sight (CUDA_VISIBLE_DEVICES is not set)", "GPU 0 is NVIDIA H200, GPU-0", "GPU 1 is NVIDIA H200, GPU-1"]);
+    assert_eq!(lines, ["2 of 2 visible (CUDA_VISIBLE_DEVICES is not set)", "GPU 0 is NVIDIA H200, GPU-0", "GPU 1 is NVIDIA H200, GPU-1"]);
     one(Level::Slow, "mig", "GPU 1", "nvidia-smi -mig 0", |facts| cuda(facts).gpus[1].is_mig = true);
     one(Level::Slow, "mig", "MIG", "nvidia-smi -mig 0", |facts| facts.visible = Some("MIG-1,MIG-2".into()));
     one(Level::Slow, "mode", "Exclusive_Process", "nvidia-smi -c DEFAULT", |facts| cuda(facts).gpus[0].mode = Mode::Exclusive);
@@ -159,15 +159,15 @@ fn mps_is_said_and_a_part_of_the_gpu_is_slow() {
 #[test]
 fn peers_that_lose_bytes_are_refused_and_those_without_access_are_slow() {
     let loss = Loss { from: 1, to: 0, mover: Mover::Pull, wrong: 65536, of: 65536 };
-    one(Level::Refused, "peers", "GPUs 0 and 1 claim access and lose bytes: of 65536 bytes from GPU 1 to GPU 0", "IOMMU", |facts| {
+    one(Level::Refused, "peers", "GPUs 0 and 1 report peer access and lose bytes: of 65536 bytes from GPU 1 to GPU 0", "IOMMU", |facts| {
         cuda(facts).pairs[0].tried = Some(Ok(Tried::Lost(loss)));
     });
     one(Level::Unknown, "peers", "out of memory", "again", |facts| cuda(facts).pairs[0].tried = Some(Err("out of memory".into())));
-    one(Level::Unknown, "peers", "not tried", "--no-trials", |facts| cuda(facts).pairs[0].tried = None);
-    one(Level::Slow, "peers", "no GPU reads another's memory", "topo -p2p", |facts| {
+    one(Level::Unknown, "peers", "not tested", "--no-trials", |facts| cuda(facts).pairs[0].tried = None);
+    one(Level::Slow, "peers", "no GPU can access another's memory", "topo -p2p", |facts| {
         (cuda(facts).pairs[0].claims, cuda(facts).pairs[0].tried) = ((false, false), None);
     });
-    one(Level::Slow, "peers", "1 of 2 pairs have no access, and go through host memory: 0 and 2", "sockets", |facts| {
+    one(Level::Slow, "peers", "1 of 2 pairs have no peer access and copy through host memory: 0 and 2", "sockets", |facts| {
         cuda(facts).pairs.push(Pair { a: 0, b: 2, claims: (false, false), tried: None });
     });
 }
@@ -181,7 +181,7 @@ fn links_and_fabric_that_are_not_whole_are_named() {
     one(Level::Slow, "pcie", "GPU 0 has 8 of 16 PCIe lanes", "slot", |facts| {
         cuda(facts).gpus[0].pcie = Some(PcieNow { width: 8, most: 16 });
     });
-    one(Level::Unknown, "pcie", "not told", "mpgpu probe", |facts| cuda(facts).gpus.iter_mut().for_each(|gpu| gpu.pcie = None));
+    one(Level::Unknown, "pcie", "width is unknown", "mpgpu probe", |facts| cuda(facts).gpus.iter_mut().for_each(|gpu| gpu.pcie = None));
     // Boards leave links out, of all GPUs alike.
     assert_eq!(complaints(|facts| cuda(facts).gpus.iter_mut().for_each(|gpu| gpu.nvlinks = Some((12, 18)))), []);
 }
@@ -211,13 +211,13 @@ fn what_sharing_needs_and_is_denied_is_named_with_its_call() {
         one(Level::Refused, "sharing", "memfd_create", remedy, |facts| facts.trials[0].result = Err(error));
     }
     // Of this machine they are all allowed, or its sandbox is worth a line.
-    assert!(mpgpu::doctor::trials::all().len() >= 6);
+    assert!(mpgpu_runtime::doctor::trials::all().len() >= 6);
 }
 
 #[test]
 fn host_memory_that_is_slow_says_why() {
     one(Level::Slow, "memory", "huge pages are off", "transparent_hugepage", |facts| facts.host.huge = Some("never".into()));
-    one(Level::Unknown, "memory", "huge pages", "/sys", |facts| facts.host.huge = None);
+    one(Level::Unknown, "memory", "huge page setting", "/sys", |facts| facts.host.huge = None);
     one(Level::Slow, "memory", "1 of 2 NUMA nodes", "--bind-to none", |facts| facts.host.nodes = (2, 1));
     one(Level::Slow, "memory", "mbind", "SYS_NICE", |facts| facts.host.placing = Err("not permitted".into()));
     assert_eq!(complaints(|facts| (facts.host.nodes, facts.host.placing) = ((1, 1), Err("not permitted".into()))), []);
@@ -226,7 +226,7 @@ fn host_memory_that_is_slow_says_why() {
 #[test]
 fn stale_files_are_slow_where_they_are_kept_and_refused_where_they_are_named() {
     let file = |what, is_named| File { what, path: "a.toml".into(), is_named, state: Err("it was made with driver 570".into()) };
-    one(Level::Slow, "probe", "stale, and passed over: a.toml: it was made with driver 570", "mpgpu probe", |facts| {
+    one(Level::Slow, "probe", "out of date, not used: a.toml: it was made with driver 570", "mpgpu probe", |facts| {
         facts.files = vec![file("probe", false)];
     });
     one(Level::Refused, "topology", "contexts are refused: a.toml", "MPGPU_TOPOLOGY", |facts| facts.files = vec![file("topology", true)]);

@@ -11,7 +11,7 @@
 
 use super::common::{Random, resident_bytes};
 use super::node::*;
-use mpgpu::ffi::*;
+use mpgpu::*;
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::io::Write;
@@ -625,7 +625,7 @@ impl<'a> Worker<'a> {
                     enqueued += 1;
                 }
                 if !request.is_null() && self.one_in(4) {
-                    ok(mp_request_free(&mut request));
+                    ok(mp_request_destroy(&mut request));
                 }
             }
             if fresh {

@@ -2,8 +2,9 @@
 
 use crate::node::*;
 use crate::peer::*;
-use mpgpu::engine::{BackendChoice, Config, Context, ContextOptions};
-use mpgpu::ffi::*;
+use mpgpu::*;
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
+use std::io::{Read, Write};
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
@@ -40,14 +41,14 @@ fn inherited(mut made: Made) -> i32 {
             refused(mp_memory_import(made.context, &handle, &mut pointer, null_mut(), null_mut())),
             refused(mp_memory_close(made.context, made.memory.cast())),
             refused(mp_stream_raise_signals(made.context, made.stream, &wanted, 1)),
-            refused(mp_signal_wait(made.context, wanted.counter, 1, 0.0)),
+            refused(mp_signal_synchronize(made.context, wanted.counter, 1, 0.0)),
             refused(mp_stream_synchronize(made.context, made.stream)),
             refused(mp_event_synchronize(made.context, made.event)),
             refused(mp_plan(made.context, null(), 0, null(), &mut made.plan.clone())),
             refused(mp_event_destroy(made.context, made.event)),
             refused(mp_stream_destroy(made.context, made.stream)),
             // What destructors call says nothing.
-            mp_request_free(&mut made.request) == MP_SUCCESS && made.request.is_null(),
+            mp_request_destroy(&mut made.request) == MP_SUCCESS && made.request.is_null(),
             mp_plan_destroy(made.plan) == MP_SUCCESS,
             mp_context_destroy(made.context) == MP_SUCCESS,
             mp_context_destroy(made.context) == MP_SUCCESS,
@@ -153,16 +154,21 @@ pub fn fork_under_load(node: &Node, rounds: usize) -> Vec<i32> {
     })
 }
 
-/// Order of a peer: forks a child that does nothing, and returns its number.
+/// Order of a peer: forks a child that does nothing, and returns its number when the child has come as far as that: `fork` returns in the
+/// parent before the child has run at all, and so before it has closed what it must not keep open.
 pub fn linger() -> i32 {
-    // SAFETY: the child only waits for signals.
+    let (mut ready, mut there) = std::io::pipe().expect("a pipe");
+    // SAFETY: the child writes a byte and waits for signals.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        let _ = there.write(&[0]);
         loop {
             // SAFETY: no argument.
             unsafe { libc::pause() };
         }
     }
+    drop(there);
+    ready.read_exact(&mut [0]).expect("the child runs");
     child
 }
 

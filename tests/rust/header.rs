@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 11] = ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share"];
+const SOURCES: [&str; 12] =
+    ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share", "node"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -84,6 +85,32 @@ fn strict_compilers_accept_the_header_as_c_and_as_cpp() {
     }
     std::fs::remove_dir_all(&folder).expect("the folder was the test's own");
     assert!(tried >= 3, "no C compiler was found");
+}
+
+/// The C++ headers that need neither MPI nor CUDA.
+fn cpp_headers(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the headers are there").map(|entry| entry.expect("an entry").path());
+    let (folders, files): (Vec<PathBuf>, Vec<PathBuf>) = entries.partition(|path| path.is_dir());
+    let is_plain = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).expect("text");
+        path.extension().is_some_and(|extension| extension == "hpp") && !text.contains("mpi.h")
+    };
+    folders.iter().flat_map(|folder| cpp_headers(folder)).chain(files.into_iter().filter(is_plain)).collect()
+}
+
+#[test]
+fn a_compiler_before_cpp17_is_told_so_first_by_every_cpp_header() {
+    let compiler = std::env::var("CXX").unwrap_or("c++".to_owned());
+    let headers = cpp_headers(&root().join("include/mpgpu"));
+    assert!(headers.len() > 20, "{headers:?}");
+    for header in headers {
+        let mut command = Command::new(&compiler);
+        command.args(["-xc++", "-std=c++14", "-fsyntax-only", "-Wfatal-errors", "-I"]).arg(root().join("include")).arg(&header);
+        let output = command.output().expect("a C++ compiler, to build this crate");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let first = said.lines().find(|line| line.contains("error:")).unwrap_or_default();
+        assert!(!output.status.success() && first.contains("mpgpu: the C++ headers need C++17: -std=c++17"), "{header:?}:\n{said}");
+    }
 }
 
 #[test]

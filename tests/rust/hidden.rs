@@ -2,12 +2,12 @@
 #![allow(dead_code)]
 
 use crate::common::Random;
-use mpgpu::backend::MemoryKind;
-use mpgpu::model::SLOTS;
-use mpgpu::model::simulate::{Executor, Scenario};
-use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
-use mpgpu::topology::probe::{Hop, Pipeline, ProbeOptions, Probed, Rig, Timing, Verdict, Work, probe};
-use mpgpu::topology::{self, DeviceId, Machine, Topology};
+use mpgpu_core::model::SLOTS;
+use mpgpu_core::model::simulate::{Executor, Scenario};
+use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{self, DeviceId, Machine, Topology};
+use mpgpu_measure::probe::{Harness, Hop, Integrity, Pipeline, ProbeOptions, Probed, Timing, Work, probe};
 use std::collections::HashSet;
 use std::convert::Infallible;
 
@@ -196,7 +196,7 @@ fn program(direct: &[Hop], staged: &[Pipeline]) -> (Program, Vec<Shape>) {
     (program, hops.iter().map(shape).collect())
 }
 
-impl Rig for Hidden {
+impl Harness for Hidden {
     type Error = Infallible;
 
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Infallible> {
@@ -211,9 +211,9 @@ impl Rig for Hidden {
         Ok(totals.into_iter().map(|total| Timing { issue, total }).collect())
     }
 
-    fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Verdict, Infallible> {
+    fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Infallible> {
         let drops = self.dropping.contains(&(from, to));
-        Ok(if drops { Verdict::Lost { wrong: 4096, of: 65536 } } else { Verdict::Intact })
+        Ok(if drops { Integrity::Lost { wrong: 4096, of: 65536 } } else { Integrity::Intact })
     }
 
     fn room(&self) -> u64 {

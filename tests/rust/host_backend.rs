@@ -2,10 +2,12 @@
 //!
 //! A test that needs "not finished yet" closes a [`Gate`] in a stream; nothing here depends on time.
 
-use mpgpu::backend::host::HostBackend;
-use mpgpu::backend::{Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, MemoryKind, StreamHandle};
-use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
-use mpgpu::topology::DeviceId;
+use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{
+    Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, MemoryKind, StreamHandle,
+};
+use mpgpu_runtime::host::HostBackend;
 use smallvec::smallvec;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -141,7 +143,9 @@ fn execute_with(
     verify: bool,
 ) -> Result<Completion, BackendError> {
     let endpoints = endpoints.iter().map(|&(dst, src)| Endpoints { dst, src }).collect();
-    backend.execute(&Execution { program, endpoints: &endpoints, rings: &rings.into(), stream, after, verify, engine: Engine::Auto })
+    let rings = rings.into();
+    let execution = Execution { after, verify, ..Execution::new(program, &endpoints, &rings, stream) };
+    backend.submit(&execution).map(|end| end.expect("a completion"))
 }
 
 /// Enqueues the copy of a whole buffer.
@@ -608,7 +612,7 @@ fn a_million_executions_in_a_row_need_no_stack() {
     let gate = Gate::close(&backend, stream);
     for i in 0..1_000_000 {
         let (program, endpoints) = if i % 2 == 0 { (&empty, &none) } else { (&one, &both) };
-        backend.execute(&Execution { program, endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Auto }).unwrap();
+        backend.submit(&Execution::new(program, endpoints, &rings, stream)).unwrap();
     }
     gate.open();
     backend.synchronize_stream(stream).unwrap();

@@ -1,6 +1,6 @@
 //! The CPU build of the fused copy kernel against a plain copy.
 
-use mpgpu::backend::host::kernel::{Launch, Segment, copy_segments};
+use mpgpu_runtime::host::kernel::{Grid, Segment, copy_segments};
 use proptest::prelude::*;
 
 const CANARY: u8 = 0xa5;
@@ -16,7 +16,7 @@ struct Piece {
 }
 
 /// Runs the kernel on `pieces` and compares everything in reach of the destinations with what a plain copy leaves there.
-fn check(pieces: &[Piece], launch: Launch) {
+fn check(pieces: &[Piece], grid: Grid) {
     // Room for an aligned start, the alignment asked for, and canaries on both sides.
     let room = |bytes: usize| (bytes + 2 * MARGIN + 32).next_multiple_of(32);
     let total: usize = pieces.iter().map(|piece| room(piece.bytes)).sum();
@@ -47,15 +47,15 @@ fn check(pieces: &[Piece], launch: Launch) {
         at += room(piece.bytes);
     }
     // SAFETY: every range lies inside `source` or `target`, `room` keeps destinations apart, and both vectors are alive.
-    unsafe { copy_segments(&segments, launch) };
+    unsafe { copy_segments(&segments, grid) };
     if let Some(offset) = target.iter().zip(&expected).position(|(a, b)| a != b) {
-        panic!("byte {offset} is {:#x}, not {:#x}: {launch:?} {pieces:?}", target[offset], expected[offset]);
+        panic!("byte {offset} is {:#x}, not {:#x}: {grid:?} {pieces:?}", target[offset], expected[offset]);
     }
 }
 
-fn launches() -> impl Strategy<Value = Launch> {
+fn grids() -> impl Strategy<Value = Grid> {
     let lanes = prop_oneof![Just(1), Just(2), Just(31), Just(32), Just(33), Just(128), Just(256)];
-    (4u32..=12, prop_oneof![Just(1), Just(2), Just(3), Just(8), Just(132)], lanes).prop_map(|(tile_shift, blocks, lanes)| Launch {
+    (4u32..=12, prop_oneof![Just(1), Just(2), Just(3), Just(8), Just(132)], lanes).prop_map(|(tile_shift, blocks, lanes)| Grid {
         tile_shift,
         blocks,
         lanes,
@@ -71,14 +71,14 @@ fn sizes(tile_shift: u32) -> impl Strategy<Value = usize> {
     ]
 }
 
-fn pieces() -> impl Strategy<Value = (Launch, Vec<Piece>)> {
-    launches().prop_flat_map(|launch| {
-        let piece = (sizes(launch.tile_shift), 0..32usize, 0..32usize).prop_map(|(bytes, dst_align, src_align)| Piece {
+fn pieces() -> impl Strategy<Value = (Grid, Vec<Piece>)> {
+    grids().prop_flat_map(|grid| {
+        let piece = (sizes(grid.tile_shift), 0..32usize, 0..32usize).prop_map(|(bytes, dst_align, src_align)| Piece {
             bytes,
             dst_align,
             src_align,
         });
-        (Just(launch), prop::collection::vec(piece, 0..40))
+        (Just(grid), prop::collection::vec(piece, 0..40))
     })
 }
 
@@ -86,8 +86,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_lists_are_copied_as_by_a_plain_copy((launch, pieces) in pieces()) {
-        check(&pieces, launch);
+    fn random_lists_are_copied_as_by_a_plain_copy((grid, pieces) in pieces()) {
+        check(&pieces, grid);
     }
 
     /// A launch takes 120 segments: lists around multiples of that are cut in the right places, empty segments or not.
@@ -98,7 +98,7 @@ proptest! {
         lanes in prop_oneof![Just(1u32), Just(32)],
     ) {
         let pieces: Vec<_> = (0..count).map(|i| Piece { bytes: bytes[i % bytes.len()], dst_align: i % 32, src_align: (i / 3) % 32 }).collect();
-        check(&pieces, Launch { tile_shift: 4, blocks: 3, lanes });
+        check(&pieces, Grid { tile_shift: 4, blocks: 3, lanes });
     }
 }
 
@@ -106,8 +106,8 @@ proptest! {
 fn every_pair_of_alignments_is_right_at_every_border() {
     for bytes in [0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 1000] {
         let pieces: Vec<_> = (0..32 * 32).map(|i| Piece { bytes, dst_align: i / 32, src_align: i % 32 }).collect();
-        check(&pieces, Launch { tile_shift: 6, blocks: 2, lanes: 5 });
-        check(&pieces, Launch::SEQUENTIAL);
+        check(&pieces, Grid { tile_shift: 6, blocks: 2, lanes: 5 });
+        check(&pieces, Grid::SEQUENTIAL);
     }
 }
 
@@ -117,19 +117,19 @@ fn the_default_tile_is_right_at_its_borders() {
         .into_iter()
         .flat_map(|bytes| [(0, 0), (8, 16), (4, 0), (1, 0), (9, 25)].map(|(dst_align, src_align)| Piece { bytes, dst_align, src_align }))
         .collect();
-    check(&pieces, Launch::SEQUENTIAL);
-    check(&pieces, Launch { lanes: 256, blocks: 8, ..Launch::SEQUENTIAL });
+    check(&pieces, Grid::SEQUENTIAL);
+    check(&pieces, Grid { lanes: 256, blocks: 8, ..Grid::SEQUENTIAL });
 }
 
 #[test]
 fn nothing_at_all_is_fine() {
-    check(&[], Launch::SEQUENTIAL);
-    check(&[Piece { bytes: 0, dst_align: 0, src_align: 0 }; 130], Launch::SEQUENTIAL);
+    check(&[], Grid::SEQUENTIAL);
+    check(&[Piece { bytes: 0, dst_align: 0, src_align: 0 }; 130], Grid::SEQUENTIAL);
 }
 
 #[test]
 fn layouts_out_of_range_are_brought_into_it() {
     let pieces = [Piece { bytes: 100, dst_align: 1, src_align: 1 }; 3];
-    check(&pieces, Launch { tile_shift: 0, blocks: 0, lanes: 0 });
-    check(&pieces, Launch { tile_shift: 64, blocks: 1, lanes: 1 });
+    check(&pieces, Grid { tile_shift: 0, blocks: 0, lanes: 0 });
+    check(&pieces, Grid { tile_shift: 64, blocks: 1, lanes: 1 });
 }

@@ -2,7 +2,7 @@
 
 mod node;
 
-use mpgpu::ffi::*;
+use mpgpu::*;
 use node::*;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;

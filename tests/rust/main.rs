@@ -4,37 +4,33 @@
 mod abi;
 mod abi_campaign;
 mod abi_fuzz;
-mod alone;
+#[path = "common/addresses.rs"]
+mod addresses;
 mod bytes;
 mod cache;
-#[cfg(feature = "cli")]
-mod command;
 mod common;
 mod config;
 mod doctor;
 mod forked;
+mod free_async;
 mod header;
-mod hidden;
 mod host_backend;
 mod kernel;
 mod killed;
-mod measure;
 mod node;
+mod node_plans;
 mod nvtx;
 mod peer;
-mod planner;
-mod probe;
 mod probe_files;
-mod probe_replay;
 mod rings;
 mod sanitize;
 mod share;
 mod signals;
-mod simulator;
+#[path = "common/skip.rs"]
+mod skip;
 mod staging;
 mod strangers;
+mod structure;
 mod threads;
-mod topology;
 mod trace;
 mod tune;
-mod validator;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// A fresh folder for one test.
-fn folder(name: &str) -> PathBuf {
+pub fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(folder.join("programs")).expect("created");
@@ -21,7 +21,7 @@ fn script(path: &Path, text: &str) {
 }
 
 fn measure(folder: &Path, seconds: u32, options: &[&str]) -> (Output, String) {
-    let measure = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/measure");
+    let measure = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu/measure");
     let mut command = Command::new(measure);
     command.arg(folder.join("programs")).arg(folder.join("logs")).arg(seconds.to_string()).args(options);
     let output = command.output().expect("it starts");
@@ -33,7 +33,7 @@ fn line<'a>(text: &'a str, start: &str) -> &'a str {
     text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no line of {start} in\n{text}"))
 }
 
-/// A report as `mpgpu bench` writes it on GPUs.
+/// A report as `mpgpu-bench` writes it on GPUs.
 fn report(results: Value) -> String {
     json!({
         "context": { "backend": "cuda", "topology": { "description": "2 x H200" } },
@@ -59,8 +59,8 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     let answers = folder.join("answers");
     fs::create_dir_all(&answers).expect("created");
     script(
-        &programs.join("mpgpu"),
-        &format!("cp '{}'/$3.json \"$5\" 2>/dev/null || {{ echo 'no memory left' >&2; exit 3; }}", answers.display()),
+        &programs.join("mpgpu-bench"),
+        &format!("cp '{}'/$2.json \"$4\" 2>/dev/null || {{ echo 'no memory left' >&2; exit 3; }}", answers.display()),
     );
     let answer = |case: &str, results: Value| fs::write(answers.join(format!("{case}.json")), report(results)).expect("written");
     answer(
@@ -74,11 +74,20 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     answer(
         "graph_phases",
         json!([
-            { "case": "graph_phases", "size": 64, "nodes": 3, "repoint_per_node": 0.9e-6, "instantiated_anew": 0 },
-            { "case": "graph_phases", "size": 64, "nodes": 9, "repoint_per_node": 1.2e-6, "instantiated_anew": 0 },
+            { "case": "graph_phases", "size": 64, "figures": {} },
+            { "case": "graph_phases", "size": 64, "figures": { "new addresses of a node seconds": 0.9e-6, "graphs instantiated anew": 0 } },
+            { "case": "graph_phases", "size": 64, "figures": { "new addresses of a node seconds": 1.2e-6, "graphs instantiated anew": 0 } },
         ]),
     );
-    answer("execute_overhead", json!([{ "case": "execute_overhead", "launch": "one copy", "beyond": 0.5e-6, "requested_beyond": 0.2e-6 }]));
+    let overhead = |way: &str, manner: &str, beyond: f64| json!({ "case": "execute_overhead", "size": 8, "way": way, "plain": [{ "manner": manner, "issue_beyond": beyond }] });
+    answer(
+        "execute_overhead",
+        json!([
+            overhead("control", "driver's copy", 9e-6),
+            overhead("mp_execute", "driver's copy", 0.5e-6),
+            overhead("with request", "driver's copy and event", 0.2e-6),
+        ]),
+    );
     answer("d2d_narrow", json!([copies("d2d_narrow", 512 << 20, "one narrow path", 2.8, 1.0)]));
 
     let (output, text) = measure(&folder, 100, &[]);
@@ -102,7 +111,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     assert_eq!((line(&text, "driver"), line(&text, "machine")), ("driver: 580.1", "machine: 2 x H200"));
 
     // The same again from the logs alone.
-    let again = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/measure"));
+    let again = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu/measure"));
     let again = { again }.arg("--summary").arg(folder.join("logs")).output().expect("it starts");
     assert!(again.status.success() && text.ends_with(&String::from_utf8(again.stdout).expect("UTF-8")), "{text}");
 }
@@ -110,7 +119,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
 #[test]
 fn what_hangs_is_cut_short_and_the_rest_is_left_out_when_the_time_is_over() {
     let folder = folder("measure-time");
-    script(&folder.join("programs/mpgpu"), "exec sleep 1000");
+    script(&folder.join("programs/mpgpu-bench"), "exec sleep 1000");
     let (output, text) = measure(&folder, 4, &[]);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(line(&text, "tests ").contains("left out: not in"), "{text}");
@@ -127,15 +136,13 @@ fn wrong_arguments_are_answered_with_the_usage() {
         assert!(String::from_utf8_lossy(&output.stderr).contains("tests/gpu/measure PROGRAMS LOGS SECONDS"));
     }
     let (output, _) = measure(&folder, 5, &[]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("mpgpu is not there"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("mpgpu-bench is not there"));
 }
 
 #[test]
 fn the_real_command_fills_it_on_the_host_backend_and_nothing_passes_for_a_gpus_figure() {
-    // Only there with the feature `cli`.
-    let Some(command) = option_env!("CARGO_BIN_EXE_mpgpu") else { return };
     let folder = folder("measure-host");
-    std::os::unix::fs::symlink(command, folder.join("programs/mpgpu")).expect("linked");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_mpgpu-bench"), folder.join("programs/mpgpu-bench")).expect("linked");
     let options = ["--", "--backend", "host", "--topology", "beluga", "--sizes", "64K", "--repeat", "1"];
     let (output, text) = measure(&folder, 300, &options);
     assert_eq!(output.status.code(), Some(0), "{text}");

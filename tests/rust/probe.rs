@@ -2,10 +2,10 @@
 
 use crate::common::{Random, topology as random_topology};
 use crate::hidden::{Hidden, blank, probed};
-use mpgpu::backend::MemoryKind;
-use mpgpu::plan::{self, Options, Shape};
-use mpgpu::topology::probe::{Group, Hop, Pipeline, ProbeOptions, Probed, Verdict, probe};
-use mpgpu::topology::{self, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
+use mpgpu_core::plan::{self, Options, Shape};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{self, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
+use mpgpu_measure::probe::{Group, Hop, Integrity, Pipeline, ProbeOptions, Probed, probe};
 
 /// |predicted / true - 1| for random sets of concurrent copies of random sizes.
 fn errors(hidden: &Hidden, found: &Topology, seed: u64) -> Vec<f64> {
@@ -192,7 +192,7 @@ fn a_pair_that_loses_bytes_is_in_no_topology_and_is_said_so() {
     assert!(machine.route(DeviceId::gpu(2), DeviceId::gpu(1)).is_some());
     assert_eq!(found.notes[0], "copies from gpu1 to gpu2 lose bytes (4096 of 65536 wrong) and report success: the pair is not used");
     assert!(found.notes.len() == 2 && found.notes[1].starts_with("from buffer to buffer"), "{:?}", found.notes);
-    let lost = found.hops.iter().filter(|hop| hop.verdict != Verdict::Intact).map(|hop| (hop.from.0, hop.to.0));
+    let lost = found.hops.iter().filter(|hop| hop.verdict != Integrity::Intact).map(|hop| (hop.from.0, hop.to.0));
     assert_eq!(lost.collect::<Vec<_>>(), [(1, 2)]);
     // The planner goes around it.
     let plan = plan::plan(&machine, &[shape(DeviceId::gpu(1), DeviceId::gpu(2), 64 << 20)], &Options::default()).expect("a plan");
@@ -205,9 +205,9 @@ fn fixed_costs_are_found_again() {
     let hidden_costs = topology::Costs {
         copy: 8e-6,
         issue: 3e-6,
-        chunk: 9e-6,
-        join: 12e-6,
-        gpu_join: 30e-6,
+        chunk_via_host: 9e-6,
+        fork_join_staged: 12e-6,
+        fork_join_gpus: 30e-6,
         batch: 11e-6,
         batch_segment: 0.7e-6,
         kernel: 13e-6,
@@ -219,13 +219,13 @@ fn fixed_costs_are_found_again() {
     topology.costs = hidden_costs.clone();
     hidden.machine = Machine::new(topology).expect("well formed");
     hidden.held_up = 10;
-    hidden.gpu_join = hidden_costs.gpu_join;
+    hidden.gpu_join = hidden_costs.fork_join_gpus;
     let found = probed(&mut hidden).topology.costs;
     for (name, found, hidden, within) in [
         ("copy", found.copy, hidden_costs.copy, 0.05),
         ("issue", found.issue, hidden_costs.issue, 0.05),
-        ("chunk", found.chunk, hidden_costs.chunk, 0.2),
-        ("gpu_join", found.gpu_join, hidden_costs.gpu_join, 0.05),
+        ("chunk_via_host", found.chunk_via_host, hidden_costs.chunk_via_host, 0.2),
+        ("fork_join_gpus", found.fork_join_gpus, hidden_costs.fork_join_gpus, 0.05),
         ("batch", found.batch, hidden_costs.batch, 0.1),
         ("batch_segment", found.batch_segment, hidden_costs.batch_segment, 0.1),
         ("kernel", found.kernel, hidden_costs.kernel, 0.1),
@@ -234,7 +234,9 @@ fn fixed_costs_are_found_again() {
     ] {
         assert!((found / hidden - 1.0).abs() <= within, "{name}: {found:e}, hidden {hidden:e}");
     }
-    assert!((found.join - hidden_costs.join).abs() < 15e-6, "{:e}", found.join);
+    // The simulator forks before the direct copy is issued, so that half of it hides behind that one.
+    let staged = found.fork_join_staged / hidden_costs.fork_join_staged;
+    assert!((0.3..=1.1).contains(&staged), "{staged}");
 }
 
 #[test]
@@ -297,7 +299,7 @@ fn noise_and_interruptions_cost_accuracy_and_not_structure() {
 
 #[test]
 fn memory_that_slows_down_before_it_is_full_is_found_so() {
-    // As four H200 were read: three GPUs at once had 137 to 150 GB/s where four had 157 to 165, and one 55 (readings/h200x4-sixth.txt).
+    // As four H200 were read: three GPUs at once had 137 to 150 GB/s where four had 157 to 165, and one 55 (readings of node 6).
     const ALL: f64 = 160e9;
     const THREE: f64 = 142e9;
     for seed in 1..=6 {
@@ -397,7 +399,7 @@ fn pipelines_are_measured_as_plans_have_them() {
     let truth = topology::preset("hgx-h100-4").expect("listed");
     let with = |both: f64, memory: f64, chunk: f64, join: f64| {
         let mut topology = truth.clone();
-        topology.costs = topology::Costs { chunk, join, ..topology.costs };
+        topology.costs = topology::Costs { chunk_via_host: chunk, fork_join_staged: join, ..topology.costs };
         let is_of_host = |link: &Link| link.kind != LinkKind::Nvlink;
         topology.shared.retain(|shared| !shared.links.iter().any(|link| is_of_host(&topology.links[link.0 as usize])));
         topology.links.iter_mut().filter(|link| link.kind == LinkKind::Host).for_each(|link| link.bandwidth = 1e12);
@@ -420,7 +422,7 @@ fn pipelines_are_measured_as_plans_have_them() {
         let found = probed(&mut hidden);
         let costs = &found.topology.costs;
         // In the simulator some of `join` hides behind the direct copy.
-        assert!((8.5e-6..=12e-6).contains(&costs.chunk) && (3.5e-6..=7.5e-6).contains(&costs.join), "{costs:?}");
+        assert!((8.5e-6..=12e-6).contains(&costs.chunk_via_host) && (3.5e-6..=7.5e-6).contains(&costs.fork_join_staged), "{costs:?}");
         let near = |value: f64, truth: f64| (0.92..1.03).contains(&(value / truth));
         let is_as = |group: &&Group, plain, staged| near(group.capacity, plain) && near(group.staged.unwrap_or(group.capacity), staged);
         let of_slot = |group: &&Group| matches!(group.hops[..], [(a, b), (c, d)] if (a, b) == (d, c));

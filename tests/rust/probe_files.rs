@@ -1,13 +1,14 @@
 //! Probing the host backend from end to end: bytes move, and what comes out is a file that says which machine it is of. Nothing is
 //! asserted about times.
 
-use mpgpu::backend::host::HostBackend;
-use mpgpu::backend::*;
-use mpgpu::engine::{BackendChoice, Config, Context, ContextOptions};
-use mpgpu::ffi::*;
-use mpgpu::plan::{Place, Program};
-use mpgpu::topology::probe::{FORMAT, ProbeOptions, Verdict};
-use mpgpu::topology::{self, DeviceId, Machine, TopologyError};
+use mpgpu::*;
+use mpgpu_core::plan::{Place, Program};
+use mpgpu_core::topology::FORMAT;
+use mpgpu_core::topology::{self, DeviceId, Machine, TopologyError};
+use mpgpu_measure::probe::{Integrity, ProbeOptions};
+use mpgpu_runtime::backend::*;
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
+use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ fn a_probe_of_virtual_devices_is_a_topology_with_its_fingerprint() {
     assert_eq!(context.probed(), None);
     let report = context.probe(&quick(), &mut |_| {}).expect("a probe");
     assert_eq!(report.probed.hops.len(), 20);
-    assert!(report.probed.hops.iter().all(|hop| hop.verdict == Verdict::Intact && hop.rate > 0.0 && hop.start > 0.0));
+    assert!(report.probed.hops.iter().all(|hop| hop.verdict == Integrity::Intact && hop.rate > 0.0 && hop.start > 0.0));
     let machine = Machine::new(report.probed.topology.clone()).expect("well formed");
     assert_eq!((machine.gpu_count(), machine.host_count()), (4, 1));
     for from in machine.devices() {
@@ -186,10 +187,10 @@ impl Backend for Losing {
     fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
         self.inner.synchronize_event(event)
     }
-    fn execute(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         match self.damaged(execution) {
-            Some(program) => self.inner.execute(&Execution { program: &Arc::new(program), ..*execution }),
-            None => self.inner.execute(execution),
+            Some(program) => self.inner.submit(&Execution { program: &Arc::new(program), ..*execution }),
+            None => self.inner.submit(execution),
         }
     }
     fn synchronize(&self) -> Result<(), BackendError> {
@@ -207,7 +208,7 @@ fn a_single_byte_that_does_not_arrive_condemns_the_pair_and_no_other() {
         let report = context.probe(&options, &mut |_| {}).expect("a probe");
         // A way to or from host memory that is gone is nothing to be tuned.
         assert!(report.tuning.is_some());
-        let lost: Vec<_> = report.probed.hops.iter().filter(|hop| hop.verdict != Verdict::Intact).collect();
+        let lost: Vec<_> = report.probed.hops.iter().filter(|hop| hop.verdict != Integrity::Intact).collect();
         let probed = Machine::new(report.probed.topology.clone()).expect("well formed");
         assert_eq!(probed.route(from, to), None);
         if to.is_host() {
@@ -215,7 +216,7 @@ fn a_single_byte_that_does_not_arrive_condemns_the_pair_and_no_other() {
             assert!(lost.iter().all(|hop| hop.to == from || hop.from == from), "{lost:?}");
         } else {
             assert_eq!(lost.iter().map(|hop| (hop.from, hop.to)).collect::<Vec<_>>(), [(from, to)]);
-            assert_eq!(lost[0].verdict, Verdict::Lost { wrong: 1, of: 4 << 20 });
+            assert_eq!(lost[0].verdict, Integrity::Lost { wrong: 1, of: 4 << 20 });
         }
         assert!(
             report.record.notes.iter().any(|note| note.contains(&format!("from {from} to {to} lose bytes"))),
@@ -259,6 +260,7 @@ fn the_c_interface_probes_keeps_and_gives_back_the_file() {
         topology: topology.as_ptr(),
         staging_bytes: 0,
         cache_plans: 0,
+        signal_wait: 0,
     };
     let mut context = null_mut();
     // SAFETY: valid options and a place for the handle.
@@ -301,7 +303,7 @@ fn the_table_of_a_probe_is_strict() {
     };
     for (from, to, word) in [
         ("[probe]\n", "[probe]\nsurprise = 1\n", "surprise"),
-        ("format = 3", "format = -1", "line"),
+        ("format = 4", "format = -1", "line"),
         ("driver = \"none\"\n", "", "driver"),
         ("uuid = \"virtual-1\"", "uuid = \"virtual-0\"", "GPU 1"),
         ("median = ", "median = -", "residuals"),
@@ -315,6 +317,18 @@ fn the_table_of_a_probe_is_strict() {
     let long = FILE.replacen("driver = \"none\"", &format!("driver = \"{}\"", "x".repeat(5000)), 1);
     let error = topology::parse(&long).expect_err("too long").to_string();
     assert!(error.len() < 500, "{error}");
+}
+
+#[test]
+fn a_file_of_an_earlier_form_is_refused_with_what_to_do() {
+    // Its costs have other names: that is not what is said.
+    let old = FILE.replacen("format = 4", "format = 3", 1).replacen("chunk_via_host = ", "chunk = ", 1);
+    assert!(FILE.contains("format = 4") && old.contains("\nchunk = "));
+    let error = topology::parse_probed(&old).expect_err("of another version").to_string();
+    assert!(error.contains("format is 3") && error.contains("mpgpu probe"), "{error}");
+    // Without the table [probe] it is a topology with a wrong key.
+    let error = topology::parse(&old[..old.find("[probe]").expect("a table")]).expect_err("a wrong key").to_string();
+    assert!(error.contains("`chunk`"), "{error}");
 }
 
 proptest! {

@@ -1,213 +1,211 @@
 //! The probe on readings of real machines: eight sets of four H200 as they were read, modelled anew by the code as it is.
 //!
-//! `readings/*.txt` hold what `mpgpu probe --check --json` wrote, one reading to a line. A set of copies that is in no reading gets what the
-//! readings of sets like it say; those are few, because the same times lead to the same questions as far as the code is the same.
+//! `readings/*.txt` hold what `mpgpu probe --check --json` wrote, one reading to a line. Capacities follow from the readings alone. Costs ask for
+//! measurements: one of copies that the file has is scaled to the bytes that are asked for, and one that it has not is an error, so
+//! that the cost is said to be missing.
 
-use mpgpu::backend::MemoryKind;
-use mpgpu::model::{Flow, PathModel, finish};
-use mpgpu::plan::{self, Mechanism, Options, Shape};
-use mpgpu::topology::probe::{Group, Hop, Pipeline, ProbeOptions, Probed, Rig, Timing, Verdict, Work, probe};
-use mpgpu::topology::{self, DeviceId, Machine, NodeKind};
+use mpgpu_core::model::{Flow, Issue, PathModel, finish};
+use mpgpu_core::plan::{self, Mechanism, Options, Shape};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{self, DeviceId, Machine, NodeKind, Topology};
+use mpgpu_measure::probe::{Group, Harness, Hop, Integrity, Pipeline, ProbeOptions, Reading, Timing, Work, probe_from};
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::ops::Range;
 
-const MACHINES: [(&str, &str); 8] = [
-    ("first", include_str!("readings/h200x4-first.txt")),
-    ("second", include_str!("readings/h200x4-second.txt")),
-    ("third", include_str!("readings/h200x4-third.txt")),
-    ("fourth", include_str!("readings/h200x4-fourth.txt")),
-    ("fifth", include_str!("readings/h200x4-fifth.txt")),
-    ("sixth", include_str!("readings/h200x4-sixth.txt")),
-    ("seventh", include_str!("readings/h200x4-seventh.txt")),
-    ("eighth", include_str!("readings/h200x4-eighth.txt")),
+/// A file, and the costs of which it has no readings: these are not tested on it.
+struct Node {
+    name: &'static str,
+    text: &'static str,
+    missing: &'static [&'static str],
+}
+
+const NODES: [Node; 8] = [
+    Node {
+        name: "node1",
+        text: include_str!("readings/h200x4-driver-unrecorded-2026-11-21-node1.txt"),
+        missing: &[
+            "fork and join of GPUs",
+            "fork and join of staged paths",
+            "chunks through a GPU",
+            "staging of all GPUs",
+            "staging in both directions",
+        ],
+    },
+    Node {
+        name: "node2",
+        text: include_str!("readings/h200x4-driver-unrecorded-2026-11-21-node2.txt"),
+        missing: &[
+            "fork and join of GPUs",
+            "fork and join of staged paths",
+            "chunks through a GPU",
+            "staging of all GPUs",
+            "staging in both directions",
+        ],
+    },
+    Node {
+        name: "node3",
+        text: include_str!("readings/h200x4-driver-unrecorded-2026-11-21-node3.txt"),
+        missing: &[
+            "fork and join of GPUs",
+            "fork and join of staged paths",
+            "chunks through host memory",
+            "staging of all GPUs",
+            "staging in both directions",
+        ],
+    },
+    Node {
+        name: "node4",
+        text: include_str!("readings/h200x4-driver-unrecorded-2026-11-21-node4.txt"),
+        missing: &["fork and join of GPUs", "fork and join of staged paths", "staging of all GPUs", "staging in both directions"],
+    },
+    Node {
+        name: "node5",
+        text: include_str!("readings/h200x4-driver-unrecorded-2026-11-21-node5.txt"),
+        missing: &["fork and join of GPUs", "fork and join of staged paths", "staging of all GPUs", "staging in both directions"],
+    },
+    Node {
+        name: "node6",
+        text: include_str!("readings/h200x4-driver-unrecorded-2026-11-21-node6.txt"),
+        missing: &["fork and join of GPUs", "fork and join of staged paths", "staging of all GPUs", "staging in both directions"],
+    },
+    Node {
+        name: "node7",
+        text: include_str!("readings/h200x4-driver-unrecorded-2026-11-21-node7.txt"),
+        missing: &[
+            "fork and join of GPUs",
+            "fork and join of staged paths",
+            "chunks through host memory",
+            "chunks through a GPU",
+            "staging of all GPUs",
+            "staging in both directions",
+        ],
+    },
+    Node { name: "node8", text: include_str!("readings/h200x4-driver-unrecorded-2026-11-22-node8.txt"), missing: &[] },
 ];
 
 type Ends = (DeviceId, DeviceId);
 
-/// What was copied: ends and middle of each copy, and whether by one lane so often.
-type Key = (Vec<(Ends, Option<DeviceId>)>, Option<(u8, u32)>);
+/// A path of a plan: ends, middle, bytes, chunks.
+type Path = (Ends, Option<DeviceId>, u64, u32);
 
-/// A reading: bytes of each copy in the order of its key, chunks of the pipelines, seconds of each run.
-#[derive(Clone, Debug)]
-struct Read {
-    bytes: Vec<u64>,
-    chunks: Vec<u32>,
-    seconds: Vec<f64>,
-    issue: f64,
-}
+/// What was copied: ends and middle of each copy, and by which mechanism so often.
+type Key = (Vec<(Ends, Option<DeviceId>)>, Option<(&'static str, u32)>);
 
 /// A plan of the check: its paths, and what it took.
 struct Check {
     case: String,
     bytes: u64,
-    paths: Vec<(Ends, Option<DeviceId>, u64, u32)>,
+    paths: Vec<Path>,
     measured: f64,
 }
 
+#[derive(Default)]
 struct Replay {
-    readings: BTreeMap<Key, Vec<Read>>,
+    readings: Vec<Reading>,
     checks: Vec<Check>,
     /// How often each key was asked for.
     asked: BTreeMap<Key, usize>,
-    /// Sets that no reading has.
-    unknown: u32,
-    all: u32,
 }
 
 fn device(text: &str) -> DeviceId {
     if text == "h" { DeviceId::HOST } else { DeviceId::gpu(text.parse().expect("a number")) }
 }
 
-/// `0>1:77` or `0>h>1:77:3`.
-fn path(text: &str) -> (Ends, Option<DeviceId>, Vec<&str>) {
+/// `0>1:77` (pages) or `0>h>1:300b:3` (bytes, chunks); bytes throughout where `unit` is 1.
+fn path(text: &str, unit: u64) -> Path {
     let mut parts = text.split(':');
     let way: Vec<DeviceId> = parts.next().expect("a way").split('>').map(device).collect();
-    ((way[0], way[way.len() - 1]), (way.len() == 3).then(|| way[1]), parts.collect())
+    let size = parts.next().expect("a size");
+    let bytes = size.strip_suffix('b').map_or_else(|| unit * size.parse::<u64>().expect("pages"), |bytes| bytes.parse().expect("bytes"));
+    let chunks = parts.next().map_or(1, |chunks| chunks.parse().expect("chunks"));
+    ((way[0], way[way.len() - 1]), (way.len() == 3).then(|| way[1]), bytes, chunks)
 }
 
-fn number(mechanism: Mechanism) -> u8 {
-    match mechanism {
-        Mechanism::Copy => 0,
-        Mechanism::Batch => 1,
-        Mechanism::Kernel => 2,
-    }
-}
+const MECHANISMS: [(&str, Mechanism); 3] = [("copy", Mechanism::Copy), ("batch", Mechanism::Batch), ("kernel", Mechanism::Kernel)];
 
-fn sorted(copies: Vec<(Ends, Option<DeviceId>, u64, u32)>, many: Option<(u8, u32)>) -> (Key, Vec<u64>, Vec<u32>) {
-    let mut copies = copies;
+/// The copies of a measurement, sorted, and its key.
+fn key(direct: &[Hop], staged: &[Pipeline], many: Option<(Mechanism, u32)>) -> (Key, Vec<Path>) {
+    let direct = direct.iter().map(|hop| ((hop.from, hop.to), None, hop.bytes, 1));
+    let staged = staged.iter().map(|one| ((one.hop.from, one.hop.to), Some(one.via), one.hop.bytes, one.chunks));
+    let mut copies: Vec<Path> = direct.chain(staged).collect();
     copies.sort_by_key(|copy| (copy.0, copy.1));
-    let key = (copies.iter().map(|copy| (copy.0, copy.1)).collect(), many);
-    (key, copies.iter().map(|copy| copy.2).collect(), copies.iter().map(|copy| copy.3).collect())
+    let name = |mechanism| MECHANISMS.iter().find(|known| known.1 == mechanism).expect("listed").0;
+    ((copies.iter().map(|copy| (copy.0, copy.1)).collect(), many.map(|(mechanism, count)| (name(mechanism), count))), copies)
+}
+
+fn of_reading(reading: &Reading) -> (Key, Vec<Path>) {
+    key(&reading.direct, &reading.staged, reading.many)
 }
 
 impl Replay {
     fn new(text: &str) -> Replay {
-        let mut replay = Replay { readings: BTreeMap::new(), checks: Vec::new(), asked: BTreeMap::new(), unknown: 0, all: 0 };
-        for line in text.lines() {
-            let fields: Vec<&str> = line.split('|').collect();
-            let seconds = |text: &str| text.parse::<f64>().expect("microseconds") * 1e-6;
-            if fields[0] == "check" {
-                let of = |text| {
-                    let (ends, via, rest) = path(text);
-                    (ends, via, rest[0].parse().expect("bytes"), rest[1].parse().expect("chunks"))
-                };
-                let paths = fields[3].split(' ').map(of).collect();
-                let bytes = fields[2].parse().expect("bytes");
-                replay.checks.push(Check { case: fields[1].into(), bytes, paths, measured: seconds(fields[4]) });
+        let mut replay = Replay::default();
+        let seconds = |text: &str| text.parse::<f64>().expect("microseconds") * 1e-6;
+        for fields in text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split('|').collect::<Vec<&str>>()) {
+            if let ["check", case, bytes, paths, measured, ..] = fields[..] {
+                let paths = paths.split(' ').map(|text| path(text, 1)).collect();
+                replay.checks.push(Check { case: case.into(), bytes: bytes.parse().expect("bytes"), paths, measured: seconds(measured) });
                 continue;
             }
-            let of = |text: &str| {
-                let (ends, via, rest) = path(text);
-                let bytes = match rest[0].strip_suffix('b') {
-                    Some(bytes) => bytes.parse().expect("bytes"),
-                    None => rest[0].parse::<u64>().expect("pages") * 4096,
-                };
-                (ends, via, bytes, rest.get(1).map_or(1, |chunks| chunks.parse().expect("chunks")))
-            };
-            let copies = fields[1].split(' ').chain(fields[2].split(' ')).filter(|text| !text.is_empty()).map(of).collect();
+            let paths = |text: &str| text.split(' ').filter(|text| !text.is_empty()).map(|text| path(text, 4096)).collect::<Vec<Path>>();
+            let hop = |&((from, to), _, bytes, _): &Path| Hop { from, to, bytes };
+            let staged = |one: &Path| Pipeline { hop: hop(one), via: one.1.expect("a middle"), chunks: one.3 };
             let many = fields[0].split_once(' ').map(|(mechanism, count)| {
-                let known = [("copy", Mechanism::Copy), ("batch", Mechanism::Batch), ("kernel", Mechanism::Kernel)];
-                let found = known.iter().find(|known| known.0 == mechanism).expect("a mechanism").1;
-                (number(found), count.parse().expect("a count"))
+                (MECHANISMS.iter().find(|known| known.0 == mechanism).expect("a mechanism").1, count.parse().expect("a count"))
             });
-            let (key, bytes, chunks) = sorted(copies, many);
-            let runs = fields[3].split(' ').map(seconds).collect();
-            replay.readings.entry(key).or_default().push(Read { bytes, chunks, seconds: runs, issue: seconds(fields[4]) });
+            let issue = seconds(fields[4]);
+            replay.readings.push(Reading {
+                direct: paths(fields[1]).iter().map(hop).collect(),
+                staged: paths(fields[2]).iter().map(staged).collect(),
+                many,
+                as_plan: fields[0] != "together" && many.is_none(),
+                runs: fields[3].split(' ').map(|total| Timing { issue, total: seconds(total) }).collect(),
+            });
         }
         replay
     }
-
-    /// The reading of this set that is nearest in bytes and chunks, scaled to these; of several as near by turns.
-    fn near(&mut self, key: &Key, bytes: &[u64], chunks: &[u32]) -> Option<Read> {
-        const START: f64 = 7e-6;
-        let of_key = self.readings.get(key)?;
-        let total = |bytes: &[u64]| bytes.iter().sum::<u64>() as f64;
-        let apart = |read: &Read| {
-            let each = read.bytes.iter().zip(bytes).map(|(a, b)| (*a as f64 / *b as f64).ln().abs()).fold(0.0, f64::max);
-            each + if read.chunks == chunks { 0.0 } else { 10.0 }
-        };
-        let least = of_key.iter().map(apart).fold(f64::INFINITY, f64::min);
-        let near: Vec<&Read> = of_key.iter().filter(|read| apart(read) < least + 0.02).collect();
-        let turn = self.asked.entry(key.clone()).or_default();
-        let read = near[*turn % near.len()];
-        *turn += 1;
-        let factor = total(bytes) / total(&read.bytes);
-        let scaled = |seconds: &f64| if *seconds < 2.0 * START { *seconds } else { START + (seconds - START) * factor };
-        Some(Read { seconds: read.seconds.iter().map(scaled).collect(), ..read.clone() })
-    }
-
-    /// For sets that were not read: what these machines share, by the rule of the model. Ports of 396 GB/s, 101 GB/s both ways for each GPU,
-    /// and for all GPUs what all of them read and wrote.
-    fn guess(&self, copies: &[(Ends, Option<DeviceId>, u64, u32)]) -> f64 {
-        let gpus = (0..4).map(DeviceId::gpu);
-        let sum = |wanted: &dyn Fn(DeviceId, DeviceId) -> bool| {
-            copies.iter().filter(|copy| wanted(copy.0.0, copy.0.1)).map(|copy| copy.2 as f64).sum::<f64>()
-        };
-        let all = |hops: &[Ends]| {
-            let key = (hops.iter().map(|ends| (*ends, None)).collect::<Vec<_>>(), None);
-            let of_key = self.readings.get(&key).map(Vec::as_slice).unwrap_or_default();
-            let rates = of_key.iter().flat_map(|read| read.seconds.iter().map(|s| read.bytes.iter().sum::<u64>() as f64 / s));
-            let mut rates: Vec<f64> = rates.collect();
-            rates.sort_by(f64::total_cmp);
-            rates.get(rates.len() / 2).copied().unwrap_or(180e9)
-        };
-        let host = DeviceId::HOST;
-        let out: Vec<Ends> = (0..4).map(|gpu| (host, DeviceId::gpu(gpu))).collect();
-        let into: Vec<Ends> = (0..4).map(|gpu| (DeviceId::gpu(gpu), host)).collect();
-        let mut both: Vec<Ends> = out.iter().chain(&into).copied().collect();
-        both.sort_unstable();
-        let mut seconds = [
-            sum(&|from, _| from.is_host()) / all(&out),
-            sum(&|_, to| to.is_host()) / all(&into),
-            sum(&|from, to| from.is_host() || to.is_host()) / all(&both),
-        ]
-        .into_iter()
-        .fold(0.0, f64::max);
-        for gpu in gpus {
-            for (load, capacity) in [
-                (sum(&|from, to| from == gpu && !to.is_host()), 396e9),
-                (sum(&|from, to| to == gpu && !from.is_host()), 396e9),
-                (sum(&|from, to| from == gpu && to.is_host()), 55.5e9),
-                (sum(&|from, to| to == gpu && from.is_host()), 55.5e9),
-                (sum(&|from, to| (to == gpu && from.is_host()) || (from == gpu && to.is_host())), 101e9),
-            ] {
-                seconds = seconds.max(load / capacity);
-            }
-        }
-        7e-6 + seconds
-    }
 }
 
-impl Rig for Replay {
-    type Error = Infallible;
+impl Harness for Replay {
+    type Error = Key;
 
-    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Infallible> {
-        let plain = |hop: &Hop| ((hop.from, hop.to), None, hop.bytes, 1);
-        let staged = |pipeline: &Pipeline| ((pipeline.hop.from, pipeline.hop.to), Some(pipeline.via), pipeline.hop.bytes, pipeline.chunks);
-        let (copies, many): (Vec<_>, _) = match *work {
-            Work::Together(hops) => (hops.iter().map(plain).collect(), None),
-            Work::Many { hop, count, mechanism } => (vec![plain(&hop)], Some((number(mechanism), count))),
-            Work::Paths { direct, staged: pipelines } => (direct.iter().map(plain).chain(pipelines.iter().map(staged)).collect(), None),
+    /// The reading of these copies that is nearest in bytes and chunks, scaled to these; of several as near by turns.
+    fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Key> {
+        const START: f64 = 7e-6;
+        let (key, copies) = match *work {
+            Work::Together(hops) => key(hops, &[], None),
+            Work::Many { hop, count, mechanism } => key(&[hop], &[], Some((mechanism, count))),
+            Work::Paths { direct, staged } => key(direct, staged, None),
         };
-        let (key, bytes, chunks) = sorted(copies.clone(), many);
-        self.all += 1;
-        let read = self.near(&key, &bytes, &chunks).unwrap_or_else(|| {
-            self.unknown += 1;
-            if copies.iter().any(|copy| copy.1.is_some()) && std::env::var_os("REPLAY_SHOW").is_some() {
-                eprintln!("unknown {copies:?}");
-            }
-            let seconds = match work {
-                Work::Paths { direct, staged } => known(direct, staged),
-                _ => self.guess(&copies),
-            };
-            Read { bytes, chunks, seconds: vec![seconds; 3], issue: 10e-6 }
-        });
-        Ok((0..repetitions as usize).map(|run| Timing { issue: read.issue, total: read.seconds[run % read.seconds.len()] }).collect())
+        let apart = |known: &[Path]| {
+            let bytes = known.iter().zip(&copies).map(|(a, b)| (a.2 as f64 / b.2 as f64).ln().abs()).fold(0.0, f64::max);
+            // Of other numbers of chunks, or of other lengths by far, it says nothing.
+            if known.iter().zip(&copies).any(|(a, b)| a.3 != b.3) || bytes > 4_f64.ln() { f64::INFINITY } else { bytes }
+        };
+        let known: Vec<(&Reading, Vec<Path>)> = self
+            .readings
+            .iter()
+            .map(|reading| (reading, of_reading(reading)))
+            .filter(|(_, of)| of.0 == key)
+            .map(|(r, of)| (r, of.1))
+            .collect();
+        let least = known.iter().map(|of| apart(&of.1)).fold(f64::INFINITY, f64::min);
+        let near: Vec<&(&Reading, Vec<Path>)> = known.iter().filter(|of| apart(&of.1) < least + 0.02).collect();
+        if least.is_infinite() {
+            return Err(key);
+        }
+        let turn = self.asked.entry(key).or_default();
+        let (reading, of) = near[*turn % near.len()];
+        *turn += 1;
+        let total = |paths: &[Path]| paths.iter().map(|path| path.2).sum::<u64>() as f64;
+        let factor = total(&copies) / total(of);
+        let scaled = |total: f64| if total < 2.0 * START { total } else { START + (total - START) * factor };
+        let runs = reading.runs.iter().cycle().take(repetitions as usize);
+        Ok(runs.map(|run| Timing { issue: run.issue, total: scaled(run.total) }).collect())
     }
 
-    fn check(&mut self, _: DeviceId, _: DeviceId) -> Result<Verdict, Infallible> {
-        Ok(Verdict::Intact)
+    fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Key> {
+        Err((vec![((from, to), None)], None))
     }
 
     fn room(&self) -> u64 {
@@ -215,35 +213,26 @@ impl Rig for Replay {
     }
 }
 
-/// Pipelines that were not read on this machine, as they were on the others: 9 us for a chunk through the host, 4 us through a GPU, 90 GB/s of two in
-/// both directions of a link, 210 of all in host memory.
-fn known(direct: &[Hop], staged: &[Pipeline]) -> f64 {
-    let seconds = |pipeline: &Pipeline| {
-        let (bytes, chunks) = (pipeline.hop.bytes as f64, f64::from(pipeline.chunks));
-        let (other, chunk) = if pipeline.via.is_host() { (55.5e9, 9e-6) } else { (396e9, 4e-6) };
-        12e-6 + bytes / 55.5e9 + bytes / chunks / other + (chunks + 1.0) * chunk
-    };
-    let rate = |hop: &Hop| if hop.from.is_host() || hop.to.is_host() { 55.5e9 } else { 396e9 };
-    let through_host = || staged.iter().filter(|pipeline| pipeline.via.is_host()).map(|pipeline| pipeline.hop.bytes as f64);
-    let crossing = if through_host().count() > 1 { through_host().fold(0.0, f64::max) / 45e9 } else { 0.0 };
-    let memory = 2.0 * through_host().sum::<f64>() / 210e9;
-    let plain = direct.iter().map(|hop| 12e-6 + hop.bytes as f64 / rate(hop));
-    plain.chain(staged.iter().map(seconds)).fold(crossing.max(memory), f64::max)
-}
-
-/// Four GPUs and a host, every two joined, and nothing known of how fast.
+/// Four GPUs and a host, every two joined, and nothing known of how fast. The costs are those of discovered machines.
 fn blank() -> Machine {
     let mut topology = topology::preset("hgx-h100-4").expect("listed");
     topology.links.iter_mut().for_each(|link| (link.bandwidth, link.latency) = (1e9, 0.0));
     topology.shared.clear();
-    topology.costs = topology::Costs { chunk: 9e-6, relay_chunk: 9e-6, join: 7e-6, issue: 2.7e-6, ..topology::Costs::default() };
+    topology.costs =
+        topology::Costs { chunk_via_host: 9e-6, chunk_via_gpu: 9e-6, fork_join_staged: 7e-6, issue: 2.7e-6, ..topology::Costs::default() };
     Machine::new(topology).expect("well formed")
 }
 
-fn replayed(text: &str) -> (Replay, Probed) {
+/// The topology and shared capacities of a file, and the steps that it has no readings for.
+fn modelled(text: &str) -> (Replay, Topology, Vec<Group>, Vec<&'static str>) {
     let mut replay = Replay::new(text);
-    let Ok(found) = probe(&blank(), &mut replay, &ProbeOptions::default(), &mut |_| {});
-    (replay, found)
+    let readings = replay.readings.clone();
+    let mut missing = Vec::new();
+    let (topology, groups) = probe_from(&blank(), &readings, &mut replay, &ProbeOptions::default(), |step, key| {
+        println!("missing {step} {key:?}");
+        missing.push(step)
+    });
+    (replay, topology, groups, missing)
 }
 
 /// What the plan of a check is predicted to take.
@@ -276,7 +265,7 @@ fn predicted(machine: &Machine, check: &Check) -> f64 {
         let (bytes, chunks, head) = flow(one);
         Flow { path: &one.0, bytes, chunks, head, efficiency: 1.0 }
     });
-    finish(machine, flows, 1)
+    finish(machine, flows, &Issue::copies(machine.costs(), 1))
 }
 
 /// |predicted / measured - 1| of the plans from 16 MiB up, but for all-to-alls, which planners of the time issued otherwise.
@@ -291,50 +280,72 @@ fn errors(machine: &Machine, replay: &Replay) -> Vec<(f64, String)> {
     errors
 }
 
+/// Of checks of the same transfers by different paths: how many there are, and in how many the one that is predicted to be fastest took at most 3 %
+/// longer than the fastest.
+fn choices(machine: &Machine, replay: &Replay) -> (usize, usize) {
+    let mut groups: BTreeMap<(&str, u64), Vec<&Check>> = BTreeMap::new();
+    for check in replay.checks.iter().filter(|check| check.bytes >= 16 << 20 && check.case != "all to all") {
+        let case = check.case.split([',', '+']).next().unwrap_or_default().trim();
+        groups.entry((case, check.bytes)).or_default().push(check);
+    }
+    let is_good = |checks: &&Vec<&Check>| {
+        let chosen = checks.iter().min_by(|a, b| predicted(machine, a).total_cmp(&predicted(machine, b))).expect("not empty");
+        let best = checks.iter().map(|check| check.measured).fold(f64::INFINITY, f64::min);
+        if chosen.measured > 1.03 * best {
+            println!("  {} {} MiB loses {:.1} %", chosen.case, chosen.bytes >> 20, 100.0 * (chosen.measured / best - 1.0))
+        }
+        chosen.measured <= 1.03 * best
+    };
+    (groups.len(), groups.values().filter(is_good).count())
+}
+
 #[test]
 fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predicted() {
-    for (name, text) in MACHINES {
-        let (replay, found) = replayed(text);
-        println!("== {name}: {} of {} not read, {:?}\n{}", replay.unknown, replay.all, found.residuals, found.topology.to_toml());
-        let switches = found.topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
-        assert_eq!(switches, 1, "{name}: {:?}", found.groups);
-        // Reads at once: 146 to 154 GB/s of three and 161 of four on the fifth set, 131 to 153 and 157 to 165 on the sixth.
+    let (mut all, mut cases, mut good, mut tested) = (Vec::new(), 0, 0, [0; 3]);
+    for Node { name, text, missing } in NODES {
+        let (replay, topology, groups, not_read) = modelled(text);
+        println!("== {name}: no readings of {not_read:?}\n{}", topology.to_toml());
+        assert_eq!(not_read, missing, "{name}");
+        let switches = topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
+        assert_eq!(switches, 1, "{name}: {groups:?}");
+        // Reads at once: 131 to 154 GB/s of three, 146 to 165 of four.
         let reads = |count: usize| {
             let is_it = move |group: &&Group| group.hops.len() == count && group.hops.iter().all(|(from, _)| from.is_host());
-            found.groups.iter().filter(is_it).map(|group| group.capacity).collect::<Vec<f64>>()
+            groups.iter().filter(is_it).map(|group| group.capacity).collect::<Vec<f64>>()
         };
-        for (set, three, four) in [("fifth", 146e9..154e9, 150e9..166e9), ("sixth", 131e9..150e9, 155e9..166e9)] {
-            let are =
-                |count, number, within: Range<f64>| reads(count).len() == number && reads(count).iter().all(|one| within.contains(one));
-            assert!(name != set || are(3, 4, three) && are(4, 1, four), "{name}: {:?}", found.groups);
+        match name {
+            "node5" => assert!(matches!(reads(4)[..], [four] if (145e9..166e9).contains(&four)), "{groups:?}"),
+            "node6" => assert!(reads(3).len() == 4 && reads(3).iter().all(|three| (131e9..150e9).contains(three)), "{groups:?}"),
+            _ => {}
         }
-        let costs = &found.topology.costs;
-        // The copy that `join` is held against was not read by these probes: it is scaled from longer ones.
-        let relay = if name == "eighth" { 6e-6..7e-6 } else { 3e-6..5.5e-6 };
-        assert!((8e-6..10e-6).contains(&costs.chunk) && relay.contains(&costs.relay_chunk), "{name}: {costs:?}");
-        // Opposite pipelines, whose hand-overs are not the links'; all in a ring, whose staging the cache keeps. The ring was read of the eighth alone.
-        for group in &found.groups {
-            let [is_link, is_all] =
-                [2, 8].map(|hops| group.hops.len() == hops && group.hops.iter().all(|(a, b)| a.is_host() || b.is_host()));
-            let staged = group.staged.unwrap_or(group.capacity);
-            assert!(!is_link || (82e9..112e9).contains(&staged), "{name}: {group:?}");
-            assert!(
-                !is_all || name != "eighth" || (150e9..157e9).contains(&group.capacity) && (240e9..260e9).contains(&staged),
-                "{group:?}"
-            );
-        }
-        let machine = Machine::new(found.topology).expect("well formed");
+        let mut check = |at: usize, step: &str, value: f64, within: Range<f64>| {
+            if !missing.contains(&step) {
+                tested[at] += 1;
+                assert!(within.contains(&value), "{name}, {step}: {value:e}");
+            }
+        };
+        check(0, "chunks through host memory", topology.costs.chunk_via_host, 8e-6..10.5e-6);
+        check(1, "chunks through a GPU", topology.costs.chunk_via_gpu, 2.4e-6..5.5e-6);
+        // All in a ring, whose staging the cache keeps.
+        let of_all = groups.iter().find(|group| group.hops.len() == 8 && group.hops.iter().all(|hop| hop.0.is_host() || hop.1.is_host()));
+        let of_all = of_all.expect("a capacity of all copies of host memory");
+        assert!((145e9..215e9).contains(&of_all.capacity), "{name}: {of_all:?}");
+        check(2, "staging of all GPUs", of_all.staged.unwrap_or(0.0), 240e9..260e9);
+        let machine = Machine::new(topology).expect("well formed");
         let errors = errors(&machine, &replay);
-        println!("{errors:#?}");
+        let (of, well) = choices(&machine, &replay);
         let (median, worst) = (&errors[errors.len() / 2], &errors[errors.len() - 1]);
-        // From host memory of the second set the check read a sixth less than the probe had, which had one buffer.
-        let most = match name {
-            "second" => 0.25,
-            "sixth" => 0.10,
-            // Others used the host: what its memory gave changed by 10 % from second to second.
-            "seventh" => 0.22,
-            _ => 0.16,
-        };
-        assert!(median.0 <= 0.04 && worst.0 <= most, "{name}: {median:?} {worst:?}");
+        println!("{name}: choice {well} of {of}; errors {:.1} % {}", median.0 * 100.0, worst.1);
+        // From host memory of the second node the check read a sixth less than the probe had, which had one buffer.
+        let most = if name == "node2" { 0.25 } else { 0.18 };
+        assert!(median.0 <= 0.045 && worst.0 <= most, "{name}: {median:?} {worst:?}");
+        (cases, good) = (cases + of, good + well);
+        all.extend(errors.iter().map(|error| error.0));
     }
+    // Files that lack readings do not pass for tested.
+    assert_eq!(tested, [6, 5, 1]);
+    all.sort_by(f64::total_cmp);
+    let [median, most, worst] = [0.5, 0.9, 1.0].map(|part| 100.0 * all[((all.len() - 1) as f64 * part) as usize]);
+    println!("all: median {median:.2} %, nine of ten {most:.1} %, worst {worst:.1} %; choice {good} of {cases}");
+    assert!(median <= 2.5 && cases == 160 && 10 * good >= 9 * cases, "{median} {good} of {cases}");
 }

@@ -36,7 +36,7 @@ exit $status"#,
 *--list*) {listed} exit 0 ;;
 *.hangs) exec sleep 1000 ;;
 *.fails) echo 'test result: FAILED. 0 passed; 1 failed'; exit 101 ;;
-*.skips) echo 'gpu tests: skipped where GPUs are needed: 1 GPU in sight, 2 needed' ;;
+*.skips) echo 'skipped: test skips: needs 2 GPUs, and 1 is in sight' ;;
 esac
 echo 'test result: ok. 1 passed; 0 failed'"
         ),

@@ -1,12 +1,13 @@
 //! Memory between processes: bytes arrive, and every way in which a peer, a handle or memory can be gone gives a status.
 
-use crate::common::Addresses;
+use crate::addresses::Addresses;
 use crate::node::*;
 use crate::peer::*;
-use mpgpu::backend::Backend;
-use mpgpu::ffi::*;
-use mpgpu::share::{Export, Handle, Key, PATIENCE, Service};
-use mpgpu::topology::DeviceId;
+use crate::skip::skip;
+use mpgpu::*;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::Backend;
+use mpgpu_runtime::ipc::{AllocationKey, Export, Handle, PATIENCE, Service};
 use std::io::Write;
 use std::process::Command;
 use std::ptr::null_mut;
@@ -417,7 +418,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
 
     let mut newer = handle;
     newer.bytes[8] = 3;
-    mpgpu::share::handle::seal(&mut newer.bytes);
+    mpgpu_runtime::ipc::handle::seal(&mut newer.bytes);
     let message = import_refused(&node, &newer, MP_ERROR_VERSION_MISMATCH);
     assert!(message.contains("version 3, this library makes and reads version 2"), "{message}");
 
@@ -520,8 +521,7 @@ fn devices_have_names_that_all_processes_know() {
 fn a_process_of_another_user_is_refused() {
     use std::os::unix::process::CommandExt;
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root can start a process of another user");
-        return;
+        return skip("only root can start a process of another user");
     }
     // Where that user may not read: nobody reads a copy beside it.
     let program = std::env::temp_dir().join(format!("mpgpu-share-{}", std::process::id()));
@@ -564,7 +564,7 @@ fn an_export_costs_the_same_however_many_there_are() {
     const EXPORTS: usize = 20_000;
     let backend = Arc::new(Addresses::default());
     let service = Service::start().expect("a service");
-    let key = |allocation: u64| Key { backend: 9, allocation };
+    let key = |allocation: u64| AllocationKey { backend: 9, allocation };
     let mut freed = Vec::new();
     for round in 1..=EXPORTS {
         let base = backend.allocate(DeviceId::gpu(0), 4096).expect("addresses");

@@ -2,7 +2,7 @@
 
 use crate::node::*;
 use crate::peer::*;
-use mpgpu::ffi::*;
+use mpgpu::*;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
@@ -64,6 +64,108 @@ fn a_thread_waits_for_a_signal_no_longer_than_it_says() {
     }
     peer.tell("close 0");
     node.still_works();
+}
+
+/// What a counter stands at.
+fn read(node: &Node, counter: *const u64) -> u64 {
+    let mut value = 77;
+    // SAFETY: the output is valid for the call; the address is the library's to check.
+    ok(unsafe { mp_signal_read(node.context, counter, &mut value) });
+    value
+}
+
+/// Whether a counter has reached a value; the status where that is an error.
+fn test(node: &Node, counter: *const u64, value: u64) -> Result<bool, mp_status_t> {
+    let mut reached = 77;
+    // SAFETY: as above.
+    match unsafe { mp_signal_test(node.context, counter, value, &mut reached) } {
+        MP_SUCCESS => Ok(reached == 1),
+        status => {
+            assert_eq!(reached, 77, "an output was written");
+            Err(status)
+        }
+    }
+}
+
+#[test]
+fn a_thread_raises_reads_and_asks_for_signals_of_its_own_and_of_other_processes() {
+    let node = Node::new(c"beluga");
+    let flags = counters(&node, 2);
+    let mut peer = Peer::start();
+    peer.tell(&format!("import {}", hex(&export(&node, flags.cast(), 16))));
+    // What is not reached is no error, and leaves none.
+    let before = last_error();
+    assert_eq!((test(&node, flags, 0), test(&node, flags, 1), read(&node, flags)), (Ok(true), Ok(false), 0));
+    assert_eq!(last_error(), before);
+    peer.tell("raise 0 4");
+    ok(wait_for(&node, flags, 4, 60.0));
+    assert_eq!((test(&node, flags, 4), test(&node, flags, 5), read(&node, flags)), (Ok(true), Ok(false), 4));
+    // Raised here, it lets a stream go on.
+    let (stream, second) = (node.stream(1), flags.wrapping_add(1));
+    wait_in(&node, stream, &[signal(second, 2)]);
+    // SAFETY: the address is the library's to check, here and below.
+    ok(unsafe { mp_signal_raise(node.context, second, 2) });
+    ok(mp_stream_synchronize(node.context, stream));
+    assert_eq!(read(&node, second), 2);
+    peer.tell("close 0");
+
+    // In memory of the other: raised and read, and not waited for.
+    peer.tell("alloc -1 8 0");
+    let theirs = import(&node, &from_hex(&peer.tell("export 0 0 8"))).cast::<u64>();
+    // SAFETY: as above.
+    ok(unsafe { mp_signal_raise(node.context, theirs, 9) });
+    assert_eq!((read(&node, theirs), test(&node, theirs, 9)), (9, Err(MP_ERROR_NOT_SUPPORTED)));
+    peer.tell("wait 0 9");
+    peer.tell("synchronize");
+    peer.kill();
+    let mut value = 77;
+    // SAFETY: as above.
+    unsafe {
+        refused(mp_signal_raise(node.context, theirs, 10), MP_ERROR_PEER_GONE);
+        refused(mp_signal_read(node.context, theirs, &mut value), MP_ERROR_PEER_GONE);
+    }
+    assert_eq!((value, last_argument().as_deref()), (77, Some("counter")));
+    node.still_works();
+}
+
+#[test]
+fn what_a_process_that_has_ended_did_not_raise_is_an_error_to_who_asks_and_what_it_raised_is_not() {
+    let node = Node::new(c"beluga");
+    let flag = counters(&node, 1);
+    let mut peer = Peer::start();
+    peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
+    peer.tell("raise 0 3");
+    ok(wait_for(&node, flag, 3, 60.0));
+    peer.kill();
+    // Found out by who waits for it.
+    refused(wait_for(&node, flag, 4, f64::INFINITY), MP_ERROR_PEER_GONE);
+    assert_eq!((test(&node, flag, 3), test(&node, flag, 4), read(&node, flag)), (Ok(true), Err(MP_ERROR_PEER_GONE), 3));
+    node.still_works();
+}
+
+#[test]
+fn allocated_counters_stand_at_zero_however_often_memory_is_given_back() {
+    let node = Node::new(c"beluga");
+    for round in 1..20 {
+        let flags = counters(&node, 1000);
+        for index in 0..1000 {
+            let flag = flags.wrapping_add(index);
+            assert_eq!(read(&node, flag), 0);
+            // SAFETY: one of these counters.
+            ok(unsafe { mp_signal_raise(node.context, flag, round) });
+        }
+        export(&node, flags.cast(), 8000);
+        node.free(flags.cast());
+    }
+    let mut out = poison();
+    for count in [0, 524_288, u64::MAX] {
+        // SAFETY: the output is valid for the call.
+        let message = refused(unsafe { mp_signal_alloc(node.context, count, &mut out) }, MP_ERROR_INVALID_ARGUMENT);
+        assert_eq!(message, format!("count={count}: must be from 1 to 524287"));
+    }
+    assert_eq!(out, poison());
+    let most = counters(&node, 524_287);
+    export(&node, most.cast(), 8 * 524_287);
 }
 
 #[test]
@@ -315,7 +417,7 @@ fn counters_that_are_none_are_refused() {
             let message = refused(mp_stream_wait_signals(node.context, null_mut(), signals.as_ptr(), 2), MP_ERROR_INVALID_POINTER);
             assert!(message.contains(expected) && message.contains("signal 1"), "{message}");
             refused(mp_stream_raise_signals(node.context, null_mut(), signals.as_ptr(), 2), MP_ERROR_INVALID_POINTER);
-            refused(mp_signal_wait(node.context, counter.cast(), 1, 0.0), MP_ERROR_INVALID_POINTER);
+            refused(mp_signal_synchronize(node.context, counter.cast(), 1, 0.0), MP_ERROR_INVALID_POINTER);
         }
     }
     assert_eq!(last_argument().as_deref(), Some("counter"));

@@ -1,12 +1,13 @@
 //! The simulator against closed forms, conservation, monotonicity, and the planner's model.
 
+mod papers;
 mod readings;
 
 use crate::common::{Random, config, machine_and_batch};
-use mpgpu::backend::MemoryKind;
-use mpgpu::model::simulate::{Executor, Scenario, Simulation, SimulationError};
-use mpgpu::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Options, Place, Program, Ring, RingId, Shape, plan};
-use mpgpu::topology::{Costs, DeviceId, Machine, ResourceId, Topology, parse, preset, preset_names};
+use mpgpu_core::model::simulate::{Executor, Scenario, Simulation, SimulationError};
+use mpgpu_core::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Options, Place, Program, Ring, RingId, Shape, plan};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{Costs, DeviceId, Machine, ResourceId, Topology, parse, preset, preset_names};
 use proptest::prelude::*;
 use smallvec::smallvec;
 
@@ -46,8 +47,9 @@ fn three(first: f64, second: f64, costs: Costs) -> Machine {
 
 fn free() -> Costs {
     let (copy, issue, chunk, join, batch, kernel) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-    let none = Costs { copy, issue, chunk, relay_chunk: chunk, join, batch, kernel, ..Costs::default() };
-    let none = Costs { lane: 0.0, pull: 0.0, graph: 0.0, graph_node: 0.0, graph_first_node: 0.0, ..none };
+    let none =
+        Costs { copy, issue, chunk_via_host: chunk, chunk_via_gpu: chunk, fork_join_staged: join, batch, kernel, ..Costs::default() };
+    let none = Costs { fork_join_issue: 0.0, pull: 0.0, graph_launch: 0.0, graph_node: 0.0, graph_instantiate: 0.0, ..none };
     Costs { batch_segment: 0.0, kernel_segment: 0.0, kernel_efficiency: 1.0, ..none }
 }
 
@@ -112,14 +114,14 @@ fn one_copy_takes_its_start_its_latency_and_its_bytes() {
 
 #[test]
 fn chunks_over_two_hops_take_one_chunk_on_the_faster_hop_more_than_all_on_the_slower() {
-    let costs = Costs { copy: 6e-6, issue: 1e-9, chunk: 4e-6, relay_chunk: 4e-6, join: 3e-6, ..free() };
+    let costs = Costs { copy: 6e-6, issue: 1e-9, chunk_via_host: 4e-6, chunk_via_gpu: 4e-6, fork_join_staged: 3e-6, ..free() };
     for (first, second) in [(50e9, 25e9), (25e9, 50e9), (40e9, 40e9)] {
         for chunks in [1, 2, 7, 32] {
             let machine = three(first, second, costs.clone());
             let shapes = [shape(0, 2, u64::from(chunks) * MIB)];
             let run = simulate(&machine, &staged(&shapes[0], DeviceId::gpu(1), chunks, 4), &shapes, Executor::Streams);
-            let (n, each, hop) = (f64::from(chunks), MIB as f64, |rate: f64| costs.chunk + 1e-6 + MIB as f64 / rate);
-            let expected = costs.copy + (n - 1.0) * hop(f64::min(first, second)) + hop(first) + hop(second) + costs.join / 2.0;
+            let (n, each, hop) = (f64::from(chunks), MIB as f64, |rate: f64| costs.chunk_via_host + 1e-6 + MIB as f64 / rate);
+            let expected = costs.copy + (n - 1.0) * hop(f64::min(first, second)) + hop(first) + hop(second) + costs.fork_join_staged / 2.0;
             about(run.seconds, expected);
             let bytes: u64 = run.resources.iter().map(|of| of.bytes).sum();
             assert_eq!(bytes as f64, 2.0 * n * each);
@@ -241,8 +243,8 @@ fn a_graph_is_launched_faster_than_its_copies_are_issued_except_the_first_time()
     let issued = |executor| simulate(&machine, &plan.program, &shapes, executor).executions[0].issued;
     let costs = machine.costs();
     about(issued(Executor::Streams), nodes * costs.issue);
-    about(issued(Executor::Graph), costs.graph + (nodes - 1.0) * costs.graph_node);
-    about(issued(Executor::FirstGraph), costs.graph + (nodes - 1.0) * costs.graph_node + nodes * costs.graph_first_node);
+    about(issued(Executor::Graph), costs.graph_launch + (nodes - 1.0) * costs.graph_node);
+    about(issued(Executor::FirstGraph), costs.graph_launch + (nodes - 1.0) * costs.graph_node + nodes * costs.graph_instantiate);
     assert_eq!(Executor::of(plan.executor), Executor::Graph);
     assert_eq!(Executor::of(Engine::Stream), Executor::Streams);
 }
@@ -304,7 +306,7 @@ fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: 
             }
             // Max-min fair: each flow meets a full resource on which none is faster.
             let limited = route.resources.iter().any(|resource| {
-                let on_it = |other: &&mpgpu::model::simulate::SegmentFlow| {
+                let on_it = |other: &&mpgpu_core::model::simulate::SegmentFlow| {
                     machine.route(other.from, other.to).is_some_and(|route| route.resources.contains(resource))
                 };
                 let of = &resources[resource.0 as usize];
@@ -319,14 +321,20 @@ fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: 
         }
     });
     let mut bytes = vec![0_u64; resources.len()];
-    for copy in program.ops.iter().flat_map(|op| &op.copies) {
+    for (op, copy) in program.ops.iter().flat_map(|op| op.copies.iter().map(move |copy| (op, copy))) {
         let device = |place: Place| match place {
             Place::Source { transfer, .. } => shapes[transfer as usize].src_device,
             Place::Destination { transfer, .. } => shapes[transfer as usize].dst_device,
             Place::Slot { ring, .. } => program.rings[ring.0 as usize].device,
         };
-        let route = machine.route(device(copy.from), device(copy.to)).expect("a route");
-        route.resources.iter().for_each(|resource| bytes[resource.0 as usize] += copy.bytes);
+        let (from, to, lane) = (device(copy.from), device(copy.to), program.lanes[op.lane.0 as usize].device);
+        // What a kernel moves between two other GPUs, or inside of one, passes the kernel's GPU.
+        let passes = op.mechanism == Mechanism::Kernel && ![from, to].contains(&lane);
+        let ways = if passes { [Some((from, lane)), Some((lane, to))] } else { [Some((from, to)), None] };
+        for (from, to) in ways.into_iter().flatten() {
+            let route = machine.route(from, to).expect("a route");
+            route.resources.iter().for_each(|resource| bytes[resource.0 as usize] += copy.bytes);
+        }
     }
     for (at, bytes) in bytes.iter().enumerate() {
         let of = run.resources.iter().find(|of| of.resource == ResourceId(at as u32));
@@ -437,7 +445,7 @@ fn faster(topology: &Topology, random: &mut Random) -> Topology {
         shared.capacity *= 1.0 + random.below(3) as f64 * 0.2;
     }
     let costs = &mut faster.costs;
-    for cost in [&mut costs.copy, &mut costs.issue, &mut costs.chunk, &mut costs.relay_chunk, &mut costs.join] {
+    for cost in [&mut costs.copy, &mut costs.issue, &mut costs.chunk_via_host, &mut costs.chunk_via_gpu, &mut costs.fork_join_staged] {
         *cost *= 1.0 - random.below(3) as f64 * 0.2;
     }
     faster
@@ -472,7 +480,7 @@ fn where_flows_share_a_link_more_capacity_for_one_can_delay_another() {
     about(fast, slow + 10.0 * MIB as f64 / 3e9 / 8.0);
 }
 
-/// The run against what the planner expects, [`mpgpu::model::finish`].
+/// The run against what the planner expects, [`mpgpu_core::model::finish`].
 fn against_the_planner(machine: &Machine, shapes: &[Shape], options: &Options) -> Option<f64> {
     let plan = plan(machine, shapes, options).ok().filter(|plan| plan.predicted > 0.0)?;
     let run = simulate_with(machine, &plan.program, shapes, Executor::Streams, options.staging_bytes);

@@ -1,11 +1,12 @@
 //! Staging memory: where rings lie, and which executions wait for which. The backend is a double whose executions end on command.
 
-use crate::common::{Addresses, Random};
-use mpgpu::backend::*;
-use mpgpu::engine::staging::{Region, Regions, Staging};
-use mpgpu::engine::{Config, Context, Error, PlanOptions, Transfer};
-use mpgpu::plan::Ring;
-use mpgpu::topology::{DeviceId, Machine, preset};
+use crate::addresses::Addresses;
+use crate::common::Random;
+use mpgpu_core::plan::Ring;
+use mpgpu_core::topology::{DeviceId, Machine, preset};
+use mpgpu_runtime::backend::*;
+use mpgpu_runtime::context::staging::{Region, Regions, Staging};
+use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer};
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +61,7 @@ fn enqueue(staging: &Staging, regions: &[Region], end: &Arc<End>) -> Vec<usize> 
 fn enqueue_of(staging: &Staging, regions: &Regions, end: &Arc<End>) -> Vec<usize> {
     let mut numbers = Vec::new();
     staging
-        .ordered(regions, |after| {
+        .in_turn(regions, |after| {
             numbers = after.iter().map(number).collect();
             Ok::<Completion, ()>(end.clone())
         })
@@ -188,10 +189,10 @@ fn nobody_waits_for_what_has_finished_well_or_badly() {
 fn an_execution_that_could_not_be_enqueued_is_not_waited_for() {
     let staging = Staging::new(0);
     enqueue(&staging, &[region(0, 10)], &End::of(0));
-    assert_eq!(staging.ordered(&Regions::new([region(0, 10)]), |_| Err("refused")).expect_err("passed on"), "refused");
+    assert_eq!(staging.in_turn(&Regions::new([region(0, 10)]), |_| Err("refused")).expect_err("passed on"), "refused");
     let plan = Regions::new([region(0, 10)]);
     assert_eq!(enqueue_of(&staging, &plan, &End::of(1)), [0]);
-    assert_eq!(staging.ordered(&plan, |_| Err("refused")).expect_err("passed on"), "refused");
+    assert_eq!(staging.in_turn(&plan, |_| Err("refused")).expect_err("passed on"), "refused");
     assert_eq!(enqueue_of(&staging, &plan, &End::of(2)), [1]);
 }
 
@@ -230,7 +231,7 @@ fn an_execution_that_is_long_in_being_enqueued_holds_up_those_alone_that_share_a
                 // As when a full queue holds it up until the other stream is given what it has to do.
                 first_goes_on.recv_timeout(Duration::from_secs(20)).map(|()| ends[0].clone() as Completion)
             };
-            staging.ordered(&Regions::new([region(0, 10), region(40, 50)]), enqueue).expect("others enqueue meanwhile");
+            staging.in_turn(&Regions::new([region(0, 10), region(40, 50)]), enqueue).expect("others enqueue meanwhile");
         });
         began.recv().expect("it begins");
         let sharing = scope.spawn(|| enqueue(staging, &[region(30, 41)], &ends[2]));

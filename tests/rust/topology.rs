@@ -1,13 +1,13 @@
 //! The machine model: what a file may say, what a preset says, and which way a copy goes.
 
-use mpgpu::topology::{
-    self, Costs, DeviceId, Link, LinkId, LinkKind, MAX_FILE_BYTES, Machine, Node, NodeId, NodeKind, Route, SharedResource, Topology,
-    TopologyError,
+use mpgpu_core::topology::{
+    self, CostUnit, Costs, DeviceId, Link, LinkId, LinkKind, MAX_FILE_BYTES, Machine, Node, NodeId, NodeKind, Route, SharedResource,
+    Topology, TopologyError,
 };
 use proptest::prelude::*;
 use std::path::PathBuf;
 
-const DOC: &str = include_str!("../../docs/topology.md");
+const DOC: &str = include_str!("../../docs/reference/topology.md");
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
@@ -97,13 +97,13 @@ fn hgx_h200_has_the_readings() {
     assert_eq!((bandwidth(GPU0, HOST), bandwidth(HOST, GPU1)), (55e9, 55e9));
     // A hop of 4 MiB chunks through the host, one after the other: read as 50 to 51 GB/s.
     let chunk = 4.0 * 1024.0 * 1024.0;
-    let host_path = chunk / (chunk / bandwidth(GPU0, HOST) + machine.costs().chunk);
+    let host_path = chunk / (chunk / bandwidth(GPU0, HOST) + machine.costs().chunk_via_host);
     assert!((50e9..53e9).contains(&host_path), "{host_path}");
     // GPUs 0 and 1 share a way to host memory, GPUs 0 and 4 only the memory.
     let drawn = |gpu| resource_names(&machine, machine.route(HOST, DeviceId::gpu(gpu)).expect("joined"));
     let both = |a: u32, b: u32| drawn(a).into_iter().filter(|name| drawn(b).contains(name)).collect::<Vec<_>>();
-    assert_eq!(both(0, 1), ["host0>root0", "host0.read"]);
-    assert_eq!(both(0, 4), ["host0.read"]);
+    assert_eq!(both(0, 1), ["host0>root0", "root0.read", "host0.read", "host0"]);
+    assert_eq!(both(0, 4), ["host0.read", "host0"]);
 }
 
 #[test]
@@ -422,28 +422,35 @@ fn the_page_lists_every_preset_and_the_default_costs() {
     for name in topology::preset_names() {
         assert!(DOC.contains(&format!("| `{name}` |")), "{name}");
     }
-    let costs = Costs::default();
-    for (key, value) in [
-        ("copy", costs.copy),
-        ("issue", costs.issue),
-        ("chunk", costs.chunk),
-        ("relay_chunk", costs.relay_chunk),
-        ("join", costs.join),
-        ("gpu_join", costs.gpu_join),
-        ("lane", costs.lane),
-        ("pull", costs.pull),
-        ("graph", costs.graph),
-        ("graph_node", costs.graph_node),
-        ("batch", costs.batch),
-        ("batch_segment", costs.batch_segment),
-        ("kernel", costs.kernel),
-        ("kernel_segment", costs.kernel_segment),
-    ] {
+    for cost in Costs::TABLE {
         // 6.7e-6 is not quite 6.7 millionths in binary: rounded to a picosecond it prints as written.
-        let microseconds = (value * 1e12).round() / 1e6;
-        assert!(DOC.contains(&format!("| `{key}` | {microseconds}e-6 |")), "{key} = {microseconds}e-6");
+        let value = match cost.unit {
+            CostUnit::Seconds => format!("{}e-6", (cost.default * 1e12).round() / 1e6),
+            CostUnit::Part => cost.default.to_string(),
+        };
+        assert!(DOC.contains(&format!("| `{}` | {value} |", cost.name)), "{} = {value}", cost.name);
     }
-    assert!(DOC.contains(&format!("| `kernel_efficiency` | {} |", costs.kernel_efficiency)));
+}
+
+#[test]
+fn every_cost_is_read_written_and_checked_under_its_name() {
+    let text = topology::preset_text("beluga").expect("a preset");
+    let head = text.split("[costs]").next().expect("a table of costs");
+    for (index, cost) in Costs::TABLE.iter().enumerate() {
+        assert!(!cost.meaning.is_empty() && !cost.source.is_empty() && Costs::TABLE[..index].iter().all(|other| other.name != cost.name));
+        let with = |value: f64| topology::parse(&format!("{head}[costs]\n{} = {value:e}\n", cost.name));
+        let found = with(0.25).expect("in range");
+        assert_eq!((cost.of)(&found.costs), 0.25, "{}", cost.name);
+        let mut others = Costs::TABLE.iter().filter(|other| other.name != cost.name);
+        assert!(others.all(|other| (other.of)(&found.costs) == other.default), "{}", cost.name);
+        assert_eq!(topology::parse(&found.to_toml()), Ok(found));
+        for wrong in [-0.25, 1.5, f64::NAN] {
+            let error = with(wrong).expect_err("out of range").to_string();
+            assert!(error.contains(cost.name), "{error}");
+        }
+    }
+    let error = topology::parse(&format!("{head}[costs]\nchunk = 9e-6\n")).expect_err("a name of an earlier form").to_string();
+    assert!(error.contains("unknown field `chunk`") && error.contains("chunk_via_host"), "{error}");
 }
 
 // Properties. LONG_TESTS=1 runs a hundred times as many cases.
@@ -511,15 +518,15 @@ prop_compose! {
         let costs = Costs {
             copy,
             issue,
-            chunk,
-            relay_chunk,
-            join,
-            gpu_join,
-            lane,
+            chunk_via_host: chunk,
+            chunk_via_gpu: relay_chunk,
+            fork_join_staged: join,
+            fork_join_gpus: gpu_join,
+            fork_join_issue: lane,
             pull,
-            graph,
+            graph_launch: graph,
             graph_node,
-            graph_first_node,
+            graph_instantiate: graph_first_node,
             batch,
             batch_segment,
             kernel,

@@ -1,10 +1,11 @@
 //! When the operations of an execution ran: `Plan::trace` and the backend's timed executions.
 
-use mpgpu::backend::{Backend, BackendError, Endpoints, Execution, host::HostBackend};
-use mpgpu::engine::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
-use mpgpu::model::timeline::Timeline;
-use mpgpu::plan::{Engine, Program};
-use mpgpu::topology::DeviceId;
+use mpgpu_core::model::timeline::Timeline;
+use mpgpu_core::plan::{Engine, Program};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{Backend, BackendError, Endpoints, Execution, Report};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
+use mpgpu_runtime::host::HostBackend;
 use std::sync::Arc;
 
 /// A context of virtual devices.
@@ -89,9 +90,9 @@ fn an_execution_that_was_not_timed_says_how_to_time_one() {
     let (program, endpoints) = (Arc::new(Program::default()), Arc::<[Endpoints]>::from([]));
     let rings = Arc::<[u64]>::from([]);
     let stream = backend.create_stream(DeviceId::gpu(0)).expect("a stream");
-    let execution =
-        Execution { program: &program, endpoints: &endpoints, rings: &rings, stream, after: &[], verify: false, engine: Engine::Stream };
-    let error = backend.execute(&execution).expect("enqueued").times().expect_err("nothing was noted");
-    assert!(matches!(&error, BackendError::NotSupported(text) if text.contains("execute_timed")), "{error}");
-    assert_eq!(backend.execute_timed(&execution).expect("enqueued").times().expect("times").ops, []);
+    let execution = Execution { engine: Engine::Stream, ..Execution::new(&program, &endpoints, &rings, stream) };
+    let error = backend.submit(&execution).expect("enqueued").expect("a completion").times().expect_err("nothing was noted");
+    assert!(matches!(&error, BackendError::NotSupported(text) if text.contains("Report::Times")), "{error}");
+    let timed = Execution { report: Report::Times, ..execution };
+    assert_eq!(backend.submit(&timed).expect("enqueued").expect("a completion").times().expect("times").ops, []);
 }

@@ -1,15 +1,15 @@
 //! Tuning: what the search finds, what the file holds, and which values are in force.
 
 use crate::common::{Random, config, machine_and_batch};
-use mpgpu::backend::MemoryKind;
-use mpgpu::backend::host::HostBackend;
-use mpgpu::engine::{Config, Context, Error, PlanOptions, Transfer, Verify};
-use mpgpu::plan::{Engine, Options, Plan, PlanError, Shape, Tuned, plan, validate};
-use mpgpu::topology::{DeviceId, Machine, preset, preset_names};
-use mpgpu::tune::{
+use mpgpu_core::plan::{Engine, Options, Plan, PlanError, Shape, Tuned, plan, validate};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{DeviceId, Machine, preset, preset_names};
+use mpgpu_measure::tune::{
     Advice, Campaign, Case, Class, ClassTuning, EngineTuning, Origin, Pattern, Preference, Score, Search, Setting, Side, Simulated,
-    SizeTuning, Trials, TunedPoint, Tuning, TuningError, Verdict, digest, grid, parse, short,
+    SizeTuning, Trials, TunedPoint, Tuning, Verdict, digest, grid, parse, short,
 };
+use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer, Verify};
+use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -531,7 +531,8 @@ fn mistakes_are_refused_with_line_value_and_remedy() {
     let class = &SMALL[SMALL.find("[[class]]").expect("a class")..];
     let twice = parse(&format!("{SMALL}\n{class}")).expect_err("refused").to_string();
     assert!(twice.contains("line 18") && twice.contains("line 6"), "{twice}");
-    assert_eq!(parse(&"#".repeat(mpgpu::tune::MAX_FILE_BYTES + 1)), Err(TuningError::TooLong));
+    let long = parse(&"#".repeat(mpgpu_measure::tune::MAX_FILE_BYTES + 1)).expect_err("refused").to_string();
+    assert!(long.contains("more than 1048576 bytes"), "{long}");
 }
 
 #[test]
@@ -652,7 +653,7 @@ fn a_context_plans_by_its_tuning_file_says_so_and_moves_the_right_bytes() {
     let paths = &tuned.planned().transfers[0].paths;
     assert_eq!((paths.len(), tuned.planned().options.engine), (2, Engine::Stream), "{}", tuned.describe());
     assert!(paths.iter().all(|path| path.via.is_none() || path.chunk_bytes == 65536), "{}", tuned.describe());
-    tuned.execute(mpgpu::backend::StreamHandle(0)).expect("enqueued").wait().expect("every byte is compared");
+    tuned.execute(mpgpu_runtime::backend::StreamHandle(0)).expect("enqueued").wait().expect("every byte is compared");
 
     assert_eq!(plan(&PlanOptions { max_paths: Some(1), ..PlanOptions::default() }).paths(), 1);
     // The same request is a look-up, and one that names what the model would take is another request.

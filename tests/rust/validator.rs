@@ -2,8 +2,8 @@
 //! same programs with one thing changed are refused exactly when a simulation in random legal orders finds a wrong byte.
 
 use crate::common::{Random, machine_and_batch};
-use mpgpu::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Violation, plan, validate};
-use mpgpu::topology::DeviceId;
+use mpgpu_core::plan::{Copy, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Violation, plan, validate};
+use mpgpu_core::topology::DeviceId;
 use proptest::prelude::*;
 use smallvec::smallvec;
 
@@ -51,7 +51,7 @@ fn a_relay_through_one_slot_is_right() {
     assert_eq!(validate(&Program::default(), 0), Ok(()));
     // Who works on a lane of plain copies changes nothing about the order of its operations.
     let mut free = relay();
-    free.lanes.iter_mut().zip([1, 0]).for_each(|(lane, other)| lane.also = Some(DeviceId(other)));
+    free.lanes.iter_mut().zip([1, 0]).for_each(|(lane, other)| lane.also = Gpus::from_iter([DeviceId(other)]));
     assert_eq!(validate(&free, 4), Ok(()));
     free.ops[3].mechanism = Mechanism::Kernel;
     assert_eq!(validate(&free, 4), Ok(()));
@@ -63,7 +63,7 @@ fn each_way_of_being_wrong_is_named() {
     assert_eq!(violation(|p| p.ops[2].after.clear()), Violation::Race { first: 1, second: 2, ring: 0, slot: 0 });
     assert_eq!(violation(|p| p.ops[0].after.push(OpId(3))), Violation::NotBackwards { op: 0, after: 3 });
     assert_eq!(violation(|p| p.ops[0].after.push(OpId(0))), Violation::NotBackwards { op: 0, after: 0 });
-    let batched = |p: &mut Program| (p.lanes[1].also, p.ops[3].mechanism) = (Some(DeviceId(0)), Mechanism::Batch);
+    let batched = |p: &mut Program| (p.lanes[1].also, p.ops[3].mechanism) = (Gpus::from_iter([DeviceId(0)]), Mechanism::Batch);
     assert_eq!(violation(batched), Violation::TwoDevices { op: 3, lane: 1, mechanism: Mechanism::Batch });
     assert_eq!(violation(|p| p.ops[0].lane = LaneId(7)), Violation::NoSuchLane { op: 0, lane: 7, lanes: 2 });
     assert_eq!(violation(|p| p.ops[3].copies[0].bytes = 0), Violation::Empty { op: 3 });

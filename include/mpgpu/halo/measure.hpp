@@ -94,7 +94,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(std::uin
     const auto out = [&](const error &e) { return refused_form{direct_pieces, e.what(), std::current_exception()}; };
     try {
         step();
-    } catch (const invalid_argument &e) {
+    } catch (const argument_error &e) {
         return out(e);
     } catch (const not_supported &e) {
         return out(e);

@@ -44,8 +44,8 @@ struct grid {
 
 /// A range of cells: of the whole mesh, or of one array.
 struct box {
-    std::array<std::int64_t, 3> first = {0, 0, 0};
-    std::array<std::int64_t, 3> cells = {0, 0, 0};
+    std::array<std::int64_t, 3> first = {0, 0, 0}; ///< in each dimension, from 0
+    std::array<std::int64_t, 3> cells = {0, 0, 0}; ///< in each dimension
 };
 
 /// How many ranks a grid has.
@@ -72,24 +72,24 @@ struct box {
 }
 
 /// Elements of a rank's arrays in each dimension, ghost cells included.
-[[nodiscard]] constexpr std::array<std::int64_t, 3> extents(const grid &g, int rank) noexcept {
+[[nodiscard]] constexpr std::array<std::int64_t, 3> array_extents(const grid &g, int rank) noexcept {
     const box own = box_of(g, rank);
     return {own.cells[0] + 2 * g.ghost[0], own.cells[1] + 2 * g.ghost[1], own.cells[2] + 2 * g.ghost[2]};
 }
 
 /// One variable of one rank. Owns nothing.
-struct array {
-    void *data;
-    device location;
-    std::size_t element_bytes;
-    std::size_t size; ///< elements
+struct rank_array {
+    void *data;                ///< the first element
+    device location;           ///< the device that it lies on
+    std::size_t element_bytes; ///< of one element
+    std::size_t size;          ///< elements
 };
 
 /// The variables of one rank, all on one device. All ranks have the same variables in the same order.
-using rank_arrays = std::vector<array>;
+using rank_arrays = std::vector<rank_array>;
 
 /// A `buffer` or a `device_span` as a variable; the elements are of any trivially copyable type.
-template <class Elements> [[nodiscard]] array array_of(Elements &&elements) noexcept {
+template <class Elements> [[nodiscard]] rank_array array_of(Elements &&elements) noexcept {
     const auto whole = mpgpu::detail::as_device_span(elements);
     using element = typename decltype(whole)::element_type;
     static_assert(!std::is_const_v<element>, "mpgpu: ghost cells are written");
@@ -98,15 +98,18 @@ template <class Elements> [[nodiscard]] array array_of(Elements &&elements) noex
 
 namespace detail {
 
-using mpgpu::detail::check;
 using mpgpu::detail::fail;
 
-[[nodiscard]] inline error_details refusal(mp_status_t status, std::string argument, std::string message) {
-    return {status, 0, std::move(argument), std::move(message)};
+inline void check(mp_status_t outcome) {
+    on_error().report(outcome);
+}
+
+[[nodiscard]] inline error_details refusal(status why, std::string argument, std::string message) {
+    return {why, 0, std::move(argument), std::move(message)};
 }
 
 [[nodiscard]] inline error_details invalid(std::string argument, std::string message) {
-    return refusal(MP_ERROR_INVALID_ARGUMENT, std::move(argument), std::move(message));
+    return refusal(status::invalid_argument, std::move(argument), std::move(message));
 }
 
 /// The product, unless it is more than a size of memory can be.
@@ -154,11 +157,11 @@ using mpgpu::detail::fail;
     if (arrays.empty()) {
         return invalid("arrays", whose + " has no variables: give each rank one array or more");
     }
-    const std::array<std::int64_t, 3> e = extents(g, rank);
+    const std::array<std::int64_t, 3> e = array_extents(g, rank);
     std::optional<std::int64_t> elements = product(e[0], e[1]);
     elements = elements ? product(*elements, e[2]) : elements;
     for (std::size_t v = 0; v < arrays.size(); ++v) {
-        const array &one = arrays[v];
+        const rank_array &one = arrays[v];
         const std::string what = whose + ", variable " + std::to_string(v) + ": ";
         if (!elements || one.size != static_cast<std::uint64_t>(*elements)) {
             return invalid("arrays", what + std::to_string(one.size) + " elements: must be " + std::to_string(e[0]) +
@@ -180,7 +183,7 @@ using mpgpu::detail::fail;
 
 [[nodiscard]] inline std::vector<std::size_t> element_sizes(const rank_arrays &arrays) {
     std::vector<std::size_t> sizes;
-    for (const array &one : arrays) {
+    for (const rank_array &one : arrays) {
         sizes.push_back(one.element_bytes);
     }
     return sizes;

@@ -22,12 +22,12 @@ namespace mpgpu::halo {
 /// Cell (x, y, z) lies at `cells + x * element_bytes + y * row_bytes + z * plane_bytes`, and in the message at
 /// `message + ((z * count[1] + y) * count[0] + x) * element_bytes`. `message` is aligned to 16 bytes.
 struct piece {
-    std::byte *cells;
-    std::byte *message;
-    std::uint64_t element_bytes;
-    std::uint64_t count[3];    ///< cells of the box; no std::array, which device code may not index
-    std::uint64_t row_bytes;   ///< from a row of the array to the next
-    std::uint64_t plane_bytes; ///< from a plane of the array to the next
+    std::byte *cells;            ///< the first cell, in the array
+    std::byte *message;          ///< the first cell, in the message
+    std::uint64_t element_bytes; ///< of one cell
+    std::uint64_t count[3];      ///< cells of the box; no std::array, which device code may not index
+    std::uint64_t row_bytes;     ///< from a row of the array to the next
+    std::uint64_t plane_bytes;   ///< from a plane of the array to the next
 };
 
 /// Which way `launch` copies.
@@ -37,15 +37,15 @@ enum class direction : std::int32_t {
 };
 
 /// Enqueues the copies of a set of pieces, in either a kernel or a host function; called once in each exchange.
-using launch = std::function<void(stream_view)>;
+using launch_function = std::function<void(stream_view)>;
 
 /// Makes a `launch` for pieces of one device. Called when a plan is made, for each form of it that is tried at most
 /// three times for each rank. The pieces lie in host memory and are gone after the call: a copier for CUDA copies them
 /// to the device. Pieces do not overlap. The stream that the `launch` is called with is of that device.
-using copier = std::function<launch(const context &, device, span<const piece>, direction)>;
+using copier = std::function<launch_function(const context &, device, array_view<const piece>, direction)>;
 
 /// Copies pieces on the calling thread; for arrays and messages that the CPU reaches.
-inline void copy_on_cpu(span<const piece> pieces, direction way) noexcept {
+inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept {
     for (const piece &p : pieces) {
         const std::uint64_t bytes = p.count[0] * p.element_bytes;
         std::byte *message = p.message;
@@ -90,14 +90,8 @@ struct options {
 
 namespace detail {
 
-/// Whether the CPU reaches the memory of all devices: the host backend, which names itself in its description.
-[[nodiscard]] inline bool on_host_backend(const context &ctx) {
-    const std::string text = ctx.describe();
-    return text.substr(0, text.find('\n')).find(", host backend") != std::string::npos;
-}
-
 [[nodiscard]] inline copier cpu_copier() {
-    return [](const context &ctx, device, span<const piece> pieces, direction way) -> launch {
+    return [](const context &ctx, device, array_view<const piece> pieces, direction way) -> launch_function {
         // Shared with what is enqueued, which may outlive the plan.
         const auto kept = std::make_shared<const std::vector<piece>>(pieces.begin(), pieces.end());
         return [context = ctx.get(), kept, way](stream_view stream) {

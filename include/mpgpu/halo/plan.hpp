@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,10 +22,12 @@ namespace mpgpu::halo {
 
 namespace detail {
 
-/// A signal whose value goes up with the exchanges: in exchange n it is n - `lag`.
-struct counter {
-    std::uint64_t *address;
+/// A signal between two ranks, in one of two forms. Counted, its value in exchange n is n - `lag`. The launches of a
+/// captured exchange all have the values of one, so there it is a flag: raised to 1, and set back to 0 by its waiter.
+struct rank_signal {
+    std::uint64_t *count;
     std::uint64_t lag;
+    std::uint64_t *flag;
 };
 
 /// Messages between this process's rank and ranks of other nodes, moved by whatever reaches them.
@@ -45,35 +48,84 @@ class off_node {
     virtual void arrived(stream_view order) = 0;
 };
 
-/// Makes plans that span processes; defined in halo/processes.hpp.
-struct processes;
+/// What a plan of one process for each rank has mapped of the others.
+class imports {
+  public:
+    imports() = default;
+    imports(const imports &) = delete;
+    imports(imports &&) = delete;
+    imports &operator=(const imports &) = delete;
+    imports &operator=(imports &&) = delete;
+    virtual ~imports() = default;
+
+    /// Returns when all ranks of this node have called it.
+    virtual void barrier() = 0;
+    /// Unmaps everything.
+    virtual void unmap() noexcept = 0;
+};
+
+/// Makes plans of one process for each rank; defined for `mpi::node` in halo/processes.hpp.
+template <class Node> struct processes;
 
 } // namespace detail
 
 /// A halo exchange: made once, run every time step.
 ///
 /// It refers to the context and to the arrays, which must outlive its last exchange, and owns messages, streams and
-/// events. Move-only. Not for use by several threads at once. Exchanges of one plan happen one after the other, in
-/// whatever streams they are asked for.
+/// events. Move-only. Its destructor waits until everything enqueued so far has finished, because it frees the
+/// messages. Not for use by several threads at once. Exchanges of one plan happen one after the other, in whatever
+/// streams they are asked for.
 class plan {
   public:
     /// All ranks of the grid in this process, `arrays[rank]` on the device of each; several ranks may share a device.
-    /// Exchanges a few times where `options::direct_pieces` is empty. Throws `invalid_argument` for a grid or arrays
+    /// Exchanges a few times where `options::direct_pieces` is empty. Throws `argument_error` for a grid or arrays
     /// that do not go together, `not_supported` when cells must be packed on the CUDA backend and there is no `copier`,
     /// and what `mpgpu::plan` throws.
-    plan(const context &ctx, const grid &g, span<const rank_arrays> arrays, const options &how = {})
+    plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
         : plan(fastest(ctx, g, arrays, how, checked(g, arrays))) {}
 
-    plan(plan &&) noexcept = default;
-    plan &operator=(plan &&) noexcept = default;
-    plan(const plan &) = delete;
-    plan &operator=(const plan &) = delete;
-    /// Waits until everything enqueued so far has finished, because it frees the messages. A plan of `make_plan` is
-    /// given to `close` before.
-    ~plan() = default;
+    /// One process for each rank, which gives the arrays of its own; `node` is an `mpi::node`, and this takes
+    /// mpgpu/halo_mpi.hpp. Ranks have the numbers in the node's communicator that they have in the grid. Collective
+    /// over them. In the time loop, ranks of one node are ordered by their streams and by signals: no call into MPI,
+    /// and no host waits. With ranks on other nodes messages are exchanged by MPI: `start` waits for the packs and
+    /// calls MPI, and so does `finish`, which waits for the messages. MPI must then allow calls from the thread that
+    /// calls these.
+    ///
+    /// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the
+    /// fastest on the slowest of them. A form that one of them is refused is out on all. Memory that cannot be mapped
+    /// by its neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When a rank cannot make its
+    /// part, all throw: `argument_error` for arguments that do not go together or are not the same on all ranks,
+    /// `not_supported` as above, and what mpi.hpp throws. When a rank ends in the middle of an exchange, the streams of
+    /// its neighbours go on without its cells: whoever synchronizes with such a stream by mpgpu (`stream`, `event`,
+    /// `request`) gets `peer_gone`, and so does every later `start`.
+    ///
+    /// In a stream that is being captured, `exchange` becomes part of the graph, which may be launched again and again:
+    /// on all ranks the same exchanges are captured, and launched in the same order. `not_supported` with ranks on
+    /// other nodes. The plan outlives the graph's last launch.
+    ///
+    /// Such a plan is given to `destroy` before the arrays are freed.
+    template <class Node, std::enable_if_t<!std::is_same_v<Node, grid>, int> = 0>
+    plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
+        : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
+
+    /// Gives back what the plan holds, after its exchanges have finished: blocks. With one process for each rank it
+    /// frees no memory that another rank has mapped; it is then collective over the node's ranks, and is called before
+    /// the arrays are freed and before MPI_Finalize. In one process the destructor does the same. The plan is empty
+    /// afterwards, as one that was moved from: it may be destroyed or assigned to. Throws `driver_error`, `peer_gone`.
+    void destroy() {
+        plan whole = std::move(*this); // everything goes with it
+        whole.complete();
+        detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
+        if (whole.imports_) {
+            whole.imports_->barrier(); // nobody writes to anybody any more
+            whole.transfers_.reset();
+            whole.imports_->unmap();
+            whole.imports_->barrier(); // nobody has anybody's memory mapped any more
+        }
+    }
 
     /// Enqueues an exchange: after all earlier work in `stream`, before all later work in it. Never blocks, but with
-    /// ranks on other nodes: see `start` and `finish`. Throws `invalid_argument`, `peer_gone`, `driver_error`.
+    /// ranks on other nodes: see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`.
     void exchange(stream_view stream) {
         start(stream);
         finish(stream);
@@ -86,13 +138,17 @@ class plan {
     /// does.
     void start(stream_view stream) {
         complete();
+        choose_signals(stream);
         ++exchanges_;
         const mpgpu::stream &order = lanes_.front().order;
         begun_.record(stream);
         order.wait(begun_);
         raise(ghosts_free_);
+        if (was_captured_) { // also where there are only messages: the earlier ones are unpacked, in stream order
+            raise(taken_);
+        }
         if (packs_) {
-            fork([](const lane &l) -> const launch & { return l.pack; });
+            fork([](const lane &l) -> const launch_function & { return l.pack; });
         }
         if (off_node_) {
             off_node_->packed(order);
@@ -104,9 +160,11 @@ class plan {
         raise(sent_);
         wait(arrived_);
         if (packs_) {
-            fork([](const lane &l) -> const launch & { return l.unpack; });
+            fork([](const lane &l) -> const launch_function & { return l.unpack; });
         }
-        raise(taken_);
+        if (!was_captured_) {
+            raise(taken_);
+        }
         finished_.record(order);
         if (off_node_) { // last, so that what is enqueued for ranks of this node runs while the host waits
             off_node_->start();
@@ -116,7 +174,7 @@ class plan {
 
     /// Work enqueued in `stream` from now on starts after the last exchange that was started, on this process's ranks.
     /// May be called for several streams. Blocks, with ranks on other nodes, until their messages are here; else never.
-    /// Throws `invalid_argument`, `driver_error`.
+    /// Throws `argument_error`, `driver_error`.
     void finish(stream_view stream) {
         complete();
         detail::check(mp_stream_wait_event(context_, stream.get(), finished_.get()));
@@ -143,7 +201,7 @@ class plan {
     [[nodiscard]] const mpgpu::plan *transfers() const noexcept { return transfers_ ? &*transfers_ : nullptr; }
 
   private:
-    friend struct detail::processes;
+    template <class Node> friend struct detail::processes;
 
     /// A rank of this process.
     struct lane {
@@ -152,9 +210,9 @@ class plan {
         event done;
         memory outbox;
         memory inbox;
-        launch pack;
-        launch unpack;
-        launch unpack_off_node;
+        launch_function pack;
+        launch_function unpack;
+        launch_function unpack_off_node;
     };
 
     /// Where a rank's ghost cells and messages are written. Ranks that this process does not send to have none.
@@ -168,7 +226,7 @@ class plan {
 
     plan(const context &ctx, valid) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
 
-    static valid checked(const grid &g, span<const rank_arrays> arrays) {
+    static valid checked(const grid &g, array_view<const rank_arrays> arrays) {
         std::optional<error_details> wrong = detail::wrong(g);
         if (!wrong && arrays.size() != static_cast<std::size_t>(rank_count(g))) {
             wrong = detail::invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks: the grid has " +
@@ -190,7 +248,7 @@ class plan {
     }
 
     /// One that has `direct_pieces` as given.
-    static plan with_limit(const context &ctx, const grid &g, span<const rank_arrays> arrays, const options &how,
+    static plan with_limit(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
                            std::uint64_t direct_pieces) {
         const detail::schedule all =
             detail::schedule_of(g, detail::element_sizes(arrays[0]), direct_pieces, [](int) { return true; });
@@ -206,7 +264,8 @@ class plan {
         return made;
     }
 
-    static plan fastest(const context &ctx, const grid &g, span<const rank_arrays> arrays, const options &how, valid) {
+    static plan fastest(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
+                        valid) {
         std::vector<plan> made;
         std::vector<detail::refused_form> out;
         const auto attempt = [&out](std::uint64_t limit, const auto &step) {
@@ -236,7 +295,7 @@ class plan {
         return std::move(made[best]);
     }
 
-    static bool can_pack(const context &ctx, const options &how) { return how.copy || detail::on_host_backend(ctx); }
+    static bool can_pack(const context &ctx, const options &how) { return how.copy || ctx.backend() == backend::host; }
 
     /// Exchanges so many times and waits. Where that fails, other processes are told that all have been made, so that
     /// they do not wait for this one.
@@ -281,20 +340,21 @@ class plan {
     void add_lane(const context &ctx, const detail::schedule &all, int rank, device where) {
         const auto index = static_cast<std::size_t>(rank);
         lanes_.push_back({rank, stream(ctx, where), event(ctx), memory(ctx, where, all.outbox_bytes[index]),
-                          memory(ctx, where, all.inbox_bytes[index]), launch(), launch(), launch()});
+                          memory(ctx, where, all.inbox_bytes[index]), launch_function(), launch_function(),
+                          launch_function()});
     }
 
     /// `peers` by rank: those that this process's ranks send to, and all of its own.
     void build(const context &ctx, const grid &g, const detail::schedule &all, std::vector<peer> &peers,
                const options &how) {
-        const copier copy = how.copy ? how.copy : detail::on_host_backend(ctx) ? detail::cpu_copier() : copier();
+        const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
         std::vector<transfer> transfers;
         for (lane &l : lanes_) {
             std::vector<piece> pack;
             std::vector<piece> unpack;
             std::vector<piece> unpack_off_node;
             const rank_arrays &own = peers[static_cast<std::size_t>(l.rank)].arrays;
-            for (const detail::pair &p : all.pairs) {
+            for (const detail::rank_pair &p : all.pairs) {
                 peer &receiver = peers[static_cast<std::size_t>(p.to)];
                 std::byte *sent = l.outbox.data() + p.outbox_offset;
                 if (p.from == l.rank) {
@@ -312,7 +372,7 @@ class plan {
                 }
             }
             if ((!pack.empty() || !unpack.empty() || !unpack_off_node.empty()) && !copy) {
-                detail::fail(detail::refusal(MP_ERROR_NOT_SUPPORTED, "how",
+                detail::fail(detail::refusal(status::not_supported, "how",
                                              "rank " + std::to_string(l.rank) +
                                                  " has cells to pack, and on the CUDA backend that takes a "
                                                  "kernel: give options::copy one, or set options::direct_pieces "
@@ -334,8 +394,8 @@ class plan {
         }
     }
 
-    void count(const detail::pair &p, const rank_arrays &own) noexcept {
-        for (const array &one : own) {
+    void count(const detail::rank_pair &p, const rank_arrays &own) noexcept {
+        for (const rank_array &one : own) {
             for (const detail::region &r : p.direct) {
                 direct_bytes_ += detail::cells_of(r) * one.element_bytes;
             }
@@ -362,7 +422,7 @@ class plan {
         lane &first = lanes_.front();
         first.done.record(first.order);
         for (lane &l : lanes_) {
-            const launch &copies = which(l);
+            const launch_function &copies = which(l);
             if (&l == &first || !copies) {
                 continue;
             }
@@ -380,30 +440,52 @@ class plan {
         }
     }
 
-    const std::vector<signal> &at_this_exchange(const std::vector<detail::counter> &counters) {
+    /// Flags for an exchange that is captured. From the first one on, on all ranks alike, no exchange relies on what
+    /// the one before it has counted, because nobody knows how often a graph was launched since.
+    void choose_signals(stream_view stream) {
+        if (!imports_ && !off_node_) {
+            return;
+        }
+        std::int32_t capturing = 0;
+        detail::check(mp_stream_is_capturing(context_, stream.get(), &capturing));
+        if (capturing != 0 && off_node_) {
+            detail::fail(detail::refusal(status::not_supported, "stream",
+                                         "an exchange with ranks on other nodes is not captured: MPI sends its "
+                                         "messages, and MPI knows nothing of graphs"));
+        }
+        by_flags_ = capturing != 0;
+        was_captured_ = was_captured_ || by_flags_;
+    }
+
+    const std::vector<signal_value> &values(const std::vector<detail::rank_signal> &all, std::uint64_t flag) {
         signals_.clear();
-        for (const detail::counter &c : counters) {
-            signals_.push_back({c.address, exchanges_ - c.lag});
+        for (const detail::rank_signal &s : all) {
+            const std::uint64_t count = exchanges_ - (was_captured_ ? 0 : s.lag);
+            signals_.push_back(by_flags_ ? signal_value{s.flag, flag} : signal_value{s.count, count});
         }
         return signals_;
     }
 
-    void raise(const std::vector<detail::counter> &counters) {
-        if (!counters.empty()) {
-            const std::vector<signal> &now = at_this_exchange(counters);
+    void raise(const std::vector<detail::rank_signal> &all, std::uint64_t flag = 1) {
+        if (!all.empty()) {
+            const std::vector<signal_value> &now = values(all, flag);
             detail::check(mp_stream_raise_signals(context_, lanes_.front().order.get(), now.data(), now.size()));
         }
     }
 
-    void wait(const std::vector<detail::counter> &counters) {
-        if (!counters.empty()) {
-            const std::vector<signal> &now = at_this_exchange(counters);
+    void wait(const std::vector<detail::rank_signal> &all) {
+        if (!all.empty()) {
+            const std::vector<signal_value> &now = values(all, 1);
             detail::check(mp_stream_wait_signals(context_, lanes_.front().order.get(), now.data(), now.size()));
+            if (by_flags_) {
+                // Before anything that lets the raiser raise it again.
+                raise(all, 0);
+            }
         }
     }
 
-    mp_context_t context_;
-    std::shared_ptr<void> imports_; ///< mappings of other processes' memory
+    mp_context_t context_ = nullptr;
+    std::shared_ptr<detail::imports> imports_; ///< of other processes' memory
     event begun_;
     event finished_;
     std::vector<lane> lanes_;
@@ -412,19 +494,21 @@ class plan {
     bool under_way_ = false;                     ///< an exchange with them
     bool packs_ = false;
     std::uint64_t exchanges_ = 0; ///< started so far
+    bool by_flags_ = false;       ///< the exchange that is being enqueued is captured
+    bool was_captured_ = false;   ///< an exchange was: see `choose_signals`
     std::uint64_t direct_pieces_ = 0;
     std::vector<measured_form> measured_;
-    std::vector<detail::refused_form> refused_; ///< forms that were tried in vain
+    std::vector<detail::refused_form> refused_; ///< forms that were refused
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
 
     // Between processes, in the order of an exchange. In one process, streams order everything, and these are empty.
-    std::vector<detail::counter> ghosts_free_; ///< raised: ranks that write here directly may
-    std::vector<detail::counter> room_;        ///< waited for: where this rank writes may be written
-    std::vector<detail::counter> sent_;        ///< raised: what this rank sends has arrived
-    std::vector<detail::counter> arrived_;     ///< waited for: what others send here
-    std::vector<detail::counter> taken_;       ///< raised: messages are unpacked and may be overwritten
-    std::vector<signal> signals_;              ///< of one call, kept for its capacity
+    std::vector<detail::rank_signal> ghosts_free_; ///< raised: ranks that write here directly may
+    std::vector<detail::rank_signal> room_;        ///< waited for: where this rank writes may be written
+    std::vector<detail::rank_signal> sent_;        ///< raised: what this rank sends has arrived
+    std::vector<detail::rank_signal> arrived_;     ///< waited for: what others send here
+    std::vector<detail::rank_signal> taken_;       ///< raised: messages are unpacked and may be overwritten
+    std::vector<signal_value> signals_;            ///< of one call, kept for its capacity
 };
 
 } // namespace mpgpu::halo

@@ -3,15 +3,13 @@
 #define MPGPU_HALO_PROCESSES_HPP
 
 /// @file
-/// Part of mpgpu/halo.hpp, which programs include: one process for each rank.
+/// Part of mpgpu/halo_mpi.hpp, which programs include: plans of one process for each rank.
 
+#include <mpgpu/halo/messages.hpp>
 #include <mpgpu/halo/plan.hpp>
 #include <mpgpu/mpi.hpp>
 
 #include <mpi.h>
-#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
-#include <mpi-ext.h> // says whether it is GPU-aware
-#endif
 
 #include <algorithm>
 #include <array>
@@ -24,130 +22,23 @@
 #include <utility>
 #include <vector>
 
-namespace mpgpu::halo {
+namespace mpgpu::halo::detail {
 
-namespace detail {
-
-/// Whether MPI says that it takes device memory.
-[[nodiscard]] inline bool gpu_aware() {
-#if defined(MPIX_CUDA_AWARE_SUPPORT)
-    return MPIX_Query_cuda_support() == 1;
-#else
-    return false;
-#endif
-}
-
-/// Messages to and from ranks of other nodes by MPI: persistent requests, on a communicator of their own.
-class mpi_messages final : public off_node {
-  public:
-    /// `outbox`, `inbox`: of this rank, on its device. Collective over all ranks of the node's communicator.
-    mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
-                 memory &inbox, const options &how)
-        : packed_(ctx) {
-        mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
-        const bool staged = how.between_nodes == mpi_memory::staged ||
-                            (how.between_nodes == mpi_memory::automatic && !on_host_backend(ctx) && !gpu_aware());
-        if (staged) {
-            staging_out_ = memory(ctx, device::host(), outbox.size());
-            staging_in_ = memory(ctx, device::host(), inbox.size());
-        }
-        MPI_Datatype unit = MPI_DATATYPE_NULL; // counts are ints, and messages may have more bytes than those count
-        mpi::detail::check(MPI_Type_contiguous(static_cast<int>(piece_alignment), MPI_BYTE, &unit),
-                           "MPI_Type_contiguous");
-        mpi::detail::check(MPI_Type_commit(&unit), "MPI_Type_commit");
-        std::vector<transfer> down;
-        std::vector<transfer> up;
-        for (const bool receives : {true, false}) {
-            for (const pair &p : all.pairs) {
-                if (p.on_node || p.bytes == 0 || (receives ? p.to : p.from) != rank) {
-                    continue;
-                }
-                memory &box = receives ? inbox : outbox;
-                memory &staging = receives ? staging_in_ : staging_out_;
-                const std::uint64_t offset = receives ? p.inbox_offset : p.outbox_offset;
-                if (staged && receives) {
-                    up.push_back(make_transfer(box.subspan(offset, p.bytes), staging.subspan(offset, p.bytes)));
-                } else if (staged) {
-                    down.push_back(make_transfer(staging.subspan(offset, p.bytes), box.subspan(offset, p.bytes)));
-                }
-                add(receives, (staged ? staging : box).data() + offset, p.bytes, receives ? p.from : p.to, unit);
-            }
-        }
-        mpi::detail::check(MPI_Type_free(&unit), "MPI_Type_free"); // the requests still have it
-        if (!down.empty()) {
-            down_.emplace(ctx, down, how.transfers);
-        }
-        if (!up.empty()) {
-            up_.emplace(ctx, up, how.transfers);
-        }
-    }
-    mpi_messages(const mpi_messages &) = delete;
-    mpi_messages(mpi_messages &&) = delete;
-    mpi_messages &operator=(const mpi_messages &) = delete;
-    mpi_messages &operator=(mpi_messages &&) = delete;
-    ~mpi_messages() override {
-        int finalised = 0;
-        if (MPI_Finalized(&finalised) == MPI_SUCCESS && finalised == 0) {
-            for (MPI_Request &request : requests_) {
-                static_cast<void>(MPI_Request_free(&request));
-            }
-        }
-    }
-
-    void packed(stream_view order) override {
-        if (down_) {
-            down_->enqueue(order);
-        }
-        packed_.record(order);
-    }
-
-    void start() override {
-        // The last messages have been unpacked too: that is earlier in the same stream.
-        packed_.synchronize();
-        mpi::detail::check(MPI_Startall(static_cast<int>(requests_.size()), requests_.data()), "MPI_Startall");
-    }
-
-    void arrived(stream_view order) override {
-        mpi::detail::check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
-                           "MPI_Waitall");
-        if (up_) {
-            up_->enqueue(order);
-        }
-    }
-
-  private:
-    void add(bool receives, std::byte *data, std::uint64_t bytes, int peer, MPI_Datatype unit) {
-        const std::uint64_t units = bytes / piece_alignment;
-        if (units > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
-            fail(refusal(MP_ERROR_NOT_SUPPORTED, "arrays",
-                         "a message of " + std::to_string(bytes) +
-                             " bytes to another node: 32 GiB are possible; exchange fewer variables in a plan"));
-        }
-        const auto count = static_cast<int>(units);
-        MPI_Request &made = requests_.emplace_back(MPI_REQUEST_NULL);
-        mpi::detail::check(receives ? MPI_Recv_init(data, count, unit, peer, 0, messages_.get(), &made)
-                                    : MPI_Send_init(data, count, unit, peer, 0, messages_.get(), &made),
-                           receives ? "MPI_Recv_init" : "MPI_Send_init");
-    }
-
-    mpi::detail::communicator messages_; ///< so that no message of another plan or of the caller's is taken for one
-    event packed_;
-    memory staging_out_;
-    memory staging_in_;
-    std::optional<mpgpu::plan> down_;
-    std::optional<mpgpu::plan> up_;
-    std::vector<MPI_Request> requests_; ///< receives, then sends
-};
-
-struct processes {
+template <> struct processes<mpi::node> {
     /// What a plan maps of other ranks, and the counters that they raise here.
-    struct imports {
-        buffer<std::uint64_t> counters; ///< `[r]`: exchanges that r has sent here; `[ranks + r]`: r has taken or awaits
+    struct mapped_memory final : imports {
+        explicit mapped_memory(const mpi::node &node) : communicator(node.communicator()) {}
+
+        MPI_Comm communicator; ///< the node's
+        /// `[r]`: exchanges that r has sent here; `[ranks + r]`: that r has taken or awaits; then the same as flags.
+        signal_counters counters;
         mpi::shared_memory<std::uint64_t> all_counters;
         mpi::shared_memory<std::byte> inboxes;
         std::vector<mpi::shared_memory<std::byte>> variables; ///< only where something is written to directly
 
-        void unmap() noexcept {
+        void barrier() override { mpi::detail::check(MPI_Barrier(communicator), "MPI_Barrier"); }
+
+        void unmap() noexcept override {
             all_counters = {};
             inboxes = {};
             variables.clear();
@@ -159,8 +50,6 @@ struct processes {
         mpi::detail::check(MPI_Comm_rank(node.communicator(), &index), "MPI_Comm_rank");
         return node.ranks()[static_cast<std::size_t>(index)];
     }
-
-    static void barrier(const mpi::node &node) { mpi::detail::check(MPI_Barrier(node.communicator()), "MPI_Barrier"); }
 
     /// Whether something holds on all ranks of a communicator.
     static bool everywhere(MPI_Comm all, bool here) {
@@ -227,7 +116,7 @@ struct processes {
         add(g.reach);
         add(how.direct_pieces.has_value());
         add(how.direct_pieces.value_or(0));
-        for (const array &one : arrays) {
+        for (const rank_array &one : arrays) {
             add(one.element_bytes);
         }
         const std::array<std::uint64_t, 2> mine = {print, ~print};
@@ -243,9 +132,8 @@ struct processes {
     template <class T> static imported_memory<T> &mapped(mpi::shared_memory<T> &memory, int rank, std::uint64_t bytes) {
         imported_memory<T> *found = memory.of(rank);
         if (found == nullptr || found->size_bytes() < bytes) {
-            const mp_status_t status =
-                found == nullptr ? static_cast<mp_status_t>(memory.status(rank)) : MP_ERROR_INVALID_ARGUMENT;
-            fail(refusal(status != MP_SUCCESS ? status : MP_ERROR_INTERNAL, "arrays",
+            const status why = found == nullptr ? memory.status(rank) : status::invalid_argument;
+            fail(refusal(why != status::success ? why : status::internal, "arrays",
                          "the memory of rank " + std::to_string(rank) + " cannot be written to: " + memory.why(rank)));
         }
         return *found;
@@ -253,13 +141,13 @@ struct processes {
 
     /// Whether this rank can write to the arrays of every rank that it sends to directly.
     static bool map_variables(const mpi::node &node, const schedule &all, int rank, const rank_arrays &arrays,
-                              imports &kept) {
+                              mapped_memory &kept) {
         bool mapped = true;
-        for (const array &one : arrays) {
+        for (const rank_array &one : arrays) {
             const auto bytes = static_cast<std::size_t>(one.size * one.element_bytes);
-            kept.variables.push_back(node.exchange(
-                device_span<std::byte>(span<std::byte>(static_cast<std::byte *>(one.data), bytes), one.location)));
-            for (const pair &p : all.pairs) {
+            kept.variables.push_back(node.exchange(device_span<std::byte>(
+                array_view<std::byte>(static_cast<std::byte *>(one.data), bytes), one.location)));
+            for (const rank_pair &p : all.pairs) {
                 mapped = mapped && (p.from != rank || p.direct.empty() || kept.variables.back().of(p.to) != nullptr);
             }
         }
@@ -267,8 +155,9 @@ struct processes {
     }
 
     static bool writes_directly(const mpi::node &node, const schedule &all) noexcept {
-        return std::any_of(all.pairs.begin(), all.pairs.end(),
-                           [&](const pair &p) { return p.from != p.to && !p.direct.empty() && node.contains(p.from); });
+        return std::any_of(all.pairs.begin(), all.pairs.end(), [&](const rank_pair &p) {
+            return p.from != p.to && !p.direct.empty() && node.contains(p.from);
+        });
     }
 
     static plan make(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
@@ -303,7 +192,7 @@ struct processes {
         const std::size_t best = plan::choose(forms, seconds, out);
         for (std::size_t form = 0; form < forms.size(); ++form) {
             if (form != best) {
-                close(node, forms[form]);
+                forms[form].destroy();
             }
         }
         if (best == forms.size()) {
@@ -323,7 +212,7 @@ struct processes {
     static std::optional<plan> make_with_limit(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                                const rank_arrays &arrays, const options &how, const std::uint64_t limit,
                                                std::vector<refused_form> &out) {
-        const auto kept = std::make_shared<imports>();
+        const auto kept = std::make_shared<mapped_memory>(node);
         const auto here = [&node](int other) { return node.contains(other); };
         std::uint64_t direct_pieces = limit;
         schedule all = schedule_of(g, element_sizes(arrays), direct_pieces, here);
@@ -339,8 +228,7 @@ struct processes {
             made.emplace(plan(ctx, plan::valid{}));
             made->direct_pieces_ = direct_pieces;
             made->add_lane(ctx, all, rank, arrays[0].location);
-            kept->counters = buffer<std::uint64_t>(ctx, device::host(), 2 * ranks);
-            std::fill_n(kept->counters.data(), kept->counters.size(), 0);
+            kept->counters = signal_counters(ctx, 4 * ranks);
         };
         const auto connect = [&] {
             add_counters(all, rank, *kept, *made);
@@ -365,42 +253,47 @@ struct processes {
                 made->transfers_.reset();
             }
             kept->unmap();
-            barrier(node); // nobody has anybody's memory mapped any more
+            kept->barrier(); // nobody has anybody's memory mapped any more
             return std::nullopt;
         }
         return made;
     }
 
-    /// A pair has one counter at the receiver, raised by the sender to n when the bytes of exchange n are there, and
-    /// one at the sender, raised by the receiver. Where ghost cells are written to directly, the sender waits until the
-    /// receiver has started exchange n: only then has it done with the ghost cells of the last one. Where there are
-    /// only messages, it waits until the one of exchange n - 1 has been unpacked.
-    static void add_counters(const schedule &all, int rank, imports &kept, plan &made) {
-        const auto ranks = kept.counters.size() / 2;
+    /// A pair of ranks has one counter at the receiver, raised by the sender to n when the bytes of exchange n are
+    /// there, and one at the sender, raised by the receiver. Where ghost cells are written to directly, the sender
+    /// waits until the receiver has started exchange n: only then has it done with the ghost cells of the last one.
+    /// Where there are only messages, it waits until the one of exchange n - 1 has been unpacked. By flags, both wait
+    /// until the receiver has started the exchange.
+    static void add_counters(const schedule &all, int rank, mapped_memory &kept, plan &made) {
+        const auto ranks = kept.counters.size() / 4;
         const auto there = [&](int peer) { return mapped(kept.all_counters, peer, kept.counters.size_bytes()).data(); };
-        for (const pair &p : all.pairs) {
+        for (const rank_pair &p : all.pairs) {
             const auto from = static_cast<std::size_t>(p.from);
             const auto to = static_cast<std::size_t>(p.to);
             if (p.from == p.to || !p.on_node) {
                 continue;
             }
             if (p.from == rank) {
-                made.room_.push_back({kept.counters.data() + ranks + to, p.direct.empty() ? 1U : 0U});
-                made.sent_.push_back({there(p.to) + from, 0});
+                std::uint64_t *const room = kept.counters.data() + ranks + to;
+                std::uint64_t *const sent = there(p.to) + from;
+                made.room_.push_back({room, p.direct.empty() ? 1U : 0U, room + 2 * ranks});
+                made.sent_.push_back({sent, 0, sent + 2 * ranks});
             }
             if (p.to == rank) {
-                made.arrived_.push_back({kept.counters.data() + from, 0});
-                (p.direct.empty() ? made.taken_ : made.ghosts_free_).push_back({there(p.from) + ranks + to, 0});
+                std::uint64_t *const arrived = kept.counters.data() + from;
+                std::uint64_t *const taken = there(p.from) + ranks + to;
+                made.arrived_.push_back({arrived, 0, arrived + 2 * ranks});
+                (p.direct.empty() ? made.taken_ : made.ghosts_free_).push_back({taken, 0, taken + 2 * ranks});
             }
         }
     }
 
     static std::vector<plan::peer> peers_of(const grid &g, const schedule &all, int rank, const rank_arrays &arrays,
-                                            imports &kept, plan &made) {
+                                            mapped_memory &kept, plan &made) {
         const auto ranks = static_cast<std::size_t>(rank_count(g));
         std::vector<plan::peer> peers(ranks, {{}, {{}, device::host()}});
         peers[static_cast<std::size_t>(rank)] = {arrays, made.lanes_[0].inbox};
-        for (const pair &p : all.pairs) {
+        for (const rank_pair &p : all.pairs) {
             if (p.from != rank || p.to == rank || !p.on_node) {
                 continue;
             }
@@ -409,7 +302,7 @@ struct processes {
                 peers[to].inbox = mapped(kept.inboxes, p.to, all.inbox_bytes[to]);
             }
             if (!p.direct.empty()) {
-                const std::array<std::int64_t, 3> e = extents(g, p.to);
+                const std::array<std::int64_t, 3> e = array_extents(g, p.to);
                 const auto elements = static_cast<std::size_t>(e[0] * e[1] * e[2]);
                 for (std::size_t v = 0; v < arrays.size(); ++v) {
                     const std::size_t bytes = arrays[v].element_bytes;
@@ -420,43 +313,8 @@ struct processes {
         }
         return peers;
     }
-
-    static void close(const mpi::node &node, plan &whole) {
-        whole.complete();
-        mpgpu::detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
-        barrier(node); // nobody writes to anybody any more
-        whole.transfers_.reset();
-        static_cast<imports *>(whole.imports_.get())->unmap();
-        barrier(node); // nobody has anybody's memory mapped any more
-    }
 };
 
-} // namespace detail
-
-/// One process for each rank, which gives the arrays of its own; ranks have the numbers in `node`'s communicator that
-/// they have in the grid. Collective over them. In the time loop, ranks of one node are ordered by their streams and by
-/// signals: no call into MPI, and no host waits. With ranks on other nodes messages are exchanged by MPI: `start` waits
-/// for the packs and calls MPI, and so does `finish`, which waits for the messages. MPI must then allow calls from the
-/// thread that calls these.
-///
-/// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the fastest
-/// on the slowest of them. A form that one of them is refused is out on all. Memory that cannot be mapped by its
-/// neighbours (see share.md) is exchanged by messages, `direct_pieces` or not. When a rank cannot make its part, all
-/// throw: `invalid_argument` for arguments that do not go together or are not the same on all ranks, `not_supported` as
-/// the constructor does, and what mpi.hpp throws. When a rank ends in the middle of an exchange, the streams of its
-/// neighbours go on without its cells: whoever waits for such a stream by mpgpu (`stream::synchronize`,
-/// `event::synchronize`, `request::wait`) gets `peer_gone`, and so does every later `start`.
-[[nodiscard]] inline plan make_plan(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
-                                    const options &how = {}) {
-    return detail::processes::make(ctx, node, g, arrays, how);
-}
-
-/// Ends a plan of `make_plan`: waits for its exchanges on all ranks, and frees no memory that another rank has mapped.
-/// Collective; call it before the arrays are freed and before MPI_Finalize.
-inline void close(const mpi::node &node, plan whole) {
-    detail::processes::close(node, whole);
-}
-
-} // namespace mpgpu::halo
+} // namespace mpgpu::halo::detail
 
 #endif // MPGPU_HALO_PROCESSES_HPP

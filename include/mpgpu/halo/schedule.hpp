@@ -47,7 +47,7 @@ struct pieces_of {
 }
 
 /// Everything that one rank sends to another, which may be itself.
-struct pair {
+struct rank_pair {
     int from;
     int to;
     std::vector<region> direct;
@@ -60,7 +60,7 @@ struct pair {
 
 /// All pairs of a grid, by sender, then receiver. All ranks find the same.
 struct schedule {
-    std::vector<pair> pairs;
+    std::vector<rank_pair> pairs;
     std::vector<std::uint64_t> outbox_bytes; ///< of each rank
     std::vector<std::uint64_t> inbox_bytes;  ///< of each rank
 };
@@ -146,24 +146,24 @@ template <class Here>
                 continue;
             }
             auto found = std::find_if(all.pairs.begin() + static_cast<std::ptrdiff_t>(first), all.pairs.end(),
-                                      [&](const pair &p) { return p.to == *to; });
+                                      [&](const rank_pair &p) { return p.to == *to; });
             if (found == all.pairs.end()) {
-                pair made{};
+                rank_pair made{};
                 made.from = from;
                 made.to = *to;
                 made.on_node = here(from) == here(*to);
                 found = all.pairs.insert(found, std::move(made));
             }
             const region r = region_of(g, from, *to, step);
-            const pieces_of pieces = split(r, extents(g, from), extents(g, *to));
+            const pieces_of pieces = split(r, array_extents(g, from), array_extents(g, *to));
             const bool direct =
                 found->on_node && static_cast<std::uint64_t>(pieces.rows * pieces.planes) <= direct_pieces;
             (direct ? found->direct : found->packed).push_back(r);
         }
         std::sort(all.pairs.begin() + static_cast<std::ptrdiff_t>(first), all.pairs.end(),
-                  [](const pair &a, const pair &b) { return a.to < b.to; });
+                  [](const rank_pair &a, const rank_pair &b) { return a.to < b.to; });
     }
-    for (pair &p : all.pairs) {
+    for (rank_pair &p : all.pairs) {
         for (const region &r : p.packed) {
             for (const std::size_t bytes : element_bytes) {
                 p.bytes += aligned(cells_of(r) * bytes, piece_alignment);
@@ -190,9 +190,9 @@ template <class Here>
     constexpr std::uint64_t any = std::numeric_limits<std::uint64_t>::max();
     const schedule all = schedule_of(g, element_bytes, any, [](int) { return true; });
     std::map<std::uint64_t, std::map<int, std::uint64_t>> transfers; // of regions of so many pieces, by sender
-    for (const pair &p : all.pairs) {
+    for (const rank_pair &p : all.pairs) {
         for (const region &r : p.direct) {
-            const pieces_of pieces = split(r, extents(g, p.from), extents(g, p.to));
+            const pieces_of pieces = split(r, array_extents(g, p.from), array_extents(g, p.to));
             const auto count = static_cast<std::uint64_t>(pieces.rows * pieces.planes);
             transfers[count][in_one_plan ? 0 : p.from] += count * element_bytes.size();
         }
@@ -222,16 +222,16 @@ template <class Here>
 /// Whether a schedule with this limit packs anything when all ranks are on one node.
 [[nodiscard]] inline bool packs(const grid &g, std::uint64_t direct_pieces) {
     const schedule all = schedule_of(g, {1}, direct_pieces, [](int) { return true; });
-    return std::any_of(all.pairs.begin(), all.pairs.end(), [](const pair &p) { return !p.packed.empty(); });
+    return std::any_of(all.pairs.begin(), all.pairs.end(), [](const rank_pair &p) { return !p.packed.empty(); });
 }
 
 /// The packed regions of a message as pieces between `message` and either end's arrays.
-inline void add_pieces(std::vector<piece> &pieces, const pair &p, const grid &g, const rank_arrays &arrays,
+inline void add_pieces(std::vector<piece> &pieces, const rank_pair &p, const grid &g, const rank_arrays &arrays,
                        std::byte *message, direction way) {
-    const std::array<std::int64_t, 3> e = extents(g, way == direction::pack ? p.from : p.to);
+    const std::array<std::int64_t, 3> e = array_extents(g, way == direction::pack ? p.from : p.to);
     for (const region &r : p.packed) {
         const std::array<std::int64_t, 3> &at = way == direction::pack ? r.source : r.ghost;
-        for (const array &one : arrays) {
+        for (const rank_array &one : arrays) {
             const auto row = static_cast<std::uint64_t>(e[0]) * one.element_bytes;
             const auto plane = static_cast<std::uint64_t>(e[1]) * row;
             std::byte *cells = static_cast<std::byte *>(one.data) +
@@ -250,10 +250,10 @@ inline void add_pieces(std::vector<piece> &pieces, const pair &p, const grid &g,
 }
 
 /// The transfers of the regions that go straight into the ghost cells.
-inline void add_direct(std::vector<transfer> &transfers, const pair &p, const grid &g, const rank_arrays &from,
+inline void add_direct(std::vector<transfer> &transfers, const rank_pair &p, const grid &g, const rank_arrays &from,
                        const rank_arrays &to) {
-    const std::array<std::int64_t, 3> source = extents(g, p.from);
-    const std::array<std::int64_t, 3> ghost = extents(g, p.to);
+    const std::array<std::int64_t, 3> source = array_extents(g, p.from);
+    const std::array<std::int64_t, 3> ghost = array_extents(g, p.to);
     const auto offset = [](const std::array<std::int64_t, 3> &at, const std::array<std::int64_t, 3> &e, std::int64_t y,
                            std::int64_t z) { return at[0] + e[0] * (at[1] + y + e[1] * (at[2] + z)); };
     for (const region &r : p.direct) {

@@ -1,7 +1,7 @@
 //! A backend without memory, for tests of what the engine keeps.
 
-use mpgpu::backend::*;
-use mpgpu::topology::DeviceId;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -88,11 +88,11 @@ impl Backend for Addresses {
     fn synchronize_event(&self, _: EventHandle) -> Result<(), BackendError> {
         Ok(())
     }
-    fn execute(&self, _: &Execution<'_>) -> Result<Completion, BackendError> {
-        Err(BackendError::Driver { what: "execute".into(), reason: "this backend has no memory".into(), code: 0 })
-    }
-    fn enqueue(&self, _: &Execution<'_>) -> Result<(), BackendError> {
-        Ok(())
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
+        match execution.report {
+            Report::Nothing => Ok(None),
+            _ => Err(BackendError::Driver { what: "submit".into(), reason: "this backend has no memory".into(), code: 0 }),
+        }
     }
     fn synchronize(&self) -> Result<(), BackendError> {
         Ok(())

@@ -1,13 +1,9 @@
 //! Random machines, batches and options, from one seed, for property tests.
 #![allow(dead_code, unused_imports)]
 
-mod addresses;
-
-pub use addresses::Addresses;
-
-use mpgpu::backend::MemoryKind;
-use mpgpu::plan::{Engine, Options, Shape, Tuned};
-use mpgpu::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
+use mpgpu_core::plan::{Engine, Options, Shape, Tuned};
+use mpgpu_core::topology::MemoryKind;
+use mpgpu_core::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use proptest::prelude::ProptestConfig;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
@@ -112,21 +108,21 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
     let costs = Costs {
         copy: 6.0 * scale,
         issue: 2.0 * scale,
-        chunk: 4.0 * scale,
-        relay_chunk: 3.0 * scale,
-        join: 4.0 * scale,
-        gpu_join: 5.0 * scale,
-        lane: 4.0 * scale,
+        chunk_via_host: 4.0 * scale,
+        chunk_via_gpu: 3.0 * scale,
+        fork_join_staged: 4.0 * scale,
+        fork_join_gpus: 5.0 * scale,
+        fork_join_issue: 4.0 * scale,
         // Worth it for one copy or two, not for many.
         pull: 1.5 * scale,
-        graph: 2.0 * scale,
+        graph_launch: 2.0 * scale,
         graph_node: scale,
         batch: 9.0 * scale,
         batch_segment: scale / 2.0,
         kernel: 9.0 * scale,
         kernel_segment: scale / 10.0,
         kernel_efficiency: 0.9,
-        graph_first_node: scale,
+        graph_instantiate: scale,
     };
     Topology { name: "random".into(), description: String::new(), nodes, links, shared, costs }
 }

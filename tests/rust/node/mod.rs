@@ -3,11 +3,11 @@
 //! Each test program uses a part of it.
 #![allow(dead_code)]
 
-use mpgpu::ffi::*;
+use mpgpu::*;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 
-pub use mpgpu::ffi::mp_status_t::*;
+pub use mpgpu::mp_status_t::*;
 
 /// The last error's text on this thread.
 pub fn last_error() -> String {
@@ -40,7 +40,14 @@ pub fn refused(status: mp_status_t, expected: mp_status_t) -> String {
 
 /// The host backend, also on a machine with GPUs: these tests read and write the memory of devices.
 pub fn context_options() -> mp_context_options_t {
-    mp_context_options_t { size: size_of::<mp_context_options_t>(), backend: 1, topology: null(), staging_bytes: 0, cache_plans: 0 }
+    mp_context_options_t {
+        size: size_of::<mp_context_options_t>(),
+        backend: 1,
+        topology: null(),
+        staging_bytes: 0,
+        cache_plans: 0,
+        signal_wait: 0,
+    }
 }
 
 pub fn plan_options() -> mp_plan_options_t {

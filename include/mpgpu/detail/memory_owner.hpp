@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_DETAIL_MEMORY_OWNER_HPP
+#define MPGPU_DETAIL_MEMORY_OWNER_HPP
+
+#include <mpgpu/detail/handle.hpp>
+#include <mpgpu/span.hpp>
+
+#include <cstddef>
+#include <type_traits>
+
+namespace mpgpu::detail {
+
+/// What `buffer` and `imported_memory` have in common: owned memory of one device, `size()` elements of `T`, which
+/// `Release` gives back. Move-only; a moved-from object is empty.
+template <class T, class Owner> class memory_owner {
+    static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
+                  "mpgpu: elements are moved as bytes and never constructed");
+
+  public:
+    /// `T`.
+    using element_type = T;
+
+    /// The first element. On a GPU of the CUDA backend it is an address that only GPUs and copies may follow.
+    [[nodiscard]] T *data() noexcept { return handle_.get(); }
+    /// The first element. On a GPU of the CUDA backend it is an address that only GPUs and copies may follow.
+    [[nodiscard]] const T *data() const noexcept { return handle_.get(); }
+    /// Elements; 0 when empty.
+    [[nodiscard]] std::size_t size() const noexcept { return handle_.owner().size; }
+    /// Bytes.
+    [[nodiscard]] std::size_t size_bytes() const noexcept { return size() * sizeof(T); }
+    /// Whose memory it is, as this process numbers devices; meaningless when empty.
+    [[nodiscard]] device location() const noexcept { return device::from_id(handle_.owner().device); }
+    /// Whether this owns memory.
+    explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
+
+    /// All elements, as one end of a transfer.
+    operator device_span<T>() noexcept { return {{data(), size()}, location()}; }
+    /// All elements, as the source of a transfer.
+    operator device_span<const T>() const noexcept { return {array_view<const T>(data(), size()), location()}; }
+
+    /// `count` elements from `offset` on, both inside, as one end of a transfer.
+    [[nodiscard]] device_span<T> subspan(std::size_t offset, std::size_t count) {
+        return device_span<T>(*this).subspan(offset, count);
+    }
+    /// `count` elements from `offset` on, both inside, as the source of a transfer.
+    [[nodiscard]] device_span<const T> subspan(std::size_t offset, std::size_t count) const {
+        return device_span<const T>(*this).subspan(offset, count);
+    }
+
+  protected:
+    /// Takes ownership of memory, in place of what it owned.
+    void own(void *data, Owner owner) noexcept { handle_ = handle<T *, Owner>(static_cast<T *>(data), owner); }
+
+    /// What gives the memory back.
+    [[nodiscard]] Owner &owner() noexcept { return handle_.owner(); }
+
+  private:
+    handle<T *, Owner> handle_;
+};
+
+template <class T> device_span<T> as_device_span(device_span<T> whole) noexcept {
+    return whole;
+}
+template <class T, class Owner> device_span<T> as_device_span(memory_owner<T, Owner> &whole) noexcept {
+    return whole;
+}
+template <class T, class Owner> device_span<const T> as_device_span(const memory_owner<T, Owner> &whole) noexcept {
+    return whole;
+}
+
+} // namespace mpgpu::detail
+
+#endif // MPGPU_DETAIL_MEMORY_OWNER_HPP

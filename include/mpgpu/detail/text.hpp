@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_DETAIL_TEXT_HPP
+#define MPGPU_DETAIL_TEXT_HPP
+
+#include <mpgpu/error.hpp>
+
+#include <cstddef>
+#include <string>
+
+namespace mpgpu::detail {
+
+/// The text of `write(text, capacity, length)`, which is called until it fits: a description may grow between two
+/// calls. Empty where that fails.
+template <class Write> [[nodiscard]] std::string text_of(const on_error &failed, const Write &write) {
+    std::string text;
+    std::size_t length = 0; // with the final NUL
+    mp_status_t status = write(nullptr, 0, &length);
+    while (status == MP_SUCCESS) {
+        text.resize(length);
+        status = write(text.data(), text.size(), &length);
+        if (status == MP_SUCCESS) {
+            text.resize(length - 1);
+            break;
+        }
+        if (length > text.size()) {
+            status = MP_SUCCESS; // it has grown; anything else that fails leaves the length as it was
+        }
+    }
+    failed.report(status);
+    return status == MP_SUCCESS ? text : std::string();
+}
+
+} // namespace mpgpu::detail
+
+#endif // MPGPU_DETAIL_TEXT_HPP

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_NODE_HPP
+#define MPGPU_NODE_HPP
+
+/// @file
+/// Ranks of a node that plan together, each in a process of its own: `node`. mpgpu/mpi.hpp makes one from a
+/// communicator.
+///
+/// @code
+/// mpgpu::node node = mpgpu::mpi::make_node(ctx, comm);               // collective
+/// // Window 0 of each rank is what it sends, window 1 what it receives.
+/// mpgpu::plan halo = node.plan({mpgpu::make_window(edges), mpgpu::make_window(ghosts)},
+///                              {{{right, 1, 0}, {rank, 0, 0}, bytes}}); // collective
+/// halo.enqueue(stream);                                              // every time step, each rank its part
+/// @endcode
+
+#include <mpgpu/buffer.hpp>
+#include <mpgpu/context.hpp>
+#include <mpgpu/plan.hpp>
+#include <mpgpu/span.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace mpgpu {
+
+/// Memory of a rank that transfers of a node's plan may name. The C struct.
+using window = mp_window_t;
+
+/// A copy between windows of two ranks, or of one: destination, source (each rank, window, offset in bytes), bytes. The
+/// C struct.
+using node_transfer = mp_node_transfer_t;
+
+/// All bytes of a span.
+template <class T> [[nodiscard]] window make_window(device_span<T> elements) noexcept {
+    return {elements.data(), elements.size_bytes()};
+}
+/// All bytes of a buffer; none where it is empty.
+template <class T> [[nodiscard]] window make_window(buffer<T> &whole) noexcept {
+    return make_window(device_span<T>(whole));
+}
+
+/// The ranks of a node, which plan together. Owns it, and is move-only; must outlive its plans, whose destruction is
+/// collective.
+class node {
+  public:
+    /// Collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does. Returns 0,
+    /// or another number when it has failed. Must not throw.
+    using allgather = std::function<int(const void *send, void *receive, std::size_t bytes)>;
+
+    /// A node of `ranks` ranks, of which this is `rank`. `gpus` are those that this rank works for; left out, those
+    /// that it sees, shared out evenly where several ranks see them. All ranks make it together. What fails on one rank
+    /// fails on all: there with its own error, on the others with `rank_failed` and the reason. Throws
+    /// `argument_error`, `not_supported`, `rank_failed`.
+    node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
+         array_view<const device> gpus = {}, on_error failed = {})
+        : gather_(std::make_unique<allgather>(std::move(gather))) {
+        std::vector<std::int32_t> ids;
+        for (const device gpu : gpus) {
+            ids.push_back(gpu.id());
+        }
+        mp_node_options_t options = MP_NODE_OPTIONS_INIT;
+        options.devices = ids.data();
+        options.device_count = ids.size();
+        failed.report(mp_node_create(ctx.get(), rank, ranks, call, gather_.get(), &options, handle_.address()));
+    }
+
+    /// Plans what all ranks move in a step, together: each hands in its windows, and the transfers that it sends or
+    /// receives. Collective. `mpgpu::plan::enqueue` then enqueues this rank's part of a step; every rank executes every
+    /// step. Destroying the plan is collective too. `mp_node_plan` says more. Throws `argument_error`, `not_supported`,
+    /// `out_of_memory`, `rank_failed`.
+    [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
+                                   const plan_options &options = {}, on_error failed = {}) const {
+        mpgpu::plan made;
+        const mp_plan_options_t c = detail::c_options(options);
+        failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(), &c,
+                                   made.handle_.address()));
+        return made;
+    }
+
+    /// The C handle, still owned by this object.
+    [[nodiscard]] mp_node_t get() const noexcept { return handle_.get(); }
+    /// Whether this owns a node.
+    explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
+
+  private:
+    static int call(void *user, const void *send, void *receive, std::size_t bytes) {
+        return (*static_cast<allgather *>(user))(send, receive, bytes);
+    }
+
+    std::unique_ptr<allgather> gather_; ///< its address is the library's
+    detail::handle<mp_node_t, detail::destroyed_by<mp_node_destroy>> handle_;
+};
+
+} // namespace mpgpu
+
+#endif // MPGPU_NODE_HPP

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_REQUEST_HPP
+#define MPGPU_REQUEST_HPP
+
+/// @file
+/// Requests: executions that can be waited for.
+
+#include <mpgpu/detail/handle.hpp>
+#include <mpgpu/error.hpp>
+
+#include <cstdint>
+
+namespace mpgpu {
+
+namespace detail {
+
+/// Forgets a request: the execution goes on.
+struct request_owner {
+    void operator()(mp_request_t value) const noexcept { static_cast<void>(mp_request_destroy(&value)); }
+};
+
+} // namespace detail
+
+/// One execution of a plan, to wait for or to ask about.
+///
+/// Move-only. Destroying a request that is still pending forgets it, as `MPI_Request_free` does: the copies go on,
+/// ordered by their stream, and nothing blocks. A destructor that waited would put a host synchronisation, which nobody
+/// wrote, into a time loop that is ordered by streams alone. Whoever frees or reads the memory on the host
+/// synchronizes, with the request, the stream or an event.
+class request {
+  public:
+    /// Nothing to wait for.
+    request() noexcept = default;
+
+    /// Blocks the calling thread until all bytes have arrived; returns at once when empty. Empty afterwards. Throws
+    /// `driver_error`, `data_corruption` where the execution met one, `peer_gone` as `stream::synchronize` does.
+    void synchronize(on_error failed = {}) { failed.report(mp_wait(handle_.address())); }
+
+    /// Whether all bytes have arrived, without blocking; empty once they have. Throws as `synchronize` does.
+    [[nodiscard]] bool test(on_error failed = {}) {
+        std::int32_t done = 0;
+        failed.report(mp_test(handle_.address(), &done));
+        return done != 0;
+    }
+
+    /// Whether there is still something to wait for.
+    explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
+    /// The C handle, still owned by this object.
+    [[nodiscard]] mp_request_t get() const noexcept { return handle_.get(); }
+
+  private:
+    friend class plan;
+    detail::handle<mp_request_t, detail::request_owner> handle_;
+};
+
+} // namespace mpgpu
+
+#endif // MPGPU_REQUEST_HPP

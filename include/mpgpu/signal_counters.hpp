@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_SIGNAL_COUNTERS_HPP
+#define MPGPU_SIGNAL_COUNTERS_HPP
+
+/// @file
+/// Memory of signals.
+
+#include <mpgpu/buffer.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mpgpu {
+
+/// Counters of signals, which stand at 0 at first: a buffer in host memory that other processes can map.
+class signal_counters : public buffer<std::uint64_t> {
+  public:
+    /// Owns nothing.
+    signal_counters() noexcept = default;
+    /// Allocates `size` counters, at most 524287; none at all when `size` is 0. Throws `argument_error`,
+    /// `out_of_memory`, `not_supported`, `driver_error`.
+    signal_counters(const context &ctx, std::size_t size, on_error failed = {}) {
+        std::uint64_t *first = nullptr;
+        const mp_status_t outcome = size == 0 ? MP_SUCCESS : mp_signal_alloc(ctx.get(), size, &first);
+        if (outcome == MP_SUCCESS) {
+            own(first, {ctx.get(), size, MP_DEVICE_HOST, false, nullptr});
+        }
+        failed.report(outcome);
+    }
+};
+
+} // namespace mpgpu
+
+#endif // MPGPU_SIGNAL_COUNTERS_HPP

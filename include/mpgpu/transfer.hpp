@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_TRANSFER_HPP
+#define MPGPU_TRANSFER_HPP
+
+/// @file
+/// Transfers: the copies that a plan is made of.
+
+#include <mpgpu/detail/memory_owner.hpp>
+#include <mpgpu/error.hpp>
+#include <mpgpu/span.hpp>
+
+#include <string>
+#include <type_traits>
+
+namespace mpgpu {
+
+/// One copy of a batch: the C struct, a plain value. `make_transfer` fills it from two spans.
+using transfer = mp_transfer_t;
+
+/// The transfer of all elements of `src` to `dst`; each is a `buffer`, an `imported_memory` or a `device_span`, of the
+/// same element type and size. Throws `argument_error` when the sizes differ; `last_error()` does not know of it, and
+/// with a `std::error_code` the transfer is then one of 0 bytes.
+template <class Dst, class Src> [[nodiscard]] transfer make_transfer(Dst &&dst, Src &&src, on_error failed = {}) {
+    const auto to = detail::as_device_span(dst);
+    const auto from = detail::as_device_span(src);
+    using element = typename decltype(to)::element_type;
+    static_assert(!std::is_const_v<element>, "mpgpu: the destination of a transfer is written");
+    static_assert(std::is_same_v<element, std::remove_const_t<typename decltype(from)::element_type>>,
+                  "mpgpu: source and destination of a transfer have elements of one type");
+    if (to.size() != from.size()) {
+        failed.report({status::invalid_argument, 0, "dst",
+                       "a transfer of " + std::to_string(from.size()) + " elements into a destination of " +
+                           std::to_string(to.size()) + ": take a subspan, so that both have the same size"});
+        return {};
+    }
+    failed.report(MP_SUCCESS);
+    return {to.data(), to.location().id(), from.data(), from.location().id(), from.size_bytes()};
+}
+
+} // namespace mpgpu
+
+#endif // MPGPU_TRANSFER_HPP

@@ -1,0 +1,323 @@
+//! The list of cases: what is copied, in which sizes, and against what.
+
+use super::compare::Comparison;
+use super::plain::Manner;
+use super::{Bench, Failure};
+use mpgpu_core::topology::DeviceId;
+
+/// One copy of a case.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Leg {
+    pub src: DeviceId,
+    pub dst: DeviceId,
+    pub bytes: u64,
+}
+
+/// A named communication step, and how it is measured.
+pub struct Case {
+    pub name: &'static str,
+    /// What is done, against what, and what its figures mean.
+    pub description: &'static str,
+    /// GPUs that it needs.
+    pub gpus: u32,
+    /// Whether it measures calls of the CUDA driver, so that there is nothing to measure on the host backend.
+    pub needs_driver: bool,
+    /// What is measured where nobody names sizes. A size is that of one transfer, and of one face in `halo26` and `halo26_bidir`.
+    pub sizes: &'static [u64],
+    /// The copies of one step, on so many GPUs and for this size.
+    pub legs: fn(u32, u64) -> Vec<Leg>,
+    /// Measures one size.
+    pub run: fn(&Bench<'_>, &'static Case, u64) -> Result<Vec<Comparison>, Failure>,
+}
+
+const K: u64 = 1 << 10;
+const M: u64 = 1 << 20;
+/// Sizes of the many pieces of one step.
+const PIECES: &[u64] = &[4 * K, 16 * K, 64 * K];
+const LARGE: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M];
+
+/// Largest size that is measured by default on the host backend, where a CPU moves every byte.
+pub const HOST_BACKEND_LARGEST: u64 = 16 * M;
+
+/// Every case, in the order in which they run.
+pub const CASES: &[Case] = &[
+    Case {
+        name: "d2d",
+        description: "One copy, GPU 0 to GPU 1: what several paths give a large one, and that a small one is never slower than the plain call. \
+                      Ratio 1 means that one path was planned.",
+        sizes: &[8, 4 * K, 64 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
+        ..PAIR
+    },
+    Case {
+        name: "d2d_anew",
+        description: "The same in memory that was freed and allocated anew since the plan was first executed, as in a program that allocates \
+                      its buffers in every step. The driver gives the same addresses again. To be compared with d2d.",
+        sizes: &[16 * M, 64 * M, 256 * M, 1024 * M],
+        run: |bench, case, size| bench.anew(case, size),
+        ..PAIR
+    },
+    Case {
+        name: "d2d_bidir",
+        description: "GPU 0 to GPU 1 and GPU 1 to GPU 0 at once. Both directions share PCIe links and host memory, so the host path gains less. \
+                      Against plain copies in streams that nothing orders, and in streams forked from one caller's stream and joined to it, \
+                      which is the order that mp_execute keeps.",
+        sizes: &[4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 512 * M, 1024 * M],
+        legs: |_, bytes| vec![copy(gpu(0), gpu(1), bytes), copy(gpu(1), gpu(0), bytes)],
+        run: |bench, case, size| bench.step(case, size, &[Manner::Streams, Manner::Joined]),
+        ..PAIR
+    },
+    Case {
+        name: "h2d",
+        description: "One copy, pinned host memory to GPU 0: what the PCIe links of idle GPUs add to GPU 0's own. Depends on which GPUs share \
+                      their way to host memory, and on where the pages lie.",
+        gpus: 1,
+        sizes: LARGE,
+        legs: |_, bytes| vec![copy(DeviceId::HOST, gpu(0), bytes)],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
+        ..PAIR
+    },
+    Case {
+        name: "d2h",
+        description: "One copy, GPU 0 to pinned host memory: as h2d, the other way. Host memory is often written more slowly than it is read.",
+        gpus: 1,
+        sizes: LARGE,
+        legs: |_, bytes| vec![copy(gpu(0), DeviceId::HOST, bytes)],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
+        ..PAIR
+    },
+    Case {
+        name: "ring",
+        description: "Every GPU to the next, the last to the first, as in pipelines and ring collectives. All links are busy, so more paths for \
+                      one transfer take from another. Against both kinds of streams, as d2d_bidir.",
+        gpus: 3,
+        sizes: &[4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M, 256 * M],
+        legs: |gpus, bytes| (0..gpus).map(|i| copy(gpu(i), gpu((i + 1) % gpus), bytes)).collect(),
+        run: |bench, case, size| bench.step(case, size, &[Manner::Streams, Manner::Joined]),
+        ..PAIR
+    },
+    Case {
+        name: "all_to_all",
+        description: "Every GPU to every other, a transpose. Ports are full; what can be gained is issue time and order. Against both kinds of \
+                      streams, as d2d_bidir.",
+        gpus: 3,
+        sizes: &[4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M],
+        legs: |gpus, bytes| {
+            let pairs = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to)));
+            pairs.filter(|(from, to)| from != to).map(|(from, to)| copy(gpu(from), gpu(to), bytes)).collect()
+        },
+        run: |bench, case, size| bench.step(case, size, &[Manner::Streams, Manner::Joined]),
+        ..PAIR
+    },
+    Case {
+        name: "halo26",
+        description: "The 26 halo messages of a box, GPU 0 to GPU 1: 6 faces, 12 edges of a hundredth of a face, 8 corners of 24 B. Most are tiny: \
+                      calls cost more than bytes. Against one call each in one stream, a stream each, and the driver's batched copy.",
+        sizes: &[240_000, 4 * M],
+        legs: |_, face| halo(gpu(0), gpu(1), face).collect(),
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream, Manner::Streams, Manner::Batched]),
+        ..PAIR
+    },
+    Case {
+        name: "halo26_bidir",
+        description: "The same in both directions at once: the exchange of two neighbours in one process. Against one call each in one stream, \
+                      streams forked from one and joined to it, and one batched copy, which makes one direction after the other.",
+        sizes: &[24_000, 240_000, 4 * M],
+        legs: |_, face| halo(gpu(0), gpu(1), face).chain(halo(gpu(1), gpu(0), face)).collect(),
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream, Manner::Joined, Manner::Batched]),
+        ..PAIR
+    },
+    Case {
+        name: "pieces_in",
+        description: "Thousands of small pieces, pinned host memory to GPU 0, as a paged cache or an irregular halo has: one call for each costs \
+                      far more than its bytes. A kernel reads them over the GPU's link. Against one call each in one stream, and the driver's \
+                      batched copy.",
+        gpus: 1,
+        sizes: PIECES,
+        legs: |_, bytes| vec![copy(DeviceId::HOST, gpu(0), bytes); pieces(bytes)],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream, Manner::Batched]),
+        ..PAIR
+    },
+    Case {
+        name: "pieces_out",
+        description: "The same, GPU 0 to pinned host memory.",
+        gpus: 1,
+        sizes: PIECES,
+        legs: |_, bytes| vec![copy(gpu(0), DeviceId::HOST, bytes); pieces(bytes)],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream, Manner::Batched]),
+        ..PAIR
+    },
+    Case {
+        name: "latency",
+        description: "One small copy, GPU 0 to GPU 1: the fixed cost of a call. What mpgpu adds is a look-up, an event, and waiting for it.",
+        sizes: &[8, 64, 512, 4 * K, 16 * K, 64 * K, 256 * K],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
+        ..PAIR
+    },
+    Case {
+        name: "put_window",
+        description: "1, 4 and 16 puts of the same buffer under way, GPU 0 to GPU 1, all waited for, as osu_bw counts bandwidth: in one stream, \
+                      where one follows another, and in a stream each, where they overlap.",
+        sizes: &[M, 4 * M, 16 * M, 64 * M, 256 * M, 512 * M],
+        run: |bench, case, size| bench.windows(case, size),
+        ..PAIR
+    },
+    Case {
+        name: "put_signal",
+        description: "A put with signal, GPU 0 to memory of another process on GPU 1, until the signal is seen there. Against the same plan into \
+                      memory of this process until the host sees it done, so ratio 1 means that the other process costs nothing. One put at a \
+                      time, and four in a row. The receiver checks the bytes as soon as it has the signal.",
+        sizes: &[64 * M, 256 * M, 1024 * M],
+        run: |bench, case, size| bench.put_signal(case, size),
+        ..PAIR
+    },
+    Case {
+        name: "put_latency",
+        description: "A small put with signal, GPU 0 to another process on GPU 1, stream to stream: half of a round trip, of many that both \
+                      processes have enqueued beforehand, so no host takes part. Against the signal without a put. `issue` is of a put, a \
+                      raise and a wait.",
+        sizes: &[8],
+        run: |bench, case, size| bench.put_latency(case, size),
+        ..PAIR
+    },
+    Case {
+        name: "d2d_narrow",
+        description: "One copy, GPU 0 to GPU 1, with every GPU-to-GPU hop held to the rate of a narrow link: what a mesh of few NVLinks (4 x V100) \
+                      gains, on any four GPUs. Copies between GPUs are kernels of few threads, and the topology has direct links of the rate \
+                      that one of them was just measured to have. One narrow path against two, three, and three with host memory.",
+        gpus: 4,
+        sizes: &[64 * M, 256 * M, 512 * M],
+        run: |bench, case, size| bench.narrow(case, size),
+        ..PAIR
+    },
+    Case {
+        name: "graph_phases",
+        description: "What a CUDA graph costs once and what it costs every time, by the number of copy nodes: made and launched, launched again, \
+                      and launched at new addresses, where nodes are re-pointed and nothing is instantiated. mpgpu's graph engine against \
+                      the driver's calls.",
+        needs_driver: true,
+        sizes: &[64 * M],
+        run: |bench, case, size| bench.graph_phases(case, size),
+        ..PAIR
+    },
+    Case {
+        name: "execute_overhead",
+        description: "The calling thread's time in mp_execute beyond the driver's own launch: one small copy, and one large copy over several \
+                      paths as one graph. With a request, against the launch with the event record that a request needs.",
+        needs_driver: true,
+        sizes: &[8, 256 * M],
+        run: |bench, case, size| bench.execute_overhead(case, size),
+        ..PAIR
+    },
+];
+
+/// What most cases have in common: one copy from GPU 0 to GPU 1.
+const PAIR: Case = Case {
+    name: "",
+    description: "",
+    gpus: 2,
+    needs_driver: false,
+    sizes: &[],
+    legs: |_, bytes| vec![copy(gpu(0), gpu(1), bytes)],
+    run: |_, _, _| Ok(Vec::new()),
+};
+
+const fn gpu(index: u32) -> DeviceId {
+    DeviceId::gpu(index)
+}
+
+const fn copy(src: DeviceId, dst: DeviceId, bytes: u64) -> Leg {
+    Leg { src, dst, bytes }
+}
+
+/// How many pieces of a size: no more than 128 MiB of them.
+fn pieces(bytes: u64) -> usize {
+    (128 * M / bytes.max(1)).clamp(1, 4096) as usize
+}
+
+/// The messages of a box to a neighbour: faces, edges, corners.
+fn halo(src: DeviceId, dst: DeviceId, face: u64) -> impl Iterator<Item = Leg> {
+    // Whole doubles.
+    let edge = (face / 100).next_multiple_of(8).max(8);
+    [(6, face), (12, edge), (8, 24)].into_iter().flat_map(move |(count, bytes)| (0..count).map(move |_| copy(src, dst, bytes)))
+}
+
+impl Case {
+    /// Why it cannot run here.
+    pub fn missing(&self, gpus: u32, on_gpus: bool) -> Option<String> {
+        if self.needs_driver && !on_gpus {
+            return Some("measures calls of the CUDA driver, and this is the host backend".into());
+        }
+        (self.gpus > gpus).then(|| format!("needs {} GPUs and there are {gpus}", self.gpus))
+    }
+}
+
+/// The case of this name.
+pub fn find(name: &str) -> Result<&'static Case, String> {
+    CASES.iter().find(|case| case.name == name).ok_or_else(|| {
+        let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        format!("no such case; there are {}", names.join(", "))
+    })
+}
+
+/// Names and descriptions, for `--list`.
+pub fn list() -> String {
+    const WIDTH: usize = 100;
+    let mut text = String::new();
+    for case in CASES {
+        text += &format!("{}{}\n", case.name, if case.gpus > 2 { format!(" ({} GPUs or more)", case.gpus) } else { String::new() });
+        let mut line = String::from("   ");
+        for word in case.description.split(' ') {
+            if line.len() + 1 + word.len() > WIDTH {
+                text += &format!("{line}\n");
+                line = String::from("   ");
+            }
+            line += &format!(" {word}");
+        }
+        text += &format!("{line}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_has_a_name_of_its_own_and_copies_what_it_says() {
+        for (index, case) in CASES.iter().enumerate() {
+            assert!(CASES[..index].iter().all(|other| other.name != case.name), "{}", case.name);
+            assert!(!case.sizes.is_empty() && !case.description.is_empty(), "{}", case.name);
+            for leg in (case.legs)(case.gpus.max(4), 1 << 20) {
+                assert!(leg.src != leg.dst && leg.bytes > 0, "{}: {leg:?}", case.name);
+            }
+        }
+        let legs = |name, gpus, bytes| (find(name).expect("a case").legs)(gpus, bytes);
+        assert_eq!(legs("ring", 8, 5).last(), Some(&copy(gpu(7), gpu(0), 5)));
+        assert_eq!(legs("all_to_all", 8, 5).len(), 56);
+        // The messages of the readings: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
+        let halo = legs("halo26", 2, 240_000);
+        assert_eq!((halo.len(), halo.iter().map(|leg| leg.bytes).sum::<u64>()), (26, 6 * 240_000 + 12 * 2_400 + 8 * 24));
+        let both = legs("halo26_bidir", 2, 240_000);
+        assert_eq!((&both[..26], both[26..].iter().filter(|leg| (leg.src, leg.dst) == (gpu(1), gpu(0))).count()), (&halo[..], 26));
+    }
+
+    #[test]
+    fn the_list_names_every_case_in_short_lines() {
+        let list = list();
+        let plain = list.split_whitespace().collect::<Vec<_>>().join(" ");
+        for case in CASES {
+            assert!(list.lines().any(|line| line.split(' ').next() == Some(case.name)) && plain.contains(case.description), "{list}");
+        }
+        assert!(list.lines().all(|line| line.len() <= 100) && list.contains("ring (3 GPUs or more)"), "{list}");
+    }
+
+    #[test]
+    fn a_case_that_cannot_run_says_why() {
+        let missing = |name, gpus, on_gpus| find(name).expect("a case").missing(gpus, on_gpus);
+        assert_eq!(missing("ring", 2, true), Some("needs 3 GPUs and there are 2".into()));
+        assert!(missing("graph_phases", 8, false).is_some_and(|why| why.contains("host backend")));
+        assert_eq!(missing("graph_phases", 2, true), None);
+        assert_eq!(missing("d2d_narrow", 4, false), None);
+    }
+}

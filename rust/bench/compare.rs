@@ -1,0 +1,263 @@
+//! The measuring loop: several ways of doing the same are timed by turns, so that whatever else the machine does affects all alike.
+
+use super::memory::Buffers;
+use super::{Bench, Case, Failure};
+use mpgpu_runtime::backend::{Completion, StreamHandle};
+use mpgpu_runtime::context::Plan;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Seconds.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of one value or more.
+    pub fn of(seconds: &[f64]) -> Spread {
+        let mut seconds = seconds.to_vec();
+        seconds.sort_by(f64::total_cmp);
+        let (lower, upper) = (seconds[(seconds.len() - 1) / 2], seconds[seconds.len() / 2]);
+        Spread { median: (lower + upper) / 2.0, min: seconds[0], max: seconds[seconds.len() - 1] }
+    }
+}
+
+/// One way of doing it.
+pub trait Contestant {
+    /// What is done before every start, and not timed.
+    fn prepare(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// Starts it.
+    fn issue(&mut self) -> Result<(), Failure>;
+    /// Blocks until it is done.
+    fn wait(&mut self) -> Result<(), Failure>;
+}
+
+/// A contestant by its name.
+pub type Named<'a> = (&'a str, &'a mut dyn Contestant);
+
+/// Two functions: `issue` and `wait`.
+pub struct Calls<I, W>(pub I, pub W);
+
+impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Contestant for Calls<I, W> {
+    fn issue(&mut self) -> Result<(), Failure> {
+        (self.0)()
+    }
+    fn wait(&mut self) -> Result<(), Failure> {
+        (self.1)()
+    }
+}
+
+/// Executions of one plan: one in each of the streams, all under way at once where the streams differ.
+pub struct Executions<'a> {
+    plan: &'a Plan,
+    /// A stream that is listed twice gets two executions.
+    streams: Vec<StreamHandle>,
+    under_way: Vec<Completion>,
+}
+
+impl<'a> Executions<'a> {
+    pub fn new(plan: &'a Plan, streams: Vec<StreamHandle>) -> Executions<'a> {
+        Executions { plan, under_way: Vec::with_capacity(streams.len()), streams }
+    }
+}
+
+impl Contestant for Executions<'_> {
+    fn issue(&mut self) -> Result<(), Failure> {
+        for stream in &self.streams {
+            self.under_way.push(self.plan.execute(*stream)?);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Failure> {
+        self.under_way.drain(..).try_for_each(|completion| Ok(completion.wait()?))
+    }
+}
+
+/// What one contestant took in each round, seconds.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    pub name: String,
+    /// From issue until the host sees the last byte arrived.
+    pub total: Vec<f64>,
+    /// The calling thread's time until everything is issued.
+    pub issue: Vec<f64>,
+}
+
+impl Samples {
+    pub fn new(name: &str) -> Samples {
+        Samples { name: name.to_owned(), ..Samples::default() }
+    }
+
+    pub fn add(&mut self, (issue, total): (f64, f64)) {
+        self.issue.push(issue);
+        self.total.push(total);
+    }
+
+    /// By how much issuing this took longer than issuing the other: the median over the rounds.
+    pub fn issue_beyond(&self, other: &Samples) -> f64 {
+        Spread::of(&self.issue.iter().zip(&other.issue).map(|(one, other)| one - other).collect::<Vec<_>>()).median
+    }
+}
+
+/// A figure beside the times.
+#[derive(Copy, Clone, Debug)]
+pub enum Figure {
+    Seconds(f64),
+    Count(u64),
+}
+
+/// mpgpu against others: one way, at one size.
+pub struct Comparison {
+    pub case: &'static Case,
+    pub size: u64,
+    /// Copies of one step: transfers, puts of a window, nodes of a graph.
+    pub copies: usize,
+    /// Of all of them.
+    pub bytes: u64,
+    pub plan: Option<Arc<Plan>>,
+    pub mpgpu: Samples,
+    /// What it is held against.
+    pub against: Vec<Samples>,
+    pub figures: Vec<(&'static str, Figure)>,
+}
+
+impl Comparison {
+    /// Of the first contestant with all others.
+    pub fn of(case: &'static Case, size: u64, copies: usize, plan: &Arc<Plan>, mut samples: Vec<Samples>) -> Comparison {
+        let mpgpu = samples.remove(0);
+        let bytes = plan.bytes();
+        Comparison { case, size, copies, bytes, plan: Some(plan.clone()), mpgpu, against: samples, figures: Vec::new() }
+    }
+}
+
+impl Bench<'_> {
+    /// Checks the bytes of each contestant, times them by turns, and checks the first one's once more.
+    pub fn compare(&self, buffers: &[&Buffers<'_>], contestants: &mut [Named<'_>]) -> Result<Vec<Samples>, Failure> {
+        for (name, contestant) in contestants.iter_mut() {
+            self.verify(name, *contestant, buffers)?;
+        }
+        // The checks leave other contexts current than a program has that only copies.
+        self.plain.borrow_mut().make_current(buffers[0].transfers[0].src_device)?;
+        let samples = contest(contestants, self.repeat)?;
+        let (name, first) = &mut contestants[0];
+        self.verify(name, *first, buffers)?;
+        Ok(samples)
+    }
+
+    /// Poison, synchronise, copy, synchronise, look. `name` is who copies.
+    pub fn verify(&self, name: &str, contestant: &mut dyn Contestant, buffers: &[&Buffers<'_>]) -> Result<(), Failure> {
+        for buffers in buffers {
+            buffers.poison(&mut **self.plain.borrow_mut())?;
+        }
+        once(contestant)?;
+        for buffers in buffers {
+            let checked = buffers.check(&mut **self.plain.borrow_mut(), &self.pattern);
+            checked.map_err(|error| format!("copied by {name}: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Seconds of issuing, and until done.
+pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
+    contestant.prepare()?;
+    let start = Instant::now();
+    contestant.issue()?;
+    let issue = start.elapsed();
+    contestant.wait()?;
+    Ok((issue.as_secs_f64(), start.elapsed().as_secs_f64()))
+}
+
+/// Time that each contestant gets where nobody says how often to repeat.
+const TARGET: Duration = Duration::from_millis(500);
+const ROUNDS: std::ops::RangeInclusive<usize> = 11..=2001;
+const WARM_UP_ROUNDS: usize = 5;
+
+/// What each contestant took in each round.
+pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec<Samples>, Failure> {
+    let mut slowest = 1e-6_f64;
+    for round in 0..WARM_UP_ROUNDS {
+        for (_, contestant) in contestants.iter_mut() {
+            let (_, total) = once(*contestant)?;
+            if round + 1 == WARM_UP_ROUNDS {
+                slowest = slowest.max(total);
+            }
+        }
+    }
+    let by_time = ((TARGET.as_secs_f64() / slowest) as usize).clamp(*ROUNDS.start(), *ROUNDS.end());
+    let mut samples: Vec<Samples> = contestants.iter().map(|(name, _)| Samples::new(name)).collect();
+    for round in 0..repeat.map_or(by_time, |rounds| rounds as usize) {
+        for index in turns(round, contestants.len()) {
+            samples[index].add(once(contestants[index].1)?);
+        }
+    }
+    Ok(samples)
+}
+
+/// In which order contestants take their turns in a round. Over `count` rounds, twice as many for an odd count, each is in each place and
+/// comes directly behind each other one equally often (E. J. Williams, "Experimental designs balanced for the estimation of residual
+/// effects of treatments", 1949): what one leaves behind in caches and in the driver affects all others alike.
+fn turns(round: usize, count: usize) -> Vec<usize> {
+    // 0, 1, n - 1, 2, n - 2, ...: the steps from one to the next are all different, modulo n.
+    let mut turns: Vec<usize> = (0..count).map(|turn| if turn % 2 == 1 { turn.div_ceil(2) } else { (count - turn / 2) % count }).collect();
+    turns.iter_mut().for_each(|contestant| *contestant = (*contestant + round) % count);
+    if count % 2 == 1 && (round / count) % 2 == 1 {
+        turns.reverse();
+    }
+    turns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn the_median_of_an_even_count_lies_between_the_middle_two() {
+        assert_eq!(Spread::of(&[3.0, 1.0, 10.0, 2.0]), Spread { median: 2.5, min: 1.0, max: 10.0 });
+        assert_eq!(Spread::of(&[7.0]), Spread { median: 7.0, min: 7.0, max: 7.0 });
+    }
+
+    #[test]
+    fn contestants_take_turns_and_none_starts_before_the_one_before_is_done() {
+        let order = RefCell::new(String::new());
+        let noted = |name| {
+            let note = |what| {
+                let order = &order;
+                move || {
+                    order.borrow_mut().push(what);
+                    Ok(())
+                }
+            };
+            Calls(note(name), note('.'))
+        };
+        let [mut a, mut b, mut c] = ['a', 'b', 'c'].map(noted);
+        let samples = contest(&mut [("a", &mut a), ("b", &mut b), ("c", &mut c)], Some(3)).expect("nothing can fail");
+        assert_eq!(samples.iter().map(|of| (&*of.name, of.issue.len())).collect::<Vec<_>>(), [("a", 3), ("b", 3), ("c", 3)]);
+        let order = order.borrow();
+        let (warm_up, timed) = order.split_at(5 * 6);
+        assert_eq!((warm_up, timed), ("a.b.c.".repeat(5).as_str(), "a.b.c.b.c.a.c.a.b."));
+    }
+
+    #[test]
+    fn each_contestant_has_each_place_and_follows_each_other_one_equally_often() {
+        for count in 1..=7 {
+            let rounds = if count % 2 == 0 { count } else { 2 * count };
+            let (mut places, mut follows) = (vec![0; count * count], vec![0; count * count]);
+            for order in (0..rounds).map(|round| turns(round, count)) {
+                order.iter().enumerate().for_each(|(place, contestant)| places[place * count + contestant] += 1);
+                order.windows(2).for_each(|pair| follows[pair[0] * count + pair[1]] += 1);
+            }
+            let each = rounds / count;
+            assert!(places.iter().all(|times| *times == each), "{count}: {places:?}");
+            let fair = |(index, times): (usize, &usize)| *times == if index / count == index % count { 0 } else { each };
+            assert!(follows.iter().enumerate().all(fair), "{count}: {follows:?}");
+        }
+    }
+}

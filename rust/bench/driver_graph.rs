@@ -1,0 +1,147 @@
+//! A program as a CUDA graph made by the driver's calls alone, each of which is timed: what the library's graphs are held against.
+
+use super::Failure;
+use super::plain::check;
+use cudarc::driver::sys;
+use mpgpu_core::plan::{Place, Program};
+use mpgpu_runtime::backend::{Endpoints, StreamHandle};
+use std::ptr::{null, null_mut, with_exposed_provenance_mut};
+use std::time::Instant;
+
+/// What a program is bound to.
+pub struct Binding<'a> {
+    pub program: &'a Program,
+    pub endpoints: &'a [Endpoints],
+    /// Base address of each ring.
+    pub rings: &'a [u64],
+    /// The primary context of each lane's GPU.
+    pub contexts: &'a [sys::CUcontext],
+}
+
+impl Binding<'_> {
+    fn address(&self, place: Place) -> u64 {
+        match place {
+            Place::Source { transfer, offset } => self.endpoints[transfer as usize].src + offset,
+            Place::Destination { transfer, offset } => self.endpoints[transfer as usize].dst + offset,
+            Place::Slot { ring, slot } => self.rings[ring.0 as usize] + u64::from(slot) * self.program.rings[ring.0 as usize].slot_bytes,
+        }
+    }
+}
+
+/// An executable graph of one memcpy node for each copy, ordered as the program is. To be dropped when its launches are done.
+pub struct DriverGraph {
+    graph: sys::CUgraph,
+    exec: sys::CUgraphExec,
+    /// In the order of the program's copies.
+    nodes: Vec<sys::CUgraphNode>,
+}
+
+impl DriverGraph {
+    /// With seconds of the calling thread: for an empty graph, for its nodes and what each comes after, and for the executable graph.
+    pub fn build(binding: &Binding<'_>) -> Result<(DriverGraph, [f64; 3]), Failure> {
+        let start = Instant::now();
+        let mut built = DriverGraph { graph: null_mut(), exec: null_mut(), nodes: Vec::new() };
+        // SAFETY: the output is valid for the call.
+        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut built.graph, 0) })?;
+        let creation = start.elapsed();
+
+        let start = Instant::now();
+        let program = binding.program;
+        let mut in_lane: Vec<Option<usize>> = vec![None; program.lanes.len()];
+        let mut nodes: Vec<Vec<sys::CUgraphNode>> = Vec::with_capacity(program.ops.len());
+        for (index, op) in program.ops.iter().enumerate() {
+            let lane = op.lane.0 as usize;
+            let mut before: Vec<usize> = in_lane[lane].replace(index).into_iter().chain(op.after.iter().map(|op| op.0 as usize)).collect();
+            before.sort_unstable();
+            before.dedup();
+            let before: Vec<sys::CUgraphNode> = before.iter().flat_map(|op| nodes[*op].iter().copied()).collect();
+            let mut own = Vec::with_capacity(op.copies.len());
+            for copy in &op.copies {
+                let parameters = memcpy(binding.address(copy.to), binding.address(copy.from), copy.bytes);
+                let mut node = null_mut();
+                // SAFETY: nodes of this graph; output and parameters are valid for the call; a context that is kept until the process ends.
+                let code = unsafe {
+                    sys::cuGraphAddMemcpyNode(&mut node, built.graph, before.as_ptr(), before.len(), &parameters, binding.contexts[lane])
+                };
+                check("cuGraphAddMemcpyNode", code)?;
+                own.push(node);
+            }
+            nodes.push(own);
+        }
+        let construction = start.elapsed();
+        built.nodes = nodes.into_iter().flatten().collect();
+
+        let start = Instant::now();
+        // SAFETY: the output is valid for the call.
+        check("cuGraphInstantiateWithFlags", unsafe { sys::cuGraphInstantiateWithFlags(&mut built.exec, built.graph, 0) })?;
+        let seconds = [creation, construction, start.elapsed()].map(|duration| duration.as_secs_f64());
+        Ok((built, seconds))
+    }
+
+    /// Gives its nodes the addresses of another binding of the same program. The graph is idle.
+    pub fn repoint(&self, binding: &Binding<'_>) -> Result<(), Failure> {
+        let copies = binding.program.ops.iter().flat_map(|op| op.copies.iter().map(|copy| (op.lane.0 as usize, copy)));
+        for (node, (lane, copy)) in self.nodes.iter().zip(copies) {
+            let parameters = memcpy(binding.address(copy.to), binding.address(copy.from), copy.bytes);
+            // SAFETY: a node of the graph that was instantiated; the parameters are valid for the call, the context until the process ends.
+            check("cuGraphExecMemcpyNodeSetParams", unsafe {
+                sys::cuGraphExecMemcpyNodeSetParams(self.exec, *node, &parameters, binding.contexts[lane])
+            })?;
+        }
+        Ok(())
+    }
+
+    pub fn launch(&self, stream: StreamHandle) -> Result<(), Failure> {
+        // SAFETY: an instantiated graph whose nodes lie in allocations of the bench, which live until the launch was waited for.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, raw(stream)) })
+    }
+}
+
+impl Drop for DriverGraph {
+    fn drop(&mut self) {
+        // SAFETY: made in `build`, and idle.
+        unsafe {
+            if !self.exec.is_null() {
+                sys::cuGraphExecDestroy(self.exec);
+            }
+            sys::cuGraphDestroy(self.graph);
+        }
+    }
+}
+
+/// The driver's stream behind a stream of a context on the CUDA backend.
+pub fn raw(stream: StreamHandle) -> sys::CUstream {
+    with_exposed_provenance_mut(stream.0)
+}
+
+/// One contiguous copy; the driver finds out from the addresses whose memory they are.
+fn memcpy(dst: u64, src: u64, bytes: u64) -> sys::CUDA_MEMCPY3D {
+    let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+    sys::CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: unified,
+        srcHost: null(),
+        srcDevice: src,
+        srcArray: null_mut(),
+        reserved0: null_mut(),
+        srcPitch: 0,
+        srcHeight: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: unified,
+        dstHost: null_mut(),
+        dstDevice: dst,
+        dstArray: null_mut(),
+        reserved1: null_mut(),
+        dstPitch: 0,
+        dstHeight: 0,
+        WidthInBytes: bytes as usize,
+        Height: 1,
+        Depth: 1,
+    }
+}

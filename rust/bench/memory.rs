@@ -1,0 +1,185 @@
+//! Buffers of one case and size, and the check that every byte arrived.
+//!
+//! Sources hold random bytes, each transfer's other ones. Before a check the destinations are poisoned and the device is
+//! synchronised; afterwards every byte is compared on the CPU, and so are some bytes past the end, which must still be poison.
+
+use super::Failure;
+use super::cases::Leg;
+use super::plain::Plain;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::{Context, Transfer};
+use std::hash::{BuildHasher, RandomState};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+/// Bytes past the end of every destination that no copy may touch.
+const GUARD: u64 = 256;
+const POISON: u8 = 0xA5;
+/// Transfers take their bytes from the pattern at different offsets, so that one in another's place is found.
+const STRIDE: u64 = 4099;
+/// Bytes that are brought back and compared at a time.
+const BLOCK: u64 = 64 << 20;
+
+/// Random bytes in host memory that every source is filled from, and room to bring bytes back to.
+pub struct Pattern<'a> {
+    context: &'a Context,
+    address: u64,
+    bytes: u64,
+    back: u64,
+    seed: u64,
+}
+
+impl<'a> Pattern<'a> {
+    /// Enough for steps of so many transfers of up to `largest` bytes.
+    pub fn new(context: &'a Context, largest: u64, transfers: usize) -> Result<Pattern<'a>, Failure> {
+        // A new seed in every run.
+        Pattern::of_seed(context, largest, transfers, RandomState::new().hash_one(largest))
+    }
+
+    /// The same, and the same bytes in every process.
+    pub fn of_seed(context: &'a Context, largest: u64, transfers: usize, seed: u64) -> Result<Pattern<'a>, Failure> {
+        let bytes = (largest + transfers as u64 * STRIDE).next_multiple_of(8);
+        let address = context.allocate(DeviceId::HOST, bytes)?;
+        let mut pattern = Pattern { context, address, bytes, back: 0, seed };
+        pattern.back = context.allocate(DeviceId::HOST, BLOCK)?;
+        // SAFETY: just allocated with this size in host memory, aligned to 256 bytes, and not yet anyone else's.
+        let words = unsafe {
+            let start = with_exposed_provenance_mut::<u64>(address as usize);
+            start.write_bytes(0, bytes as usize / 8);
+            std::slice::from_raw_parts_mut(start, bytes as usize / 8)
+        };
+        // Marsaglia's xorshift (2003); the state must not be 0.
+        let mut state = seed | 1;
+        for word in words {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            *word = state;
+        }
+        Ok(pattern)
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn of(&self, transfer: usize) -> u64 {
+        self.address + transfer as u64 * STRIDE
+    }
+
+    fn expected(&self, transfer: usize, offset: u64, bytes: u64) -> &[u8] {
+        let at = self.of(transfer) + offset;
+        debug_assert!(at + bytes <= self.address + self.bytes);
+        // SAFETY: inside of the pattern, which is initialised and written no more.
+        unsafe { std::slice::from_raw_parts(with_exposed_provenance(at as usize), bytes as usize) }
+    }
+}
+
+/// The memory of one case and size.
+pub struct Buffers<'a> {
+    context: &'a Context,
+    pub transfers: Vec<Transfer>,
+}
+
+impl<'a> Buffers<'a> {
+    /// Allocates both ends of every leg and fills the sources.
+    pub fn new(context: &'a Context, plain: &mut dyn Plain, pattern: &Pattern<'_>, legs: &[Leg]) -> Result<Buffers<'a>, Failure> {
+        let mut buffers = Buffers { context, transfers: Vec::new() };
+        for (index, leg) in legs.iter().enumerate() {
+            let src = context.allocate(leg.src, leg.bytes)?;
+            // Known to `buffers` from here on, so that an error below frees it.
+            buffers.transfers.push(Transfer { dst: 0, dst_device: leg.dst, src, src_device: leg.src, bytes: leg.bytes });
+            buffers.transfers[index].dst = context.allocate(leg.dst, leg.bytes + GUARD)?;
+            let device = if leg.src.is_host() { leg.dst } else { leg.src };
+            plain.copy_now(device, src, pattern.of(index), leg.bytes)?;
+        }
+        Ok(buffers)
+    }
+
+    /// Makes every destination differ from its source.
+    pub fn poison(&self, plain: &mut dyn Plain) -> Result<(), Failure> {
+        self.transfers.iter().try_for_each(|t| plain.set_now(t.dst_device, t.dst, POISON, t.bytes + GUARD))
+    }
+
+    /// Compares every destination byte with what its source was filled with.
+    pub fn check(&self, plain: &mut dyn Plain, pattern: &Pattern<'_>) -> Result<(), Failure> {
+        for (index, t) in self.transfers.iter().enumerate() {
+            let mut offset = 0;
+            while offset < t.bytes + GUARD {
+                let bytes = (t.bytes + GUARD - offset).min(BLOCK);
+                let device = if t.dst_device.is_host() { DeviceId::gpu(0) } else { t.dst_device };
+                plain.copy_now(device, pattern.back, t.dst + offset, bytes)?;
+                // SAFETY: the block has room for that many, which were just written.
+                let back: &[u8] = unsafe { std::slice::from_raw_parts(with_exposed_provenance(pattern.back as usize), bytes as usize) };
+                let (inside, guard) = back.split_at(t.bytes.saturating_sub(offset).min(bytes) as usize);
+                let expected = pattern.expected(index, offset, inside.len() as u64);
+                if inside != expected
+                    && let Some(at) = inside.iter().zip(expected).position(|(is, should)| is != should)
+                {
+                    return Err(format!("transfer {index}: byte {} of {} is wrong", offset + at as u64, t.bytes).into());
+                }
+                if guard.iter().any(|byte| *byte != POISON) {
+                    return Err(format!("transfer {index}: bytes past the end of the destination were written").into());
+                }
+                offset += bytes;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Buffers<'_> {
+    fn drop(&mut self) {
+        free(self.context, self.transfers.iter().flat_map(|t| [t.src, t.dst]));
+    }
+}
+
+impl Drop for Pattern<'_> {
+    fn drop(&mut self) {
+        free(self.context, [self.address, self.back].into_iter());
+    }
+}
+
+/// 0 stands for what was not allocated.
+pub fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
+    for address in addresses.filter(|address| *address != 0) {
+        if let Err(error) = context.free(address) {
+            log::warn!("freeing a buffer of the bench: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plain::OnHost;
+    use mpgpu_runtime::context::{BackendChoice, Config, ContextOptions};
+
+    #[test]
+    fn a_missing_a_wrong_and_a_surplus_byte_are_found() {
+        let options = ContextOptions { backend: Some(BackendChoice::Host), ..ContextOptions::default() };
+        let context = Context::open(&options, Config::default()).expect("the host backend");
+        let mut plain = OnHost::default();
+        let legs = [100, 5000].map(|bytes| Leg { src: DeviceId::gpu(0), dst: DeviceId::gpu(1), bytes });
+        let pattern = Pattern::new(&context, 5000, 2).expect("memory");
+        let buffers = Buffers::new(&context, &mut plain, &pattern, &legs).expect("memory");
+        let mut after = |change: &dyn Fn(&mut OnHost)| {
+            buffers.poison(&mut plain).expect("poisoned");
+            for t in &buffers.transfers {
+                plain.copy_now(t.dst_device, t.dst, t.src, t.bytes).expect("copied");
+            }
+            change(&mut plain);
+            buffers.check(&mut plain, &pattern).map_err(|error| error.to_string())
+        };
+        let [first, second] = [buffers.transfers[0], buffers.transfers[1]];
+        assert_eq!(after(&|_| {}), Ok(()));
+        // A byte that is certainly another one.
+        let flip = |address: u64| {
+            // SAFETY: a byte of a buffer of this test.
+            unsafe { *with_exposed_provenance_mut::<u8>(address as usize) ^= 1 }
+        };
+        assert_eq!(after(&|_| flip(second.dst + 4999)), Err("transfer 1: byte 4999 of 5000 is wrong".into()));
+        assert_eq!(after(&|_| flip(first.dst + 100)), Err("transfer 0: bytes past the end of the destination were written".into()));
+        let error = after(&|plain| plain.set_now(first.dst_device, first.dst, POISON, 100).expect("set")).expect_err("not copied");
+        assert!(error.starts_with("transfer 0: byte "), "{error}");
+    }
+}

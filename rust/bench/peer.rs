@@ -1,0 +1,241 @@
+//! The other process of the cases `put_signal` and `put_latency`: this program run again with `--peer`. It has memory on GPU 1 and
+//! a counter, which the benchmark maps, and obeys a line on standard input with a line on standard output.
+//!
+//! | order | what it does |
+//! | --- | --- |
+//! | `join INBOX COUNTER` | maps the bench's memory, for `echo`, and puts once |
+//! | `poison`, `check` | its inbox: makes every byte wrong; compares every byte |
+//! | `await VALUE` | blocks until its counter has been raised to VALUE |
+//! | `echo put\|signal FIRST TRIPS` | enqueues: wait for its counter, answer with a put and a signal, or with the signal alone |
+//! | `drain` | blocks until that is done |
+//! | `leave` | unmaps |
+
+use super::cases::Leg;
+use super::memory::{Buffers, Pattern, free};
+use super::plain::{self, Plain};
+use super::{Failure, is_on_gpus};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{Signal, StreamHandle};
+use mpgpu_runtime::context::{Context, Plan, PlanOptions, Transfer};
+use mpgpu_runtime::ipc::{Handle, signal};
+use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Longer than any put takes; a peer whose wait fails says so.
+const PATIENCE_SECONDS: f64 = 60.0;
+/// Bytes of a counter's allocation: a line of its own.
+const COUNTER_BYTES: u64 = 64;
+
+/// The device of the benchmark's memory, and of the peer's.
+pub const HERE: DeviceId = DeviceId::gpu(0);
+const THERE: DeviceId = DeviceId::gpu(1);
+
+/// What either process has for the other.
+pub struct Side<'a> {
+    context: &'a Context,
+    /// One transfer, whose source holds the pattern and whose destination is the inbox.
+    pub buffers: Buffers<'a>,
+    counter: u64,
+}
+
+impl<'a> Side<'a> {
+    pub fn new(
+        context: &'a Context,
+        plain: &mut dyn Plain,
+        pattern: &Pattern<'_>,
+        device: DeviceId,
+        bytes: u64,
+    ) -> Result<Side<'a>, Failure> {
+        let buffers = Buffers::new(context, plain, pattern, &[Leg { src: device, dst: device, bytes }])?;
+        let counter = context.allocate(DeviceId::HOST, COUNTER_BYTES)?;
+        let side = Side { context, buffers, counter };
+        plain.set_now(DeviceId::HOST, counter, 0, COUNTER_BYTES)?;
+        Ok(side)
+    }
+
+    /// Its counter, to wait for.
+    pub fn at(&self, value: u64) -> Signal {
+        Signal { counter: self.counter, value }
+    }
+
+    /// A handle of the inbox and one of the counter.
+    fn describe(&self) -> Result<String, Failure> {
+        let inbox = self.buffers.transfers[0];
+        let handles = [self.context.export_memory(inbox.dst, inbox.bytes)?, self.context.export_memory(self.counter, COUNTER_BYTES)?];
+        Ok(handles.map(|handle| handle.encode().iter().map(|byte| format!("{byte:02x}")).collect::<String>()).join(" "))
+    }
+}
+
+impl Drop for Side<'_> {
+    fn drop(&mut self) {
+        free(self.context, [self.counter].into_iter());
+    }
+}
+
+/// The other side's memory, mapped here.
+pub struct Mapped<'a> {
+    context: &'a Context,
+    inbox: (u64, DeviceId),
+    counter: u64,
+}
+
+impl<'a> Mapped<'a> {
+    fn new(context: &'a Context, described: &str) -> Result<Mapped<'a>, Failure> {
+        let (inbox, counter) = described.split_once(' ').ok_or_else(|| format!("{described}: no two handles"))?;
+        let inbox = context.import_memory(&handle_of(inbox)?)?;
+        let (counter, _) = context.import_memory(&handle_of(counter)?)?;
+        Ok(Mapped { context, inbox, counter })
+    }
+
+    /// The put of the source of `from` into the inbox there. No other rank copies, so it may take the host path, as the plan into memory of
+    /// this process does.
+    pub fn put(&self, from: &Transfer) -> Result<Arc<Plan>, Failure> {
+        let host_path = self.context.config().host_path.or(Some(true));
+        let transfer = Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from };
+        Ok(self.context.plan(&[transfer], &PlanOptions { host_path, ..Default::default() })?)
+    }
+
+    pub fn raise(&self, stream: StreamHandle, value: u64) -> Result<(), Failure> {
+        Ok(self.context.stream_raise_signals(stream, &[Signal { counter: self.counter, value }])?)
+    }
+
+    /// Spins until the counter has reached a value. Both processes map it, so a spinning thread of the other one sees it at the same time.
+    pub fn see(&self, value: u64) -> Result<(), Failure> {
+        let start = Instant::now();
+        // SAFETY: 8 bytes of memory that stays imported as long as `self`, of which the counter is the first; only its raiser writes it.
+        while !signal::reached(unsafe { signal::load(self.counter) }, value) {
+            if start.elapsed().as_secs_f64() > PATIENCE_SECONDS {
+                return Err(format!("the signal {value} did not come within {PATIENCE_SECONDS} s").into());
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapped<'_> {
+    fn drop(&mut self) {
+        for address in [self.inbox.0, self.counter] {
+            if let Err(error) = self.context.close_memory(address) {
+                log::warn!("unmapping memory of the other process of the bench: {error}");
+            }
+        }
+    }
+}
+
+fn handle_of(text: &str) -> Result<Handle, Failure> {
+    let bad = || format!("{text}: not the 128 bytes of a handle in hexadecimal digits");
+    let digits: Vec<u8> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>().ok_or_else(bad)?;
+    let bytes: Vec<u8> = digits.chunks(2).map(|two| two.iter().fold(0, |byte, digit| byte << 4 | digit)).collect();
+    Ok(Handle::decode(bytes.as_slice().try_into().map_err(|_| bad())?)?)
+}
+
+/// Obeys until its standard input ends. Its memory has the pattern of this seed, its inbox so many bytes.
+pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
+    let mut plain = plain::of(context);
+    // First, so that it is this GPU which host memory is pinned with and the bench's memory is mapped through.
+    let stream = context.create_stream(THERE)?;
+    let pattern = Pattern::of_seed(context, bytes, 1, seed)?;
+    let side = Side::new(context, &mut *plain, &pattern, THERE, bytes)?;
+    let mut bench: Option<Mapped<'_>> = None;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", side.describe()?)?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let mut obey = || -> Result<(), Failure> {
+            match words[..] {
+                ["join", inbox, counter] => {
+                    let mapped = Mapped::new(context, &format!("{inbox} {counter}"))?;
+                    // Once now: what a first execution sets up may wait for the device, which `echo` lets wait for the bench.
+                    mapped.put(&side.buffers.transfers[0])?.enqueue(stream)?;
+                    context.synchronize_stream(stream)?;
+                    bench = Some(mapped);
+                }
+                ["poison"] => side.buffers.poison(&mut *plain)?,
+                ["check"] => side.buffers.check(&mut *plain, &pattern)?,
+                ["await", value] => context.wait_signal(side.at(value.parse()?), PATIENCE_SECONDS)?,
+                ["echo", what @ ("put" | "signal"), first, trips] => {
+                    let bench = bench.as_ref().ok_or("echo before join")?;
+                    let first: u64 = first.parse()?;
+                    let put = (what == "put").then(|| bench.put(&side.buffers.transfers[0])).transpose()?;
+                    for value in first..first + trips.parse::<u64>()? {
+                        context.stream_wait_signals(stream, &[side.at(value)])?;
+                        put.iter().try_for_each(|put| put.enqueue(stream))?;
+                        bench.raise(stream, value)?;
+                    }
+                }
+                ["drain"] => context.synchronize_stream(stream)?,
+                ["leave"] => bench = None,
+                _ => return Err(format!("{line}: there is no such order").into()),
+            }
+            Ok(())
+        };
+        match obey() {
+            Ok(()) => writeln!(out, "done")?,
+            Err(error) => writeln!(out, "{error}")?,
+        }
+    }
+    Ok(())
+}
+
+/// The peer as the benchmark sees it.
+pub struct Neighbour<'a> {
+    process: Peer,
+    pub memory: Mapped<'a>,
+}
+
+/// A process that ends with this value.
+struct Peer {
+    process: Child,
+    answers: RefCell<BufReader<std::process::ChildStdout>>,
+}
+
+impl<'a> Neighbour<'a> {
+    /// Starts it with an inbox of so many bytes and the same pattern.
+    pub fn start(context: &'a Context, pattern: &Pattern<'_>, bytes: u64) -> Result<Neighbour<'a>, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--peer", &pattern.seed().to_string(), &bytes.to_string()]);
+        command.args(["--backend", if is_on_gpus(context) { "cuda" } else { "host" }]);
+        if let Some(topology) = &context.config().topology {
+            command.args(["--topology", topology]);
+        }
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let answers = BufReader::new(process.stdout.take().ok_or("the peer has no standard output")?);
+        let process = Peer { process, answers: answers.into() };
+        let memory = Mapped::new(context, &process.answer("its start")?)?;
+        Ok(Neighbour { process, memory })
+    }
+
+    /// Has an order carried out.
+    pub fn tell(&self, order: &str) -> Result<(), Failure> {
+        writeln!(self.process.process.stdin.as_ref().ok_or("the peer has no standard input")?, "{order}")?;
+        let answer = self.process.answer(order)?;
+        if answer == "done" { Ok(()) } else { Err(format!("the peer, told to {order:.20}: {answer}").into()) }
+    }
+
+    /// Lets it map what it is to answer into.
+    pub fn join(&self, side: &Side<'_>) -> Result<(), Failure> {
+        self.tell(&format!("join {}", side.describe()?))
+    }
+}
+
+impl Peer {
+    fn answer(&self, order: &str) -> Result<String, Failure> {
+        let mut line = String::new();
+        if self.answers.borrow_mut().read_line(&mut line)? == 0 {
+            return Err(format!("the other process of the benchmark ended at {order:.20}; what it printed says why").into());
+        }
+        Ok(line.trim_end().to_owned())
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,163 @@
+//! Puts with signal into another process's memory: `put_signal` and `put_latency`.
+//!
+//! A put with signal is a plan whose destination is imported memory, and a counter raised after it in the same stream. It has arrived when the
+//! counter, in memory that both processes map, is seen to be raised. It is held against the same plan into memory of this process; against the
+//! put without the signal, which separates the cost of the signal from that of another process's memory; and against itself until its
+//! stream is done, which is later than its arrival. Each follows an execution of the same plan that is not timed, as in a loop over one
+//! buffer; `by turns` it follows a copy into other memory. Latency is half of a round trip from stream to stream, of many that both processes
+//! enqueue beforehand.
+
+use super::compare::{Comparison, Contestant, Samples, contest};
+use super::peer::{HERE, Neighbour, Side};
+use super::{Bench, Case, Failure};
+use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_runtime::context::{Context, Plan};
+use std::cell::Cell;
+use std::time::Instant;
+
+/// How puts are timed: how many in one stream before the host waits (UCX's benchmark in tests/gpu/ucx has four under way); whether as many that
+/// are not timed come before; and the name of the same in one process.
+const WAYS: [(usize, bool, &str); 3] =
+    [(1, true, "in one process"), (4, true, "in one process, in a row"), (1, false, "in one process, by turns")];
+/// Round trips that are enqueued at a time: with three operations each, well below the thousand that a stream of CUDA takes.
+const TRIPS: u64 = 100;
+const TURNS: u32 = 21;
+
+/// Executions of one plan in one stream, each followed by a signal if there is somebody to signal to.
+struct Puts<'a> {
+    context: &'a Context,
+    plan: &'a Plan,
+    stream: StreamHandle,
+    in_a_row: usize,
+    /// Whether an execution that is not timed comes before every one that is.
+    again: bool,
+    to: Option<&'a Neighbour<'a>>,
+    /// Whether it is the last signal that is waited for, and not the stream.
+    until_seen: bool,
+    /// The value of the last signal.
+    raised: &'a Cell<u64>,
+}
+
+impl Contestant for Puts<'_> {
+    fn prepare(&mut self) -> Result<(), Failure> {
+        if self.again {
+            self.issue()?;
+        }
+        // A stream whose signal was seen may still be at its end.
+        Ok(self.context.synchronize_stream(self.stream)?)
+    }
+
+    fn issue(&mut self) -> Result<(), Failure> {
+        for _ in 0..self.in_a_row {
+            self.plan.enqueue(self.stream)?;
+            if let Some(to) = self.to {
+                self.raised.set(self.raised.get() + 1);
+                to.memory.raise(self.stream, self.raised.get())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Failure> {
+        match self.to.filter(|_| self.until_seen) {
+            Some(to) => to.memory.see(self.raised.get()),
+            None => Ok(self.context.synchronize_stream(self.stream)?),
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// Puts with signal against the same plan in one process.
+    pub fn put_signal(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
+        let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
+        let peer = Neighbour::start(self.context, &self.pattern, size)?;
+        let stream = self.context.create_stream(HERE)?;
+        let within = self.context.plan(&buffers.transfers, &Default::default())?;
+        let put = peer.memory.put(&buffers.transfers[0])?;
+        let raised = Cell::new(0);
+        let mut results = Vec::new();
+        for (in_a_row, again, name) in WAYS {
+            let mut with_signal =
+                Puts { context: self.context, plan: &put, stream, in_a_row, again, to: Some(&peer), until_seen: true, raised: &raised };
+            let mut in_process = Puts { plan: &within, to: None, ..with_signal };
+            let mut unsignalled = Puts { to: None, ..with_signal };
+            let mut to_the_end = Puts { until_seen: false, ..with_signal };
+            let arrives = |puts: &mut Puts<'_>| -> Result<(), Failure> {
+                peer.tell("poison")?;
+                puts.issue()?;
+                // The receiver looks as soon as the signal is there, and waits for nothing else.
+                peer.tell(&format!("await {}", raised.get()))?;
+                peer.tell("check")?;
+                Ok(self.context.synchronize_stream(stream)?)
+            };
+            arrives(&mut with_signal)?;
+            self.verify("mpgpu in one process", &mut in_process, &[&buffers])?;
+            self.plain.borrow_mut().make_current(HERE)?;
+            let samples = contest(
+                &mut [
+                    ("mpgpu", &mut with_signal),
+                    (name, &mut in_process),
+                    ("the put without signal", &mut unsignalled),
+                    ("until its stream is done", &mut to_the_end),
+                ],
+                self.repeat,
+            )?;
+            arrives(&mut with_signal)?;
+            let bytes = size * in_a_row as u64;
+            results.push(Comparison { bytes, ..Comparison::of(case, size, in_a_row, &put, samples) });
+        }
+        self.context.destroy_stream(stream)?;
+        Ok(results)
+    }
+
+    /// Half a round trip of a put with signal, and of a signal alone.
+    pub fn put_latency(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
+        let side = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, size)?;
+        let gate = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, 1)?;
+        let peer = Neighbour::start(self.context, &self.pattern, size)?;
+        peer.join(&side)?;
+        let [stream, opener] = [self.context.create_stream(HERE)?, self.context.create_stream(HERE)?];
+        let put = peer.memory.put(&side.buffers.transfers[0])?;
+
+        // Once before the gate is closed: what a first execution sets up may wait for the device.
+        put.enqueue(stream)?;
+        self.context.synchronize_stream(stream)?;
+        side.buffers.poison(&mut **self.plain.borrow_mut())?;
+        peer.tell("poison")?;
+        let rounds = self.repeat.unwrap_or(TURNS);
+        let mut samples = ["mpgpu", "the signal alone"].map(Samples::new);
+        let mut first = 1;
+        for turn in 0..=rounds {
+            for (what, samples) in ["put", "signal"].into_iter().zip(&mut samples) {
+                peer.tell(&format!("echo {what} {first} {TRIPS}"))?;
+                let open = gate.at(first);
+                self.context.stream_wait_signals(stream, &[open])?;
+                let start = Instant::now();
+                for value in first..first + TRIPS {
+                    if what == "put" {
+                        put.enqueue(stream)?;
+                    }
+                    peer.memory.raise(stream, value)?;
+                    self.context.stream_wait_signals(stream, &[side.at(value)])?;
+                }
+                let issue = start.elapsed();
+                // Both processes have enqueued everything: from here on nothing waits for a host.
+                let start = Instant::now();
+                self.context.stream_raise_signals(opener, &[open])?;
+                self.context.synchronize_stream(stream)?;
+                let total = start.elapsed();
+                peer.tell("drain")?;
+                first += TRIPS;
+                if turn > 0 {
+                    samples.add((issue.as_secs_f64() / TRIPS as f64, total.as_secs_f64() / (2 * TRIPS) as f64));
+                }
+            }
+        }
+        peer.tell("check")?;
+        side.buffers.check(&mut **self.plain.borrow_mut(), &self.pattern)?;
+        peer.tell("leave")?;
+        self.context.synchronize_stream(opener)?;
+        [stream, opener].into_iter().try_for_each(|stream| self.context.destroy_stream(stream))?;
+        Ok(vec![Comparison::of(case, size, 1, &put, samples.into())])
+    }
+}

@@ -1,0 +1,87 @@
+//! What several subcommands read from the command line.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use mpgpu_core::plan::{Engine, Shape};
+use mpgpu_core::topology::{DeviceId, MemoryKind};
+use mpgpu_core::units::parse_size;
+use mpgpu_runtime::context::BackendChoice;
+use std::error::Error;
+use std::path::Path;
+use std::str::FromStr;
+
+/// Why a subcommand stopped.
+pub type Failure = Box<dyn Error>;
+
+/// One of these values by its name.
+pub fn named<T: Copy + Send + Sync + 'static, const N: usize>(values: [(&'static str, T); N]) -> impl TypedValueParser<Value = T> {
+    // The parser lets no other name pass.
+    let value = move |name: String| values.iter().find(|(known, _)| *known == name).unwrap_or(&values[0]).1;
+    PossibleValuesParser::new(values.map(|(name, _)| name)).map(value)
+}
+
+/// `--backend`.
+pub fn backend() -> impl TypedValueParser<Value = BackendChoice> {
+    named([("auto", BackendChoice::Auto), ("host", BackendChoice::Host), ("cuda", BackendChoice::Cuda)])
+}
+
+/// `--engine`.
+pub fn engine() -> impl TypedValueParser<Value = Engine> {
+    named([Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel].map(|engine| (engine.name(), engine)))
+}
+
+/// What is to be copied, `gpu0:gpu1:64M`.
+#[derive(Copy, Clone)]
+pub struct Transfer {
+    pub src: DeviceId,
+    pub dst: DeviceId,
+    pub bytes: u64,
+}
+
+impl FromStr for Transfer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(':');
+        let (Some(src), Some(dst), Some(bytes), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+            return Err("must be SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M".into());
+        };
+        Ok(Transfer { src: device(src)?, dst: device(dst)?, bytes: size(bytes)? })
+    }
+}
+
+/// A device as people write it, `gpu0`.
+pub fn device(text: &str) -> Result<DeviceId, String> {
+    // The C ABI's numbers are 32-bit signed.
+    let number = |digits: &str| digits.parse::<u32>().ok().filter(|&n| n < 1 << 30);
+    let gpu = text.strip_prefix("gpu").and_then(number).map(DeviceId::gpu);
+    gpu.or_else(|| text.strip_prefix("host").and_then(number).map(DeviceId::host))
+        .ok_or_else(|| format!("{text}: a device is gpu0, gpu1, … or host0, host1, …"))
+}
+
+/// A transfer between these devices; host memory is pinned unless it is said to be pageable.
+pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: bool) -> Shape {
+    let kind = |device: DeviceId| match (device.is_host(), pageable) {
+        (false, _) => MemoryKind::Device,
+        (true, false) => MemoryKind::Pinned,
+        (true, true) => MemoryKind::Pageable,
+    };
+    Shape { dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
+}
+
+/// A size as people write it, `64M`.
+pub fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| format!("{text}: {error}"))
+}
+
+/// Writes a file that was asked for by name.
+pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::NotFound => "; create the folder first",
+            std::io::ErrorKind::PermissionDenied => "; choose a place that you may write to",
+            std::io::ErrorKind::IsADirectory => "; name a file in it",
+            _ => "",
+        };
+        format!("cannot write {}: {error}{advice}", path.display()).into()
+    })
+}

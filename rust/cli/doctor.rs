@@ -1,0 +1,66 @@
+//! `mpgpu doctor`: what of this machine is well, slow or refused.
+
+use crate::arguments::Failure;
+use clap::Args;
+use mpgpu_runtime::doctor::{Facts, Finding, Level, findings};
+use serde_json::{Value, json};
+
+#[derive(Args)]
+pub struct DoctorArguments {
+    /// Copy nothing between GPUs and pin nothing: takes no context on any GPU
+    #[arg(long)]
+    no_trials: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What to print, and whether nothing is refused.
+pub fn run(arguments: &DoctorArguments) -> Result<(String, bool), Failure> {
+    // What the log would say, the lines say.
+    if std::env::var_os("MPGPU_LOG").is_none() {
+        log::set_max_level(log::LevelFilter::Off);
+    }
+    let facts = Facts::gather(!arguments.no_trials);
+    let found = findings(&facts);
+    let is_sound = found.iter().all(|finding| finding.level != Level::Refused);
+    let text = if arguments.json { format!("{:#}\n", to_json(&facts, &found)) } else { to_text(&facts, &found) };
+    Ok((text, is_sound))
+}
+
+fn count(found: &[Finding], level: Level) -> usize {
+    found.iter().filter(|finding| finding.level == level).count()
+}
+
+fn to_text(facts: &Facts, found: &[Finding]) -> String {
+    // Lines of ranks come mixed.
+    let rank = facts.rank.as_ref().map_or(String::new(), |rank| match rank.local {
+        Some(local) => format!("[{}.{local}] ", rank.number),
+        None => format!("[{}] ", rank.number),
+    });
+    let mut text = String::new();
+    for Finding { level, topic, line, remedy } in found {
+        text += &format!("{rank}{:<7}  {topic:<8}  {line}\n", level.name());
+        if !remedy.is_empty() {
+            text += &format!("{rank}{:19}-> {remedy}\n", "");
+        }
+    }
+    let [well, slow, unknown, refused] = [Level::Well, Level::Slow, Level::Unknown, Level::Refused].map(|level| count(found, level));
+    text + &format!("{rank}{well} well, {slow} slow, {unknown} unknown, {refused} refused\n")
+}
+
+fn to_json(facts: &Facts, found: &[Finding]) -> Value {
+    let findings = found
+        .iter()
+        .map(|finding| json!({"level": finding.level.name(), "topic": finding.topic, "line": finding.line, "remedy": finding.remedy}));
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "rank": facts.rank.as_ref().map(|rank| json!({"number": rank.number, "local": rank.local, "variable": rank.variable})),
+        "gpus": facts.cuda.as_ref().map(|cuda| cuda.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()).unwrap_or_else(|_| Vec::<String>::new()),
+        "findings": findings.collect::<Vec<_>>(),
+        "well": count(found, Level::Well),
+        "slow": count(found, Level::Slow),
+        "unknown": count(found, Level::Unknown),
+        "refused": count(found, Level::Refused),
+    })
+}

@@ -1,0 +1,203 @@
+//! A timeline as a Gantt chart: a row for each lane, lanes of one device together, time to the right.
+
+use super::svg::{Anchor, Svg, text_width};
+use mpgpu_core::model::timeline::{Span, Timeline};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_core::units::{size, time};
+
+/// Fills of paths. Neighbours in the list, and the first four of all, differ in lightness as well as in hue, for grey printers and
+/// colour-blind eyes. Where there are more paths they start over; the lanes' names tell those apart.
+const COLOURS: [&str; 8] = ["#08427a", "#f0a830", "#d1495b", "#bfe3f5", "#00785a", "#f0e442", "#5e3c86", "#cc79a7"];
+/// Fills on which white text reads better than black.
+const DARK: [bool; 8] = [true, false, true, false, true, false, true, false];
+
+const STYLE: &str = "\
+.t{font-size:17px;font-weight:bold}.d{font-size:12px;fill:#444}.n{font-size:12px}.v{font-size:13px;font-weight:bold}\
+.a{font-size:11px;fill:#444;font-variant-numeric:tabular-nums}.b{font-size:10px;fill:#111}.w{font-size:10px;fill:#fff}\
+.r0{fill:#f4f4f4}.r1{fill:#fafafa}.o{fill:#bbb;stroke:#777;stroke-width:.5}\
+path{fill:none;stroke:#ddd}path.x{stroke:#888}path.y{stroke:#444;stroke-opacity:.45}";
+
+const MARGIN: f64 = 24.0;
+const ROW: f64 = 24.0;
+const CHART: f64 = 760.0;
+/// More arrows than this are a grey cloud; they are in the JSON.
+const MOST_ARROWS: usize = 160;
+
+/// The chart of a timeline, as an SVG file. `path` names what a span belongs to: spans of one name have one colour; `None` is grey.
+/// `notes` are lines below the title.
+pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes: &[String]) -> String {
+    let mut paths: Vec<String> = Vec::new();
+    let mut colour = |span: &Span| {
+        let name = path(span)?;
+        Some(paths.iter().position(|known| *known == name).unwrap_or_else(|| {
+            paths.push(name);
+            paths.len() - 1
+        }))
+    };
+    let colours: Vec<Option<usize>> = timeline.spans.iter().map(&mut colour).collect();
+    let last = timeline.spans.iter().map(|span| span.end).fold(0.0, f64::max);
+    let (step, unit, scale) = axis(last);
+    let end = if last > 0.0 { last * 1.01 } else { step };
+
+    // Rows: a heading for each device, then its lanes.
+    let mut order: Vec<usize> = (0..timeline.lanes.len()).collect();
+    // The host first: it issues what the others do.
+    order.sort_by_key(|&lane| (!timeline.lanes[lane].device.is_host(), timeline.lanes[lane].device.0.abs(), lane));
+    let label = |lane: usize| {
+        let lane = &timeline.lanes[lane];
+        lane.name.strip_prefix(&format!("{} ", lane.device)).unwrap_or(&lane.name).to_owned()
+    };
+    let names = order.iter().map(|&lane| text_width(&label(lane), 12.0) + 20.0).fold(90.0, f64::max);
+    let (left, mut y) = (MARGIN + names, MARGIN + 14.0);
+    let totals: Vec<String> = (0..timeline.lanes.len()).map(|lane| total(timeline, lane)).collect();
+    let width = left + CHART + totals.iter().map(|text| text_width(text, 11.0) + 8.0).fold(0.0, f64::max) + MARGIN;
+    let x = |seconds: f64| left + seconds / end * CHART;
+
+    let mut svg = Svg::new();
+    svg.text("t", (MARGIN, y), Anchor::Start, &timeline.name);
+    let nature = if timeline.modelled { "Modelled by the simulator: no clock was read." } else { "Measured." };
+    for line in std::iter::once(nature).chain(notes.iter().map(String::as_str)) {
+        y += 17.0;
+        svg.text("d", (MARGIN, y), Anchor::Start, line);
+    }
+    y += 24.0;
+    y = legend(&mut svg, &paths, colours.contains(&None), width, y);
+    let top = y + 34.0;
+
+    let mut at = top;
+    let mut rows = vec![0.0; timeline.lanes.len()];
+    let mut headings = Vec::new();
+    let mut before: Option<DeviceId> = None;
+    for &lane in &order {
+        if before != Some(timeline.lanes[lane].device) {
+            at += if before.is_some() { 8.0 } else { 0.0 };
+            headings.push((timeline.lanes[lane].device, at));
+            at += ROW - 4.0;
+            before = Some(timeline.lanes[lane].device);
+        }
+        rows[lane] = at;
+        at += ROW;
+    }
+    let bottom = at;
+    for (index, &lane) in order.iter().enumerate() {
+        let class = if index % 2 == 0 { "r0" } else { "r1" };
+        svg.rectangle(class, [left, rows[lane], CHART, ROW], "");
+        svg.text("n", (MARGIN + 12.0, rows[lane] + 16.0), Anchor::Start, &label(lane));
+        svg.text("a", (left + CHART + 8.0, rows[lane] + 16.0), Anchor::Start, &totals[lane]);
+    }
+    for (device, y) in headings {
+        svg.text("v", (MARGIN, y + 15.0), Anchor::Start, &device.to_string());
+    }
+    for tick in 0..=(end / step * 1.000_001) as usize {
+        let seconds = tick as f64 * step;
+        svg.line("x", 0.5, (x(seconds), top - 4.0), (x(seconds), bottom));
+        let mark = format!("{}{}", (seconds * scale * 1000.0).round() / 1000.0, if tick == 0 { format!(" {unit}") } else { String::new() });
+        svg.text("a", (x(seconds), top - 9.0), Anchor::Middle, &mark);
+    }
+    if timeline.arrows.len() <= MOST_ARROWS {
+        for arrow in &timeline.arrows {
+            let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
+            let middle = |span: &Span| rows[span.lane] + ROW / 2.0;
+            svg.line("y", 0.7, (x(from.end), middle(from)), (x(to.begin), middle(to)));
+        }
+    }
+
+    for (span, colour) in timeline.spans.iter().zip(&colours) {
+        // As wide as a hair at least, so that nothing vanishes.
+        let (begin, wide) = (x(span.begin), (x(span.end) - x(span.begin)).max(0.6));
+        let row = rows[span.lane];
+        let class = colour.map_or("o".into(), |colour| format!("c{}", colour % COLOURS.len()));
+        svg.rectangle(&class, [begin, row + 3.0, wide, ROW - 6.0], &tip(span));
+        if let Some(text) = inside(span, wide - 6.0) {
+            let dark = colour.is_some_and(|colour| DARK[colour % COLOURS.len()]);
+            svg.text(if dark { "w" } else { "b" }, (begin + wide / 2.0, row + 15.5), Anchor::Middle, &text);
+        }
+    }
+    let classes: String =
+        COLOURS.iter().enumerate().map(|(at, fill)| format!(".c{at}{{fill:{fill};stroke:#222;stroke-width:.4}}")).collect();
+    svg.finish(width, bottom + MARGIN, &timeline.name, &format!("{STYLE}{classes}"))
+}
+
+/// Draws the legend, wrapped to the width; returns the base line below it.
+fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64) -> f64 {
+    // A halo exchange has dozens of paths, of which a legend of a few lines is enough to read the picture.
+    const MOST: usize = 24;
+    let mut x = MARGIN;
+    let mut entries: Vec<(String, &str)> =
+        paths.iter().take(MOST).enumerate().map(|(at, name)| (format!("c{}", at % COLOURS.len()), name.as_str())).collect();
+    if others {
+        entries.push(("o".into(), "issuing, and what belongs to no path"));
+    }
+    for (class, name) in entries {
+        let wide = 18.0 + text_width(name, 12.0) + 14.0;
+        if x + wide > width - MARGIN && x > MARGIN {
+            x = MARGIN;
+            y += 18.0;
+        }
+        svg.rectangle(&class, [x, y - 10.0, 13.0, 11.0], "");
+        svg.text("d", (x + 18.0, y), Anchor::Start, name);
+        x += wide;
+    }
+    if paths.len() > MOST {
+        svg.text("d", (x, y), Anchor::Start, &format!("and {} more", paths.len() - MOST));
+    }
+    y
+}
+
+/// Seconds from tick to tick, the unit, and what seconds are multiplied with.
+fn axis(last: f64) -> (f64, &'static str, f64) {
+    let (unit, scale) = match last {
+        ..1e-3 => ("us", 1e6),
+        ..1.0 => ("ms", 1e3),
+        _ => ("s", 1.0),
+    };
+    // About ten ticks of 1, 2 or 5 times a power of ten.
+    let rough = (last * scale / 10.0).max(1e-6);
+    let power = 10.0_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power);
+    (step / scale, unit, scale)
+}
+
+/// GB/s of a span that moves bytes.
+fn rate(span: &Span) -> Option<f64> {
+    let seconds = span.end - span.begin;
+    (span.bytes > 0 && seconds > 0.0).then(|| span.bytes as f64 / seconds / 1e9)
+}
+
+/// What a lane moves in all, and how fast while it is at it.
+fn total(timeline: &Timeline, lane: usize) -> String {
+    let spans = || timeline.spans.iter().filter(|span| span.lane == lane && span.bytes > 0);
+    let bytes: u64 = spans().map(|span| span.bytes).sum();
+    let busy: f64 = spans().map(|span| span.end - span.begin).sum();
+    if bytes == 0 || busy <= 0.0 { String::new() } else { format!("{}, {:.1} GB/s", size(bytes), bytes as f64 / busy / 1e9) }
+}
+
+/// What a pointer that rests on the span is told.
+fn tip(span: &Span) -> String {
+    let rate = rate(span).map_or(String::new(), |rate| format!(", {rate:.1} GB/s"));
+    let op = span.op.map_or(String::new(), |op| format!("operation {op}: "));
+    format!("{op}{}: {} to {}, {}{rate}", span.name, time(span.begin), time(span.end), time(span.end - span.begin))
+}
+
+/// As much of bytes and rate as fits into the bar.
+fn inside(span: &Span, width: f64) -> Option<String> {
+    let bytes = if span.bytes > 0 { size(span.bytes) } else { span.name.clone() };
+    let long = rate(span).map(|rate| format!("{bytes}, {rate:.1} GB/s"));
+    [long, Some(bytes)].into_iter().flatten().find(|text| text_width(text, 10.0) <= width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::axis;
+
+    #[test]
+    fn the_axis_has_about_ten_round_ticks_in_a_fitting_unit() {
+        for (last, step, unit) in [(87e-6, 10e-6, "us"), (3.64e-3, 0.5e-3, "ms"), (0.9999e-3, 0.1e-3, "us"), (12.0, 2.0, "s")] {
+            let (found, name, _) = axis(last);
+            assert!((found - step).abs() < step * 1e-9, "{last}: {found}");
+            assert_eq!(name, unit);
+            assert!((5.0..=11.0).contains(&(last / found).ceil()), "{last}");
+        }
+        assert!(axis(0.0).0 > 0.0, "a timeline of nothing has an axis too");
+    }
+}

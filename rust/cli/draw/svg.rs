@@ -1,0 +1,113 @@
+//! A small SVG writer: shapes with a class each, text that is escaped, coordinates without needless digits.
+//!
+//! Own code, because the drawing needs three kinds of element; the `svg` crate would add a tree of them in between and nothing else.
+
+use std::fmt::{Display, Write};
+
+/// A picture in the making.
+pub struct Svg {
+    body: String,
+}
+
+/// Where a text stands relative to its point.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    Start,
+    Middle,
+}
+
+/// Width of a text as drawn, at most: of the fonts named in [`Svg::finish`] the widest takes 0.62 of its size for a letter on average,
+/// and 0.85 for an arrow.
+pub fn text_width(text: &str, size: f64) -> f64 {
+    text.chars().map(|c| if c.is_ascii() { 0.62 } else { 0.85 }).sum::<f64>() * size
+}
+
+/// A coordinate with one decimal, and none where it is zero.
+fn number(value: f64) -> String {
+    let text = format!("{value:.1}");
+    match text.strip_suffix(".0") {
+        Some("-0") => "0".into(),
+        Some(whole) => whole.into(),
+        None => text,
+    }
+}
+
+/// Text in which `<`, `>`, `&` and quotes stand for themselves. Control characters, which XML does not allow, become blanks.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            c if c.is_control() => escaped.push(' '),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+impl Svg {
+    pub fn new() -> Svg {
+        Svg { body: String::new() }
+    }
+
+    fn push(&mut self, element: std::fmt::Arguments<'_>) {
+        // Writing to a string does not fail.
+        let _ = self.body.write_fmt(element);
+        self.body.push('\n');
+    }
+
+    /// A rectangle, and what a pointer that rests on it is told.
+    pub fn rectangle(&mut self, class: &str, [x, y, width, height]: [f64; 4], tip: &str) {
+        let [x, y, width, height] = [x, y, width, height].map(number);
+        let end = if tip.is_empty() { "/>".into() } else { format!("><title>{}</title></rect>", escaped(tip)) };
+        self.push(format_args!("<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"{end}"));
+    }
+
+    /// A line from the first point to the second.
+    pub fn line(&mut self, class: &str, width: f64, from: (f64, f64), to: (f64, f64)) {
+        let [x, y, to_x, to_y, width] = [from.0, from.1, to.0, to.1, width].map(number);
+        self.push(format_args!("<path class=\"{class}\" stroke-width=\"{width}\" d=\"M{x} {y}L{to_x} {to_y}\"/>"));
+    }
+
+    /// A text whose base line passes the point.
+    pub fn text(&mut self, class: &str, (x, y): (f64, f64), anchor: Anchor, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+        };
+        let (x, y, text) = (number(x), number(y), escaped(text));
+        self.push(format_args!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{anchor}>{text}</text>"));
+    }
+
+    /// The file: white, so that it reads on dark pages too, as wide as given and no wider than the page it stands in.
+    pub fn finish(self, width: f64, height: f64, title: &str, style: &str) -> String {
+        let (width, height): (&dyn Display, &dyn Display) = (&number(width.ceil()), &number(height.ceil()));
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
+             font-family=\"Helvetica,Arial,'DejaVu Sans',sans-serif\">\n<title>{}</title>\n<style>{style}</style>\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}</svg>\n",
+            escaped(title),
+            self.body
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_a_file_cannot_break_the_picture() {
+        let mut svg = Svg::new();
+        svg.text("a", (1.0, 2.04), Anchor::Middle, "<b> & \"c\"\n");
+        assert_eq!(svg.body, "<text class=\"a\" x=\"1\" y=\"2\" text-anchor=\"middle\">&lt;b&gt; &amp; &quot;c&quot; </text>\n");
+    }
+
+    #[test]
+    fn coordinates_have_no_needless_digits() {
+        assert_eq!([0.0, -0.04, 12.0, 12.25, 1e3].map(number), ["0", "0", "12", "12.2", "1000"]);
+    }
+}

@@ -1,0 +1,96 @@
+//! `mpgpu plan`: what would be done for given transfers.
+
+use crate::arguments::{Failure, Transfer, engine, shape, size};
+use crate::machine;
+use clap::Args;
+use mpgpu_core::plan::{Engine, Options, Plan, Shape, plan};
+use mpgpu_core::topology::Machine;
+use mpgpu_runtime::context::PlanOptions;
+
+#[derive(Args)]
+pub struct PlanArguments {
+    #[command(flatten)]
+    pub what: Request,
+    /// Print JSON: bytes, seconds, devices as the C ABI numbers them
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Transfers, and how to plan them.
+#[derive(Args)]
+pub struct Request {
+    /// SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M. A device is gpuN or hostN (memory of NUMA domain N); bytes may end in K, M, G or T
+    /// (multiples of 1024)
+    #[arg(required = true, value_name = "TRANSFER")]
+    pub transfers: Vec<Transfer>,
+    /// Executor to plan for
+    #[arg(long, value_parser = engine())]
+    pub engine: Option<Engine>,
+    /// The most paths that one transfer may use; 1 gives the plain copy
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_paths: Option<u32>,
+    /// Keep copies between GPUs out of host memory
+    #[arg(long)]
+    pub no_host_path: bool,
+    /// Bytes of one chunk on staged paths, 4K or more; by default what the model finds best
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub chunk_bytes: Option<u64>,
+    /// Transfers below this size take one path
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub min_bytes: Option<u64>,
+    /// The most staging memory on each device
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub staging_bytes: Option<u64>,
+    /// Host memory is ordinary memory, which a GPU cannot read and write by itself
+    #[arg(long)]
+    pub pageable: bool,
+    /// A preset's name, a topology file, `discovered` or `probed`; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
+    #[arg(long)]
+    pub topology: Option<String>,
+}
+
+impl Request {
+    /// For a context, which reads the environment.
+    pub fn plan_options(&self) -> PlanOptions {
+        PlanOptions {
+            engine: self.engine,
+            max_paths: self.max_paths,
+            host_path: self.no_host_path.then_some(false),
+            chunk_bytes: self.chunk_bytes,
+            min_bytes: self.min_bytes,
+            staging_bytes: self.staging_bytes,
+        }
+    }
+
+    /// For the planner by itself, which does not.
+    pub fn options(&self) -> Options {
+        let default = Options::default();
+        Options {
+            engine: self.engine.unwrap_or(default.engine),
+            max_paths: self.max_paths.unwrap_or(default.max_paths),
+            host_path: !self.no_host_path,
+            chunk_bytes: self.chunk_bytes,
+            min_bytes: self.min_bytes,
+            staging_bytes: self.staging_bytes.unwrap_or(default.staging_bytes),
+            ..default
+        }
+    }
+
+    /// The transfers as the planner sees them.
+    pub fn batch(&self) -> Vec<Shape> {
+        self.transfers.iter().map(|t| shape(t.src, t.dst, t.bytes, self.pageable)).collect()
+    }
+
+    /// The machine in force and the plan for it.
+    pub fn plan(&self) -> Result<(Machine, Plan), Failure> {
+        let machine = machine::in_force(self.topology.as_deref())?.machine;
+        let plan = plan(&machine, &self.batch(), &self.options())?;
+        Ok((machine, plan))
+    }
+}
+
+/// The plan as a text or as JSON.
+pub fn run(arguments: &PlanArguments) -> Result<String, Failure> {
+    let (machine, plan) = arguments.what.plan()?;
+    Ok(if arguments.json { format!("{:#}\n", plan.to_json(&machine)) } else { plan.describe(&machine) })
+}

@@ -1,0 +1,135 @@
+//! `mpgpu probe`: measures the machine, shows what was found, and keeps it for the contexts to come.
+
+mod check;
+mod report;
+
+pub use report::costs;
+
+use crate::arguments::backend;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use mpgpu_measure::probe::{ProbeOptions, Progress};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
+use serde_json::{Value, json};
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Args)]
+pub struct ProbeArguments {
+    /// Write the topology to this file, and not to where contexts look by themselves; nothing is tuned for it
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print the topology, and write no file; nothing is tuned for it
+    #[arg(long, conflicts_with = "output")]
+    pub stdout: bool,
+    /// Print what was found as JSON, and not as tables, with every measurement
+    #[arg(long, conflicts_with = "stdout")]
+    pub json: bool,
+    /// Fewer and shorter measurements: a first look. Nothing is tuned
+    #[arg(long)]
+    pub quick: bool,
+    /// Then hold predictions against measurements: plans of several kinds and sizes, each predicted from the probe alone
+    #[arg(long, conflicts_with = "stdout")]
+    pub check: bool,
+    /// Measure nothing anew: hold predictions of this topology against measurements (a preset's name or a file)
+    #[arg(long, requires = "check", conflicts_with_all = ["output", "quick"])]
+    pub topology: Option<String>,
+    /// Backend; by default what the environment says, or CUDA where there are GPUs
+    #[arg(long, value_parser = backend())]
+    pub backend: Option<BackendChoice>,
+}
+
+pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
+    let open = |topology: Option<String>| -> Result<Context, Box<dyn Error>> {
+        let options = ContextOptions { backend: arguments.backend, topology, ..ContextOptions::default() };
+        Ok(Context::open(&options, Config::from_environment()?)?)
+    };
+    if let Some(topology) = &arguments.topology {
+        let context = open(Some(topology.clone()))?;
+        let checked = check::run(&context)?;
+        return Ok(if arguments.json { format!("{:#}\n", check::to_json(&checked)) } else { check::table(&checked) });
+    }
+
+    let context = open(None)?;
+    let mut options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
+    // Contexts find a tuning only beside the probe that they find by themselves.
+    if arguments.stdout || arguments.output.is_some() {
+        options.tuned_bytes.clear();
+    }
+    let start = Instant::now();
+    let bar = Bar::new();
+    let report = context.probe(&options, &mut |progress| bar.show(progress))?;
+    bar.0.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    if arguments.stdout {
+        return Ok(report.to_toml());
+    }
+    let path = context.store_probe(&report, arguments.output.as_deref())?;
+    eprintln!("{seconds:.1} s; written to {}", path.display());
+    if context.backend().name() == "host" {
+        eprintln!("these are copies by CPU threads between virtual devices: they say nothing of any GPU");
+    } else if arguments.output.is_none() {
+        eprintln!("contexts on these GPUs take it from now on; MPGPU_TOPOLOGY=discovered leaves it out");
+        if report.tuning.is_some() {
+            eprintln!("and the plans that were found better than the model's; MPGPU_TUNING_FILE=none leaves those out");
+        }
+    }
+    drop(context);
+
+    let checked = if arguments.check { Some(check::run(&open(Some(path.to_string_lossy().into_owned()))?)?) } else { None };
+    if arguments.json {
+        let found = report::to_json(&report, &path, seconds);
+        let check = checked.map(|checked| check::to_json(&checked));
+        return Ok(with_readings(&json!({ "probe": found, "check": check }), &report::readings(&report)));
+    }
+    let tables = report::tables(&report);
+    Ok(match checked {
+        Some(checked) => format!("{tables}\n{}", check::table(&checked)),
+        None => tables,
+    })
+}
+
+/// The object with `readings` as its last member, one to a line: there are thousands.
+fn with_readings(object: &Value, readings: &[Value]) -> String {
+    let text = format!("{object:#}");
+    let lines: Vec<String> = readings.iter().map(|reading| format!("    {reading}")).collect();
+    let open = text.strip_suffix("\n}").unwrap_or(&text);
+    format!("{open},\n  \"readings\": [\n{}\n  ]\n}}\n", lines.join(",\n"))
+}
+
+/// Progress on standard error, where that is a terminal.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Bar {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        // A template that is a constant of this file.
+        let style = ProgressStyle::with_template("{prefix:14} {bar:32} {pos:>4}/{len:4} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Bar(bar)
+    }
+
+    fn show(&self, progress: Progress) {
+        self.0.set_prefix(progress.stage);
+        self.0.set_length(u64::from(progress.of));
+        self.0.set_position(u64::from(progress.done));
+        self.0.set_message(format!("{} measurements, {:.0} s", progress.measurements, self.0.elapsed().as_secs_f64()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_are_the_last_member_of_the_same_object() {
+        let object = json!({ "probe": { "costs": { "copy": 7e-6 } }, "check": null });
+        let readings = [json!({ "direct": [["gpu0>gpu1", 4096]], "total": [7e-6] }), json!({ "direct": [], "total": [] })];
+        for count in [0, 2] {
+            let text = with_readings(&object, &readings[..count]);
+            let read: Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!((&read["probe"], &read["readings"]), (&object["probe"], &json!(readings[..count])), "{text}");
+        }
+    }
+}

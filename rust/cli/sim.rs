@@ -1,0 +1,274 @@
+//! `mpgpu sim`: what plans would take on a modelled machine, run in virtual time.
+
+mod arguments;
+
+pub use arguments::SimArguments;
+
+use crate::arguments::shape;
+use crate::machine;
+use crate::text::columns as aligned;
+use mpgpu_core::model::simulate::{Rank, Steady, steady};
+use mpgpu_core::plan::{Engine, Options, Shape, plan};
+use mpgpu_core::topology::Machine;
+use mpgpu_core::units::{size, time};
+use serde_json::{Value, json};
+use std::error::Error;
+
+pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
+    let machine = machine::named(&arguments.topology)?.machine;
+    let rows = rows(arguments)?;
+    let columns = columns(arguments);
+    let mut table = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let cells = columns.iter().map(|column| cell(&machine, arguments, row, column));
+        table.push(cells.collect::<Result<Vec<Steady>, _>>()?);
+    }
+    let sweep = Sweep { machine: &machine, arguments, rows, columns, table };
+    Ok(if arguments.json { format!("{:#}\n", sweep.to_json()) } else { sweep.to_text() })
+}
+
+/// The transfers of each row.
+fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
+    let of = |bytes: Option<u64>| -> Result<Vec<Shape>, String> {
+        let shapes = arguments.transfers.iter().map(|pair| {
+            let bytes = bytes
+                .or(pair.bytes)
+                .ok_or_else(|| format!("{}:{}: say how many bytes, as in gpu0:gpu1:64M, or give --sizes", pair.src, pair.dst))?;
+            Ok(shape(pair.src, pair.dst, bytes, arguments.pageable))
+        });
+        shapes.collect()
+    };
+    if arguments.sizes.is_empty() {
+        return Ok(vec![of(None)?]);
+    }
+    if let Some(pair) = arguments.transfers.iter().find(|pair| pair.bytes.is_some()) {
+        return Err(format!("{}:{}: --sizes gives the bytes of every transfer; leave them out here", pair.src, pair.dst));
+    }
+    arguments.sizes.iter().flat_map(|sizes| &sizes.0).map(|&bytes| of(Some(bytes))).collect()
+}
+
+/// One way to do a step.
+struct Column {
+    engine: Engine,
+    /// `None`: as many as the model likes.
+    max_paths: Option<u32>,
+    host_path: bool,
+    window: u32,
+}
+
+/// The first column of each window and engine is what the others of it are held against.
+fn columns(arguments: &SimArguments) -> Vec<Column> {
+    let paths: Vec<Option<u32>> =
+        if arguments.max_paths.is_empty() { vec![Some(1), None] } else { arguments.max_paths.iter().copied().map(Some).collect() };
+    let mut columns: Vec<Column> = Vec::new();
+    for &window in &arguments.window {
+        for &engine in &arguments.engine {
+            for &max_paths in &paths {
+                for &host_path in &arguments.host {
+                    // One path between GPUs is the direct one, with the host or without.
+                    if max_paths == Some(1) && host_path != arguments.host[0] {
+                        continue;
+                    }
+                    columns.push(Column { engine, max_paths, host_path, window });
+                }
+            }
+        }
+    }
+    columns
+}
+
+fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &Column) -> Result<Steady, Box<dyn Error>> {
+    let default = Options::default();
+    let options = Options {
+        engine: column.engine,
+        max_paths: column.max_paths.unwrap_or(default.max_paths),
+        host_path: column.host_path,
+        chunk_bytes: arguments.chunk_bytes,
+        staging_bytes: arguments.staging_bytes.unwrap_or(default.staging_bytes),
+        ..default
+    };
+    let ranks = shapes.chunks(if arguments.apart { 1 } else { shapes.len() });
+    let ranks = ranks.map(|shapes| Ok(Rank { plan: plan(machine, shapes, &options)?, shapes: shapes.to_vec() }));
+    let ranks = ranks.collect::<Result<Vec<Rank>, mpgpu_core::plan::PlanError>>()?;
+    Ok(steady(machine, &ranks, column.window)?)
+}
+
+struct Sweep<'a> {
+    machine: &'a Machine,
+    arguments: &'a SimArguments,
+    rows: Vec<Vec<Shape>>,
+    columns: Vec<Column>,
+    table: Vec<Vec<Steady>>,
+}
+
+impl Column {
+    fn name(&self) -> String {
+        let paths = match self.max_paths {
+            None => "planned".to_owned(),
+            Some(1) => "1 path".to_owned(),
+            Some(n) => format!("{n} paths"),
+        };
+        if self.max_paths != Some(1) && !self.host_path { paths + ", no host" } else { paths }
+    }
+}
+
+impl Sweep<'_> {
+    /// The column that this one is held against: the first of its window.
+    fn base(&self, column: usize) -> usize {
+        self.columns.iter().position(|other| other.window == self.columns[column].window).unwrap_or(column)
+    }
+
+    fn to_text(&self) -> String {
+        let ways: Vec<String> = self.arguments.transfers.iter().map(|pair| format!("{}>{}", pair.src, pair.dst)).collect();
+        let apart = if self.arguments.apart { ", each planned apart and issued by a process of its own" } else { "" };
+        let mut text = format!("sim for {}: {}{apart}\n", self.machine.topology().name, ways.join(" "));
+        text += "modelled; GB/s of all transfers together in the steady state (times the first column of the same window)\n\n";
+        let mut heads = vec![("".to_owned(), "size".to_owned())];
+        for column in &self.columns {
+            let window = if column.window == 1 { String::new() } else { format!(", window {}", column.window) };
+            heads.push((format!("{}{window}", column.engine.name()), column.name()));
+        }
+        let body = self.rows.iter().zip(&self.table).map(|(shapes, cells)| {
+            let mut line = vec![size(shapes.iter().map(|shape| shape.bytes).max().unwrap_or(0))];
+            line.extend(cells.iter().enumerate().map(|(at, cell)| {
+                let base = &cells[self.base(at)];
+                if self.base(at) == at {
+                    format!("{:.1}", cell.rate())
+                } else {
+                    format!("{:.1} ({:.2})", cell.rate(), base.seconds / cell.seconds)
+                }
+            }));
+            line
+        });
+        let (engines, ways): (Vec<String>, Vec<String>) = heads.into_iter().unzip();
+        let lines: Vec<Vec<String>> = [engines, ways].into_iter().chain(body).collect();
+        text.extend(aligned(&lines, 0).map(|line| line + "\n"));
+        if let (true, Some(last)) = (self.arguments.resources, self.table.last().and_then(|cells| cells.last())) {
+            text += &self.resources(last);
+        }
+        text
+    }
+
+    fn resources(&self, cell: &Steady) -> String {
+        let seconds = cell.run.seconds;
+        let mut text = format!("\nlast row, last column: {} for two rounds\n", time(seconds));
+        text += &format!("{:<28} {:>12} {:>7} {:>10} {:>10} {:>10}\n", "resource", "bytes", "busy", "mean GB/s", "peak GB/s", "capacity");
+        for of in &cell.run.resources {
+            let resource = &self.machine.resources()[of.resource.0 as usize];
+            text += &format!(
+                "{:<28} {:>12} {:>6.1}% {:>10.1} {:>10.1} {:>10.1}\n",
+                resource.name,
+                size(of.bytes),
+                100.0 * of.busy / seconds,
+                of.mean / 1e9,
+                of.peak / 1e9,
+                resource.capacity / 1e9
+            );
+        }
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let cells = self.rows.iter().zip(&self.table).flat_map(|(shapes, cells)| {
+            self.columns.iter().zip(cells).enumerate().map(move |(at, (column, cell))| {
+                let resources = cell.run.resources.iter().map(|of| {
+                    json!({
+                        "name": self.machine.resources()[of.resource.0 as usize].name,
+                        "bytes": of.bytes, "busy_seconds": of.busy, "peak": of.peak, "mean": of.mean,
+                    })
+                });
+                json!({
+                    "bytes": shapes.iter().map(|shape| shape.bytes).collect::<Vec<_>>(),
+                    "engine": column.engine.name(),
+                    "max_paths": column.max_paths,
+                    "host_path": column.host_path,
+                    "window": column.window,
+                    "seconds": cell.seconds,
+                    "bytes_per_second": cell.rate() * 1e9,
+                    "times_first_column": cells[self.base(at)].seconds / cell.seconds,
+                    "resources": resources.collect::<Vec<_>>(),
+                })
+            })
+        });
+        let transfers: Vec<Value> =
+            self.arguments.transfers.iter().map(|pair| json!({ "src": pair.src.to_string(), "dst": pair.dst.to_string() })).collect();
+        json!({
+            "topology": self.machine.topology().name,
+            "modelled": true,
+            "transfers": transfers,
+            "planned_apart": self.arguments.apart,
+            "cells": cells.collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arguments, Command};
+    use clap::Parser;
+
+    fn sim(line: &str) -> Result<String, String> {
+        let words = ["mpgpu", "sim"].into_iter().chain(line.split_whitespace());
+        match Arguments::try_parse_from(words).map_err(|error| error.to_string())?.command {
+            Command::Sim(arguments) => run(&arguments).map_err(|error| error.to_string()),
+            _ => unreachable!("the line begins with sim"),
+        }
+    }
+
+    fn cells(line: &str) -> Vec<Value> {
+        let text = sim(&format!("{line} --json")).expect("it runs");
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(value["modelled"], true);
+        value["cells"].as_array().expect("cells").clone()
+    }
+
+    #[test]
+    fn a_sweep_has_a_line_for_each_size_and_a_column_for_each_way() {
+        let text = sim("--topology beluga gpu0:gpu1 --sizes 1M..8M --max-paths 1,2 --host off,on --window 1,4").expect("it runs");
+        let lines: Vec<&str> = text.lines().skip(5).collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        // One path has no second column for the host; the first of each window has no ratio.
+        assert_eq!(lines[3].matches('(').count(), 4, "{text}");
+        assert!(lines[0].trim_start().starts_with("1.0 MiB") && text.contains("2 paths, no host"), "{text}");
+    }
+
+    #[test]
+    fn more_in_flight_is_faster_and_so_are_more_paths() {
+        let cells = cells("--topology beluga gpu0:gpu1:16M --engine stream --max-paths 1,3 --window 1,16");
+        let rates: Vec<f64> = cells.iter().map(|cell| cell["bytes_per_second"].as_f64().expect("a number")).collect();
+        let [one, three, one_of_16, three_of_16] = rates[..] else { panic!("four cells: {rates:?}") };
+        assert!(one < three && one < one_of_16 && three < three_of_16 && one_of_16 < three_of_16, "{rates:?}");
+    }
+
+    #[test]
+    fn transfers_planned_apart_do_not_know_of_each_other() {
+        let seconds = |apart: &str| {
+            let ring = "gpu0:gpu1:64M gpu1:gpu2:64M gpu2:gpu3:64M gpu3:gpu0:64M";
+            let cells = cells(&format!("--topology beluga {ring} --host off --max-paths 3 {apart}"));
+            cells[0]["seconds"].as_f64().expect("a number")
+        };
+        assert!(seconds("--apart") > 1.05 * seconds(""), "three paths each meet on the links that the ring leaves idle");
+    }
+
+    #[test]
+    fn what_cannot_be_run_says_what_to_do() {
+        for (line, says) in [
+            ("gpu0:gpu1", "say how many bytes, as in gpu0:gpu1:64M, or give --sizes"),
+            ("gpu0:gpu1:1M --sizes 1M", "--sizes gives the bytes of every transfer; leave them out here"),
+            ("gpu0:gpu9:1M", "device 9 does not exist"),
+            ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),
+            ("", "required"),
+            ("gpu0:gpu1:1M --window 0", "not in 1..=1024"),
+        ] {
+            let error = sim(line).expect_err(line);
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn resources_are_listed_by_name() {
+        let text = sim("--topology hgx-h200 gpu0:gpu1:1G --max-paths 1 --resources").expect("it runs");
+        assert!(text.contains("gpu0>nvswitch") && text.contains("nvswitch>gpu1") && !text.contains("root0"), "{text}");
+    }
+}

@@ -1,0 +1,130 @@
+//! What `mpgpu sim` may be told.
+
+use crate::arguments::{device, engine, named, size};
+use clap::Args;
+use mpgpu_core::plan::Engine;
+use mpgpu_core::topology::DeviceId;
+use std::str::FromStr;
+
+#[derive(Args)]
+pub struct SimArguments {
+    /// SOURCE:DESTINATION:BYTES as in `mpgpu plan`, or SOURCE:DESTINATION with --sizes
+    #[arg(required = true)]
+    pub transfers: Vec<Pair>,
+    /// A preset's name, a topology file, `discovered` or `probed`
+    #[arg(long, default_value = mpgpu_core::topology::DEFAULT_PRESET)]
+    pub topology: String,
+    /// Bytes of each transfer: 1M,64M, or 1M..512M for every power of two between
+    #[arg(long, value_delimiter = ',', value_name = "SIZES")]
+    pub sizes: Vec<Sizes>,
+    /// Executors to compare
+    #[arg(long, value_parser = engine(), value_delimiter = ',', default_value = "auto")]
+    pub engine: Vec<Engine>,
+    /// The most paths of one transfer, each in a column of its own; without it one path and as many as the model likes
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_paths: Vec<u32>,
+    /// Whether copies between GPUs may pass through host memory
+    #[arg(long, value_parser = named([("on", true), ("off", false)]), value_delimiter = ',', default_value = "on")]
+    pub host: Vec<bool>,
+    /// Steps in flight at once, each in a stream of its own and with buffers of its own; all are waited for before the next round
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub window: Vec<u32>,
+    /// Plan each transfer without knowledge of the others, and issue it from a process of its own, as one rank for each GPU does
+    #[arg(long)]
+    pub apart: bool,
+    /// The most staging memory on each device
+    #[arg(long, value_parser = size)]
+    pub staging_bytes: Option<u64>,
+    /// Bytes of one chunk on staged paths, 4K or more
+    #[arg(long, value_parser = size)]
+    pub chunk_bytes: Option<u64>,
+    /// Host memory is not pinned
+    #[arg(long)]
+    pub pageable: bool,
+    /// Show what each link and shared resource carried, at the largest size and in the last column
+    #[arg(long)]
+    pub resources: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl SimArguments {
+    pub const EXAMPLES: &str = "Examples:\n  \
+        mpgpu sim --topology beluga gpu0:gpu1 --sizes 1M..512M --max-paths 1,2,3\n  \
+        mpgpu sim --topology narval gpu0:gpu1:64M --engine stream,graph --window 1,4,16\n  \
+        mpgpu sim --topology narval gpu0:gpu1 gpu1:gpu0 --apart --host on,off --sizes 4M..256M\n  \
+        mpgpu sim --topology hgx-h200 host0:gpu0:1G --max-paths 1,2,4,8 --resources\n\n\
+        Each cell is the rate of all transfers together in the steady state (10^9 bytes/s), and how many times the first column's it \
+        is. All times are modelled: docs/reference/simulator.md says by what, and where it is wrong.";
+}
+
+/// The two ends of a transfer, and its bytes where no sweep gives them.
+#[derive(Copy, Clone)]
+pub struct Pair {
+    pub src: DeviceId,
+    pub dst: DeviceId,
+    pub bytes: Option<u64>,
+}
+
+impl FromStr for Pair {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(':');
+        match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some(src), Some(dst), bytes, None) => {
+                Ok(Pair { src: device(src)?, dst: device(dst)?, bytes: bytes.map(positive).transpose()? })
+            }
+            _ => Err("must be SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M, or SOURCE:DESTINATION with --sizes".into()),
+        }
+    }
+}
+
+/// One size, or powers of two from one to another.
+#[derive(Clone)]
+pub struct Sizes(pub Vec<u64>);
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((least, most)) = text.split_once("..") else { return Ok(Sizes(vec![positive(text)?])) };
+        let (least, most) = (positive(least)?, positive(most)?);
+        if least > most {
+            return Err(format!("{text}: the first size must not be the larger one"));
+        }
+        Ok(Sizes(std::iter::successors(Some(least), |bytes| bytes.checked_mul(2)).take_while(|bytes| *bytes <= most).collect()))
+    }
+}
+
+fn positive(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("0: a transfer to simulate has 1 byte or more".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_sizes_is_every_power_of_two_between() {
+        let sizes = |text: &str| text.parse::<Sizes>().map(|sizes| sizes.0);
+        assert_eq!(sizes("1M..8M"), Ok(vec![1 << 20, 2 << 20, 4 << 20, 8 << 20]));
+        assert_eq!(sizes("3K..7K"), Ok(vec![3 << 10, 6 << 10]));
+        assert_eq!(sizes("64M"), Ok(vec![64 << 20]));
+        for wrong in ["8M..1M", "0", "1M..", "1MB", "0..1M"] {
+            assert!(sizes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_pair_may_leave_its_size_to_the_sweep() {
+        let pair: Pair = "gpu0:host1".parse().expect("a pair");
+        assert_eq!((pair.src, pair.dst, pair.bytes), (DeviceId::gpu(0), DeviceId::host(1), None));
+        assert!("gpu0".parse::<Pair>().is_err() && "gpu0:gpu1:1M:2".parse::<Pair>().is_err());
+        assert!("gpu0:gpu1:0".parse::<Pair>().is_err());
+    }
+}

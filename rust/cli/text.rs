@@ -1,0 +1,57 @@
+//! Paragraphs and tables for a terminal.
+
+/// Breaks a text into lines of at most so many letters, after `; ` where that is possible, else between words. A longer word stays whole.
+pub fn wrap(text: &str, letters: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for clause in text.split_inclusive("; ") {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + clause.trim_end().chars().count() <= letters => line.push_str(clause),
+            _ => {
+                for word in clause.split_inclusive(' ') {
+                    match lines.last_mut() {
+                        Some(line)
+                            if !line.is_empty()
+                                && !line.ends_with("; ")
+                                && line.chars().count() + word.trim_end().chars().count() <= letters =>
+                        {
+                            line.push_str(word)
+                        }
+                        _ => lines.push(word.to_owned()),
+                    }
+                }
+            }
+        }
+    }
+    lines.iter_mut().for_each(|line| line.truncate(line.trim_end().len()));
+    lines
+}
+
+/// A table, indented. The first column is aligned left, the others right.
+pub fn table(rows: &[Vec<String>]) -> String {
+    columns(rows, 1).map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect()
+}
+
+/// Lines of columns that are as wide as their widest cell, the first few of them aligned left, the others right. A row may have fewer cells.
+pub fn columns(rows: &[Vec<String>], left: usize) -> impl Iterator<Item = String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    rows.iter().map(move |row| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(at, (cell, &width))| if at < left { format!("{cell:<width$}") } else { format!("{cell:>width$}") });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clauses_stay_whole_where_they_can() {
+        assert_eq!(wrap("4 x H200; seen: NVLinks; assumed: much", 24), ["4 x H200; seen: NVLinks;", "assumed: much"]);
+        assert_eq!(wrap("one two three", 8), ["one two", "three"]);
+        assert_eq!(wrap("unbreakable a", 3), ["unbreakable", "a"]);
+        assert!(wrap("", 10).is_empty());
+    }
+}

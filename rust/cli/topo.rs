@@ -1,0 +1,277 @@
+//! `mpgpu topo`: a machine as a table, a graph for Graphviz, a file, or JSON.
+
+use crate::arguments::{Failure, shape};
+use crate::draw::{self, Cable, Together, cables};
+use crate::machine::{Source, found, named};
+use crate::text::{table, wrap};
+use clap::Args;
+use mpgpu_core::plan::{Options, plan};
+use mpgpu_core::topology::{self, Cost, CostUnit, Costs, DeviceId, Machine, Topology};
+use mpgpu_core::units::time;
+use serde_json::{Value, json};
+
+/// The size for which the table says what all paths together give: large enough that fixed costs do not matter.
+const LARGE: u64 = 1 << 30;
+
+#[derive(Args)]
+pub struct TopoArguments {
+    /// A preset's name, a topology file, `discovered` or `probed`; without it what MPGPU_TOPOLOGY names, else this machine, else the presets
+    pub topology: Option<String>,
+    /// List the presets
+    #[arg(long, conflicts_with_all = ["topology", "toml", "dot"])]
+    pub presets: bool,
+    /// Print the topology as a TOML file: a start for one of your own. Presets name the source of each figure
+    #[arg(long, conflicts_with = "json")]
+    pub toml: bool,
+    /// Print the machine in Graphviz's language: mpgpu topo --dot | dot -Tsvg > machine.svg
+    #[arg(long, conflicts_with_all = ["json", "toml"])]
+    pub dot: bool,
+    /// Print JSON: bytes/s and seconds
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What goes to standard output.
+pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
+    let source = match &arguments.topology {
+        _ if arguments.presets => Err("the presets were asked for".into()),
+        Some(name) => named(name).map(Ok)?,
+        None => found()?,
+    };
+    let source = match source {
+        Ok(source) => source,
+        Err(_) if arguments.presets && arguments.json => return Ok(format!("{:#}\n", presets_json())),
+        Err(_) if arguments.presets => return Ok(presets()),
+        Err(why) if arguments.toml || arguments.dot => {
+            return Err(format!("there is no machine to show: {why}; name a preset or a topology file, as in `mpgpu topo beluga`").into());
+        }
+        Err(_) if arguments.json => return Ok(format!("{:#}\n", presets_json())),
+        Err(why) => return Ok(format!("No GPU to look at: {why}.\n\n{}", presets())),
+    };
+    if arguments.dot {
+        return Ok(draw::dot(source.machine.topology()));
+    }
+    if arguments.toml {
+        let preset = arguments.topology.as_deref().and_then(topology::preset_text);
+        return Ok(preset.map_or_else(|| source.machine.topology().to_toml(), str::to_owned));
+    }
+    if arguments.json {
+        return Ok(format!("{:#}\n", to_json(&source)));
+    }
+    Ok(describe(&source))
+}
+
+fn presets() -> String {
+    let mut text = String::from("Presets, for --topology and MPGPU_TOPOLOGY:\n");
+    for name in topology::preset_names() {
+        let description = topology::preset(name).map(|preset| preset.description).unwrap_or_default();
+        text += &format!("  {name:<12} {description}\n");
+    }
+    text + "`mpgpu topo NAME` shows one as a table, `--dot` as a graph for Graphviz, `--toml` prints it as a file to edit.\n"
+}
+
+fn presets_json() -> Value {
+    let preset = |name| json!({"name": name, "description": topology::preset(name).map(|preset| preset.description)});
+    json!({"presets": topology::preset_names().map(preset).collect::<Vec<_>>()})
+}
+
+/// The whole page.
+fn describe(source: &Source) -> String {
+    let machine = &source.machine;
+    let topology = machine.topology();
+    let mut text = format!("{} ({})\n", topology.name, source.origin);
+    for line in wrap(&topology.description, 100) {
+        text += &format!("  {line}\n");
+    }
+    text += "\nCopies between two memories without a stop, from row to column, GB/s (10^9 bytes per second);\n\
+             '-' where no copy engine can do that:\n";
+    text += &matrix(machine, |from, to| machine.route(from, to).map(|route| gigabytes(route.bandwidth)));
+    text += "\nThe same over all paths that help, modelled for 1 GiB alone, GB/s (+ relays used):\n";
+    text += &matrix(machine, |from, to| all_paths(machine, from, to));
+    text += "\nLinks, GB/s in each direction, both directions together where they share, latency:\n";
+    text += &links(topology);
+    text += "\nFixed costs (docs/reference/topology.md says what each is):\n";
+    text += &costs(&topology.costs);
+    text + &format!("\n{}\n", source.remark)
+}
+
+/// A table of all ordered pairs of devices. 20 columns fill a wide terminal; beyond them only the first devices are shown.
+fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>) -> String {
+    const MOST: usize = 20;
+    let devices: Vec<DeviceId> = machine.devices().collect();
+    let shown: Vec<DeviceId> = if devices.len() > MOST {
+        // Host domains stand last and are few.
+        let hosts = devices.iter().copied().filter(|device| device.is_host()).take(4);
+        devices.iter().copied().filter(|device| !device.is_host()).take(MOST - 4).chain(hosts).collect()
+    } else {
+        devices.clone()
+    };
+    let name = |device: DeviceId| machine.device_name(device).unwrap_or_default().to_owned();
+    let mut rows = vec![std::iter::once(String::new()).chain(shown.iter().map(|&to| name(to))).collect::<Vec<_>>()];
+    for &from in &shown {
+        let cells = shown.iter().map(|&to| if from == to { String::new() } else { cell(from, to).unwrap_or_else(|| "-".into()) });
+        rows.push(std::iter::once(name(from)).chain(cells).collect());
+    }
+    let mut text = table(&rows);
+    if shown.len() < devices.len() {
+        text += &format!("  ({} of {} devices; all are in --json)\n", shown.len(), devices.len());
+    }
+    text
+}
+
+/// `132.1 +3`: what the planner expects of one large copy alone.
+fn all_paths(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<String> {
+    let planned = large_copy(machine, from, to)?;
+    let relays = planned.transfers[0].paths.iter().filter(|path| path.via.is_some()).count();
+    let rate = gigabytes(LARGE as f64 / planned.predicted);
+    Some(if relays == 0 { rate } else { format!("{rate} +{relays}") })
+}
+
+fn large_copy(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<mpgpu_core::plan::Plan> {
+    plan(machine, &[shape(from, to, LARGE, false)], &Options::default()).ok()
+}
+
+/// One line for cables that are alike: of one kind, with the same figures, at the same node or all between GPUs.
+fn links(topology: &Topology) -> String {
+    let (cables, shared) = cables(topology);
+    let name = |node: usize| topology.nodes[node].name.clone();
+    let figures = |cable: &Cable| {
+        (
+            cable.kind.name(),
+            cable.there,
+            cable.back,
+            cable.both,
+            cable.latency.to_bits(),
+            cable.marks_there.clone(),
+            cable.marks_back.clone(),
+        )
+    };
+    let mut groups: Vec<Vec<&Cable>> = Vec::new();
+    for cable in &cables {
+        match groups.iter_mut().find(|group| figures(group[0]) == figures(cable)) {
+            Some(group) => group.push(cable),
+            None => groups.push(vec![cable]),
+        }
+    }
+    let mut text = String::new();
+    for group in groups {
+        let one = group[0];
+        let rate = match (one.there, one.back) {
+            (Some(there), Some(back)) if there == back => gigabytes(there),
+            (Some(there), Some(back)) => format!("{} there, {} back", gigabytes(there), gigabytes(back)),
+            (there, back) => format!("{}, one way", gigabytes(there.or(back).unwrap_or(0.0))),
+        };
+        let both = one.both.map_or(String::new(), |both| format!(", both together {}", both.text(gigabytes)));
+        let latency = if one.latency > 0.0 { format!(", latency {}", time(one.latency)) } else { String::new() };
+        let mut shares: Vec<usize> = one.marks_there.iter().chain(&one.marks_back).copied().collect();
+        shares.sort_unstable();
+        shares.dedup();
+        let marks = match shares.iter().map(|&mark| shared[mark].name.as_str()).collect::<Vec<_>>().join(", ") {
+            names if names.is_empty() => names,
+            names => format!(", shares {names}"),
+        };
+        text += &format!("  {:<7} {rate}{both}{latency}{marks}\n", one.kind.name());
+        let pairs: Vec<String> = group.iter().map(|cable| format!("{}-{}", name(cable.a), name(cable.b))).collect();
+        for line in wrap(&pairs.join(" "), 88) {
+            text += &format!("            {line}\n");
+        }
+    }
+    if cables.iter().all(|cable| cable.latency == 0.0) {
+        text += "  No link has a latency of its own: what a copy costs whatever its size is among the fixed costs.\n";
+    }
+    if !shared.is_empty() {
+        text += "\nShared by several links, GB/s together:\n";
+        let rows: Vec<Vec<String>> = shared
+            .iter()
+            .map(|resource| {
+                let drawn = resource.links.iter().map(|link| &topology.links[link.0 as usize]);
+                let drawn = drawn.map(|link| format!("{}>{}", name(link.from.0 as usize), name(link.to.0 as usize)));
+                let drawn = drawn.collect::<Vec<_>>().join(" ");
+                vec![resource.name.clone(), Together::of(resource).text(gigabytes), drawn]
+            })
+            .collect();
+        let [width, rate] = [(0, 0), (1, 6)].map(|(column, least)| rows.iter().map(|row| row[column].len()).fold(least, usize::max));
+        for row in rows {
+            text += &format!("  {:<width$}  {:>rate$}  {}\n", row[0], row[1], row[2]);
+        }
+    }
+    text
+}
+
+fn costs(costs: &Costs) -> String {
+    let part = |cost: &Cost| match cost.unit {
+        // A segment costs less than a tenth of a microsecond.
+        CostUnit::Seconds if (cost.of)(costs) < 1e-6 => format!("{} {:.2} us", cost.name, (cost.of)(costs) * 1e6),
+        CostUnit::Seconds => format!("{} {}", cost.name, time((cost.of)(costs))),
+        CostUnit::Part => format!("{} {:.0} %", cost.name, 100.0 * (cost.of)(costs)),
+    };
+    let parts: Vec<String> = Costs::TABLE.iter().map(part).collect();
+    let mut text = String::new();
+    for line in wrap(&parts.join("; "), 98) {
+        text += &format!("  {line}\n");
+    }
+    if *costs == Costs::default() {
+        text += "  These are the defaults, read on H200: assumed of any other machine.\n";
+    }
+    text
+}
+
+fn gigabytes(rate: f64) -> String {
+    if rate.is_finite() { format!("{:.1}", rate / 1e9) } else { "-".into() }
+}
+
+fn to_json(source: &Source) -> Value {
+    let machine = &source.machine;
+    let topology = machine.topology();
+    let name = |node: topology::NodeId| &topology.nodes[node.0 as usize].name;
+    let devices: Vec<DeviceId> = machine.devices().collect();
+    let pairs = || devices.iter().flat_map(|&from| devices.iter().filter(move |&&to| to != from).map(move |&to| (from, to)));
+    let link_names: Vec<&str> = machine.resources().iter().take(topology.links.len()).map(|resource| resource.name.as_str()).collect();
+    let nodes = topology.nodes.iter().map(|node| {
+        let (kind, peer) = match node.kind {
+            topology::NodeKind::Gpu => ("gpu", None),
+            topology::NodeKind::Host => ("host", None),
+            topology::NodeKind::Switch { peer } => ("switch", Some(peer)),
+        };
+        json!({"name": node.name, "kind": kind, "peer": peer})
+    });
+    let links = topology.links.iter().zip(&link_names).map(|(link, full)| {
+        json!({
+            "name": full, "from": name(link.from), "to": name(link.to), "kind": link.kind.name(),
+            "bytes_per_second": link.bandwidth, "latency_seconds": link.latency,
+        })
+    });
+    let shared = topology.shared.iter().map(|shared| {
+        let links: Vec<&str> = shared.links.iter().map(|link| link_names[link.0 as usize]).collect();
+        json!({"name": shared.name, "bytes_per_second": shared.capacity, "staged_bytes_per_second": shared.staged, "links": links})
+    });
+    let routes = pairs().map(|(from, to)| {
+        let route = machine.route(from, to);
+        let links = route.map(|route| route.links.iter().map(|link| link_names[link.0 as usize]).collect::<Vec<_>>());
+        let large = large_copy(machine, from, to);
+        let vias = large.as_ref().map(|plan| plan.transfers[0].paths.iter().map(|path| path.via.map(|via| via.0)).collect::<Vec<_>>());
+        json!({
+            "from": from.0,
+            "to": to.0,
+            "bytes_per_second": route.map(|route| route.bandwidth),
+            "latency_seconds": route.map(|route| route.latency),
+            "links": links,
+            "all_paths": large.map(|plan| json!({
+                "bytes": LARGE, "modelled_bytes_per_second": LARGE as f64 / plan.predicted, "paths_via": vias,
+            })),
+        })
+    });
+    let costs = &topology.costs;
+    json!({
+        "name": topology.name,
+        "description": topology.description,
+        "origin": source.origin,
+        "devices": devices.iter().map(|&device| json!({"device": device.0, "name": machine.device_name(device)})).collect::<Vec<_>>(),
+        "nodes": nodes.collect::<Vec<_>>(),
+        "links": links.collect::<Vec<_>>(),
+        "shared": shared.collect::<Vec<_>>(),
+        "routes": routes.collect::<Vec<_>>(),
+        "costs": crate::probe::costs(&topology.costs),
+        "costs_are_defaults": *costs == Costs::default(),
+    })
+}

@@ -1,0 +1,220 @@
+//! `mpgpu trace`: what happens when, in a simulated run or in a real one.
+
+use crate::arguments::{Failure, backend, write_file};
+use crate::draw;
+use crate::plan::Request;
+use crate::text::table;
+use clap::Args;
+use mpgpu_core::model::simulate::{Executor, Scenario};
+use mpgpu_core::model::timeline::{Span, Timeline};
+use mpgpu_core::plan::Plan;
+use mpgpu_core::topology::Machine;
+use mpgpu_core::units::{size, time};
+use mpgpu_runtime::context::{self, BackendChoice, Config, Context, ContextOptions};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Runs before the one that is traced: the first copies of a process and of a pair of GPUs are slow.
+const WARM_UP: usize = 3;
+
+#[derive(Args)]
+pub struct TraceArguments {
+    #[command(flatten)]
+    pub what: Request,
+    /// Run it on this machine and take timestamps, instead of simulating it
+    #[arg(long)]
+    pub measure: bool,
+    /// Backend to measure on; by default what the environment says, or CUDA where there are GPUs
+    #[arg(long, value_parser = backend(), requires = "measure")]
+    pub backend: Option<BackendChoice>,
+    /// Write the timeline into this file, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub perfetto: Option<PathBuf>,
+    /// Draw the timeline into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print JSON: the plan, lanes, spans and dependencies, in bytes and seconds
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A run, simulated or real.
+struct Run {
+    machine: Machine,
+    plan: Plan,
+    timeline: Timeline,
+    /// By how many seconds times of two devices may be off; `None` for a simulated run.
+    precision: Option<f64>,
+    /// What a reader should know.
+    notes: Vec<String>,
+}
+
+/// What goes to standard output.
+pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
+    let run = if arguments.measure { measure(arguments)? } else { simulate(arguments)? };
+    let path = |span: &Span| run.path(span);
+    if let Some(file) = &arguments.svg {
+        write_file(file, &draw::gantt(&run.timeline, path, &run.notes))?;
+    }
+    if let Some(file) = &arguments.perfetto {
+        write_file(file, &format!("{}\n", draw::perfetto(&run.timeline, path)))?;
+    }
+    if arguments.json {
+        return Ok(format!("{:#}\n", run.to_json()));
+    }
+    Ok(run.describe())
+}
+
+fn simulate(arguments: &TraceArguments) -> Result<Run, Failure> {
+    let (machine, plan) = arguments.what.plan()?;
+    let executor = Executor::of(plan.executor);
+    let mut timeline = {
+        let mut scenario = Scenario::new(&machine, plan.options.staging_bytes);
+        let bound = scenario.bind(&plan.program, &arguments.what.batch())?;
+        scenario.execute(bound, executor, 0);
+        scenario.run().timeline
+    };
+    timeline.name = title(arguments, &machine);
+    let issued = match executor {
+        Executor::Streams => "issued on streams, one by one",
+        Executor::Graph | Executor::FirstGraph => "launched as one graph",
+    };
+    let notes = vec![format!("{} on {}; {issued}.", summary(&plan), machine.topology().name)];
+    Ok(Run { plan, timeline, precision: None, notes, machine })
+}
+
+fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
+    let options = ContextOptions { backend: arguments.backend, topology: arguments.what.topology.clone(), ..ContextOptions::default() };
+    let context = Context::open(&options, Config::from_environment()?)?;
+    // Ordinary memory, where that was asked for; it has to stay until the run is done.
+    let mut ordinary: Vec<Vec<u8>> = Vec::new();
+    let mut allocated = Vec::new();
+    let mut allocate = |device: mpgpu_core::topology::DeviceId, bytes: u64| -> Result<u64, Failure> {
+        if !(arguments.what.pageable && device.is_host()) {
+            let address = context.allocate(device, bytes)?;
+            allocated.push(address);
+            return Ok(address);
+        }
+        let mut memory = vec![0; usize::try_from(bytes)?];
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        ordinary.push(memory);
+        Ok(address)
+    };
+    let mut transfers = Vec::new();
+    for transfer in &arguments.what.transfers {
+        let (src, dst) = (allocate(transfer.src, transfer.bytes)?, allocate(transfer.dst, transfer.bytes)?);
+        transfers.push(context::Transfer { dst, dst_device: transfer.dst, src, src_device: transfer.src, bytes: transfer.bytes });
+    }
+    let plan = context.plan(&transfers, &arguments.what.plan_options())?;
+    let first = arguments.what.transfers.first().map_or(mpgpu_core::topology::DeviceId::gpu(0), |transfer| transfer.src);
+    let stream = context.create_stream(first)?;
+    // Traced as well: that goes over streams, which are made when they are first needed, even where the plan is a graph otherwise.
+    for _ in 0..WARM_UP {
+        plan.trace(stream)?;
+    }
+    let mut trace = plan.trace(stream)?;
+    drop(ordinary);
+    allocated.into_iter().try_for_each(|address| context.free(address))?;
+    context.destroy_stream(stream)?;
+    trace.timeline.name = title(arguments, context.machine());
+    let backend = context.backend().name();
+    let mut notes = vec![format!("{} on the {backend} backend, topology {}.", summary(plan.planned()), context.machine().topology().name)];
+    if backend == "host" {
+        notes.push("Virtual devices on CPU threads: the clock is real, the GPUs are not.".into());
+    } else {
+        notes.push("Timestamps of the devices, over streams: a graph is not traced operation by operation.".into());
+        notes.push(format!("Clocks of different GPUs are joined to {}.", time(trace.precision)));
+    }
+    let planned = plan.planned().clone();
+    Ok(Run { machine: context.machine().clone(), plan: planned, timeline: trace.timeline, precision: Some(trace.precision), notes })
+}
+
+/// What is copied, for a picture's title.
+fn title(arguments: &TraceArguments, machine: &Machine) -> String {
+    let transfers = &arguments.what.transfers;
+    let one = |transfer: &crate::arguments::Transfer| format!("{} to {}, {}", transfer.src, transfer.dst, size(transfer.bytes));
+    let what = match transfers.as_slice() {
+        [only] => one(only),
+        many => format!("{} transfers, {}", many.len(), size(many.iter().map(|transfer| transfer.bytes).fold(0, u64::saturating_add))),
+    };
+    format!("{}: {what}", machine.topology().name)
+}
+
+fn summary(plan: &Plan) -> String {
+    let paths: usize = plan.transfers.iter().map(|transfer| transfer.paths.len()).sum();
+    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    format!("{} on {}, {}", plural(plan.program.ops.len(), "operation"), plural(plan.program.lanes.len(), "lane"), plural(paths, "path"))
+}
+
+impl Run {
+    /// The path that a span belongs to: `gpu0>gpu1 via gpu2`.
+    fn path(&self, span: &Span) -> Option<String> {
+        let op = self.plan.program.ops.get(span.op? as usize)?;
+        let mut paths = self.plan.paths_of(op);
+        let (transfer, via) = paths.next()?;
+        let more = paths.count();
+        if more > 0 {
+            return Some(format!("{} transfers in one call", more + 1));
+        }
+        let shape = &self.plan.transfers[transfer as usize].shape;
+        let way = via.map_or("direct".into(), |via| format!("via {via}"));
+        Some(format!("{}>{} {way}", shape.src_device, shape.dst_device))
+    }
+
+    /// From the first begin to the last end of an operation.
+    fn seconds(&self) -> f64 {
+        self.timeline.spans.iter().filter(|span| span.op.is_some()).map(|span| span.end).fold(0.0, f64::max)
+    }
+
+    fn describe(&self) -> String {
+        let nature = if self.timeline.modelled { "simulated" } else { "measured" };
+        let mut text = format!("{}, {nature}\n", self.timeline.name);
+        for note in &self.notes {
+            text += &format!("  {note}\n");
+        }
+        let bytes: u64 = self.plan.transfers.iter().map(|transfer| transfer.shape.bytes).sum();
+        let seconds = self.seconds();
+        let rate = if seconds > 0.0 { format!(" ({:.1} GB/s)", bytes as f64 / seconds / 1e9) } else { String::new() };
+        text += &format!("last byte after {}{rate}; the planner's model expects {}\n\n", time(seconds), time(self.plan.predicted));
+        let heading = ["lane", "operations", "bytes", "begin", "end", "busy", "GB/s while busy"];
+        let mut rows = vec![heading.map(str::to_owned).to_vec()];
+        for (number, lane) in self.timeline.lanes.iter().enumerate() {
+            let spans = || self.timeline.spans.iter().filter(|span| span.lane == number);
+            let busy: f64 = spans().map(|span| span.end - span.begin).sum();
+            let bytes: u64 = spans().map(|span| span.bytes).sum();
+            let begin = spans().map(|span| span.begin).fold(f64::INFINITY, f64::min);
+            let end = spans().map(|span| span.end).fold(0.0, f64::max);
+            if spans().next().is_none() {
+                continue;
+            }
+            let part = if seconds > 0.0 { format!("{:.0} %", 100.0 * busy / seconds) } else { String::new() };
+            let moved = if bytes > 0 { size(bytes) } else { "-".into() };
+            let rate = if bytes > 0 && busy > 0.0 { format!("{:.1}", bytes as f64 / busy / 1e9) } else { "-".into() };
+            rows.push(vec![lane.name.clone(), spans().count().to_string(), moved, time(begin), time(end), part, rate]);
+        }
+        text + &table(&rows)
+    }
+
+    fn to_json(&self) -> Value {
+        let timeline = &self.timeline;
+        let lanes = timeline.lanes.iter().map(|lane| json!({"name": lane.name, "device": lane.device.0}));
+        let spans = timeline.spans.iter().map(|span| {
+            json!({
+                "lane": span.lane, "operation": span.op, "name": span.name, "path": self.path(span),
+                "begin_seconds": span.begin, "end_seconds": span.end, "bytes": span.bytes,
+            })
+        });
+        let arrows = timeline.arrows.iter().map(|arrow| json!({"from_span": arrow.from, "to_span": arrow.to}));
+        json!({
+            "name": timeline.name,
+            "modelled": timeline.modelled,
+            "precision_seconds": self.precision,
+            "notes": self.notes,
+            "last_byte_seconds": self.seconds(),
+            "lanes": lanes.collect::<Vec<_>>(),
+            "spans": spans.collect::<Vec<_>>(),
+            "arrows": arrows.collect::<Vec<_>>(),
+            "plan": self.plan.to_json(&self.machine),
+        })
+    }
+}

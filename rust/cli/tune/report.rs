@@ -1,0 +1,268 @@
+//! What was found, for people and as JSON.
+
+use crate::text::table;
+use mpgpu_core::plan::Engine;
+use mpgpu_core::units::{size, time};
+use mpgpu_measure::tune::{EngineResult, Origin, Setting, TunedPoint, Tuning};
+use serde_json::{Value, json};
+
+/// What came of one machine.
+pub struct MachineReport {
+    pub machine: String,
+    pub digest: String,
+    pub origin: Origin,
+    /// The tuning that is judged.
+    pub in_force: Option<Tuning>,
+    pub points: Vec<TunedPoint>,
+    /// None of a judgement.
+    pub tuning: Option<Tuning>,
+}
+
+/// Per cent by which the one is longer.
+fn loss(seconds: f64, best: f64) -> f64 {
+    (seconds / best - 1.0) * 100.0
+}
+
+/// Whose choice everything is held against.
+fn chooser(tuned: bool) -> &'static str {
+    if tuned { "tuning" } else { "model" }
+}
+
+/// One point, for progress.
+pub fn line(point: &TunedPoint, tuned: bool) -> String {
+    let (engine, seconds) = point.choice();
+    let grid = match (point.exhaustive(), point.grid_evaluations()) {
+        (Some(best), Some(scores)) => format!("; exhaustive {} by {scores} scores", time(best)),
+        _ => String::new(),
+    };
+    let scores = point.short_evaluations();
+    format!("{} {}, tuned {} ({}) by {scores} scores{grid}", chooser(tuned), time(point.chosen), time(seconds), engine.name())
+}
+
+fn way(point: &TunedPoint) -> String {
+    let first = &point.batch[0];
+    match point.batch.len() {
+        1 => format!("{}>{}", first.src_device, first.dst_device),
+        2 => format!("{}<>{}", first.src_device, first.dst_device),
+        many => format!("{many} transfers"),
+    }
+}
+
+fn heading(report: &MachineReport) -> String {
+    let how = match report.origin {
+        Origin::Simulator => "simulated: all times are modelled",
+        Origin::Host => "host backend: CPU threads move the bytes of virtual GPUs; nothing here says how fast GPUs are",
+        Origin::Cuda => "executed; medians",
+    };
+    format!("{}, {how}\n\n", report.machine)
+}
+
+/// The table of a tuning.
+pub fn tuned(report: &MachineReport) -> String {
+    let exhaustive = report.points.iter().any(|point| point.exhaustive().is_some());
+    let mut rows = vec![["case", "", "size", "model's choice", "tuned choice", "gain", "scores", "setting"].map(str::to_owned).to_vec()];
+    if exhaustive {
+        rows[0].splice(7..7, ["short loses", "grid scores"].map(str::to_owned));
+    }
+    for point in &report.points {
+        let (engine, seconds) = point.choice();
+        let mut row = vec![
+            point.case.name().to_owned(),
+            way(point),
+            size(point.size),
+            time(point.chosen),
+            time(seconds),
+            format!("{:.1} %", loss(point.chosen, seconds)),
+            point.short_evaluations().to_string(),
+            setting(point, engine, report.in_force.is_some()),
+        ];
+        if exhaustive {
+            let lost = point.exhaustive().map_or(String::new(), |best| format!("{:.1} %", loss(point.short(), best)));
+            row.splice(7..7, [lost, point.grid_evaluations().map_or(String::new(), |scores| scores.to_string())]);
+        }
+        rows.push(row);
+    }
+    let mut text = heading(report) + &table(&rows);
+    text.push('\n');
+    for tuned in report.tuning.iter().flat_map(|tuning| &tuning.classes) {
+        for (engine, of) in [("streams", &tuned.stream), ("graphs", &tuned.graph)] {
+            if let Some(bytes) = of.min_bytes {
+                let class = &tuned.class;
+                text += &format!(
+                    "{} to {}, {}: with {engine} several paths pay from {}\n",
+                    class.from.name(),
+                    class.to.name(),
+                    class.pattern.name(),
+                    size(bytes)
+                );
+            }
+        }
+    }
+    text
+}
+
+fn setting(point: &TunedPoint, engine: Engine, tuned: bool) -> String {
+    let result = match engine {
+        Engine::Stream => &point.stream,
+        Engine::Graph => &point.graph,
+        _ => return format!("the {}'s", chooser(tuned)),
+    };
+    format!("{}: {}", engine.name(), words(&result.best().setting))
+}
+
+fn words(setting: &Setting) -> String {
+    let Setting { max_paths, host_path, chunk_bytes, host_share, relay_share } = *setting;
+    let mut words = Vec::new();
+    words.extend(max_paths.map(|paths| format!("{paths} path{}", if paths == 1 { "" } else { "s" })));
+    words.extend(host_path.map(|on| String::from(if on { "with host" } else { "no host" })));
+    words.extend(chunk_bytes.map(|bytes| format!("chunks of {}", size(bytes))));
+    words.extend(host_share.map(|share| format!("host x {:.2}", f64::from(share) / 1000.0)));
+    words.extend(relay_share.map(|share| format!("relays x {:.2}", f64::from(share) / 1000.0)));
+    if words.is_empty() { "the model's paths, shares and chunks".into() } else { words.join(", ") }
+}
+
+/// How far what is chosen is from the best, over all machines and cases.
+pub struct Judged {
+    /// Whether by a tuning, and not by the model.
+    pub tuned: bool,
+    /// Points.
+    pub cases: usize,
+    /// Of them, those where the choice loses 3 % at most.
+    pub within: usize,
+    /// The largest loss, per cent.
+    pub worst: f64,
+    /// The same for the short search: largest loss, and the mean number of scores of both searches.
+    pub short_worst: f64,
+    pub short_scores: f64,
+    pub grid_scores: f64,
+}
+
+/// The goal: so many per cent at most, in nine of ten cases.
+const GOAL: f64 = 3.0;
+
+impl Judged {
+    pub fn of(reports: &[MachineReport]) -> Judged {
+        let points: Vec<&TunedPoint> = reports.iter().flat_map(|report| &report.points).collect();
+        let losses = |of: fn(&TunedPoint) -> f64| points.iter().filter_map(move |point| Some(loss(of(point), point.exhaustive()?)));
+        let worst = |of: fn(&TunedPoint) -> f64| losses(of).fold(0.0, f64::max);
+        let mean = |of: fn(&TunedPoint) -> usize| points.iter().map(|point| of(point)).sum::<usize>() as f64 / points.len().max(1) as f64;
+        Judged {
+            tuned: reports.iter().any(|report| report.in_force.is_some()),
+            cases: points.len(),
+            within: losses(|point| point.chosen).filter(|lost| *lost <= GOAL).count(),
+            worst: worst(|point| point.chosen),
+            short_worst: worst(TunedPoint::short),
+            short_scores: mean(TunedPoint::short_evaluations),
+            grid_scores: mean(|point| point.grid_evaluations().unwrap_or(0)),
+        }
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({
+            "cases": self.cases,
+            "within_3_percent": self.within,
+            "worst_choice_loss_percent": self.worst,
+            "worst_model_loss_percent": (!self.tuned).then_some(self.worst),
+            "worst_short_loss_percent": self.short_worst,
+            "mean_short_evaluations": self.short_scores,
+            "mean_exhaustive_evaluations": self.grid_scores,
+        })
+    }
+}
+
+/// The table of a judgement.
+pub fn judgement(reports: &[MachineReport], judged: &Judged) -> String {
+    let chooser = chooser(judged.tuned);
+    let loses = format!("{chooser} loses");
+    let head = ["machine", "case", "", "size", chooser, "short", "best", &loses, "short loses", "scores", "best by"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for report in reports {
+        for point in &report.points {
+            let Some(best) = point.exhaustive() else { continue };
+            rows.push(vec![
+                report.machine.clone(),
+                point.case.name().to_owned(),
+                way(point),
+                size(point.size),
+                time(point.chosen),
+                time(point.short()),
+                time(best),
+                format!("{:.1} %", loss(point.chosen, best)),
+                format!("{:.1} %", loss(point.short(), best)),
+                format!("{}/{}", point.short_evaluations(), point.grid_evaluations().unwrap_or(0)),
+                setting(point, point.choice().0, judged.tuned),
+            ]);
+        }
+    }
+    let simulated = reports.iter().any(|report| report.origin == Origin::Simulator);
+    format!(
+        "The plan that the {chooser} chooses, the best that the short search finds{}, and the best of the whole grid{}.\n\n{}\n\
+         The {chooser}'s choice is within {GOAL} % of the best in {} of {} cases, and loses {:.1} % at most.\n\
+         The short search loses {:.1} % at most, by {:.0} scores in the mean; the grid has {:.0}.\n",
+        if judged.tuned { " from the model's, if that is better" } else { " from there" },
+        if simulated { "; simulated: all times are modelled" } else { "" },
+        table(&rows),
+        judged.within,
+        judged.cases,
+        judged.worst,
+        judged.short_worst,
+        judged.short_scores,
+        judged.grid_scores,
+    )
+}
+
+impl MachineReport {
+    pub fn to_json(&self) -> Value {
+        json!({
+            "topology": self.machine,
+            "digest": self.digest,
+            "origin": self.origin.name(),
+            "judged_tuning": self.in_force.as_ref().map(Tuning::summary),
+            "points": self.points.iter().map(|point| point_json(point, self.in_force.is_some())).collect::<Vec<Value>>(),
+        })
+    }
+}
+
+fn point_json(point: &TunedPoint, tuned: bool) -> Value {
+    let lost = point.exhaustive().map(|best| loss(point.chosen, best));
+    let (engine, seconds) = point.choice();
+    json!({
+        "case": point.case.name(),
+        "transfers": point.batch.len(),
+        "src_device": point.batch[0].src_device.0,
+        "dst_device": point.batch[0].dst_device.0,
+        "bytes": point.size,
+        "choice_seconds": point.chosen,
+        "model_seconds": (!tuned).then_some(point.chosen),
+        "tuned_engine": engine.name(),
+        "tuned_seconds": seconds,
+        "gain_percent": loss(point.chosen, seconds),
+        "short_seconds": point.short(),
+        "evaluations": point.short_evaluations(),
+        "exhaustive_seconds": point.exhaustive(),
+        "exhaustive_evaluations": point.grid_evaluations(),
+        "choice_loss_percent": lost,
+        "model_loss_percent": lost.filter(|_| !tuned),
+        "short_loss_percent": point.exhaustive().map(|best| loss(point.short(), best)),
+        "stream": engine_json(&point.stream),
+        "graph": engine_json(&point.graph),
+    })
+}
+
+fn engine_json(result: &EngineResult) -> Value {
+    let best = result.best();
+    let Setting { max_paths, host_path, chunk_bytes, host_share, relay_share } = best.setting;
+    let factor = |share: Option<u16>| share.map(|share| f64::from(share) / 1000.0);
+    json!({
+        "model_seconds": result.short.start.seconds,
+        "seconds": best.seconds,
+        "paths": best.paths(),
+        "setting": {
+            "max_paths": max_paths,
+            "host_path": host_path,
+            "chunk_bytes": chunk_bytes,
+            "host_share": factor(host_share),
+            "relay_share": factor(relay_share),
+        },
+    })
+}

@@ -1,0 +1,134 @@
+//! When a set of flows that start together is done: the one place where the time of a plan is modelled.
+
+use super::path::PathModel;
+use crate::topology::{Costs, Machine, ResourceId};
+use smallvec::SmallVec;
+
+/// Bytes on a path, as part of a set.
+#[derive(Clone, Debug)]
+pub struct Flow<'a> {
+    /// The path.
+    pub path: &'a PathModel,
+    /// Bytes on it.
+    pub bytes: u64,
+    /// Pieces that they are cut into.
+    pub chunks: u32,
+    /// Seconds from the start of the set until this flow's first byte may move: what its first operation costs to start.
+    pub head: f64,
+    /// The part of the path's rate that its mechanism reaches.
+    pub efficiency: f64,
+}
+
+impl Flow<'_> {
+    /// When this flow would be done if it had its path to itself.
+    pub fn alone(&self, costs: &Costs) -> f64 {
+        self.head + self.path.overhead(costs, self.bytes, self.chunks) + self.bytes as f64 / (self.path.rate * self.efficiency)
+    }
+}
+
+/// What issuing the operations of a set of flows takes.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Issue {
+    /// How many the calling thread issues.
+    pub operations: usize,
+    /// Seconds for each after the first.
+    pub each: f64,
+    /// Whether the caller's stream waits for copies that other GPUs issue.
+    pub joins_gpus: bool,
+}
+
+impl Issue {
+    /// So many plain copies of one GPU.
+    pub fn copies(costs: &Costs, operations: usize) -> Issue {
+        Issue { operations, each: costs.issue, joins_gpus: false }
+    }
+}
+
+/// When the last of a set of flows that start together is done, in seconds.
+pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, issue: &Issue) -> f64 {
+    let costs = machine.costs();
+    let issued = if issue.operations == 0 { 0.0 } else { costs.copy + issue.each * (issue.operations - 1) as f64 };
+    let resources = machine.resources();
+    let flows: SmallVec<[Flow<'a>; 16]> = flows.into_iter().collect();
+    // Per resource: seconds of work, the earliest moment at which any of it can begin, and whether pipelines are among several flows.
+    let mut work = vec![Work::default(); resources.len()];
+    let mut done = 0.0_f64;
+    // The operations of pipelines are issued last, chunk by chunk: after the last one is issued its chunk still has its way to go.
+    let mut last_chunk = f64::INFINITY;
+    for flow in &flows {
+        done = done.max(flow.alone(costs));
+        if flow.path.is_staged() {
+            let chunk = flow.bytes as f64 / f64::from(flow.chunks);
+            last_chunk = last_chunk.min(flow.path.hops.iter().map(|rate| chunk / rate + flow.path.chunk_gap(costs)).sum());
+        }
+        for &(resource, weight) in &flow.path.weights {
+            let slot = &mut work[resource.0 as usize];
+            slot.seconds += weight * flow.bytes as f64 / (resources[resource.0 as usize].capacity * flow.efficiency);
+            slot.begin = slot.begin.min(flow.head + flow.path.latency);
+            slot.flows += 1;
+            slot.is_staged |= flow.path.is_staged();
+        }
+    }
+    let end = |(resource, of): (usize, &Work)| {
+        let idle =
+            if of.is_staged && of.flows > 1 { idle(&flows, ResourceId(resource as u32), resources[resource].capacity, costs) } else { 0.0 };
+        of.begin + of.seconds + idle
+    };
+    let busiest = work.iter().enumerate().filter(|(_, of)| of.seconds > 0.0).map(end).fold(0.0, f64::max);
+    let end = done.max(busiest).max(issued);
+    match (last_chunk.is_finite(), issue.joins_gpus) {
+        (true, _) => end.max(issued + last_chunk) + costs.fork_join_staged,
+        (false, true) => end + costs.fork_join_gpus,
+        (false, false) => end,
+    }
+}
+
+/// What a set of flows makes of a resource.
+#[derive(Clone)]
+struct Work {
+    seconds: f64,
+    begin: f64,
+    flows: u32,
+    is_staged: bool,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Work { seconds: 0.0, begin: f64::INFINITY, flows: 0, is_staged: false }
+    }
+}
+
+/// Seconds of its capacity that a resource which several flows share loses while not all of them use it: pipelines draw on their second hop from
+/// when their first chunk is there, and no longer on their first hop while their last one passes the second.
+fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) -> f64 {
+    // When each begins to draw on it, how long before its end it ceases to, and how much it draws at most.
+    let mut draws: SmallVec<[(f64, f64, f64); 16]> = SmallVec::new();
+    for flow in flows {
+        let Ok(at) = flow.path.weights.binary_search_by_key(&resource, |weight| weight.0) else { continue };
+        let start = flow.head + flow.path.latency;
+        let chunk = flow.bytes as f64 / f64::from(flow.chunks);
+        let pass = |hop: usize| chunk / flow.path.hops[hop] + flow.path.chunk_gap(costs);
+        let (begin, tail) = match (flow.path.is_staged(), flow.path.first_hop[at]) {
+            (false, _) => (flow.head + flow.path.latency, 0.0),
+            (true, Some(true)) => (start, pass(1)),
+            (true, Some(false)) => (start + pass(0), 0.0),
+            (true, None) => (start, 0.0),
+        };
+        draws.push((begin, tail, flow.path.weights[at].1 * flow.path.rate * flow.efficiency));
+    }
+    let mut lost = 0.0;
+    draws.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut drawn = 0.0;
+    for two in draws.windows(2) {
+        drawn += two[0].2;
+        lost += (two[1].0 - two[0].0) * (capacity - drawn).max(0.0);
+    }
+    // Backwards from the end.
+    draws.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut drawn = 0.0;
+    for two in draws.windows(2) {
+        drawn += two[0].2;
+        lost += (two[1].1 - two[0].1) * (capacity - drawn).max(0.0);
+    }
+    lost / capacity
+}

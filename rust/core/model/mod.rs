@@ -1,0 +1,24 @@
+//! What a path, and a set of paths together, cost in seconds.
+//!
+//! The model has three terms, each backed by a measurement (`docs/reference/model.md` has the derivation and the sources):
+//!
+//! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines
+//!   two hops; the slower hop sets the rate, the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds come on top:
+//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
+//! - A resource. All bytes that draw on it pass at its capacity: it can't be done before `head + Σ weight · bytes / capacity`.
+//! - The issuing thread, which needs `issue` seconds for each operation, and the last chunk after that.
+//!
+//! A set of flows finishes when the last of these does, and `join` later if any of them is staged: the caller's stream waits for lanes. That is a lower bound which the planner minimises; it is not a
+//! simulation: two flows on one link are assumed to share it without loss. [`simulate`] is one, and [`timeline`] what it draws.
+//!
+//! Pure: no backend, no clock.
+
+mod finish;
+mod max_min;
+mod path;
+pub mod simulate;
+pub mod timeline;
+
+pub use finish::{Flow, Issue, finish};
+pub use max_min::{FlowRate, MaxMin};
+pub use path::{BOTH_WAYS, GRAIN, HOST_RINGS, MAX_CHUNKS, PathModel, SLOTS};

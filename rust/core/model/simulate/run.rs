@@ -1,0 +1,556 @@
+//! The run: conditions that operations wait for, and the moments at which they are met.
+//!
+//! An operation begins when its last condition is met: it is issued, the one before it on its lane has ended, what it comes after on other
+//! lanes has ended, and its lane has started. Each condition carries the time that follows it, so `begin` is a maximum of sums.
+
+use super::report::{self, ExecutionTimes, OpTimes, Use};
+use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
+use crate::model::max_min::{FlowRate, MaxMin};
+use crate::model::{BOTH_WAYS, HOST_RINGS};
+use crate::program::{Mechanism, Op, Place, Program};
+use crate::topology::{Costs, DeviceId};
+use std::borrow::{Borrow, BorrowMut};
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// Ends that lie closer together than this part of the time that has passed are one moment: rounding must not make two of it.
+const SAME_MOMENT: f64 = 1e-12;
+
+pub(super) type Observe<'o> = &'o mut dyn FnMut(&Segment<'_>);
+
+/// What a program's operations wait for, the same for all its executions.
+struct OpOrder {
+    /// For each operation.
+    ops: Vec<Links>,
+    /// Operations that wait for another lane, in the order of what they wait for: see [`Links::awaited_by`].
+    waiting: Vec<u32>,
+}
+
+#[derive(Clone, Default)]
+struct Links {
+    lane: u32,
+    first: bool,
+    next_on_lane: Option<u32>,
+    /// Range of [`OpOrder::waiting`].
+    awaited_by: std::ops::Range<usize>,
+    /// Operations of other lanes that it waits for.
+    awaits: u32,
+    /// Whether it waits for another lane, or another lane for it.
+    hands_over: bool,
+    /// The device whose memory it stages bytes in, or takes staged ones from.
+    staged_in: Option<DeviceId>,
+}
+
+impl Links {
+    /// Seconds between it and what it waits for.
+    fn chunk_gap(&self, costs: &Costs) -> f64 {
+        if self.staged_in.is_some_and(|device| !device.is_host()) { costs.chunk_via_gpu } else { costs.chunk_via_host }
+    }
+}
+
+impl OpOrder {
+    fn new(program: &Program) -> OpOrder {
+        let mut ops: Vec<Links> = Vec::with_capacity(program.ops.len());
+        let mut last: Vec<Option<usize>> = vec![None; program.lanes.len()];
+        let mut waits: Vec<(u32, u32)> = Vec::new();
+        for (index, op) in program.ops.iter().enumerate() {
+            let lane = op.lane.0;
+            let before = last[lane as usize].replace(index);
+            ops.push(Links { lane, first: before.is_none(), staged_in: staged_in(program, op), ..Links::default() });
+            if let Some(before) = before {
+                ops[before].next_on_lane = Some(index as u32);
+            }
+            // On its own lane the order is there already.
+            for before in op.after.iter().filter(|before| program.ops[before.0 as usize].lane != op.lane) {
+                waits.push((before.0, index as u32));
+                ops[index].awaits += 1;
+                ops[index].hands_over = true;
+                ops[before.0 as usize].hands_over = true;
+            }
+        }
+        waits.sort_unstable();
+        let mut begin = 0;
+        for group in waits.chunk_by(|a, b| a.0 == b.0) {
+            ops[group[0].0 as usize].awaited_by = begin..begin + group.len();
+            begin += group.len();
+        }
+        OpOrder { ops, waiting: waits.into_iter().map(|wait| wait.1).collect() }
+    }
+}
+
+/// The device of the slot that the operation's first copy has a place in: all copies of an operation are of one path.
+fn staged_in(program: &Program, op: &Op) -> Option<DeviceId> {
+    let of = |place: Place| match place {
+        Place::Slot { ring, .. } => Some(program.rings[ring.0 as usize].device),
+        _ => None,
+    };
+    op.copies.first().and_then(|copy| of(copy.from).or(of(copy.to)))
+}
+
+#[derive(Clone)]
+struct OpState {
+    execution: u32,
+    /// Index into its program.
+    index: u32,
+    conditions: u32,
+    /// The latest of what its met conditions allow, then its begin.
+    begin: f64,
+    end: f64,
+    /// Routes whose bytes are not there yet.
+    flows: u32,
+}
+
+struct ExecutionState {
+    /// Where its operations begin.
+    base: usize,
+    ops_left: usize,
+    /// Executions that it waits for.
+    conditions: usize,
+    /// When its first lane, in the caller's stream, and its other lanes may start.
+    start: (f64, f64),
+    times: ExecutionTimes,
+    is_issued: bool,
+    /// Whether its rings are in [`Run::host_rings`].
+    stages: bool,
+    is_done: bool,
+    /// Executions that wait for it, and whether in its stream; threads that do.
+    awaited_by: Vec<(usize, bool)>,
+    threads: Vec<usize>,
+}
+
+/// Bytes on their way along a route.
+struct Active<'a> {
+    /// Whose bytes they are, and along which of its routes.
+    op: u32,
+    flow: u32,
+    /// The host memory that they are staged in.
+    host: Option<DeviceId>,
+    rate: FlowRate<'a>,
+    /// Bytes still to move.
+    left: f64,
+    /// When the last of them arrives at the rate that they have.
+    arrival: f64,
+}
+
+impl<'a> Borrow<FlowRate<'a>> for Active<'a> {
+    fn borrow(&self) -> &FlowRate<'a> {
+        &self.rate
+    }
+}
+
+impl<'a> BorrowMut<FlowRate<'a>> for Active<'a> {
+    fn borrow_mut(&mut self) -> &mut FlowRate<'a> {
+        &mut self.rate
+    }
+}
+
+struct Thread {
+    next: usize,
+    time: f64,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The bytes of an operation along one of its routes begin to move.
+    Start { op: u32, flow: u32 },
+    /// An execution is done.
+    Done(u32),
+}
+
+/// The heap gives the earliest first, and among equals the one that was entered first.
+struct QueuedEvent {
+    time: f64,
+    number: u64,
+    event: Event,
+}
+
+impl Ord for QueuedEvent {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.time.total_cmp(&self.time).then(other.number.cmp(&self.number))
+    }
+}
+impl PartialOrd for QueuedEvent {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl PartialEq for QueuedEvent {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for QueuedEvent {}
+
+pub(super) struct Run<'s, 'a> {
+    scenario: &'s Scenario<'a>,
+    costs: &'a Costs,
+    /// For each bound program.
+    shapes: Vec<OpOrder>,
+    executions: Vec<ExecutionState>,
+    ops: Vec<OpState>,
+    threads: Vec<Thread>,
+    events: BinaryHeap<QueuedEvent>,
+    entered: u64,
+    now: f64,
+    /// What moves; constant since `since`.
+    active: Vec<Active<'a>>,
+    since: f64,
+    /// When the first of them arrives, at these rates.
+    arrival: f64,
+    changed: bool,
+    rates: MaxMin<'a>,
+    /// For each host memory the bytes of the rings of all executions that stage in it at present, of whichever process.
+    host_rings: Vec<u64>,
+    uses: Vec<Use>,
+}
+
+impl<'s, 'a> Run<'s, 'a> {
+    pub fn new(scenario: &'s Scenario<'a>) -> Self {
+        let shapes: Vec<OpOrder> = scenario.programs.iter().map(|bound| OpOrder::new(bound.program)).collect();
+        let mut ops = Vec::new();
+        let mut executions: Vec<ExecutionState> = Vec::with_capacity(scenario.executions.len());
+        for (index, submitted) in scenario.executions.iter().enumerate() {
+            let shape = &shapes[submitted.bound];
+            let state = |(op, links): (usize, &Links)| OpState {
+                execution: index as u32,
+                index: op as u32,
+                // Issued; the one before it, or the start of its lane; other lanes.
+                conditions: 2 + links.awaits,
+                begin: 0.0,
+                end: 0.0,
+                flows: scenario.programs[submitted.bound].flows[op].len() as u32,
+            };
+            executions.push(ExecutionState {
+                base: ops.len(),
+                ops_left: shape.ops.len(),
+                conditions: submitted.after.len(),
+                start: (0.0, 0.0),
+                times: ExecutionTimes::default(),
+                is_issued: false,
+                stages: false,
+                is_done: false,
+                awaited_by: Vec::new(),
+                threads: Vec::new(),
+            });
+            ops.extend(shape.ops.iter().enumerate().map(state));
+            for &(before, same_stream) in &submitted.after {
+                executions[before].awaited_by.push((index, same_stream));
+            }
+        }
+        Run {
+            scenario,
+            costs: scenario.machine.costs(),
+            shapes,
+            executions,
+            ops,
+            threads: scenario.threads.iter().map(|_| Thread { next: 0, time: 0.0 }).collect(),
+            events: BinaryHeap::new(),
+            entered: 0,
+            now: 0.0,
+            active: Vec::new(),
+            since: 0.0,
+            arrival: f64::INFINITY,
+            changed: false,
+            rates: MaxMin::new(scenario.machine.resources()),
+            host_rings: vec![0; scenario.machine.host_count() as usize],
+            uses: vec![Use::default(); scenario.machine.resources().len()],
+        }
+    }
+
+    pub fn until_done(mut self, mut observe: Option<Observe<'_>>) -> Simulation {
+        for execution in 0..self.executions.len() {
+            if self.executions[execution].conditions == 0 {
+                self.start_lanes(execution);
+            }
+        }
+        for thread in 0..self.threads.len() {
+            self.issue(thread);
+        }
+        loop {
+            let event = self.events.peek().map_or(f64::INFINITY, |entry| entry.time);
+            let next = event.min(self.arrival);
+            if next == f64::INFINITY {
+                break;
+            }
+            self.now = self.now.max(next);
+            if self.arrival <= self.now * (1.0 + SAME_MOMENT) {
+                self.advance(&mut observe);
+                self.arrive();
+            }
+            while let Some(entry) = self.events.peek().filter(|entry| entry.time <= self.now) {
+                let event = entry.event;
+                self.events.pop();
+                match event {
+                    Event::Start { op, flow } => self.start_flow(op, flow, &mut observe),
+                    Event::Done(execution) => self.done(execution as usize),
+                }
+            }
+            if self.changed {
+                self.share();
+            }
+        }
+        let ops = self.ops.iter().map(|op| OpTimes { execution: op.execution as usize, index: op.index, begin: op.begin, end: op.end });
+        let executions = self.executions.iter().map(|execution| execution.times).collect();
+        report::report(self.scenario, ops.collect(), executions, &self.uses)
+    }
+
+    fn enter(&mut self, time: f64, event: Event) {
+        self.entered += 1;
+        self.events.push(QueuedEvent { time, number: self.entered, event });
+    }
+
+    /// A condition of `op` is met, and with it the operation may begin at `time`.
+    fn met(&mut self, op: usize, time: f64) {
+        let state = &mut self.ops[op];
+        state.begin = state.begin.max(time);
+        state.conditions -= 1;
+        if state.conditions > 0 {
+            return;
+        }
+        let begin = state.begin;
+        let (index, execution) = (state.index as usize, state.execution as usize);
+        let scenario = self.scenario;
+        for (flow, stretch) in scenario.programs[scenario.executions[execution].bound].flows[index].iter().enumerate() {
+            self.enter(begin + stretch.route.latency, Event::Start { op: op as u32, flow: flow as u32 });
+        }
+    }
+
+    /// Runs a host thread until it has to wait.
+    fn issue(&mut self, thread: usize) {
+        let scenario = self.scenario;
+        while let Some(&action) = scenario.threads[thread].get(self.threads[thread].next) {
+            let time = self.threads[thread].time;
+            match action {
+                Action::Wait(execution) if !self.executions[execution].is_done => {
+                    self.executions[execution].threads.push(thread);
+                    return;
+                }
+                Action::Wait(execution) => self.threads[thread].time = time.max(self.executions[execution].times.done),
+                Action::Execute(execution) => self.threads[thread].time = self.issue_execution(execution, time),
+            }
+            self.threads[thread].next += 1;
+        }
+    }
+
+    /// Issues all operations of an execution from `time` on. When the thread is free again.
+    fn issue_execution(&mut self, execution: usize, time: f64) -> f64 {
+        let scenario = self.scenario;
+        let submitted = &scenario.executions[execution];
+        let program = scenario.programs[submitted.bound].program;
+        let base = self.executions[execution].base;
+        let Costs {
+            copy,
+            issue,
+            fork_join_staged: join,
+            batch,
+            batch_segment,
+            kernel,
+            kernel_segment,
+            graph_launch: graph,
+            graph_node,
+            graph_instantiate: graph_first_node,
+            ..
+        } = *self.costs;
+        let as_graph = submitted.executor != Executor::Streams;
+        let mut at = time;
+        if submitted.executor == Executor::FirstGraph {
+            at += graph_first_node * program.ops.iter().map(|op| op.copies.len()).sum::<usize>() as f64;
+        }
+        for (index, op) in program.ops.iter().enumerate() {
+            let copies = op.copies.len() as f64;
+            let (head, calls) = match op.mechanism {
+                Mechanism::Copy | Mechanism::Batch if as_graph => (copy, graph_node * copies),
+                Mechanism::Copy => (copy, issue),
+                Mechanism::Batch => (batch + batch_segment * copies, issue + batch_segment * copies),
+                Mechanism::Kernel => (kernel + kernel_segment * copies, if as_graph { graph_node } else { issue }),
+            };
+            let links = &self.shapes[submitted.bound].ops[index];
+            let fork = if links.first && links.lane > 0 { join / 2.0 } else { 0.0 };
+            let hand_over = if links.hands_over { links.chunk_gap(self.costs) } else { 0.0 };
+            self.met(base + index, at + head + fork + hand_over);
+            at += calls;
+        }
+        // The first node is what the launch itself costs.
+        if as_graph && !program.ops.is_empty() {
+            at += graph - graph_node;
+        }
+        let state = &mut self.executions[execution];
+        (state.times.issue, state.times.issued, state.is_issued) = (time, at, true);
+        self.finish_if_empty(execution);
+        at
+    }
+
+    /// An execution without operations is done once it is issued and its turn has come.
+    fn finish_if_empty(&mut self, execution: usize) {
+        let ExecutionState { ops_left, conditions, is_issued, start, times, .. } = self.executions[execution];
+        if ops_left == 0 && conditions == 0 && is_issued {
+            self.enter(times.issued.max(start.0).max(self.now), Event::Done(execution as u32));
+        }
+    }
+
+    /// All that the execution has to come after is done: its lanes start.
+    fn start_lanes(&mut self, execution: usize) {
+        let bound = self.scenario.executions[execution].bound;
+        let ExecutionState { base, start, .. } = self.executions[execution];
+        for index in 0..self.shapes[bound].ops.len() {
+            let links = &self.shapes[bound].ops[index];
+            if links.first {
+                let hand_over = if links.hands_over { links.chunk_gap(self.costs) } else { 0.0 };
+                self.met(base + index, hand_over + if links.lane > 0 { start.1 } else { start.0 });
+            }
+        }
+        if self.shapes[bound].ops.is_empty() {
+            self.finish_if_empty(execution);
+        }
+    }
+
+    fn start_flow(&mut self, op: u32, flow: u32, observe: &mut Option<Observe<'_>>) {
+        let OpState { execution, index, .. } = self.ops[op as usize];
+        let bound = &self.scenario.programs[self.scenario.executions[execution as usize].bound];
+        let Stretch { bytes, route, .. } = bound.flows[index as usize][flow as usize];
+        for resource in &route.resources {
+            self.uses[resource.0 as usize].bytes += bytes;
+        }
+        if route.resources.is_empty() || bytes == 0 {
+            return self.flow_ended(op as usize);
+        }
+        self.advance(observe);
+        let kernel = bound.program.ops[index as usize].mechanism == Mechanism::Kernel;
+        let flows = &bound.flows[index as usize];
+        let both_ways = if flows.iter().any(|other| other.from != flows[0].from) { BOTH_WAYS } else { 1.0 };
+        let draw = if kernel { (self.costs.kernel_efficiency * both_ways).recip() } else { 1.0 };
+        let links = &self.shapes[self.scenario.executions[execution as usize].bound].ops[index as usize];
+        let host = links.staged_in.filter(|device| device.is_host());
+        if host.is_some() && !std::mem::replace(&mut self.executions[execution as usize].stages, true) {
+            self.each_host_ring(execution as usize, |all, ring| *all += ring);
+        }
+        let rate = FlowRate { draw, ..FlowRate::new(&route.resources) };
+        self.active.push(Active { op, flow, host, rate, left: bytes as f64, arrival: 0.0 });
+        self.changed = true;
+    }
+
+    /// Enters the rings of an execution in host memory, or takes them out.
+    fn each_host_ring(&mut self, execution: usize, change: impl Fn(&mut u64, u64)) {
+        let program = self.scenario.programs[self.scenario.executions[execution].bound].program;
+        for ring in program.rings.iter().filter(|ring| ring.device.is_host()) {
+            if let Some(all) = self.host_rings.get_mut(!ring.device.0 as usize) {
+                change(all, ring.bytes());
+            }
+        }
+    }
+
+    /// Moves bytes up to now at the rates that have held since the last change.
+    fn advance(&mut self, observe: &mut Option<Observe<'_>>) {
+        let seconds = self.now - self.since;
+        if seconds > 0.0 && !self.active.is_empty() {
+            for &r in &self.rates.touched {
+                let load = self.rates.load(r);
+                let of = &mut self.uses[r as usize];
+                of.busy += seconds;
+                of.drawn += seconds * load;
+                of.peak = of.peak.max(load);
+            }
+            for flow in &mut self.active {
+                flow.left -= flow.rate.rate * seconds;
+            }
+            if let Some(observe) = observe {
+                let flows: Vec<SegmentFlow> = self.active.iter().map(|flow| self.shown(flow)).collect();
+                observe(&Segment { begin: self.since, end: self.now, flows: &flows });
+            }
+        }
+        self.since = self.now;
+    }
+
+    fn shown(&self, flow: &Active<'_>) -> SegmentFlow {
+        let OpState { execution, index, .. } = self.ops[flow.op as usize];
+        let bound = &self.scenario.programs[self.scenario.executions[execution as usize].bound];
+        let Stretch { from, to, .. } = bound.flows[index as usize][flow.flow as usize];
+        SegmentFlow { from, to, rate: flow.rate.rate, draw: flow.rate.draw, staged: flow.rate.staged }
+    }
+
+    /// Takes out what has arrived by now.
+    fn arrive(&mut self) {
+        let latest = self.now * (1.0 + SAME_MOMENT);
+        let mut kept = 0;
+        for at in 0..self.active.len() {
+            if self.active[at].arrival <= latest {
+                self.flow_ended(self.active[at].op as usize);
+            } else {
+                self.active.swap(kept, at);
+                kept += 1;
+            }
+        }
+        self.active.truncate(kept);
+        self.changed = true;
+    }
+
+    fn share(&mut self) {
+        self.changed = false;
+        for flow in &mut self.active {
+            let rings = flow.host.map(|host| self.host_rings[!host.0 as usize]);
+            flow.rate.staged = rings.map_or(0.0, |rings| (HOST_RINGS as f64 / rings as f64).min(1.0));
+        }
+        self.rates.share(&mut self.active);
+        self.arrival = f64::INFINITY;
+        for flow in &mut self.active {
+            flow.arrival = self.now + flow.left.max(0.0) / flow.rate.rate;
+            self.arrival = self.arrival.min(flow.arrival);
+        }
+    }
+
+    fn flow_ended(&mut self, op: usize) {
+        let now = self.now;
+        let state = &mut self.ops[op];
+        state.flows -= 1;
+        if state.flows > 0 {
+            return;
+        }
+        state.end = now;
+        let (execution, index) = (state.execution as usize, state.index as usize);
+        let Costs { issue, fork_join_staged: join, .. } = *self.costs;
+        let bound = self.scenario.executions[execution].bound;
+        let base = self.executions[execution].base;
+        let links = self.shapes[bound].ops[index].clone();
+        if let Some(next) = links.next_on_lane {
+            let next_links = &self.shapes[bound].ops[next as usize];
+            let gap = if next_links.hands_over { next_links.chunk_gap(self.costs) } else { issue };
+            self.met(base + next as usize, now + gap);
+        }
+        for at in links.awaited_by {
+            let waiting = self.shapes[bound].waiting[at] as usize;
+            self.met(base + waiting, now + self.shapes[bound].ops[waiting].chunk_gap(self.costs));
+        }
+        let state = &mut self.executions[execution];
+        state.times.done = state.times.done.max(now + if links.lane > 0 { join / 2.0 } else { 0.0 });
+        state.ops_left -= 1;
+        if state.ops_left == 0 {
+            let (done, stages) = (state.times.done, state.stages);
+            self.enter(done, Event::Done(execution as u32));
+            if stages {
+                self.each_host_ring(execution, |all, ring| *all -= ring);
+            }
+        }
+    }
+
+    fn done(&mut self, execution: usize) {
+        let Costs { issue, fork_join_staged: join, .. } = *self.costs;
+        let state = &mut self.executions[execution];
+        state.is_done = true;
+        let done = self.now;
+        state.times.done = done;
+        let threads = std::mem::take(&mut state.threads);
+        for (next, same_stream) in std::mem::take(&mut state.awaited_by) {
+            let waiting = &mut self.executions[next];
+            // In its own stream the next copy follows as on any lane; another stream waits for an event, and forks after that.
+            let (own, forked) = if same_stream { (issue, join / 2.0) } else { (join / 2.0, join) };
+            waiting.start = (waiting.start.0.max(done + own), waiting.start.1.max(done + forked));
+            waiting.conditions -= 1;
+            if waiting.conditions == 0 {
+                self.start_lanes(next);
+            }
+        }
+        for thread in threads {
+            self.issue(thread);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Shares with their operations and modelled times: what the planner compares.
+
+use super::candidates::Reason;
+use super::candidates::Rejection;
+use super::executor;
+use super::lower::{Piece, StagedPath, copying_device, lower};
+use super::mechanism::{self, Launch};
+use super::planned::{PathPlan, Plan, TransferPlan};
+use super::selection::{Assignment, PathShare, Selection};
+use crate::model::{Flow, Issue, finish};
+use crate::program::Mechanism;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// One way to move a batch, and the time that the model expects.
+pub(super) struct Alternative {
+    pub assignment: Assignment,
+    pub launches: Vec<Launch>,
+    /// For each share its mechanism and its modelled end.
+    ends: Vec<(Mechanism, f64)>,
+    /// Modelled seconds until all is done.
+    pub seconds: f64,
+}
+
+impl Alternative {
+    pub fn new(selection: &Selection<'_>, assignment: Assignment) -> Self {
+        let Selection { machine, batch, options, candidates, .. } = selection;
+        let costs = machine.costs();
+        let shares = &assignment.shares;
+        let launches = mechanism::launches(machine, batch, options, candidates, shares);
+        let flows: Vec<(usize, Flow)> = mechanism::flows(machine, batch, candidates, shares, mechanism::issued(&launches));
+        let mut ends = vec![(Mechanism::Copy, 0.0); shares.len()];
+        for launch in &launches {
+            launch.shares.iter().for_each(|&at| ends[at].0 = launch.op.mechanism);
+        }
+        for (at, flow) in &flows {
+            ends[*at].1 = flow.alone(costs);
+        }
+        // Pipelines start after the direct operations, one after the other. Paths that share a ring are one pipeline.
+        let each = executor::issue(options, costs);
+        let mut operations = launches.len();
+        let mut pipelines: Vec<Flow> = Vec::with_capacity(assignment.rings.len());
+        for (at, share) in shares.iter().enumerate() {
+            let Some(ring) = share.ring else { continue };
+            if ring as usize == pipelines.len() {
+                let head = costs.copy + each * (launches.len() + 2 * pipelines.len()) as f64;
+                pipelines.push(Flow { path: selection.model(share.candidate), bytes: 0, chunks: 0, head, efficiency: 1.0 });
+            }
+            let pipeline = &mut pipelines[ring as usize];
+            let chunks = assignment.chunks(share);
+            (pipeline.bytes, pipeline.chunks) = (pipeline.bytes + share.bytes, pipeline.chunks.saturating_add(chunks));
+            ends[at].1 = pipeline.alone(costs);
+            operations += 2 * chunks as usize;
+        }
+        let each = if pipelines.is_empty() { costs.issue } else { each };
+        let issue = Issue { operations, each, joins_gpus: mechanism::joins(&launches) };
+        let seconds = finish(machine, flows.into_iter().map(|flow| flow.1).chain(pipelines), &issue);
+        Alternative { assignment, launches, ends, seconds }
+    }
+
+    /// The plan that does it.
+    pub fn into_plan(self, mut selection: Selection<'_>, one_path: f64) -> Plan {
+        let Selection { machine, batch, options, .. } = selection;
+        let Assignment { shares, rings } = &self.assignment;
+        let mut transfers: Vec<TransferPlan> = Vec::with_capacity(batch.len());
+        let mut staged: Vec<StagedPath> = Vec::with_capacity(rings.len());
+        let last = if selection.aggregated { vec![None; selection.demands.len()] } else { Vec::new() };
+        let mut left_out = LeftOut { none: Arc::default(), last };
+        let mut next = shares.iter().zip(&self.ends).peekable();
+        for (transfer, &shape) in (0..).zip(batch) {
+            let mut paths = Vec::new();
+            let mut used: SmallVec<[usize; 8]> = SmallVec::new();
+            while let Some((share, &(mechanism, seconds))) = next.next_if(|(share, _)| share.transfer == transfer) {
+                let PathShare { candidate, offset, bytes, ring, .. } = *share;
+                let via = selection.candidates[candidate].via;
+                used.push(candidate);
+                paths.push(PathPlan {
+                    via,
+                    offset,
+                    bytes,
+                    chunks: self.assignment.chunks(share),
+                    chunk_bytes: self.assignment.chunk_bytes(share),
+                    slots: ring.map_or(0, |ring| rings[ring as usize].slots),
+                    mechanism,
+                    seconds,
+                });
+                if let (Some(via), Some(ring)) = (via, ring) {
+                    if ring as usize == staged.len() {
+                        let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
+                        staged.push(StagedPath { pieces: SmallVec::new(), lanes, ring: rings[ring as usize] });
+                    }
+                    staged[ring as usize].pieces.push(Piece { transfer, offset, bytes });
+                }
+            }
+            transfers.push(TransferPlan { shape, paths, rejected: left_out.of(&mut selection, transfer, used) });
+        }
+        let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();
+        let bytes = batch.iter().map(|shape| shape.bytes).collect();
+        let program = lower(bytes, &direct, mechanism::lane_key(machine, batch, &direct), &staged);
+        let executor = executor::executor(machine, batch, options, &program);
+        Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.seconds, one_path }
+    }
+}
+
+/// Paths that a transfer does not use, and why; transfers alike share the list.
+type Rejections = Arc<Vec<Rejection>>;
+
+/// Lists of the paths that transfers do not use.
+struct LeftOut {
+    none: Rejections,
+    /// For each demand of several transfers the paths that its last one used, and the list: the next may share it.
+    last: Vec<Option<(SmallVec<[usize; 8]>, Rejections)>>,
+}
+
+impl LeftOut {
+    /// Of the next transfer.
+    fn of(&mut self, selection: &mut Selection<'_>, transfer: u32, used: SmallVec<[usize; 8]>) -> Rejections {
+        let Some(demand) = selection.demand_of[transfer as usize].map(|demand| demand as usize) else { return self.none.clone() };
+        if let Some(Some((_, list))) = self.last.get(demand).filter(|last| last.as_ref().is_some_and(|last| last.0 == used)) {
+            return list.clone();
+        }
+        let never = &mut selection.rejected[demand];
+        let mut list = if selection.aggregated { never.clone() } else { std::mem::take(never) };
+        let unused = selection.of[demand].clone().filter(|i| !used.contains(i));
+        let reason = |i: usize| selection.closed[i].clone().unwrap_or(Reason::NoShare);
+        list.extend(unused.map(|i| Rejection { via: selection.candidates[i].via, reason: reason(i) }));
+        let list = Arc::new(list);
+        if selection.aggregated {
+            self.last[demand] = Some((used, list.clone()));
+        }
+        list
+    }
+}

@@ -1,0 +1,252 @@
+//! Shares with which the paths of a transfer end together where links are shared fairly.
+//!
+//! The linear program of [`split`](super::split) bounds what any sharing could reach: it may give one path most of a link and another
+//! the rest. Links are not shared so. Whoever draws on a full one gets as much as everybody else who could use it, so that a share which
+//! is meant to be large ends late while the others are done early. The program says which paths are worth having; here their bytes follow
+//! the rates that max-min fair sharing leaves them, as in the simulator, and the moments at which they can start.
+
+use super::selection::Selection;
+use super::split::{Column, fill};
+use super::{executor, mechanism};
+use crate::model::{FlowRate, MaxMin};
+use crate::topology::{DeviceId, ResourceId};
+use smallvec::{SmallVec, smallvec};
+
+/// Transfers whose rates for each byte lie further apart than this part do not end together. Dividing what the early ones leave is the
+/// linear program's business.
+const ALIKE: f64 = 0.1;
+
+/// Chunks are counted for shares, and shares follow from chunks: so many times in turns.
+const COUNTS: usize = 2;
+
+/// A path without which its transfer ends earlier by this part takes more from others than it carries.
+const IN_THE_WAY: f64 = 5e-3;
+
+/// The part of a capacity from which on it is full: rates are rounded.
+const FULL: f64 = 0.999;
+
+/// A path that carries bytes, in the company of all others that do.
+struct ActivePath<'a> {
+    candidate: usize,
+    /// Which of the transfers that have ways.
+    transfer: u32,
+    /// What its bytes draw on, hop by hop, then on all hops together.
+    hops: SmallVec<[&'a [ResourceId]; 2]>,
+    all: SmallVec<[ResourceId; 16]>,
+    /// Whether they are staged in host memory.
+    through_host: bool,
+    /// Seconds until it may start, apart from its own latency and hand-overs.
+    head: f64,
+    /// Bytes/s while all others are at work, too.
+    rate: f64,
+    bytes: f64,
+}
+
+impl<'f> Selection<'f> {
+    /// New shares for the candidates to which `shares` gives bytes. `None` where the transfers of a batch would not end together, and where
+    /// they stand for many.
+    pub(super) fn balance(&mut self, shares: &[f64]) -> Option<Vec<f64>> {
+        if self.aggregated {
+            return None;
+        }
+        let mut ways = self.ways(shares);
+        let mut demands: Vec<f64> = Vec::new();
+        for way in &ways {
+            demands.resize(way.transfer as usize + 1, 0.0);
+            demands[way.transfer as usize] += way.bytes;
+        }
+        let mut balanced = shares.to_vec();
+        if apart(&ways, self.machine.resources().len()) {
+            ways.iter_mut().for_each(|way| way.rate = self.candidates[way.candidate].model.rate);
+            self.divide(&mut ways, &demands);
+        } else {
+            let mut fair = MaxMin::new(self.machine.resources());
+            self.share(&mut fair, &mut ways, &demands)?;
+            let mut end = self.divide(&mut ways, &demands);
+            while let Some(at) = self.in_the_way(&mut fair, &ways, &demands, end) {
+                balanced[ways.remove(at).candidate] = 0.0;
+                self.share(&mut fair, &mut ways, &demands)?;
+                end = self.divide(&mut ways, &demands);
+            }
+        }
+        ways.iter().for_each(|way| balanced[way.candidate] = way.bytes);
+        Some(balanced)
+    }
+
+    /// All that carry bytes over links.
+    fn ways(&self, shares: &[f64]) -> Vec<ActivePath<'f>> {
+        let (machine, costs) = (self.machine, self.machine.costs());
+        let mut ways: Vec<ActivePath<'f>> = Vec::new();
+        let mut last = None;
+        let mut transfers = 0;
+        for (candidate, &bytes) in shares.iter().enumerate().filter(|(_, bytes)| **bytes > 0.0) {
+            let demand = self.candidates[candidate].demand;
+            let shape = &self.demand(candidate).shape;
+            let routes = match self.candidates[candidate].via {
+                None => [machine.route(shape.src_device, shape.dst_device), None],
+                Some(via) => [machine.route(shape.src_device, via), machine.route(via, shape.dst_device)],
+            };
+            let hops: SmallVec<[&[ResourceId]; 2]> = routes.into_iter().flatten().map(|route| route.resources.as_slice()).collect();
+            if hops.iter().any(|hop| hop.is_empty()) {
+                continue;
+            }
+            transfers += u32::from(last.replace(demand) != Some(demand));
+            let all = hops.iter().flat_map(|hop| hop.iter().copied()).collect();
+            let through_host = self.candidates[candidate].via.is_some_and(DeviceId::is_host);
+            ways.push(ActivePath { candidate, transfer: transfers - 1, hops, all, through_host, head: costs.copy, rate: 0.0, bytes });
+        }
+        self.heads(&mut ways, transfers as usize);
+        ways
+    }
+
+    /// When each may start. Large copies are issued first, one by one, and then the chunks of all pipelines in turns. Transfers that are
+    /// alike are to get like parts, so that for each the others count as if half of them were issued before.
+    fn heads(&self, ways: &mut [ActivePath<'_>], transfers: usize) {
+        let costs = self.machine.costs();
+        let issue = executor::issue(self.options, costs);
+        let mut of: Vec<[f64; 2]> = vec![[0.0; 2]; transfers];
+        for way in &mut *ways {
+            let staged = way.hops.len() > 1;
+            let alone = staged || mechanism::pays_alone(costs, way.bytes, self.candidates[way.candidate].model.rate);
+            let own = &mut of[way.transfer as usize][usize::from(staged)];
+            way.head += issue * *own;
+            *own += if staged { 2.0 } else { f64::from(u8::from(alone)) };
+        }
+        let [direct, pipelines] = of.iter().fold([0.0, 0.0], |all, own| [all[0] + own[0], all[1] + own[1]]);
+        for way in ways {
+            let own = of[way.transfer as usize];
+            way.head += match way.hops.len() {
+                1 => issue * (direct - own[0]) / 2.0,
+                _ => costs.fork_join_staged + issue * (direct + (pipelines - own[1]) / 2.0),
+            };
+        }
+    }
+
+    /// Finds the rates of all, and for staged paths those of their hops: the first chunks of all pipelines pass the first hops together, and
+    /// the last chunks the second ones.
+    fn share(&mut self, fair: &mut MaxMin<'_>, ways: &mut [ActivePath<'_>], demands: &[f64]) -> Option<()> {
+        let rates = rates(fair, ways.iter().map(|way| way.drawing(&way.all)));
+        let mut paces = vec![0.0; demands.len()];
+        for (way, rate) in ways.iter_mut().zip(rates) {
+            way.rate = rate;
+            paces[way.transfer as usize] += rate / demands[way.transfer as usize];
+        }
+        let (slowest, fastest) = paces.into_iter().fold((f64::INFINITY, 0.0_f64), |(a, b), pace| (a.min(pace), b.max(pace)));
+        if slowest < fastest * (1.0 - ALIKE) {
+            return None;
+        }
+        let first = rates_of_hop(fair, ways, 0);
+        let second = rates_of_hop(fair, ways, 1);
+        let overlaps = self.overlaps(ways);
+        for ((way, hops), overlap) in
+            ways.iter().zip(first.into_iter().zip(second)).zip(overlaps).filter(|((way, _), _)| way.hops.len() > 1)
+        {
+            let model = &mut self.candidates[way.candidate].model;
+            (model.hops, model.overlap) = (smallvec![hops.0, hops.1], overlap);
+        }
+        Some(())
+    }
+
+    /// For each way the part of its hand-overs that costs nothing: where a full resource limits it, the others there are faster meanwhile, as far as
+    /// they could be. None in a batch of several transfers, whose many pipelines wait for the issuing thread.
+    fn overlaps(&self, ways: &[ActivePath<'_>]) -> Vec<f64> {
+        if ways.iter().any(|way| way.transfer > 0) {
+            return vec![0.0; ways.len()];
+        }
+        let resources = self.machine.resources();
+        // Of each resource its load, and what those who draw on it could draw more if it were wider.
+        let mut use_of = vec![(0.0_f64, 0.0_f64); resources.len()];
+        let more = |way: &ActivePath<'_>| (self.candidates[way.candidate].model.rate - way.rate).max(0.0);
+        for way in ways {
+            for r in &way.all {
+                let draw = resources[r.0 as usize].draw(f64::from(way.through_host));
+                let (load, room) = &mut use_of[r.0 as usize];
+                *load += way.rate * draw;
+                *room += more(way) * draw;
+            }
+        }
+        let part = |way: &ActivePath<'_>| {
+            let full = way.all.iter().filter(|r| use_of[r.0 as usize].0 >= FULL * resources[r.0 as usize].capacity);
+            let rooms = full.map(|r| {
+                use_of[r.0 as usize].1 / (way.rate * resources[r.0 as usize].draw(f64::from(way.through_host))) - more(way) / way.rate
+            });
+            rooms.fold(0.0, f64::max).min(1.0)
+        };
+        ways.iter().map(part).collect()
+    }
+
+    /// The bytes of each way, so that those of a transfer end together. The end of the last transfer.
+    fn divide(&self, ways: &mut [ActivePath<'_>], demands: &[f64]) -> f64 {
+        let mut columns = Vec::new();
+        for _ in 0..COUNTS {
+            columns = self.columns(ways);
+            let bytes = fill(&columns, demands);
+            ways.iter_mut().zip(bytes).for_each(|(way, bytes)| way.bytes = bytes);
+        }
+        ends(&columns, ways.iter().map(|way| way.bytes))
+    }
+
+    fn columns(&self, ways: &[ActivePath<'_>]) -> Vec<Column> {
+        let costs = self.machine.costs();
+        let column = |way: &ActivePath<'_>| {
+            let model = &self.candidates[way.candidate].model;
+            let (fixed, each) = model.line(costs, self.chunks(way.candidate, way.bytes as u64));
+            let line = (way.head + fixed, each - model.rate.recip() + way.rate.recip());
+            Column { transfer: way.transfer, fixed: 0.0, line, work: SmallVec::new(), link_time: 0.0 }
+        };
+        ways.iter().map(column).collect()
+    }
+
+    /// The staged path without which a single transfer ends earliest, if that is earlier than with it.
+    fn in_the_way(&self, fair: &mut MaxMin<'_>, ways: &[ActivePath<'_>], demands: &[f64], end: f64) -> Option<usize> {
+        if demands.len() != 1 {
+            return None;
+        }
+        let mut best = (end * (1.0 - IN_THE_WAY), None);
+        let mut columns = self.columns(ways);
+        for at in (0..ways.len()).filter(|&at| ways.len() > 1 && ways[at].hops.len() > 1) {
+            let others = || ways.iter().enumerate().filter(|(other, _)| *other != at);
+            let rates = rates(fair, others().map(|(_, way)| way.drawing(&way.all)));
+            let without = columns.remove(at);
+            let mut lines = columns.clone();
+            for ((line, (_, way)), rate) in lines.iter_mut().zip(others()).zip(rates) {
+                line.line.1 += rate.recip() - way.rate.recip();
+            }
+            columns.insert(at, without);
+            let ends = ends(&lines, fill(&lines, demands).into_iter());
+            if ends < best.0 {
+                best = (ends, Some(at));
+            }
+        }
+        best.1
+    }
+}
+
+impl ActivePath<'_> {
+    /// Its bytes on these resources.
+    fn drawing<'a>(&self, resources: &'a [ResourceId]) -> FlowRate<'a> {
+        FlowRate { staged: f64::from(self.through_host), ..FlowRate::new(resources) }
+    }
+}
+
+fn rates<'a>(fair: &mut MaxMin<'_>, flows: impl Iterator<Item = FlowRate<'a>>) -> Vec<f64> {
+    let mut flows: Vec<FlowRate<'a>> = flows.collect();
+    fair.share(&mut flows);
+    flows.into_iter().map(|flow| flow.rate).collect()
+}
+
+/// Rates where staged paths are on one of their hops.
+fn rates_of_hop(fair: &mut MaxMin<'_>, ways: &[ActivePath<'_>], hop: usize) -> Vec<f64> {
+    rates(fair, ways.iter().map(|way| way.drawing(way.hops[hop.min(way.hops.len() - 1)])))
+}
+
+fn ends(columns: &[Column], bytes: impl Iterator<Item = f64>) -> f64 {
+    let carrying = columns.iter().zip(bytes).filter(|(_, bytes)| *bytes > 0.0);
+    carrying.map(|(column, bytes)| column.line.0 + bytes * column.line.1).fold(0.0, f64::max)
+}
+
+/// Whether no two ways, nor the hops of one, draw on the same resource.
+fn apart(ways: &[ActivePath<'_>], resources: usize) -> bool {
+    let mut used = vec![false; resources];
+    ways.iter().flat_map(|way| &way.all).all(|r| !std::mem::replace(&mut used[r.0 as usize], true))
+}

@@ -1,0 +1,252 @@
+//! A plan for people, and as JSON.
+
+use super::options::Tuned;
+use super::planned::{PathPlan, Plan, TransferPlan};
+use super::reasons::{Loads, lines, path_model, sentence, tightest};
+use crate::program::{Engine, Mechanism, Ring, Shape};
+use crate::topology::{DeviceId, Machine};
+use crate::units::{size, time};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+impl Plan {
+    /// Text: what each transfer does and why other paths are left out. Times are modelled, and say so.
+    pub fn describe(&self, machine: &Machine) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(machine, &mut text);
+        text
+    }
+
+    fn write(&self, machine: &Machine, text: &mut String) -> std::fmt::Result {
+        let bytes: u64 = self.transfers.iter().map(|t| t.shape.bytes).sum();
+        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        writeln!(
+            text,
+            "plan for {}: {}, {} in all; engine {}, {} on {}, {} of staging",
+            machine.topology().name,
+            count(self.transfers.len(), "transfer"),
+            size(bytes),
+            self.engine(),
+            count(self.program.ops.len(), "operation"),
+            count(self.program.lanes.len(), "lane"),
+            size(self.program.rings.iter().map(Ring::bytes).sum()),
+        )?;
+        let compared = match self.speedup() {
+            gain if gain > 1.005 => format!("{gain:.2} times as fast as one path for each transfer, {}", time(self.one_path)),
+            _ => "one path for each transfer".into(),
+        };
+        writeln!(text, "modelled: {}{}; {compared}", time(self.predicted), rate(bytes, self.predicted))?;
+        if let Some(tuned) = self.options.tuned {
+            writeln!(text, "{}", tuned.sentence())?;
+        }
+        let loads = Loads::new(machine, self);
+        for alike in self.alike() {
+            match alike.as_slice() {
+                &[one] => self.write_one(machine, &loads, one, text)?,
+                many => self.write_alike(machine, &loads, many, text)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Indices of transfers, those that differ in nothing but their devices together: a halo exchange has dozens.
+    fn alike(&self) -> Vec<Vec<usize>> {
+        let same = |a: &TransferPlan, b: &TransferPlan| {
+            let alike = |(a, b): (&PathPlan, &PathPlan)| {
+                let figures = |path: &PathPlan| (path.bytes, path.chunks, path.chunk_bytes, path.slots, path.mechanism);
+                let kind = |path: &PathPlan| path.via.map(DeviceId::is_host);
+                figures(a) == figures(b) && kind(a) == kind(b)
+            };
+            a.shape.bytes == b.shape.bytes && a.paths.len() == b.paths.len() && a.paths.iter().zip(&b.paths).all(alike)
+        };
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for (index, transfer) in self.transfers.iter().enumerate() {
+            match groups.iter_mut().find(|group| same(&self.transfers[group[0]], transfer)) {
+                Some(group) => group.push(index),
+                None => groups.push(vec![index]),
+            }
+        }
+        groups
+    }
+
+    fn write_one(&self, machine: &Machine, loads: &Loads, index: usize, text: &mut String) -> std::fmt::Result {
+        let TransferPlan { shape, paths, rejected } = &self.transfers[index];
+        write!(text, "\ntransfer {index}: {} to {}, {}", shape.src_device, shape.dst_device, size(shape.bytes))?;
+        if shape.bytes == 0 {
+            return writeln!(text, ": nothing to do");
+        }
+        writeln!(text)?;
+        for path in paths {
+            let way = path.via.map_or("direct".into(), |via| format!("via {via}"));
+            let limit = path_model(machine, shape, path.via)
+                .and_then(|model| tightest(machine, &model).map(|resource| format!(", at most {:.1} GB/s ({resource})", model.rate / 1e9)));
+            let alone = format!("; modelled alone {}{}", time(path.seconds), limit.unwrap_or_default());
+            writeln!(text, "  {}{alone}", path.sentence(&way, shape.bytes))?;
+        }
+        let reasons = rejected.iter().map(|r| (r.via, sentence(machine, shape, r, loads, false)));
+        lines(reasons).iter().try_for_each(|line| writeln!(text, "  {line}"))
+    }
+
+    fn write_alike(&self, machine: &Machine, loads: &Loads, members: &[usize], text: &mut String) -> std::fmt::Result {
+        let transfers = || members.iter().map(|&index| &self.transfers[index]);
+        let TransferPlan { shape, paths, .. } = &self.transfers[members[0]];
+        write!(text, "\n{} transfers of {}", members.len(), size(shape.bytes))?;
+        writeln!(text, "{}", if shape.bytes == 0 { ": nothing to do" } else { ", each:" })?;
+        for (at, path) in paths.iter().enumerate() {
+            let way = match path.via {
+                None => "direct",
+                Some(via) if via.is_host() => "via a host",
+                Some(_) => "via a GPU",
+            };
+            let alone = transfers().map(|transfer| transfer.paths[at].seconds);
+            let (least, most) = (time(alone.clone().fold(f64::INFINITY, f64::min)), time(alone.fold(0.0, f64::max)));
+            let alone = if least == most { least } else { format!("{least} to {most}") };
+            writeln!(text, "  {}; modelled alone {alone}", path.sentence(way, shape.bytes))?;
+        }
+        for row in members.chunks(if paths.iter().any(|path| path.via.is_some()) { 4 } else { 6 }) {
+            let ways = row.iter().map(|&index| {
+                let TransferPlan { shape, paths, .. } = &self.transfers[index];
+                let vias: Vec<String> = paths.iter().filter_map(|path| path.via).map(|via| via.to_string()).collect();
+                let vias = if vias.is_empty() { String::new() } else { format!(" ({})", vias.join(", ")) };
+                format!("{index}: {}>{}{vias}", shape.src_device, shape.dst_device)
+            });
+            writeln!(text, "  {}", ways.collect::<Vec<_>>().join("  "))?;
+        }
+        // Its paths are named by kind, and one transfer may have no use for what another relays through.
+        let relayed = paths.iter().any(|path| path.via.is_some());
+        let reasons =
+            transfers().flat_map(|transfer| transfer.rejected.iter().map(|r| (r.via, sentence(machine, &transfer.shape, r, loads, true))));
+        lines(reasons).iter().try_for_each(|line| writeln!(text, "  {}{line}", if relayed { "otherwise " } else { "" }))
+    }
+
+    /// `auto` with what it came to where that is no matter of course.
+    fn engine(&self) -> String {
+        let asked = self.options.engine.name();
+        if (self.options.engine, self.executor) == (Engine::Auto, Engine::Graph) { format!("{asked} (graph)") } else { asked.into() }
+    }
+
+    /// How many times faster than one path for each transfer, as modelled.
+    pub fn speedup(&self) -> f64 {
+        if self.predicted > 0.0 { self.one_path / self.predicted } else { 1.0 }
+    }
+
+    /// The same as JSON: sizes in bytes, times in seconds, devices as in the C ABI.
+    pub fn to_json(&self, machine: &Machine) -> Value {
+        let loads = Loads::new(machine, self);
+        let transfers: Vec<Value> = self
+            .transfers
+            .iter()
+            .map(|transfer| {
+                let paths: Vec<Value> = transfer.paths.iter().map(|path| path.to_json(machine, &transfer.shape)).collect();
+                let rejected = transfer.rejected.iter().map(|r| {
+                    let reason = sentence(machine, &transfer.shape, r, &loads, false);
+                    json!({"via": r.via.map(|d| d.0), "code": r.reason.code(), "reason": reason})
+                });
+                let rejected: Vec<Value> = rejected.collect();
+                json!({
+                    "src_device": transfer.shape.src_device.0,
+                    "dst_device": transfer.shape.dst_device.0,
+                    "bytes": transfer.shape.bytes,
+                    "paths": paths,
+                    "rejected": rejected,
+                })
+            })
+            .collect();
+        json!({
+            "topology": machine.topology().name,
+            "engine": self.options.engine.name(),
+            "executor": self.executor.name(),
+            "modelled_seconds": self.predicted,
+            "modelled_seconds_one_path": self.one_path,
+            "modelled_speedup": self.speedup(),
+            "bytes": self.transfers.iter().map(|transfer| transfer.shape.bytes).fold(0, u64::saturating_add),
+            "options": {
+                "max_paths": if self.options.max_paths == u32::MAX { Value::Null } else { self.options.max_paths.into() },
+                "host_path": self.options.host_path,
+                "chunk_bytes": self.options.chunk_bytes,
+                "min_bytes": self.options.min_bytes,
+                "staging_bytes": self.options.staging_bytes,
+            },
+            "operations": self.program.ops.len(),
+            "lanes": self.program.lanes.len(),
+            "tuned": self.options.tuned.map(Tuned::to_json),
+            "staging_bytes": self.program.rings.iter().map(Ring::bytes).sum::<u64>(),
+            "staging": machine.devices().map(|device| (device, self.program.staging_bytes(device))).filter(|(_, bytes)| *bytes > 0)
+                .map(|(device, bytes)| json!({"device": device.0, "bytes": bytes})).collect::<Vec<_>>(),
+            "transfers": transfers,
+        })
+    }
+}
+
+impl PathPlan {
+    fn sentence(&self, way: &str, whole: u64) -> String {
+        let share = 100.0 * self.bytes as f64 / whole as f64;
+        format!("{share:5.1} %  {:>10}  {way:<10}  {}", size(self.bytes), self.manner())
+    }
+
+    /// How its bytes are moved.
+    fn manner(&self) -> String {
+        match (self.mechanism, self.slots, self.chunks) {
+            (Mechanism::Batch, ..) => "part of a batched call".into(),
+            (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
+            (Mechanism::Copy, 0, _) => "one copy".into(),
+            (Mechanism::Copy, _, 1) => "one chunk".into(),
+            (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} slots", size(self.chunk_bytes)),
+        }
+    }
+
+    fn to_json(&self, machine: &Machine, shape: &Shape) -> Value {
+        let model = path_model(machine, shape, self.via);
+        json!({
+            "via": self.via.map(|device| device.0),
+            "offset": self.offset,
+            "bytes": self.bytes,
+            "chunks": self.chunks,
+            "chunk_bytes": self.chunk_bytes,
+            "slots": self.slots,
+            "mechanism": match self.mechanism { Mechanism::Copy => "copy", Mechanism::Batch => "batch", Mechanism::Kernel => "kernel" },
+            "modelled_seconds_alone": self.seconds,
+            "bytes_per_second_alone": model.as_ref().map(|model| model.rate).filter(|rate| rate.is_finite()),
+            "limited_by": model.as_ref().and_then(|model| tightest(machine, model)),
+        })
+    }
+}
+
+impl Tuned {
+    fn sentence(self) -> String {
+        let Tuned { host_share, relay_share, several } = self;
+        let mut text = String::from("tuned: options come from a tuning file");
+        for (what, share) in [("through the host", host_share), ("through other GPUs", relay_share)] {
+            if share != 1000 {
+                text += &format!("; shares {what} x {:.3}", f64::from(share) / 1000.0);
+            }
+        }
+        if several {
+            text += "; several paths were measured to be faster than one";
+        }
+        text
+    }
+
+    fn to_json(self) -> Value {
+        let factor = |share: u16| f64::from(share) / 1000.0;
+        json!({ "host_share": factor(self.host_share), "relay_share": factor(self.relay_share), "several_paths": self.several })
+    }
+}
+
+impl Engine {
+    /// As `MPGPU_ENGINE` spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Auto => "auto",
+            Engine::Stream => "stream",
+            Engine::Graph => "graph",
+            Engine::Batch => "batch",
+            Engine::Kernel => "kernel",
+        }
+    }
+}
+
+fn rate(bytes: u64, seconds: f64) -> String {
+    if bytes == 0 || seconds <= 0.0 { String::new() } else { format!(" ({:.1} GB/s)", bytes as f64 / seconds / 1e9) }
+}

@@ -1,0 +1,560 @@
+//! How direct shares are moved: each by a plain copy, or many by one batched call or one kernel.
+//!
+//! A plain copy costs `issue` on the host for each message; a batched call and a kernel cost more once and less per message, and
+//! the kernel moves bytes a little slower than a copy engine. So a kernel is worth a message that it delays by less than the
+//! message's own issue: `bytes / rate · (1 / efficiency − 1) ≤ issue`. Below that size the model compares the three for all
+//! messages of a device. Above it several messages between the same two GPUs are one batched call, which leaves no gap between them
+//! (readings, two H200: eight of 16 MiB 371 us one by one and 349 batched, two of 64 MiB 350 and 346).
+//!
+//! And by whom: by the GPU that the bytes leave from, or, where all copies of the batch meet in one GPU, by that one, so that nothing has to
+//! wait for another: then small messages that it sends and receives are one kernel.
+//!
+//! A small batch between several GPUs is one kernel too, on the GPU of the caller's stream, which reads and writes the memory of the others:
+//! joining GPUs takes longer than the bytes take through one GPU's ports (`one_kernel`).
+//!
+//! Small pieces with an end in pinned host memory are kernels as well: the GPU's threads read and write over its PCIe link.
+
+use super::candidates::Candidate;
+use super::lower::{DirectOp, Piece, copying_device};
+use super::options::Options;
+use super::selection::PathShare;
+use crate::model::{BOTH_WAYS, Flow, Issue, PathModel, finish};
+use crate::program::{Engine, Gpus, Lane, Mechanism, Shape};
+use crate::topology::MemoryKind;
+use crate::topology::{Costs, DeviceId, LinkId, LinkKind, Machine};
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
+
+/// One direct operation and the flows that it starts.
+pub(super) struct Launch {
+    pub op: DirectOp,
+    /// Indices into the shares.
+    pub shares: Vec<usize>,
+    /// The two GPUs between which it copies, unless it fuses small messages.
+    between: Option<(DeviceId, DeviceId)>,
+    /// Where one kernel moves what passes between other GPUs: for each pair of ends the way through the kernel's GPU.
+    through: Ways,
+}
+
+/// For each pair of ends the way between them.
+type Ways = Vec<(Pair, PathModel)>;
+
+/// Where bytes come from and where they go.
+type Pair = (DeviceId, DeviceId);
+
+/// The lane of direct operations.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub(super) enum LaneKey {
+    /// Copies from a GPU to others that leave it by this link, one of which lasts longer than it takes to start. They follow each other in
+    /// any case, and in one lane they do so in the order that they were given ([`take_turns`]); in lanes of their own the driver takes them
+    /// as it likes: an all-to-all of four H200 with 64 MiB took 698 us, and in lanes like this 545. Short ones overlap in what they take to
+    /// start. Where every pair is wired, each has a link of its own.
+    From(DeviceId, LinkId),
+    /// Copies between these two, which would share the way anyway.
+    Between(DeviceId, DeviceId),
+    /// What a device fuses.
+    Fused(DeviceId),
+}
+
+/// A GPU, and the link by which a copy to another one leaves it.
+type Exit = (DeviceId, LinkId);
+
+fn exit(machine: &Machine, pair: (DeviceId, DeviceId)) -> Option<Exit> {
+    let (src, dst) = between_gpus(pair)?;
+    Some((src, *machine.route(src, dst)?.links.first()?))
+}
+
+/// Where copies between GPUs are so long that they take turns.
+fn busy_exits<'a>(machine: &Machine, batch: &[Shape], direct: impl Iterator<Item = &'a DirectOp>) -> Vec<Exit> {
+    let mut exits = Vec::new();
+    for op in direct.filter(|op| op.mechanism != Mechanism::Kernel && op.also.is_empty()) {
+        for piece in &op.pieces {
+            let pair = pair(&batch[piece.transfer as usize]);
+            let is_long = machine.route(pair.0, pair.1).is_some_and(|route| piece.bytes as f64 / route.bandwidth > machine.costs().copy);
+            exits.extend(exit(machine, pair).filter(|exit| is_long && !exits.contains(exit)));
+        }
+    }
+    exits
+}
+
+fn between_gpus(pair: (DeviceId, DeviceId)) -> Option<(DeviceId, DeviceId)> {
+    (pair.0 != pair.1 && !pair.0.is_host() && !pair.1.is_host()).then_some(pair)
+}
+
+/// Whether one call for so many large copies takes less than a call for each.
+fn gains_by_batch(costs: &Costs, copies: usize) -> bool {
+    copies > 1 && costs.batch + costs.batch_segment * copies as f64 <= costs.copy + costs.issue * (copies - 1) as f64
+}
+
+fn is_in_device_memory(shape: &Shape) -> bool {
+    shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device
+}
+
+/// Whether the threads of a GPU reach both ends.
+fn is_mapped(shape: &Shape) -> bool {
+    ![shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable)
+}
+
+/// An operation as the model sees it.
+pub(super) struct Issued<'a> {
+    mechanism: Mechanism,
+    /// Indices into the shares.
+    members: &'a [usize],
+    /// Whether the reading end issues it.
+    is_pulled: bool,
+    /// As [`Launch::through`].
+    through: &'a [(Pair, PathModel)],
+}
+
+/// These launches as the model sees them, issued by a GPU that may issue all of them, if there is one, and else by their sources.
+pub(super) fn issued(launches: &[Launch]) -> impl Iterator<Item = Issued<'_>> {
+    let home = home(launches);
+    launches.iter().map(move |launch| Issued {
+        mechanism: launch.op.mechanism,
+        members: &launch.shares,
+        is_pulled: home.is_some_and(|home| launch.op.device != home),
+        through: &launch.through,
+    })
+}
+
+/// A GPU that may issue all of these operations.
+fn home(launches: &[Launch]) -> Option<DeviceId> {
+    let devices = |launch: &Launch| Lane { device: launch.op.device, also: launch.op.also }.devices();
+    devices(launches.first()?).find(|device| launches.iter().all(|launch| devices(launch).any(|other| other == *device)))
+}
+
+/// Whether a caller's stream has to wait for operations of other GPUs, whichever GPU is its own.
+pub(super) fn joins(launches: &[Launch]) -> bool {
+    launches.len() > 1 && home(launches).is_none()
+}
+
+/// What the model expects of operations that are issued in this order, one flow for each share.
+///
+/// Plain copies between the same two devices follow each other: the next starts `issue` after the last
+/// one's end, which the readings show as well for large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
+pub(super) fn flows<'a>(
+    machine: &Machine,
+    batch: &[Shape],
+    candidates: &'a [Candidate],
+    shares: &[PathShare],
+    operations: impl Iterator<Item = Issued<'a>>,
+) -> Vec<(usize, Flow<'a>)> {
+    let costs = machine.costs();
+    let mut lanes: Vec<((DeviceId, DeviceId), f64)> = Vec::new();
+    let mut flows = Vec::new();
+    for (order, Issued { mechanism, members, is_pulled, through }) in operations.enumerate() {
+        let messages = members.len() as f64;
+        let mut head = costs.issue * order as f64
+            + match mechanism {
+                Mechanism::Copy => costs.copy + if is_pulled { costs.pull } else { 0.0 },
+                Mechanism::Batch => costs.batch + costs.batch_segment * messages,
+                Mechanism::Kernel => costs.kernel + costs.kernel_segment * messages,
+            };
+        if let (Mechanism::Copy, &[at]) = (mechanism, members) {
+            let key = pair(&batch[shares[at].transfer as usize]);
+            let busy = shares[at].bytes as f64 / candidates[shares[at].candidate].model.rate;
+            match lanes.iter_mut().find(|lane| lane.0 == key) {
+                Some((_, end)) => {
+                    head = head.max(*end + costs.issue);
+                    *end = head + busy;
+                }
+                None => lanes.push((key, head + busy)),
+            }
+        }
+        let source = |at: usize| batch[shares[at].transfer as usize].src_device;
+        let efficiency = match mechanism {
+            Mechanism::Kernel if members.iter().any(|&at| source(at) != source(members[0])) => costs.kernel_efficiency * BOTH_WAYS,
+            Mechanism::Kernel => costs.kernel_efficiency,
+            _ => 1.0,
+        };
+        flows.extend(members.iter().map(|&at| {
+            let ends = pair(&batch[shares[at].transfer as usize]);
+            let direct = &candidates[shares[at].candidate].model;
+            let path = through.iter().find(|through| through.0 == ends).map_or(direct, |through| &through.1);
+            let flow = Flow { path, bytes: shares[at].bytes, chunks: 1, head, efficiency };
+            (at, flow)
+        }));
+    }
+    flows
+}
+
+/// Operations for the direct shares among `shares`, in the order in which they are issued.
+pub(super) fn launches(
+    machine: &Machine,
+    batch: &[Shape],
+    options: &Options,
+    candidates: &[Candidate],
+    shares: &[PathShare],
+) -> Vec<Launch> {
+    let direct: Vec<usize> = (0..shares.len()).filter(|&at| candidates[shares[at].candidate].via.is_none()).collect();
+    let pair_of = |at: usize| pair(&batch[shares[at].transfer as usize]);
+    let all_direct = direct.len() == shares.len();
+    let points = if all_direct { meeting_points(machine, direct.iter().map(|&at| pair_of(at))) } else { SmallVec::new() };
+    let finished = |mut launches: Vec<Launch>| {
+        take_turns(machine, &mut launches);
+        free_ends(machine, batch, &points, &mut launches);
+        launches
+    };
+    let apart = finished(launches_by_device(machine, batch, options, candidates, shares, &direct));
+    let seconds = |launches: &[Launch]| {
+        let flows = flows(machine, batch, candidates, shares, issued(launches));
+        let issue = Issue { joins_gpus: joins(launches), ..Issue::copies(machine.costs(), launches.len()) };
+        finish(machine, flows.into_iter().map(|flow| flow.1), &issue)
+    };
+    // One kernel for what several GPUs would send, on a GPU that reads and writes all of it.
+    let (fused, rest): (Vec<usize>, Vec<usize>) = direct.iter().partition(|&&at| {
+        let shape = &batch[shares[at].transfer as usize];
+        is_in_device_memory(shape) && may_fuse(machine, options, &candidates[shares[at].candidate], &shares[at], shape)
+    });
+    let Some(first) = fused.first() else { return apart };
+    if options.engine == Engine::Batch || fused.iter().all(|&at| pair_of(at).0 == pair_of(*first).0) {
+        return apart;
+    }
+    let Some(&point) = points.first() else {
+        if !rest.is_empty() || !all_direct {
+            return apart;
+        }
+        let than = seconds(&apart) + further_joins(machine, &apart);
+        return one_kernel(machine, batch, shares, fused, than).map_or(apart, |launch| vec![launch]);
+    };
+    let mut together = launches_by_device(machine, batch, options, candidates, shares, &rest);
+    // First what leaves the GPU, then what arrives there: the kernel works on both halves of a list at once.
+    let (mut fused, read): (Vec<usize>, Vec<usize>) = fused.into_iter().partition(|&at| pair_of(at).0 == point);
+    fused.extend(read);
+    let pieces = fused.iter().map(|&at| piece(&shares[at])).collect();
+    let op = DirectOp { device: point, also: Gpus::NONE, mechanism: Mechanism::Kernel, pieces };
+    together.push(Launch { op, shares: fused, between: None, through: Vec::new() });
+    let together = finished(together);
+    if options.engine == Engine::Kernel || seconds(&together) < seconds(&apart) { together } else { apart }
+}
+
+/// What joining costs beyond two GPUs: each further one has an event recorded and is waited for. With it the model has the readings of four H200:
+/// a ring of 4 KiB forked and joined takes 22.2 us (read 22.5), an all-to-all 39.8 (read 38.7).
+fn further_joins(machine: &Machine, launches: &[Launch]) -> f64 {
+    let gpus: Gpus = launches.iter().map(|launch| launch.op.device).collect();
+    machine.costs().issue * gpus.iter().count().saturating_sub(2) as f64
+}
+
+/// GPUs of a batch that one kernel may move. Readings are of two and four; planning takes time with the GPUs times the pairs of them.
+const MOST_GPUS_OF_A_KERNEL: usize = 16;
+
+/// All of a batch between several GPUs as one kernel, if that takes less than `than` seconds on each of them: the one that the caller's stream is
+/// of does it. What passes between two others goes into that GPU by one direction of its port and leaves by the other.
+///
+/// Readings, four H200: a ring of 256 KiB 12.8 us against 22.5 by copies that are forked and joined, of 1 MiB 20.3 and 23.3, of 4 MiB 48.8 and
+/// 33.7; an all-to-all of 256 KiB 17.7 and 38.3, of 1 MiB 39.7 and 50.1, of 4 MiB 126.8 and 88.8.
+fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members: Vec<usize>, than: f64) -> Option<Launch> {
+    let mut bytes: BTreeMap<Pair, u64> = BTreeMap::new();
+    for &at in &members {
+        *bytes.entry(pair(&batch[shares[at].transfer as usize])).or_default() += shares[at].bytes;
+    }
+    let gpus: Gpus = bytes.keys().flat_map(|ends| [ends.0, ends.1]).collect();
+    if gpus.iter().count() > MOST_GPUS_OF_A_KERNEL {
+        return None;
+    }
+    // As in `meeting_points`: only over NVLink does a kernel read as fast as it writes.
+    let reaches = |gpu: DeviceId, other: DeviceId| {
+        let by_nvlink = |from, to| {
+            let links = machine.route(from, to).map(|route| &route.links[..]).unwrap_or_default();
+            !links.is_empty() && links.iter().all(|link| is_nvlink(machine, *link))
+        };
+        gpu == other || by_nvlink(gpu, other) && by_nvlink(other, gpu)
+    };
+    let homes = gpus.iter().filter(|&gpu| gpus.iter().all(|other| reaches(gpu, other)));
+    let through = |home: DeviceId| -> Option<Ways> {
+        let way = |ends: &Pair| {
+            let (src, dst) = *ends;
+            if src == home && dst == home || [src, dst].contains(&home) && src != dst {
+                return Some((*ends, PathModel::new(machine, &[machine.route(src, dst)?])));
+            }
+            let mut model = PathModel::new(machine, &[machine.route(src, home)?, machine.route(home, dst)?]);
+            // Without staging: the kernel reads and writes word by word.
+            (model.hops, model.through_gpu) = (smallvec![model.rate], false);
+            Some((*ends, model))
+        };
+        bytes.keys().map(way).collect()
+    };
+    let costs = machine.costs();
+    let (head, efficiency) = (costs.kernel + costs.kernel_segment * members.len() as f64, costs.kernel_efficiency * BOTH_WAYS);
+    let mut ways: Vec<(f64, DeviceId, Ways)> = Vec::new();
+    for home in homes {
+        let through = through(home)?;
+        let flows = through.iter().zip(bytes.values()).map(|((_, path), &bytes)| Flow { path, bytes, chunks: 1, head, efficiency });
+        let seconds = finish(machine, flows, &Issue::copies(costs, 1));
+        if seconds < than {
+            ways.push((seconds, home, through));
+        }
+    }
+    // Where some GPUs would be slower, their streams would wait for another one's kernel: the model counts on none of that.
+    if ways.len() < gpus.iter().count() {
+        return None;
+    }
+    ways.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut gpus = ways.iter().map(|way| way.1);
+    let device = gpus.next()?;
+    let also = gpus.collect();
+    // As the lane's own GPU does it, because the planner does not know the stream.
+    let through = ways.swap_remove(0).2;
+    let pieces = members.iter().map(|&at| piece(&shares[at])).collect();
+    let op = DirectOp { device, also, mechanism: Mechanism::Kernel, pieces };
+    Some(Launch { op, shares: members, between: None, through })
+}
+
+/// The same with every operation on the GPU that its bytes leave from, or arrive at from the host: its copies, and what it fuses. `direct` are
+/// those of the shares that are to be moved.
+fn launches_by_device(
+    machine: &Machine,
+    batch: &[Shape],
+    options: &Options,
+    candidates: &[Candidate],
+    shares: &[PathShare],
+    direct: &[usize],
+) -> Vec<Launch> {
+    let shape = |at: usize| &batch[shares[at].transfer as usize];
+    let costs = machine.costs();
+    let mut direct: Vec<(DeviceId, usize)> =
+        direct.iter().map(|&at| (copying_device(shape(at).src_device, shape(at).dst_device), at)).collect();
+    direct.sort();
+    let mut launches = Vec::new();
+    let all_direct = shares.iter().all(|share| candidates[share.candidate].via.is_none());
+    let can_fuse = |at: usize| may_fuse(machine, options, &candidates[shares[at].candidate], &shares[at], shape(at));
+    let no_engine_at_work = all_direct && direct.iter().all(|&(_, at)| can_fuse(at));
+    for group in direct.chunk_by(|a, b| a.0 == b.0) {
+        let device = group[0].0;
+        let mut fused: Vec<usize> = Vec::new();
+        let mut plain: Vec<usize> = Vec::new();
+        for &(_, at) in group {
+            if !device.is_host() && can_fuse(at) { &mut fused } else { &mut plain }.push(at);
+        }
+        let mechanism = choose(machine, batch, options, candidates, shares, &fused, no_engine_at_work);
+        if mechanism == Mechanism::Kernel {
+            mix_directions(&mut fused, |at| pair(shape(at)));
+        }
+        if mechanism == Mechanism::Copy {
+            plain.append(&mut fused);
+            plain.sort_unstable();
+        }
+        let mut launch = |mechanism, members: &[usize], between| {
+            let pieces = members.iter().map(|&at| piece(&shares[at])).collect();
+            let op = DirectOp { device, also: Gpus::NONE, mechanism, pieces };
+            launches.push(Launch { op, shares: members.to_vec(), between, through: Vec::new() });
+        };
+        // Large copies first: they take longest.
+        if all_direct {
+            plain.sort_by_key(|&at| pair(shape(at)));
+        }
+        for alike in plain.chunk_by(|&a, &b| pair(shape(a)) == pair(shape(b))) {
+            let between = between_gpus(pair(shape(alike[0])));
+            let in_device_memory = alike.iter().all(|&at| is_in_device_memory(shape(at)));
+            if between.is_some() && in_device_memory && all_direct && options.engine == Engine::Auto && gains_by_batch(costs, alike.len()) {
+                launch(Mechanism::Batch, alike, between);
+            } else {
+                alike.iter().for_each(|at| launch(Mechanism::Copy, std::slice::from_ref(at), between));
+            }
+        }
+        if !fused.is_empty() {
+            launch(mechanism, &fused, None);
+        }
+    }
+    launches
+}
+
+fn is_nvlink(machine: &Machine, link: LinkId) -> bool {
+    machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink
+}
+
+/// GPUs each of which is an end of all these copies and may issue them. Only over NVLink does it read as fast as the other end writes.
+fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, DeviceId)>) -> SmallVec<[DeviceId; 2]> {
+    let mut points: Option<SmallVec<[DeviceId; 2]>> = None;
+    for (src, dst) in pairs {
+        let mut ends: SmallVec<[DeviceId; 2]> = smallvec![copying_device(src, dst)];
+        if between_gpus((src, dst)).is_some()
+            && machine.route(src, dst).is_some_and(|route| route.links.iter().all(|link| is_nvlink(machine, *link)))
+        {
+            ends.push(dst);
+        }
+        match &mut points {
+            Some(points) => points.retain(|point| ends.contains(point)),
+            None => points = Some(ends),
+        }
+    }
+    points.unwrap_or_default()
+}
+
+/// Orders plain copies between GPUs so that at any time no two of them write to the same GPU, if that is possible: the first of each
+/// GPU goes to its next neighbour, the second to the one after, and so on.
+///
+/// Copies that leave from one GPU follow each other even in streams of their own. In the order of their destinations' numbers, an
+/// all-to-all of four GPUs begins with three that all write to GPU 0, and takes six times as long as one copy: 1057 us for 64 MiB were
+/// read (`docs/results.md`), of which one takes 169. By neighbours it is three times.
+fn take_turns(machine: &Machine, launches: &mut [Launch]) {
+    let gpus = i64::from(machine.gpu_count());
+    launches.sort_by_key(|launch| match launch.between {
+        Some((src, dst)) => (i64::from(dst.0) - i64::from(src.0)).rem_euclid(gpus),
+        None if launch.op.mechanism == Mechanism::Copy => 0,
+        // After the large copies, as on each device.
+        None => gpus,
+    });
+}
+
+/// Whether long copies of one GPU go to different GPUs, by turns.
+pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch]) -> bool {
+    let busy = busy_exits(machine, batch, launches.iter().map(|launch| &launch.op));
+    let mut to: Vec<(Exit, DeviceId)> = Vec::new();
+    launches.iter().filter(|launch| launch.op.also.is_empty()).filter_map(|launch| launch.between).any(|pair| {
+        let Some(exit) = exit(machine, pair).filter(|exit| busy.contains(exit)) else { return false };
+        match to.iter().find(|first| first.0 == exit) {
+            Some(first) => first.1 != pair.1,
+            None => {
+                to.push((exit, pair.1));
+                false
+            }
+        }
+    })
+}
+
+/// Lets either end issue copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs.
+///
+/// Where all copies of the batch meet in a GPU, that saves `fork_join_gpus` for all of them, and costs `pull` for each plain copy of a lane: both
+/// directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each, whatever they carry (readings, two
+/// H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it writes.
+///
+/// Else it saves `join` for the lane, which holds all plain copies between the two; and because copies that one
+/// GPU issues may follow each other (see [`take_turns`]), it may cost the time that the lane itself takes.
+fn free_ends(machine: &Machine, batch: &[Shape], points: &[DeviceId], launches: &mut [Launch]) {
+    let costs = machine.costs();
+    let mut losses: BTreeMap<(DeviceId, DeviceId), (f64, f64)> = BTreeMap::new();
+    for launch in &*launches {
+        if let Some((src, dst)) = launch.between
+            && let Some(route) = machine.route(src, dst)
+        {
+            let bytes: u64 = launch.op.pieces.iter().map(|piece| piece.bytes).sum();
+            let loss = losses.entry((src, dst)).or_default();
+            loss.0 += costs.pull;
+            loss.1 += bytes as f64 / route.bandwidth;
+        }
+    }
+    let kernels = launches.iter().filter(|launch| launch.op.mechanism == Mechanism::Kernel).count();
+    for launch in launches {
+        let ends = |piece: &Piece| <[DeviceId; 2]>::from(pair(&batch[piece.transfer as usize]));
+        let point = points.iter().copied().find(|&point| {
+            point != launch.op.device
+                && launch.op.pieces.iter().all(|piece| ends(piece).contains(&point) && ends(piece).contains(&launch.op.device))
+        });
+        let other = match (launch.op.mechanism, launch.between) {
+            // Two kernels of one GPU would share its multiprocessors.
+            (Mechanism::Kernel, _) => point.filter(|_| kernels == 1),
+            (Mechanism::Copy, Some(between)) => losses.get(&between).and_then(|&(pulls, busy)| {
+                point.filter(|_| pulls < costs.fork_join_gpus).or((pulls + busy < costs.fork_join_staged).then_some(between.1))
+            }),
+            _ => None,
+        };
+        launch.op.also = other.into_iter().collect();
+    }
+}
+
+fn piece(share: &PathShare) -> Piece {
+    Piece { transfer: share.transfer, offset: share.offset, bytes: share.bytes }
+}
+
+/// Whether a kernel would delay bytes by more than issuing them by themselves costs.
+pub(super) fn pays_alone(costs: &Costs, bytes: f64, rate: f64) -> bool {
+    bytes / rate * (costs.kernel_efficiency.recip() - 1.0) > costs.issue
+}
+
+/// Whether one operation may move this share together with others.
+fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: &PathShare, shape: &Shape) -> bool {
+    if !is_mapped(shape) {
+        return false;
+    }
+    let costs = machine.costs();
+    match options.engine {
+        Engine::Auto | Engine::Graph => !pays_alone(costs, share.bytes as f64, candidate.model.rate),
+        Engine::Batch => true,
+        Engine::Kernel => true,
+        Engine::Stream => false,
+    }
+}
+
+fn choose(
+    machine: &Machine,
+    batch: &[Shape],
+    options: &Options,
+    candidates: &[Candidate],
+    shares: &[PathShare],
+    members: &[usize],
+    no_engine_at_work: bool,
+) -> Mechanism {
+    match options.engine {
+        Engine::Batch => return Mechanism::Batch,
+        Engine::Kernel => return Mechanism::Kernel,
+        _ if members.len() < 2 => return Mechanism::Copy,
+        _ => {}
+    }
+    let seconds = |mechanism: Mechanism| {
+        let each = members.chunks(if mechanism == Mechanism::Copy { 1 } else { members.len() });
+        let operations = each.len();
+        let each = each.map(|members| Issued { mechanism, members, is_pulled: false, through: &[] });
+        let flows = flows(machine, batch, candidates, shares, each);
+        finish(machine, flows.into_iter().map(|flow| flow.1), &Issue::copies(machine.costs(), operations))
+    };
+    // Kernels that write host memory take the GPU's copy engines their way: beside 8 blocks that do, a copy to another GPU falls from 394 to
+    // 102 GB/s and one to the host from 55 to 13; beside 8 that read it, to 372 and 43 (H200, 2026-11-22).
+    let may_be_kernel = no_engine_at_work || members.iter().all(|&at| is_in_device_memory(&batch[shares[at].transfer as usize]));
+    let mut best = (seconds(Mechanism::Copy), Mechanism::Copy);
+    for mechanism in [Mechanism::Batch, Mechanism::Kernel] {
+        // A graph has no node for a batch.
+        if mechanism == Mechanism::Kernel && !may_be_kernel || mechanism == Mechanism::Batch && options.engine == Engine::Graph {
+            continue;
+        }
+        let time = seconds(mechanism);
+        if time < best.0 {
+            best = (time, mechanism);
+        }
+    }
+    best.1
+}
+
+/// Lets pieces into host memory and out of it alternate, as far as both last, so that each of several launches uses both directions of the link.
+fn mix_directions(members: &mut [usize], pair: impl Fn(usize) -> Pair) {
+    let of = |at: usize| pair(at).0.is_host();
+    let counts = [false, true].map(|host| members.iter().filter(|&&at| of(at) == host).count());
+    if counts.contains(&0) {
+        return;
+    }
+    let mut seen = [0; 2];
+    let mut ranked: Vec<(usize, usize)> = members
+        .iter()
+        .map(|&at| {
+            let way = usize::from(of(at));
+            seen[way] += 1;
+            // The place among its own kind, in parts of both counts.
+            ((2 * seen[way] - 1) * counts[1 - way], at)
+        })
+        .collect();
+    ranked.sort_unstable();
+    members.iter_mut().zip(ranked).for_each(|(member, (_, at))| *member = at);
+}
+
+/// Which of these operations follow each other on the device. A lane that either end may issue holds the copies of its two alone.
+pub(super) fn lane_key<'a>(machine: &'a Machine, batch: &'a [Shape], direct: &[DirectOp]) -> impl Fn(&DirectOp) -> LaneKey + 'a {
+    let busy = busy_exits(machine, batch, direct.iter());
+    move |op| {
+        let mut pairs = op.pieces.iter().map(|piece| pair(&batch[piece.transfer as usize]));
+        let (src, dst) = pairs.next().unwrap_or((op.device, op.device));
+        let is_fused = match op.mechanism {
+            Mechanism::Copy => false,
+            Mechanism::Batch => between_gpus((src, dst)).is_none() || pairs.any(|pair| pair != (src, dst)),
+            Mechanism::Kernel => true,
+        };
+        match exit(machine, (src, dst)).filter(|exit| op.also.is_empty() && busy.contains(exit)) {
+            _ if is_fused => LaneKey::Fused(op.device),
+            Some((src, link)) => LaneKey::From(src, link),
+            None => LaneKey::Between(src, dst),
+        }
+    }
+}
+
+fn pair(shape: &Shape) -> (DeviceId, DeviceId) {
+    (shape.src_device, shape.dst_device)
+}

@@ -1,0 +1,47 @@
+//! From transfers to a program: candidate paths, their shares, chunks, mechanisms, lowering.
+//!
+//! | file | one idea |
+//! | --- | --- |
+//! | `planner` | plans a batch: one path for each transfer or several, whichever the model finds faster |
+//! | `options`, `planned` | what goes in; what comes out |
+//! | `demand` | transfers that are planned as one |
+//! | `candidates` | the paths that a transfer could take, and why others can't help |
+//! | `selection` | the candidates of a batch that are still open |
+//! | `choose` | which of them carry bytes, and how many |
+//! | `split` | bytes for each path, by linear program |
+//! | `balance` | bytes with which paths end together where links are shared fairly |
+//! | `shares` | whole bytes for each transfer and path |
+//! | `staging` | rings, slots and the size of chunks |
+//! | `alternative` | shares with their operations and modelled times |
+//! | `mechanism` | plain copies, a batched call or a kernel, and who issues them |
+//! | `executor` | streams or a graph |
+//! | `lower` | shares to a [`Program`] |
+//! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
+//!
+//! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
+
+mod alternative;
+mod balance;
+mod candidates;
+mod choose;
+mod demand;
+mod describe;
+mod executor;
+mod lower;
+mod mechanism;
+mod options;
+mod planned;
+mod planner;
+mod reasons;
+mod selection;
+mod shares;
+mod split;
+mod staging;
+mod timeline;
+
+pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape, Violation, validate};
+pub use candidates::{Reason, Rejection};
+pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
+pub use options::{Options, PlanError, Tuned, WEIGHTS};
+pub use planned::{PathPlan, Plan, TransferPlan};
+pub use planner::plan;

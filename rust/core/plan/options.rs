@@ -1,0 +1,119 @@
+//! How to plan, and why a batch cannot be planned.
+
+use crate::model::GRAIN;
+use crate::program::{Engine, Shape};
+use crate::topology::{DeviceId, Machine};
+use crate::units::devices;
+
+/// How to plan. `None` leaves the choice to the model.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// Executor.
+    pub engine: Engine,
+    /// The most paths that one transfer may use, 1 or more.
+    pub max_paths: u32,
+    /// Whether a copy between GPUs may pass through host memory.
+    pub host_path: bool,
+    /// Whether other processes of the node plan at the same time, each for itself: then a copy between GPUs that has another path keeps off
+    /// host memory, where the paths of all of them meet.
+    pub alone: bool,
+    /// Bytes of one chunk on staged paths, 4096 or more. Smaller where the staging bound asks for it.
+    pub chunk_bytes: Option<u64>,
+    /// Transfers below this size take one path.
+    pub min_bytes: Option<u64>,
+    /// The most staging memory on each device, bytes.
+    pub staging_bytes: u64,
+    /// What measurements say about the split, where a tuning file is in force.
+    pub tuned: Option<Tuned>,
+}
+
+/// Corrections of the split that were measured. The split is the model's; what the model has wrong about the rates of
+/// paths shows up in the best shares, and these factors carry it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Tuned {
+    /// Weight of the shares of paths through host memory, in thousandths: 1000 leaves the model's. In [`WEIGHTS`].
+    pub host_share: u16,
+    /// The same for paths through another GPU.
+    pub relay_share: u16,
+    /// Several paths were measured to be faster than one: they are taken even where the model sees no gain in them.
+    pub several: bool,
+}
+
+impl Default for Tuned {
+    fn default() -> Self {
+        Tuned { host_share: 1000, relay_share: 1000, several: false }
+    }
+}
+
+/// Accepted weights of [`Tuned`], in thousandths: beyond them a path is better left out, or the topology is wrong.
+pub const WEIGHTS: std::ops::RangeInclusive<u16> = 50..=20_000;
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            engine: Engine::Auto,
+            max_paths: u32::MAX,
+            host_path: true,
+            alone: false,
+            chunk_bytes: None,
+            min_bytes: None,
+            staging_bytes: 64 << 20,
+            tuned: None,
+        }
+    }
+}
+
+/// Why a batch can't be planned.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum PlanError {
+    #[error("transfer {transfer}: device {} does not exist: this machine has {}", device.0, devices(*gpus, *hosts))]
+    InvalidDevice { transfer: usize, device: DeviceId, gpus: u32, hosts: u32 },
+    #[error(
+        "transfer {transfer}: no copy engine can move bytes from device {} to device {}, neither directly nor through one other device: \
+         give the topology a link between them{}",
+        src.0, dst.0, if *host_path { "" } else { ", or allow the host path" }
+    )]
+    NoRoute { transfer: usize, src: DeviceId, dst: DeviceId, host_path: bool },
+    #[error("{name}={value}: must be {least} or more")]
+    Option { name: &'static str, value: u64, least: u64 },
+    #[error(
+        "{name}={value}: must be from {} to {} thousandths of the model's share",
+        WEIGHTS.start(), WEIGHTS.end()
+    )]
+    Weight { name: &'static str, value: u16 },
+    #[error(
+        "transfer {transfer}: must be staged on another device, but staging_bytes={staging_bytes} leaves its ring {ring_bytes} bytes: \
+         {} or more are needed for each ring",
+        2 * GRAIN
+    )]
+    Staging { transfer: usize, staging_bytes: u64, ring_bytes: u64 },
+    #[error("{0} transfers: a batch has at most {max}", max = u32::MAX)]
+    TooManyTransfers(usize),
+}
+
+/// Refuses options out of range, and devices that the machine does not have.
+pub(super) fn check(machine: &Machine, batch: &[Shape], options: &Options) -> Result<(), PlanError> {
+    if u32::try_from(batch.len()).is_err() {
+        return Err(PlanError::TooManyTransfers(batch.len()));
+    }
+    if options.max_paths == 0 {
+        return Err(PlanError::Option { name: "max_paths", value: 0, least: 1 });
+    }
+    if let Some(value) = options.chunk_bytes.filter(|&bytes| bytes < GRAIN) {
+        return Err(PlanError::Option { name: "chunk_bytes", value, least: GRAIN });
+    }
+    if let Some(tuned) = options.tuned {
+        for (name, value) in [("host_share", tuned.host_share), ("relay_share", tuned.relay_share)] {
+            if !WEIGHTS.contains(&value) {
+                return Err(PlanError::Weight { name, value });
+            }
+        }
+    }
+    for (transfer, shape) in batch.iter().enumerate() {
+        if let Some(device) = [shape.src_device, shape.dst_device].into_iter().find(|&device| !machine.contains(device)) {
+            return Err(PlanError::InvalidDevice { transfer, device, gpus: machine.gpu_count(), hosts: machine.host_count() });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! A plan: what is done about a batch.
+
+use super::candidates::Rejection;
+use super::options::Options;
+use crate::program::{Engine, Mechanism, Program, Shape};
+use crate::topology::DeviceId;
+use std::sync::Arc;
+
+/// A path of a transfer, as planned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathPlan {
+    /// The device whose memory the bytes are staged in; `None` for the direct path.
+    pub via: Option<DeviceId>,
+    /// First byte of the transfer on this path.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Pieces that they are cut into.
+    pub chunks: u32,
+    /// Bytes of each piece but the last.
+    pub chunk_bytes: u64,
+    /// Slots of its staging ring, which paths between the same two devices may share; 0 on the direct path.
+    pub slots: u32,
+    /// How the bytes are moved.
+    pub mechanism: Mechanism,
+    /// Modelled seconds from the start of the plan until this path, and what passes its ring before it, is done, had they their links to themselves.
+    pub seconds: f64,
+}
+
+/// The paths of one transfer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransferPlan {
+    /// What is moved.
+    pub shape: Shape,
+    /// Paths in use; none for zero bytes.
+    pub paths: Vec<PathPlan>,
+    /// Paths that were considered and left out, each with its reason. Transfers alike share the list.
+    pub rejected: Arc<Vec<Rejection>>,
+}
+
+/// What is done about a batch, and what the model expects of it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// One for each transfer of the batch.
+    pub transfers: Vec<TransferPlan>,
+    /// The operations.
+    pub program: Arc<Program>,
+    /// The options that it was planned with.
+    pub options: Options,
+    /// Who runs the program: the options' engine, or for [`Engine::Auto`] the one that takes least to issue.
+    pub executor: Engine,
+    /// Modelled seconds from issue to the last byte.
+    pub predicted: f64,
+    /// The same with one path for each transfer.
+    pub one_path: f64,
+}

@@ -1,0 +1,154 @@
+//! Why paths were left out, in words.
+
+use super::candidates::{Reason, Rejection};
+use super::planned::Plan;
+use crate::model::PathModel;
+use crate::program::Shape;
+use crate::topology::{DeviceId, Machine};
+use crate::units::{size, time};
+
+/// The part of a plan's time for which each resource of the machine is busy with its paths.
+pub(super) struct Loads(Vec<f64>);
+
+/// A resource that others use for less than this part of the time is not what keeps a path from a share.
+const IN_USE: f64 = 0.1;
+
+impl Loads {
+    pub fn new(machine: &Machine, plan: &Plan) -> Loads {
+        let mut busy = vec![0.0; machine.resources().len()];
+        for transfer in &plan.transfers {
+            for path in &transfer.paths {
+                for (resource, weight) in path_model(machine, &transfer.shape, path.via).map(|model| model.weights).unwrap_or_default() {
+                    let resource = resource.0 as usize;
+                    busy[resource] += weight * path.bytes as f64 / machine.resources()[resource].capacity;
+                }
+            }
+        }
+        busy.iter_mut().for_each(|seconds| *seconds /= plan.predicted.max(f64::MIN_POSITIVE));
+        Loads(busy)
+    }
+
+    /// The busiest resource that a path would draw on: its index, and the part of the time.
+    fn busiest(&self, model: &PathModel) -> Option<(usize, f64)> {
+        let drawn = model.weights.iter().map(|(resource, _)| resource.0 as usize);
+        drawn.map(|resource| (resource, self.0[resource])).max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+/// Rates and resources of a path; `None` where one of its hops has no route.
+pub(super) fn path_model(machine: &Machine, shape: &Shape, via: Option<DeviceId>) -> Option<PathModel> {
+    let (src, dst) = (shape.src_device, shape.dst_device);
+    match via {
+        None => machine.route(src, dst).map(|route| PathModel::new(machine, &[route])),
+        Some(via) => machine.route(src, via).zip(machine.route(via, dst)).map(|(first, second)| PathModel::new(machine, &[first, second])),
+    }
+}
+
+/// What limits a path that has its links to itself.
+pub(super) fn tightest<'a>(machine: &'a Machine, model: &PathModel) -> Option<&'a str> {
+    let resource = |at: u32| &machine.resources()[at as usize];
+    let rate = |entry: &&(crate::topology::ResourceId, f64)| resource(entry.0.0).capacity / entry.1;
+    model.weights.iter().min_by(|a, b| rate(a).total_cmp(&rate(b))).map(|entry| resource(entry.0.0).name.as_str())
+}
+
+impl Reason {
+    /// For programs: a word for each reason.
+    pub(super) fn code(&self) -> &'static str {
+        match self {
+            Reason::NoRoute => "no_route",
+            Reason::SharesDirect { .. } => "shares_direct",
+            Reason::Option(_) => "option",
+            Reason::Alone => "alone",
+            Reason::Pageable => "pageable",
+            Reason::FixedCost { .. } => "fixed_cost",
+            Reason::NoShare => "no_share",
+            Reason::NotFaster { .. } => "not_faster",
+            Reason::Turns => "turns",
+            Reason::Staging { .. } => "staging",
+        }
+    }
+}
+
+/// For people: what is in the way of a path of this transfer. `among_many` leaves out what differs between transfers of one kind.
+pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, loads: &Loads, among_many: bool) -> String {
+    let resource = |at: usize| &machine.resources()[at].name;
+    let (src, dst) = (shape.src_device, shape.dst_device);
+    match (&rejection.reason, rejection.via) {
+        (Reason::NoRoute, _) if among_many => "no copy engine can copy along it".into(),
+        (Reason::NoRoute, None) => format!("no copy engine can copy from {src} to {dst} in one go"),
+        (Reason::NoRoute, Some(via)) if machine.route(src, via).is_none() => format!("no copy engine can copy from {src} to there"),
+        (Reason::NoRoute, Some(_)) => format!("no copy engine can copy from there to {dst}"),
+        (Reason::SharesDirect { .. }, _) if among_many => "passes a link of the direct path, and adds no capacity".into(),
+        (Reason::SharesDirect { resource: at }, _) => {
+            format!("passes {} like the direct path, and adds no capacity", resource(at.0 as usize))
+        }
+        (Reason::Option(why), _) => (*why).into(),
+        (Reason::Alone, _) => "an end is in another process's memory, and processes that plan alone meet in host memory; \
+                               MPGPU_HOST_PATH=on, or host_path in the options, admits it"
+            .into(),
+        (Reason::Pageable, _) => "pageable host memory is staged by the driver, in one piece; pinned memory can take several paths".into(),
+        (Reason::FixedCost { seconds, without }, _) => {
+            format!("its first byte would arrive after {}, the batch is done in {} without it", time(*seconds), time(*without))
+        }
+        (Reason::NoShare, via) => match path_model(machine, shape, via).and_then(|model| loads.busiest(&model)) {
+            Some((_, busy)) if busy >= IN_USE && among_many => "a link of it is busy with paths that make better use of it".into(),
+            Some((at, busy)) if busy >= IN_USE => {
+                format!("{} is busy for {:.0} % of the time with paths that make better use of it", resource(at), 100.0 * busy.min(1.0))
+            }
+            _ => "what it could carry is not worth its fixed cost".into(),
+        },
+        (Reason::NotFaster { seconds, one_path }, _) => {
+            format!("several paths would take {}, one path {}: too little gain to risk it", time(*seconds), time(*one_path))
+        }
+        (Reason::Turns, _) => "copies of one GPU go to several others by turns, which parts of uneven size would upset".into(),
+        (Reason::Staging { ring_bytes }, _) => {
+            format!("the staging bound leaves its ring {}; more staging_bytes would admit it", size(*ring_bytes))
+        }
+    }
+}
+
+/// One line for each reason, with all paths that are left out for it.
+pub(super) fn lines(reasons: impl Iterator<Item = (Option<DeviceId>, String)>) -> Vec<String> {
+    let mut lines: Vec<(String, Vec<Option<DeviceId>>)> = Vec::new();
+    for (via, why) in reasons {
+        match lines.iter_mut().find(|line| line.0 == why) {
+            Some(line) => line.1.push(via),
+            None => lines.push((why, vec![via])),
+        }
+    }
+    lines.into_iter().map(|(why, vias)| format!("not {}: {why}", names(vias))).collect()
+}
+
+/// `direct, via gpu2, gpu4 to gpu7, host1`.
+fn names(mut vias: Vec<Option<DeviceId>>) -> String {
+    // The direct path, then GPUs, then hosts, each by number.
+    vias.sort_by_key(|via| via.map(|device| (device.is_host(), device.0.unsigned_abs())));
+    vias.dedup();
+    let mut parts: Vec<String> = Vec::new();
+    let devices: Vec<DeviceId> = vias.iter().copied().flatten().collect();
+    let follows = |a: &DeviceId, b: &DeviceId| a.is_host() == b.is_host() && a.0.abs_diff(b.0) == 1;
+    for run in devices.chunk_by(follows) {
+        match run {
+            [first, .., last] if run.len() > 2 => parts.push(format!("{first} to {last}")),
+            some => parts.extend(some.iter().map(DeviceId::to_string)),
+        }
+    }
+    let direct = if vias.first() == Some(&None) { Some("direct".to_owned()) } else { None };
+    let via = if parts.is_empty() { None } else { Some(format!("via {}", parts.join(", "))) };
+    direct.into_iter().chain(via).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_left_out_for_one_reason_are_named_once_and_in_order() {
+        let gpus = |numbers: &[u32]| numbers.iter().map(|&gpu| Some(DeviceId::gpu(gpu))).collect::<Vec<_>>();
+        assert_eq!(names(gpus(&[7, 5, 6, 2, 5])), "via gpu2, gpu5 to gpu7");
+        let mut mixed = gpus(&[1, 2]);
+        mixed.extend([Some(DeviceId::host(1)), None, Some(DeviceId::host(0))]);
+        assert_eq!(names(mixed), "direct, via gpu1, gpu2, host0, host1");
+        assert_eq!(names(vec![None]), "direct");
+    }
+}

@@ -1,0 +1,443 @@
+//! How many bytes each path gets, so that the whole batch is done as early as possible.
+//!
+//! With the fixed cost `f_p` and the rate of each path known, this is a linear program: the bytes `x_p` and the time `T` are the
+//! variables, each transfer gives an equation and each resource a row
+//!
+//! ```text
+//! minimise T   subject to   Σ_p∈transfer x_p = bytes,   f_r + Σ_p weight(p, r) · x_p / capacity_r ≤ T
+//! ```
+//!
+//! where `f_r` is the smallest fixed cost among the paths that draw on `r`. The equations are solved beforehand: one path of each
+//! transfer carries what the others leave, so that the simplex method starts from plain copies and not from nothing. Where no two
+//! paths share a resource (one transfer on a directly wired node), the rows decouple and the optimum is found by filling: the cheapest
+//! paths start first and T rises until they carry all bytes. There the fill of each pipeline counts in proportion to what it carries,
+//! exactly; in the program it counts as a fixed cost, because rows for single paths would fill the gaps that pipelines leave with crumbs
+//! of others. A property test holds the two against each other.
+
+use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions, SolveOutcome};
+use smallvec::{SmallVec, smallvec};
+
+/// A path as the split sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Column {
+    /// Index into the demands.
+    pub transfer: u32,
+    /// Seconds that the path leaves its resources idle, for about the bytes that it will carry.
+    pub fixed: f64,
+    /// Seconds that the path takes whatever it carries, and for each byte that it carries, with its resources to itself.
+    pub line: (f64, f64),
+    /// Seconds per byte on each resource.
+    pub work: SmallVec<[(u32, f64); 8]>,
+    /// Seconds per byte of link time: breaks ties in favour of paths that occupy less.
+    pub link_time: f64,
+}
+
+/// The solver gave up. The caller plans without several paths.
+#[derive(Clone, Debug)]
+pub(super) struct Unsolved(pub String);
+
+/// Weight of the tie-break against T. Ties are common (a relay that only takes another transfer's link changes nothing), and the
+/// tie-break must not buy link time with finishing time: 10⁻⁴ of it is below any measurement.
+const TIE_BREAK: f64 = 1e-4;
+
+/// What the solver's tolerance may add to a transfer, as a part of it.
+const WHOLE: f64 = 1e-7;
+
+/// Bytes for each column. `demands` are the bytes of each transfer; every transfer has at least one column.
+pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
+    if columns.is_empty() {
+        return Ok(Vec::new());
+    }
+    if disjoint(columns, resources) { Ok(fill(columns, demands)) } else { solve(columns, demands, resources) }
+}
+
+/// Whether no resource serves two columns.
+fn disjoint(columns: &[Column], resources: usize) -> bool {
+    let mut used = vec![false; resources];
+    columns.iter().flat_map(|c| &c.work).all(|&(r, _)| !std::mem::replace(&mut used[r as usize], true))
+}
+
+/// The optimum where no two columns share a resource. Each transfer then has its own finishing time.
+pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
+    let (fixed, each) = (|i: usize| columns[i].line.0, |i: usize| columns[i].line.1);
+    let mut bytes = vec![0.0; columns.len()];
+    let mut own: Vec<usize> = Vec::new();
+    let mut rest = 0..columns.len();
+    for (transfer, &demand) in demands.iter().enumerate() {
+        own.clear();
+        // Columns of a transfer stand together, in the order of the transfers.
+        while let Some(i) = rest.clone().next().filter(|&i| columns[i].transfer as usize == transfer) {
+            own.push(i);
+            rest.next();
+        }
+        own.sort_by(|&a, &b| fixed(a).total_cmp(&fixed(b)).then(a.cmp(&b)));
+        // A path without any resource (a copy inside one device) takes no time per byte.
+        if let Some(&free) = own.iter().find(|&&i| each(i) == 0.0) {
+            bytes[free] = demand;
+            continue;
+        }
+        // The first k paths carry Σ (T − fixed) · rate = demand. Path k + 1 joins only if it could start before that T.
+        let (mut rates, mut started, mut finish) = (0.0, 0.0, f64::INFINITY);
+        let mut joined = 0;
+        for &i in &own {
+            if fixed(i) >= finish {
+                break;
+            }
+            let rate = each(i).recip();
+            rates += rate;
+            started += rate * fixed(i);
+            finish = (demand + started) / rates;
+            joined += 1;
+        }
+        for &i in &own[..joined] {
+            bytes[i] = (finish - fixed(i)).max(0.0) / each(i);
+        }
+    }
+    bytes
+}
+
+/// Groups, and their seconds per byte.
+type Terms = SmallVec<[(u32, f64); 8]>;
+
+/// The inequality of one resource.
+#[derive(Clone)]
+struct Row {
+    /// The smallest fixed cost of its groups.
+    fixed: f64,
+    terms: Terms,
+}
+
+/// The general case, by the simplex method.
+fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
+    // Scaled to the order of 1, which is what the solver's tolerances are made for.
+    let scale = demands.iter().copied().fold(0.0, f64::max);
+    let longest = columns.iter().map(|c| c.fixed + scale * c.work.iter().map(|w| w.1).fold(0.0, f64::max)).fold(0.0, f64::max);
+    if !(scale > 0.0 && longest > 0.0 && longest.is_finite()) {
+        return Err(Unsolved(format!("the batch has no scale: {scale} bytes in {longest} seconds")));
+    }
+    let groups = alike(columns, resources);
+    let transfers = transfers(&groups, demands);
+    let (settled, rows): (Vec<_>, Vec<_>) =
+        rows(&groups, resources).iter().map(|row| over_rests(row, &groups, &transfers)).partition(|row| row.terms.is_empty());
+
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let soonest = settled.iter().map(|row| row.fixed).fold(0.0, f64::max);
+    let time = problem.add_var(1.0, (soonest / longest, f64::INFINITY));
+    let mut variables = vec![None; groups.len()];
+    for transfer in &transfers {
+        for i in transfer.others() {
+            let link_time = (groups[i].link_time - groups[transfer.rest].link_time) * scale / longest;
+            variables[i] = Some(problem.add_var(TIE_BREAK * link_time, (0.0, f64::INFINITY)));
+        }
+    }
+    let sum = |terms: &mut dyn Iterator<Item = (usize, f64)>| {
+        let mut sum = LinearExpr::empty();
+        terms.for_each(|(i, factor)| variables[i].into_iter().for_each(|variable| sum.add(variable, factor)));
+        sum
+    };
+    for Row { fixed, terms } in &rows {
+        let mut row = sum(&mut terms.iter().map(|&(i, work)| (i as usize, work * scale / longest)));
+        row.add(time, -1.0);
+        problem.add_constraint(row, ComparisonOp::Le, -fixed / longest);
+    }
+    let mut options = SolveOptions::default();
+    options.presolve = false;
+    let solved = |outcome: Result<SolveOutcome, microlp::Error>| {
+        outcome.map_err(|e| Unsolved(e.to_string()))?.into_solution().map_err(|_| Unsolved("interrupted".into()))
+    };
+    let mut solution = solved(problem.solve_with(options))?;
+    // Non-negativity constraints of the eliminated variables are added lazily: few transfers need theirs, and each row costs time in every
+    // step of the solver.
+    let mut free: Vec<&Transfer> = transfers.iter().collect();
+    loop {
+        let others = |transfer: &Transfer| transfer.others().filter_map(|i| variables[i]).map(|v| solution.var_value(v)).sum::<f64>();
+        let Some(at) = free.iter().position(|transfer| others(transfer) * scale > transfer.demand * (1.0 + WHOLE)) else { break };
+        let transfer = free.swap_remove(at);
+        let all = sum(&mut transfer.others().map(|i| (i, 1.0)));
+        solution = solved(solution.add_constraint(all, ComparisonOp::Le, transfer.demand / scale))?;
+    }
+    let finish = solution.var_value(time) * longest;
+    let mut bytes = vec![0.0; columns.len()];
+    for transfer in &transfers {
+        let mut rest = transfer.demand;
+        for i in transfer.others() {
+            let share = variables[i].map_or(0.0, |variable| solution.var_value(variable)) * scale;
+            groups[i].hand_out(share, finish, columns, &mut bytes);
+            rest -= share;
+        }
+        groups[transfer.rest].hand_out(rest, finish, columns, &mut bytes);
+    }
+    if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
+}
+
+/// A transfer's groups. That with the lowest link_time carries what the others leave.
+struct Transfer {
+    groups: std::ops::Range<usize>,
+    rest: usize,
+    demand: f64,
+}
+
+impl Transfer {
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let rest = self.rest;
+        self.groups.clone().filter(move |&i| i != rest)
+    }
+}
+
+fn transfers(groups: &[Group], demands: &[f64]) -> Vec<Transfer> {
+    let mut transfers: Vec<Transfer> = Vec::with_capacity(demands.len());
+    for (own, &demand) in groups.chunk_by(|a, b| a.transfer == b.transfer).zip(demands) {
+        let first = transfers.last().map_or(0, |before| before.groups.end);
+        let of = first..first + own.len();
+        let rest = of.clone().min_by(|&a, &b| groups[a].link_time.total_cmp(&groups[b].link_time)).unwrap_or(first);
+        transfers.push(Transfer { groups: of, rest, demand });
+    }
+    transfers
+}
+
+/// The resources that could bind: those that several columns share, and what groups have to themselves.
+fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
+    let mut rows = vec![Row { fixed: f64::INFINITY, terms: Terms::new() }; resources];
+    for (i, group) in groups.iter().enumerate() {
+        for &(resource, work) in &group.shared {
+            let row = &mut rows[resource as usize];
+            row.fixed = row.fixed.min(group.fixed);
+            row.terms.push((i as u32, work));
+        }
+    }
+    drop_implied(&mut rows);
+    rows.retain(|row| !row.terms.is_empty());
+    let own = groups.iter().enumerate().filter(|(_, group)| group.rate.is_finite());
+    rows.extend(own.map(|(i, group)| Row { fixed: group.fixed, terms: smallvec![(i as u32, group.rate.recip())] }));
+    rows
+}
+
+/// The same inequality where each transfer's rest is what the others leave: its work for the whole transfers is settled, and what
+/// another group takes over, it loses.
+fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
+    let mut over = Row { fixed: row.fixed, terms: Terms::new() };
+    let mut add = |i: usize, work: f64| match over.terms.iter_mut().find(|term| term.0 == i as u32) {
+        Some(term) => term.1 += work,
+        None => over.terms.push((i as u32, work)),
+    };
+    for &(i, work) in &row.terms {
+        let transfer = &transfers[groups[i as usize].transfer as usize];
+        if transfer.rest == i as usize {
+            over.fixed += work * transfer.demand;
+            transfer.others().for_each(|other| add(other, -work));
+        } else {
+            add(i as usize, work);
+        }
+    }
+    // Where both draw on the resource alike, nothing is left but rounding.
+    let most = row.terms.iter().map(|term| term.1).fold(0.0, f64::max);
+    over.terms.retain(|term| term.1.abs() > 1e-9 * most);
+    over
+}
+
+/// Columns of a transfer that can stand for each other: they have the same fixed cost, draw on the same shared resources alike, and
+/// otherwise only on resources that no other column uses. One variable serves for all of them, so that the seven relays into a GPU are two or three.
+struct Group {
+    transfer: u32,
+    members: SmallVec<[u32; 8]>,
+    /// The same for all members.
+    fixed: f64,
+    link_time: f64,
+    shared: SmallVec<[(u32, f64); 8]>,
+    /// Bytes/s of the members' own resources together; infinite where they have none.
+    rate: f64,
+}
+
+fn alike(columns: &[Column], resources: usize) -> Vec<Group> {
+    let mut users = vec![0_u32; resources];
+    columns.iter().flat_map(|c| &c.work).for_each(|w| users[w.0 as usize] += 1);
+    let mut groups: Vec<Group> = Vec::with_capacity(columns.len());
+    for (i, column) in columns.iter().enumerate() {
+        let shared: SmallVec<[(u32, f64); 8]> = column.work.iter().copied().filter(|w| users[w.0 as usize] > 1).collect();
+        let rate = own_work(column, &shared).recip();
+        // Columns of a transfer stand together.
+        let mut same = groups.iter_mut().rev().take_while(|g| g.transfer == column.transfer);
+        match same.find(|g| g.rate.is_finite() && rate.is_finite() && g.fixed == column.fixed && g.shared == shared) {
+            Some(group) => {
+                group.members.push(i as u32);
+                group.link_time = group.link_time.min(column.link_time);
+                group.rate += rate;
+            }
+            None => groups.push(Group {
+                transfer: column.transfer,
+                members: smallvec![i as u32],
+                fixed: column.fixed,
+                link_time: column.link_time,
+                shared,
+                rate,
+            }),
+        }
+    }
+    groups
+}
+
+/// Seconds per byte on the tightest resource that a column has to itself.
+fn own_work(column: &Column, shared: &[(u32, f64)]) -> f64 {
+    column.work.iter().filter(|w| !shared.contains(w)).map(|w| w.1).fold(0.0, f64::max)
+}
+
+impl Group {
+    /// Gives the group's bytes to as few members as carry them within `finish` seconds: each further path costs operations.
+    fn hand_out(&self, mut left: f64, finish: f64, columns: &[Column], bytes: &mut [f64]) {
+        for &i in &self.members {
+            let most = (finish - self.fixed).max(0.0) / own_work(&columns[i as usize], &self.shared);
+            let share = if self.members.len() == 1 { left } else { left.min(most) };
+            bytes[i as usize] = share.max(0.0);
+            left -= share;
+        }
+        // Rounding.
+        bytes[self.members[0] as usize] += left.max(0.0);
+    }
+}
+
+/// Many resources lie in a row (both ends of a port, a link and its uplink) and serve the same columns; only the tightest of
+/// such a group can bind, and the program is smaller without the others.
+fn drop_implied(rows: &mut [Row]) {
+    let mut seen: ahash::HashMap<SmallVec<[u32; 8]>, usize> = ahash::HashMap::default();
+    for at in 0..rows.len() {
+        if rows[at].terms.is_empty() {
+            continue;
+        }
+        let who: SmallVec<[u32; 8]> = rows[at].terms.iter().map(|t| t.0).collect();
+        let Some(&first) = seen.get(&who) else {
+            seen.insert(who, at);
+            continue;
+        };
+        // One row implies the other if it begins no sooner, and each of its terms is at least as large.
+        let implies =
+            |a: usize, b: usize| rows[a].fixed >= rows[b].fixed && rows[a].terms.iter().zip(&rows[b].terms).all(|(x, y)| x.1 >= y.1);
+        if implies(first, at) {
+            rows[at].terms.clear();
+        } else if implies(at, first) {
+            rows[first].terms.clear();
+            seen.insert(who, at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn column(transfer: u32, fixed: f64, work: &[(u32, f64)]) -> Column {
+        let slowest = work.iter().map(|w| w.1).fold(0.0, f64::max);
+        let (work, link_time) = (work.iter().copied().collect(), work.iter().map(|w| w.1).sum());
+        Column { transfer, fixed, line: (fixed, slowest), work, link_time }
+    }
+
+    fn finish(columns: &[Column], bytes: &[f64]) -> f64 {
+        columns
+            .iter()
+            .zip(bytes)
+            .filter(|(_, b)| **b > 0.0)
+            .map(|(c, b)| c.fixed + b * c.work.iter().map(|w| w.1).fold(0.0, f64::max))
+            .fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn two_equal_paths_take_half_each() {
+        let columns = [column(0, 0.0, &[(0, 1e-9)]), column(0, 0.0, &[(1, 1e-9)])];
+        let bytes = split(&columns, &[1e6], 2).expect("solvable");
+        assert_eq!(bytes, [5e5, 5e5]);
+    }
+
+    #[test]
+    fn a_path_that_would_start_too_late_gets_nothing() {
+        let columns = [column(0, 0.0, &[(0, 1e-9)]), column(0, 1.0, &[(1, 1e-9)])];
+        assert_eq!(split(&columns, &[1e6], 2).expect("solvable"), [1e6, 0.0]);
+    }
+
+    #[test]
+    fn transfers_that_share_a_link_leave_it_to_the_one_that_needs_it() {
+        // Transfer 0 may use links 0 or 1, transfer 1 only link 1: the first keeps to link 0.
+        let columns = [column(0, 0.0, &[(0, 1e-9)]), column(0, 0.0, &[(1, 1e-9)]), column(1, 0.0, &[(1, 1e-9)])];
+        let bytes = split(&columns, &[1e6, 1e6], 2).expect("solvable");
+        assert!(bytes[1] < 1.0 && bytes[2] > 0.999e6, "{bytes:?}");
+    }
+
+    #[test]
+    fn relays_alike_are_used_one_after_the_other() {
+        // Resource 0 is an uplink that carries as much as two of the four relays' own links.
+        let columns: Vec<Column> = (0..4).map(|i| column(0, 0.0, &[(0, 0.5e-9), (1 + i, 1e-9)])).collect();
+        let bytes = split(&columns, &[1e6], 5).expect("solvable");
+        assert!((bytes[0] - 5e5).abs() < 1.0 && (bytes[1] - 5e5).abs() < 1.0 && bytes[2] < 1.0, "{bytes:?}");
+    }
+
+    proptest! {
+        // A failing case is printed; nothing is written into the source tree.
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever is shared: all bytes are handed out, and no resource needs longer than in the best of many random splits.
+        #[test]
+        fn no_random_split_is_faster(seed in any::<u64>()) {
+            let mut state = seed;
+            let mut below = |n: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % n
+            };
+            let (transfers, resources) = (1 + below(3) as u32, 2 + below(6) as u32);
+            let owners: Vec<u32> = (0..transfers).flat_map(|t| vec![t; 1 + below(5) as usize]).collect();
+            let columns: Vec<Column> = owners
+                .into_iter()
+                .map(|t| {
+                    let mut on: Vec<u32> = (0..1 + below(3)).map(|_| below(u64::from(resources)) as u32).collect();
+                    on.sort_unstable();
+                    on.dedup();
+                    let work: Vec<_> = on.into_iter().map(|r| (r, [1e-9, 2e-9, 3e-9][(r % 3) as usize])).collect();
+                    column(t, 0.0, &work)
+                })
+                .collect();
+            let demands: Vec<f64> = (0..transfers).map(|_| 1e6 + below(1_000_000) as f64).collect();
+            let busiest = |bytes: &[f64]| {
+                let mut load = vec![0.0; resources as usize];
+                columns.iter().zip(bytes).for_each(|(c, b)| c.work.iter().for_each(|w| load[w.0 as usize] += w.1 * b));
+                load.into_iter().fold(0.0, f64::max)
+            };
+            let bytes = split(&columns, &demands, resources as usize).expect("solvable");
+            for (t, demand) in demands.iter().enumerate() {
+                let given: f64 = columns.iter().zip(&bytes).filter(|(c, _)| c.transfer as usize == t).map(|(_, b)| b).sum();
+                prop_assert!((given / demand - 1.0).abs() < 1e-6, "transfer {t}: {given} of {demand}");
+            }
+            for _ in 0..200 {
+                let weights: Vec<f64> = columns.iter().map(|_| below(1000) as f64 + 1e-3).collect();
+                let random: Vec<f64> = columns.iter().zip(&weights).map(|(c, weight)| {
+                    let all: f64 = columns.iter().zip(&weights).filter(|(d, _)| d.transfer == c.transfer).map(|(_, w)| w).sum();
+                    demands[c.transfer as usize] * weight / all
+                }).collect();
+                prop_assert!(busiest(&bytes) <= busiest(&random) * (1.0 + 1e-3), "{bytes:?} is slower than {random:?}");
+            }
+        }
+
+        /// The filling is the optimum of the linear program.
+        #[test]
+        fn filling_and_simplex_agree(paths in prop::collection::vec((0.0..1e-3f64, 1e-11..1e-9f64), 1..8), demand in 1e6..1e9f64) {
+            agree(&paths, demand)?;
+        }
+    }
+
+    fn agree(paths: &[(f64, f64)], demand: f64) -> Result<(), TestCaseError> {
+        let mut columns: Vec<_> = paths.iter().enumerate().map(|(i, &(fixed, work))| column(0, fixed, &[(i as u32, work)])).collect();
+        let filled = fill(&columns, &[demand]);
+        prop_assert!((filled.iter().sum::<f64>() / demand - 1.0).abs() < 1e-9);
+        // A row binds even if its only path carries nothing, so the linear program gets just the paths that the filling uses.
+        let mut used = filled.iter();
+        columns.retain(|_| used.next().is_some_and(|b| *b > 0.0));
+        let filled: Vec<f64> = filled.into_iter().filter(|b| *b > 0.0).collect();
+        let solved = solve(&columns, &[demand], paths.len()).expect("solvable");
+        let (a, b) = (finish(&columns, &filled), finish(&columns, &solved));
+        prop_assert!(a <= b * (1.0 + 1e-3) && b <= a * (1.0 + 1e-3), "filling {a}, simplex {b}");
+        Ok(())
+    }
+
+    #[test]
+    fn filling_and_simplex_agree_where_a_path_starts_when_the_other_ends() {
+        let paths = [(0.0, 8.118350090664652e-10), (0.00012470484665065145, 1e-11)];
+        agree(&paths, 1e6).expect("the same time");
+    }
+}

@@ -1,0 +1,171 @@
+//! The staging rings of a batch: how many, through which device, and the bytes of their slots. A chunk fills a slot, so this is where the size
+//! of chunks is decided.
+
+use super::selection::{Assignment, PathShare, Selection};
+use crate::model::{GRAIN, HOST_RINGS, SLOTS};
+use crate::program::Ring;
+use crate::topology::DeviceId;
+use smallvec::SmallVec;
+
+/// What a ring in host memory may have in any case: below it hand-overs of its chunks cost more than the cache gains.
+const HOST_RING: u64 = 2 << 20;
+
+/// Up to so many staged paths through a device have a ring each: then rings in host memory have [`HOST_RING`]. Of more, those between the
+/// same two devices follow each other through few rings: chunks would become small, and operations grow as bytes times rings.
+const RINGS: u64 = HOST_RINGS / HOST_RING;
+
+/// A staged path that finds no room: its candidate, a transfer of it, and the bytes that there were for its ring.
+#[derive(Debug)]
+pub(super) struct NoRoom {
+    pub candidate: usize,
+    pub transfer: u32,
+    pub ring_bytes: u64,
+}
+
+/// Staged paths between the same two devices through the same third one.
+struct Pipelines {
+    via: DeviceId,
+    paths: u64,
+    bytes: f64,
+    /// How many rings they have together.
+    rings: u64,
+}
+
+/// All of a batch, by source, third device and destination.
+type AllPipelines = ahash::HashMap<[DeviceId; 3], Pipelines>;
+
+/// Rings on a device; 1 where none is known.
+fn rings_on(all: &AllPipelines, via: DeviceId) -> u64 {
+    all.values().filter(|pipelines| pipelines.via == via).map(|pipelines| pipelines.rings).sum::<u64>().max(1)
+}
+
+/// A ring before the bytes of its slots are known.
+struct Draft {
+    via: DeviceId,
+    /// The first share of it.
+    first: PathShare,
+    bytes: u64,
+    paths: u64,
+    /// The most bytes of a share.
+    largest: u64,
+    /// The most bytes that it may have.
+    room: u64,
+}
+
+impl Selection<'_> {
+    /// Gives the shares of staged paths their rings, so that all rings on a device fit into the bound.
+    pub(super) fn stage(&self, mut shares: Vec<PathShare>) -> Result<Assignment, NoRoom> {
+        let all = self.pipelines(shares.iter().map(|share| (share.candidate, share.bytes as f64, 1)));
+        if all.is_empty() {
+            return Ok(Assignment { shares, rings: Vec::new() });
+        }
+        let mut drafts: Vec<Draft> = Vec::new();
+        let mut of: ahash::HashMap<[DeviceId; 3], SmallVec<[u32; 4]>> = ahash::HashMap::default();
+        for share in &mut shares {
+            let Some((via, key)) = self.pipeline_of(share.candidate) else { continue };
+            let own = of.entry(key).or_default();
+            let least = own.iter().copied().min_by_key(|&ring| drafts[ring as usize].bytes);
+            let ring = match least.filter(|_| all.get(&key).is_none_or(|pipelines| own.len() as u64 >= pipelines.rings)) {
+                Some(ring) => ring,
+                None => {
+                    let room = self.ring_bytes(via, rings_on(&all, via));
+                    drafts.push(Draft { via, first: *share, bytes: 0, paths: 0, largest: 0, room });
+                    own.push(drafts.len() as u32 - 1);
+                    drafts.len() as u32 - 1
+                }
+            };
+            share.ring = Some(ring);
+            let draft = &mut drafts[ring as usize];
+            (draft.bytes, draft.paths, draft.largest) = (draft.bytes + share.bytes, draft.paths + 1, draft.largest.max(share.bytes));
+        }
+        let ring = |draft: &Draft| {
+            let slot_bytes = self.slot_bytes(draft);
+            let no_room = NoRoom { candidate: draft.first.candidate, transfer: draft.first.transfer, ring_bytes: draft.room };
+            if slot_bytes > 0 { Ok(Ring { device: draft.via, slot_bytes, slots: 0 }) } else { Err(no_room) }
+        };
+        let rings = drafts.iter().map(ring).collect::<Result<_, _>>()?;
+        let mut assignment = Assignment { shares, rings };
+        let mut chunks = vec![0_u32; drafts.len()];
+        for share in &assignment.shares {
+            if let Some(ring) = share.ring {
+                chunks[ring as usize] = chunks[ring as usize].saturating_add(assignment.chunks(share));
+            }
+        }
+        for ((ring, draft), chunks) in assignment.rings.iter_mut().zip(&drafts).zip(chunks) {
+            ring.slots = (draft.room / ring.slot_bytes).min(u64::from(SLOTS)).min(u64::from(chunks)) as u32;
+        }
+        Ok(assignment)
+    }
+
+    /// Bytes of a slot, and so of a chunk: what the model or an option asks for, as far as there is room. 0 where there is none.
+    fn slot_bytes(&self, draft: &Draft) -> u64 {
+        let wanted = match self.options.chunk_bytes {
+            Some(chunk) => chunk.min(draft.bytes),
+            None => {
+                let (path, bytes) = (draft.first.candidate, draft.bytes);
+                // Chunks as long as each other; not where many pieces follow each other, whose last chunks are short in any case.
+                let chunks =
+                    if self.aggregated { self.model(path).best_chunks(self.machine.costs(), bytes) } else { self.chunks(path, bytes) };
+                bytes.div_ceil(u64::from(chunks)).next_multiple_of(GRAIN).min(bytes)
+            }
+        };
+        // Several chunks need two slots to overlap their hops.
+        let half = draft.room / 2 / GRAIN * GRAIN;
+        let most = if wanted < draft.bytes || draft.paths > 1 { half } else { draft.room };
+        if wanted <= most { wanted } else { half }.min(draft.largest.next_multiple_of(GRAIN))
+    }
+
+    /// Finds out how many rings staged paths share: (candidate, bytes of a transfer, transfers).
+    fn pipelines(&self, staged: impl Iterator<Item = (usize, f64, u32)>) -> AllPipelines {
+        let mut all = AllPipelines::default();
+        for (candidate, bytes, count) in staged {
+            let Some((via, key)) = self.pipeline_of(candidate) else { continue };
+            let pipelines = all.entry(key).or_insert(Pipelines { via, paths: 0, bytes: 0.0, rings: 0 });
+            pipelines.paths += u64::from(count);
+            pipelines.bytes += bytes * f64::from(count);
+        }
+        // For each device the paths through it, and the ways from where to where.
+        let mut on: SmallVec<[(DeviceId, u64, u64); 8]> = SmallVec::new();
+        for &Pipelines { via, paths, .. } in all.values() {
+            match on.iter_mut().find(|on| on.0 == via) {
+                Some(on) => (on.1, on.2) = (on.1 + paths, on.2 + 1),
+                None => on.push((via, paths, 1)),
+            }
+        }
+        for Pipelines { via, paths, bytes, rings } in all.values_mut() {
+            let (all_paths, ways) = on.iter().find(|on| on.0 == *via).map_or((0, 1), |on| (on.1, on.2));
+            let fitting = (self.options.staging_bytes / (2 * GRAIN)).min(RINGS);
+            *rings = if all_paths <= fitting {
+                *paths
+            } else {
+                // Two of its pieces fit into a ring, so that small ones hide each other's hand-overs and large ones have large chunks.
+                let most = (fitting / ways).max(1);
+                let alike = self.ring_bytes(*via, ways) as f64 * *paths as f64 / (2.0 * *bytes);
+                (alike as u64).clamp(most.min(2), most).min(*paths)
+            };
+        }
+        all
+    }
+
+    /// The device that a candidate's bytes are staged on, and the three that they pass; `None` for the direct path.
+    fn pipeline_of(&self, candidate: usize) -> Option<(DeviceId, [DeviceId; 3])> {
+        let via = self.candidates[candidate].via?;
+        let shape = &self.demand(candidate).shape;
+        Some((via, [shape.src_device, via, shape.dst_device]))
+    }
+
+    /// Bytes that each of `rings` staging rings on a device may have.
+    fn ring_bytes(&self, via: DeviceId, rings: u64) -> u64 {
+        let cached = if via.is_host() { HOST_RINGS.max(rings * HOST_RING) } else { u64::MAX };
+        self.options.staging_bytes.min(cached) / rings / GRAIN * GRAIN
+    }
+
+    /// [`Selection::host_chunk`] where candidates have these bytes of a transfer.
+    pub(super) fn host_chunk_for(&self, shares: &[f64]) -> u64 {
+        let in_host = |i: &usize| shares[*i] > 0.0 && self.candidates[*i].via.is_some_and(DeviceId::is_host);
+        let pipelines = self.pipelines((0..shares.len()).filter(in_host).map(|i| (i, shares[i], self.demand(i).count)));
+        let hosts = (0..self.machine.host_count()).map(DeviceId::host);
+        let ring = |host: DeviceId| self.ring_bytes(host, rings_on(&pipelines, host));
+        hosts.map(|host| ring(host) / 2 / GRAIN * GRAIN).fold(u64::MAX, u64::min).max(GRAIN)
+    }
+}

@@ -1,0 +1,215 @@
+//! The program: what is copied from where to where, in what order, through which staging slots.
+//!
+//! A program speaks of places, not of addresses: a byte of a transfer's source or destination, or a byte of a staging slot.
+//! So one program serves every set of addresses of the same shape, and every backend runs the same program.
+//!
+//! Order. Operations on one lane run in the order in which they stand in [`Program::ops`]. Across lanes only
+//! [`Op::after`] orders. Nothing else is promised, and the validator (`validate`) assumes nothing else.
+
+mod engine;
+pub mod ranks;
+mod shape;
+mod validate;
+
+pub use engine::Engine;
+pub use shape::Shape;
+pub use validate::{Violation, validate};
+
+use crate::topology::DeviceId;
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+
+/// Index into [`Program::ops`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u32);
+/// Index into [`Program::lanes`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u32);
+/// Index into [`Program::rings`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RingId(pub u32);
+
+/// A set of GPUs.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpus(u128);
+
+impl Gpus {
+    /// No GPU.
+    pub const NONE: Gpus = Gpus(0);
+
+    /// Whether this GPU is in the set; host memory never is.
+    pub fn contains(self, gpu: DeviceId) -> bool {
+        self.iter().any(|other| other == gpu)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The GPUs, by number.
+    pub fn iter(self) -> impl Iterator<Item = DeviceId> + Clone {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let gpu = (left != 0).then(|| left.trailing_zeros())?;
+            left &= left - 1;
+            Some(DeviceId::gpu(gpu))
+        })
+    }
+}
+
+impl FromIterator<DeviceId> for Gpus {
+    /// Of no more than 128 GPUs, which are all that a machine may have; host memory is left out.
+    fn from_iter<T: IntoIterator<Item = DeviceId>>(gpus: T) -> Self {
+        Gpus(gpus.into_iter().filter(|gpu| (0..128).contains(&gpu.0)).fold(0, |set, gpu| set | 1 << gpu.0))
+    }
+}
+
+/// A sequence of operations that one device issues in order: a stream on CUDA.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The device whose copy engine does the work; for a copy out of or into host memory the GPU concerned.
+    pub device: DeviceId,
+    /// Other GPUs that may do the work in its place, where whoever does it is of less weight than starting a lane on one GPU after work on
+    /// another: the other end of copies between two GPUs, or for a kernel all GPUs of a batch. Only plain copies and kernels stand on such a
+    /// lane.
+    pub also: Gpus,
+}
+
+impl Lane {
+    /// A lane that only `device` can work on.
+    pub fn new(device: DeviceId) -> Lane {
+        Lane { device, also: Gpus::NONE }
+    }
+
+    /// The devices that may work on this lane.
+    pub fn devices(self) -> impl Iterator<Item = DeviceId> + Clone {
+        std::iter::once(self.device).chain(self.also.iter())
+    }
+
+    /// The device that works on this lane where the caller's stream belongs to `home`: that one, if it may.
+    pub fn device_for(&self, home: DeviceId) -> DeviceId {
+        if self.also.contains(home) { home } else { self.device }
+    }
+}
+
+/// A ring of staging slots on one device, used by one path, or by several between the same two devices that follow each other.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Whose memory it is.
+    pub device: DeviceId,
+    /// Bytes of one slot.
+    pub slot_bytes: u64,
+    /// Number of slots.
+    pub slots: u32,
+}
+
+impl Ring {
+    /// Bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.slot_bytes * u64::from(self.slots)
+    }
+}
+
+/// A byte position in a buffer that the program knows.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the source of a transfer of the batch.
+    Source {
+        /// Index into the batch.
+        transfer: u32,
+        /// Bytes from its start.
+        offset: u64,
+    },
+    /// In the destination of a transfer of the batch.
+    Destination {
+        /// Index into the batch.
+        transfer: u32,
+        /// Bytes from its start.
+        offset: u64,
+    },
+    /// In a staging slot.
+    Slot {
+        /// Which ring.
+        ring: RingId,
+        /// Which slot of it.
+        slot: u32,
+    },
+}
+
+/// One contiguous copy.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Where the bytes come from.
+    pub from: Place,
+    /// Where they go.
+    pub to: Place,
+    /// How many. Never zero.
+    pub bytes: u64,
+}
+
+/// How an operation moves its copies.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Mechanism {
+    /// One plain copy by a copy engine.
+    Copy,
+    /// All copies in one call of the driver's batched copy.
+    Batch,
+    /// All copies in one kernel launch.
+    Kernel,
+}
+
+/// A step of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// The lane that it runs on.
+    pub lane: LaneId,
+    /// How.
+    pub mechanism: Mechanism,
+    /// What it moves; exactly one for [`Mechanism::Copy`], one or more otherwise. Copies of one operation are unordered.
+    pub copies: SmallVec<[Copy; 1]>,
+    /// Operations on other lanes that must have finished first. Each stands earlier in [`Program::ops`].
+    pub after: SmallVec<[OpId; 2]>,
+}
+
+/// A list of operations that moves a batch of transfers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Bytes of each transfer of the batch.
+    pub transfers: Vec<u64>,
+    /// Lanes in use.
+    pub lanes: Vec<Lane>,
+    /// Staging in use.
+    pub rings: Vec<Ring>,
+    /// In an order that respects every dependency.
+    pub ops: Vec<Op>,
+}
+
+impl Program {
+    /// Staging bytes that the program uses on `device`.
+    pub fn staging_bytes(&self, device: DeviceId) -> u64 {
+        self.rings.iter().filter(|r| r.device == device).map(Ring::bytes).sum()
+    }
+
+    /// The pairs of GPUs of which one reads or writes the other's memory, or may, each once: the ends of copies, and who works on them.
+    pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
+        let device = |place: Place| match place {
+            Place::Source { transfer, .. } => batch[transfer as usize].src_device,
+            Place::Destination { transfer, .. } => batch[transfer as usize].dst_device,
+            Place::Slot { ring, .. } => self.rings[ring.0 as usize].device,
+        };
+        let mut pairs = BTreeSet::new();
+        for op in &self.ops {
+            let workers = self.lanes[op.lane.0 as usize].devices();
+            for copy in &op.copies {
+                let (from, to) = (device(copy.from), device(copy.to));
+                for (a, b) in workers.clone().flat_map(|worker| [(worker, from), (worker, to)]).chain([(from, to)]) {
+                    if a != b && !a.is_host() && !b.is_host() {
+                        pairs.insert((a.min(b), a.max(b)));
+                    }
+                }
+            }
+        }
+        pairs.into_iter().collect()
+    }
+}

@@ -1,0 +1,258 @@
+//! Proof that a program is right, for any program, whoever made it.
+//!
+//! Three facts together leave no room for a wrong byte, whatever the speeds of lanes and links:
+//!
+//! 1. Every dependency points backwards in [`Program::ops`], so there is no cycle, and the list itself is a possible order.
+//! 2. Any two operations that touch the same bytes of a staging slot, one of them writing, are ordered by lanes and dependencies.
+//!    So every order that the program allows gives the same result as the list's order.
+//! 3. Run in the list's order, symbolically, the program writes every destination byte exactly once and with the source byte of
+//!    the same transfer and offset.
+//!
+//! Transfers of one batch never overlap (the engine refuses them), so sources and destinations need no ordering among each other.
+
+use super::{Copy, Mechanism, Op, OpId, Place, Program, RingId};
+use crate::topology::DeviceId;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// What is wrong with a program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Violation {
+    #[error("operation {op} names lane {lane}, but the program has {lanes}")]
+    NoSuchLane { op: u32, lane: u32, lanes: usize },
+    #[error(
+        "operation {op} is a {mechanism:?} on lane {lane}, which two devices may work on; only plain copies and kernels can be issued by either"
+    )]
+    TwoDevices { op: u32, lane: u32, mechanism: Mechanism },
+    #[error("operation {op} waits for operation {after}, which does not stand before it")]
+    NotBackwards { op: u32, after: u32 },
+    #[error("operation {op} is a {mechanism:?} of {copies} copies")]
+    CopyCount { op: u32, mechanism: Mechanism, copies: usize },
+    #[error("operation {op} copies no bytes")]
+    Empty { op: u32 },
+    #[error("operation {op} copies {bytes} bytes at {place:?}, which has {size}")]
+    OutOfBounds { op: u32, place: Place, bytes: u64, size: u64 },
+    #[error("operation {op} writes into the source of transfer {transfer}")]
+    WritesSource { op: u32, transfer: u32 },
+    #[error("operation {op} reads the destination of transfer {transfer}")]
+    ReadsDestination { op: u32, transfer: u32 },
+    #[error("operations {first} and {second} use slot {slot} of ring {ring} in no defined order")]
+    Race { first: u32, second: u32, ring: u32, slot: u32 },
+    #[error("operation {op} reads bytes of slot {slot} of ring {ring} that nothing has written")]
+    Unwritten { op: u32, ring: u32, slot: u32 },
+    #[error("byte {offset} of the destination of transfer {transfer} is written twice, by operation {op} last")]
+    WrittenTwice { op: u32, transfer: u32, offset: u64 },
+    #[error("operation {op} writes byte {found_offset} of transfer {found} to byte {offset} of the destination of transfer {transfer}")]
+    WrongByte { op: u32, transfer: u32, offset: u64, found: u32, found_offset: u64 },
+    #[error("byte {offset} of the destination of transfer {transfer} is never written")]
+    Missing { transfer: u32, offset: u64 },
+    #[error("{bytes} bytes of staging on device {}, more than the bound of {bound}", device.0)]
+    Staging { device: DeviceId, bytes: u64, bound: u64 },
+}
+
+/// Accepts exactly the programs that move their batch correctly within `staging_bytes` on each device.
+pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> {
+    staging_fits(program, staging_bytes)?;
+    let mut order = Order::new(program)?;
+    let mut slots = Slots::new();
+    let mut written: Vec<BTreeMap<u64, u64>> = vec![BTreeMap::new(); program.transfers.len()];
+    for (op, step) in program.ops.iter().enumerate() {
+        let op = op as u32;
+        order.advance(op, step)?;
+        well_formed(program, op, step)?;
+        // Copies of one operation are unordered: all read before any of them counts as written.
+        let mut contents: SmallVec<[Origin; 1]> = SmallVec::with_capacity(step.copies.len());
+        for copy in &step.copies {
+            contents.push(read(&mut slots, &order, op, copy)?);
+        }
+        for (copy, content) in step.copies.iter().zip(contents) {
+            write(&mut slots, &mut written, &order, op, copy, content)?;
+        }
+    }
+    for (transfer, (ranges, &bytes)) in written.iter().zip(&program.transfers).enumerate() {
+        let mut end = 0;
+        for (&begin, &stop) in ranges {
+            if begin > end {
+                break;
+            }
+            end = stop;
+        }
+        if end < bytes {
+            return Err(Violation::Missing { transfer: transfer as u32, offset: end });
+        }
+    }
+    Ok(())
+}
+
+fn staging_fits(program: &Program, bound: u64) -> Result<(), Violation> {
+    let mut used: BTreeMap<DeviceId, u128> = BTreeMap::new();
+    for ring in &program.rings {
+        *used.entry(ring.device).or_default() += u128::from(ring.slot_bytes) * u128::from(ring.slots);
+    }
+    match used.into_iter().find(|&(_, bytes)| bytes > u128::from(bound)) {
+        Some((device, bytes)) => Err(Violation::Staging { device, bytes: u64::try_from(bytes).unwrap_or(u64::MAX), bound }),
+        None => Ok(()),
+    }
+}
+
+/// Who happens before whom: for each operation and lane, how many operations of that lane are sure to have finished.
+struct Order<'a> {
+    program: &'a Program,
+    /// `clocks[op * lanes + lane]`.
+    clocks: Vec<u32>,
+    /// Position of each operation in its lane, from 1.
+    position: Vec<u32>,
+    last: Vec<Option<u32>>,
+}
+
+impl<'a> Order<'a> {
+    fn new(program: &'a Program) -> Result<Self, Violation> {
+        let lanes = program.lanes.len();
+        if let Some((op, step)) = program.ops.iter().enumerate().find(|(_, step)| step.lane.0 as usize >= lanes) {
+            return Err(Violation::NoSuchLane { op: op as u32, lane: step.lane.0, lanes });
+        }
+        Ok(Order {
+            program,
+            clocks: Vec::with_capacity(program.ops.len() * lanes),
+            position: Vec::with_capacity(program.ops.len()),
+            last: vec![None; lanes],
+        })
+    }
+
+    /// Takes in the next operation of the list.
+    fn advance(&mut self, op: u32, step: &Op) -> Result<(), Violation> {
+        let lanes = self.last.len();
+        let begin = self.clocks.len();
+        self.clocks.resize(begin + lanes, 0);
+        let lane = step.lane.0 as usize;
+        for &OpId(after) in &step.after {
+            if after >= op {
+                return Err(Violation::NotBackwards { op, after });
+            }
+        }
+        for earlier in step.after.iter().map(|after| after.0).chain(self.last[lane]) {
+            let (past, now) = self.clocks.split_at_mut(begin);
+            let past = &past[earlier as usize * lanes..][..lanes];
+            now.iter_mut().zip(past).for_each(|(now, past)| *now = (*now).max(*past));
+            let of = self.program.ops[earlier as usize].lane.0 as usize;
+            now[of] = now[of].max(self.position[earlier as usize]);
+        }
+        self.position.push(self.last[lane].map_or(1, |previous| self.position[previous as usize] + 1));
+        self.last[lane] = Some(op);
+        Ok(())
+    }
+
+    /// Whether `earlier` has finished before `op`, on `lane`, starts.
+    fn before(&self, earlier: u32, op: u32) -> bool {
+        let lanes = self.last.len();
+        let of = self.program.ops[earlier as usize].lane.0 as usize;
+        self.clocks[op as usize * lanes + of] >= self.position[earlier as usize]
+    }
+}
+
+fn well_formed(program: &Program, op: u32, step: &Op) -> Result<(), Violation> {
+    if step.copies.is_empty() || (step.mechanism == Mechanism::Copy && step.copies.len() != 1) {
+        return Err(Violation::CopyCount { op, mechanism: step.mechanism, copies: step.copies.len() });
+    }
+    if step.mechanism == Mechanism::Batch && !program.lanes[step.lane.0 as usize].also.is_empty() {
+        return Err(Violation::TwoDevices { op, lane: step.lane.0, mechanism: step.mechanism });
+    }
+    for copy in &step.copies {
+        if copy.bytes == 0 {
+            return Err(Violation::Empty { op });
+        }
+        for place in [copy.from, copy.to] {
+            let (offset, size) = match place {
+                Place::Source { transfer, offset } | Place::Destination { transfer, offset } => {
+                    (offset, program.transfers.get(transfer as usize).copied().unwrap_or(0))
+                }
+                Place::Slot { ring: RingId(ring), slot } => {
+                    (0, program.rings.get(ring as usize).filter(|r| slot < r.slots).map_or(0, |r| r.slot_bytes))
+                }
+            };
+            if offset.checked_add(copy.bytes).is_none_or(|end| end > size) {
+                return Err(Violation::OutOfBounds { op, place, bytes: copy.bytes, size });
+            }
+        }
+        if let Place::Source { transfer, .. } = copy.to {
+            return Err(Violation::WritesSource { op, transfer });
+        }
+        if let Place::Destination { transfer, .. } = copy.from {
+            return Err(Violation::ReadsDestination { op, transfer });
+        }
+    }
+    Ok(())
+}
+
+/// Where bytes come from: they start at `offset` of the source of `transfer`.
+#[derive(Copy, Clone, Debug)]
+struct Origin {
+    transfer: u32,
+    offset: u64,
+}
+
+/// What a slot holds at this point of the list. Every access to a slot starts at its first byte, so any two overlap.
+struct Slot {
+    origin: Origin,
+    bytes: u64,
+    writer: u32,
+    /// Who has read it since.
+    readers: Vec<u32>,
+}
+
+type Slots = BTreeMap<(u32, u32), Slot>;
+
+fn read(slots: &mut Slots, order: &Order, op: u32, copy: &Copy) -> Result<Origin, Violation> {
+    match copy.from {
+        Place::Source { transfer, offset } => Ok(Origin { transfer, offset }),
+        Place::Destination { transfer, .. } => Err(Violation::ReadsDestination { op, transfer }),
+        Place::Slot { ring: RingId(ring), slot } => {
+            let Some(state) = slots.get_mut(&(ring, slot)).filter(|state| state.bytes >= copy.bytes) else {
+                return Err(Violation::Unwritten { op, ring, slot });
+            };
+            if !order.before(state.writer, op) {
+                return Err(Violation::Race { first: state.writer, second: op, ring, slot });
+            }
+            state.readers.push(op);
+            Ok(state.origin)
+        }
+    }
+}
+
+fn write(
+    slots: &mut Slots,
+    written: &mut [BTreeMap<u64, u64>],
+    order: &Order,
+    op: u32,
+    copy: &Copy,
+    origin: Origin,
+) -> Result<(), Violation> {
+    match copy.to {
+        Place::Source { transfer, .. } => Err(Violation::WritesSource { op, transfer }),
+        Place::Slot { ring: RingId(ring), slot } => {
+            if let Some(state) = slots.get(&(ring, slot)) {
+                let mut earlier = state.readers.iter().copied().chain([state.writer]);
+                if let Some(first) = earlier.find(|&by| !order.before(by, op)) {
+                    return Err(Violation::Race { first, second: op, ring, slot });
+                }
+            }
+            slots.insert((ring, slot), Slot { origin, bytes: copy.bytes, writer: op, readers: Vec::new() });
+            Ok(())
+        }
+        Place::Destination { transfer, offset } => {
+            if origin.transfer != transfer || origin.offset != offset {
+                let Origin { transfer: found, offset: found_offset } = origin;
+                return Err(Violation::WrongByte { op, transfer, offset, found, found_offset });
+            }
+            let (ranges, end) = (&mut written[transfer as usize], offset + copy.bytes);
+            let next = ranges.range(offset..end).next().map(|(&begin, _)| begin);
+            let previous = ranges.range(..offset).next_back().filter(|&(_, &stop)| stop > offset).map(|_| offset);
+            if let Some(offset) = previous.or(next) {
+                return Err(Violation::WrittenTwice { op, transfer, offset });
+            }
+            ranges.insert(offset, end);
+            Ok(())
+        }
+    }
+}

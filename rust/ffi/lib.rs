@@ -1,0 +1,38 @@
+//! The C ABI, the only stable interface: what `include/mpgpu/mpgpu.h` is generated from.
+//!
+//! Every entry point runs inside `guard`, the one panic boundary, and turns its arguments into references and values through
+//! `argument`, the one place with null, alignment and size checks. Handles are keys of `table`s, never dereferenced, so a
+//! destroyed handle is an error and not a crash. Outputs are written last, after everything that can fail.
+//!
+//! The doc comments here become those of the header: they are written for C programmers, and what they ask of pointers is the
+//! safety contract.
+#![allow(non_camel_case_types, clippy::missing_safety_doc)]
+
+mod argument;
+pub mod context;
+pub mod error;
+mod guard;
+pub mod log;
+pub mod memory;
+pub mod node;
+pub mod plan;
+pub mod probe;
+pub mod request;
+pub mod share;
+pub mod stream;
+mod table;
+pub mod types;
+pub mod version;
+
+pub use context::*;
+pub use error::*;
+pub use log::mp_log_set_callback;
+pub use memory::*;
+pub use node::*;
+pub use plan::*;
+pub use probe::*;
+pub use request::*;
+pub use share::*;
+pub use stream::*;
+pub use types::*;
+pub use version::*;

@@ -1,0 +1,144 @@
+//! Nodes: ranks that plan together.
+
+use super::argument::{Out, array, text, versioned};
+use super::context::find;
+use super::guard::{Failure, guard};
+use super::plan::{self, AnyPlan, plan_options};
+use super::table::Table;
+use super::types::*;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::Context;
+use mpgpu_runtime::context::PlanOptions;
+use mpgpu_runtime::context::node::{Allgather, NodeEnd, NodeGroup, NodeTransfer, Window};
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::Arc;
+
+static NODES: Table<Arc<NodeGroup>> = Table::new(4);
+
+/// Makes every node of a closed context an invalid handle.
+pub(super) fn forget_all(context: &Arc<Context>) {
+    NODES.purge(|node| Arc::ptr_eq(node.context(), context));
+}
+
+/// The caller's allgather.
+struct AllgatherCallback {
+    function: unsafe extern "C" fn(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32,
+    user: *mut c_void,
+}
+
+// SAFETY: the header says that it may be called from whichever thread calls the library.
+unsafe impl Send for AllgatherCallback {}
+
+impl Allgather for AllgatherCallback {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        // SAFETY: the header says what the function does with these pointers, which are valid for the call.
+        let code = unsafe { (self.function)(self.user, send.as_ptr().cast(), receive.as_mut_ptr().cast(), send.len()) };
+        if code == 0 { Ok(()) } else { Err(format!("the callback returned {code}")) }
+    }
+}
+
+/// Makes a node of `ranks` ranks, of which this is `rank`: processes of one machine that plan together, each with a
+/// context of its own. All ranks call it together, with the same kind of context. They tell each other which GPUs they
+/// have, and find a topology that has all of them, also where each process sees one GPU alone (`CUDA_VISIBLE_DEVICES`).
+///
+/// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
+/// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
+/// this call, `mp_node_plan` and `mp_plan_destroy` of a node's plan, from the thread that calls them, and must be usable
+/// for as long as the node and its plans exist. It may be NULL where `options->socket` names a path at which the ranks
+/// meet. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
+///
+/// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
+/// `MP_ERROR_RANK_FAILED` and its reason. Blocks until all ranks have called it.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED`
+/// for ranks on other machines, in other containers or of other users, and where no rank knows how the GPUs are joined;
+/// `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_node_create(
+    context: mp_context_t,
+    rank: u32,
+    ranks: u32,
+    allgather: mp_allgather_t,
+    user: *mut c_void,
+    options: *const mp_node_options_t,
+    node: *mut mp_node_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(node, c"node")?;
+        let context = find(context)?;
+        let options = if options.is_null() { None } else { Some(versioned(options, c"options")?) };
+        let (mut devices, mut socket) = (Vec::new(), None);
+        if let Some(options) = &options {
+            devices =
+                array(options.devices, options.device_count, c"options", c"device_count")?.iter().map(|device| DeviceId(*device)).collect();
+            socket = text(options.socket, c"socket")?;
+        }
+        let made = match (allgather, socket) {
+            (Some(function), _) => NodeGroup::new(&context, rank, ranks, Box::new(AllgatherCallback { function, user }), &devices),
+            (None, Some(path)) => NodeGroup::at_socket(&context, rank, ranks, Path::new(path), &devices),
+            (None, None) => {
+                let message = "allgather is NULL, and options name no socket at which the ranks could meet";
+                return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"allgather", message));
+            }
+        };
+        let handle = NODES.insert_unless(Arc::new(made?), |node| plan::closed(node.context()))?;
+        out.write(std::ptr::without_provenance_mut(handle));
+        Ok(())
+    })
+}
+
+/// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
+    guard(|| if NODES.is_inherited(node.addr()) { Ok(()) } else { NODES.remove(node.addr(), c"node").map(drop) })
+}
+
+/// Plans what all ranks of the node move in a step, together. All ranks call it together. Each hands in its windows,
+/// which is the memory that transfers may name, and the transfers that it sends or receives; each transfer is handed in
+/// by one of its two ranks. All ranks hold the same plan, and each executes its part by `mp_execute`.
+///
+/// A window lies on a device of the node, or in host memory of `mp_alloc`; ordinary host memory may be moved by its own
+/// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
+/// only; the memory must stay allocated until the plan is destroyed on all ranks. `options` must be the same on all
+/// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`, on all ranks
+/// together. Its staging memory is its own.
+///
+/// `mp_execute` of such a plan enqueues this rank's part of one step. Later work in the stream sees all bytes that this
+/// rank receives in the step, and may overwrite what it sent. Every rank executes every step, also one that has nothing
+/// to move: it may relay for others. A rank may be any number of steps ahead: no byte is written before the rank that
+/// receives it has come to the step in its stream. Steps follow each other, whatever streams and threads they are
+/// enqueued in. A stream that is being captured gets the step as part of its graph.
+///
+/// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed; `MP_ERROR_ALLGATHER`;
+/// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_node_plan(
+    node: mp_node_t,
+    windows: *const mp_window_t,
+    window_count: usize,
+    transfers: *const mp_node_transfer_t,
+    count: usize,
+    options: *const mp_plan_options_t,
+    plan: *mut mp_plan_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(plan, c"plan")?;
+        let node = NODES.with(node.addr(), c"node", Arc::clone)?;
+        let windows: Vec<Window> = array(windows, window_count, c"windows", c"window_count")?
+            .iter()
+            .map(|window| Window { address: window.memory.addr() as u64, bytes: window.bytes })
+            .collect();
+        let end = |end: &mp_node_end_t| NodeEnd { rank: end.rank, window: end.window, offset: end.offset };
+        let transfers: Vec<NodeTransfer> = array(transfers, count, c"transfers", c"count")?
+            .iter()
+            .map(|t| NodeTransfer { dst: end(&t.dst), src: end(&t.src), bytes: t.bytes })
+            .collect();
+        let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
+        let made = AnyPlan::Node(Arc::new(node.plan(&windows, &transfers, &options)?));
+        out.write(plan::insert(node.context().clone(), made)?);
+        Ok(())
+    })
+}

@@ -1,0 +1,276 @@
+//! Shared capacities from measured sets of copies, by one rule that can be redone on paper.
+//!
+//! A set that takes longer than predicted, by more than the tolerance, shares a capacity: its bytes over its time. Sets are taken from the smallest to
+//! the largest, so that what a few copies share is known when more are looked at. `docs/reference/probe.md` has an example.
+
+use super::{Ends, median};
+use crate::model::{FlowRate, MaxMin};
+use crate::topology::{DeviceId, Resource, ResourceId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A single measurement founds no capacity.
+const LEAST_REPEATS: usize = 2;
+/// In a set with copies between GPUs, a copy of host memory may take so many times as long as alone before it counts as contention: buffers of host
+/// memory differ, and others use it.
+const HOST_SLACK: f64 = 2.0;
+/// Capacities and rates that differ by less are one: links of one make differ less than measurements do.
+const ALIKE: f64 = 0.05;
+
+/// Capacities are of the middle one of the samples of a set, the lower one of two.
+pub(super) const MEDIAN: f64 = 0.5;
+
+/// Rates and capacities of a machine. Hops are numbered as in the list that they were measured from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Capacities {
+    /// Bytes/s of each hop alone.
+    pub rates: Vec<f64>,
+    pub shared: Vec<Shared>,
+}
+
+/// A capacity that hops share.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Shared {
+    /// One for each hop.
+    pub members: Vec<bool>,
+    /// Bytes/s.
+    pub capacity: f64,
+    /// Bytes/s of what is staged in host memory, where that differs.
+    pub staged: Option<f64>,
+}
+
+/// Copies that started together, and the seconds that they took, fixed costs taken off.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sample {
+    /// Hop and bytes.
+    pub copies: Vec<(usize, f64)>,
+    pub seconds: f64,
+}
+
+/// The samples of each set of hops, which are sorted.
+pub(super) type Samples = BTreeMap<Vec<usize>, Vec<Sample>>;
+
+impl Sample {
+    /// Bytes/s of all copies.
+    pub fn rate(&self) -> f64 {
+        self.copies.iter().map(|copy| copy.1).sum::<f64>() / self.seconds
+    }
+}
+
+impl Shared {
+    /// A capacity of these hops, of so many in all.
+    pub fn of(hops: impl IntoIterator<Item = usize>, all: usize, capacity: f64) -> Shared {
+        let mut members = vec![false; all];
+        hops.into_iter().for_each(|hop| members[hop] = true);
+        Shared { members, capacity, staged: None }
+    }
+
+    /// Bytes that these copies draw from it.
+    pub fn load(&self, copies: &[(usize, f64)]) -> f64 {
+        copies.iter().filter(|copy| self.members[copy.0]).map(|copy| copy.1).sum()
+    }
+
+    pub fn hops(&self) -> impl Iterator<Item = usize> + '_ {
+        self.members.iter().enumerate().filter(|(_, member)| **member).map(|(hop, _)| hop)
+    }
+
+    fn has_all_of(&self, other: &Shared) -> bool {
+        other.hops().all(|hop| self.members[hop])
+    }
+}
+
+impl Capacities {
+    /// Seconds of the slowest copy, had each its hop to itself.
+    pub fn alone(&self, copies: &[(usize, f64)]) -> f64 {
+        copies.iter().map(|&(hop, bytes)| bytes / self.rates[hop]).fold(0.0, f64::max)
+    }
+
+    /// Seconds for these copies together: as long as the busiest resource has work. The planner predicts by the same rule.
+    pub fn seconds(&self, copies: &[(usize, f64)]) -> f64 {
+        self.shared.iter().map(|shared| shared.load(copies) / shared.capacity).fold(self.alone(copies), f64::max)
+    }
+
+    /// The same where every copy is a hop of a pipeline through host memory.
+    pub fn staged_seconds(&self, copies: &[(usize, f64)]) -> f64 {
+        let of = |shared: &Shared| shared.load(copies) / shared.staged.unwrap_or(shared.capacity);
+        self.shared.iter().map(of).fold(self.alone(copies), f64::max)
+    }
+
+    /// Whether a set of copies takes longer than predicted, by more than a tolerance. What disturbs a measurement makes it longer, so a third of the samples
+    /// that says no is enough.
+    pub fn is_late(&self, ends: &[Ends], of_set: &[Sample], tolerance: f64) -> bool {
+        let sample = self.ranked(of_set, 1.0 / 3.0);
+        let is_of_host = |hop: usize| ends[hop].0.is_host() || ends[hop].1.is_host();
+        let (of_host, between): (Vec<_>, Vec<_>) = sample.copies.iter().partition(|copy| is_of_host(copy.0));
+        let slack = if between.is_empty() { 0.0 } else { HOST_SLACK * self.alone(&of_host) };
+        sample.seconds > self.seconds(&sample.copies).max(slack) * (1.0 + tolerance)
+    }
+
+    /// Bytes/s of each of these hops at once, shared max-min fairly.
+    pub fn fair_rates(&self, hops: &[usize]) -> Vec<f64> {
+        let resource = |capacity: f64| Resource { name: String::new(), capacity, staged: 1.0 };
+        let resources: Vec<Resource> =
+            self.rates.iter().copied().chain(self.shared.iter().map(|shared| shared.capacity)).map(resource).collect();
+        let draws_on = |hop: usize| -> Vec<ResourceId> {
+            let shared = (self.rates.len()..).zip(&self.shared).filter(|(_, shared)| shared.members[hop]).map(|(index, _)| index);
+            std::iter::once(hop).chain(shared).map(|index| ResourceId(index as u32)).collect()
+        };
+        let resources_of: Vec<Vec<ResourceId>> = hops.iter().map(|hop| draws_on(*hop)).collect();
+        let mut flows: Vec<FlowRate<'_>> = resources_of.iter().map(|of| FlowRate::new(of)).collect();
+        MaxMin::new(&resources).share(&mut flows);
+        flows.iter().map(|flow| flow.rate).collect()
+    }
+
+    /// The capacities that explain these samples.
+    pub fn fit(rates: Vec<f64>, ends: &[Ends], samples: &Samples, tolerance: f64) -> Capacities {
+        let mut fit = Capacities { rates, shared: Vec::new() };
+        let sets: Vec<(Sample, &[Sample])> = samples.values().map(|of_set| (fit.ranked(of_set, MEDIAN), &of_set[..])).collect();
+        let founds = |set: &&(Sample, &[Sample])| set.1.len() >= LEAST_REPEATS && !mixes_directions(ends, &set.0);
+        let mut by_size: Vec<&(Sample, &[Sample])> = sets.iter().filter(founds).collect();
+        by_size.sort_by_key(|set| set.0.copies.len());
+        for (sample, of_set) in by_size {
+            if !fit.is_late(ends, of_set, tolerance) {
+                continue;
+            }
+            let mut shared = Shared::of(sample.copies.iter().map(|copy| copy.0), ends.len(), sample.rate());
+            // No less than any set drew from it: what reads and writes of a memory move together is less than what either moves alone.
+            let drawn = sets.iter().map(|(sample, _)| shared.load(&sample.copies) / sample.seconds).fold(0.0, f64::max);
+            shared.capacity = shared.capacity.max(drawn * (1.0 - tolerance));
+            fit.shared.push(shared);
+        }
+        fit.drop_implied(tolerance);
+        fit
+    }
+
+    /// Of one or more samples of a set the one of this rank, by time over time alone: 0 is the fastest, 1 the slowest.
+    pub fn ranked(&self, of_set: &[Sample], rank: f64) -> Sample {
+        let slowdown = |sample: &Sample| sample.seconds / self.alone(&sample.copies);
+        let mut sorted: Vec<&Sample> = of_set.iter().collect();
+        sorted.sort_by(|a, b| slowdown(a).total_cmp(&slowdown(b)));
+        sorted[((sorted.len() - 1) as f64 * rank) as usize].clone()
+    }
+
+    /// Drops what a capacity of more hops implies.
+    pub fn drop_implied(&mut self, tolerance: f64) {
+        let all = self.shared.clone();
+        let is_implied = |shared: &Shared| {
+            let implies =
+                |of: &Shared| of.capacity <= shared.capacity * (1.0 + tolerance) && of.has_all_of(shared) && !shared.has_all_of(of);
+            all.iter().any(implies)
+        };
+        self.shared.retain(|shared| !is_implied(shared));
+    }
+
+    /// Makes one value of capacities of a kind that noise alone tells apart, and of a capacity and the rate of hops that pass it as fast alone.
+    pub fn level(&mut self, ends: &[Ends]) {
+        // How many of its hops go between GPUs, into host memory, out of it, and between host memories.
+        let kind = |shared: &Shared| {
+            let count =
+                |from: bool, to: bool| shared.hops().filter(|hop| (ends[*hop].0.is_host(), ends[*hop].1.is_host()) == (from, to)).count();
+            [count(false, false), count(false, true), count(true, false), count(true, true)]
+        };
+        let mut kinds: BTreeMap<[usize; 4], Vec<usize>> = BTreeMap::new();
+        self.shared.iter().enumerate().for_each(|(index, shared)| kinds.entry(kind(shared)).or_default().push(index));
+        let mut capacities: Vec<f64> = self.shared.iter().map(|shared| shared.capacity).collect();
+        kinds.values().for_each(|alike| level(&mut capacities, alike, ALIKE));
+        for (shared, capacity) in self.shared.iter_mut().zip(capacities) {
+            let mut as_fast: Vec<f64> = shared.hops().map(|hop| self.rates[hop]).filter(|rate| capacity < rate * (1.0 + ALIKE)).collect();
+            shared.capacity = median(&mut as_fast).unwrap_or(capacity);
+        }
+        for shared in &self.shared {
+            shared.hops().for_each(|hop| self.rates[hop] = self.rates[hop].min(shared.capacity));
+        }
+    }
+}
+
+/// Whether these are reads and writes of one host memory by different GPUs. Memory moves less where both mix, whichever GPUs it is; no link does.
+fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
+    let of = |hop: usize| match ends[hop] {
+        (from, to) if from.is_host() && !to.is_host() => Some((from, to, true)),
+        (from, to) if to.is_host() && !from.is_host() => Some((to, from, false)),
+        _ => None,
+    };
+    let Some(copies) = sample.copies.iter().map(|copy| of(copy.0)).collect::<Option<Vec<_>>>() else { return false };
+    let gpus = |reads: bool| copies.iter().filter(|copy| copy.2 == reads).map(|copy| copy.1).collect::<BTreeSet<DeviceId>>();
+    let (readers, writers) = (gpus(true), gpus(false));
+    copies.iter().all(|copy| copy.0 == copies[0].0) && !readers.is_empty() && !writers.is_empty() && readers != writers
+}
+
+/// Gives values of `members` that lie within such a part of their median that median; then the others in the same way.
+pub(super) fn level(values: &mut [f64], members: &[usize], within: f64) {
+    let mut left = members.to_vec();
+    while !left.is_empty() {
+        // The value with the most others near it, the first of several.
+        let near =
+            |middle: f64| left.iter().copied().filter(|index| (values[*index] / middle).ln().abs() <= within).collect::<Vec<usize>>();
+        let around = left.iter().map(|index| near(values[*index])).rev().max_by_key(Vec::len).unwrap_or_default();
+        let Some(middle) = median(&mut around.iter().map(|index| values[*index]).collect::<Vec<f64>>()) else { return };
+        let alike: Vec<usize> = left.iter().copied().filter(|index| around.contains(index)).collect();
+        alike.iter().for_each(|index| values[*index] = middle);
+        left.retain(|index| !alike.contains(index));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(sets: &[(&[(usize, f64)], f64)]) -> Samples {
+        let mut samples = Samples::new();
+        for (copies, seconds) in sets {
+            let sample = Sample { copies: copies.to_vec(), seconds: *seconds };
+            samples.insert(copies.iter().map(|copy| copy.0).collect(), vec![sample; LEAST_REPEATS]);
+        }
+        samples
+    }
+
+    fn ends(count: u32) -> Vec<Ends> {
+        (0..count).map(|gpu| (DeviceId::HOST, DeviceId::gpu(gpu))).collect()
+    }
+
+    fn found(fit: &Capacities) -> Vec<(Vec<usize>, f64)> {
+        fit.shared.iter().map(|shared| (shared.hops().collect(), shared.capacity)).collect()
+    }
+
+    #[test]
+    fn the_busiest_resource_sets_the_time() {
+        let mut fit = Capacities { rates: vec![10.0, 10.0, 20.0], shared: Vec::new() };
+        assert_eq!(fit.seconds(&[(0, 100.0), (2, 100.0)]), 10.0);
+        fit.shared.push(Shared::of([0, 2], 3, 16.0));
+        assert_eq!(fit.seconds(&[(0, 100.0), (2, 100.0)]), 12.5);
+        assert_eq!(fit.seconds(&[(1, 100.0), (2, 100.0)]), 10.0);
+        assert_eq!(fit.fair_rates(&[0, 2]), [8.0, 8.0]);
+    }
+
+    #[test]
+    fn a_late_set_shares_its_bytes_over_its_time_and_implies_its_parts() {
+        let a: &[(usize, f64)] = &[(0, 100.0), (1, 100.0)];
+        let all: &[(usize, f64)] = &[(0, 100.0), (1, 100.0), (2, 100.0)];
+        let free: &[(usize, f64)] = &[(0, 100.0), (3, 100.0)];
+        let fit = |sets: &[(&[(usize, f64)], f64)]| found(&Capacities::fit(vec![10.0; 4], &ends(4), &samples(sets), 0.05));
+        assert_eq!(fit(&[(a, 12.5), (free, 10.3)]), [(vec![0, 1], 16.0)]);
+        assert_eq!(fit(&[(a, 12.5), (all, 18.75)]), [(vec![0, 1, 2], 16.0)]);
+        // Slower before it is full: two capacities.
+        assert_eq!(fit(&[(a, 12.5), (all, 15.0)]), [(vec![0, 1], 16.0), (vec![0, 1, 2], 20.0)]);
+        // One capacity is no less than what some set drew from it.
+        let both: &[(usize, f64)] = &[(0, 100.0), (1, 100.0), (3, 10.0)];
+        assert_eq!(fit(&[(a, 10.0), (both, 21.0)]), [(vec![0, 1, 3], 19.0)]);
+    }
+
+    #[test]
+    fn a_slow_copy_of_host_memory_does_not_pass_for_contention_of_copies_between_gpus() {
+        let ends = [(DeviceId::gpu(0), DeviceId::gpu(1)), (DeviceId::HOST, DeviceId::gpu(1))];
+        let fit = |seconds| found(&Capacities::fit(vec![390.0, 55.0], &ends, &samples(&[(&[(0, 390.0), (1, 27.5)], seconds)]), 0.05));
+        assert_eq!(fit(1.04), []);
+        assert_eq!(fit(1.07), [(vec![0, 1], 417.5 / 1.07)]);
+    }
+
+    #[test]
+    fn values_that_noise_tells_apart_become_one_and_others_stay() {
+        let mut values = [100.0, 50.0, 102.0, 51.0, 101.0, 7.0];
+        level(&mut values, &[0, 1, 2, 3, 4], 0.03);
+        assert_eq!(values, [101.0, 50.5, 101.0, 50.5, 101.0, 7.0]);
+        level(&mut values, &[], 0.03);
+        level(&mut values, &[5], 0.0);
+        assert_eq!(values[5], 7.0);
+    }
+}

@@ -1,0 +1,416 @@
+//! Measurements of one probe: how many bytes, how often, and what is measured again.
+//!
+//! One rule: what is as predicted is measured once; a set that takes longer than predicted, and a hop that is not as fast as the others of its kind, is measured
+//! three times, and the median counts.
+
+use super::fit::{Capacities, MEDIAN, Sample, Samples, level};
+use super::{Ends, Harness, Hop, Pair, ProbeOptions, Progress, Reading, Residuals, Timing, Work, median, sets};
+use crate::topology::DeviceId;
+use std::collections::BTreeMap;
+
+/// Copies are multiples of this, so that engines see page-aligned pieces.
+const GRAIN: f64 = 4096.0;
+/// A copy whose time is all start.
+pub(super) const TINY: u64 = 4096;
+/// Enough for a first idea of a rate.
+const SMALL: u64 = 1 << 20;
+/// How often a late set is measured.
+const REPEATS: usize = 3;
+/// How often all copies of host memory are measured in the course of a probe: what host memory delivers changes within seconds.
+const VISITS: usize = 4;
+/// In a set with copies between GPUs, copies of host memory take this part of the time: slow host memory is not to pass for contention.
+const HOST_PART: f64 = 0.5;
+
+/// What one probe knows so far.
+pub(super) struct Session<'a, H: Harness> {
+    pub harness: &'a mut H,
+    pub options: &'a ProbeOptions,
+    progress: &'a mut dyn FnMut(Progress),
+    stage: (&'static str, u32, u32),
+    /// Everything else speaks of hops by their index here.
+    pub hops: Vec<Ends>,
+    /// Seconds of a few bytes on each hop.
+    pub starts: Vec<f64>,
+    /// Seconds that each further copy of a set adds to its issue.
+    step: f64,
+    pub fit: Capacities,
+    samples: Samples,
+    pub pairs: Vec<Pair>,
+    /// Measurements so far.
+    pub readings: Vec<Reading>,
+}
+
+impl<'a, H: Harness> Session<'a, H> {
+    pub fn new(harness: &'a mut H, hops: Vec<Ends>, options: &'a ProbeOptions, progress: &'a mut dyn FnMut(Progress)) -> Self {
+        Session {
+            harness,
+            options,
+            progress,
+            stage: ("", 0, 0),
+            starts: vec![0.0; hops.len()],
+            step: 0.0,
+            fit: Capacities { rates: vec![0.0; hops.len()], shared: Vec::new() },
+            hops,
+            samples: Samples::new(),
+            pairs: Vec::new(),
+            readings: Vec::new(),
+        }
+    }
+
+    /// Tells the caller that `done` of `of` parts of a stage are done.
+    pub fn at(&mut self, stage: &'static str, done: usize, of: usize) {
+        self.stage = (stage, done as u32, of as u32);
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        let (stage, done, of) = self.stage;
+        (self.progress)(Progress { stage, done, of, measurements: self.readings.len() as u32 });
+    }
+
+    pub fn measure(&mut self, work: &Work<'_>) -> Result<Timing, H::Error> {
+        if (self.readings.len() + 1).is_multiple_of(32) {
+            self.tell();
+        }
+        let reading = Reading::new(work, self.harness.measure(work, self.options.repetitions)?);
+        let timing = reading.timing();
+        self.readings.push(reading);
+        Ok(timing)
+    }
+
+    /// Whether there is budget for more.
+    pub fn may_measure(&self) -> bool {
+        (self.readings.len() as u32) < self.options.measurements
+    }
+
+    fn is_between_gpus(&self, hop: usize) -> bool {
+        !self.hops[hop].0.is_host() && !self.hops[hop].1.is_host()
+    }
+
+    /// Measures every hop by itself: a few bytes, 1 MiB, and what takes about [`ProbeOptions::copy_seconds`]; then a few bytes on many hops at once.
+    pub fn measure_alone(&mut self) -> Result<(), H::Error> {
+        let (room, seconds) = (self.harness.room(), self.options.copy_seconds);
+        let small = SMALL.min(room / 4).max(TINY * 4);
+        for index in 0..self.hops.len() {
+            self.at("single copies", index, self.hops.len());
+            let (from, to) = self.hops[index];
+            let mut total = |bytes| -> Result<f64, H::Error> { Ok(self.measure(&Work::Together(&[Hop { from, to, bytes }]))?.total) };
+            let start = total(TINY)?;
+            let first = total(small)?;
+            let mut rate = slope(TINY, start, small, first);
+            // Of a short copy the start is most: the second guess is made from a long one.
+            for _ in 0..2 {
+                let bytes = grained(rate * seconds).clamp(2 * small, room.max(2 * small));
+                let found = slope(small, first, bytes, total(bytes)?);
+                let settled = (found / rate - 1.0).abs() < 0.3;
+                rate = found;
+                if settled {
+                    break;
+                }
+            }
+        }
+        self.take_singles();
+        // Others of its kind are no measure of a link, but reason to measure it again, for half of the budget at most.
+        for index in 0..self.hops.len() {
+            let kind = |hop: usize| [self.hops[hop].0.is_host(), self.hops[hop].1.is_host()];
+            let mut alike: Vec<f64> = (0..self.hops.len()).filter(|hop| kind(*hop) == kind(index)).map(|hop| self.fit.rates[hop]).collect();
+            if median(&mut alike).is_none_or(|middle| (self.fit.rates[index] / middle - 1.0).abs() <= self.options.tolerance)
+                || self.readings.len() as u32 > self.options.measurements / 2
+            {
+                continue;
+            }
+            let (from, to) = self.hops[index];
+            let of_hop = self
+                .readings
+                .iter()
+                .filter(|reading| reading.direct.len() == 1 && (reading.direct[0].from, reading.direct[0].to) == (from, to));
+            let longest = of_hop.map(|reading| reading.direct[0].bytes).max().unwrap_or(small);
+            for bytes in [small, longest].repeat(REPEATS - 1) {
+                self.measure(&Work::Together(&[Hop { from, to, bytes }]))?;
+            }
+        }
+        let most = self.hops.len().min(16);
+        if most > 1 {
+            let together: Vec<Hop> = self.hops[..most].iter().map(|&(from, to)| Hop { from, to, bytes: TINY }).collect();
+            self.measure(&Work::Together(&together))?;
+        }
+        self.take_singles();
+        Ok(())
+    }
+
+    /// Rates, starts and the step of issue from readings. The rate is the slope between the second shortest copy and the longest, which leaves the start out.
+    fn take_singles(&mut self) {
+        for index in 0..self.hops.len() {
+            let mut of_hop: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+            for reading in self.readings.iter().filter(|reading| reading.is_plain() && reading.direct.len() == 1) {
+                let hop = reading.direct[0];
+                if (hop.from, hop.to) == self.hops[index] {
+                    of_hop.entry(hop.bytes).or_default().push(reading.timing().total);
+                }
+            }
+            let sizes: Vec<(u64, f64)> = of_hop.iter_mut().filter_map(|(bytes, totals)| Some((*bytes, median(totals)?))).collect();
+            if let [(_, start), (small, first), .., (large, last)] = sizes[..] {
+                self.starts[index] = start;
+                self.fit.rates[index] = slope(small, first, large, last);
+            }
+        }
+        // Links of one make differ by less than measurements do.
+        let class = |&(from, to): &Ends| (from.is_host(), to.is_host());
+        for class_of in [(false, false), (true, false), (false, true), (true, true)] {
+            let members: Vec<usize> = (0..self.hops.len()).filter(|hop| class(&self.hops[*hop]) == class_of).collect();
+            level(&mut self.fit.rates, &members, 0.05);
+            level(&mut self.starts, &members, 0.1);
+        }
+        let of_many = self.readings.iter().filter(|reading| reading.is_plain() && reading.direct.len() > 1);
+        if let Some(many) = of_many.clone().find(|reading| reading.direct.iter().all(|hop| hop.bytes <= TINY)) {
+            let slowest = many.direct.iter().filter_map(|hop| self.number(hop)).map(|hop| self.starts[hop]).fold(0.0, f64::max);
+            self.step = ((many.timing().total - slowest) / (many.direct.len() - 1) as f64).max(0.0);
+        }
+    }
+
+    fn number(&self, hop: &Hop) -> Option<usize> {
+        self.hops.iter().position(|ends| *ends == (hop.from, hop.to))
+    }
+
+    /// A session that knows these readings, fitted.
+    pub fn take(&mut self, readings: &[Reading]) {
+        self.readings = readings.to_vec();
+        self.take_singles();
+        for reading in readings.iter().filter(|reading| reading.is_plain()) {
+            self.take_set(reading);
+        }
+        // Shorter ones serve costs.
+        let (fit, least) = (&self.fit, 0.25 * self.options.copy_seconds);
+        self.samples.values_mut().for_each(|of_set| of_set.retain(|sample| fit.alone(&sample.copies) > least));
+        self.samples.retain(|_, of_set| !of_set.is_empty());
+        self.refit(&[]);
+    }
+
+    /// Makes a sample of a reading of several long copies, if it is one.
+    fn take_set(&mut self, reading: &Reading) {
+        let copies: Option<Vec<(usize, f64)>> = reading.direct.iter().map(|hop| Some((self.number(hop)?, hop.bytes as f64))).collect();
+        let Some(mut copies) = copies.filter(|copies| copies.len() > 1 && reading.direct.iter().any(|hop| hop.bytes > TINY)) else {
+            return;
+        };
+        copies.sort_by_key(|copy| copy.0);
+        // Copies start one by one: on average they start half of the issue late.
+        let start = copies.iter().map(|copy| self.starts[copy.0]).fold(0.0, f64::max);
+        let total = reading.timing().total;
+        let seconds = (total - start - self.step * (copies.len() - 1) as f64 / 2.0).max(total / 2.0);
+        let set = copies.iter().map(|copy| copy.0).collect();
+        self.samples.entry(set).or_default().push(Sample { copies, seconds });
+    }
+
+    /// Measures these hops together, as many bytes of each as make all end at the same time by what is known: else the last ones would leave
+    /// a capacity idle that they shared with the others.
+    fn together(&mut self, set: &[usize]) -> Result<(), H::Error> {
+        let mixed = set.iter().any(|hop| self.is_between_gpus(*hop));
+        let part = |hop: usize| if mixed && !self.is_between_gpus(hop) { HOST_PART } else { 1.0 };
+        let wanted: Vec<(usize, f64)> = set.iter().zip(self.fit.fair_rates(set)).map(|(&hop, rate)| (hop, rate * part(hop))).collect();
+        // Issuing takes a while too: longer sets are made of longer copies, so that it stays below a few per cent.
+        let target = self.options.copy_seconds.max(20.0 * self.step * set.len() as f64);
+        let mut scale = target / self.fit.seconds(&wanted).max(f64::MIN_POSITIVE);
+        for device in self.hops.iter().map(|hop| hop.1) {
+            let arriving: f64 = wanted.iter().filter(|copy| self.hops[copy.0].1 == device).map(|copy| copy.1).sum();
+            // One grain for each copy may come on top by rounding.
+            let room = self.harness.room() as f64 - GRAIN * set.len() as f64;
+            scale = if arriving * scale > room { room / arriving } else { scale };
+        }
+        let hop = |&(hop, bytes): &(usize, f64)| Hop { from: self.hops[hop].0, to: self.hops[hop].1, bytes: grained(bytes * scale) };
+        let copies: Vec<Hop> = wanted.iter().map(hop).collect();
+        self.measure(&Work::Together(&copies))?;
+        let reading = self.readings[self.readings.len() - 1].clone();
+        self.take_set(&reading);
+        Ok(())
+    }
+
+    fn sample(&self, set: &[usize]) -> Option<Sample> {
+        self.samples.get(set).map(|of_set| self.fit.ranked(of_set, MEDIAN))
+    }
+
+    /// Whether these hops together take longer than predicted; measures them by the rule above. No, where the budget is spent.
+    fn is_late(&mut self, set: &[usize]) -> Result<bool, H::Error> {
+        let mut set = set.to_vec();
+        set.sort_unstable();
+        for repeats in [1, REPEATS] {
+            while self.samples.get(&set).map_or(0, Vec::len) < repeats {
+                if !self.may_measure() {
+                    return Ok(false);
+                }
+                self.together(&set)?;
+            }
+            if !self.samples.get(&set).is_some_and(|of_set| self.fit.is_late(&self.hops, of_set, self.options.tolerance)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Fits anew, as if these hops had not been measured together.
+    fn refit(&mut self, without: &[usize]) {
+        let left_out = self.samples.remove_entry(without);
+        self.fit = Capacities::fit(std::mem::take(&mut self.fit.rates), &self.hops, &self.samples, self.options.tolerance);
+        self.samples.extend(left_out);
+    }
+
+    /// Measures pairs, what pairs make likely, families, and random sets.
+    pub fn explore(&mut self, devices: &[DeviceId]) -> Result<(), H::Error> {
+        let pairs = sets::pairs(&self.hops);
+        let mut late = Vec::new();
+        for (index, pair) in pairs.iter().enumerate() {
+            self.at("pairs", index, pairs.len());
+            let is_late = self.is_late(pair)?;
+            let Some(sample) = self.sample(pair) else { break };
+            // Nothing is known to be shared yet, so this is over the time of the slower one alone.
+            let slowdown = sample.seconds / self.fit.seconds(&sample.copies);
+            self.pairs.push(Pair { first: self.hops[pair[0]], second: self.hops[pair[1]], slowdown });
+            if is_late {
+                late.push((slowdown, *pair));
+            }
+        }
+        for clique in cliques(late) {
+            self.is_late(&clique)?;
+        }
+        self.refit(&[]);
+        let mut sets = sets::families(&self.hops, devices);
+        sets.extend(sets::crossings_of_domains(&self.hops, &self.fit.rates, devices));
+        sets.sort_by_key(Vec::len);
+        let mut random = sets::Random(0x6d70_6770_7500_0001);
+        if self.hops.len() > 2 {
+            sets.extend((0..24).map(|round| random.set(&self.hops, self.hops.len().min(if round % 2 == 0 { 6 } else { 24 }))));
+        }
+        let of_host = sets::of_host(&self.hops);
+        for (index, set) in sets.iter().enumerate() {
+            self.at("sets", index, sets.len());
+            self.explain(set)?;
+            if index * (VISITS - 1) / sets.len() < (index + 1) * (VISITS - 1) / sets.len() {
+                for set in of_host.iter().filter(|set| set.len() > 2) {
+                    if self.may_measure() {
+                        self.together(set)?;
+                    }
+                }
+            }
+        }
+        self.refit(&[]);
+        Ok(())
+    }
+
+    /// Measures these hops together. If they are late, looks for the fewest of them that are, and for the others that share the same, until what smaller
+    /// sets share explains the time, or nothing more comes of it.
+    fn explain(&mut self, set: &[usize]) -> Result<(), H::Error> {
+        const ROUNDS: usize = 4;
+        if set.len() < 2 || !self.is_late(set)? {
+            return Ok(());
+        }
+        let mut set = set.to_vec();
+        set.sort_unstable();
+        for _ in 0..ROUNDS {
+            self.refit(&set);
+            if !self.is_late(&set)? {
+                break;
+            }
+            let core = self.narrow(&set)?;
+            if core.len() == set.len() {
+                break;
+            }
+            let rate = |set: &[usize]| self.sample(set).map_or(0.0, |sample| sample.rate());
+            if (rate(&set) / rate(&core) - 1.0).abs() < self.options.tolerance {
+                // All of them share it.
+                break;
+            }
+            self.refit(&set);
+            let mut members = core.clone();
+            for &hop in set.iter().filter(|hop| !core.contains(hop)) {
+                let beside: Vec<usize> = core.iter().copied().chain([hop]).collect();
+                if sets::is_free_of_order(&self.hops, &beside) && self.is_late(&beside)? {
+                    members.push(hop);
+                }
+            }
+            if members.len() > core.len() + 1 {
+                self.is_late(&members)?;
+            }
+        }
+        self.refit(&[]);
+        Ok(())
+    }
+
+    /// The fewest of these hops that are still late, sorted: halves are left out first, then quarters, down to single hops (delta debugging: Zeller and
+    /// Hildebrandt 2002).
+    fn narrow(&mut self, set: &[usize]) -> Result<Vec<usize>, H::Error> {
+        let mut core = set.to_vec();
+        let mut piece = core.len().div_ceil(2);
+        loop {
+            let mut at = 0;
+            while at < core.len() && core.len() > 2 {
+                let end = (at + piece).min(core.len());
+                let rest: Vec<usize> = core[..at].iter().chain(&core[end..]).copied().collect();
+                if rest.len() >= 2 && self.is_late(&rest)? {
+                    core = rest;
+                } else {
+                    at = end;
+                }
+            }
+            if piece == 1 {
+                return Ok(core);
+            }
+            piece = piece.div_ceil(2);
+        }
+    }
+
+    /// Random sets of copies that take equally long alone, and how far predictions are off. Nothing is fitted to them.
+    pub fn validate(&mut self) -> Result<Residuals, H::Error> {
+        const SETS: usize = 24;
+        let mut random = sets::Random(0x6d70_6770_7500_0002);
+        let mut errors = Vec::new();
+        let kept = std::mem::take(&mut self.samples);
+        for index in 0..if self.hops.len() > 1 { SETS } else { 0 } {
+            self.at("check", index, SETS);
+            let mut set = random.set(&self.hops, self.hops.len().min(12));
+            set.sort_unstable();
+            self.together(&set)?;
+            let sample = self.sample(&set);
+            errors.extend(sample.map(|sample| (self.fit.seconds(&sample.copies) / sample.seconds - 1.0).abs()));
+        }
+        self.samples = kept;
+        let worst = errors.iter().copied().fold(0.0, f64::max);
+        Ok(Residuals { count: errors.len() as u32, median: median(&mut errors).unwrap_or(0.0), worst })
+    }
+
+    /// What stayed open.
+    pub fn notes(&self, notes: &mut Vec<String>) {
+        if !self.may_measure() {
+            notes.push(format!("stopped looking for shared capacities after {} measurements", self.readings.len()));
+        }
+    }
+}
+
+/// Sets of hops every two of which are late together, at least half as late as the slowest two of the set.
+fn cliques(mut late: Vec<(f64, [usize; 2])>) -> Vec<Vec<usize>> {
+    late.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut cliques: Vec<Vec<usize>> = Vec::new();
+    for (slowdown, pair) in &late {
+        if cliques.iter().any(|clique| pair.iter().all(|hop| clique.contains(hop))) {
+            continue;
+        }
+        let least = 1.0 + (slowdown - 1.0) / 2.0;
+        let shares = |a: usize, b: usize| late.iter().any(|(by, two)| *by >= least && two.contains(&a) && two.contains(&b));
+        let mut clique = pair.to_vec();
+        for hop in late.iter().flat_map(|(_, two)| *two) {
+            if !clique.contains(&hop) && clique.iter().all(|member| shares(*member, hop)) {
+                clique.push(hop);
+            }
+        }
+        cliques.push(clique);
+    }
+    cliques.retain(|clique| clique.len() > 2);
+    cliques
+}
+
+/// Bytes/s between two copies of one hop.
+fn slope(few: u64, first: f64, many: u64, last: f64) -> f64 {
+    (many.saturating_sub(few) as f64 / (last - first).max(0.1 * last).max(1e-9)).clamp(1e6, 1e14)
+}
+
+pub(super) fn grained(bytes: f64) -> u64 {
+    ((bytes / GRAIN).round().max(1.0) * GRAIN) as u64
+}

@@ -1,0 +1,279 @@
+//! Pipelines as plans have them: beside a direct copy, and several at once.
+//!
+//! A pipeline alone hands its chunks over faster than one beside a direct copy, two opposite pipelines may move less at once than two plain copies do,
+//! and many together more, because their rings stay in the processor's caches.
+
+use super::fit::{Sample, Shared};
+use super::measure::{Session, TINY, grained};
+use super::{Harness, Hop, Pipeline, Work, median};
+use crate::model::{HOST_RINGS, PathModel, SLOTS};
+use crate::topology::{Costs, DeviceId, Machine};
+
+/// Seconds of the bytes of a pipeline, in units of a single copy's: as long as in plans from some tens of MiB to 1 GiB.
+const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
+/// The direct copy is done when this part of the pipeline is, where the pipeline is measured.
+const DIRECT_ENDS: f64 = 0.85;
+/// The pipeline is done when this part of the direct copy is, where fork and join are measured.
+const PIPELINE_ENDS: f64 = 0.5;
+/// The most bytes of a direct copy and of a pipeline, as parts of the room: one of each arrives on a device, and two rings may lie there.
+const DIRECT: f64 = 0.5;
+/// See [`DIRECT`].
+const STAGED: f64 = 0.125;
+
+/// A pipeline is in plans if this part of its rate comes on top of its direct copy.
+const ADDED: f64 = 0.75;
+
+/// A pipeline, and the plain copy beside which plans run it.
+struct PipelinePath {
+    from: DeviceId,
+    via: DeviceId,
+    to: DeviceId,
+    path: PathModel,
+    direct: Option<PathModel>,
+}
+
+impl PipelinePath {
+    /// `None` where there is no such pipeline, or no plan that has it, because it shares what limits it with the direct copy.
+    fn new(machine: &Machine, from: DeviceId, via: DeviceId, to: DeviceId) -> Option<PipelinePath> {
+        let path = PathModel::new(machine, &[machine.route(from, via)?, machine.route(via, to)?]);
+        let direct = machine.route(from, to).map(|route| PathModel::new(machine, &[route]));
+        let fits = |direct: &PathModel| {
+            path.weights.iter().all(|&(resource, weight)| {
+                let beside = direct.weights.iter().find(|other| other.0 == resource).map_or(0.0, |other| other.1 * direct.rate);
+                beside == 0.0 || ADDED * weight * path.rate + beside <= machine.resources()[resource.0 as usize].capacity
+            })
+        };
+        direct.as_ref().is_none_or(fits).then_some(PipelinePath { from, via, to, path, direct })
+    }
+
+    fn hop(&self, bytes: u64) -> Hop {
+        Hop { from: self.from, to: self.to, bytes }
+    }
+
+    fn pipeline(&self, bytes: u64, chunks: u32) -> Pipeline {
+        Pipeline { hop: self.hop(bytes), via: self.via, chunks }
+    }
+}
+
+/// The host memory that this GPU copies with fastest, the first of several.
+fn nearest(machine: &Machine, gpu: DeviceId) -> Option<DeviceId> {
+    let rate = |host: DeviceId| Some(machine.route(gpu, host)?.bandwidth + machine.route(host, gpu)?.bandwidth);
+    let hosts = machine.devices().filter(|device| device.is_host()).filter_map(|host| Some((host, rate(host)?)));
+    hosts.reduce(|best, other| if other.1 > best.1 { other } else { best }).map(|(host, _)| host)
+}
+
+fn gpus(machine: &Machine) -> Vec<DeviceId> {
+    machine.devices().filter(|device| !device.is_host()).collect()
+}
+
+/// Between the first two GPUs through host memory.
+fn through_host(machine: &Machine) -> Option<PipelinePath> {
+    let [a, b, ..] = gpus(machine)[..] else { return None };
+    PipelinePath::new(machine, a, nearest(machine, a)?, b)
+}
+
+/// Between the first two GPUs through another one; where no plan has that, out of host memory and into it through a GPU.
+fn through_gpu(machine: &Machine) -> Vec<PipelinePath> {
+    let gpus = gpus(machine);
+    let [a, b, ..] = gpus[..] else { return Vec::new() };
+    let through = |from, to| gpus[1..].iter().filter(|via| **via != to).find_map(|&via| PipelinePath::new(machine, from, via, to));
+    let of_host = || nearest(machine, a).into_iter().flat_map(|host| [through(host, a), through(a, host)]).flatten().collect();
+    through(a, b).map_or_else(of_host, |between| vec![between])
+}
+
+/// What a direct copy takes longer because a pipeline runs beside it that ends earlier: the caller's stream waits for both. Held against the copy alone a
+/// moment before, because a rate that is wrong by 1 % would be 1 to 3 us of it. Short ones, six times: the median.
+pub(super) fn fork_join_staged<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
+    let Some((staged, direct)) = through_host(machine).and_then(|staged| Some((staged.direct.clone()?, staged))).map(|(a, b)| (b, a))
+    else {
+        return Ok(());
+    };
+    let mut longer = Vec::new();
+    for length in LENGTHS[..2].repeat(3) {
+        let bytes = bounded(session, DIRECT, direct.rate * session.options.copy_seconds * length);
+        let beside = bounded(session, STAGED, staged.path.rate * PIPELINE_ENDS * direct.seconds(costs, bytes, 1));
+        let alone = session.measure(&Work::Together(&[staged.hop(bytes)]))?.total;
+        let both = session.measure(&Work::Paths { direct: &[staged.hop(bytes)], staged: &[staged.pipeline(beside, 2)] })?.total;
+        longer.push((both - alone).max(0.0));
+    }
+    costs.fork_join_staged = median(&mut longer).unwrap_or(costs.fork_join_staged);
+    // Several GPUs wait for an event of another stream, and have one waited for, as well.
+    costs.fork_join_gpus = costs.fork_join_gpus.max(costs.fork_join_staged);
+    Ok(())
+}
+
+/// What a chunk costs through host memory, and what an operation of a pipeline takes to issue.
+pub(super) fn chunks_via_host<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
+    let (each, issue) = each_chunk(session, through_host(machine).as_slice(), costs)?;
+    costs.chunk_via_host = each.unwrap_or(costs.chunk_via_host);
+    costs.issue = costs.issue.max(issue.unwrap_or(0.0));
+    Ok(())
+}
+
+/// What a chunk costs through a GPU.
+pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
+    let (each, _) = each_chunk(session, &through_gpu(machine), costs)?;
+    costs.chunk_via_gpu = each.unwrap_or(costs.chunk_via_gpu);
+    Ok(())
+}
+
+/// Pipelines of several lengths, each with `n` chunks, as many as the model would take, and with `2 n`, beside a direct copy that ends earlier. What the latter
+/// take longer is `n` chunks: what a rate that drifts adds is in both. Over all lengths together; and the median of the seconds of the calling thread for an
+/// operation.
+fn each_chunk<H: Harness>(
+    session: &mut Session<'_, H>,
+    staged: &[PipelinePath],
+    costs: &Costs,
+) -> Result<(Option<f64>, Option<f64>), H::Error> {
+    let free = Costs { chunk_via_host: 0.0, chunk_via_gpu: 0.0, ..costs.clone() };
+    let (mut later, mut further, mut issues) = (0.0, 0, Vec::new());
+    for (staged, length) in staged.iter().flat_map(|staged| LENGTHS.map(|length| (staged, length))) {
+        let bytes = bounded(session, STAGED, staged.path.rate * session.options.copy_seconds * length);
+        let few = staged.path.best_chunks(costs, bytes).max(2);
+        let mut late = Vec::new();
+        for chunks in [few, 2 * few] {
+            let seconds = DIRECT_ENDS * staged.path.seconds(costs, bytes, chunks);
+            let beside = |direct: &PathModel| staged.hop(bounded(session, DIRECT, direct.rate * seconds));
+            let direct: Vec<Hop> = staged.direct.iter().map(beside).collect();
+            let timing = session.measure(&Work::Paths { direct: &direct, staged: &[staged.pipeline(bytes, chunks)] })?;
+            let alone = staged.direct.iter().zip(&direct).map(|(path, hop)| path.seconds(costs, hop.bytes, 1)).fold(0.0, f64::max);
+            // Where the direct copy was last, the pipeline's end is not known.
+            if timing.total > 1.05 * alone {
+                late.push(timing.total - staged.path.seconds(&free, bytes, chunks));
+                issues.push(timing.issue / f64::from(2 * chunks + direct.len() as u32));
+            }
+        }
+        if let [of_few, of_many] = late[..] {
+            (later, further) = (later + of_many - of_few, further + few);
+        }
+    }
+    // A chunk is two operations, which a graph issues one after another.
+    let each = (further > 0).then(|| f64::max(later / f64::from(further), 2.0 * costs.graph_node));
+    Ok((each, median(&mut issues)))
+}
+
+/// What host memory carries of bytes that are staged in it, by pipelines through it from each GPU to the next.
+pub(super) fn staging_ring<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
+    let gpus = gpus(machine);
+    let next = |(&from, &to): (&DeviceId, &DeviceId)| PipelinePath::new(machine, from, nearest(machine, from)?, to);
+    let ring: Option<Vec<PipelinePath>> = gpus.iter().zip(gpus.iter().cycle().skip(1)).map(next).collect();
+    if let Some(ring) = ring.filter(|ring| ring.len() > 2) {
+        let (all, _) = together(session, machine, costs, &ring)?;
+        carries_staged(session, &all);
+    }
+    Ok(())
+}
+
+/// A capacity carries at least what these pipelines drew from it.
+fn carries_staged<H: Harness>(session: &mut Session<'_, H>, pipelines: &Sample) {
+    for shared in &mut session.fit.shared {
+        let drawn = shared.load(&pipelines.copies) / pipelines.seconds;
+        if drawn > shared.staged.unwrap_or(shared.capacity) * (1.0 + session.options.tolerance) {
+            shared.staged = Some(drawn);
+        }
+    }
+}
+
+/// The same by two opposite pipelines between two GPUs. If they are later than all capacities say, the links of their GPUs, and of others like them,
+/// carry less in both directions at once.
+pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
+    let tolerance = session.options.tolerance;
+    let gpus = gpus(machine);
+    let [a, ref others @ ..] = gpus[..] else { return Ok(()) };
+    let opposite = |&b: &DeviceId| {
+        let host = nearest(machine, a)?;
+        Some(vec![PipelinePath::new(machine, a, host, b)?, PipelinePath::new(machine, b, host, a)?])
+    };
+    // With the GPU with which least else is shared: an uplink that both use hides what their own links carry.
+    let pairs = others.iter().filter_map(opposite).map(|pair| (seconds_for_each_byte(machine, &pair), pair));
+    let Some((_, pair)) = pairs.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { return Ok(()) };
+    let (two, gaps) = together(session, machine, costs, &pair)?;
+    carries_staged(session, &two);
+    // While one waits between two chunks the other has a link to itself that it nearly fills already.
+    let seconds = two.seconds - gaps;
+    if session.fit.staged_seconds(&two.copies) < seconds * (1.0 - tolerance) {
+        // Each link carries the first hop of one and the second of the other.
+        let carried = two.copies.iter().map(|copy| copy.1).sum::<f64>() / pair.len() as f64 / seconds;
+        let links: Vec<[DeviceId; 2]> = pair.iter().map(|one| [one.from, one.via]).collect();
+        slow_both_ways(session, &links, carried);
+    }
+    Ok(())
+}
+
+/// Takes all links between GPUs and host memory to carry as much less of staged bytes in both directions at once as the narrowest of these, which carried so
+/// many bytes/s.
+fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 2]], carried: f64) {
+    let hops = session.hops.clone();
+    let fit = &mut session.fit;
+    let mut of_link = Vec::new();
+    for (there, &(gpu, host)) in hops.iter().enumerate().filter(|(_, ends)| !ends.0.is_host() && ends.1.is_host()) {
+        let Some(back) = hops.iter().position(|ends| *ends == (host, gpu)) else { continue };
+        let own = |shared: &Shared| {
+            shared.members[there] && shared.members[back] && shared.hops().all(|hop| hops[hop].0 == gpu || hops[hop].1 == gpu)
+        };
+        let index = fit.shared.iter().position(own).unwrap_or_else(|| {
+            fit.shared.push(Shared::of([there, back], hops.len(), fit.rates[there] + fit.rates[back]));
+            fit.shared.len() - 1
+        });
+        // Either direction alone is as fast as before.
+        of_link.push(([gpu, host], index, fit.rates[there].max(fit.rates[back])));
+    }
+    let known = of_link.iter().filter(|of| links.contains(&of.0)).map(|of| fit.shared[of.1].capacity).fold(f64::INFINITY, f64::min);
+    let part = carried / known;
+    for (_, index, alone) in of_link {
+        let shared = &mut fit.shared[index];
+        shared.staged = Some((shared.capacity * part).max(alone));
+    }
+}
+
+/// These pipelines at once, each beside its direct copy: their bytes with the seconds that these took, gaps between chunks included, and the seconds of the
+/// gaps. The slowest of a few measurements, in which the direct copies end earlier: a path that is faster than the model says costs a little of the gain,
+/// one that is slower makes a plan slower than the plain copy.
+fn together<H: Harness>(
+    session: &mut Session<'_, H>,
+    machine: &Machine,
+    costs: &Costs,
+    staged: &[PipelinePath],
+) -> Result<(Sample, f64), H::Error> {
+    const TIMES: u32 = 3;
+    /// Buffers of host memory that differ by more than this part are not alike.
+    const UNEVEN: f64 = 0.2;
+    let bytes = session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1] / seconds_for_each_byte(machine, staged);
+    let bytes = bounded(session, STAGED, bytes);
+    let largest = HOST_RINGS / (u64::from(SLOTS) * staged.len() as u64);
+    let chunks = staged[0].path.best_chunks(costs, bytes).max(bytes.div_ceil(largest) as u32).max(2);
+    let pipelines: Vec<Pipeline> = staged.iter().map(|one| one.pipeline(bytes, chunks)).collect();
+    // As long as each takes alone at least.
+    let mut slowest = staged.iter().map(|one| one.path.seconds(costs, bytes, chunks)).fold(0.0, f64::max);
+    for _ in 0..TIMES {
+        let beside = |one: &PipelinePath| Some(one.hop(bounded(session, DIRECT, DIRECT_ENDS * slowest * one.direct.as_ref()?.rate)));
+        let direct: Vec<Hop> = staged.iter().filter_map(beside).collect();
+        let median = session.measure(&Work::Paths { direct: &direct, staged: &pipelines })?.total;
+        // Each run is in another buffer of host memory. A plan may meet the slow one of buffers that differ.
+        let worst = session.readings.last().map_or(median, |reading| reading.runs.iter().map(|run| run.total).fold(median, f64::max));
+        let total = if worst > median * (1.0 + UNEVEN) { worst } else { median };
+        slowest = slowest.max(total - costs.fork_join_staged);
+    }
+    let overhead = |costs: &Costs| staged.iter().map(|one| one.path.overhead(costs, bytes, chunks)).fold(0.0, f64::max);
+    let fill = overhead(&Costs { chunk_via_host: 0.0, ..costs.clone() });
+    let number = |ends| session.hops.iter().position(|hop| *hop == ends);
+    let hops = staged.iter().flat_map(|one| [(one.from, one.via), (one.via, one.to)]);
+    let copies = hops.filter_map(|ends| Some((number(ends)?, bytes as f64))).collect();
+    let seconds = (slowest - costs.copy - fill).max(slowest / 2.0);
+    Ok((Sample { copies, seconds }, (overhead(costs) - fill).min(seconds / 2.0)))
+}
+
+/// Seconds for each byte of each of these pipelines at once, of what plain copies share.
+fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
+    let mut work = vec![0.0; machine.resources().len()];
+    for &(resource, weight) in staged.iter().flat_map(|one| &one.path.weights) {
+        work[resource.0 as usize] += weight / machine.resources()[resource.0 as usize].capacity;
+    }
+    work.into_iter().fold(0.0, f64::max)
+}
+
+/// Whole grains, enough for a few chunks and no more than this part of the room.
+fn bounded<H: Harness>(session: &Session<'_, H>, part: f64, bytes: f64) -> u64 {
+    let least = 64 * TINY;
+    grained(bytes.min(session.harness.room() as f64 * part)).max(least)
+}

@@ -1,0 +1,270 @@
+//! All cases and sizes, and the size from which several paths pay.
+
+use super::cases::Case;
+use super::class::Class;
+use super::error::TuneError;
+use super::grid::grid;
+use super::score::Score;
+use super::short::{paths, short};
+use super::trial::{Found, Trial, Trials};
+use super::tuning::{ClassTuning, EngineTuning, Origin, Preference, Setting, SizeTuning, Tuning, digest};
+use crate::model::GRAIN;
+use crate::plan::{Engine, Options, Shape, plan};
+use crate::topology::Machine;
+
+/// How to search.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// Which paths alone, with the model's shares and chunks.
+    Paths,
+    /// From the model's plan, coordinate by coordinate.
+    Short,
+    /// The short search and the whole grid, to judge the one by the other.
+    Both,
+}
+
+/// What is tuned.
+#[derive(Clone, Debug)]
+pub struct Campaign<'a> {
+    /// Whose plans.
+    pub machine: &'a Machine,
+    /// Bytes of each transfer, any order.
+    pub sizes: &'a [u64],
+    /// What no search changes: the staging bound.
+    pub base: Options,
+    /// How.
+    pub search: Search,
+    /// The tuning to judge, if one is to be judged: results are then compared with what contexts choose by it, and not with the model's
+    /// choice. Searches start from the model in any case.
+    pub in_force: Option<&'a Tuning>,
+}
+
+/// What was found for one batch with one engine.
+#[derive(Clone, Debug)]
+pub struct EngineResult {
+    /// By the short search.
+    pub short: Found,
+    /// By the grid, where it was asked for.
+    pub grid: Option<Found>,
+    /// Whether the better of the two won a duel against the plan that is chosen now, which may use another engine.
+    pub beats_choice: bool,
+}
+
+impl EngineResult {
+    /// The better of the two.
+    pub fn best(&self) -> &Trial {
+        match &self.grid {
+            Some(grid) if grid.best.seconds < self.short.best.seconds => &grid.best,
+            _ => &self.short.best,
+        }
+    }
+}
+
+/// What was found for one batch.
+#[derive(Clone, Debug)]
+pub struct TunedPoint {
+    /// The case that it belongs to.
+    pub case: Case,
+    /// What is moved.
+    pub batch: Vec<Shape>,
+    /// Which batches it holds for.
+    pub class: Class,
+    /// Bytes of each transfer.
+    pub size: u64,
+    /// Seconds of the plan that is chosen now: the model's, or that of a context with the tuning that is judged.
+    pub chosen: f64,
+    /// With streams.
+    pub stream: EngineResult,
+    /// With graphs.
+    pub graph: EngineResult,
+}
+
+impl TunedPoint {
+    /// The engine to prefer, and the seconds of its best plan: what is chosen now unless another gains enough.
+    pub fn choice(&self) -> (Engine, f64) {
+        [(Engine::Stream, &self.stream), (Engine::Graph, &self.graph)]
+            .into_iter()
+            .filter(|(_, result)| result.beats_choice)
+            .map(|(engine, result)| (engine, result.best().seconds))
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+            .unwrap_or((Engine::Auto, self.chosen))
+    }
+
+    /// Seconds of the best plan of the short searches, what is chosen now included.
+    pub fn short(&self) -> f64 {
+        self.chosen.min(self.stream.short.best.seconds).min(self.graph.short.best.seconds)
+    }
+
+    /// Seconds of the best plan of all, where the grid was searched.
+    pub fn exhaustive(&self) -> Option<f64> {
+        let grids = [self.stream.grid.as_ref()?, self.graph.grid.as_ref()?];
+        Some(grids.into_iter().map(|grid| grid.best.seconds).fold(self.short(), f64::min))
+    }
+
+    /// Plans that the short searches scored, both engines, and what is chosen now.
+    pub fn short_evaluations(&self) -> usize {
+        1 + self.stream.short.evaluations + self.graph.short.evaluations
+    }
+
+    /// The same for the grid, where it was searched.
+    pub fn grid_evaluations(&self) -> Option<usize> {
+        Some(self.stream.grid.as_ref()?.evaluations + self.graph.grid.as_ref()?.evaluations)
+    }
+}
+
+/// Scores of one bisection for a threshold: to within a factor of 4^(1/8), a fifth, between sizes that are four times apart.
+const BISECTIONS: usize = 3;
+
+impl Campaign<'_> {
+    /// The batches of a case: class by class, each from large to small, so that buffers are allocated once.
+    pub fn batches(&self, case: Case) -> Vec<(u64, Vec<Shape>)> {
+        let mut sizes = self.sizes.to_vec();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        sizes.dedup();
+        let largest = sizes.first().map(|size| case.batches(self.machine, *size)).unwrap_or_default();
+        let at = |batch: &[Shape], bytes: u64| batch.iter().map(|shape| Shape { bytes, ..*shape }).collect();
+        largest.iter().flat_map(|batch| sizes.iter().map(|size| (*size, at(batch, *size)))).collect()
+    }
+
+    /// Searches for one batch. `progress` hears the engine and, of the grid, how many settings are done.
+    pub fn point<S: Score>(
+        &self,
+        case: Case,
+        size: u64,
+        batch: Vec<Shape>,
+        score: &mut S,
+        mut progress: impl FnMut(Engine, usize, usize),
+    ) -> Result<Option<TunedPoint>, TuneError<S::Error>> {
+        let Some((class, _)) = Class::of(self.machine, &batch) else { return Ok(None) };
+        let advice = self.in_force.and_then(|tuning| tuning.advice(self.machine, &batch, Engine::Auto));
+        let now = advice.map_or(self.base, |advice| advice.options(&self.base));
+        let chosen = Trials::new(self.machine, &batch, &now, now.engine, score).start()?;
+        let mut search = |engine| -> Result<EngineResult, TuneError<S::Error>> {
+            let trials = Trials::new(self.machine, &batch, &self.base, engine, score);
+            let found = if self.search == Search::Paths { paths(trials)? } else { short(trials)? };
+            let whole = match self.search {
+                Search::Paths | Search::Short => None,
+                Search::Both => {
+                    let trials = Trials::new(self.machine, &batch, &self.base, engine, score);
+                    Some(grid(trials, |done, of| progress(engine, done, of))?)
+                }
+            };
+            let mut result = EngineResult { short: found, grid: whole, beats_choice: false };
+            // The best of many noisy scores was partly lucky, and was scored at another time than the plan that is chosen now. So results
+            // are taken from duels.
+            let mut fight = |trial: &mut Trial| -> Result<bool, TuneError<S::Error>> {
+                let verdict = score.duel(&chosen.plan, &trial.plan).map_err(TuneError::Score)?;
+                trial.seconds = chosen.seconds * verdict.ratio;
+                Ok(verdict.faster)
+            };
+            let by_short = fight(&mut result.short.best)?;
+            let by_grid = result.grid.as_mut().map(|grid| fight(&mut grid.best)).transpose()?;
+            let grid_is_better = result.grid.as_ref().is_some_and(|grid| grid.best.seconds < result.short.best.seconds);
+            result.beats_choice = if grid_is_better { by_grid.unwrap_or(false) } else { by_short };
+            Ok(result)
+        };
+        let (stream, graph) = (search(Engine::Stream)?, search(Engine::Graph)?);
+        Ok(Some(TunedPoint { case, batch, class, size, chosen: chosen.seconds, stream, graph }))
+    }
+
+    /// Combines the points to a tuning. Where one path is best at one size and several are at the next, more scores find the size from which
+    /// several pay.
+    pub fn tuning<S: Score>(&self, points: &[TunedPoint], origin: Origin, score: &mut S) -> Result<Tuning, TuneError<S::Error>> {
+        let mut classes: Vec<ClassTuning> = Vec::new();
+        for first in points {
+            if classes.iter().any(|known| known.class.is_like(&first.class)) {
+                continue;
+            }
+            let mut own: Vec<&TunedPoint> = points.iter().filter(|point| point.class.is_like(&first.class)).collect();
+            own.sort_by_key(|point| point.size);
+            let mut engine = Vec::new();
+            for (from_bytes, point) in boundaries(&own).into_iter().zip(&own) {
+                engine.push(Preference { from_bytes, engine: point.choice().0 });
+            }
+            engine.dedup_by(|later, earlier| later.engine == earlier.engine);
+            classes.push(ClassTuning {
+                class: first.class,
+                engine,
+                stream: self.of_engine(&own, Engine::Stream, |point| &point.stream, score)?,
+                graph: self.of_engine(&own, Engine::Graph, |point| &point.graph, score)?,
+            });
+        }
+        Ok(Tuning { topology: self.machine.topology().name.clone(), digest: digest(self.machine.topology()), origin, classes })
+    }
+
+    fn of_engine<S: Score>(
+        &self,
+        points: &[&TunedPoint],
+        engine: Engine,
+        of: impl Fn(&TunedPoint) -> &EngineResult,
+        score: &mut S,
+    ) -> Result<EngineTuning, TuneError<S::Error>> {
+        let mut sizes: Vec<SizeTuning> = boundaries(points)
+            .into_iter()
+            .zip(points)
+            .map(|(from_bytes, point)| {
+                let setting = of(point).best().setting;
+                SizeTuning { from_bytes, at_bytes: setting.chunk_bytes.map(|_| point.size), setting }
+            })
+            .collect();
+        let several = |point: &TunedPoint| of(point).best().paths() > 1;
+        let mut min_bytes = None;
+        if let Some(at) = points.iter().position(|point| several(point)).filter(|at| *at > 0) {
+            let threshold = self.threshold(points[at - 1].size, points[at], &sizes[at], engine, score)?;
+            // What was found for the larger size holds from there on.
+            sizes[at].from_bytes = threshold;
+            min_bytes = Some(threshold);
+        }
+        sizes.dedup_by(|later, earlier| (later.setting, later.at_bytes) == (earlier.setting, earlier.at_bytes));
+        Ok(EngineTuning { min_bytes, sizes })
+    }
+
+    /// The least size, between one at which one path is best and this point's, from which the point's setting beats one path.
+    fn threshold<S: Score>(
+        &self,
+        mut one: u64,
+        point: &TunedPoint,
+        found: &SizeTuning,
+        engine: Engine,
+        score: &mut S,
+    ) -> Result<u64, TuneError<S::Error>> {
+        let mut several = point.size;
+        for _ in 0..BISECTIONS {
+            let middle = between(one, several);
+            if middle <= one || middle >= several {
+                break;
+            }
+            let batch: Vec<Shape> = point.batch.iter().map(|shape| Shape { bytes: middle, ..*shape }).collect();
+            let base = Options { engine, ..self.base };
+            let plans = [Setting { max_paths: Some(1), ..Setting::default() }, found.setting_for(middle)]
+                .map(|s| plan(self.machine, &batch, &s.options(&base)));
+            // A batch that can be planned at both ends can be planned in between; if not, the threshold stays at the measured size.
+            let [Ok(alone), Ok(together)] = plans else { break };
+            if score.duel(&alone, &together).map_err(TuneError::Score)?.faster {
+                several = middle;
+            } else {
+                one = middle;
+            }
+        }
+        Ok(several)
+    }
+}
+
+/// Where the setting of each size begins: half way to the one below on a logarithmic scale. The first reaches as far down as half of the
+/// next gap, or to half its size where it is the only one.
+fn boundaries(points: &[&TunedPoint]) -> Vec<u64> {
+    let first = points.first().map_or(0, |point| point.size);
+    let next = points.get(1).map_or(first.saturating_mul(4), |point| point.size);
+    let below = (first as f64 * (first as f64 / next as f64).sqrt()) as u64;
+    std::iter::once(whole(below.max(1))).chain(points.windows(2).map(|two| between(two[0].size, two[1].size))).collect()
+}
+
+/// The geometric mean.
+fn between(a: u64, b: u64) -> u64 {
+    whole((a as f64 * b as f64).sqrt() as u64)
+}
+
+/// Multiples of [`GRAIN`] read better, where there is room for them.
+fn whole(bytes: u64) -> u64 {
+    if bytes >= 16 * GRAIN { bytes / GRAIN * GRAIN } else { bytes }
+}

@@ -1,0 +1,47 @@
+//! Why tuning stopped, and what can be wrong with a tuning file.
+
+use crate::plan::{PlanError, Violation};
+use std::path::PathBuf;
+
+/// Why a search stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum TuneError<E> {
+    /// The batch cannot be planned at all.
+    #[error("{0}")]
+    Plan(PlanError),
+    /// A plan could not be scored.
+    #[error("{0}")]
+    Score(E),
+    /// The planner made a program that its own validator refuses.
+    #[error("internal error: a plan is not valid: {0}")]
+    Invalid(Violation),
+}
+
+/// Why a tuning file cannot be used.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // Of the fields, which say what they are.
+pub enum TuningError {
+    /// A file that cannot be read.
+    #[error("tuning file {}: {reason}; make one with `mpgpu tune --output {}`, or unset MPGPU_TUNING_FILE", path.display(), path.display())]
+    Unreadable { path: PathBuf, reason: String },
+    /// An error in a file that was read.
+    #[error("tuning file {}: {source}", path.display())]
+    InFile { path: PathBuf, source: Box<TuningError> },
+    /// A text that is no tuning: the line, the key, the value and what is accepted.
+    #[error("{0}")]
+    Invalid(String),
+    /// Made for another machine, or for other figures of this one.
+    #[error(
+        "made for topology {made_for} (digest {made_digest}), and the one in force is {in_force} (digest {digest}): tuned values correct the \
+         figures of one topology and mean nothing for others. Tune again (`mpgpu tune --output FILE`), set MPGPU_TOPOLOGY to the topology \
+         that it was made for, or unset MPGPU_TUNING_FILE"
+    )]
+    Foreign { made_for: String, made_digest: String, in_force: String, digest: String },
+    /// Measured on another backend.
+    #[error(
+        "made on the {made_on} backend, and this is the {backend} backend, whose times have nothing to do with it: tune again here \
+         (`mpgpu tune --output FILE`), or unset MPGPU_TUNING_FILE"
+    )]
+    Backend { made_on: &'static str, backend: String },
+}

@@ -1,0 +1,297 @@
+//! The TOML form of a tuning. `docs/reference/tuning.md` describes it.
+
+use super::class::{Class, Pattern, Side};
+use super::error::TuningError;
+use super::tuning::{ClassTuning, EngineTuning, Origin, Preference, Setting, SizeTuning, Tuning};
+use crate::model::GRAIN;
+use crate::plan::{Engine, WEIGHTS};
+use crate::topology::{Machine, shorten, toml_place};
+use serde::Deserialize;
+use std::fmt::{Display, Write};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use toml::Spanned;
+
+/// The format that is written and read.
+const VERSION: u64 = 1;
+/// The longest text that [`parse`] looks at.
+pub const MAX_FILE_BYTES: usize = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileEntry {
+    /// Looked at before, by [`VersionEntry`].
+    #[serde(rename = "version")]
+    _version: u64,
+    topology: String,
+    digest: Spanned<String>,
+    origin: Origin,
+    #[serde(default)]
+    class: Vec<Spanned<ClassEntry>>,
+}
+
+/// Read before anything else, so that a file of another version is not refused for a key that this one lacks.
+#[derive(Deserialize)]
+struct VersionEntry {
+    version: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClassEntry {
+    from: Side,
+    to: Side,
+    pattern: Pattern,
+    direct: Spanned<f64>,
+    #[serde(default)]
+    engine: Vec<Spanned<PreferenceEntry>>,
+    #[serde(default)]
+    stream: EngineEntry,
+    #[serde(default)]
+    graph: EngineEntry,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PreferenceEntry {
+    from_bytes: u64,
+    engine: EngineName,
+}
+
+/// The engines that are tuned.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EngineName {
+    Auto,
+    Stream,
+    Graph,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EngineEntry {
+    min_bytes: Option<u64>,
+    #[serde(default)]
+    sizes: Vec<Spanned<SizeEntry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SizeEntry {
+    from_bytes: u64,
+    max_paths: Option<Spanned<u32>>,
+    host_path: Option<bool>,
+    chunk_bytes: Option<Spanned<u64>>,
+    at_bytes: Option<Spanned<u64>>,
+    host_share: Option<Spanned<f64>>,
+    relay_share: Option<Spanned<f64>>,
+}
+
+/// The tuning that a TOML text describes.
+///
+/// Strict: an unknown key, a wrong type, a value out of range or sizes out of order are errors that say where they are.
+pub fn parse(text: &str) -> Result<Tuning, TuningError> {
+    if text.len() > MAX_FILE_BYTES {
+        return Err(too_long());
+    }
+    let syntax = |error: toml::de::Error| not_valid(&toml_place(text, &error));
+    let VersionEntry { version } = toml::from_str(text).map_err(syntax)?;
+    if version != VERSION {
+        let expected = format!("this library reads version {VERSION}; tune again with the mpgpu command of this library");
+        return Err(TuningError::Invalid(format!("version = {version}: {expected}")));
+    }
+    let file: FileEntry = toml::from_str(text).map_err(syntax)?;
+    let lines = Lines(text);
+    if file.digest.as_ref().len() != 16 || !file.digest.as_ref().bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        let must = "the 16 hexadecimal digits that `mpgpu tune` wrote";
+        return Err(lines.refuse(&file.digest, "digest", shorten(file.digest.as_ref(), 32), must));
+    }
+    let mut classes: Vec<(usize, ClassTuning)> = Vec::with_capacity(file.class.len());
+    for entry in file.class {
+        let line = lines.of(entry.span().start);
+        let tuned = class(&lines, entry.into_inner())?;
+        if let Some((earlier, _)) = classes.iter().find(|(_, known)| known.class.is_like(&tuned.class)) {
+            return Err(TuningError::Invalid(format!("line {line}: this class is like the one in line {earlier}; remove one of them")));
+        }
+        classes.push((line, tuned));
+    }
+    Ok(Tuning {
+        topology: file.topology,
+        digest: file.digest.into_inner(),
+        origin: file.origin,
+        classes: classes.into_iter().map(|(_, tuned)| tuned).collect(),
+    })
+}
+
+fn too_long() -> TuningError {
+    let usual = "a tuning file has a few kilobytes, check that this is one";
+    TuningError::Invalid(format!("more than {MAX_FILE_BYTES} bytes of text; {usual}"))
+}
+
+fn not_valid(why: &str) -> TuningError {
+    TuningError::Invalid(format!("not valid: {why}"))
+}
+
+/// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path (`/dev/zero`) does no harm.
+pub fn read(path: &Path) -> Result<Tuning, TuningError> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|error| TuningError::Unreadable { path: path.into(), reason: error.to_string() })?;
+    let in_file = |source| TuningError::InFile { path: path.into(), source: Box::new(source) };
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(in_file(too_long()));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| in_file(not_valid(&format!("the file is not UTF-8 text: {error}"))))?;
+    parse(&text).map_err(in_file)
+}
+
+/// Reads the file, and refuses what was not made for this machine and backend.
+pub fn load(path: &Path, machine: &Machine, backend: &str) -> Result<Tuning, TuningError> {
+    let tuning = read(path)?;
+    tuning.check(machine, backend).map_err(|source| TuningError::InFile { path: path.into(), source: Box::new(source) })?;
+    log::info!("tuned values of {} are in force", path.display());
+    Ok(tuning)
+}
+
+/// Where in the text something stands.
+struct Lines<'a>(&'a str);
+
+impl Lines<'_> {
+    fn of(&self, start: usize) -> usize {
+        self.0.bytes().take(start).filter(|byte| *byte == b'\n').count() + 1
+    }
+
+    fn refuse<T>(&self, place: &Spanned<T>, key: &str, value: impl Display, must: impl Display) -> TuningError {
+        TuningError::Invalid(format!("line {}: {key} = {value}: must be {must}", self.of(place.span().start)))
+    }
+
+    /// Refuses sizes that do not ascend.
+    fn ascending<T>(&self, entries: &[Spanned<T>], from: impl Fn(&T) -> u64) -> Result<(), TuningError> {
+        for two in entries.windows(2) {
+            let (before, here) = (from(two[0].as_ref()), from(two[1].as_ref()));
+            if here <= before {
+                let must = format!("more than {before}, where the entry before begins");
+                return Err(self.refuse(&two[1], "from_bytes", here, must));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn class(lines: &Lines<'_>, entry: ClassEntry) -> Result<ClassTuning, TuningError> {
+    let direct = *entry.direct.as_ref();
+    if !(0.0..=1e15).contains(&direct) {
+        let must = "between 0 and 1e15, in bytes per second; 0 where there is no direct route";
+        return Err(lines.refuse(&entry.direct, "direct", direct, must));
+    }
+    lines.ascending(&entry.engine, |preference| preference.from_bytes)?;
+    let preferences = entry.engine.into_iter().map(|preference| {
+        let PreferenceEntry { from_bytes, engine } = preference.into_inner();
+        let engine = match engine {
+            EngineName::Auto => Engine::Auto,
+            EngineName::Stream => Engine::Stream,
+            EngineName::Graph => Engine::Graph,
+        };
+        Preference { from_bytes, engine }
+    });
+    Ok(ClassTuning {
+        class: Class { from: entry.from, to: entry.to, pattern: entry.pattern, direct },
+        engine: preferences.collect(),
+        stream: engine(lines, entry.stream)?,
+        graph: engine(lines, entry.graph)?,
+    })
+}
+
+fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningError> {
+    lines.ascending(&entry.sizes, |size| size.from_bytes)?;
+    let sizes = entry.sizes.into_iter().map(|size| {
+        let SizeEntry { from_bytes, max_paths, host_path, chunk_bytes, at_bytes, host_share, relay_share } = size.into_inner();
+        if let Some(paths) = max_paths.as_ref().filter(|paths| *paths.as_ref() == 0) {
+            return Err(lines.refuse(paths, "max_paths", 0, "1 or more"));
+        }
+        if let Some(chunk) = chunk_bytes.as_ref().filter(|chunk| *chunk.as_ref() < GRAIN) {
+            return Err(lines.refuse(chunk, "chunk_bytes", chunk.as_ref(), format!("{GRAIN} or more")));
+        }
+        if let Some(at) = at_bytes.as_ref().filter(|at| *at.as_ref() == 0) {
+            return Err(lines.refuse(at, "at_bytes", 0, "1 or more: the size for which chunk_bytes was found"));
+        }
+        let setting = Setting {
+            max_paths: max_paths.map(Spanned::into_inner),
+            host_path,
+            chunk_bytes: chunk_bytes.map(Spanned::into_inner),
+            host_share: weight(lines, "host_share", host_share)?,
+            relay_share: weight(lines, "relay_share", relay_share)?,
+        };
+        Ok(SizeTuning { from_bytes, at_bytes: at_bytes.map(Spanned::into_inner), setting })
+    });
+    Ok(EngineTuning { min_bytes: entry.min_bytes, sizes: sizes.collect::<Result<_, _>>()? })
+}
+
+/// A factor, in thousandths.
+fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<Option<u16>, TuningError> {
+    let Some(factor) = factor else { return Ok(None) };
+    let thousandths = (factor.as_ref() * 1000.0).round();
+    let (least, most) = (f64::from(*WEIGHTS.start()), f64::from(*WEIGHTS.end()));
+    if !(least..=most).contains(&thousandths) {
+        let must = format!("between {} and {}, a factor on the model's share", least / 1000.0, most / 1000.0);
+        return Err(lines.refuse(&factor, key, factor.as_ref(), must));
+    }
+    Ok(Some(thousandths as u16))
+}
+
+impl Tuning {
+    /// The text of a file from which [`parse`] gives this tuning back.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write_toml(&mut text);
+        text
+    }
+
+    fn write_toml(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(out, "# Made by `mpgpu tune` or `mpgpu probe`. MPGPU_TUNING_FILE names it to every context of the same topology.")?;
+        writeln!(out, "version = {VERSION}\ntopology = {}\ndigest = \"{}\"", toml::Value::from(self.topology.as_str()), self.digest)?;
+        writeln!(out, "origin = \"{}\"", self.origin.name())?;
+        for tuned in &self.classes {
+            let Class { from, to, pattern, direct } = tuned.class;
+            writeln!(out, "\n[[class]]\nfrom = \"{}\"\nto = \"{}\"\npattern = \"{}\"", from.name(), to.name(), pattern.name())?;
+            writeln!(out, "direct = {direct:e}")?;
+            writeln!(out, "engine = [")?;
+            for Preference { from_bytes, engine } in &tuned.engine {
+                writeln!(out, "    {{ from_bytes = {from_bytes}, engine = \"{}\" }},", engine.name())?;
+            }
+            writeln!(out, "]")?;
+            for (name, of_engine) in [("stream", &tuned.stream), ("graph", &tuned.graph)] {
+                writeln!(out, "[class.{name}]")?;
+                if let Some(bytes) = of_engine.min_bytes {
+                    writeln!(out, "min_bytes = {bytes}")?;
+                }
+                writeln!(out, "sizes = [")?;
+                for size in &of_engine.sizes {
+                    write_size(size, out)?;
+                }
+                writeln!(out, "]")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_size(size: &SizeTuning, out: &mut String) -> std::fmt::Result {
+    let Setting { max_paths, host_path, chunk_bytes, host_share, relay_share } = size.setting;
+    let factor = |share: Option<u16>| share.map(|share| format!("{:?}", f64::from(share) / 1000.0));
+    write!(out, "    {{ from_bytes = {}", size.from_bytes)?;
+    for (name, value) in [
+        ("max_paths", max_paths.map(|paths| paths.to_string())),
+        ("host_path", host_path.map(|on| on.to_string())),
+        ("chunk_bytes", chunk_bytes.map(|bytes| bytes.to_string())),
+        ("at_bytes", size.at_bytes.map(|bytes| bytes.to_string())),
+        ("host_share", factor(host_share)),
+        ("relay_share", factor(relay_share)),
+    ] {
+        value.map_or(Ok(()), |value| write!(out, ", {name} = {value}"))?;
+    }
+    writeln!(out, " }},")
+}

@@ -1,0 +1,72 @@
+//! The exhaustive search: every combination of a grid, as the papers tune, and wider: they vary the number of paths, the host path, and 1 to
+//! 16 chunks for each path; here the weights of the shares as well.
+
+use super::error::TuneError;
+use super::score::Score;
+use super::trial::{Found, Trial, Trials};
+use super::tuning::Setting;
+use crate::model::GRAIN;
+
+/// Weights of the shares of host paths, thousandths: what the host adds differs most from what is modelled.
+const HOST_SHARES: [u16; 13] = [500, 650, 750, 820, 880, 940, 1000, 1060, 1120, 1200, 1300, 1500, 2000];
+/// Weights of the shares of relays.
+const RELAY_SHARES: [u16; 9] = [700, 820, 900, 950, 1000, 1050, 1100, 1200, 1400];
+/// Chunks of a transfer's largest share; 0 leaves each path the model's. The papers' 1 to 16, and finer.
+const CHUNKS: [u64; 9] = [0, 1, 2, 4, 8, 16, 24, 32, 64];
+
+/// Scores the whole grid. `progress` is told how many settings are done, of how many that are known so far.
+pub fn grid<S: Score>(mut trials: Trials<'_, S>, mut progress: impl FnMut(usize, usize)) -> Result<Found, TuneError<S::Error>> {
+    let start = trials.start()?;
+    let mut best = start.clone();
+    // First which paths there are: settings that give the same plan have the same refinements.
+    let mut outlines: Vec<Trial> = vec![start.clone()];
+    for paths in 1..=trials.most_paths() {
+        for host_path in [None, Some(false)] {
+            let setting = Setting { max_paths: Some(paths), host_path, ..Setting::default() };
+            if let Some(trial) = trials.at(setting)?
+                && !outlines.iter().any(|known| known.plan.program == trial.plan.program)
+            {
+                outlines.push(trial);
+            }
+        }
+    }
+    let refinements: Vec<Vec<Setting>> = outlines.iter().map(refined).collect();
+    let all = refinements.iter().map(Vec::len).sum();
+    let mut done = 0;
+    for (outline, settings) in outlines.into_iter().zip(refinements) {
+        keep(&mut best, outline);
+        for setting in settings {
+            if let Some(trial) = trials.at(setting)? {
+                keep(&mut best, trial);
+            }
+            done += 1;
+            progress(done, all);
+        }
+    }
+    trials.found(start, best)
+}
+
+fn keep(best: &mut Trial, trial: Trial) {
+    if trial.seconds < best.seconds {
+        *best = trial;
+    }
+}
+
+/// All that can be varied while the paths stay.
+fn refined(outline: &Trial) -> Vec<Setting> {
+    let one = [1000_u16];
+    let hosts: &[u16] = if outline.staged().any(|(via, _)| via.is_host()) { &HOST_SHARES } else { &one };
+    let relays: &[u16] = if outline.staged().any(|(via, _)| !via.is_host()) { &RELAY_SHARES } else { &one };
+    let largest = outline.staged().map(|(_, path)| path.bytes).max();
+    let mut settings = Vec::new();
+    for &chunks in if largest.is_some() { &CHUNKS[..] } else { &CHUNKS[..1] } {
+        let chunk_bytes = largest.filter(|_| chunks > 0).map(|largest| largest.div_ceil(chunks).next_multiple_of(GRAIN));
+        for &host in hosts {
+            for &relay in relays {
+                let weight = |share: u16| (share != 1000).then_some(share);
+                settings.push(Setting { chunk_bytes, host_share: weight(host), relay_share: weight(relay), ..outline.setting });
+            }
+        }
+    }
+    settings
+}

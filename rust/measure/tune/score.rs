@@ -1,0 +1,97 @@
+//! What a plan takes, and when one plan counts as faster than another.
+
+use crate::plan::Plan;
+
+/// Says how long plans take. Plans that it is asked about were made for one machine; their shapes and options are part of them.
+pub trait Score {
+    /// Why a plan could not be scored.
+    type Error;
+
+    /// Seconds of one execution of the plan, from issue until the host sees it done. Where times vary, the median of several.
+    fn seconds(&mut self, plan: &Plan) -> Result<f64, Self::Error>;
+
+    /// The least gain, as a part of the time, for which the model's plan is given up.
+    fn least_gain(&self) -> f64;
+
+    /// Holds two plans against each other. Where times vary, by executing them in turns.
+    fn duel(&mut self, incumbent: &Plan, challenger: &Plan) -> Result<Verdict, Self::Error> {
+        let pair = (self.seconds(incumbent)?, self.seconds(challenger)?);
+        Ok(Verdict { ratio: pair.1 / pair.0, faster: pair.1 < pair.0 * (1.0 - self.least_gain()) })
+    }
+}
+
+/// The result of a duel.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// The challenger's time over the incumbent's: the median over the rounds, in each of which both found the machine in one state.
+    pub ratio: f64,
+    /// The challenger is faster, by more than the least gain and by more than chance.
+    pub faster: bool,
+}
+
+impl Verdict {
+    /// Decides by rounds in which both were executed: (incumbent, challenger), seconds.
+    ///
+    /// Two conditions. The median of the rounds' ratios has to show the least gain. And the challenger has to have won so many rounds that
+    /// plans of equal speed would do so in one of a hundred duels at most: the sign test, which assumes nothing about the noise but that it
+    /// strikes both alike.
+    pub fn of(rounds: &[(f64, f64)], least_gain: f64) -> Verdict {
+        let ratio = median(rounds.iter().map(|(incumbent, challenger)| challenger / incumbent).collect());
+        let wins = rounds.iter().filter(|(incumbent, challenger)| challenger < incumbent).count();
+        Verdict { ratio, faster: ratio < 1.0 - least_gain && chance_of(wins, rounds.len()) <= 0.01 }
+    }
+}
+
+/// Probability that at least `wins` of `rounds` fair coins show heads.
+fn chance_of(wins: usize, rounds: usize) -> f64 {
+    let mut ways = 0.5_f64.powi(rounds as i32);
+    let mut chance = 0.0;
+    for heads in 0..=rounds {
+        if heads >= wins {
+            chance += ways;
+        }
+        ways *= (rounds - heads) as f64 / (heads + 1) as f64;
+    }
+    chance
+}
+
+/// The middle one, or between the middle two; not a number for none.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    if values.is_empty() {
+        return f64::NAN;
+    }
+    values.sort_by(f64::total_cmp);
+    (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chance_of_coins_is_that_of_the_binomial_distribution() {
+        assert_eq!(chance_of(0, 11), 1.0);
+        assert!((chance_of(11, 11) - 0.5_f64.powi(11)).abs() < 1e-12);
+        // Nine or more of eleven: (55 + 11 + 1) / 2048.
+        assert!((chance_of(9, 11) - 67.0 / 2048.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_gain_counts_only_if_it_is_large_enough_and_comes_often_enough() {
+        let verdict = |rounds: &[(f64, f64)]| Verdict::of(rounds, 0.01).faster;
+        assert!(verdict(&[(1.0, 0.95); 11]));
+        assert!(!verdict(&[(1.0, 0.995); 11]), "half a per cent");
+        assert!(!verdict(&[(1.0, 0.9); 4]), "four of four wins happen in one of sixteen duels of equals");
+        let mut rounds = vec![(1.0, 0.9); 7];
+        rounds.extend([(1.0, 1.1); 4]);
+        assert!(!verdict(&rounds), "seven of eleven");
+        assert!(!verdict(&[]));
+        // One round in which the machine did something else decides nothing.
+        let mut rounds = vec![(1.0, 0.95); 10];
+        rounds.push((1.0, 50.0));
+        assert!(verdict(&rounds));
+        // Nor does a machine that gets slower from round to round, for both.
+        let drifts: Vec<_> = (1..=21).map(|round| (f64::from(round), 0.95 * f64::from(round))).collect();
+        assert!((Verdict::of(&drifts, 0.01).ratio - 0.95).abs() < 1e-12);
+    }
+}

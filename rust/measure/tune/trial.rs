@@ -1,0 +1,123 @@
+//! Plans that were scored, none of them twice.
+
+use super::error::TuneError;
+use super::score::Score;
+use super::simulated::Simulated;
+use super::tuning::Setting;
+use crate::plan::{Engine, Options, PathPlan, Plan, Program, Shape, plan, validate};
+use crate::topology::{DeviceId, Machine};
+use std::sync::Arc;
+
+/// A setting, its plan, and what the plan takes.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// What was tried.
+    pub setting: Setting,
+    /// Its plan.
+    pub plan: Arc<Plan>,
+    /// Its score.
+    pub seconds: f64,
+}
+
+impl Trial {
+    /// The most paths that a transfer of the plan has.
+    pub fn paths(&self) -> u32 {
+        self.plan.transfers.iter().map(|transfer| transfer.paths.len()).max().unwrap_or(0) as u32
+    }
+
+    /// The staged paths of all transfers, each with where it is staged.
+    pub(super) fn staged(&self) -> impl Iterator<Item = (DeviceId, &PathPlan)> {
+        self.plan.transfers.iter().flat_map(|transfer| &transfer.paths).filter_map(|path| Some((path.via?, path)))
+    }
+}
+
+/// What a search has found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The model's plan.
+    pub start: Trial,
+    /// The best plan; the model's where nothing is faster by more than the least gain.
+    pub best: Trial,
+    /// Plans that were scored. A setting that gives a program which was scored before costs nothing and does not count.
+    pub evaluations: usize,
+}
+
+/// Scores settings for one batch and one engine.
+pub struct Trials<'a, S> {
+    machine: &'a Machine,
+    batch: &'a [Shape],
+    base: Options,
+    /// Says what plans take.
+    pub score: &'a mut S,
+    seen: Vec<(Arc<Program>, f64)>,
+}
+
+impl<'a, S: Score> Trials<'a, S> {
+    /// `base` is what no search changes: the staging bound, and whatever the settings leave open.
+    pub fn new(machine: &'a Machine, batch: &'a [Shape], base: &Options, engine: Engine, score: &'a mut S) -> Self {
+        Trials { machine, batch, base: Options { engine, ..*base }, score, seen: Vec::new() }
+    }
+
+    /// Plans with a setting and scores the plan. `None` where the batch cannot be planned that way.
+    pub fn at(&mut self, setting: Setting) -> Result<Option<Trial>, TuneError<S::Error>> {
+        match plan(self.machine, self.batch, &setting.options(&self.base)) {
+            Ok(plan) => self.scored(setting, Arc::new(plan)).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The model's plan: it must exist.
+    pub fn start(&mut self) -> Result<Trial, TuneError<S::Error>> {
+        let plan = plan(self.machine, self.batch, &self.base).map_err(TuneError::Plan)?;
+        self.scored(Setting::default(), Arc::new(plan))
+    }
+
+    fn scored(&mut self, setting: Setting, plan: Arc<Plan>) -> Result<Trial, TuneError<S::Error>> {
+        // Most differ in the number of operations.
+        let same = |program: &Program| program.ops.len() == plan.program.ops.len() && *program == *plan.program;
+        if let Some((_, seconds)) = self.seen.iter().find(|(program, _)| same(program)) {
+            return Ok(Trial { setting, plan, seconds: *seconds });
+        }
+        validate(&plan.program, plan.options.staging_bytes).map_err(TuneError::Invalid)?;
+        let seconds = self.score.seconds(&plan).map_err(TuneError::Score)?;
+        if log::log_enabled!(target: "mpgpu::tune", log::Level::Trace) {
+            let simulated = Simulated { machine: self.machine }.seconds(&plan).map_or(f64::NAN, |simulated| simulated * 1e6);
+            log::trace!(
+                target: "mpgpu::tune",
+                "{:.1} us, modelled {:.1}, simulated {simulated:.1}, {}, {} operations: {}",
+                seconds * 1e6,
+                plan.predicted * 1e6,
+                plan.executor.name(),
+                plan.program.ops.len(),
+                parts(&plan)
+            );
+        }
+        self.seen.push((plan.program.clone(), seconds));
+        Ok(Trial { setting, plan, seconds })
+    }
+
+    /// What a search has found: `best`, where it wins a duel against the model's plan.
+    pub(super) fn found(self, start: Trial, best: Trial) -> Result<Found, TuneError<S::Error>> {
+        let evaluations = self.seen.len();
+        let wins = best.setting != Setting::default() && self.score.duel(&start.plan, &best.plan).map_err(TuneError::Score)?.faster;
+        Ok(Found { best: if wins { best } else { start.clone() }, start, evaluations })
+    }
+
+    /// How many devices could relay, and the direct path: no transfer has more paths.
+    pub fn most_paths(&self) -> u32 {
+        (self.machine.gpu_count() + self.machine.host_count()).saturating_sub(1).max(1)
+    }
+}
+
+/// What each path of each transfer carries, for the log: `host0>gpu0 9056K, via gpu1 7328K in 2`.
+fn parts(plan: &Plan) -> String {
+    let part = |shape: &Shape, path: &PathPlan| {
+        let kib = path.bytes >> 10;
+        match path.via {
+            None => format!("{}>{} {kib}K", shape.src_device, shape.dst_device),
+            Some(via) => format!("via {via} {kib}K in {}", path.chunks),
+        }
+    };
+    let parts = plan.transfers.iter().flat_map(|transfer| transfer.paths.iter().map(move |path| part(&transfer.shape, path)));
+    parts.collect::<Vec<_>>().join(", ")
+}

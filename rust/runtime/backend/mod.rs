@@ -1,0 +1,420 @@
+//! Where bytes move. The engine knows backends by [`Backend`] alone.
+//!
+//! A backend owns devices, their memory, streams and events, and runs a [`Program`] in stream order. It
+//! does not plan, cache or decide: two backends given the same program do the same copies in an order that the program allows.
+
+pub(crate) mod failed_waits;
+mod plan_state;
+mod shared;
+
+pub use crate::topology::MemoryKind;
+pub use failed_waits::{FailedWait, LostPeer};
+pub use plan_state::PlanState;
+pub(crate) use plan_state::ProgramKey;
+pub use shared::{PAYLOAD_BYTES, Shared};
+
+use crate::plan::{Engine, Place, Program};
+use crate::topology::DeviceId;
+use crate::topology::Gpu;
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// The allocation that an address lies in.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Not 0, and never used twice in a process, so that a freed and reused address is a different allocation.
+    pub id: u64,
+    /// First byte.
+    pub base: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Whose memory it is.
+    pub device: DeviceId,
+    /// Its kind.
+    pub kind: MemoryKind,
+}
+
+/// A caller's stream: what `mp_stream_t` holds (a `cudaStream_t` on CUDA). 0 is the default stream.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StreamHandle(pub usize);
+
+/// A caller's event: what `mp_event_t` holds (on CUDA, one of [`Backend::create_event`] or any `cudaEvent_t`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EventHandle(pub usize);
+
+/// A counter of 64 bits in memory that a backend locates, aligned to 8, and a value that it is raised to or waited for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Its address.
+    pub counter: u64,
+    /// Reached when the counter is at least this, counted cyclically ([`reached`](crate::ipc::signal::reached)).
+    pub value: u64,
+}
+
+/// The moment at which an execution has finished. Cheap to clone.
+pub trait CompletionState: Debug + Send + Sync {
+    /// Whether it has finished, without waiting. An error that struck the execution is reported here and by `wait`.
+    fn is_done(&self) -> Result<bool, BackendError>;
+    /// Whether it is known to have finished. May keep returning false after completion, because polling is expensive.
+    fn is_known_done(&self) -> bool {
+        // One that failed has finished too: its error is its caller's to hear.
+        self.is_done().unwrap_or(true)
+    }
+    /// Blocks the calling thread until it has finished. Reports failed waits as [`Backend::synchronize_stream`] does.
+    fn wait(&self) -> Result<(), BackendError>;
+    /// When each operation ran, of an execution with [`Report::Times`]. Waits until it has finished.
+    fn times(&self) -> Result<OpTimes, BackendError> {
+        Err(not_timed())
+    }
+    /// Whether the execution was captured into a graph, which has staging memory of its own: later executions that use the same rings
+    /// need not come after it, and cannot.
+    fn is_captured(&self) -> bool {
+        false
+    }
+    /// For the backend that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// When the operations of one execution ran.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OpTimes {
+    /// Begin and end of each operation of the program, in seconds from the moment at which the execution could begin.
+    pub ops: Vec<(f64, f64)>,
+    /// By how many seconds times of different devices may be off against each other; times of one device are better than that.
+    pub precision: f64,
+}
+
+/// Shared handle to a [`CompletionState`].
+pub type Completion = Arc<dyn CompletionState>;
+
+/// Addresses of one transfer of the batch that a program moves.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoints {
+    /// First byte of the destination.
+    pub dst: u64,
+    /// First byte of the source.
+    pub src: u64,
+}
+
+/// Work of a stream for the CPU. Launches of one graph may call it from several threads at once.
+pub type HostFunction = Box<dyn Fn() + Send + Sync>;
+
+/// How a stream waits for signals. A backend that has one way only ignores it.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum SignalWait {
+    /// By an operation of the stream, which takes nothing of the GPU.
+    #[default]
+    Operation,
+    /// By a kernel of one warp, which goes on sooner.
+    Kernel,
+}
+
+/// What an execution is asked to report.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Report {
+    /// Nothing: only stream order tells when it has finished. Spares a backend the marking of its end.
+    Nothing,
+    /// A completion.
+    #[default]
+    End,
+    /// A completion that knows when each operation ran. Operations are then issued one by one, also where they would go as one graph.
+    Times,
+}
+
+/// Everything that one execution of a program needs.
+#[derive(Copy, Clone, Debug)]
+pub struct Execution<'a> {
+    /// What to do. Valid: `plan::validate` has accepted it.
+    pub program: &'a Arc<Program>,
+    /// One per transfer of the batch. Shared, so that a backend can keep it for as long as the copies run.
+    pub endpoints: &'a Arc<[Endpoints]>,
+    /// Base address of each ring of the program. In a stream that is being captured the graph gets rings of its own in place of these.
+    pub rings: &'a Arc<[u64]>,
+    /// The execution starts after all earlier work in this stream, and later work in it starts after the execution.
+    pub stream: StreamHandle,
+    /// It also starts after these: earlier executions that use the same rings.
+    pub after: &'a [Completion],
+    /// Compare every transfer's destination with its source after the last copy and before completion; a difference makes the
+    /// completion report [`BackendError::DataCorruption`].
+    pub verify: bool,
+    /// How the plan is to be run, decided by the planner: [`Engine::Auto`] is streams. A backend that has one way only ignores it.
+    pub engine: Engine,
+    /// What the backend keeps for the plan, if there is one: the same for all executions of a plan, and of no other.
+    pub state: Option<&'a PlanState>,
+    /// What the caller wants to know of it.
+    pub report: Report,
+}
+
+impl<'a> Execution<'a> {
+    /// One that comes after nothing but its stream, on streams, without a plan's state, and with a completion.
+    pub fn new(program: &'a Arc<Program>, endpoints: &'a Arc<[Endpoints]>, rings: &'a Arc<[u64]>, stream: StreamHandle) -> Self {
+        let (engine, report) = (Engine::Auto, Report::End);
+        Execution { program, endpoints, rings, stream, after: &[], verify: false, engine, state: None, report }
+    }
+
+    /// The same with other addresses of its ends, if there are any.
+    pub(crate) fn with_ends(&self, ends: Option<&'a Arc<[Endpoints]>>) -> Execution<'a> {
+        Execution { endpoints: ends.unwrap_or(self.endpoints), ..*self }
+    }
+}
+
+/// The address that a place of a program stands for, given what an execution binds it to.
+pub(crate) fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place: Place) -> u64 {
+    match place {
+        Place::Source { transfer, offset } => endpoints[transfer as usize].src + offset,
+        Place::Destination { transfer, offset } => endpoints[transfer as usize].dst + offset,
+        Place::Slot { ring, slot } => {
+            let ring = ring.0 as usize;
+            rings[ring] + u64::from(slot) * program.rings[ring].slot_bytes
+        }
+    }
+}
+
+/// Why a backend could not do something.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The device has no memory left.
+    #[error("device {device}: out of memory: {bytes} bytes asked for")]
+    #[allow(missing_docs)]
+    OutOfMemory { device: i32, bytes: u64 },
+    /// There is no such device.
+    #[error("device {0} does not exist on this backend")]
+    InvalidDevice(i32),
+    /// The address was not given out by this backend, or has been freed.
+    #[error("{0:#x} is not the start of an allocation of this context, or was freed already")]
+    InvalidPointer(u64),
+    /// The stream or event does not exist, or was destroyed.
+    #[error("{0} is not a {1} of this context, or was destroyed already")]
+    InvalidHandle(usize, &'static str),
+    /// Bytes arrived wrong; only with `MPGPU_VERIFY=bytes`.
+    #[error("transfer {transfer}: byte {offset} of the destination differs from the source after execution")]
+    #[allow(missing_docs)]
+    DataCorruption { transfer: u32, offset: u64 },
+    /// There is no driver or no device that this backend could use.
+    #[error("{0}")]
+    NoDriver(String),
+    /// This backend cannot do it; the text says why, and what can be done instead.
+    #[error("{0}")]
+    NotSupported(String),
+    /// Another process has ended, or has freed what it shared.
+    #[error("{0}")]
+    PeerGone(String),
+    /// The operating system or the driver refused.
+    #[error("{what}: {reason} (code {code})")]
+    #[allow(missing_docs)]
+    Driver { what: String, reason: String, code: i64 },
+}
+
+/// What has been launched as executable graphs ("execs").
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct GraphStatistics {
+    /// Programs with execs at present.
+    pub programs: u64,
+    /// Execs at present, those included that are no longer of use and wait for their last launch to finish.
+    pub execs: u64,
+    /// Graph launches.
+    pub launches: u64,
+    /// Launches of an exec that had the addresses already.
+    pub hits: u64,
+    /// Launches that had to instantiate or re-point.
+    pub misses: u64,
+    /// Execs instantiated.
+    pub instantiations: u64,
+    /// Execs re-pointed to other addresses.
+    pub repoints: u64,
+    /// Launches that had to come after another one, because all execs of the program were at work.
+    pub waits: u64,
+}
+
+/// What a backend runs on: what a probe's file is valid for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The driver's version.
+    pub driver: String,
+    /// In the order of their numbers.
+    pub gpus: Vec<Gpu>,
+}
+
+/// A place where programs run.
+///
+/// All methods may be called from any thread. `submit`, `record_event`, `stream_wait_event` and `launch_host` enqueue and return:
+/// they never wait for earlier work.
+pub trait Backend: Send + Sync {
+    /// `host`, `cuda`.
+    fn name(&self) -> &'static str;
+    /// What it runs on.
+    fn identity(&self) -> Result<Identity, BackendError> {
+        Err(BackendError::NotSupported(format!(
+            "the {} backend does not say what it runs on, so a probe of it would be valid nowhere",
+            self.name()
+        )))
+    }
+
+    /// Memory of `device`, aligned to at least 256 bytes; host memory is pinned where the backend knows the difference.
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
+    /// The same, of a size that [`Backend::allocate`] may give out in a form that no other process can map. Zero where it is host memory.
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.allocate(device, bytes)
+    }
+    /// Gives memory back. Work that uses it must have finished.
+    fn free(&self, address: u64) -> Result<(), BackendError>;
+    /// Whether [`free`](Backend::free) returns at once. A driver may wait for all work of the device first.
+    fn frees_at_once(&self) -> bool {
+        false
+    }
+    /// The allocation that `address` lies in; `None` where this backend does not know it, as ordinary host memory.
+    /// [`BackendError::NotSupported`] for memory that it knows and cannot serve.
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError>;
+    /// Bytes that this backend has given out on `device` and that were not freed; 0 for a device that does not exist.
+    fn allocated_bytes(&self, device: DeviceId) -> u64;
+
+    /// A stream of `device` that orders with no other stream.
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError>;
+    /// Enqueued work still finishes. The default stream cannot be destroyed.
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
+    /// Streams that this backend holds on `device`, the default stream not among them; 0 for a device that does not exist.
+    fn stream_count(&self, device: DeviceId) -> u64;
+    /// Blocks until all work enqueued so far has finished. [`BackendError::PeerGone`], once for each peer, where a wait for signals of any
+    /// stream of this backend has failed: this stream may have come after it.
+    fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
+    /// Runs `work` on a CPU thread in stream order, and drops it after that. `work` may block; other streams go on. In a stream that is
+    /// being captured it is the graph's: it runs at each launch, and is dropped when the graph and what was instantiated of it are gone,
+    /// on a thread that must not call the driver.
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError>;
+
+    /// An event that counts as done until it is first recorded.
+    fn create_event(&self) -> Result<EventHandle, BackendError>;
+    /// Waits that were enqueued still hold.
+    fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError>;
+    /// The event stands for all work enqueued in `stream` so far.
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError>;
+    /// Work enqueued in `stream` from now on starts after what `event` stands for now.
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError>;
+    /// Blocks until what `event` stands for now has finished. Reports failed waits until the event is recorded in a stream whose own
+    /// were reported.
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError>;
+
+    /// Enqueues one run of a program, and returns its completion unless [`Report::Nothing`] is asked for. When it fails, nothing that it
+    /// has enqueued is still at work.
+    ///
+    /// In a stream that is being captured the run becomes part of the graph, with staging memory of its own, which lives as long as the
+    /// graph and all that is instantiated of it. So launches of one captured graph must be ordered, also by different executable graphs;
+    /// one executable graph orders its own launches. `after` is ignored where the program has rings.
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError>;
+    /// Makes what the first such execution would otherwise make, and later ones find: graphs, streams, events, kernels, access to memory.
+    /// Enqueues nothing and moves no byte. May wait for work of the devices. `after` and `report` have no meaning here.
+    fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
+        let _ = execution;
+        Ok(())
+    }
+    /// Blocks until everything ever enqueued has finished.
+    fn synchronize(&self) -> Result<(), BackendError>;
+
+    /// What has been launched as graphs; all zero on a backend that has none.
+    fn graph_statistics(&self) -> GraphStatistics {
+        GraphStatistics::default()
+    }
+
+    /// Names a device so that every process of the node knows it, whatever number it has there: a GPU's UUID.
+    fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
+        Ok(uuid_of_number(device))
+    }
+    /// Those of these pairs of devices that report peer access and lose bytes all the same, as GPUs behind an IOMMU do. Each pair is tried once, in both
+    /// directions, by copies that are waited for, but not for long: not to be called where work is enqueued.
+    fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
+        let _ = pairs;
+        Vec::new()
+    }
+
+    /// As [`Backend::locate`], of memory of `bytes` at an address, as much of the allocation as other processes can map.
+    /// [`BackendError::NotSupported`] with the remedy where that is less than those bytes.
+    fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        let _ = bytes;
+        self.locate(address)
+    }
+    /// What another process needs to map an allocation that [`Backend::exportable`] has returned. [`BackendError::NotSupported`] with the
+    /// remedy for memory that cannot be mapped there.
+    fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        let _ = allocation;
+        Err(BackendError::NotSupported(format!("the backend {} shares no memory", self.name())))
+    }
+    /// Maps what another process, or another context of this one, has exported. The id and the base of `allocation` have no meaning.
+    /// From now on it is located as memory of its device. Returns its first byte.
+    fn map(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        let _ = (shared, allocation);
+        Err(BackendError::NotSupported(format!("the backend {} shares no memory", self.name())))
+    }
+    /// Unmaps what [`Backend::map`] has returned. Work that uses it must have finished.
+    fn unmap(&self, base: u64) -> Result<(), BackendError> {
+        Err(BackendError::InvalidPointer(base))
+    }
+
+    /// Work enqueued in `stream` from now on starts when every signal's counter has reached its value. Counters lie in memory that this
+    /// backend locates. [`BackendError::PeerGone`] for one that may never be raised: then nothing is enqueued.
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
+        let _ = (stream, signals, by);
+        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+    }
+    /// Whether `stream` is being captured into a graph, which may run later, and again.
+    fn is_capturing(&self, stream: StreamHandle) -> Result<bool, BackendError> {
+        let _ = stream;
+        Ok(false)
+    }
+    /// Raises counters after all work enqueued in `stream` so far: whoever sees the value sees what that work has written.
+    fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        let _ = (stream, signals);
+        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+    }
+    /// Work enqueued in `stream` from now on starts when every flag has been raised to 1, and each is set back to 0 then. A flag is a counter
+    /// in memory of this process that lies in [`Backend::allocate_shared`]; it is raised again only after it was set back. Unlike a wait for
+    /// signals this looks at no flag now: what it stands at may be for an earlier step. Where the process that was to raise one has ended, it
+    /// ends as a wait for signals does.
+    fn stream_take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        let _ = (stream, flags);
+        Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
+    }
+    /// What a counter stands at, and with it everything that was written before it was raised. [`BackendError::NotSupported`] for memory
+    /// that the CPU cannot read.
+    fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        Err(BackendError::InvalidPointer(counter))
+    }
+    /// Raises a counter now, after everything that the calling thread has written or seen. Errors as those of
+    /// [`read_signal`](Backend::read_signal).
+    fn raise_signal(&self, signal: Signal) -> Result<(), BackendError> {
+        Err(BackendError::InvalidPointer(signal.counter))
+    }
+    /// A process that might have raised counters in this allocation has ended. Waits for counters there that are not reached by then
+    /// end, now and later: no stream waits for ever, and whoever waits for the stream gets [`BackendError::PeerGone`] once.
+    fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
+        let _ = (allocation, peer);
+    }
+    /// Ends failed waits once more whose counter another process has set back since. Called every few milliseconds after
+    /// [`fail_waits`](Backend::fail_waits), for as long as it returns true.
+    fn fail_waits_again(&self) -> bool {
+        false
+    }
+    /// The process that has ended and might have raised counters at this address, if there is one.
+    fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
+        let _ = counter;
+        None
+    }
+}
+
+/// For backends that do not do what [`Backend::submit`] says.
+#[cold]
+pub(crate) fn no_completion() -> BackendError {
+    BackendError::Driver { what: "submit".into(), reason: "the backend has returned no completion".into(), code: 0 }
+}
+
+/// For executions without [`Report::Times`].
+pub(crate) fn not_timed() -> BackendError {
+    BackendError::NotSupported("this execution was not timed: ask for `Report::Times`".into())
+}
+
+/// The identity of a device that every process of the node knows by the same number: a virtual one, or host memory.
+pub(crate) fn uuid_of_number(device: DeviceId) -> [u8; 16] {
+    let mut identity = *b"mpgpu device    ";
+    identity[12..].copy_from_slice(&device.0.to_le_bytes());
+    identity
+}

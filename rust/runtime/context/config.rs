@@ -1,0 +1,329 @@
+//! The environment, read once when a context is created, into a plain value.
+//!
+//! [`Config::from_pairs`] is a pure function of (name, value) pairs, so that tests need not touch the process environment.
+//! Precedence: the options of a call, then the environment, then the tuning file, then the model.
+
+use super::error::Error;
+use crate::backend::SignalWait;
+use crate::model::GRAIN;
+use crate::plan::{Engine, Options, Tuned};
+use crate::tune::Advice;
+use crate::units::parse_size;
+use log::LevelFilter;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// Which backend a context runs on.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// CUDA where this build and this machine have it, else the host backend.
+    #[default]
+    Auto,
+    /// Virtual devices on CPU threads.
+    Host,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+/// What is checked on every execution.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verify {
+    /// Nothing in release builds; the program in debug builds.
+    #[default]
+    Off,
+    /// The program, by the plan validator, before it runs.
+    Program,
+    /// The program, and every destination byte after it has run.
+    Bytes,
+}
+
+/// How the environment and the context's options configure a context. `None` leaves the choice to the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `MPGPU_BACKEND`.
+    pub backend: BackendChoice,
+    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a file.
+    pub topology: Option<String>,
+    /// `MPGPU_ENGINE`.
+    pub engine: Engine,
+    /// `MPGPU_MAX_PATHS`.
+    pub max_paths: Option<u32>,
+    /// `MPGPU_HOST_PATH`.
+    pub host_path: Option<bool>,
+    /// `MPGPU_CHUNK_BYTES`.
+    pub chunk_bytes: Option<u64>,
+    /// `MPGPU_MIN_BYTES`.
+    pub min_bytes: Option<u64>,
+    /// `MPGPU_STAGING_BYTES`: size of the staging arena of each device that needs one, bytes.
+    pub staging_bytes: u64,
+    /// `MPGPU_CACHE_PLANS`: plans kept for requests that come again; 0 keeps none.
+    pub cache_plans: usize,
+    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` made, or [`NO_TUNING`]. Read when a context is created. `None`: what is kept
+    /// beside the probe, where a context takes that by itself.
+    pub tuning_file: Option<String>,
+    /// `MPGPU_VERIFY`.
+    pub verify: Verify,
+    /// `MPGPU_SIGNAL_WAIT`.
+    pub signal_wait: SignalWait,
+    /// `MPGPU_HOST_VISIBLE_DEVICES`: the GPUs of the topology that this process is shown on the host backend, in this order. `None` shows all.
+    pub visible: Option<Vec<u32>>,
+    /// `MPGPU_CHECK_PEERS`: whether GPUs that report peer access are tried before a plan relies on it.
+    pub check_peers: bool,
+    /// `MPGPU_LOG`: what goes to standard error.
+    pub log: Option<LevelFilter>,
+    /// Where probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` where neither is an absolute path.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            backend: BackendChoice::Auto,
+            topology: None,
+            engine: Engine::Auto,
+            max_paths: None,
+            host_path: None,
+            chunk_bytes: None,
+            min_bytes: None,
+            staging_bytes: Options::default().staging_bytes,
+            cache_plans: 256,
+            tuning_file: None,
+            verify: Verify::Off,
+            signal_wait: SignalWait::Operation,
+            visible: None,
+            check_peers: true,
+            log: None,
+            cache_dir: None,
+        }
+    }
+}
+
+/// In the place of a tuning file: none at all, not even the one that is kept beside a probe.
+pub const NO_TUNING: &str = "none";
+
+const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
+
+/// Every variable that is read, in the order of `docs/reference/environment.md`.
+pub const VARIABLES: [&str; 15] = [
+    "MPGPU_BACKEND",
+    "MPGPU_TOPOLOGY",
+    "MPGPU_ENGINE",
+    "MPGPU_MAX_PATHS",
+    "MPGPU_HOST_PATH",
+    "MPGPU_CHUNK_BYTES",
+    "MPGPU_MIN_BYTES",
+    "MPGPU_STAGING_BYTES",
+    "MPGPU_CACHE_PLANS",
+    "MPGPU_TUNING_FILE",
+    "MPGPU_VERIFY",
+    "MPGPU_SIGNAL_WAIT",
+    "MPGPU_CHECK_PEERS",
+    "MPGPU_HOST_VISIBLE_DEVICES",
+    "MPGPU_LOG",
+];
+
+/// Names with our prefix that CMake's `find_package` and environment modules set to say where the package lies. Not ours to read.
+pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
+
+impl Config {
+    /// The configuration that the environment of this process asks for.
+    pub fn from_environment() -> Result<Config, Error> {
+        Config::from_pairs(std::env::vars_os())
+    }
+
+    /// The configuration that these variables ask for. Names that do not start with `MPGPU_` are none of ours; any other name that
+    /// is not in [`VARIABLES`] or [`IGNORED`] is an error, because a misspelt variable that does nothing costs a day.
+    pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
+        let mut config = Config::default();
+        let (mut cache, mut home) = (None, None);
+        for (name, value) in pairs {
+            let name = name.into();
+            match name.as_encoded_bytes() {
+                b"XDG_CACHE_HOME" => cache = Some(value.into()),
+                b"HOME" => home = Some(value.into()),
+                _ => {
+                    let name = name.to_string_lossy();
+                    if name.starts_with("MPGPU_") && !IGNORED.contains(&&*name) {
+                        config.set(&name, &value.into())?;
+                    }
+                }
+            }
+        }
+        config.cache_dir = cache_dir(cache.as_deref(), home.as_deref());
+        Ok(config)
+    }
+
+    fn set(&mut self, name: &str, value: &OsStr) -> Result<(), Error> {
+        let refuse = |why: &str| Error::Environment {
+            variable: name.to_owned(),
+            value: value.to_string_lossy().into_owned(),
+            reason: why.to_owned(),
+        };
+        let Some(text) = value.to_str() else {
+            return Err(refuse("is not valid UTF-8"));
+        };
+        let must = |what: &str| refuse(&format!("must be {what}"));
+        let size = |least: u64| match parse_size(text) {
+            Ok(bytes) if bytes >= least => Ok(bytes),
+            Ok(_) => Err(must(&format!("{least} bytes or more"))),
+            Err(error) => Err(refuse(&error.to_string())),
+        };
+        match name {
+            "MPGPU_BACKEND" => {
+                let backends = [("auto", BackendChoice::Auto), ("host", BackendChoice::Host), ("cuda", BackendChoice::Cuda)];
+                self.backend = one_of(text, &backends, must)?;
+            }
+            "MPGPU_TOPOLOGY" if text.is_empty() => return Err(must("the name of a preset or the path of a topology file")),
+            "MPGPU_TOPOLOGY" => self.topology = Some(text.to_owned()),
+            "MPGPU_ENGINE" => {
+                let engines = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
+                self.engine = one_of(text, &engines.map(|engine| (engine.name(), engine)), must)?;
+            }
+            "MPGPU_MAX_PATHS" => match text.parse::<u32>() {
+                Ok(0) => return Err(must("1 or more")),
+                Ok(paths) => self.max_paths = Some(paths),
+                Err(_) => return Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
+            },
+            "MPGPU_HOST_PATH" => self.host_path = Some(one_of(text, &SWITCH, must)?),
+            "MPGPU_CHECK_PEERS" => self.check_peers = one_of(text, &SWITCH, must)?,
+            "MPGPU_HOST_VISIBLE_DEVICES" => {
+                let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+                self.visible = Some(numbers.map_err(|_| must("numbers of GPUs, as in 2 or 0,3"))?);
+            }
+            "MPGPU_CHUNK_BYTES" => self.chunk_bytes = Some(size(GRAIN)?),
+            "MPGPU_MIN_BYTES" => self.min_bytes = Some(size(0)?),
+            "MPGPU_STAGING_BYTES" => self.staging_bytes = size(0)?,
+            "MPGPU_CACHE_PLANS" => {
+                self.cache_plans = text.parse().map_err(|_| must("a whole number; 0 turns the plan cache off"))?;
+            }
+            "MPGPU_TUNING_FILE" if text.is_empty() => return Err(must("the path of a file that `mpgpu tune` made, or none")),
+            "MPGPU_TUNING_FILE" => self.tuning_file = Some(text.to_owned()),
+            "MPGPU_VERIFY" => {
+                self.verify = one_of(text, &[("off", Verify::Off), ("program", Verify::Program), ("bytes", Verify::Bytes)], must)?;
+            }
+            "MPGPU_SIGNAL_WAIT" => {
+                self.signal_wait = one_of(text, &[("operation", SignalWait::Operation), ("kernel", SignalWait::Kernel)], must)?;
+            }
+            "MPGPU_LOG" => {
+                let names = ["off", "error", "warn", "info", "debug", "trace"];
+                self.log = Some(one_of(text, &names.into_iter().zip(LevelFilter::iter()).collect::<Vec<_>>(), must)?);
+            }
+            _ => {
+                let near = nearest(name).map_or(String::new(), |near| format!("; did you mean {near}?"));
+                return Err(refuse(&format!("is not a variable that mpgpu reads{near}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Options of one planning call. `None` takes what the environment says, and then the model.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// Executor.
+    pub engine: Option<Engine>,
+    /// The most paths that one transfer may use, 1 or more.
+    pub max_paths: Option<u32>,
+    /// Whether a copy between GPUs may pass through host memory.
+    pub host_path: Option<bool>,
+    /// Bytes of one chunk on staged paths, 4096 or more.
+    pub chunk_bytes: Option<u64>,
+    /// Transfers below this size take one path.
+    pub min_bytes: Option<u64>,
+    /// The most staging memory on each device, bytes; not more than the context's.
+    pub staging_bytes: Option<u64>,
+}
+
+impl PlanOptions {
+    /// What the planner is told: this call's options, else the environment's, else the default.
+    pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
+        self.resolve_tuned(config, None)
+    }
+
+    /// The same for a plan with an end in another process's memory. Processes that plan alone would meet in host memory, so the host path
+    /// is used only where this call or the environment asks for it.
+    pub fn planned_alone(&self, config: &Config, options: Options) -> Options {
+        if self.host_path.or(config.host_path).is_some() {
+            return options;
+        }
+        // The tuner measured several paths while nobody else used host memory.
+        Options { alone: true, tuned: options.tuned.map(|tuned| Tuned { several: false, ..tuned }), ..options }
+    }
+
+    /// The engine that this call or the environment names; [`Engine::Auto`] leaves it open.
+    pub fn engine(&self, config: &Config) -> Engine {
+        self.engine.unwrap_or(config.engine)
+    }
+
+    /// What the planner is told: this call's options, else the environment's, else the tuning's, else the default.
+    ///
+    /// A tuning has measured its values together. If one of them is overridden, the others still apply, except that several paths beat one:
+    /// the model decides that again.
+    pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
+        let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
+        let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
+        let overridden = max_paths.is_some() || host_path.is_some() || chunk_bytes.is_some();
+        let staging_bytes = self.staging_bytes.unwrap_or(config.staging_bytes);
+        if staging_bytes > config.staging_bytes {
+            return Err(Error::Option {
+                name: "staging_bytes",
+                value: staging_bytes.to_string(),
+                reason: format!(
+                    "must not exceed the context's {} bytes; create the context with more, or set MPGPU_STAGING_BYTES",
+                    config.staging_bytes
+                ),
+            });
+        }
+        let base = Options { staging_bytes, ..Options::default() };
+        let advised = advice.map_or(base, |advice| advice.options(&base));
+        let engine = self.engine(config);
+        Ok(Options {
+            engine: if engine == Engine::Auto { advised.engine } else { engine },
+            max_paths: max_paths.unwrap_or(advised.max_paths),
+            host_path: host_path.unwrap_or(advised.host_path),
+            chunk_bytes: chunk_bytes.or(advised.chunk_bytes),
+            min_bytes: min_bytes.or(advised.min_bytes),
+            tuned: advised.tuned.map(|tuned| Tuned { several: tuned.several && !overridden, ..tuned }),
+            ..advised
+        })
+    }
+}
+
+/// As the XDG base directory specification has it: a path that is not absolute counts as none.
+fn cache_dir(cache: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
+    let absolute = |path: &OsStr| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    let base = cache.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))?;
+    Some(base.join("mpgpu"))
+}
+
+/// The value that `text` names, or the error that `must` makes of all names.
+fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -> Error) -> Result<T, Error> {
+    accepted.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
+        must(&format!("one of {}", names.join(", ")))
+    })
+}
+
+/// The variable that `name` is probably a misspelling of.
+fn nearest(name: &str) -> Option<&'static str> {
+    let upper = name.to_ascii_uppercase();
+    let (distance, near) = VARIABLES.iter().map(|v| (edits(&upper, v), *v)).min()?;
+    // "MPGPU_" is common to all: a third of the rest may differ.
+    (distance * 3 <= near.len().saturating_sub("MPGPU_".len()).max(3)).then_some(near)
+}
+
+/// Levenshtein distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,265 @@
+//! A plan bound to addresses, and one run of it.
+
+use super::batch::{End, Located};
+use super::config::Verify;
+use super::error::Error;
+use super::lifetime::ContextState;
+use super::sharing::Import;
+use super::staging::Regions;
+use crate::backend::{BackendError, Completion, Endpoints, Execution, PlanState, Report, StreamHandle, no_completion};
+use crate::fault;
+use crate::model::timeline::Timeline;
+use crate::nvtx;
+use crate::plan;
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// A plan for certain addresses, ready to run any number of times, from any thread, in any stream.
+///
+/// Everything that an execution hands to the backend is built here once and shared, so that executing copies nothing.
+#[repr(C)] // What every execution reads stands first and together: in a time loop the application has evicted it from the near caches.
+pub struct Plan {
+    context: Arc<ContextState>,
+    /// That of `planned`.
+    program: Arc<plan::Program>,
+    endpoints: Arc<[Endpoints]>,
+    rings: Arc<[u64]>,
+    regions: Regions,
+    /// Bytes of all transfers.
+    bytes: u64,
+    /// The context's count of frees when the allocations were last seen alive.
+    alive_at: AtomicU64,
+    /// Memory of other processes that it moves. Not kept: a plan in the cache must not keep a connection.
+    imports: Box<[Weak<Import>]>,
+    /// That of `planned`.
+    executor: plan::Engine,
+    /// That of the context.
+    verify: Verify,
+    /// What the backend has made for it.
+    state: PlanState,
+    planned: Arc<plan::Plan>,
+    /// The bound that it was planned for.
+    staging_bytes: u64,
+    allocations: Box<[UsedAllocation]>,
+}
+
+/// What [`Plan::trace`] saw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// Times from the moment at which the execution could begin.
+    pub timeline: Timeline,
+    /// By how many seconds times of different devices may be off against each other.
+    pub precision: f64,
+}
+
+/// An end whose memory the backend gave out.
+struct UsedAllocation {
+    transfer: usize,
+    end: End,
+    address: u64,
+    allocation: NonZeroU64,
+}
+
+impl Plan {
+    /// Binds a planner's result to addresses. `alive_at` is the context's count of frees from before the batch was located.
+    pub(super) fn new(
+        context: &Arc<ContextState>,
+        planned: Arc<plan::Plan>,
+        batch: &[Located],
+        staging_bytes: u64,
+        alive_at: u64,
+    ) -> Result<Plan, Error> {
+        let (rings, regions) = context.staging.place(&planned.program.rings, &*context.backend)?;
+        let mut allocations = Vec::new();
+        for (transfer, t) in batch.iter().enumerate() {
+            for (end, address, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
+                if let Some(allocation) = allocation {
+                    allocations.push(UsedAllocation { transfer, end, address, allocation });
+                }
+            }
+        }
+        let imports = context.sharing.imports_of(allocations.iter().map(|held| held.address));
+        Ok(Plan {
+            context: context.clone(),
+            program: planned.program.clone(),
+            executor: planned.executor,
+            verify: context.config.verify,
+            planned,
+            endpoints: batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect(),
+            rings,
+            regions,
+            bytes: batch.iter().fold(0, |sum, t| sum.saturating_add(t.shape.bytes)),
+            staging_bytes,
+            allocations: allocations.into(),
+            imports,
+            alive_at: AtomicU64::new(alive_at),
+            state: PlanState::of(batch.iter().flat_map(|t| [t.dst_allocation, t.src_allocation])),
+        })
+    }
+
+    /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
+    ///
+    /// In a stream that is being captured the run becomes part of the graph, with staging memory of its own where the plan stages. The
+    /// completion then cannot be waited for, and launches of one captured graph must be ordered.
+    pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
+        let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
+        self.submit(stream, Report::End)?.ok_or_else(|| no_completion().into())
+    }
+
+    /// The same for a run that nobody waits for by itself: only stream order tells its end.
+    pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
+        let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
+        self.submit(stream, Report::Nothing).map(drop)
+    }
+
+    /// Runs the plan once in `stream`, alone, and returns when each operation ran: device timestamps on CUDA, the clock on the host
+    /// backend. Waits for what is in the stream before, and for the run itself.
+    ///
+    /// Operations are timed one by one, so a plan that would go as a graph goes over streams, and timestamps cost it a microsecond or so
+    /// for each operation: look here for the order of things, and to `execute` for how long they take.
+    pub fn trace(&self, stream: StreamHandle) -> Result<Trace, Error> {
+        self.context.backend.synchronize_stream(stream)?;
+        // A run that is timed is not checked for memory that was freed.
+        self.look_for_freed()?;
+        let times = self.submit(stream, Report::Times)?.ok_or_else(no_completion)?.times()?;
+        let name = format!("{} on the {} backend, measured", self.context.machine.topology().name, self.context.backend.name());
+        Ok(Trace { timeline: self.planned.timeline(name, false, &times.ops), precision: times.precision })
+    }
+
+    /// Makes what the first run in `stream` would otherwise make, so that it costs what later ones cost. Enqueues nothing and moves no byte.
+    pub fn prepare(&self, stream: StreamHandle) -> Result<(), Error> {
+        let _open = self.begin()?;
+        self.context.backend.prepare(&self.execution(stream, &[], Report::End)).map_err(|error| self.cause(error))
+    }
+
+    /// One run, as backends take it.
+    fn execution<'a>(&'a self, stream: StreamHandle, after: &'a [Completion], report: Report) -> Execution<'a> {
+        Execution {
+            program: &self.program,
+            endpoints: &self.endpoints,
+            rings: &self.rings,
+            stream,
+            after,
+            verify: self.verify == Verify::Bytes,
+            engine: self.executor,
+            state: (report != Report::Times).then_some(&self.state),
+            report,
+        }
+    }
+
+    /// Hands one run to the backend: at once where the plan has no staging memory, else in its turn.
+    fn submit(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
+        let _open = self.begin()?;
+        let submit = |after: &[Completion], report| self.context.backend.submit(&self.execution(stream, after, report));
+        let submitted = if self.regions.is_empty() {
+            submit(&[], report)
+        } else {
+            // Executions that share staging memory come after each other, so each needs a completion.
+            let report = if report == Report::Nothing { Report::End } else { report };
+            self.context.staging.in_turn(&self.regions, |after| submit(after, report)?.ok_or_else(no_completion)).map(Some)
+        };
+        let completion = submitted.map_err(|error| self.cause(error))?;
+        self.count();
+        Ok(completion)
+    }
+
+    /// What precedes every run. The context stays open for as long as the result lives.
+    fn begin(&self) -> Result<impl Drop + '_, Error> {
+        let context = &*self.context;
+        let open = context.enter()?;
+        self.check_alive()?;
+        for import in self.imports.iter().filter_map(Weak::upgrade) {
+            import.check()?;
+        }
+        if cfg!(debug_assertions) || self.verify >= Verify::Program {
+            plan::validate(&self.planned.program, self.staging_bytes)?;
+        }
+        fault::point("execute");
+        Ok(open)
+    }
+
+    fn count(&self) {
+        self.context.executions.fetch_add(1, Ordering::Relaxed);
+        self.context.bytes.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+
+    /// Refuses a plan whose memory this context has freed. Costs one comparison while nothing is freed.
+    fn check_alive(&self) -> Result<(), Error> {
+        let frees = self.context.holdings.frees();
+        if self.alive_at.load(Ordering::Relaxed) == frees {
+            return Ok(());
+        }
+        self.look_for_freed()?;
+        self.alive_at.store(frees, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether all memory is what the plan was made for.
+    fn look_for_freed(&self) -> Result<(), Error> {
+        for held in &self.allocations {
+            if self.context.locate(held.address)?.map(|a| a.id) != Some(held.allocation.get()) {
+                return Err(Error::MemoryFreed { transfer: held.transfer, end: held.end, address: held.address });
+            }
+        }
+        Ok(())
+    }
+
+    /// Why an execution has failed. The backend may not know that memory was freed which this context did not allocate.
+    #[cold]
+    fn cause(&self, error: BackendError) -> Error {
+        /// CONTEXT_IS_DESTROYED: the device was reset, which frees all memory. The caller has to learn of the reset.
+        const RESET: i64 = 709;
+        match self.look_for_freed() {
+            Err(freed @ Error::MemoryFreed { .. }) if !matches!(error, BackendError::Driver { code: RESET, .. }) => freed,
+            _ => error.into(),
+        }
+    }
+
+    /// The planner's result.
+    pub fn planned(&self) -> &plan::Plan {
+        &self.planned
+    }
+
+    /// Bytes of all transfers.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Paths of all transfers together.
+    pub fn paths(&self) -> usize {
+        self.planned.transfers.iter().map(|t| t.paths.len()).sum()
+    }
+
+    /// Staging bytes on the device where it needs most.
+    pub fn staging_bytes(&self) -> u64 {
+        let program = &self.planned.program;
+        program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
+    }
+
+    /// The plan for people.
+    pub fn describe(&self) -> String {
+        self.planned.describe(&self.context.machine_now())
+    }
+
+    /// The plan for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        self.planned.to_json(&self.context.machine_now())
+    }
+
+    /// Whether the context of this plan is open.
+    pub fn is_usable(&self) -> bool {
+        self.context.is_open()
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan")
+            .field("planned", &self.planned)
+            .field("endpoints", &self.endpoints)
+            .field("rings", &self.rings)
+            .finish_non_exhaustive()
+    }
+}

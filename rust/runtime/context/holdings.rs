@@ -1,0 +1,118 @@
+//! What the caller holds of a context: memory, streams, events. Remembered so that only what this context gave out can be given
+//! back, and so that nothing is left when the context closes.
+
+use super::error::Error;
+use crate::backend::{Backend, BackendError, EventHandle, StreamHandle};
+use crate::sync::{Mutex, lock};
+use crate::topology::DeviceId;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory, streams and events that the caller holds.
+#[derive(Debug, Default)]
+#[repr(C)] // What every execution reads stands first.
+pub(super) struct Holdings {
+    frees: AtomicU64,
+    memory: Mutex<HashMap<u64, (DeviceId, u64)>>,
+    streams: Mutex<HashMap<StreamHandle, DeviceId>>,
+    events: Mutex<HashSet<EventHandle>>,
+}
+
+/// What was still out when a context closed.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Left {
+    pub allocations: usize,
+    pub bytes: u64,
+    pub streams: usize,
+    pub events: usize,
+}
+
+impl Holdings {
+    pub fn allocate(&self, device: DeviceId, bytes: u64, backend: &dyn Backend) -> Result<u64, BackendError> {
+        Ok(self.keep(device, bytes, backend.allocate(device, bytes)?))
+    }
+
+    /// Remembers memory that the backend has given out, and returns its address.
+    pub fn keep(&self, device: DeviceId, bytes: u64, address: u64) -> u64 {
+        lock(&self.memory).insert(address, (device, bytes));
+        address
+    }
+
+    /// Removes an address and returns its size. Of two threads that free it at once, only one succeeds.
+    pub fn take(&self, address: u64) -> Result<u64, Error> {
+        lock(&self.memory).remove(&address).map(|(_, bytes)| bytes).ok_or(Error::NotAllocated(address))
+    }
+
+    /// Whether the caller holds memory that starts at this address.
+    pub fn has(&self, address: u64) -> bool {
+        lock(&self.memory).contains_key(&address)
+    }
+
+    /// Counts a free, after the backend has done it: plans look at the count to know when to look at their allocations again.
+    pub fn count_free(&self) {
+        self.frees.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often memory has been freed.
+    pub fn frees(&self) -> u64 {
+        self.frees.load(Ordering::Acquire)
+    }
+
+    pub fn create_stream(&self, device: DeviceId, backend: &dyn Backend) -> Result<StreamHandle, BackendError> {
+        let stream = backend.create_stream(device)?;
+        lock(&self.streams).insert(stream, device);
+        Ok(stream)
+    }
+
+    pub fn destroy_stream(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
+        lock(&self.streams).remove(&stream).ok_or(BackendError::InvalidHandle(stream.0, "stream"))?;
+        backend.destroy_stream(stream)
+    }
+
+    pub fn create_event(&self, backend: &dyn Backend) -> Result<EventHandle, BackendError> {
+        let event = backend.create_event()?;
+        lock(&self.events).insert(event);
+        Ok(event)
+    }
+
+    pub fn destroy_event(&self, event: EventHandle, backend: &dyn Backend) -> Result<(), BackendError> {
+        if !lock(&self.events).remove(&event) {
+            return Err(BackendError::InvalidHandle(event.0, "event"));
+        }
+        backend.destroy_event(event)
+    }
+
+    /// Bytes of the caller's memory on `device`.
+    pub fn bytes(&self, device: DeviceId) -> u64 {
+        lock(&self.memory).values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Streams of the caller on `device`.
+    pub fn streams(&self, device: DeviceId) -> u64 {
+        lock(&self.streams).values().filter(|d| **d == device).count() as u64
+    }
+
+    /// Gives everything that is left back. All work has finished.
+    pub fn release(&self, backend: &dyn Backend) -> (Left, Result<(), BackendError>) {
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        let events = std::mem::take(&mut *lock(&self.events));
+        let memory = std::mem::take(&mut *lock(&self.memory));
+        let left = Left {
+            allocations: memory.len(),
+            bytes: memory.values().map(|(_, bytes)| bytes).sum(),
+            streams: streams.len(),
+            events: events.len(),
+        };
+        let mut result = Ok(());
+        for event in events {
+            result = result.and(backend.destroy_event(event));
+        }
+        for stream in streams.into_keys() {
+            result = result.and(backend.destroy_stream(stream));
+        }
+        for address in memory.into_keys() {
+            result = result.and(backend.free(address));
+        }
+        (left, result)
+    }
+}

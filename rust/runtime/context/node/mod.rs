@@ -1,0 +1,231 @@
+//! The ranks of a node that plan together: one process for each GPU, or several.
+//!
+//! A [`NodeGroup`] is made by all ranks together, and so is each [`NodePlan`]. All ranks make the same plan from the same transfers, on a
+//! machine that has the GPUs of all of them, also of those that a rank does not see. [`divide`](crate::program::ranks::divide) gives each
+//! its part; executing it takes no call to another rank.
+//!
+//! | file | promise |
+//! | --- | --- |
+//! | `exchange` | what ranks tell each other; who fails, fails on all |
+//! | `rendezvous` | ranks that meet at a socket, without MPI |
+//! | `plan` | what all ranks move in a step, planned together and bound to memory |
+//! | `part` | one rank's part, enqueued |
+//! | `sight` | how GPUs are joined, those out of sight included |
+
+mod exchange;
+mod part;
+mod plan;
+mod rendezvous;
+mod sight;
+
+pub use exchange::Allgather;
+pub use plan::{NodeEnd, NodePlan, NodeTransfer, Window};
+
+use self::exchange::Exchange;
+use self::rendezvous::Rendezvous;
+use super::error::Error;
+use super::lifetime::Context;
+use crate::ipc::ProcessIdentity;
+use crate::topology::{self, DeviceId, Machine};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// More ranks than any node has cores.
+pub const MOST_RANKS: u32 = 1024;
+
+/// A device's name in all processes.
+type Uuid = [u8; 16];
+
+/// A GPU of the node.
+#[derive(Clone, Debug)]
+struct NodeGpu {
+    uuid: Uuid,
+    /// The rank that works for it.
+    owner: u32,
+    /// Its number in this process, where this process sees it.
+    here: Option<DeviceId>,
+}
+
+/// The ranks of a node, as one of them sees them.
+pub struct NodeGroup {
+    context: Arc<Context>,
+    exchange: Exchange,
+    /// Of all GPUs of the node, as [`NodeGroup::gpus`] numbers them.
+    machine: Arc<Machine>,
+    gpus: Vec<NodeGpu>,
+}
+
+/// What a rank says of itself when a node is made.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    version: String,
+    backend: String,
+    boot: [u8; 16],
+    network: u32,
+    user: u32,
+    process: u32,
+    hosts: u32,
+    gpus: Vec<Uuid>,
+}
+
+impl NodeGroup {
+    /// Makes a node of `ranks` ranks, of which this is `rank`. `gpus` are those that this rank works for; empty for all that it sees. All
+    /// ranks call it together.
+    pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
+        if ranks == 0 || ranks > MOST_RANKS || rank >= ranks {
+            return Err(Error::NodeArgument {
+                argument: c"rank",
+                reason: format!("rank {rank} of {ranks}: ranks count from 0, and there are 1 to {MOST_RANKS}"),
+            });
+        }
+        let exchange = Exchange::new(rank, ranks, gather);
+        let hellos = exchange.all(Hello::of(context, gpus))?;
+        check(&hellos, rank as usize)?;
+        let gpus = share_out(&hellos, |uuid| context.device_of(uuid));
+        // Whoever knows how all these GPUs are joined says so; where several do, the first is taken.
+        let uuids: Vec<Uuid> = gpus.iter().map(|gpu| gpu.uuid).collect();
+        let known = exchange.all(context.topology_of(&uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
+        let Some(text) = known.into_iter().flatten().next() else {
+            return Err(Error::NotSupported(format!(
+                "no rank knows how the {} GPUs of this node are joined: name a topology file that has them all (MPGPU_TOPOLOGY), run `mpgpu probe` \
+                 once where all are in sight, or let NVML see them",
+                uuids.len()
+            )));
+        };
+        let machine = Machine::new(topology::parse(&text)?)?;
+        if machine.gpu_count() as usize != gpus.len() {
+            let reason = format!("the topology that was found has {} GPUs, the ranks have {}", machine.gpu_count(), gpus.len());
+            return Err(Error::Option { name: "topology", value: machine.topology().name.clone(), reason });
+        }
+        Ok(NodeGroup { context: context.clone(), exchange, machine: Arc::new(machine), gpus })
+    }
+
+    /// The same for ranks without MPI: they meet at a socket of this path, which rank 0 makes and removes. Blocks for a minute at most.
+    pub fn at_socket(context: &Arc<Context>, rank: u32, ranks: u32, path: &Path, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
+        let gather = Rendezvous::meet(path, rank, ranks).map_err(Error::Allgather)?;
+        NodeGroup::new(context, rank, ranks, Box::new(gather), gpus)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.exchange.rank
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.exchange.ranks
+    }
+
+    /// The machine that plans of this node are made for.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The context of this rank.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The rank that works for each GPU.
+    fn owners(&self) -> Vec<u32> {
+        self.gpus.iter().map(|gpu| gpu.owner).collect()
+    }
+
+    /// A device of this context as the node numbers it.
+    fn number_of(&self, device: DeviceId) -> Option<DeviceId> {
+        if device.is_host() {
+            return self.machine.contains(device).then_some(device);
+        }
+        self.gpus.iter().position(|gpu| gpu.here == Some(device)).map(|number| DeviceId::gpu(number as u32))
+    }
+
+    /// A device of the node as this context numbers it. A GPU out of sight is stood in for by one of this rank's: it maps the memory and
+    /// moves the bytes.
+    fn device_here(&self, device: DeviceId) -> DeviceId {
+        if device.is_host() {
+            return device;
+        }
+        let here = self.gpus.get(device.0 as usize).and_then(|gpu| gpu.here);
+        let own = || self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).find_map(|gpu| gpu.here);
+        let any = || self.gpus.iter().find_map(|gpu| gpu.here);
+        here.or_else(own).or_else(any).unwrap_or(DeviceId::HOST)
+    }
+}
+
+impl Hello {
+    fn of(context: &Context, gpus: &[DeviceId]) -> Result<Hello, Error> {
+        let _open = context.shared.enter()?;
+        let identity = ProcessIdentity::here([0; 16]);
+        let all: Vec<DeviceId> = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();
+        let uuid = |gpu: &DeviceId| {
+            if gpu.is_host() {
+                return Err(Error::NodeArgument { argument: c"options", reason: format!("device {} is no GPU", gpu.0) });
+            }
+            context.device_uuid(*gpu)
+        };
+        Ok(Hello {
+            version: env!("CARGO_PKG_VERSION").into(),
+            backend: context.backend().name().into(),
+            boot: identity.boot,
+            network: identity.network,
+            user: identity.user,
+            process: identity.process,
+            hosts: context.machine().host_count(),
+            gpus: if gpus.is_empty() { all.iter() } else { gpus.iter() }.map(uuid).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// All GPUs of the ranks, each with the rank that works for it: of those that name it the one that has the fewest by then. So ranks that all
+/// see all GPUs get one each, in order.
+fn share_out(hellos: &[Hello], here: impl Fn(&Uuid) -> Option<DeviceId>) -> Vec<NodeGpu> {
+    let mut gpus: Vec<NodeGpu> = Vec::new();
+    for uuid in hellos.iter().flat_map(|hello| &hello.gpus) {
+        if gpus.iter().any(|gpu| gpu.uuid == *uuid) {
+            continue;
+        }
+        let owned = |rank: u32| gpus.iter().filter(|gpu| gpu.owner == rank).count();
+        let names = (0..).zip(hellos).filter(|(_, hello)| hello.gpus.contains(uuid)).map(|(rank, _)| rank);
+        let owner = names.min_by_key(|rank| (owned(*rank), *rank)).unwrap_or(0);
+        gpus.push(NodeGpu { uuid: *uuid, owner, here: here(uuid) });
+    }
+    gpus
+}
+
+/// Refuses ranks that cannot share memory with this one. All ranks find the same, each from its side.
+fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
+    let here = &hellos[own];
+    for (rank, there) in (0..).zip(hellos) {
+        let refuse = |reason: String| Err(Error::RankFailed { rank, reason });
+        if there.version != here.version {
+            return refuse(format!("it links mpgpu {}, and this rank {}: link all with the same version", there.version, here.version));
+        }
+        if there.backend != here.backend {
+            return refuse(format!(
+                "it runs on the {} backend, and this rank on {}: set MPGPU_BACKEND alike on all",
+                there.backend, here.backend
+            ));
+        }
+        if there.hosts != here.hosts {
+            return refuse(format!("its topology has {} host domains, and this rank's {}", there.hosts, here.hosts));
+        }
+        // A process of its own is reached whatever these say.
+        if there.process != here.process {
+            ProcessIdentity { boot: there.boot, network: there.network, user: there.user, process: there.process, token: [0; 16] }
+                .check()?;
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Debug for NodeGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeGroup")
+            .field("rank", &self.rank())
+            .field("ranks", &self.ranks())
+            .field("gpus", &self.gpus)
+            .finish_non_exhaustive()
+    }
+}

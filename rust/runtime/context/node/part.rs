@@ -1,0 +1,224 @@
+//! One rank's part of a plan, bound to addresses and streams.
+//!
+//! Operations that follow each other on a lane with nothing to wait for between them are one program, which the backend runs as any other.
+//! The first lane is the caller's stream; each other one has a stream of its own, joined to the caller's by events. Flags are taken and
+//! raised by the streams themselves, so nothing here waits, and a stream that is being captured gets all of it as part of its graph.
+
+use crate::backend::{Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, StreamHandle};
+use crate::plan::{Copy, Lane, LaneId, Op, Place, Program};
+use crate::program::ranks::{FlagId, Part};
+use crate::topology::DeviceId;
+use std::sync::Arc;
+
+/// Where things of a plan lie in this process: what a part touches, and nothing else.
+pub(super) trait Addresses {
+    /// Of a byte that a copy reads or writes.
+    fn place(&self, place: Place) -> u64;
+    /// Of a flag.
+    fn flag(&self, flag: FlagId) -> u64;
+    /// Of a device of the node the one here whose copy engine serves it.
+    fn device(&self, device: DeviceId) -> DeviceId;
+}
+
+/// Operations of a lane that nothing comes between.
+struct PartSegment {
+    lane: usize,
+    /// Flags that are taken before.
+    takes: Vec<u64>,
+    /// Ends of other lanes' segments that come before: indices of events.
+    after: Vec<usize>,
+    program: Arc<Program>,
+    endpoints: Arc<[Endpoints]>,
+    state: PlanState,
+    /// Flags that are raised after.
+    raises: Vec<Signal>,
+    /// The event that stands for its end, where another lane comes after it.
+    end: Option<usize>,
+}
+
+/// What this rank does in each step.
+pub(super) struct BoundPart {
+    begins: Vec<Signal>,
+    segments: Vec<PartSegment>,
+    ends: Vec<u64>,
+    /// Streams of all lanes but the first, each with the event that joins it.
+    lanes: Vec<(StreamHandle, EventHandle)>,
+    /// Events of segments' ends.
+    marks: Vec<EventHandle>,
+    /// Stands for the beginning in the caller's stream.
+    fork: EventHandle,
+    /// Stands for the end of the last step.
+    end: EventHandle,
+    /// The stream of the last step.
+    stream: Option<StreamHandle>,
+    /// Streams and events were given back.
+    is_released: bool,
+}
+
+/// A segment while steps are put into it.
+#[derive(Default)]
+struct Draft {
+    lane: usize,
+    takes: Vec<u64>,
+    after: Vec<usize>,
+    ops: Vec<Op>,
+    bytes: Vec<u64>,
+    ends: Vec<Endpoints>,
+    raises: Vec<Signal>,
+    end: Option<usize>,
+}
+
+impl Draft {
+    /// Adds copies from address to address: each is a transfer of its own.
+    fn push(&mut self, mechanism: crate::plan::Mechanism, copies: &[Copy], at: &impl Addresses) {
+        let copies = copies.iter().map(|copy| {
+            let transfer = self.bytes.len() as u32;
+            self.bytes.push(copy.bytes);
+            self.ends.push(Endpoints { dst: at.place(copy.to), src: at.place(copy.from) });
+            Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes: copy.bytes }
+        });
+        let copies = copies.collect();
+        self.ops.push(Op { lane: LaneId(0), mechanism, copies, after: Default::default() });
+    }
+}
+
+impl BoundPart {
+    /// Binds a part. Streams and events are made here; the caller gives them back by [`BoundPart::release`].
+    pub fn new(part: &Part, at: &impl Addresses, backend: &dyn Backend) -> Result<BoundPart, BackendError> {
+        let raise = |flag: &FlagId| Signal { counter: at.flag(*flag), value: 1 };
+        let mut drafts: Vec<Draft> = Vec::new();
+        // The segment of each step, and the last one of each lane.
+        let mut segment_of: Vec<usize> = Vec::new();
+        let mut open: Vec<Option<usize>> = vec![None; part.lanes.len()];
+        let mut marks = 0;
+        for step in &part.steps {
+            let lane = step.lane as usize;
+            let follows = step.takes.is_empty() && step.after.is_empty();
+            let index = match open[lane].filter(|index| follows && drafts[*index].raises.is_empty()) {
+                Some(index) => index,
+                None => {
+                    drafts.push(Draft { lane, ..Draft::default() });
+                    drafts.len() - 1
+                }
+            };
+            open[lane] = Some(index);
+            for earlier in &step.after {
+                let end = &mut drafts[segment_of[*earlier as usize]].end;
+                let mark = *end.get_or_insert_with(|| {
+                    marks += 1;
+                    marks - 1
+                });
+                drafts[index].after.push(mark);
+            }
+            let draft = &mut drafts[index];
+            draft.takes.extend(step.takes.iter().map(|flag| at.flag(*flag)));
+            draft.push(step.mechanism, &step.copies, at);
+            draft.raises.extend(step.raises.iter().map(raise));
+            segment_of.push(index);
+        }
+        let device = |lane: usize| at.device(part.lanes[lane]);
+        let segments = drafts.into_iter().map(|draft| PartSegment {
+            lane: draft.lane,
+            takes: draft.takes,
+            after: draft.after,
+            program: Arc::new(Program {
+                transfers: draft.bytes,
+                lanes: vec![Lane::new(device(draft.lane))],
+                rings: Vec::new(),
+                ops: draft.ops,
+            }),
+            endpoints: draft.ends.into(),
+            state: PlanState::default(),
+            raises: draft.raises,
+            end: draft.end,
+        });
+        let fork = backend.create_event()?;
+        let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
+        let mut bound = BoundPart {
+            begins: part.begins.iter().map(raise).collect(),
+            segments: segments.collect(),
+            ends: part.ends.iter().map(|flag| at.flag(*flag)).collect(),
+            lanes: Vec::new(),
+            marks: Vec::new(),
+            fork,
+            end,
+            stream: None,
+            is_released: false,
+        };
+        let lanes = (1..part.lanes.len())
+            .try_for_each(|lane| {
+                let stream = backend.create_stream(device(lane))?;
+                let joined = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
+                bound.lanes.push((stream, joined));
+                Ok(())
+            })
+            .and_then(|()| (0..marks).try_for_each(|_| backend.create_event().map(|event| bound.marks.push(event))));
+        lanes.inspect_err(|_| bound.release(backend)).map(|()| bound)
+    }
+
+    /// Enqueues the part of one step: it starts after all earlier work in `stream` and after the last step, and later work in the stream starts
+    /// after it. Steps in a graph are ordered by whoever launches it.
+    pub fn enqueue(&mut self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
+        let is_captured = backend.is_capturing(stream)?;
+        // Default streams (0 to 2) are others for other threads and contexts.
+        if !is_captured && self.stream.is_some_and(|last| last != stream || stream.0 <= 2) {
+            backend.stream_wait_event(stream, self.end)?;
+        }
+        self.enqueue_step(stream, backend)?;
+        if !is_captured {
+            backend.record_event(self.end, stream)?;
+            self.stream = Some(stream);
+        }
+        Ok(())
+    }
+
+    /// Blocks until the last step that was enqueued has finished.
+    pub fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
+        if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
+    }
+
+    fn enqueue_step(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
+        if !self.begins.is_empty() {
+            backend.stream_raise_signals(stream, &self.begins)?;
+        }
+        let stream_of = |lane: usize| lane.checked_sub(1).map_or(stream, |other| self.lanes[other].0);
+        if !self.lanes.is_empty() {
+            backend.record_event(self.fork, stream)?;
+            self.lanes.iter().try_for_each(|(lane, _)| backend.stream_wait_event(*lane, self.fork))?;
+        }
+        let nothing = Arc::from([]);
+        for segment in &self.segments {
+            let lane = stream_of(segment.lane);
+            segment.after.iter().try_for_each(|end| backend.stream_wait_event(lane, self.marks[*end]))?;
+            if !segment.takes.is_empty() {
+                backend.stream_take_flags(lane, &segment.takes)?;
+            }
+            let execution = Execution::new(&segment.program, &segment.endpoints, &nothing, lane);
+            backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), ..execution })?;
+            if !segment.raises.is_empty() {
+                backend.stream_raise_signals(lane, &segment.raises)?;
+            }
+            if let Some(end) = segment.end {
+                backend.record_event(self.marks[end], lane)?;
+            }
+        }
+        for (lane, joined) in &self.lanes {
+            backend.record_event(*joined, *lane)?;
+            backend.stream_wait_event(stream, *joined)?;
+        }
+        if self.ends.is_empty() { Ok(()) } else { backend.stream_take_flags(stream, &self.ends) }
+    }
+
+    /// Gives streams and events back, once. Enqueued work still finishes.
+    pub fn release(&mut self, backend: &dyn Backend) {
+        if std::mem::replace(&mut self.is_released, true) {
+            return;
+        }
+        let events = self.marks.drain(..).chain([self.fork, self.end]);
+        let (streams, joined): (Vec<_>, Vec<_>) = self.lanes.drain(..).unzip();
+        let given_back = streams.into_iter().map(|stream| backend.destroy_stream(stream));
+        for error in given_back.chain(events.chain(joined).map(|event| backend.destroy_event(event))).filter_map(Result::err) {
+            log::debug!("giving back what a node plan had: {error}");
+        }
+    }
+}

@@ -1,0 +1,675 @@
+//! What all ranks of a node move in a step: planned together, bound to the memory of each, executed by each for its part.
+
+use super::super::batch::{ByteRange, End, first_overlap};
+use super::super::config::{PlanOptions, Verify};
+use super::super::error::Error;
+use super::super::lifetime::ContextState;
+use super::super::sharing::Import;
+use super::NodeGroup;
+use super::part::{Addresses, BoundPart};
+use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
+use crate::ipc::Handle;
+use crate::nvtx;
+use crate::plan::{self, Options, Place, Program, Shape};
+use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
+use crate::sync::{Mutex, lock};
+use crate::topology::{DeviceId, hash};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Memory of a rank that transfers of a plan may name.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// First byte.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// A byte in a window of a rank.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeEnd {
+    /// Whose window.
+    pub rank: u32,
+    /// Which of those that the rank has handed in, from 0.
+    pub window: u32,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// A copy between windows of two ranks, or of one.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeTransfer {
+    /// Where the bytes go.
+    pub dst: NodeEnd,
+    /// Where they come from.
+    pub src: NodeEnd,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// A window as all ranks are told of it.
+#[derive(Serialize, Deserialize)]
+struct ToldWindow {
+    /// As the node numbers devices.
+    device: i32,
+    /// Whether copy engines reach it, and other processes can map it.
+    is_pageable: bool,
+    address: u64,
+    bytes: u64,
+}
+
+/// What a rank hands in.
+#[derive(Serialize, Deserialize)]
+struct RankRequest {
+    windows: Vec<ToldWindow>,
+    transfers: Vec<NodeTransfer>,
+    /// How it wants them planned.
+    options: String,
+}
+
+/// What a rank lets others map, and which plan it has made.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    digest: u64,
+    windows: Vec<(u32, Vec<u8>)>,
+    rings: Vec<(u32, Vec<u8>)>,
+    flags: Option<Vec<u8>>,
+}
+
+/// Bytes of a flag.
+const FLAG_BYTES: u64 = 8;
+
+/// What all ranks have made alike.
+struct Together {
+    plan: plan::Plan,
+    parts: Parts,
+    /// The batch: transfers, the ranks of their ends, and where they lie.
+    transfers: Vec<NodeTransfer>,
+    ends: Vec<EndRanks>,
+    /// The rank in whose memory each ring is.
+    ring_owners: Vec<u32>,
+    /// The place of each flag among those that its taker takes.
+    flag_places: Vec<u64>,
+}
+
+/// Memory that a rank has for a plan, or has mapped for it.
+#[derive(Default)]
+struct Held {
+    /// Of this rank.
+    allocations: Vec<u64>,
+    /// Of others, mapped here.
+    imports: Vec<u64>,
+}
+
+/// Where everything lies in this process.
+struct Bindings<'a> {
+    node: &'a NodeGroup,
+    together: &'a Together,
+    windows: BTreeMap<(u32, u32), u64>,
+    rings: BTreeMap<u32, u64>,
+    flags: BTreeMap<u32, u64>,
+}
+
+impl Addresses for Bindings<'_> {
+    fn place(&self, place: Place) -> u64 {
+        let end = |end: NodeEnd, offset: u64| self.windows.get(&(end.rank, end.window)).map_or(0, |base| base + end.offset + offset);
+        match place {
+            Place::Source { transfer, offset } => end(self.together.transfers[transfer as usize].src, offset),
+            Place::Destination { transfer, offset } => end(self.together.transfers[transfer as usize].dst, offset),
+            Place::Slot { ring, slot } => {
+                let bytes = self.together.plan.program.rings[ring.0 as usize].slot_bytes;
+                self.rings.get(&ring.0).map_or(0, |base| base + u64::from(slot) * bytes)
+            }
+        }
+    }
+
+    fn flag(&self, flag: FlagId) -> u64 {
+        let taker = self.together.parts.flags[flag.0 as usize].taker;
+        self.flags.get(&taker).map_or(0, |base| base + FLAG_BYTES * self.together.flag_places[flag.0 as usize])
+    }
+
+    fn device(&self, device: DeviceId) -> DeviceId {
+        self.node.device_here(device)
+    }
+}
+
+/// A plan of all ranks, of which this one executes its part. Executions follow each other, in whatever streams and threads they are asked for.
+pub struct NodePlan {
+    node: Arc<NodeGroup>,
+    together: Together,
+    /// Bytes that this rank sends or receives in a step.
+    bytes: u64,
+    part: Mutex<BoundPart>,
+    held: Mutex<Held>,
+    /// Memory that an execution uses and that may be gone.
+    used: Used,
+    /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
+    is_broken: AtomicBool,
+}
+
+/// Memory that executions use, and that may be gone when one is asked for.
+struct Used {
+    /// What this process has of its own: an address, and the allocation that it was of.
+    allocations: Vec<(u64, u64)>,
+    /// The context's count of frees when the allocations were last seen alive.
+    alive_at: AtomicU64,
+    imports: Box<[Weak<Import>]>,
+}
+
+impl Used {
+    fn of(shared: &ContextState, addresses: &[u64]) -> Result<Used, Error> {
+        let frees = shared.holdings.frees();
+        let mut allocations = Vec::new();
+        for &address in addresses {
+            if let Some(allocation) = shared.locate(address)? {
+                allocations.push((address, allocation.id));
+            }
+        }
+        let imports = shared.sharing.imports_of(addresses.iter().copied());
+        Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
+    }
+
+    /// Refuses memory that was freed, here or by its owner, and memory of a rank that has ended.
+    fn check(&self, shared: &ContextState) -> Result<(), Error> {
+        for import in self.imports.iter().filter_map(Weak::upgrade) {
+            import.check()?;
+        }
+        let frees = shared.holdings.frees();
+        if self.alive_at.load(Ordering::Relaxed) != frees {
+            for &(address, id) in &self.allocations {
+                if shared.locate(address)?.map(|found| found.id) != Some(id) {
+                    let reason =
+                        format!("{address:#x}, memory of this node plan, was freed; destroy the plan on all ranks, and plan again");
+                    return Err(Error::NodeArgument { argument: c"plan", reason });
+                }
+            }
+            self.alive_at.store(frees, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl NodeGroup {
+    /// Plans what all ranks hand in, together. Each transfer has one end or both in a window of the rank that hands it in. All ranks call it
+    /// together, each with windows and transfers of its own; where it fails on one it fails on all.
+    pub fn plan(self: &Arc<NodeGroup>, windows: &[Window], transfers: &[NodeTransfer], options: &PlanOptions) -> Result<NodePlan, Error> {
+        let resolved = self.resolve(options);
+        let mine = resolved.and_then(|options| self.request(windows, transfers, &options).map(|request| (request, options)));
+        let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
+        let requests = self.exchange.all(mine.map(|(request, _)| request))?;
+        // From here on all ranks compute the same, and fail alike.
+        let together = Together::new(self, &requests, &options?)?;
+        let mut held = Held::default();
+        let made = self.bind(&requests, &together, windows, &mut held);
+        match made {
+            Ok((part, used)) => {
+                let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
+                let (part, held) = (Mutex::new(part), Mutex::new(held));
+                Ok(NodePlan { node, together, bytes, part, held, used, is_broken: AtomicBool::new(false) })
+            }
+            Err(error) => {
+                self.unmap(&mut held);
+                // Nobody has anybody's memory mapped any more.
+                let _ = self.exchange.all(Ok(()));
+                self.free(&mut held);
+                Err(error)
+            }
+        }
+    }
+
+    fn resolve(&self, options: &PlanOptions) -> Result<Options, Error> {
+        let config = self.context.config();
+        if config.verify == Verify::Bytes {
+            let why = "a plan of several ranks cannot compare its bytes, because no rank sees both ends; unset MPGPU_VERIFY=bytes";
+            return Err(Error::NotSupported(why.into()));
+        }
+        options.resolve(config)
+    }
+
+    /// Looks at what this rank hands in.
+    fn request(&self, windows: &[Window], transfers: &[NodeTransfer], options: &Options) -> Result<RankRequest, Error> {
+        let _open = self.context.shared.enter()?;
+        let mut told = Vec::with_capacity(windows.len());
+        for (index, window) in windows.iter().enumerate() {
+            let Window { address, bytes } = *window;
+            let refuse = |reason: String| Err(Error::NodeArgument { argument: c"windows", reason: format!("window {index}: {reason}") });
+            let found = if bytes == 0 { None } else { self.context.shared.locate(address)? };
+            let (device, is_pageable) = match found {
+                None => (DeviceId::HOST, bytes > 0),
+                Some(allocation) if bytes > allocation.bytes - (address - allocation.base) => {
+                    let (base, size) = (allocation.base, allocation.bytes);
+                    return refuse(format!("{address:#x} ({bytes} bytes) runs out of its allocation ({base:#x}, {size} bytes)"));
+                }
+                Some(allocation) => match self.number_of(allocation.device) {
+                    Some(device) => (device, allocation.kind == MemoryKind::Pageable),
+                    None => {
+                        let device = allocation.device.0;
+                        return refuse(format!("{address:#x} is memory of device {device}, which no rank of the node works for"));
+                    }
+                },
+            };
+            told.push(ToldWindow { device: device.0, is_pageable, address, bytes });
+        }
+        if let Some(index) = transfers.iter().position(|t| ![t.dst.rank, t.src.rank].contains(&self.rank())) {
+            let NodeTransfer { dst, src, .. } = transfers[index];
+            let reason = format!(
+                "transfer {index} goes from rank {} to rank {}, and this is rank {}: a rank hands in what it sends or receives",
+                src.rank,
+                dst.rank,
+                self.rank()
+            );
+            return Err(Error::NodeArgument { argument: c"transfers", reason });
+        }
+        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: format!("{options:?}") })
+    }
+
+    /// Gets the memory that the plan needs, and binds this rank's part to it.
+    fn bind(&self, requests: &[RankRequest], together: &Together, windows: &[Window], held: &mut Held) -> Result<(BoundPart, Used), Error> {
+        let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
+        let offers = self.exchange.all(self.offer(together, windows, &mut bindings, held))?;
+        let digest = offers[self.rank() as usize].digest;
+        if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
+            let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
+            return Err(Error::RankFailed { rank: rank as u32, reason });
+        }
+        let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
+            let part = &together.parts.parts[self.rank() as usize];
+            let mut bound = BoundPart::new(part, &bindings, self.context.backend())?;
+            let touched: Vec<u64> =
+                bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
+            match Used::of(&self.context.shared, &touched) {
+                Ok(used) => Ok((bound, used)),
+                Err(error) => {
+                    bound.release(self.context.backend());
+                    Err(error)
+                }
+            }
+        });
+        let failed = bound.as_ref().err().cloned();
+        let agreed = self.exchange.all(failed.map_or(Ok(()), Err));
+        match (agreed, bound) {
+            (Ok(_), bound) => bound,
+            (Err(error), Ok((mut part, _))) => {
+                part.release(self.context.backend());
+                Err(error)
+            }
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+
+    /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.
+    fn offer(&self, together: &Together, windows: &[Window], bindings: &mut Bindings<'_>, held: &mut Held) -> Result<Offer, Error> {
+        let (rank, program) = (self.rank(), &together.plan.program);
+        let mut allocate = |device: DeviceId, bytes: u64| {
+            let address = self.context.allocate_shared(device, bytes)?;
+            held.allocations.push(address);
+            Ok::<u64, Error>(address)
+        };
+        let touched = together.touched();
+        let others = |of: &dyn Fn(&Touched) -> bool| touched.iter().enumerate().any(|(other, touched)| other as u32 != rank && of(touched));
+        let export = |address: u64, bytes: u64| Ok::<Vec<u8>, Error>(self.context.export_memory(address, bytes)?.encode().to_vec());
+        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None };
+        for (ring, staging) in (0..).zip(&program.rings).filter(|(ring, _)| together.ring_owners[*ring as usize] == rank) {
+            let address = allocate(self.device_here(staging.device), staging.bytes())?;
+            bindings.rings.insert(ring, address);
+            if others(&|touched| touched.rings.contains(&ring)) {
+                offer.rings.push((ring, export(address, staging.bytes())?));
+            }
+        }
+        let flags = together.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
+        if flags > 0 {
+            let address = allocate(DeviceId::HOST, flags * FLAG_BYTES)?;
+            bindings.flags.insert(rank, address);
+            offer.flags = Some(export(address, flags * FLAG_BYTES)?);
+        }
+        for (index, window) in (0..).zip(windows) {
+            bindings.windows.insert((rank, index), window.address);
+            if others(&|touched| touched.windows.contains(&(rank, index))) {
+                offer.windows.push((index, export(window.address, window.bytes)?));
+            }
+        }
+        Ok(offer)
+    }
+
+    /// Maps what this rank touches of others.
+    fn import(
+        &self,
+        requests: &[RankRequest],
+        together: &Together,
+        offers: &[Offer],
+        bindings: &mut Bindings<'_>,
+        held: &mut Held,
+    ) -> Result<(), Error> {
+        let rank = self.rank();
+        let mut import = |device: DeviceId, handle: Option<&Vec<u8>>| {
+            let bytes: &[u8] = handle.map_or(&[], Vec::as_slice);
+            let handle = Handle::decode(bytes.try_into().unwrap_or(&[0; 128]))?;
+            let instead = if device.is_host() { None } else { Some(self.device_here(device)) };
+            let (address, _) = self.context.import_through(&handle, instead)?;
+            held.imports.push(address);
+            Ok::<u64, Error>(address)
+        };
+        let touched = &together.touched()[rank as usize];
+        for &(other, window) in touched.windows.iter().filter(|(other, _)| *other != rank) {
+            let handle = offers[other as usize].windows.iter().find(|(index, _)| *index == window).map(|(_, handle)| handle);
+            let device = DeviceId(requests[other as usize].windows[window as usize].device);
+            bindings.windows.insert((other, window), import(device, handle)?);
+        }
+        for &ring in touched.rings.iter().filter(|ring| together.ring_owners[**ring as usize] != rank) {
+            let owner = together.ring_owners[ring as usize] as usize;
+            let handle = offers[owner].rings.iter().find(|(index, _)| *index == ring).map(|(_, handle)| handle);
+            bindings.rings.insert(ring, import(together.plan.program.rings[ring as usize].device, handle)?);
+        }
+        for &taker in touched.flags.iter().filter(|taker| **taker != rank) {
+            bindings.flags.insert(taker, import(DeviceId::HOST, offers[taker as usize].flags.as_ref())?);
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, held: &mut Held) {
+        for address in held.imports.drain(..) {
+            if let Err(error) = self.context.close_memory(address) {
+                log::debug!("closing memory of another rank: {error}");
+            }
+        }
+    }
+
+    fn free(&self, held: &mut Held) {
+        for address in held.allocations.drain(..) {
+            if let Err(error) = self.context.free(address) {
+                log::debug!("freeing memory of a node plan: {error}");
+            }
+        }
+    }
+}
+
+/// What a rank's part touches.
+#[derive(Clone, Default)]
+struct Touched {
+    windows: BTreeSet<(u32, u32)>,
+    rings: BTreeSet<u32>,
+    /// Ranks in whose memory it raises or takes flags.
+    flags: BTreeSet<u32>,
+}
+
+impl Together {
+    /// Plans the transfers of all ranks, and divides the work.
+    fn new(node: &NodeGroup, requests: &[RankRequest], options: &Options) -> Result<Together, Error> {
+        let transfers: Vec<NodeTransfer> = requests.iter().flat_map(|request| &request.transfers).copied().collect();
+        // A transfer in an error is named as its rank numbers it.
+        let names: Vec<(u32, usize)> =
+            (0..).zip(requests).flat_map(|(rank, request)| (0..request.transfers.len()).map(move |index| (rank, index))).collect();
+        let failed = |transfer: usize, reason: String| {
+            let (rank, index) = names[transfer];
+            Error::RankFailed { rank, reason: format!("transfer {index}: {reason}") }
+        };
+        if let Some(rank) = requests.iter().position(|request| request.options != requests[0].options) {
+            let reason =
+                format!("it plans with {}, rank 0 with {}: pass all ranks the same options", requests[rank].options, requests[0].options);
+            return Err(Error::RankFailed { rank: rank as u32, reason });
+        }
+        let (mut shapes, mut ranges) = (Vec::new(), Vec::new());
+        for (index, transfer) in transfers.iter().enumerate() {
+            let mut look = |end: NodeEnd, which: End| {
+                let windows = requests.get(end.rank as usize).map(|request| &request.windows);
+                let Some(window) = windows.and_then(|windows| windows.get(end.window as usize)) else {
+                    return Err(failed(index, format!("its {which} is window {} of rank {}, which has none such", end.window, end.rank)));
+                };
+                if end.offset.checked_add(transfer.bytes).is_none_or(|last| last > window.bytes) {
+                    let (window, size) = (end.window, window.bytes);
+                    let reason = format!(
+                        "its {which} runs out of window {window} of rank {}: offset {}, {} bytes of {size}",
+                        end.rank, end.offset, transfer.bytes
+                    );
+                    return Err(failed(index, reason));
+                }
+                if transfer.bytes > 0 {
+                    let first = window.address + end.offset;
+                    ranges.push(ByteRange { space: end.rank, first, last: first + (transfer.bytes - 1), transfer: index, end: which });
+                }
+                let device = DeviceId(window.device);
+                let kind = match device.is_host() {
+                    false => MemoryKind::Device,
+                    true if window.is_pageable => MemoryKind::Pageable,
+                    true => MemoryKind::Pinned,
+                };
+                Ok((device, kind))
+            };
+            let (dst_device, dst_kind) = look(transfer.dst, End::Destination)?;
+            let (src_device, src_kind) = look(transfer.src, End::Source)?;
+            let pageable = [dst_kind, src_kind].contains(&MemoryKind::Pageable);
+            if pageable && transfer.dst.rank != transfer.src.rank && transfer.bytes > 0 {
+                let reason = "ordinary host memory cannot be reached by another rank; allocate it with mp_alloc on MP_DEVICE_HOST";
+                return Err(failed(index, reason.into()));
+            }
+            shapes.push(Shape { dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });
+        }
+        if let Some((a, b)) = first_overlap(ranges) {
+            let (rank, index) = names[b.transfer];
+            let reason = format!(
+                "its {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",
+                a.end, b.end
+            );
+            return Err(failed(a.transfer, reason));
+        }
+        let plan = plan::plan(&node.machine, &shapes, options)?;
+        plan::validate(&plan.program, options.staging_bytes)?;
+        let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
+        let owners = node.owners();
+        let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
+        let parts = divide(&plan.program, &batch);
+        check_parts(&plan.program, &batch, &parts)?;
+        let ring_owners = ring_owners(&plan.program, &parts, &owners);
+        let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
+        let place = |taker: u32| {
+            let count = taken.entry(taker).or_default();
+            *count += 1;
+            *count - 1
+        };
+        let flag_places = parts.flags.iter().map(|flag| flag.taker).map(place).collect();
+        Ok(Together { plan, parts, transfers, ends, ring_owners, flag_places })
+    }
+
+    /// What each rank touches.
+    fn touched(&self) -> Vec<Touched> {
+        let mut all = vec![Touched::default(); self.parts.parts.len()];
+        for (touched, part) in all.iter_mut().zip(&self.parts.parts) {
+            for copy in part.steps.iter().flat_map(|step| &step.copies) {
+                for place in [copy.from, copy.to] {
+                    match place {
+                        Place::Source { transfer, .. } => {
+                            let end = self.transfers[transfer as usize].src;
+                            touched.windows.insert((end.rank, end.window));
+                        }
+                        Place::Destination { transfer, .. } => {
+                            let end = self.transfers[transfer as usize].dst;
+                            touched.windows.insert((end.rank, end.window));
+                        }
+                        Place::Slot { ring, .. } => drop(touched.rings.insert(ring.0)),
+                    }
+                }
+            }
+        }
+        for flag in &self.parts.flags {
+            all[flag.raiser as usize].flags.insert(flag.taker);
+        }
+        all
+    }
+
+    /// What all ranks must have alike.
+    fn digest(&self) -> u64 {
+        hash([&*format!("{:?}", self.plan.program), &*format!("{:?}", self.parts)])
+    }
+
+    fn bytes_of(&self, rank: u32) -> u64 {
+        let own = self.transfers.iter().filter(|t| [t.dst.rank, t.src.rank].contains(&rank));
+        own.fold(0, |sum, t| sum.saturating_add(t.bytes))
+    }
+}
+
+/// In whose memory each ring is: that of the GPU's rank, and of host memory that of the first who uses it.
+fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
+    let mut users: BTreeMap<u32, u32> = BTreeMap::new();
+    for (rank, part) in (0..).zip(&parts.parts) {
+        for copy in part.steps.iter().flat_map(|step| &step.copies) {
+            if let Place::Slot { ring, .. } = copy.to {
+                users.entry(ring.0).or_insert(rank);
+            }
+        }
+    }
+    let owner = |(ring, device): (u32, DeviceId)| {
+        let of_gpu = owners.get(device.0 as usize).filter(|_| !device.is_host());
+        of_gpu.or_else(|| users.get(&ring)).copied().unwrap_or(0)
+    };
+    (0..).zip(program.rings.iter().map(|ring| ring.device)).map(owner).collect()
+}
+
+impl NodePlan {
+    /// Enqueues this rank's part of one step in `stream`, and does not wait. Later work in the stream sees all bytes that this rank receives
+    /// in the step, and may overwrite what it sent. Every rank executes every step.
+    pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
+        self.enqueue(stream)?;
+        let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
+        let end = self.node.context.backend().submit(&Execution::new(&program, &endpoints, &rings, stream))?;
+        end.ok_or_else(|| no_completion().into())
+    }
+
+    /// The same for a step that nobody waits for by itself.
+    pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
+        let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
+        let (shared, backend) = (&self.node.context.shared, self.node.context.backend());
+        let _open = shared.enter()?;
+        if self.is_broken.load(Ordering::Acquire) {
+            let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks are out of step; destroy it on all, and plan again";
+            return Err(Error::NotSupported(why.into()));
+        }
+        self.used.check(shared)?;
+        // Two steps at once would take each other's flags.
+        if let Err(error) = lock(&self.part).enqueue(stream, backend) {
+            self.is_broken.store(true, Ordering::Release);
+            return Err(error.into());
+        }
+        shared.executions.fetch_add(1, Ordering::Relaxed);
+        shared.bytes.fetch_add(self.bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives back what the plan has. All ranks call it together, after their last executions; blocks until those have finished.
+    pub fn destroy(&self) -> Result<(), Error> {
+        let node = &self.node;
+        let finished = {
+            let mut part = lock(&self.part);
+            self.is_broken.store(true, Ordering::Release);
+            let finished = part.synchronize(node.context.backend());
+            part.release(node.context.backend());
+            finished
+        };
+        let mut held = lock(&self.held);
+        // A rank that has gone is no reason to keep anything. The error of an execution is for whoever waits for it, and said once more.
+        let left = node.exchange.all(Ok(()));
+        node.unmap(&mut held);
+        let unmapped = node.exchange.all(Ok(()));
+        node.free(&mut held);
+        left.and(unmapped)?;
+        Ok(finished?)
+    }
+
+    /// The planner's result, for all ranks together.
+    pub fn planned(&self) -> &plan::Plan {
+        &self.together.plan
+    }
+
+    /// Bytes that this rank sends or receives in a step.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Staging bytes of this rank on the device where it has most.
+    pub fn staging_bytes(&self) -> u64 {
+        let mut by_device: BTreeMap<i32, u64> = BTreeMap::new();
+        for (ring, owner) in self.together.plan.program.rings.iter().zip(&self.together.ring_owners) {
+            if *owner == self.node.rank() {
+                *by_device.entry(ring.device.0).or_default() += ring.bytes();
+            }
+        }
+        by_device.into_values().max().unwrap_or(0)
+    }
+
+    /// The plan for people: what is moved, and who does it.
+    pub fn describe(&self) -> String {
+        let mut text = self.together.plan.describe(&self.node.machine);
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "ranks: {} (this is {})", self.node.ranks(), self.node.rank());
+        for (rank, part) in self.together.parts.parts.iter().enumerate() {
+            let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
+            let gpus: Vec<String> = (0..)
+                .zip(&self.node.gpus)
+                .filter(|(_, gpu)| gpu.owner as usize == rank)
+                .map(|(number, _): (u32, _)| format!("gpu{number}"))
+                .collect();
+            let [taken, raised] =
+                [part.ends.len() + count(part, |step| step.takes.len()), part.begins.len() + count(part, |step| step.raises.len())];
+            let _ = writeln!(
+                text,
+                "  rank {rank} ({}): {} operations on {} lanes, {bytes} bytes; raises {raised} flags, takes {taken}",
+                gpus.join(", "),
+                part.steps.len(),
+                part.lanes.len()
+            );
+        }
+        text
+    }
+
+    /// The plan for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut value = self.together.plan.to_json(&self.node.machine);
+        let ranks: Vec<serde_json::Value> = self
+            .together
+            .parts
+            .parts
+            .iter()
+            .map(|part| {
+                let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
+                serde_json::json!({ "operations": part.steps.len(), "lanes": part.lanes.len(), "bytes": bytes })
+            })
+            .collect();
+        if let Some(object) = value.as_object_mut() {
+            object.insert("ranks".into(), ranks.into());
+        }
+        value
+    }
+
+    /// Paths of all transfers together.
+    pub fn paths(&self) -> usize {
+        self.together.plan.transfers.iter().map(|t| t.paths.len()).sum()
+    }
+
+    /// The node that it was made on.
+    pub fn node(&self) -> &Arc<NodeGroup> {
+        &self.node
+    }
+}
+
+fn count(part: &crate::program::ranks::Part, of: impl Fn(&crate::program::ranks::PartStep) -> usize) -> usize {
+    part.steps.iter().map(of).sum()
+}
+
+impl Drop for NodePlan {
+    fn drop(&mut self) {
+        lock(&self.part).release(self.node.context.backend());
+        let held = lock(&self.held);
+        if !held.allocations.is_empty() {
+            log::warn!("a node plan was dropped and not destroyed: its staging memory stays until its context is destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for NodePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodePlan").field("node", &self.node).field("ends", &self.together.ends).finish_non_exhaustive()
+    }
+}

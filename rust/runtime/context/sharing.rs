@@ -1,0 +1,367 @@
+//! Memory of this context that other processes may map, and memory of theirs that this context has mapped.
+
+use super::error::Error;
+use super::lifetime::Context;
+use crate::backend::{Allocation, Backend, BackendError};
+use crate::ipc::{self, AllocationKey, BoardSlot, Export, Handle, PATIENCE, Peer, Secret, Service, Shared};
+use crate::sync::{Mutex, lock};
+use crate::topology::DeviceId;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Instant;
+
+/// What one context exports and imports.
+#[derive(Debug, Default)]
+pub(super) struct PeerMemory {
+    /// Present from the first export on.
+    service: Mutex<Option<Arc<Service>>>,
+    /// By their first byte.
+    imports: RwLock<BTreeMap<u64, Arc<Import>>>,
+    /// Held while memory is imported or closed, so that nothing is imported twice.
+    importing: Mutex<()>,
+}
+
+/// An allocation of another process, or of another context, in use here.
+pub(super) struct Import {
+    key: AllocationKey,
+    /// Whose it is.
+    token: [u8; 16],
+    secret: Secret,
+    base: u64,
+    bytes: u64,
+    device: DeviceId,
+    source: ImportSource,
+    /// How often each address was returned and not closed.
+    holders: std::sync::Mutex<HashMap<u64, u64>>,
+}
+
+/// Where an import comes from.
+enum ImportSource {
+    /// This context: freeing is noticed as for any other of its memory.
+    Here,
+    /// Another context of this process.
+    Context,
+    /// Another process, which tells here what it has freed.
+    Process(Arc<Peer>, BoardSlot),
+}
+
+impl Import {
+    /// Refuses memory that its owner has freed, or that has lost its owner.
+    pub fn check(&self) -> Result<(), Error> {
+        match &self.source {
+            ImportSource::Here => Ok(()),
+            ImportSource::Process(peer, slot) => Ok(peer.check(*slot)?),
+            ImportSource::Context => {
+                let live = Service::current().is_some_and(|service| service.lives(self.key));
+                if live { Ok(()) } else { Err(freed_here()) }
+            }
+        }
+    }
+
+    /// Whether it is memory of another context or process.
+    pub fn is_foreign(&self) -> bool {
+        !matches!(self.source, ImportSource::Here)
+    }
+
+    /// Adds a holder of an address.
+    fn hold(&self, offset: u64) -> u64 {
+        let address = self.base + offset;
+        *self.holders.lock().unwrap_or_else(PoisonError::into_inner).entry(address).or_default() += 1;
+        address
+    }
+
+    /// Whether this address is held, and nothing else of the import.
+    fn is_last(&self, address: u64) -> bool {
+        let holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.len() == 1 && holders.get(&address) == Some(&1)
+    }
+
+    /// Removes a holder; `Some(true)` if it was the last. `None` for an address without holders.
+    fn let_go(&self, address: u64) -> Option<bool> {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = holders.get_mut(&address)?;
+        *count -= 1;
+        if *count == 0 {
+            holders.remove(&address);
+        }
+        Some(holders.is_empty())
+    }
+}
+
+fn freed_here() -> Error {
+    ipc::IpcError::PeerGone("the memory was freed by its context in this process; export again".into()).into()
+}
+
+impl fmt::Debug for Import {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Import").field("key", &self.key).field("base", &self.base).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// Each backend numbers its allocations itself.
+fn number_of(backend: &dyn Backend) -> u8 {
+    match backend.name() {
+        "host" => 1,
+        "cuda" => 2,
+        _ => 0,
+    }
+}
+
+impl PeerMemory {
+    fn imports(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u64, Arc<Import>>> {
+        self.imports.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn imports_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u64, Arc<Import>>> {
+        self.imports.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The import that an address lies in.
+    pub fn import_at(&self, address: u64) -> Option<Arc<Import>> {
+        let imports = self.imports();
+        let (base, import) = imports.range(..=address).next_back()?;
+        (address - base < import.bytes).then(|| Arc::clone(import))
+    }
+
+    /// The imports that addresses lie in, each once.
+    pub fn imports_of(&self, addresses: impl Iterator<Item = u64>) -> Box<[Weak<Import>]> {
+        if self.imports().is_empty() {
+            return Box::default();
+        }
+        let found: BTreeMap<u64, Arc<Import>> = addresses.filter_map(|at| self.import_at(at)).map(|import| (import.base, import)).collect();
+        found.values().map(Arc::downgrade).collect()
+    }
+
+    /// Whether any of these addresses lies in memory of another process.
+    pub fn has_process(&self, mut addresses: impl Iterator<Item = u64>) -> bool {
+        let imports = self.imports();
+        !imports.is_empty()
+            && addresses.any(|address| {
+                let before = imports.range(..=address).next_back();
+                before.is_some_and(|(base, import)| address - base < import.bytes && matches!(import.source, ImportSource::Process(..)))
+            })
+    }
+
+    /// The memory at this address is about to be freed.
+    pub fn withdraw(&self, address: u64, backend: &dyn Backend) {
+        let service = lock(&self.service).clone();
+        if let (Some(service), Ok(Some(allocation))) = (service, backend.locate(address)) {
+            service.withdraw(AllocationKey { backend: number_of(backend), allocation: allocation.id });
+            // An import from this very context ends with the memory, whose address may be allocated again.
+            let mut imports = self.imports_mut();
+            if imports.get(&allocation.base).is_some_and(|import| !import.is_foreign()) {
+                imports.remove(&allocation.base);
+            }
+        }
+    }
+
+    /// Unmaps everything and takes back every export. All work has finished.
+    pub fn release(&self, backend: &Arc<dyn Backend>) -> Result<(), BackendError> {
+        let imports = std::mem::take(&mut *self.imports_mut());
+        let mut result = Ok(());
+        for import in imports.into_values().filter(|import| import.is_foreign()) {
+            result = result.and(backend.unmap(import.base));
+        }
+        if let Some(service) = lock(&self.service).take() {
+            service.withdraw_all(backend);
+        }
+        result
+    }
+}
+
+impl Context {
+    /// Describes a range of this context's memory for other processes of the node. It stays theirs to map until it is freed.
+    pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
+        let _open = self.shared.enter()?;
+        let (backend, sharing) = (self.backend(), &self.shared.sharing);
+        if self.shared.deferred.contains(address) {
+            return Err(Error::NotShareable { address, bytes });
+        }
+        let allocation = backend.exportable(address, bytes)?.ok_or(Error::NotShareable { address, bytes })?;
+        let (base, size) = (allocation.base, allocation.bytes);
+        if bytes > size - (address - base) {
+            return Err(Error::OutOfMemoryRange { address, bytes, base, size });
+        }
+        if sharing.import_at(address).is_some_and(|import| import.is_foreign()) {
+            let why = format!("{address:#x} is memory of another process, imported here; export it there");
+            return Err(ipc::IpcError::NotSupported(why).into());
+        }
+        // Tried now, not when an importer asks, so that the caller learns of memory that cannot be shared.
+        drop(backend.export(&allocation)?);
+        let service = {
+            let mut started = lock(&sharing.service);
+            match &*started {
+                Some(service) => Arc::clone(service),
+                None => Arc::clone(started.insert(Service::start()?)),
+            }
+        };
+        let key = AllocationKey { backend: number_of(backend), allocation: allocation.id };
+        let secret = service.export(key, Export { backend: Arc::clone(&self.shared.backend), allocation })?;
+        Ok(Handle {
+            secret,
+            origin: *service.origin(),
+            key,
+            allocation_bytes: size,
+            offset: address - base,
+            bytes,
+            device: backend.device_uuid(allocation.device)?,
+            number: allocation.device.0,
+            kind: allocation.kind,
+        })
+    }
+
+    /// Maps what a handle describes, or finds it mapped: its address, and its device here. Each success takes one
+    /// [`close_memory`](Context::close_memory).
+    pub fn import_memory(&self, handle: &Handle) -> Result<(u64, DeviceId), Error> {
+        self.import_through(handle, None)
+    }
+
+    /// The same; where the memory is on a GPU out of sight, it is mapped through `instead`, and taken for memory of that one.
+    pub(super) fn import_through(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<(u64, DeviceId), Error> {
+        let _open = self.shared.enter()?;
+        let (backend, sharing) = (self.backend(), &self.shared.sharing);
+        if handle.key.backend != number_of(backend) {
+            let why = format!(
+                "the handle is of another backend than this context's, which is {}: set MPGPU_BACKEND alike in all processes",
+                backend.name()
+            );
+            return Err(ipc::IpcError::NotSupported(why).into());
+        }
+        let _importing = lock(&sharing.importing);
+        let same = |i: &Import| (i.token, i.key, i.secret) == (handle.origin.token, handle.key, handle.secret);
+        let known = sharing.imports().values().find(|import| same(import)).cloned();
+        if let Some(import) = known {
+            import.check()?;
+            return Ok((import.hold(handle.offset), import.device));
+        }
+        let here = Service::current().filter(|service| service.origin().token == handle.origin.token);
+        if here.is_none() {
+            handle.origin.check()?;
+        }
+        let allocation = self.allocation_of(handle, instead)?;
+        let (source, base) = match here {
+            Some(service) => self.import_here(handle, &service, &allocation)?,
+            None => self.import_there(handle, &allocation)?,
+        };
+        let import = Import {
+            key: handle.key,
+            token: handle.origin.token,
+            secret: handle.secret,
+            base,
+            bytes: handle.allocation_bytes,
+            device: allocation.device,
+            source,
+            holders: std::sync::Mutex::default(),
+        };
+        let address = import.hold(handle.offset);
+        sharing.imports_mut().insert(base, Arc::new(import));
+        Ok((address, allocation.device))
+    }
+
+    /// Memory of this process: it has its address already.
+    fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
+        let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
+        let (base, id) = (export.allocation.base, export.allocation.id);
+        if self.backend().locate(base)?.is_some_and(|found| found.id == id) {
+            return Ok((ImportSource::Here, base));
+        }
+        if self.shared.sharing.imports().contains_key(&base) {
+            let why = format!("{base:#x} is imported as memory that was freed and allocated anew; close that import first");
+            return Err(ipc::IpcError::PeerGone(why).into());
+        }
+        let shared = Shared { form: Shared::SAME_PROCESS, descriptor: None, offset: base, payload: [0; ipc::PAYLOAD_BYTES] };
+        Ok((ImportSource::Context, self.backend().map(shared, allocation)?))
+    }
+
+    /// Memory of another process.
+    fn import_there(&self, handle: &Handle, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
+        let until = Instant::now() + PATIENCE;
+        let connected = self.shared.sharing.imports().values().find_map(|import| match &import.source {
+            ImportSource::Process(peer, _) if import.token == handle.origin.token => Some(Arc::clone(peer)),
+            _ => None,
+        });
+        let peer = match connected {
+            Some(peer) => peer,
+            None => Arc::new(Peer::connect(&handle.origin, until)?),
+        };
+        let (shared, slot) = peer.import(handle.key, handle.secret, until)?;
+        match self.backend().map(shared, allocation) {
+            Ok(base) => Ok((ImportSource::Process(peer, slot), base)),
+            Err(error) => {
+                peer.close(slot);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The allocation that a handle speaks of, as this process numbers devices.
+    fn allocation_of(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<Allocation, Error> {
+        let machine = self.machine();
+        let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
+        for device in gpus.chain((0..machine.host_count()).map(DeviceId::host)) {
+            if self.backend().device_uuid(device)? == handle.device {
+                return Ok(Allocation { id: 0, base: 0, bytes: handle.allocation_bytes, device, kind: handle.kind });
+            }
+        }
+        if let Some(device) = instead {
+            return Ok(Allocation { id: 0, base: 0, bytes: handle.allocation_bytes, device, kind: handle.kind });
+        }
+        let why = format!(
+            "the memory is on {}, device {} of {}, which this process does not see: show every process all GPUs of the node (CUDA_VISIBLE_DEVICES), \
+             and the same MPGPU_TOPOLOGY",
+            name_of(&handle.device),
+            handle.number,
+            handle.origin
+        );
+        Err(ipc::IpcError::NotSupported(why).into())
+    }
+
+    /// Gives back what [`import_memory`](Context::import_memory) has returned. With the last, all work is waited for and the memory is unmapped.
+    pub fn close_memory(&self, address: u64) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        let sharing = &self.shared.sharing;
+        let find = || sharing.import_at(address).ok_or(Error::NotImported(address));
+        let mut waited = false;
+        let (import, _importing) = loop {
+            // Without the lock: the work may wait for a peer, which must not block other imports.
+            let import = find()?;
+            if import.is_foreign() && import.is_last(address) {
+                // The error of an execution is for whoever waits for it; the memory goes back all the same.
+                let _ = self.shared.backend.synchronize();
+                waited = true;
+            }
+            let importing = lock(&sharing.importing);
+            // Of two threads that close the last two addresses at once, one finds out only here that it is the last.
+            if waited || !import.is_foreign() || !import.is_last(address) {
+                break (find()?, importing);
+            }
+        };
+        if !import.let_go(address).ok_or(Error::NotImported(address))? {
+            return Ok(());
+        }
+        sharing.imports_mut().remove(&import.base);
+        if !import.is_foreign() {
+            return Ok(());
+        }
+        let unmapped = self.shared.backend.unmap(import.base);
+        self.shared.holdings.count_free();
+        if let ImportSource::Process(peer, slot) = &import.source {
+            peer.close(*slot);
+        }
+        Ok(unmapped?)
+    }
+
+    /// Names a device so that every process of the node knows it, whatever number it has there.
+    pub fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], Error> {
+        self.check_device(device)?;
+        Ok(self.backend().device_uuid(device)?)
+    }
+}
+
+/// A device's identity for people.
+fn name_of(identity: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let parts = [&identity[..4], &identity[4..6], &identity[6..8], &identity[8..10], &identity[10..]];
+    parts.map(hex).join("-")
+}

@@ -1,0 +1,133 @@
+//! Signals: counters in memory that streams raise, and that streams and threads wait for.
+
+use super::error::Error;
+use super::lifetime::Context;
+use crate::backend::{FailedWait, Signal, StreamHandle};
+use crate::ipc;
+use crate::topology::DeviceId;
+use std::time::{Duration, Instant};
+
+/// What is done with a counter.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum SignalUse {
+    Wait,
+    Raise,
+    Read,
+}
+
+/// Counters of one allocation at most: host memory of less than 4 MiB can be shared on every backend.
+pub const MOST_SIGNALS: u64 = (4 << 20) / 8 - 1;
+
+impl Context {
+    /// Makes later work in `stream` wait until every counter has reached its value.
+    pub fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        self.check_signals(signals, SignalUse::Wait)?;
+        Ok(self.backend().stream_wait_signals(stream, signals, self.shared.config.signal_wait)?)
+    }
+
+    /// Raises every counter to its value after all work enqueued in `stream` so far.
+    pub fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        self.check_signals(signals, SignalUse::Raise)?;
+        Ok(self.backend().stream_raise_signals(stream, signals)?)
+    }
+
+    /// Host memory for `count` counters, at most [`MOST_SIGNALS`], each of which stands at 0. An allocation as any other.
+    pub fn allocate_signals(&self, count: u64) -> Result<u64, Error> {
+        let first = self.allocate(DeviceId::HOST, 8 * count)?;
+        // What the CPU reaches as a counter can be shared.
+        let set = (0..count).try_for_each(|index| self.backend().raise_signal(Signal { counter: first + 8 * index, value: 0 }));
+        if set.is_err() {
+            self.free(first)?;
+        }
+        Ok(set.map(|()| first)?)
+    }
+
+    /// Raises a counter to its value now, after everything that the calling thread has written or seen.
+    pub fn raise_signal(&self, signal: Signal) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        self.check_signals(&[signal], SignalUse::Raise)?;
+        Ok(self.backend().raise_signal(signal)?)
+    }
+
+    /// What a counter stands at, and with it everything that was written before it was raised.
+    pub fn read_signal(&self, counter: u64) -> Result<u64, Error> {
+        let _open = self.shared.enter()?;
+        self.check_signals(&[Signal { counter, value: 0 }], SignalUse::Read)?;
+        Ok(self.backend().read_signal(counter)?)
+    }
+
+    /// Whether a counter has reached its value.
+    pub fn is_signal_reached(&self, signal: Signal) -> Result<bool, Error> {
+        let _open = self.shared.enter()?;
+        self.check_signals(&[signal], SignalUse::Wait)?;
+        Ok(self.look(signal)?.1)
+    }
+
+    /// Blocks until a counter has reached its value, for at most `seconds`.
+    pub fn wait_signal(&self, signal: Signal, seconds: f64) -> Result<(), Error> {
+        let Signal { counter, value } = signal;
+        // More than an `Instant` can hold is for ever.
+        let end = Duration::try_from_secs_f64(seconds).ok().and_then(|limit| Instant::now().checked_add(limit));
+        let mut looks = 0_u32;
+        loop {
+            {
+                // Not held while resting: the context can be closed meanwhile, and memory freed.
+                let _open = self.shared.enter()?;
+                if looks == 0 {
+                    self.check_signals(&[signal], SignalUse::Wait)?;
+                }
+                let (now, is_reached) = self.look(signal)?;
+                if is_reached {
+                    return Ok(());
+                }
+                if end.is_some_and(|end| Instant::now() >= end) {
+                    return Err(Error::SignalTimeout { counter, now, value, seconds });
+                }
+            }
+            ipc::signal::rest(looks);
+            looks = looks.saturating_add(1);
+        }
+    }
+
+    /// What a counter stands at, and whether it has reached its value. An error where it may never do so.
+    fn look(&self, wanted: Signal) -> Result<(u64, bool), Error> {
+        // Asked first: what a process has raised before it ended counts.
+        let lost_peer = self.backend().lost_peer(wanted.counter);
+        let now = self.backend().read_signal(wanted.counter)?;
+        let is_reached = ipc::signal::reached(now, wanted.value);
+        match lost_peer {
+            Some(peer) if !is_reached => Err(FailedWait { wanted, now, peer }.error().into()),
+            _ => Ok((now, is_reached)),
+        }
+    }
+
+    fn check_signals(&self, signals: &[Signal], purpose: SignalUse) -> Result<(), Error> {
+        for (index, &Signal { counter, .. }) in signals.iter().enumerate() {
+            let bad = |reason| Error::BadSignal { index, counter, reason };
+            if counter == 0 {
+                return Err(bad("is no counter: it is NULL"));
+            }
+            if !counter.is_multiple_of(8) {
+                return Err(bad("is not aligned to 8 bytes"));
+            }
+            let unknown = "is not memory that this context knows: allocate it with mp_alloc, on MP_DEVICE_HOST say";
+            let allocation = self.shared.locate(counter)?.ok_or_else(|| bad(unknown))?;
+            if allocation.bytes - (counter - allocation.base) < 8 {
+                return Err(bad("runs out of its allocation: a counter has 8 bytes"));
+            }
+            if let Some(import) = self.shared.sharing.import_at(counter).filter(|import| import.is_foreign()) {
+                if purpose == SignalUse::Wait {
+                    let why = format!(
+                        "signal {index}: {counter:#x} is memory of another process, imported here; wait in memory of this process, and let \
+                         the other raise it there"
+                    );
+                    return Err(ipc::IpcError::NotSupported(why).into());
+                }
+                import.check()?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! What the driver knows of an address, whoever has allocated it.
+
+use super::driver::code;
+use super::gpus::Gpus;
+use crate::backend::BackendError;
+use cudarc::driver::sys::{self, CUmemAccess_flags, CUmemorytype, CUpointer_attribute};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ops::Range;
+
+/// Marks the number of memory that the driver gives none.
+pub(super) const UNNUMBERED: u64 = 1 << 62;
+
+/// What the driver knows of an address.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Attributes {
+    /// 0 for memory that the driver does not know.
+    memory_type: c_uint,
+    pub managed: c_uint,
+    pub ordinal: c_int,
+    pub buffer: u64,
+    pub start: u64,
+    pub bytes: usize,
+    /// Memory of `cuMemAlloc`, to which `cuCtxEnablePeerAccess` gives access. Pools and mappings of the virtual memory API give it
+    /// for each device by themselves.
+    pub plain: c_uint,
+}
+
+impl Attributes {
+    pub fn is_device(&self) -> bool {
+        self.memory_type == CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint
+    }
+
+    pub fn is_host(&self) -> bool {
+        self.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as c_uint
+    }
+
+    /// The addresses of which all this is known where it is known of one: an allocation's, unless it is of a pool or of the virtual memory
+    /// API, whose parts may be open to different GPUs.
+    pub fn uniform_range(&self) -> Option<Range<u64>> {
+        let uniform = self.plain != 0 || self.is_host();
+        uniform.then(|| self.start..self.start.saturating_add(self.bytes as u64))
+    }
+
+    /// The GPU whose memory it is.
+    pub fn gpu(&self) -> Option<usize> {
+        if self.is_device() { usize::try_from(self.ordinal).ok() } else { None }
+    }
+}
+
+impl Gpus {
+    /// Whether an address lies in the allocation that it once did. Where the driver numbers none, in any. A context is current.
+    pub fn is_still(&self, address: u64, id: u64) -> bool {
+        let (mut memory_type, mut buffer): (c_uint, u64) = (0, 0);
+        let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID]
+            .map(|attribute| attribute as c_uint);
+        let mut values: [*mut c_void; 2] = [(&raw mut memory_type).cast(), (&raw mut buffer).cast()];
+        // SAFETY: two names and two values of the attributes' types.
+        let code = unsafe { (self.driver.cuPointerGetAttributes)(2, names.as_mut_ptr(), values.as_mut_ptr(), address) };
+        code == 0 && memory_type != 0 && (buffer == id || buffer == 0 && id & UNNUMBERED != 0)
+    }
+
+    /// What the driver knows of `address`; all zeros for memory that it does not know.
+    pub fn attributes(&self, address: u64) -> Result<Attributes, BackendError> {
+        use CUpointer_attribute::*;
+        let mut known = Attributes::default();
+        let mut names = [
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            CU_POINTER_ATTRIBUTE_BUFFER_ID,
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+        ]
+        .map(|attribute| attribute as c_uint);
+        let mut values: [*mut c_void; 7] = [
+            (&raw mut known.memory_type).cast(),
+            (&raw mut known.managed).cast(),
+            (&raw mut known.ordinal).cast(),
+            (&raw mut known.buffer).cast(),
+            (&raw mut known.start).cast(),
+            (&raw mut known.bytes).cast(),
+            (&raw mut known.plain).cast(),
+        ];
+        let count = names.len() as c_uint;
+        let driver = self.driver;
+        // SAFETY: as many names as values; each value is a field of the attribute's type. Booleans are written as one byte or four,
+        // into four that were zero.
+        let mut ask = || unsafe { (driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), values.as_mut_ptr(), address) };
+        let mut code = ask();
+        if code == code::INVALID_CONTEXT {
+            // This thread has no current context; any will do.
+            let Some(primary) = self.any_active()? else {
+                // No context, no memory that the driver could know.
+                return Ok(Attributes::default());
+            };
+            let _current = primary.enter()?;
+            code = ask();
+        }
+        if code != 0 || known.memory_type == 0 {
+            // After a reset the driver knows nothing of what was there.
+            self.check_alive()?;
+        }
+        driver.check("cuPointerGetAttributes", code)?;
+        Ok(known)
+    }
+
+    /// Whether `gpu` may read and write memory of another one's pool or mapping: it is the caller who lets it in.
+    pub fn is_let_in(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
+        let _current = self.peered(gpu)?.enter()?;
+        let mut flags: c_uint = 0;
+        let mut pool: *mut c_void = std::ptr::null_mut();
+        let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE]
+            .map(|attribute| attribute as c_uint);
+        let mut values: [*mut c_void; 2] = [(&raw mut flags).cast(), (&raw mut pool).cast()];
+        // SAFETY: two names and two values of the attributes' types. Drivers that do not know the attributes leave them as they are.
+        let mut code = unsafe { (self.driver.cuPointerGetAttributes)(2, names.as_mut_ptr(), values.as_mut_ptr(), address) };
+        if !pool.is_null() {
+            // By the attribute alone, copies of memory of a pool that lets nobody in were tried and failed (driver 580, H200).
+            let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
+            flags = 0;
+            let mut location =
+                sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal };
+            // SAFETY: a pool that the driver named just now, of memory that the caller keeps; the others are valid for the call.
+            code = unsafe { get_access(&mut flags, pool, &mut location) };
+        }
+        Ok(code == 0 && flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint)
+    }
+}

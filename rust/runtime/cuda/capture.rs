@@ -1,0 +1,187 @@
+//! Streams that are being captured, and what their graphs keep: host functions, and staging memory.
+//!
+//! What a captured graph uses must live for as long as anything can launch it. So it belongs to the graph, as a user object: the driver
+//! calls its destructor when the graph and all that was cloned or instantiated of it are gone, on a thread that must not call the driver.
+//! Staging memory is therefore not freed there but put aside ([`Spare`]). It serves the next capture that needs as much, or is freed by
+//! the next call that frees memory, of whichever context of the process.
+
+use super::driver::{CUgraph, CUstream, Driver, call_optional, lock};
+use super::gpus::Gpus;
+use super::host_memory::HostPages;
+use super::memory;
+use crate::backend::{BackendError, Execution};
+use crate::topology::DeviceId;
+use cudarc::driver::sys;
+use std::ffi::{c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Rings start at multiples of this, as in the staging memory of plans.
+const ALIGNMENT: u64 = 256;
+
+/// Staging memory of one device.
+struct Block {
+    driver: &'static Driver,
+    device: DeviceId,
+    /// The GPU in whose context it was made, and the number of that context.
+    gpu: usize,
+    context: u64,
+    address: u64,
+    bytes: u64,
+    /// Host memory in pages of our own.
+    pages: Option<HostPages>,
+}
+
+/// The staging memory of a captured execution.
+struct GraphBlocks(Vec<Block>);
+
+impl Drop for GraphBlocks {
+    /// Calls no driver: the graph is gone, and this is its user object.
+    fn drop(&mut self) {
+        SPARE.put(std::mem::take(&mut self.0));
+    }
+}
+
+/// Staging memory whose graphs are gone. Graphs may outlive the contexts that they were captured from, so it is the process's.
+struct Spare {
+    blocks: Mutex<Vec<Block>>,
+    /// How many they are: nobody takes the lock while there are none.
+    count: AtomicUsize,
+}
+
+static SPARE: Spare = Spare { blocks: Mutex::new(Vec::new()), count: AtomicUsize::new(0) };
+
+impl Spare {
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Block>) -> T) -> T {
+        let mut blocks = lock(&self.blocks);
+        let changed = change(&mut blocks);
+        self.count.store(blocks.len(), Ordering::Release);
+        changed
+    }
+
+    fn put(&self, more: Vec<Block>) {
+        self.change(|blocks| blocks.extend(more));
+    }
+
+    /// Takes out those that are `wanted`.
+    fn take(&self, mut wanted: impl FnMut(&Block) -> bool) -> Vec<Block> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        self.change(|blocks| blocks.extract_if(.., |block| wanted(block)).collect())
+    }
+}
+
+/// Gives the graph that a stream is being captured into rings of its own for an execution: the base address of each. The stream's
+/// context is current.
+pub(super) fn capture_rings(gpus: &Gpus, execution: &Execution<'_>, raw: CUstream) -> Result<Arc<[u64]>, BackendError> {
+    let rings = &execution.program.rings;
+    if rings.is_empty() {
+        return Ok(execution.rings.clone());
+    }
+    let mut blocks = GraphBlocks(Vec::new());
+    let mut bases = vec![0; rings.len()];
+    for device in rings.iter().map(|ring| ring.device) {
+        if blocks.0.iter().any(|block| block.device == device) {
+            continue;
+        }
+        let here = || rings.iter().enumerate().filter(|(_, ring)| ring.device == device);
+        let bytes = here().fold(0_u64, |sum, (_, ring)| sum.saturating_add(ring.bytes().next_multiple_of(ALIGNMENT)));
+        let block = block(gpus, device, bytes)?;
+        let mut next = block.address;
+        for (index, ring) in here() {
+            bases[index] = next;
+            next += ring.bytes().next_multiple_of(ALIGNMENT);
+        }
+        blocks.0.push(block);
+    }
+    keep_in_graph(gpus.driver, raw, blocks, "keep staging memory for as long as a graph")?;
+    Ok(bases.into())
+}
+
+/// Spare staging memory of exactly this size, or new.
+fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendError> {
+    let mut taken = false;
+    let spare = SPARE.take(|block| {
+        let fits = !taken && may_use(gpus, block) && (block.device, block.bytes) == (device, bytes);
+        taken |= fits;
+        fits
+    });
+    if let Some(block) = spare.into_iter().next() {
+        return Ok(block);
+    }
+    let gpu = if device.is_host() { gpus.any_used() } else { device.0 as usize };
+    let (address, pages) = memory::make(gpus, device, gpu, bytes)?;
+    log::debug!("device {}: allocated {bytes} bytes of staging for a graph", device.0);
+    Ok(Block { driver: gpus.driver, device, gpu, context: gpus.primary(gpu)?.id, address, bytes, pages })
+}
+
+/// Whether a block is of this driver, and its context is as it was.
+fn may_use(gpus: &Gpus, block: &Block) -> bool {
+    let primary = gpus.devices.get(block.gpu).and_then(|device| device.used());
+    std::ptr::eq(block.driver, gpus.driver) && primary.is_some_and(|primary| primary.id == block.context && !primary.is_lost())
+}
+
+/// Frees the staging memory of graphs that are gone. May wait for all work of a GPU, as freeing memory does.
+pub(super) fn free_spare_blocks(gpus: &Gpus) {
+    for block in SPARE.take(|block| std::ptr::eq(block.driver, gpus.driver)) {
+        let Block { device, gpu, address, pages, .. } = &block;
+        // Another context of the process may have made it, which is gone.
+        let known = gpus.primary(*gpu).is_ok() && may_use(gpus, &block);
+        if known && let Err(error) = memory::give_back(gpus, *device, *gpu, *address, pages.as_ref()) {
+            log::warn!("staging memory of a graph: {error}");
+        }
+    }
+}
+
+/// Hands something to the graph that a stream is being captured into, to be dropped with it. `purpose` says what for, in an error.
+pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, purpose: &str) -> Result<*mut T, BackendError> {
+    if driver.cuUserObjectCreate.is_none() || driver.cuUserObjectRelease.is_none() || driver.cuGraphRetainUserObject.is_none() {
+        let lacks = driver.lacks(&format!("cuUserObjectCreate to {purpose}"));
+        return Err(BackendError::NotSupported(format!("the stream is being captured, and {lacks}, or do it outside of the capture")));
+    }
+    let graph = captured_graph(driver, raw)?;
+    let kept: *mut T = Box::into_raw(Box::new(kept));
+    let mut object: sys::CUuserObject = null_mut();
+    let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
+    // SAFETY: the output is valid for the call; `drop_kept` takes what is kept, once.
+    unsafe { call_optional!(driver, cuUserObjectCreate(&mut object, kept.cast(), drop_kept::<T>, 1, no_sync)) }.inspect_err(|_| {
+        // SAFETY: there is no object that would do it.
+        unsafe { drop_kept::<T>(kept.cast()) };
+    })?;
+    let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
+    // SAFETY: a graph that is being captured, whose capture this thread is allowed to add to; our only reference to the object.
+    unsafe { call_optional!(driver, cuGraphRetainUserObject(graph, object, 1, moved)) }.inspect_err(|_| {
+        // SAFETY: still our only reference.
+        drop(unsafe { call_optional!(driver, cuUserObjectRelease(object, 1)) });
+    })?;
+    Ok(kept)
+}
+
+/// The graph that a stream is being captured into.
+fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendError> {
+    let (mut status, mut graph): (c_uint, CUgraph) = (0, null_mut());
+    // SAFETY: the outputs are valid for the call; NULL for those that are not asked for.
+    unsafe {
+        if driver.cuStreamGetCaptureInfo_v3.is_some() {
+            call_optional!(driver, cuStreamGetCaptureInfo_v3(raw, &mut status, null_mut(), &mut graph, null_mut(), null_mut(), null_mut()))
+        } else {
+            call_optional!(driver, cuStreamGetCaptureInfo_v2(raw, &mut status, null_mut(), &mut graph, null_mut(), null_mut()))
+        }
+    }?;
+    if graph.is_null() {
+        return Err(BackendError::NotSupported("the stream's capture has just ended; try again".into()));
+    }
+    Ok(graph)
+}
+
+/// Drops what [`keep_in_graph`] has kept: the destructor of a user object, which may run on any thread of the driver.
+pub(super) unsafe extern "C" fn drop_kept<T>(kept: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` for this type, and dropped once.
+    let kept = unsafe { Box::from_raw(kept.cast::<T>()) };
+    if catch_unwind(AssertUnwindSafe(|| drop(kept))).is_err() {
+        log::error!("what a graph has kept panicked when it was dropped");
+    }
+}

@@ -1,0 +1,536 @@
+//! The driver's functions, each looked up by name in the library that is loaded at run time.
+//!
+//! Types and constants are those of cudarc's bindings. Its wrappers are not used, because they panic where a symbol is missing: a
+//! driver older than a function is an answer here, not a panic. Nor is its result type: a driver newer than the bindings may return
+//! a code that the enumeration lacks, so a result stays an integer.
+
+use crate::backend::BackendError;
+use cudarc::driver::sys;
+use libloading::Library;
+use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::fmt;
+use std::mem::{ManuallyDrop, transmute};
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
+
+/// A `CUresult`.
+pub(super) type Code = c_int;
+
+/// Codes that are told apart.
+pub(super) mod code {
+    use super::Code;
+    pub const INVALID_VALUE: Code = 1;
+    pub const OUT_OF_MEMORY: Code = 2;
+    pub const DEINITIALIZED: Code = 4;
+    pub const INVALID_CONTEXT: Code = 201;
+    pub const NOT_READY: Code = 600;
+    pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+    pub const CONTEXT_IS_DESTROYED: Code = 709;
+
+    /// INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED: what is asked for is not what this can do, which depends on the driver's version.
+    pub fn says_no(code: i64) -> bool {
+        matches!(code, 1 | 800 | 801)
+    }
+}
+
+/// Errors after which the driver refuses every call of the process that touches the GPU's context: a fault of a kernel or a link.
+fn is_sticky(code: Code) -> bool {
+    // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, and the hardware faults up to LAUNCH_FAILED.
+    matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
+}
+
+/// A function of a driver that calls that of the double, unless the test has this call fail.
+#[cfg(test)]
+macro_rules! counted {
+    ($name:ident, |$inner:ident| $function:expr, ($($types:ty),*)) => {
+        counted!(@ $name, |$inner| $function, [] [$($types,)*] [a b c d e f g h i j k])
+    };
+    (@ $name:ident, |$inner:ident| $function:expr, [$($taken:ident: $of:ty,)*] [] [$($free:ident)*]) => {{
+        unsafe extern "C" fn counted($($taken: $of),*) -> Code {
+            super::tests::double::counted(stringify!($name), |$inner| {
+                // SAFETY: what the caller vouches for.
+                unsafe { ($function)($($taken),*) }
+            })
+        }
+        counted
+    }};
+    (@ $name:ident, |$inner:ident| $function:expr, [$($taken:ident: $of:ty,)*] [$next:ty, $($types:ty,)*] [$free:ident $($more:ident)*]) => {
+        counted!(@ $name, |$inner| $function, [$($taken: $of,)* $free: $next,] [$($types,)*] [$($more)*])
+    };
+}
+
+macro_rules! driver_functions {
+    (
+        required { $($required:ident = $required_symbol:literal ($($required_argument:ty),*);)* }
+        optional { $($optional:ident = $optional_symbol:literal ($($optional_argument:ty),*);)* }
+    ) => {
+        /// The functions of the driver that mpgpu calls, named as in its manual.
+        #[allow(non_snake_case)]
+        #[derive(Clone)]
+        #[repr(C)] // In the order below.
+        pub(super) struct Driver {
+            $(pub $required: unsafe extern "C" fn($($required_argument),*) -> Code,)*
+            $(pub $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> Code>,)*
+        }
+
+        impl Driver {
+            /// Finds all functions. `find` says where a symbol is, and `None` for one that the driver lacks.
+            ///
+            /// # Safety
+            /// What `find` returns is the driver's function of that name, for as long as the process lives.
+            unsafe fn look_up(find: impl Fn(&'static str) -> Option<NonNull<c_void>>) -> Result<Driver, BackendError> {
+                Ok(Driver {
+                    $($required: {
+                        let symbol = find($required_symbol).ok_or_else(|| BackendError::NoDriver(
+                            concat!("the driver has no ", $required_symbol, "; mpgpu needs a driver of CUDA 11.1 or later").into(),
+                        ))?;
+                        // SAFETY: the type is the function's in the driver's manual.
+                        unsafe { transmute::<NonNull<c_void>, unsafe extern "C" fn($($required_argument),*) -> Code>(symbol) }
+                    },)*
+                    $($optional: {
+                        // SAFETY: as above.
+                        find($optional_symbol).map(|symbol| unsafe {
+                            transmute::<NonNull<c_void>, unsafe extern "C" fn($($optional_argument),*) -> Code>(symbol)
+                        })
+                    },)*
+                })
+            }
+
+            /// The functions that it lacks.
+            pub fn missing(&self) -> Vec<&'static str> {
+                let optional = [$((stringify!($optional), self.$optional.is_none())),*];
+                optional.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect()
+            }
+
+            /// A driver that lacks one more of the functions that it may lack.
+            #[cfg(any(test, feature = "fault-injection"))]
+            pub fn without(mut self, function: &str) -> Driver {
+                match function {
+                    $(stringify!($optional) => self.$optional = None,)*
+                    _ => panic!("the driver may not lack {function}"),
+                }
+                self
+            }
+
+            /// The double of a driver that has all, each of whose calls counts.
+            #[cfg(test)]
+            pub fn counted(inner: &Driver) -> Driver {
+                Driver {
+                    $($required: counted!($required, |inner| inner.$required, ($($required_argument),*)),)*
+                    $($optional: inner.$optional.map(|_| -> unsafe extern "C" fn($($optional_argument),*) -> Code {
+                        counted!($optional, |inner| inner.$optional.expect("it has this"), ($($optional_argument),*))
+                    }),)*
+                }
+            }
+
+            /// A driver whose every function does nothing and succeeds, and that lacks all that a driver may lack.
+            #[cfg(test)]
+            pub fn inert() -> Driver {
+                Driver {
+                    $($required: {
+                        unsafe extern "C" fn nothing($(_: $required_argument),*) -> Code {
+                            0
+                        }
+                        nothing
+                    },)*
+                    $($optional: None,)*
+                }
+            }
+        }
+    };
+}
+
+driver_functions! {
+    required {
+        cuInit = "cuInit" (c_uint);
+        cuDriverGetVersion = "cuDriverGetVersion" (*mut c_int);
+        cuGetErrorName = "cuGetErrorName" (Code, *mut *const c_char);
+        cuGetErrorString = "cuGetErrorString" (Code, *mut *const c_char);
+        cuDeviceGetCount = "cuDeviceGetCount" (*mut c_int);
+        cuDeviceGet = "cuDeviceGet" (*mut CUdevice, c_int);
+        cuDeviceGetName = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+        cuDeviceGetUuid = "cuDeviceGetUuid" (*mut [u8; 16], CUdevice);
+        cuDeviceGetAttribute = "cuDeviceGetAttribute" (*mut c_int, c_uint, CUdevice);
+        cuDeviceCanAccessPeer = "cuDeviceCanAccessPeer" (*mut c_int, CUdevice, CUdevice);
+        cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
+        cuDevicePrimaryCtxGetState = "cuDevicePrimaryCtxGetState" (CUdevice, *mut c_uint, *mut c_int);
+        cuCtxGetDevice = "cuCtxGetDevice" (*mut CUdevice);
+        cuCtxEnablePeerAccess = "cuCtxEnablePeerAccess" (CUcontext, c_uint);
+        cuCtxSynchronize = "cuCtxSynchronize" ();
+        cuMemAlloc = "cuMemAlloc_v2" (*mut CUdeviceptr, usize);
+        cuMemFree = "cuMemFree_v2" (CUdeviceptr);
+        cuMemHostAlloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost = "cuMemFreeHost" (*mut c_void);
+        cuMemHostRegister = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        cuMemHostUnregister = "cuMemHostUnregister" (*mut c_void);
+        cuPointerGetAttributes = "cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
+        cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
+        cuStreamCreate = "cuStreamCreate" (*mut CUstream, c_uint);
+        cuStreamDestroy = "cuStreamDestroy_v2" (CUstream);
+        cuStreamQuery = "cuStreamQuery" (CUstream);
+        cuStreamSynchronize = "cuStreamSynchronize" (CUstream);
+        cuStreamWaitEvent = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
+        cuEventCreate = "cuEventCreate" (*mut CUevent, c_uint);
+        cuEventDestroy = "cuEventDestroy_v2" (CUevent);
+        cuEventQuery = "cuEventQuery" (CUevent);
+        cuEventSynchronize = "cuEventSynchronize" (CUevent);
+        cuLaunchHostFunc = "cuLaunchHostFunc" (CUstream, unsafe extern "C" fn(*mut c_void), *mut c_void);
+        cuModuleLoadData = "cuModuleLoadData" (*mut CUmodule, *const c_void);
+        cuModuleGetFunction = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+        cuModuleUnload = "cuModuleUnload" (CUmodule);
+        cuFuncGetAttribute = "cuFuncGetAttribute" (*mut c_int, c_uint, CUfunction);
+        cuLaunchKernel = "cuLaunchKernel" (
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
+        );
+        cuGraphCreate = "cuGraphCreate" (*mut CUgraph, c_uint);
+        cuGraphDestroy = "cuGraphDestroy" (CUgraph);
+        cuGraphAddMemcpyNode = "cuGraphAddMemcpyNode" (
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMCPY3D, CUcontext
+        );
+        cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
+        cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
+        // What every execution calls, beside each other, and the number of a stream next to them.
+        cuStreamGetCtx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
+        cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
+        cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
+        cuMemcpyAsync = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoDAsync = "cuMemcpyDtoDAsync_v2" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuCtxGetCurrent = "cuCtxGetCurrent" (*mut CUcontext);
+        cuStreamIsCapturing = "cuStreamIsCapturing" (CUstream, *mut c_uint);
+        cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
+        cuGraphLaunch = "cuGraphLaunch" (CUgraphExec, CUstream);
+        cuEventRecord = "cuEventRecord" (CUevent, CUstream);
+    }
+    optional {
+        // CUDA 12.0.
+        cuCtxGetId = "cuCtxGetId" (CUcontext, *mut c_ulonglong);
+        cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
+        // Every driver has it; only timed executions need it.
+        cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
+        // CUDA 11.2.
+        cuMemPoolGetAccess = "cuMemPoolGetAccess" (*mut c_uint, *mut c_void, *mut sys::CUmemLocation);
+        cuMemPoolSetAccess = "cuMemPoolSetAccess" (sys::CUmemoryPool, *const sys::CUmemAccessDesc, usize);
+        cuMemPoolDestroy = "cuMemPoolDestroy" (sys::CUmemoryPool);
+        cuMemPoolExportToShareableHandle = "cuMemPoolExportToShareableHandle" (*mut c_void, sys::CUmemoryPool, c_uint, c_ulonglong);
+        cuMemPoolImportFromShareableHandle = "cuMemPoolImportFromShareableHandle" (
+            *mut sys::CUmemoryPool, *mut c_void, c_uint, c_ulonglong
+        );
+        cuMemPoolExportPointer = "cuMemPoolExportPointer" (*mut sys::CUmemPoolPtrExportData, CUdeviceptr);
+        cuMemPoolImportPointer = "cuMemPoolImportPointer" (*mut CUdeviceptr, sys::CUmemoryPool, *mut sys::CUmemPoolPtrExportData);
+        // CUDA 11.3. In CUDA 12.3 superseded by one that tells of edges, too.
+        cuStreamGetCaptureInfo_v2 = "cuStreamGetCaptureInfo_v2" (
+            CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize
+        );
+        cuStreamGetCaptureInfo_v3 = "cuStreamGetCaptureInfo_v3" (
+            CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut *const sys::CUgraphEdgeData, *mut usize
+        );
+        cuUserObjectCreate = "cuUserObjectCreate" (*mut sys::CUuserObject, *mut c_void, unsafe extern "C" fn(*mut c_void), c_uint, c_uint);
+        cuUserObjectRelease = "cuUserObjectRelease" (sys::CUuserObject, c_uint);
+        cuGraphRetainUserObject = "cuGraphRetainUserObject" (CUgraph, sys::CUuserObject, c_uint, c_uint);
+        // CUDA 11.4.
+        cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
+        // CUDA 10. Superseded in CUDA 12 by others, of which older drivers know nothing.
+        cuGraphAddKernelNode = "cuGraphAddKernelNode" (
+            *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
+        );
+        cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
+            CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
+        );
+        // CUDA 11.7.
+        cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
+        // Not every platform has these: not those without a file system of their own, say.
+        cuIpcGetMemHandle = "cuIpcGetMemHandle" (*mut sys::CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenMemHandle = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle = "cuIpcCloseMemHandle" (CUdeviceptr);
+        cuMemRetainAllocationHandle = "cuMemRetainAllocationHandle" (*mut sys::CUmemGenericAllocationHandle, *mut c_void);
+        cuMemExportToShareableHandle = "cuMemExportToShareableHandle" (
+            *mut c_void, sys::CUmemGenericAllocationHandle, c_uint, c_ulonglong
+        );
+        cuMemImportFromShareableHandle = "cuMemImportFromShareableHandle" (*mut sys::CUmemGenericAllocationHandle, *mut c_void, c_uint);
+        cuMemAddressReserve = "cuMemAddressReserve" (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        cuMemAddressFree = "cuMemAddressFree" (CUdeviceptr, usize);
+        cuMemMap = "cuMemMap" (CUdeviceptr, usize, usize, sys::CUmemGenericAllocationHandle, c_ulonglong);
+        cuMemUnmap = "cuMemUnmap" (CUdeviceptr, usize);
+        cuMemSetAccess = "cuMemSetAccess" (CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
+        cuMemRelease = "cuMemRelease" (sys::CUmemGenericAllocationHandle);
+        // CUDA 13.0. That of CUDA 12.8 has one argument more and is not used.
+        cuMemcpyBatchAsync = "cuMemcpyBatchAsync_v2" (
+            *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream
+        );
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Driver")
+    }
+}
+
+/// Calls a function of the driver and turns its result into an error that names it. To be used in an `unsafe` block.
+macro_rules! call {
+    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $driver.check(stringify!($function), ($driver.$function)($($argument),*))
+    };
+}
+pub(super) use call;
+
+/// The same for a function that a driver may lack.
+macro_rules! call_optional {
+    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $driver.$function {
+            Some(function) => $driver.check(stringify!($function), function($($argument),*)),
+            None => Err($driver.lacks(stringify!($function))),
+        }
+    };
+}
+pub(super) use call_optional;
+
+impl Driver {
+    fn load() -> Result<Driver, BackendError> {
+        // By its own name first: that without a number may be a toolkit's stub, which stands in a library path for the linker's sake and has no
+        // driver behind it. Loaded once and never unloaded, as whatever has threads and callbacks in the process.
+        // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
+        let load = |name: &str| unsafe { Library::new(name) };
+        let loaded = load("libcuda.so.1").or_else(|error| load("libcuda.so").map_err(|_| error));
+        let library = loaded.map_err(|error| {
+            // The error's own text says only what failed; the loader's says why.
+            let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded ({reason}); install NVIDIA's driver"))
+        })?;
+        let library = ManuallyDrop::new(library);
+        // SAFETY: a symbol's address is that of the function. The library is never unloaded.
+        unsafe { Driver::look_up(|symbol| library.get::<*mut c_void>(symbol.as_bytes()).ok().and_then(|found| NonNull::new(*found))) }
+    }
+
+    /// The driver, loaded and initialised once in a process; [`BackendError::NoDriver`] with the reason where that is not possible.
+    pub fn get() -> Result<&'static Driver, BackendError> {
+        static DRIVER: OnceLock<Result<Driver, BackendError>> = OnceLock::new();
+        let loaded = DRIVER.get_or_init(|| {
+            let driver = Driver::load()?;
+            // SAFETY: the only flag that exists is 0.
+            match unsafe { (driver.cuInit)(0) } {
+                0 => {
+                    log::debug!("CUDA driver {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
+                    Ok(driver)
+                }
+                code => {
+                    Err(BackendError::NoDriver(format!("the driver cannot be initialised: cuInit: {} (code {code})", driver.text(code))))
+                }
+            }
+        });
+        loaded.as_ref().map_err(Clone::clone)
+    }
+
+    /// The driver's CUDA version, 13000 for 13.0.
+    pub fn version(&self) -> i32 {
+        let mut version = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { (self.cuDriverGetVersion)(&mut version) };
+        version
+    }
+
+    /// How many devices there are in sight.
+    pub fn device_count(&self) -> Result<u32, BackendError> {
+        let mut count = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(self, cuDeviceGetCount(&mut count)) }?;
+        Ok(count.max(0) as u32)
+    }
+
+    /// An attribute of a device; 0 where the driver does not know it.
+    pub fn attribute(&self, attribute: sys::CUdevice_attribute, device: CUdevice) -> i32 {
+        let mut value = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { (self.cuDeviceGetAttribute)(&mut value, attribute as c_uint, device) };
+        value
+    }
+
+    /// The number of a stream; for a default stream that of the current context. `None` where the driver gives none.
+    pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
+        let mut id = 0;
+        // SAFETY: a stream of the caller's; the output is valid for the call.
+        let code = unsafe { self.cuStreamGetId?(stream, &mut id) };
+        (code == 0).then_some(id)
+    }
+
+    /// The number of a device's primary context, which no context that is made after it has; `CONTEXT_IS_DESTROYED` where it is gone, as after
+    /// a reset. The handle stays, also for a context that is made anew. Takes 32 ns (H200, driver 580). 0 where the driver gives no numbers.
+    pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Result<u64, Code> {
+        if let Some(ask) = self.cuCtxGetId {
+            let mut id = 0;
+            // SAFETY: the handle of a primary context; the output is valid for the call.
+            let code = unsafe { ask(context, &mut id) };
+            return if code == 0 { Ok(id) } else { Err(code) };
+        }
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the outputs are valid for the call.
+        match unsafe { (self.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) } {
+            0 if active != 0 => Ok(0),
+            0 => Err(code::CONTEXT_IS_DESTROYED),
+            code => Err(code),
+        }
+    }
+
+    /// What the driver says of a call's result.
+    pub fn check(&self, what: &'static str, code: Code) -> Result<(), BackendError> {
+        if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
+    }
+
+    /// A function that this driver does not have.
+    #[cold]
+    /// The number of a stream, which no other stream of the process has or will have. `None` while it is being captured, because asking
+    /// would end the capture with an error, and where the driver is older than such numbers.
+    pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
+        let mut status = 0;
+        // SAFETY: the caller's stream; the output is valid for the call.
+        let code = unsafe { (self.cuStreamIsCapturing)(raw, &mut status) };
+        if code == 0 && status == 0 { self.stream_id(raw) } else { None }
+    }
+
+    /// What tells a stream apart for [`FailedWaits`](crate::backend::failed_waits::FailedWaits), while its context is current: its number,
+    /// or else its handle, which default streams share.
+    pub fn number_of(&self, raw: CUstream) -> u64 {
+        self.number_outside_capture(raw).unwrap_or(raw.addr() as u64)
+    }
+
+    /// Whether a stream is being captured.
+    pub fn is_capturing(&self, raw: CUstream) -> Result<bool, BackendError> {
+        let mut status = 0;
+        // SAFETY: the caller's stream; the output is valid for the call.
+        self.check("cuStreamIsCapturing", unsafe { (self.cuStreamIsCapturing)(raw, &mut status) })?;
+        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as u32 {
+            return Err(BackendError::NotSupported("the stream's capture was invalidated by an earlier call; end it first".into()));
+        }
+        Ok(status != 0)
+    }
+
+    pub fn lacks(&self, what: &str) -> BackendError {
+        let version = self.version();
+        BackendError::NotSupported(format!(
+            "the driver, of CUDA {}.{}, has no {what}: install a newer one",
+            version / 1000,
+            version % 1000 / 10
+        ))
+    }
+
+    /// The error that `what` has returned.
+    #[cold]
+    pub fn error(&self, what: &str, code: Code) -> BackendError {
+        let mut reason = self.text(code);
+        if is_sticky(code) {
+            reason.push_str("; the GPU's context is lost with this error: every later call fails, and only a new process can use the GPU");
+        }
+        BackendError::Driver { what: what.to_owned(), reason, code: i64::from(code) }
+    }
+
+    /// Name and text of a code.
+    fn text(&self, code: Code) -> String {
+        let say = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+            let mut text = std::ptr::null();
+            // SAFETY: the output is valid for the call. It becomes NULL, or a static text.
+            unsafe {
+                function(code, &mut text);
+                if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
+            }
+        };
+        let name = say(self.cuGetErrorName).unwrap_or_else(|| "an error that the driver has no name for".into());
+        say(self.cuGetErrorString).map_or(name.clone(), |text| format!("{name}: {text}"))
+    }
+}
+
+/// Makes a context current for as long as it lives, then the caller's again.
+pub(super) struct Current {
+    driver: &'static Driver,
+    pushed: bool,
+}
+
+impl Current {
+    pub fn enter(driver: &'static Driver, context: CUcontext) -> Result<Current, BackendError> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(driver, cuCtxGetCurrent(&mut current)) }?;
+        let pushed = current != context;
+        if pushed {
+            // SAFETY: a context that the driver gave out and that is retained.
+            unsafe { call!(driver, cuCtxPushCurrent(context)) }?;
+        }
+        Ok(Current { driver, pushed })
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: takes off what `enter` has put on; whatever came on top meanwhile is gone again.
+            unsafe { (self.driver.cuCtxPopCurrent)(&mut popped) };
+        }
+    }
+}
+
+/// The driver's pointer that a number stands for.
+pub(super) fn handle<T>(number: usize) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(number)
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in this backend can panic while it holds a lock and leave the value half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets this thread make calls that a capture under way, of any thread, would forbid: creating events, allocating, querying. They are
+/// calls of the library's own and not part of what is captured.
+pub(super) struct OutsideCapture {
+    driver: &'static Driver,
+    mode: c_uint,
+}
+
+impl OutsideCapture {
+    pub fn enter(driver: &'static Driver) -> OutsideCapture {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        // SAFETY: the argument is valid for the call.
+        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+        OutsideCapture { driver, mode }
+    }
+}
+
+impl Drop for OutsideCapture {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut self.mode) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a driver without `absent` is taken for. None of its functions may be called.
+    fn driver_without(absent: &'static str) -> Result<Driver, BackendError> {
+        // SAFETY: nobody calls what is found.
+        unsafe { Driver::look_up(|symbol| (symbol != absent).then_some(NonNull::dangling())) }
+    }
+
+    #[test]
+    fn a_driver_that_lacks_what_every_driver_has_is_none_and_the_reason_names_it() {
+        for absent in ["cuInit", "cuMemcpyAsync", "cuMemHostRegister_v2", "cuGraphLaunch"] {
+            let refused = driver_without(absent).map(drop);
+            assert!(matches!(&refused, Err(BackendError::NoDriver(why)) if why.contains(absent)), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_driver_may_lack_what_is_newer_than_it() {
+        let all = driver_without("nothing").expect("a driver");
+        assert!(all.cuMemcpyBatchAsync.is_some() && all.cuGraphInstantiateWithFlags.is_some());
+        let old = driver_without("cuMemcpyBatchAsync_v2").expect("a driver");
+        assert!(old.cuMemcpyBatchAsync.is_none() && old.cuGraphInstantiateWithFlags.is_some());
+        let older = driver_without("cuGraphInstantiateWithFlags").expect("a driver");
+        assert!(older.cuMemcpyBatchAsync.is_some() && older.cuGraphInstantiateWithFlags.is_none());
+        assert!(all.without("cuMemcpyBatchAsync").cuMemcpyBatchAsync.is_none());
+    }
+}

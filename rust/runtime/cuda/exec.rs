@@ -1,0 +1,223 @@
+//! Executable graphs ("execs"): how one is built from a program, and bound to other addresses.
+
+use super::choice::Seen;
+use super::completion::Finished;
+use super::device::Caller;
+use super::driver::{CUgraph, CUgraphExec, CUgraphNode, Driver, call, code, handle};
+use super::nodes::{GraphLane, layout, most_at_once, predecessors, works};
+use crate::backend::{BackendError, CompletionState, Endpoints, Execution};
+use crate::plan::Program;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// The execs of one program. Locked while one of them is chosen and changed, not while it is launched. What a launch in a time loop reads
+/// comes first, in two or three cache lines, because the launch before has left nothing of it in the nearest cache.
+#[repr(C)]
+pub(super) struct Pool {
+    /// It is no longer found by others, and has no execs.
+    pub is_evicted: bool,
+    /// The driver would not build it, which was logged: the program runs on streams.
+    pub refused: bool,
+    /// Re-pointings since the last instantiation.
+    pub repoints: u32,
+    /// The number of its last launch, of those of all programs.
+    pub launched: u64,
+    pub execs: SmallVec<[Exec; 2]>,
+    pub program: Arc<Program>,
+}
+
+impl Pool {
+    /// Itself, unless somebody is launching one of its execs.
+    pub fn idle(&self) -> Option<&Pool> {
+        (!self.execs.iter().any(|exec| exec.is_launching)).then_some(self)
+    }
+}
+
+/// An executable graph, and what it is bound to.
+#[repr(C)]
+pub(super) struct Exec {
+    pub endpoints: Arc<[Endpoints]>,
+    pub rings: Arc<[u64]>,
+    /// The allocations of the ends: [`PlanState::memory`].
+    pub memory: Arc<[u64]>,
+    /// A `CUgraphExec`; 0 until it is instantiated.
+    pub exec: usize,
+    /// Somebody is launching it, without the lock.
+    pub is_launching: bool,
+    pub last: Option<Launch>,
+    /// The end of an earlier launch, which serves for the next one when nobody else has it any more: with the two of them a time loop
+    /// allocates nothing, and asks nobody for an event.
+    pub spare: Option<Arc<Finished>>,
+    pub driver: &'static Driver,
+    /// A `CUgraph`, whose nodes name those of the exec.
+    pub graph: usize,
+    /// A `CUgraphNode` for each [`Work`], in the order of the program.
+    pub nodes: Vec<usize>,
+    /// The GPU of each lane, and whether kernels do its fused operations, and not copies.
+    pub layout: SmallVec<[(usize, bool); 8]>,
+}
+
+/// The last launch of an exec.
+pub(super) struct Launch {
+    /// Shared with whoever asks for the end of the launch.
+    pub end: Arc<Finished>,
+    pub stream: Caller,
+    /// Its number, of those of all programs.
+    pub number: u64,
+}
+
+impl Exec {
+    /// Builds and instantiates the graph of a program, each lane's nodes on its lane.
+    pub fn new(
+        driver: &'static Driver,
+        execution: &Execution<'_>,
+        lanes: &[GraphLane<'_>],
+        memory: Arc<[u64]>,
+    ) -> Result<Exec, BackendError> {
+        let missing = || BackendError::NotSupported("the driver has no cuGraphInstantiateWithFlags".into());
+        let instantiate = driver.cuGraphInstantiateWithFlags.ok_or_else(missing)?;
+        let program = execution.program;
+        let mut graph: CUgraph = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(driver, cuGraphCreate(&mut graph, 0)) }?;
+        let mut built = Exec {
+            driver,
+            graph: graph.expose_provenance(),
+            exec: 0,
+            is_launching: false,
+            nodes: Vec::with_capacity(program.ops.iter().map(|op| op.copies.len()).sum()),
+            layout: layout(lanes),
+            endpoints: execution.endpoints.clone(),
+            rings: execution.rings.clone(),
+            memory,
+            last: None,
+            spare: None,
+        };
+        let befores = predecessors(program);
+        // Those that others come after.
+        let mut last_of: Vec<std::ops::Range<usize>> = Vec::with_capacity(program.ops.len());
+        for (op, before) in program.ops.iter().zip(&befores) {
+            let first = built.nodes.len();
+            let before_op: SmallVec<[CUgraphNode; 8]> =
+                before.iter().flat_map(|op| &built.nodes[last_of[*op].clone()]).map(|node| handle(*node)).collect();
+            let lane = &lanes[op.lane.0 as usize];
+            let mut chains = usize::MAX;
+            for (index, work) in works(op, lane.kernel.is_some()).enumerate() {
+                chains = most_at_once(work);
+                let in_chain: Option<CUgraphNode> = index.checked_sub(chains).map(|before| handle(built.nodes[first + before]));
+                let before = in_chain.as_ref().map_or(&before_op[..], std::slice::from_ref);
+                let mut node: CUgraphNode = std::ptr::null_mut();
+                let (out, before, count) = (&raw mut node, before.as_ptr(), before.len());
+                lane.with_parameters(
+                    execution,
+                    work,
+                    // SAFETY: nodes of this graph; the output and the parameters are valid for the call.
+                    |copy| unsafe { call!(driver, cuGraphAddMemcpyNode(out, graph, before, count, copy, lane.primary.context())) },
+                    |kernel| {
+                        let add = driver.cuGraphAddKernelNode.ok_or_else(no_kernels)?;
+                        // SAFETY: as above; the function takes what the parameters point to, which the driver copies before it returns.
+                        driver.check("cuGraphAddKernelNode", unsafe { add(out, graph, before, count, kernel) })
+                    },
+                )?;
+                built.nodes.push(node.expose_provenance());
+            }
+            let nodes = built.nodes.len();
+            last_of.push(first.max(nodes.saturating_sub(chains))..nodes);
+        }
+        let mut exec: CUgraphExec = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        driver.check("cuGraphInstantiateWithFlags", unsafe { instantiate(&mut exec, graph, 0) })?;
+        built.exec = exec.expose_provenance();
+        Ok(built)
+    }
+
+    /// Gives all nodes the addresses of `execution`. Launches that are under way keep the parameters that they had.
+    pub fn repoint(&self, execution: &Execution<'_>, lanes: &[GraphLane<'_>]) -> Result<(), BackendError> {
+        let (driver, exec): (_, CUgraphExec) = (self.driver, handle(self.exec));
+        let works = execution.program.ops.iter().flat_map(|op| {
+            let lane = &lanes[op.lane.0 as usize];
+            works(op, lane.kernel.is_some()).map(move |work| (lane, work))
+        });
+        self.nodes.iter().zip(works).try_for_each(|(node, (lane, work))| {
+            lane.with_parameters(
+                execution,
+                work,
+                // SAFETY: a node of the graph that the exec was made of; the driver reads the parameters before it returns.
+                |copy| unsafe { call!(driver, cuGraphExecMemcpyNodeSetParams(exec, handle(*node), copy, lane.primary.context())) },
+                |kernel| {
+                    let set = driver.cuGraphExecKernelNodeSetParams.ok_or_else(no_kernels)?;
+                    // SAFETY: as above. The function is the one that the node was made with: it is chosen by the number of segments.
+                    driver.check("cuGraphExecKernelNodeSetParams", unsafe { set(exec, handle(*node), kernel) })
+                },
+            )
+        })
+    }
+
+    /// Whether it has the addresses of `execution`. By identity: the same address may since belong to another allocation, of which the exec
+    /// knows nothing.
+    pub fn is_bound_to(&self, execution: &Execution<'_>) -> bool {
+        Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
+    }
+
+    /// Whether it has one of these addresses for the same end already, in other memory: what was there then has been freed.
+    pub fn has_address_of_other(&self, execution: &Execution<'_>, memory: &[u64]) -> bool {
+        let before = self.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(&*self.memory);
+        let now = execution.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(memory);
+        before.zip(now).any(|(before, now)| before.0 == now.0 && before.1 != now.1)
+    }
+
+    /// Whether its last launch was surely in this stream.
+    pub fn was_last_in(&self, caller: Caller) -> bool {
+        self.last.as_ref().is_some_and(|last| last.stream.is(caller))
+    }
+
+    pub fn seen(&self, execution: &Execution<'_>, caller: Caller) -> Seen {
+        Seen {
+            same_addresses: self.is_bound_to(execution),
+            same_stream: self.was_last_in(caller),
+            number: self.last.as_ref().map_or(0, |last| last.number),
+        }
+    }
+
+    /// One that is not to be launched any more.
+    pub fn retired(mut self) -> Exec {
+        self.spare = None;
+        self
+    }
+
+    /// Drops it without the driver.
+    pub fn leave(mut self) {
+        (self.exec, self.graph) = (0, 0);
+    }
+
+    pub fn forget_launches(&mut self) {
+        self.last = None;
+        self.spare = None;
+    }
+
+    /// Whether its last launch has finished, with or without an error.
+    pub fn is_idle(&self) -> bool {
+        let Some(Launch { end, .. }) = &self.last else { return true };
+        // SAFETY: the event is this exec's own.
+        end.is_known_done() || unsafe { (self.driver.cuEventQuery)(end.event()) } != code::NOT_READY
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, and idle: nobody has them any more.
+        unsafe {
+            if self.exec != 0 {
+                (self.driver.cuGraphExecDestroy)(handle(self.exec));
+            }
+            if self.graph != 0 {
+                (self.driver.cuGraphDestroy)(handle(self.graph));
+            }
+        }
+    }
+}
+
+/// A driver without kernel nodes gets no graph that has some.
+fn no_kernels() -> BackendError {
+    BackendError::NotSupported("the driver has no kernel nodes of graphs".into())
+}

@@ -1,0 +1,209 @@
+//! The GPUs in sight of the process: which are in use, and which have access to whose memory.
+//!
+//! A GPU comes into use when something first needs its primary context, which is then retained. All GPUs in use have access to each
+//! other's plain memory, as far as the hardware has it, before one of them works for an execution. There is no lock here: the bits are
+//! atomics, and retaining a context twice is kept apart by [`Device`].
+
+use super::device::{Device, Primary};
+use super::driver::{Driver, call};
+use crate::backend::{BackendError, uuid_of_number};
+use crate::topology::DeviceId;
+use cudarc::driver::sys;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Devices of one node that are told apart by one bit each.
+pub(super) const MOST_DEVICES: usize = 64;
+
+#[derive(Debug)]
+#[repr(C)] // What every execution reads stands first.
+pub(super) struct Gpus {
+    pub driver: &'static Driver,
+    pub devices: Vec<Device>,
+    /// Devices whose primary context is retained: one bit for each.
+    pub used: AtomicU64,
+    /// Whether a GPU that comes into use loads its kernels at once ([`Gpus::load_kernels`]).
+    loads_kernels: AtomicBool,
+    pub hosts: u32,
+}
+
+/// How many GPUs the process can use; [`BackendError::NoDriver`] with the reason where it is none.
+pub fn device_count() -> Result<u32, BackendError> {
+    count_devices(Driver::get()?)
+}
+
+pub(super) fn count_devices(driver: &Driver) -> Result<u32, BackendError> {
+    // The driver says "no device" (code 100) where another would return 0.
+    match driver.device_count() {
+        Ok(0) | Err(BackendError::Driver { code: 100, .. }) => {
+            Err(BackendError::NoDriver("the driver shows no GPU to this process; look at nvidia-smi and at CUDA_VISIBLE_DEVICES".into()))
+        }
+        other => other,
+    }
+}
+
+impl Gpus {
+    pub fn new(driver: &'static Driver, hosts: u32) -> Result<Gpus, BackendError> {
+        let count = count_devices(driver)? as usize;
+        if count > MOST_DEVICES {
+            return Err(BackendError::NotSupported(format!(
+                "{count} GPUs in sight, more than {MOST_DEVICES}; choose some with CUDA_VISIBLE_DEVICES"
+            )));
+        }
+        let mut devices = Vec::with_capacity(count);
+        for index in 0..count as i32 {
+            let mut ordinal = 0;
+            // SAFETY: the output is valid for the call.
+            unsafe { call!(driver, cuDeviceGet(&mut ordinal, index)) }?;
+            devices.push(Device::new(ordinal));
+        }
+        Ok(Gpus { driver, devices, used: AtomicU64::new(0), loads_kernels: AtomicBool::new(false), hosts })
+    }
+
+    pub fn check_device(&self, device: DeviceId) -> Result<(), BackendError> {
+        let exists = if device.is_host() { (!device.0 as u32) < self.hosts } else { (device.0 as usize) < self.devices.len() };
+        if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
+    }
+
+    /// The primary context of a GPU, retained if it was not.
+    pub fn primary(&self, gpu: usize) -> Result<&Primary, BackendError> {
+        let device = self.devices.get(gpu).ok_or(BackendError::InvalidDevice(gpu as i32))?;
+        if let Some(primary) = device.used() {
+            return Ok(primary);
+        }
+        let primary = device.primary(self.driver)?;
+        self.used.fetch_or(1 << gpu, Ordering::SeqCst);
+        if self.loads_kernels.load(Ordering::SeqCst) {
+            primary.kernel();
+        }
+        Ok(primary)
+    }
+
+    /// The primary context of a GPU, which has access to the memory of every GPU in use, as far as the hardware has it. Costs two loads
+    /// once that is given.
+    pub fn peered(&self, gpu: usize) -> Result<&Primary, BackendError> {
+        let primary = self.primary(gpu)?;
+        let mut missing = self.used.load(Ordering::Acquire) & !primary.peers.load(Ordering::Acquire);
+        while missing != 0 {
+            let peer = missing.trailing_zeros() as usize;
+            primary.enable_access(self.primary(peer)?)?;
+            missing &= missing - 1;
+        }
+        Ok(primary)
+    }
+
+    /// Whether `gpu` has access to plain memory of `peer`.
+    pub fn has_access(&self, gpu: usize, peer: usize) -> Result<bool, BackendError> {
+        Ok(self.peered(gpu)?.access.load(Ordering::Acquire) & (1 << peer) != 0)
+    }
+
+    /// Whether the hardware gives `gpu` access to memory of `owner`.
+    pub fn can_access(&self, gpu: usize, owner: usize) -> bool {
+        let mut can = 0;
+        // SAFETY: the output is valid for the call.
+        let code = unsafe { (self.driver.cuDeviceCanAccessPeer)(&mut can, self.devices[gpu].ordinal, self.devices[owner].ordinal) };
+        gpu == owner || (code == 0 && can != 0)
+    }
+
+    /// Access for every GPU that can have it to memory of `owner`.
+    pub fn access_to(&self, owner: usize) -> Vec<sys::CUmemAccessDesc> {
+        let able = (0..self.devices.len()).filter(|gpu| self.can_access(*gpu, owner));
+        let access = able.map(|gpu| sys::CUmemAccessDesc {
+            location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal },
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        });
+        access.collect()
+    }
+
+    /// The GPU through which memory of `owner` is mapped: the calling thread's, or another in use that has access, or itself. Not itself
+    /// first, because a rank works on its neighbours' memory from its own GPU.
+    pub fn mapping_gpu(&self, owner: usize) -> usize {
+        let others = (0..self.devices.len()).filter(|gpu| *gpu != owner && self.devices[*gpu].used().is_some());
+        self.current_gpu().into_iter().chain(others).find(|gpu| self.can_access(*gpu, owner)).unwrap_or(owner)
+    }
+
+    /// GPUs of which this backend has retained the primary context.
+    pub fn in_use(&self) -> impl Iterator<Item = &Primary> {
+        self.devices.iter().filter_map(Device::used)
+    }
+
+    /// A GPU that is used already, or else one that the program uses, or else the first one: a rank's host memory is no reason for a
+    /// context on the first GPU of the node.
+    pub fn any_used(&self) -> usize {
+        match self.used.load(Ordering::Acquire) {
+            0 => self.current_gpu().or_else(|| self.active_gpu()).unwrap_or(0),
+            used => used.trailing_zeros() as usize,
+        }
+    }
+
+    /// A primary context that exists: one in use, or else one that somebody else in the process has made. None is made for this.
+    pub fn any_active(&self) -> Result<Option<&Primary>, BackendError> {
+        match self.in_use().next() {
+            Some(primary) => Ok(Some(primary)),
+            None => self.active_gpu().map(|gpu| self.primary(gpu)).transpose(),
+        }
+    }
+
+    /// The GPU of the calling thread's current context, if it has one.
+    pub fn current_gpu(&self) -> Option<usize> {
+        let mut ordinal = 0;
+        // SAFETY: the output is valid for the call, which fails without a current context.
+        let code = unsafe { (self.driver.cuCtxGetDevice)(&mut ordinal) };
+        self.devices.iter().position(|device| code == 0 && device.ordinal == ordinal)
+    }
+
+    /// A GPU whose primary context exists.
+    fn active_gpu(&self) -> Option<usize> {
+        self.devices.iter().position(|device| {
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: the outputs are valid for the call.
+            let code = unsafe { (self.driver.cuDevicePrimaryCtxGetState)(device.ordinal, &mut flags, &mut active) };
+            code == 0 && active != 0
+        })
+    }
+
+    /// Whether this GPU, in use, was reset.
+    pub fn is_lost(&self, gpu: usize) -> bool {
+        self.devices[gpu].used().is_some_and(Primary::is_lost)
+    }
+
+    /// Whether any GPU in use was reset.
+    pub fn has_lost(&self) -> bool {
+        self.in_use().any(Primary::is_lost)
+    }
+
+    /// Refuses to go on where a GPU in use was reset.
+    pub fn check_alive(&self) -> Result<(), BackendError> {
+        self.in_use().try_for_each(Primary::check)
+    }
+
+    /// Waits for all work enqueued so far, on every GPU in use. On one that was reset there is none left.
+    pub fn drain(&self) -> Result<(), BackendError> {
+        let mut result = Ok(());
+        for primary in self.in_use().filter(|primary| !primary.is_lost()) {
+            // Whatever became of the others.
+            result = result.and(primary.drain());
+        }
+        result
+    }
+
+    /// Loads the kernels of all GPUs in use, and from now on those of a GPU when it comes into use. Called before a stream first waits
+    /// for a signal: loading waits for the device, and what that waits for may be for whoever loads to raise.
+    pub fn load_kernels(&self) {
+        self.loads_kernels.store(true, Ordering::SeqCst);
+        let used = self.used.load(Ordering::SeqCst);
+        for (_, device) in self.devices.iter().enumerate().filter(|(gpu, _)| used >> gpu & 1 != 0) {
+            device.used().and_then(Primary::kernel);
+        }
+    }
+
+    pub fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
+        self.check_device(device)?;
+        let Some(gpu) = usize::try_from(device.0).ok().and_then(|gpu| self.devices.get(gpu)) else {
+            return Ok(uuid_of_number(device));
+        };
+        let mut uuid = [0; 16];
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(self.driver, cuDeviceGetUuid(&mut uuid, gpu.ordinal)) }?;
+        Ok(uuid)
+    }
+}

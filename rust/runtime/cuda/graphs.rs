@@ -1,0 +1,131 @@
+//! The execs of all programs: which there are, and which go when there are too many.
+
+use super::driver::lock;
+use super::exec::{Exec, Pool};
+use super::gpus::Gpus;
+use crate::backend::{GraphStatistics, ProgramKey};
+use crate::plan::Program;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Programs whose execs are kept. Those in the very act of launching are not counted out.
+const MOST_PROGRAMS: usize = 128;
+
+/// The execs of all programs.
+#[derive(Default)]
+pub(super) struct Graphs {
+    pub launches: AtomicU64,
+    pub misses: AtomicU64,
+    pub programs: Mutex<HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>>,
+    /// Evicted while they were at work.
+    pub retired: Mutex<Vec<Exec>>,
+    pub instantiations: AtomicU64,
+    pub repoints: AtomicU64,
+    pub waits: AtomicU64,
+}
+
+impl Graphs {
+    /// The execs of a program. Makes room for them where there are too many.
+    pub fn pool(&self, key: ProgramKey, program: &Arc<Program>) -> Arc<Mutex<Pool>> {
+        let pool = {
+            let mut programs = lock(&self.programs);
+            if let Some(pool) = programs.get(&key) {
+                return pool.clone();
+            }
+            if programs.len() >= MOST_PROGRAMS {
+                self.evict(&mut programs);
+            }
+            let pool = Pool {
+                is_evicted: false,
+                refused: false,
+                repoints: 0,
+                // As if launched just now, so that it is not the next to go.
+                launched: self.launches.load(Ordering::Relaxed),
+                execs: SmallVec::new(),
+                program: program.clone(),
+            };
+            let pool = Arc::new(Mutex::new(pool));
+            programs.insert(key, pool.clone());
+            pool
+        };
+        self.destroy_retired();
+        pool
+    }
+
+    /// Takes the execs of the program that was longest not launched, those in the very act of launching excepted.
+    fn evict(&self, programs: &mut HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>) {
+        let idle = |pool: &Arc<Mutex<Pool>>| Some(pool.try_lock().ok()?.idle()?.launched);
+        let oldest = programs.iter().filter_map(|(key, pool)| Some((idle(pool)?, *key))).min();
+        let Some((_, key)) = oldest else { return };
+        let Some(found) = programs.get(&key).cloned() else { return };
+        let Ok(mut pool) = found.try_lock() else { return };
+        if pool.idle().is_none() {
+            return;
+        }
+        pool.is_evicted = true;
+        let execs = std::mem::take(&mut pool.execs);
+        drop(pool);
+        programs.remove(&key);
+        lock(&self.retired).extend(execs.into_iter().map(Exec::retired));
+    }
+
+    /// Destroys the retired execs that have finished.
+    pub fn destroy_retired(&self) {
+        let finished: Vec<Exec> = lock(&self.retired).extract_if(.., |exec| exec.is_idle()).collect();
+        // Not under the lock.
+        drop(finished);
+    }
+
+    /// Forgets the ends of all launches, which keep the backend alive: no more are to come.
+    pub fn forget_launches(&self) {
+        let pools: Vec<_> = lock(&self.programs).values().cloned().collect();
+        for pool in pools {
+            lock(&pool).execs.iter_mut().for_each(Exec::forget_launches);
+        }
+        lock(&self.retired).iter_mut().for_each(Exec::forget_launches);
+    }
+
+    /// Destroys all. All work has finished.
+    pub fn release(&self, gpus: &Gpus) {
+        if gpus.has_lost() {
+            // The driver has nothing of them any more that could be destroyed.
+            for (_, pool) in lock(&self.programs).drain() {
+                std::mem::take(&mut lock(&pool).execs).into_iter().for_each(Exec::leave);
+            }
+            std::mem::take(&mut *lock(&self.retired)).into_iter().for_each(Exec::leave);
+            return;
+        }
+        let Ok(primary) = gpus.primary(gpus.any_used()) else { return };
+        let _current = primary.enter();
+        for (_, pool) in lock(&self.programs).drain() {
+            lock(&pool).execs.clear();
+        }
+        lock(&self.retired).clear();
+    }
+
+    pub fn statistics(&self) -> GraphStatistics {
+        let graphs = self;
+        let pools: Vec<_> = lock(&graphs.programs).values().cloned().collect();
+        let execs = pools.iter().map(|pool| lock(pool).execs.len()).sum::<usize>() + lock(&graphs.retired).len();
+        let (launches, misses) = (graphs.launches.load(Ordering::Relaxed), graphs.misses.load(Ordering::Relaxed));
+        GraphStatistics {
+            programs: pools.len() as u64,
+            execs: execs as u64,
+            launches,
+            hits: launches.saturating_sub(misses),
+            misses,
+            instantiations: graphs.instantiations.load(Ordering::Relaxed),
+            repoints: graphs.repoints.load(Ordering::Relaxed),
+            waits: graphs.waits.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Debug for Graphs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Graphs")
+    }
+}

@@ -1,0 +1,306 @@
+//! Host memory that several GPUs read and write at once: huge pages, spread over the sockets or put on one of them.
+//!
+//! The pages of `cuMemHostAlloc` lie on the socket of the thread that asks for them, and every GPU then goes through that socket's
+//! memory: eight H200 together read 157 and wrote 96 GB/s. In a buffer of huge pages first touched by eight threads they read 285 and
+//! wrote 180 GB/s (one host, one run, 2026-11-20). First touch places a page on the node of the thread that touches it, so the threads
+//! here are spread over the CPUs that the calling thread may use, and take turns piece by piece: every part of the buffer that is
+//! larger than a few pieces lies on all sockets.
+//!
+//! In a virtual machine that hides its NUMA nodes the same is done over all CPUs, because that is all that can be seen. On one with four H200 and 64
+//! CPUs (2026-11-21) it made no difference: buffers of 512 MiB touched by sixteen threads, by one thread on each of eight CPUs, or got from
+//! `cuMemHostAlloc` were read by all GPUs at 171 to 207 GB/s and written at 142 to 156, and loads from each page took GPUs and CPUs equally
+//! long: all of that machine's memory is on one node.
+//!
+//! This is the operating system's half and knows no driver: `memory.rs` registers the pages.
+
+use std::io;
+use std::path::Path;
+use std::ptr::{null_mut, with_exposed_provenance_mut};
+
+/// Threads that touch pages: more than fill the memory channels of two sockets add nothing.
+const MOST_THREADS: usize = 16;
+/// What a thread touches before the next one's turn, where huge pages are larger than makes sense for the buffer, or are not known.
+const PIECE: usize = 2 << 20;
+
+/// What the system does for such memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The setting for huge pages, `always`, `madvise` or `never`, where the system tells.
+    pub huge: Option<String>,
+    /// NUMA nodes that have CPUs, and those of them whose CPUs this process may use.
+    pub nodes: (usize, usize),
+    /// Whether pages can be put on a node, tried on one.
+    pub placing: Result<(), String>,
+}
+
+impl HostFacts {
+    /// As it is now.
+    pub fn gather() -> HostFacts {
+        let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
+        let nodes = nodes(Path::new("/sys/devices/system/node"));
+        let page = page_bytes();
+        let node = nodes.first().map_or(0, |(number, _)| *number);
+        let placed = HostPages::map(page, page, page).and_then(|pages| pages.prefer(node));
+        HostFacts {
+            huge: huge.and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())),
+            nodes: (nodes.len(), if nodes.is_empty() { 0 } else { group(&allowed_cpus(), &nodes).len() }),
+            placing: placed.map_err(|error| error.to_string()),
+        }
+    }
+}
+
+impl Default for HostFacts {
+    fn default() -> Self {
+        HostFacts { huge: None, nodes: (0, 0), placing: Ok(()) }
+    }
+}
+
+/// Pages of host memory, all resident and zero at first. They go back to the system when this is dropped.
+#[derive(Debug)]
+pub(super) struct HostPages {
+    base: usize,
+    bytes: usize,
+}
+
+impl HostPages {
+    /// At least `bytes` bytes. `domain` counts the NUMA nodes that have CPUs: the pages lie on that one as far as it has room; `None`
+    /// spreads them. Blocks until all pages are there.
+    ///
+    /// More than the system has available is refused: pages are taken one by one, and whoever takes the last is ended by the system.
+    pub fn new(bytes: usize, domain: Option<usize>) -> io::Result<HostPages> {
+        let page = page_bytes();
+        let length = bytes.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
+        let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_bytes(&text));
+        if available.is_some_and(|available| length as u64 > available) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let huge = huge_page_bytes().unwrap_or(PIECE);
+        // A buffer smaller than a huge page has none.
+        let pages = HostPages::map(length, if length >= huge { huge } else { page }, page)?;
+        pages.advise(libc::MADV_HUGEPAGE, "MADV_HUGEPAGE");
+        // A page that a child of `fork` shares is replaced by another when the parent writes to it, and the GPUs go on with the old one.
+        pages.advise(libc::MADV_DONTFORK, "MADV_DONTFORK");
+        let nodes = nodes(Path::new("/sys/devices/system/node"));
+        let mut groups = group(&allowed_cpus(), &nodes);
+        if let Some(domain) = domain {
+            match nodes.get(domain) {
+                Some((number, _)) => {
+                    if let Err(error) = pages.prefer(*number) {
+                        log::debug!("mbind to NUMA node {number}: {error}");
+                    }
+                    // Threads elsewhere place the pages there too, only more slowly.
+                    if groups.iter().any(|(group, _)| group == number) {
+                        groups.retain(|(group, _)| group == number);
+                    }
+                }
+                None => log::debug!("host domain {domain} is no NUMA node that can be seen: its memory is spread over those that can"),
+            }
+        }
+        let piece = if length >= 2 * huge { huge } else { PIECE };
+        let groups: Vec<Vec<usize>> = groups.into_iter().map(|(_, cpus)| cpus).collect();
+        pages.touch(piece, page, &spread(&groups, length.div_ceil(piece).min(MOST_THREADS)));
+        Ok(pages)
+    }
+
+    /// Address of the first byte.
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Size in bytes: what was asked for, in whole pages.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Address space that starts at a multiple of `align`, itself a multiple of `page`. No page is there yet.
+    fn map(length: usize, align: usize, page: usize) -> io::Result<HostPages> {
+        let whole = length.checked_add(align - page).ok_or(io::ErrorKind::OutOfMemory)?;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the system's choice.
+        let start = unsafe { libc::mmap(null_mut(), whole, access, kind, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = start.expose_provenance();
+        let base = start.next_multiple_of(align);
+        let unmap = |from: usize, to: usize| {
+            if to > from {
+                // SAFETY: whole pages of the mapping just made, which nobody has seen.
+                unsafe { libc::munmap(with_exposed_provenance_mut(from), to - from) };
+            }
+        };
+        unmap(start, base);
+        unmap(base + length, start + whole);
+        Ok(HostPages { base, bytes: length })
+    }
+
+    /// Advice: without it the memory may be slower, it is not wrong.
+    fn advise(&self, advice: libc::c_int, name: &str) {
+        // SAFETY: whole pages of this mapping.
+        if unsafe { libc::madvise(with_exposed_provenance_mut(self.base), self.bytes, advice) } != 0 {
+            log::debug!("madvise({name}): {}", io::Error::last_os_error());
+        }
+    }
+
+    /// Places the pages on a NUMA node for as long as it has room. Not `MPOL_BIND`: where a node is full, that ends the process.
+    fn prefer(&self, node: u32) -> io::Result<()> {
+        // Of the register's width, as is every number here: the call takes whatever is in them.
+        const MPOL_PREFERRED: libc::c_ulong = 1;
+        const NO_FLAGS: libc::c_ulong = 0;
+        let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
+        mask[node as usize / BITS] |= 1 << (node as usize % BITS);
+        // The kernel takes one bit less than it is told.
+        let bits = mask.len() * BITS + 1;
+        // SAFETY: whole pages of this mapping, and a mask of so many bits, which is read during the call.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                with_exposed_provenance_mut::<u8>(self.base),
+                self.bytes,
+                MPOL_PREFERRED,
+                mask.as_ptr(),
+                bits,
+                NO_FLAGS,
+            )
+        };
+        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Makes all pages resident: a thread on each of `cpus`, by turns of one piece each.
+    fn touch(&self, piece: usize, page: usize, cpus: &[usize]) {
+        let workers = cpus.len().max(1);
+        let pieces = self.bytes.div_ceil(piece);
+        let turns = |worker: usize| {
+            for first in (worker..pieces).step_by(workers).map(|turn| turn * piece) {
+                for at in (first..self.bytes.min(first + piece)).step_by(page) {
+                    // SAFETY: inside of this mapping, in a piece that is this worker's alone. Nobody else has the mapping yet.
+                    unsafe { with_exposed_provenance_mut::<u8>(self.base + at).write_volatile(0) };
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for (worker, cpu) in cpus.iter().enumerate() {
+                let run = move || {
+                    stay_on(*cpu);
+                    turns(worker);
+                };
+                let started = std::thread::Builder::new().name("mpgpu-touch".into()).spawn_scoped(scope, run);
+                if started.is_err() {
+                    // No thread to be had: its pages still have to come.
+                    turns(worker);
+                }
+            }
+            if cpus.is_empty() {
+                turns(0);
+            }
+        });
+    }
+}
+
+impl Drop for HostPages {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, whose only owner this is.
+        if unsafe { libc::munmap(with_exposed_provenance_mut(self.base), self.bytes) } != 0 {
+            log::error!("munmap of {} bytes at {:#x}: {}", self.bytes, self.base, io::Error::last_os_error());
+        }
+    }
+}
+
+/// Bits of a word of a CPU or node mask.
+const BITS: usize = libc::c_ulong::BITS as usize;
+
+fn page_bytes() -> usize {
+    // SAFETY: no argument is a pointer.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Size of a transparent huge page: 2 MiB, or 512 MiB with base pages of 64 KiB. `None` where the system has none.
+fn huge_page_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
+    text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
+}
+
+/// What /proc/meminfo says can be taken without swapping.
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The CPUs that the calling thread may use: of its cpuset, and of what it has been bound to. None where the system does not tell.
+fn allowed_cpus() -> Vec<usize> {
+    // The system refuses a mask that is shorter than its own.
+    for words in [16_usize, 64, 256, 1024, 4096] {
+        let mut mask = vec![0 as libc::c_ulong; words];
+        // SAFETY: the mask has as many bytes as the call is told.
+        let told = unsafe { libc::sched_getaffinity(0, size_of_val(&*mask), mask.as_mut_ptr().cast()) };
+        if told == 0 {
+            return (0..words * BITS).filter(|cpu| mask[cpu / BITS] & (1 << (cpu % BITS)) != 0).collect();
+        }
+    }
+    log::debug!("sched_getaffinity: {}", io::Error::last_os_error());
+    Vec::new()
+}
+
+/// Binds the calling thread. One that the system does not bind touches its pages from where it is.
+fn stay_on(cpu: usize) {
+    let mut mask = vec![0 as libc::c_ulong; cpu / BITS + 1];
+    mask[cpu / BITS] |= 1 << (cpu % BITS);
+    // SAFETY: the mask has as many bytes as the call is told.
+    if unsafe { libc::sched_setaffinity(0, size_of_val(&*mask), mask.as_ptr().cast()) } != 0 {
+        log::debug!("sched_setaffinity to CPU {cpu}: {}", io::Error::last_os_error());
+    }
+}
+
+/// The NUMA nodes that have CPUs, in the order of their numbers. Memory of a GPU or behind CXL may be a node without.
+fn nodes(folder: &Path) -> Vec<(u32, Vec<usize>)> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut nodes: Vec<(u32, Vec<usize>)> = entries
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+            let cpus = cpu_list(&std::fs::read_to_string(entry.path().join("cpulist")).ok()?);
+            (!cpus.is_empty()).then_some((number, cpus))
+        })
+        .collect();
+    nodes.sort_unstable();
+    nodes
+}
+
+/// `0-3,8` as the kernel writes it.
+fn cpu_list(text: &str) -> Vec<usize> {
+    let ranges = text.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    });
+    ranges.flatten().collect()
+}
+
+/// The allowed CPUs of each node that has some. One group where nodes cannot be seen.
+fn group(allowed: &[usize], nodes: &[(u32, Vec<usize>)]) -> Vec<(u32, Vec<usize>)> {
+    let of_node = |cpus: &[usize]| cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect::<Vec<_>>();
+    let groups = nodes.iter().map(|(number, cpus)| (*number, of_node(cpus))).filter(|(_, cpus)| !cpus.is_empty());
+    let groups: Vec<(u32, Vec<usize>)> = groups.collect();
+    if groups.is_empty() && !allowed.is_empty() { vec![(0, allowed.to_vec())] } else { groups }
+}
+
+/// CPUs for at most `count` threads, one node after the other, so that neighbouring pieces lie on different nodes.
+fn spread(groups: &[Vec<usize>], count: usize) -> Vec<usize> {
+    let count = count.min(groups.iter().map(Vec::len).sum());
+    let nodes = groups.len();
+    (0..count)
+        .map(|worker| {
+            let (group, index) = (&groups[worker % nodes], worker / nodes);
+            group[pick(index, (count - worker % nodes).div_ceil(nodes), group.len())]
+        })
+        .collect()
+}
+
+/// Which of `cpus` CPUs the `index`th of `count` threads takes: evenly spread, and even and odd ones by turns. Where nodes cannot be seen,
+/// machines number the CPUs of two sockets one socket after the other or by turns, and both have to come out spread.
+fn pick(index: usize, count: usize, cpus: usize) -> usize {
+    let spread = index * cpus / count;
+    if cpus >= 2 * count { spread + ((spread ^ index) & 1) } else { spread }
+}
+
+#[cfg(test)]
+#[path = "../../../tests/rust/cuda/host_memory.rs"]
+mod tests;

@@ -1,0 +1,33 @@
+//! Who the GPUs in sight are: what a probe's file is valid for.
+
+use super::discover::uuid_text;
+use super::driver::{CUdevice, Driver, call};
+use super::gpus::device_count;
+use super::nvml::nvml;
+use crate::backend::{BackendError, Identity};
+use crate::topology::Gpu;
+use std::ffi::CStr;
+
+/// The GPUs that the driver shows this process, in its order. No context is created.
+pub fn identity() -> Result<Identity, BackendError> {
+    let driver = Driver::get()?;
+    let mut gpus = Vec::new();
+    for index in 0..device_count()? {
+        let mut device: CUdevice = 0;
+        let mut uuid = [0_u8; 16];
+        let mut name = [0; 256];
+        // SAFETY: the outputs are valid for the calls; of the name the driver writes at most as many bytes as it is told, with a NUL.
+        unsafe {
+            call!(driver, cuDeviceGet(&mut device, index as i32))?;
+            call!(driver, cuDeviceGetUuid(&mut uuid, device))?;
+            call!(driver, cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device))?;
+        }
+        // SAFETY: the last byte is NUL, whatever the driver wrote before it.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        gpus.push(Gpu { uuid: uuid_text(&uuid), name });
+    }
+    // NVML knows the version that people name, 580.95.05; the driver itself only that of its interface.
+    let cuda = format!("CUDA {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
+    let driver = nvml().and_then(|nvml| nvml.sys_driver_version()).map_or(cuda.clone(), |version| format!("{version}, {cuda}"));
+    Ok(Identity { driver, gpus })
+}

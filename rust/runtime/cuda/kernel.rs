@@ -1,0 +1,300 @@
+//! The GPU build of the fused copy kernel, one launch of which moves many segments, and of the one that waits for signals.
+//!
+//! The kernels are part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver translates for the GPU at hand when one
+//! is first needed. `tests/gpu/ptx` compiles it from `cpp/segment_copy_kernel.cu` and tells when the two differ.
+
+use super::driver::handle;
+use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
+use crate::backend::{BackendError, Signal};
+use crate::bridge::Segment;
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
+use std::ffi::{CStr, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel.ptx"), "\0");
+
+/// As in `cpp/segment_copy.hpp`.
+pub(super) const SEGMENTS_PER_LAUNCH: usize = 120;
+const FEW_SEGMENTS: usize = 32;
+const TILE_SHIFT: u32 = 14;
+const LANES: u32 = 256;
+
+/// The argument of a launch, `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
+#[repr(C)]
+struct SegmentList<const N: usize, const M: usize> {
+    segments: [Segment; N],
+    first_tile: [u64; M],
+    count: u32,
+    tile_shift: u32,
+}
+
+type Many = SegmentList<SEGMENTS_PER_LAUNCH, { SEGMENTS_PER_LAUNCH + 1 }>;
+type Few = SegmentList<FEW_SEGMENTS, { FEW_SEGMENTS + 1 }>;
+
+/// Kernel arguments may take this much on every architecture.
+const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && size_of::<Few>() == 1040);
+
+impl<const N: usize, const M: usize> SegmentList<N, M> {
+    /// As `mpgpu::fill`: at most `N` segments, their tiles numbered through.
+    fn new(segments: &[Segment]) -> Self {
+        let mut list = SegmentList {
+            segments: [Segment { dst: 0, src: 0, bytes: 0 }; N],
+            first_tile: [0; M],
+            count: segments.len() as u32,
+            tile_shift: TILE_SHIFT,
+        };
+        list.segments[..segments.len()].copy_from_slice(segments);
+        for (i, segment) in segments.iter().enumerate() {
+            list.first_tile[i + 1] = list.first_tile[i] + segment.bytes.div_ceil(1 << TILE_SHIFT);
+        }
+        list
+    }
+
+    fn tiles(&self) -> u64 {
+        self.first_tile[self.count as usize]
+    }
+}
+
+/// As in `cpp/signal_wait.hpp`.
+pub(super) const SIGNALS_PER_WAIT: usize = 32;
+
+/// The argument of a launch, `mpgpu::SignalList`.
+#[repr(C)]
+struct SignalList {
+    counters: [u64; SIGNALS_PER_WAIT],
+    values: [u64; SIGNALS_PER_WAIT],
+    count: u64,
+}
+
+/// The kernels in one context.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    module: usize,
+    /// Takes a [`SignalList`].
+    wait: usize,
+    /// Takes a [`Many`].
+    many: usize,
+    /// Takes a [`Few`].
+    few: usize,
+    /// Blocks of a launch at most: one for each multiprocessor, as more only wait for each other, or what [`Kernel::limit`] says.
+    most_blocks: AtomicU32,
+}
+
+/// What a plan does with host memory, which sets how many blocks a launch may have. More take nothing from the link, and much from copy engines at
+/// work beside them, most of all where they write (`core::plan::mechanism`).
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum HostEnds {
+    /// No end is in host memory.
+    #[default]
+    None,
+    /// Only sources are.
+    Read,
+    /// A destination is.
+    Written,
+}
+
+impl HostEnds {
+    /// The most blocks of one of several launches that run at once, as four do in a graph. One H200, PCIe 5 x16, 4,096 pieces of 4 KiB: into the
+    /// GPU 29.2 GB/s by 4 blocks, 45.9 by 8 and 49.5 by 132; out of it 47.3 by 4, 48.9 by 8 and 48.4 by 132 (2026-11-22).
+    const fn most_at_once(self) -> u32 {
+        match self {
+            HostEnds::None => u32::MAX,
+            HostEnds::Read => 8,
+            HostEnds::Written => 4,
+        }
+    }
+
+    /// The most blocks of a launch that others follow in a stream: by 32 blocks 34.1 GB/s into the GPU.
+    const fn most_in_stream(self) -> u32 {
+        self.most_at_once().saturating_mul(4)
+    }
+}
+
+/// The copy kernel of a GPU, as one plan uses it.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Copier<'a> {
+    kernel: &'a Kernel,
+    host: HostEnds,
+}
+
+/// One launch, as both ways of making one take it.
+pub(super) struct KernelLaunch {
+    pub function: CUfunction,
+    pub blocks: c_uint,
+    pub lanes: c_uint,
+    /// One argument, which lives as long as the call of [`Copier::with_launch`].
+    pub arguments: *mut *mut c_void,
+}
+
+impl Kernel {
+    /// Loads the kernel into the current context, which is that of `device`.
+    pub fn load(driver: &Driver, device: CUdevice) -> Result<Kernel, BackendError> {
+        let mut module: CUmodule = std::ptr::null_mut();
+        // SAFETY: the image is PTX that ends with a NUL; the output is valid for the call.
+        unsafe { call!(driver, cuModuleLoadData(&mut module, PTX.as_ptr().cast())) }?;
+        Kernel::in_module(driver, device, module).inspect_err(|_| {
+            // SAFETY: loaded above, and nobody else knows it.
+            unsafe { (driver.cuModuleUnload)(module) };
+        })
+    }
+
+    fn in_module(driver: &Driver, device: CUdevice, module: CUmodule) -> Result<Kernel, BackendError> {
+        let function = |name: &CStr| {
+            let mut function: CUfunction = std::ptr::null_mut();
+            // SAFETY: the module has just been loaded; the name ends with a NUL; the output is valid for the call.
+            unsafe { call!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
+            // Has it loaded now. The driver would do that at its first launch, for which it may wait for the whole device, and so for ever
+            // where a stream waits for a signal that depends on that launch (CUDA C++ Programming Guide, "Lazy Loading").
+            let (mut threads, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as c_uint);
+            // SAFETY: a function of the module; the output is valid for the call.
+            unsafe { call!(driver, cuFuncGetAttribute(&mut threads, attribute, function)) }?;
+            Ok(function.expose_provenance())
+        };
+        let processors = driver.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+        Ok(Kernel {
+            module: module.expose_provenance(),
+            wait: function(c"mpgpu_wait_signals")?,
+            many: function(c"mpgpu_copy_segments")?,
+            few: function(c"mpgpu_copy_few_segments")?,
+            most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
+        })
+    }
+
+    /// From now on a launch takes so many blocks at most.
+    pub fn limit(&self, blocks: u32) {
+        self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
+    }
+
+    /// The kernel for a plan with these ends in host memory.
+    pub fn copier(&self, host: HostEnds) -> Copier<'_> {
+        Copier { kernel: self, host }
+    }
+
+    /// Enqueues a wait for all signals in `stream`, a stream of the kernel's context, which is current.
+    ///
+    /// # Safety
+    ///
+    /// The GPU reads the counters at the addresses that the CPU has; they stay valid until the wait is over.
+    pub unsafe fn wait(&self, driver: &Driver, signals: &[Signal], stream: CUstream) -> Result<(), BackendError> {
+        for signals in signals.chunks(SIGNALS_PER_WAIT) {
+            let mut list = SignalList { counters: [0; SIGNALS_PER_WAIT], values: [0; SIGNALS_PER_WAIT], count: signals.len() as u64 };
+            for (index, signal) in signals.iter().enumerate() {
+                (list.counters[index], list.values[index]) = (signal.counter, signal.value);
+            }
+            let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
+            let (function, lanes, none) = (handle(self.wait), SIGNALS_PER_WAIT as c_uint, std::ptr::null_mut());
+            // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
+            unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// The kernel's context is current, and the kernel is not used again.
+    pub unsafe fn unload(&self, driver: &Driver) {
+        // SAFETY: loaded in `load`.
+        unsafe { (driver.cuModuleUnload)(handle(self.module)) };
+    }
+}
+
+impl Copier<'_> {
+    /// Calls `make` with the launch that copies these segments, at most [`SEGMENTS_PER_LAUNCH`], as one of several that may run at once. `None`
+    /// where there are no bytes.
+    pub fn with_launch<T>(&self, segments: &[Segment], make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
+        self.with_blocks(segments, self.host.most_at_once(), make)
+    }
+
+    /// The driver copies the arguments of each launch, and the GPU fetches them: few segments come as a quarter of the bytes.
+    fn with_blocks<T>(&self, segments: &[Segment], most: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
+        if segments.len() <= FEW_SEGMENTS {
+            let mut list = Few::new(segments);
+            self.with_argument(self.kernel.few, list.tiles(), (&raw mut list).cast(), most, make)
+        } else {
+            let mut list = Many::new(segments);
+            self.with_argument(self.kernel.many, list.tiles(), (&raw mut list).cast(), most, make)
+        }
+    }
+
+    fn with_argument<T>(
+        &self,
+        function: usize,
+        tiles: u64,
+        argument: *mut c_void,
+        most: u32,
+        make: impl FnOnce(&KernelLaunch) -> T,
+    ) -> Option<T> {
+        let mut arguments = [argument];
+        let most = self.kernel.most_blocks.load(Ordering::Relaxed).min(most);
+        let blocks = tiles.min(u64::from(most)) as c_uint;
+        let launch = KernelLaunch { function: handle(function), blocks, lanes: LANES, arguments: arguments.as_mut_ptr() };
+        (blocks > 0).then(|| make(&launch))
+    }
+
+    /// Enqueues the copy of all segments in `stream`, a stream of the kernel's context, which is current.
+    ///
+    /// # Safety
+    ///
+    /// The GPU reaches every source and destination; they stay valid until the copies have run.
+    pub unsafe fn launch(&self, driver: &Driver, segments: &[Segment], stream: CUstream) -> Result<(), BackendError> {
+        for segments in segments.chunks(SEGMENTS_PER_LAUNCH) {
+            let launched = self.with_blocks(segments, self.host.most_in_stream(), |launch| {
+                let KernelLaunch { function, blocks, lanes, arguments } = *launch;
+                let none = std::ptr::null_mut();
+                // SAFETY: the function takes one argument, of the type that it was chosen for, which the driver copies before it returns.
+                unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) }
+            });
+            launched.unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_of_a_launch_is_that_of_the_kernels_source() {
+        let header = include_str!("../../../cpp/segment_copy.hpp");
+        for constant in ["kSegmentsPerLaunch = 120;", "kFewSegments = 32;", "kTileShift = 14;", "kLanes = 256;"] {
+            assert!(header.contains(constant), "{constant}");
+        }
+        for (name, bytes) in [("mpgpu_copy_segments", size_of::<Many>()), ("mpgpu_copy_few_segments", size_of::<Few>())] {
+            assert!(PTX.contains(&format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
+        }
+        assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
+        assert!(PTX.contains(&format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
+    }
+
+    #[test]
+    fn tiles_are_numbered_through_all_segments() {
+        let segment = |bytes| Segment { dst: 1, src: 2, bytes };
+        let list = Few::new(&[segment(0), segment(1), segment(1 << 14), segment((1 << 14) + 1)]);
+        assert_eq!((list.count, &list.first_tile[..5]), (4, &[0, 0, 1, 2, 4][..]));
+        assert_eq!(list.tiles(), 4);
+        assert_eq!(Many::new(&[segment(1); SEGMENTS_PER_LAUNCH]).tiles(), 120);
+    }
+
+    #[test]
+    fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
+        let kernel = Kernel { module: 0, wait: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let launch_for = |host, count: usize, bytes| {
+            let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
+            kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
+        };
+        let launch = |count, bytes| launch_for(HostEnds::None, count, bytes);
+        assert_eq!(launch(FEW_SEGMENTS, 1), Some((0x20, 32)));
+        assert_eq!(launch(FEW_SEGMENTS + 1, 1), Some((0x10, 33)));
+        assert_eq!(launch(SEGMENTS_PER_LAUNCH, 240_000), Some((0x10, 132)));
+        assert_eq!(launch(3, 0), None);
+        assert_eq!(launch_for(HostEnds::Read, 3, 1), Some((0x20, 3)));
+        for host in [HostEnds::Read, HostEnds::Written] {
+            assert_eq!(
+                launch_for(host, SEGMENTS_PER_LAUNCH, 240_000),
+                Some((0x10, host.most_at_once())),
+                "copy engines need the link, too"
+            );
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Memory of this backend and of anyone: allocating, finding, and which GPUs may enter it.
+
+use super::attributes::{Attributes, UNNUMBERED};
+use super::capture::free_spare_blocks;
+use super::memory::{self, Owned, own_id};
+use super::parts::Core;
+use crate::backend::{Allocation, BackendError, MemoryKind};
+use crate::topology::DeviceId;
+use cudarc::driver::sys::CUdevice_attribute;
+
+impl Core {
+    /// Host memory of less than `file_below` bytes is a range of a memory file, which other processes can map.
+    pub fn allocate(&self, device: DeviceId, bytes: u64, file_below: u64) -> Result<u64, BackendError> {
+        self.gpus.check_device(device)?;
+        self.gpus.check_alive()?;
+        let size = bytes.max(1);
+        // Host memory is pinned in the context of some GPU, and portable.
+        let gpu = if device.is_host() { self.gpus.any_used() } else { device.0 as usize };
+        if device.is_host()
+            && size < file_below
+            && let Some((address, id)) = self.sharing.allocate(&self.gpus, device, size)?
+        {
+            self.memory.insert(address, Owned { device, bytes: size, gpu, id, pages: None });
+            return Ok(address);
+        }
+        let (address, pages) = memory::make(&self.gpus, device, gpu, bytes)?;
+        self.memory.insert(address, Owned { device, bytes: size, gpu, id: own_id(), pages });
+        Ok(address)
+    }
+
+    pub fn free(&self, address: u64) -> Result<(), BackendError> {
+        let Owned { device, gpu, pages, .. } = self.memory.take(address)?;
+        let freed = match self.sharing.release(&self.gpus, address) {
+            Ok(false) => memory::give_back(&self.gpus, device, gpu, address, pages.as_ref()),
+            released => released.map(drop),
+        };
+        free_spare_blocks(&self.gpus);
+        freed
+    }
+
+    pub fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
+        if let Some(allocation) = self.sharing.locate(address) {
+            return Ok(Some(allocation));
+        }
+        let attributes = self.gpus.attributes(address)?;
+        if attributes.managed != 0 {
+            return Err(BackendError::NotSupported(format!(
+                "{address:#x} is managed memory, which the driver may move between GPUs while a copy runs; use cudaMalloc, cudaMallocAsync or \
+                 cudaHostAlloc, or copy with the CUDA runtime"
+            )));
+        }
+        let (device, kind) = if attributes.is_device() {
+            let ordinal = attributes.ordinal.max(0);
+            if ordinal as usize >= self.gpus.devices.len() {
+                return Ok(None);
+            }
+            // The GPU has memory of the caller's, hence a context already. From now on others may copy to and from it.
+            self.gpus.primary(ordinal as usize)?;
+            (DeviceId(ordinal), MemoryKind::Device)
+        } else if attributes.is_host() {
+            // Of our own memory we know more than every driver tells.
+            if let Some(allocation) = self.memory.host_memory_at(address) {
+                return Ok(Some(allocation));
+            }
+            (DeviceId::HOST, MemoryKind::Pinned)
+        } else {
+            return Ok(None);
+        };
+        // Not every driver tells the range of registered host memory. Then the address itself is all that is known to be inside.
+        let (base, bytes) = match (attributes.start, attributes.bytes as u64) {
+            (start, bytes) if start <= address && address - start < bytes => (start, bytes),
+            _ => (address, u64::MAX - address),
+        };
+        // The end of our own device memory is where the caller asked for it.
+        let bytes = self.memory.bytes_from(base).unwrap_or(bytes);
+        if address - base >= bytes {
+            return Ok(None);
+        }
+        // Memory that the driver does not number has the number of its address, and is not told from what comes to lie there later.
+        let id = if attributes.buffer != 0 { attributes.buffer } else { base | UNNUMBERED };
+        Ok(Some(Allocation { id, base, bytes, device, kind }))
+    }
+
+    /// Whether memory at an address is this backend's own or mapped by it, so that nobody else frees it.
+    pub fn is_ours(&self, address: u64) -> bool {
+        self.sharing.locate(address).is_some() || self.memory.contains(address)
+    }
+
+    /// Whether a kernel of `gpu` can read and write at `address`, of which the driver knows this.
+    pub fn kernel_reaches(&self, gpu: usize, address: u64, known: &Attributes) -> Result<bool, BackendError> {
+        if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
+            return Ok(opened.is_some());
+        }
+        if known.is_host() {
+            // Elsewhere registered memory has another address on the GPU.
+            let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+            return Ok(self.gpus.driver.attribute(attribute, self.gpus.devices[gpu].ordinal) != 0);
+        }
+        if !known.is_device() || known.managed != 0 {
+            return Ok(false);
+        }
+        let owner = known.ordinal.max(0) as usize;
+        if owner == gpu {
+            return Ok(true);
+        }
+        // Access is given between GPUs in use, and one whose memory is in a plan is.
+        self.gpus.primary(owner)?;
+        if known.plain != 0 { self.gpus.has_access(gpu, owner) } else { self.gpus.is_let_in(gpu, address) }
+    }
+
+    /// Whether a copy that `gpu` makes may have an end there. What its kernels do not reach the driver stages, but not memory of pools and
+    /// mappings that it has not been let into, and memory of another process has another address there.
+    pub fn copies_reach(&self, gpu: usize, address: u64, known: &Attributes) -> Result<bool, BackendError> {
+        let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
+        Ok(self.kernel_reaches(gpu, address, known)? || is_staged())
+    }
+}

@@ -1,0 +1,180 @@
+//! The nodes of a graph: what each does, what it comes after, and its parameters for the driver.
+
+use super::addresses::{address, segment};
+use super::device::Primary;
+use super::kernel::{Copier, SEGMENTS_PER_LAUNCH};
+use crate::backend::{BackendError, Endpoints, Execution};
+use crate::bridge::Segment;
+use crate::plan::{Copy, Mechanism, Op, Program};
+use cudarc::driver::sys;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Where a lane's nodes run.
+pub(super) struct GraphLane<'a> {
+    pub gpu: usize,
+    pub primary: &'a Primary,
+    /// The ends of the plan as the GPU has them, where they are not those of the execution.
+    pub ends: Option<Arc<[Endpoints]>>,
+    /// The GPU's copy kernel, where the lane has a use for it and it reaches all ends of the plan.
+    pub kernel: Option<Copier<'a>>,
+}
+
+/// What one node does.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum NodeWork<'a> {
+    Copy(&'a Copy),
+    Kernel(&'a [Copy]),
+}
+
+/// The GPU of each lane, and whether kernels do its fused operations.
+pub(super) fn layout(lanes: &[GraphLane<'_>]) -> SmallVec<[(usize, bool); 8]> {
+    lanes.iter().map(|lane| (lane.gpu, lane.kernel.is_some())).collect()
+}
+
+/// What the nodes of an operation do, each apart from the others: a launch of the kernel for as many segments as it takes, or a copy each.
+pub(super) fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = NodeWork<'_>> {
+    let fused = has_kernel && op.mechanism == Mechanism::Kernel;
+    let (kernels, copies) = if fused { (&op.copies[..], &[][..]) } else { (&[][..], &op.copies[..]) };
+    kernels.chunks(SEGMENTS_PER_LAUNCH).map(NodeWork::Kernel).chain(copies.iter().map(NodeWork::Copy))
+}
+
+/// How many nodes like this one of an operation are in no order. Each of the others follows the one so many before it.
+///
+/// In a graph of many parallel kernels each is a branch, which the host launches by itself and the GPU signals by itself: 77 of them, between
+/// other work of their stream, took 144 us alone and 854 in a row, the launch 64 and 162 of these. In four chains they took 158 and 156 us, of which the
+/// launch 3, and in one 238 and 232 (one H200, driver 580.159.04, `tests/gpu/halo_row`). Copies in a chain have gaps.
+pub(super) fn most_at_once(work: NodeWork<'_>) -> usize {
+    match work {
+        NodeWork::Kernel(_) => 4,
+        NodeWork::Copy(_) => usize::MAX,
+    }
+}
+
+impl GraphLane<'_> {
+    /// Calls `copy` or `kernel` with the parameters of a node that does this, while the lane's context is current: kernels are of a context.
+    pub fn with_parameters(
+        &self,
+        execution: &Execution<'_>,
+        work: NodeWork<'_>,
+        copy: impl FnOnce(*const sys::CUDA_MEMCPY3D) -> Result<(), BackendError>,
+        kernel: impl FnOnce(*const sys::CUDA_KERNEL_NODE_PARAMS_v1) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let execution = &execution.with_ends(self.ends.as_ref());
+        match (work, self.kernel) {
+            (NodeWork::Copy(one), _) => copy(&parameters(execution, one)),
+            (NodeWork::Kernel(copies), Some(of)) => {
+                let _current = self.primary.enter()?;
+                let segments: SmallVec<[Segment; 32]> = copies.iter().map(|copy| segment(execution, copy)).collect();
+                let made = of.with_launch(&segments, |launch| {
+                    kernel(&sys::CUDA_KERNEL_NODE_PARAMS_v1 {
+                        func: launch.function,
+                        gridDimX: launch.blocks,
+                        gridDimY: 1,
+                        gridDimZ: 1,
+                        blockDimX: launch.lanes,
+                        blockDimY: 1,
+                        blockDimZ: 1,
+                        sharedMemBytes: 0,
+                        kernelParams: launch.arguments,
+                        extra: std::ptr::null_mut(),
+                    })
+                });
+                made.unwrap_or_else(|| Err(nothing_to_do()))
+            }
+            (NodeWork::Kernel(_), None) => Err(nothing_to_do()),
+        }
+    }
+}
+
+/// A program that was validated gives no such node.
+fn nothing_to_do() -> BackendError {
+    BackendError::NotSupported("a kernel of no bytes, or on a GPU without the kernel, is no node of a graph".into())
+}
+
+/// For each operation those that it directly comes after, each once: the one before it in its lane, and [`Op::after`].
+pub(super) fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
+    let mut last: SmallVec<[Option<usize>; 8]> = SmallVec::from_elem(None, program.lanes.len());
+    let before = |(index, op): (usize, &Op)| {
+        let in_lane = last[op.lane.0 as usize].replace(index);
+        let mut before: SmallVec<[usize; 4]> = in_lane.into_iter().chain(op.after.iter().map(|op| op.0 as usize)).collect();
+        before.sort_unstable();
+        before.dedup();
+        before
+    };
+    program.ops.iter().enumerate().map(before).collect()
+}
+
+/// The parameters of a node that makes one contiguous copy. The driver finds out from the addresses whose memory they are.
+fn parameters(execution: &Execution<'_>, copy: &Copy) -> sys::CUDA_MEMCPY3D {
+    let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+    sys::CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: unified,
+        srcHost: std::ptr::null(),
+        srcDevice: address(execution, copy.from),
+        srcArray: std::ptr::null_mut(),
+        reserved0: std::ptr::null_mut(),
+        srcPitch: 0,
+        srcHeight: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: unified,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: address(execution, copy.to),
+        dstArray: std::ptr::null_mut(),
+        reserved1: std::ptr::null_mut(),
+        dstPitch: 0,
+        dstHeight: 0,
+        WidthInBytes: copy.bytes as usize,
+        Height: 1,
+        Depth: 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Lane, LaneId, OpId, Place};
+    use crate::topology::DeviceId;
+    use smallvec::smallvec;
+
+    #[test]
+    fn nodes_come_after_those_before_them_in_the_lane_and_those_named_each_once() {
+        let op = |lane, after: &[u32]| Op {
+            lane: LaneId(lane),
+            mechanism: Mechanism::Copy,
+            copies: smallvec![],
+            after: after.iter().map(|op| OpId(*op)).collect(),
+        };
+        let program = Program {
+            transfers: vec![],
+            lanes: vec![Lane::new(DeviceId::gpu(0)); 2],
+            rings: vec![],
+            ops: vec![op(0, &[]), op(1, &[0]), op(0, &[0]), op(1, &[2, 1])],
+        };
+        let found: Vec<Vec<usize>> = predecessors(&program).into_iter().map(|before| before.to_vec()).collect();
+        assert_eq!(found, [vec![], vec![0], vec![0], vec![1, 2]]);
+    }
+
+    #[test]
+    fn a_fused_operation_is_a_node_for_each_launch_and_without_a_kernel_one_for_each_copy() {
+        let place = Place::Source { transfer: 0, offset: 0 };
+        let mut op = Op {
+            lane: LaneId(0),
+            mechanism: Mechanism::Kernel,
+            copies: (1..=SEGMENTS_PER_LAUNCH as u64 + 1).map(|bytes| Copy { from: place, to: place, bytes }).collect(),
+            after: smallvec![],
+        };
+        assert!(works(&op, true).eq(op.copies.chunks(SEGMENTS_PER_LAUNCH).map(NodeWork::Kernel)));
+        assert!(works(&op, false).eq(op.copies.iter().map(NodeWork::Copy)));
+        // A graph has no node for a batch.
+        op.mechanism = Mechanism::Batch;
+        assert!(works(&op, true).eq(op.copies.iter().map(NodeWork::Copy)));
+    }
+}

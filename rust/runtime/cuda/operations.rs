@@ -1,0 +1,54 @@
+//! What streams and events are asked for besides executions and signals.
+
+use super::driver::{OutsideCapture, call, handle};
+use super::event::{Recording, is_ours, raw_event};
+use super::parts::Core;
+use crate::backend::{BackendError, EventHandle, StreamHandle};
+use std::sync::Arc;
+
+impl Core {
+    pub fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
+        let gpu = self.streams.gpu_of(&self.gpus, stream)?;
+        let primary = self.gpus.primary(gpu)?;
+        let _current = primary.enter()?;
+        if !is_ours(event) {
+            // SAFETY: the caller's event and stream.
+            return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };
+        }
+        self.events.recorded(event)?;
+        let told = self.told(stream);
+        let recording = Recording { gpu, mark: Arc::new(primary.record(stream.0)?), told };
+        self.events.note(event, recording)
+    }
+
+    pub fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
+        self.with_stream(stream, |_, stream| {
+            let recorded = if is_ours(event) { self.events.recorded(event)? } else { None };
+            let raw = match &recorded {
+                Some(last) => last.mark.event(),
+                None if is_ours(event) => return Ok(()),
+                None => raw_event(event)?,
+            };
+            // SAFETY: an event of ours that `recorded` holds, or the caller's.
+            unsafe { call!(self.gpus.driver, cuStreamWaitEvent(stream, raw, 0)) }
+        })
+    }
+
+    pub fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        let recorded = if is_ours(event) { self.events.recorded(event)? } else { None };
+        let (gpu, raw, told) = match &recorded {
+            Some(last) => (last.gpu, last.mark.event(), Some(last.told)),
+            None if is_ours(event) => return Ok(()),
+            None => (self.gpus.any_used(), raw_event(event)?, None),
+        };
+        self.gpus.check_alive()?;
+        let _outside = OutsideCapture::enter(self.gpus.driver);
+        let _current = self.gpus.primary(gpu)?.enter()?;
+        // SAFETY: as above.
+        unsafe { call!(self.gpus.driver, cuEventSynchronize(raw)) }?;
+        let failed_waits = &self.sharing.failed_waits;
+        // An event of the caller may have been recorded without a word to us, so it is told as a stream is, by its address: streams have
+        // small numbers, or addresses of their own.
+        failed_waits.report_since(told.unwrap_or_else(|| failed_waits.told(|| event.0 as u64)))
+    }
+}

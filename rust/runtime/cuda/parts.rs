@@ -1,0 +1,102 @@
+//! What the backend and its completions share: the parts, each with its own lock, and nothing else.
+
+use super::capture::free_spare_blocks;
+use super::device::Primary;
+use super::driver::{CUstream, Driver};
+use super::event::Events;
+use super::gpus::Gpus;
+use super::graphs::Graphs;
+use super::memory::Memory;
+use super::owner::Owner;
+use super::peers::Checks;
+use super::reached::Reached;
+use super::sharing::Sharing;
+use super::streams::Streams;
+use super::verify::Verification;
+use crate::backend::failed_waits::{FailedWaits, Told};
+use crate::backend::{BackendError, StreamHandle};
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+#[repr(C)] // What every execution reads stands first, together.
+pub(in crate::cuda) struct Core {
+    pub gpus: Gpus,
+    pub streams: Streams,
+    pub graphs: Graphs,
+    pub sharing: Sharing,
+    pub memory: Memory,
+    pub events: Events,
+    pub verification: Verification,
+    pub reached: Mutex<Reached>,
+    pub checks: Checks,
+}
+
+impl Core {
+    pub fn new(driver: &'static Driver, hosts: u32) -> Result<Core, BackendError> {
+        Ok(Core {
+            gpus: Gpus::new(driver, hosts)?,
+            streams: Streams::default(),
+            graphs: Graphs::default(),
+            sharing: Sharing::default(),
+            memory: Memory::default(),
+            events: Events::default(),
+            verification: Verification::default(),
+            reached: Mutex::default(),
+            checks: Checks::default(),
+        })
+    }
+
+    /// Calls `work` with a stream while the context of its GPU is current.
+    pub fn with_stream<T>(
+        &self,
+        stream: StreamHandle,
+        work: impl FnOnce(&Primary, CUstream) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        self.streams.with(&self.gpus, stream, work)
+    }
+
+    /// Which failed waits of others whoever waits for a stream has been told of.
+    pub fn told(&self, stream: StreamHandle) -> Told {
+        let number = || self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64);
+        self.sharing.failed_waits.told(number)
+    }
+}
+
+impl Owner for Core {
+    fn gpus(&self) -> &Gpus {
+        &self.gpus
+    }
+
+    fn failed_waits(&self) -> &FailedWaits {
+        &self.sharing.failed_waits
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let gpus = &self.gpus;
+        // Nothing to give back, and no context to make for it: a process may open all GPUs to look at them alone.
+        if gpus.used.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        // Errors were for whoever waited for the work.
+        let _ = gpus.drain();
+        free_spare_blocks(gpus);
+        self.verification.release(gpus);
+        self.checks.release(gpus);
+        self.graphs.release(gpus);
+        self.events.release();
+        for base in self.sharing.release_all(gpus) {
+            self.memory.forget(base);
+        }
+        self.memory.release(gpus);
+        // Streams go with their contexts.
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend").field("devices", &self.gpus.devices.len()).field("hosts", &self.gpus.hosts).finish_non_exhaustive()
+    }
+}

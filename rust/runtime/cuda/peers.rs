@@ -1,0 +1,307 @@
+//! Whether bytes arrive that GPUs copy to each other.
+//!
+//! GPUs behind an IOMMU, or behind PCIe switches that redirect peer requests (ACS), may report peer access and succeed in copies that
+//! move nothing. So the first plan that relies on a pair of GPUs has it tried: a pattern goes each way, by the copy engine of either end, and
+//! comes back to be compared. What was found holds for the process, or where bytes were lost for the backend.
+//!
+//! This waits for its own copies, in streams of its own, for [`PATIENCE`] at most: it is called when plans are made and never where work is enqueued.
+//! What it allocates stays until the backend goes, because freeing memory waits for all work of a GPU.
+
+use super::device::Primary;
+use super::driver::{CUdeviceptr, OutsideCapture, call, code, handle, lock};
+use super::gpus::{Gpus, MOST_DEVICES};
+use super::kernel::HostEnds;
+use crate::backend::BackendError;
+use crate::bridge::Segment;
+use crate::pattern::Words;
+use crate::topology::DeviceId;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a pattern.
+const BYTES: u64 = 64 << 10;
+/// For all copies of one pair, which take less than a millisecond on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Pairs of GPUs between which nothing was lost: one bit for each GPU of higher number.
+static INTACT: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
+
+/// Who moves the bytes of a pair.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// The copy engine of the source.
+    Push,
+    /// The copy engine of the destination.
+    Pull,
+    /// A kernel of the source.
+    Kernel,
+}
+
+impl fmt::Display for Mover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mover::Push => "its copy engine",
+            Mover::Pull => "the other's copy engine",
+            Mover::Kernel => "a kernel",
+        })
+    }
+}
+
+/// Bytes that did not arrive.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// From this GPU.
+    pub from: usize,
+    /// To this one.
+    pub to: usize,
+    /// Moved by this.
+    pub mover: Mover,
+    /// So many did not arrive.
+    pub wrong: u64,
+    /// Of so many.
+    pub of: u64,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Loss { from, to, mover, wrong, of } = self;
+        write!(f, "of {of} bytes from GPU {from} to GPU {to}, moved by {mover}, {wrong} did not arrive")
+    }
+}
+
+/// What was found of a pair.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// The driver reports no access, and stages copies by itself.
+    NoAccess,
+    /// All bytes arrived.
+    Intact,
+    /// The first loss.
+    Lost(Loss),
+}
+
+/// What a backend has tried.
+#[derive(Debug, Default)]
+pub(super) struct Checks(Mutex<CheckState>);
+
+#[derive(Debug, Default)]
+struct CheckState {
+    /// By numbers, the lower first. `false` also for pairs that could not be tried.
+    loses: HashMap<(usize, usize), bool>,
+    /// Pinned memory, of [`BYTES`] what leaves and what comes back.
+    host: Option<u64>,
+    /// Of each GPU the same.
+    device: HashMap<usize, u64>,
+    /// Copies that did not finish in time, and may still do so.
+    given_up: bool,
+}
+
+/// A GPU that takes part, with memory and a stream.
+struct CheckEnd<'a> {
+    gpu: usize,
+    primary: &'a Primary,
+    stream: usize,
+    out: u64,
+    into: u64,
+}
+
+impl Drop for CheckEnd<'_> {
+    fn drop(&mut self) {
+        self.primary.retire_stream(self.stream);
+    }
+}
+
+impl Checks {
+    /// Those of these pairs that lose bytes.
+    pub fn losing_pairs(&self, gpus: &Gpus, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
+        let gpu = |device: DeviceId| usize::try_from(device.0).ok().filter(|gpu| *gpu < gpus.devices.len());
+        let loses = |a: DeviceId, b: DeviceId| match (gpu(a), gpu(b)) {
+            (Some(a), Some(b)) if a != b => self.loses(gpus, a.min(b), a.max(b)),
+            _ => false,
+        };
+        pairs.iter().copied().filter(|(a, b)| loses(*a, *b)).collect()
+    }
+
+    fn loses(&self, gpus: &Gpus, a: usize, b: usize) -> bool {
+        // Each test has a node of its own.
+        if !cfg!(test) && INTACT[a].load(Ordering::Relaxed) >> b & 1 != 0 {
+            return false;
+        }
+        let mut checks = lock(&self.0);
+        if let Some(known) = checks.loses.get(&(a, b)) {
+            return *known;
+        }
+        let tried = checks.try_pair(gpus, a, b, false);
+        match &tried {
+            Ok(Tried::Intact) => {
+                INTACT[a].fetch_or(1 << b, Ordering::Relaxed);
+            }
+            Ok(Tried::NoAccess) => {}
+            Ok(Tried::Lost(loss)) => {
+                log::error!(
+                    "GPU {a} and GPU {b} report peer access and lose bytes: {loss}; plans keep off this pair from now on, which is slow. Turn the \
+                     IOMMU off or let devices pass it (intel_iommu=off or iommu=pt for the kernel), or turn ACS off on the PCIe switches between them; \
+                     `mpgpu doctor` tries all pairs"
+                );
+                for (one, other) in [(a, b), (b, a)] {
+                    if let Some(primary) = gpus.devices[one].used() {
+                        primary.access.fetch_and(!(1 << other), Ordering::AcqRel);
+                    }
+                }
+            }
+            Err(error) => log::warn!("whether bytes arrive between GPU {a} and GPU {b} could not be tried: {error}"),
+        }
+        let loses = matches!(tried, Ok(Tried::Lost(_)));
+        checks.loses.insert((a, b), loses);
+        loses
+    }
+
+    /// Tries one pair now, whatever is known of it, and by kernels too.
+    pub fn try_peers(&self, gpus: &Gpus, a: usize, b: usize) -> Result<Tried, BackendError> {
+        lock(&self.0).try_pair(gpus, a, b, true)
+    }
+
+    /// Frees what was used. All work has finished.
+    pub fn release(&self, gpus: &Gpus) {
+        let checks = std::mem::take(&mut *lock(&self.0));
+        // Of a GPU that was reset they are gone. Otherwise tried also where no context can be made current: nobody else would.
+        for (gpu, base) in checks.device {
+            if let Some(primary) = gpus.devices[gpu].used().filter(|primary| !primary.is_lost()) {
+                let _current = primary.enter();
+                // SAFETY: allocated in `memory_for`, in this context; nothing is enqueued any more.
+                unsafe { (gpus.driver.cuMemFree)(base) };
+            }
+        }
+        if let Some(base) = checks.host
+            && !gpus.has_lost()
+        {
+            let _current = gpus.devices.iter().find_map(|device| device.used()).map(Primary::enter);
+            // SAFETY: as above, in `host_memory_for`.
+            unsafe { (gpus.driver.cuMemFreeHost)(handle(base as usize)) };
+        }
+    }
+}
+
+impl CheckState {
+    fn try_pair(&mut self, gpus: &Gpus, a: usize, b: usize, by_kernels: bool) -> Result<Tried, BackendError> {
+        if self.given_up {
+            return Err(BackendError::NotSupported("earlier copies of this kind did not finish".into()));
+        }
+        let _outside = OutsideCapture::enter(gpus.driver);
+        // Access between GPUs in use, hence both first.
+        gpus.primary(a)?;
+        gpus.primary(b)?;
+        if !gpus.has_access(a, b)? && !gpus.has_access(b, a)? {
+            return Ok(Tried::NoAccess);
+        }
+        let memory = [self.memory_for(gpus, a)?, self.memory_for(gpus, b)?];
+        let host = self.host_memory_for(gpus, a)?;
+        let one = end(gpus, a, memory[0])?;
+        let other = end(gpus, b, memory[1])?;
+        let until = Instant::now() + PATIENCE;
+        let found = try_ends(gpus, [&one, &other], host, by_kernels, until);
+        self.given_up = Instant::now() >= until;
+        found.map(|loss| loss.map_or(Tried::Intact, Tried::Lost))
+    }
+
+    fn memory_for(&mut self, gpus: &Gpus, gpu: usize) -> Result<u64, BackendError> {
+        if let Some(base) = self.device.get(&gpu) {
+            return Ok(*base);
+        }
+        let _current = gpus.primary(gpu)?.enter()?;
+        let mut base: CUdeviceptr = 0;
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(gpus.driver, cuMemAlloc(&mut base, 2 * BYTES as usize)) }?;
+        self.device.insert(gpu, base);
+        Ok(base)
+    }
+
+    fn host_memory_for(&mut self, gpus: &Gpus, gpu: usize) -> Result<u64, BackendError> {
+        if let Some(base) = self.host {
+            return Ok(base);
+        }
+        const PORTABLE: u32 = 1;
+        let _current = gpus.primary(gpu)?.enter()?;
+        let mut base: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, 2 * BYTES as usize, PORTABLE)) }?;
+        Ok(*self.host.insert(base.expose_provenance() as u64))
+    }
+}
+
+fn try_ends(
+    gpus: &Gpus,
+    [one, other]: [&CheckEnd<'_>; 2],
+    host: u64,
+    by_kernels: bool,
+    until: Instant,
+) -> Result<Option<Loss>, BackendError> {
+    let mut place = 0;
+    for (from, to) in [(one, other), (other, one)] {
+        for mover in [Mover::Push, Mover::Pull, Mover::Kernel] {
+            let kernel = match mover {
+                Mover::Kernel if !by_kernels || !gpus.has_access(from.gpu, to.gpu)? => continue,
+                Mover::Kernel => match from.primary.kernel() {
+                    Some(kernel) => Some(kernel),
+                    None => continue,
+                },
+                _ => None,
+            };
+            // Another part of the pattern each time, so that nothing passes for what came before.
+            place += BYTES;
+            // SAFETY: pinned memory of so many bytes that this alone uses, under the lock; every copy is waited for before.
+            let words = |address| unsafe { Words::new(address, place / 8, BYTES / 8) };
+            words(host).fill();
+            words(host + BYTES).spoil();
+            move_now(gpus, from, from.out, host, until)?;
+            move_now(gpus, to, to.into, host + BYTES, until)?;
+            match kernel {
+                Some(kernel) => {
+                    let _current = from.primary.enter()?;
+                    let segment = Segment { dst: to.into, src: from.out, bytes: BYTES };
+                    // SAFETY: memory of both ends, which this GPU reaches, and a stream of the kernel's context.
+                    unsafe { kernel.copier(HostEnds::None).launch(gpus.driver, &[segment], handle(from.stream)) }?;
+                    wait_for(gpus, from, until)?;
+                }
+                None => move_now(gpus, if mover == Mover::Push { from } else { to }, to.into, from.out, until)?,
+            }
+            move_now(gpus, to, host + BYTES, to.into, until)?;
+            let wrong = words(host + BYTES).wrong_bytes();
+            if wrong > 0 {
+                return Ok(Some(Loss { from: from.gpu, to: to.gpu, mover, wrong, of: BYTES }));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A copy in the stream of `end`, waited for.
+fn move_now(gpus: &Gpus, end: &CheckEnd<'_>, dst: u64, src: u64, until: Instant) -> Result<(), BackendError> {
+    let _current = end.primary.enter()?;
+    // SAFETY: memory that `checks` holds; a stream of the current context.
+    unsafe { call!(gpus.driver, cuMemcpyAsync(dst, src, BYTES as usize, handle(end.stream))) }?;
+    wait_for(gpus, end, until)
+}
+
+/// Asks again and again, because waiting would have no end behind work that waits for this thread.
+fn wait_for(gpus: &Gpus, end: &CheckEnd<'_>, until: Instant) -> Result<(), BackendError> {
+    loop {
+        // SAFETY: a stream of this backend's.
+        match unsafe { (gpus.driver.cuStreamQuery)(handle(end.stream)) } {
+            code::NOT_READY if Instant::now() >= until => {
+                return Err(BackendError::NotSupported(format!("its copies did not finish in {} s", PATIENCE.as_secs())));
+            }
+            code::NOT_READY => std::thread::yield_now(),
+            code => return gpus.driver.check("cuStreamQuery", code),
+        }
+    }
+}
+
+fn end(gpus: &Gpus, gpu: usize, memory: u64) -> Result<CheckEnd<'_>, BackendError> {
+    let primary = gpus.peered(gpu)?;
+    Ok(CheckEnd { gpu, primary, stream: primary.caller_stream()?, out: memory, into: memory + BYTES })
+}

@@ -1,0 +1,310 @@
+//! Memory that other processes map, and memory of theirs that is mapped here: the table of it, and how it is made and given back.
+//!
+//! No lock is held across a call of the driver: the service thread needs the table when a process has ended.
+
+use super::driver::{Driver, OutsideCapture, call, call_optional, handle, lock};
+use super::gpus::Gpus;
+use super::ipc::{Opened, close, close_through, open_through};
+use super::memory::own_id;
+use super::pools::Pools;
+use super::waits::{Waits, contains};
+use crate::backend::PAYLOAD_BYTES;
+use crate::backend::failed_waits::FailedWaits;
+use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, LostPeer, MemoryKind, Signal};
+use crate::ipc::segment::{Mapping, SharedRegion};
+use crate::ipc::signal;
+use crate::topology::DeviceId;
+use cudarc::driver::sys;
+use smallvec::smallvec;
+use std::collections::BTreeMap;
+use std::ffi::c_uint;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+/// What this backend shares and has mapped.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    pub pools: Pools,
+    held: RwLock<BTreeMap<u64, MappedImport>>,
+    /// Whether memory of CUDA IPC was ever opened: only then GPUs may have the ends of a plan at different addresses.
+    pub has_opened: AtomicBool,
+    pub waits: Mutex<Waits>,
+    pub failed_waits: FailedWaits,
+}
+
+/// An allocation whose pages this backend knows by itself.
+#[derive(Debug)]
+pub(super) struct MappedImport {
+    pub allocation: Allocation,
+    pub source: Source,
+    /// Why counters in it may never be raised, if that is so.
+    pub lost_peer: Option<LostPeer>,
+}
+
+#[derive(Debug)]
+pub(super) enum Source {
+    /// Pinned memory of this process.
+    Own(SharedRegion),
+    /// The same of another, pinned here too.
+    Pinned(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
+    Ipc(Opened),
+    /// Mapped by the virtual memory API: its handle.
+    Mapped(u64),
+    /// Opened through this GPU, of the pool with this number.
+    OfPool(usize, u64),
+}
+
+impl Sharing {
+    pub fn held(&self) -> RwLockReadGuard<'_, BTreeMap<u64, MappedImport>> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn held_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u64, MappedImport>> {
+        self.held.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `look` with what an address lies in, which cannot be released meanwhile.
+    pub fn at<T>(&self, address: u64, look: impl FnOnce(&MappedImport) -> T) -> Option<T> {
+        let held = self.held();
+        let (_, found) = held.range(..=address).next_back()?;
+        (address - found.allocation.base < found.allocation.bytes).then(|| look(found))
+    }
+
+    /// The allocation that an address lies in, if it is one of these.
+    pub fn locate(&self, address: u64) -> Option<Allocation> {
+        self.at(address, |held| held.allocation)
+    }
+
+    /// Returns its id.
+    pub fn insert(&self, allocation: Allocation, source: Source) -> u64 {
+        let id = own_id();
+        let held = MappedImport { allocation: Allocation { id, ..allocation }, source, lost_peer: None };
+        self.held_mut().insert(allocation.base, held);
+        id
+    }
+
+    /// Notes that counters in an allocation may never be raised.
+    pub fn note_lost_peer(&self, allocation: &Allocation, peer: LostPeer) {
+        let mut held = self.held_mut();
+        if let Some(found) = held.get_mut(&allocation.base).filter(|found| found.allocation.id == allocation.id) {
+            found.lost_peer = Some(peer);
+        }
+    }
+
+    /// Pinned memory that others can map, and its id; `None` where there is none, and the driver's own has to do.
+    pub fn allocate(&self, gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
+        let region = match SharedRegion::new(bytes) {
+            Ok(region) => region,
+            Err(error) => {
+                log::debug!("no memory file for {bytes} bytes of host memory: {error}; other processes cannot map them");
+                return Ok(None);
+            }
+        };
+        if let Err(error) = pin(gpus, region.base(), bytes) {
+            log::debug!("a memory file of {bytes} bytes cannot be pinned: {error}; other processes cannot map this memory");
+            return Ok(None);
+        }
+        let allocation = Allocation { id: 0, base: region.base(), bytes, device, kind: MemoryKind::Pinned };
+        Ok(Some((allocation.base, self.insert(allocation, Source::Own(region)))))
+    }
+
+    /// Gives back what [`Sharing::allocate`] or [`Core::map`] has returned; false for any other address.
+    pub fn release(&self, gpus: &Gpus, base: u64) -> Result<bool, BackendError> {
+        let Some(held) = self.held_mut().remove(&base) else { return Ok(false) };
+        lock(&self.waits).forget(&held.allocation);
+        let bytes = held.allocation.bytes as usize;
+        match held.source {
+            Source::Own(_) | Source::Pinned(_) => unpin(gpus, base)?,
+            Source::Ipc(opened) => close(gpus, &opened)?,
+            Source::Mapped(_) if gpus.has_lost() => {}
+            Source::Mapped(memory) => {
+                // SAFETY: mapped by `map` with this size; as above.
+                let unmapped = unsafe { call_optional!(gpus.driver, cuMemUnmap(base, bytes)) };
+                // SAFETY: reserved by `map` with this size.
+                let freed = unsafe { call_optional!(gpus.driver, cuMemAddressFree(base, bytes)) };
+                release_handle(gpus.driver, memory);
+                unmapped.and(freed)?;
+            }
+            Source::OfPool(gpu, number) => self.pools.close(gpus, gpu, number, base)?,
+        }
+        Ok(true)
+    }
+
+    /// Gives everything back: the first byte of each. All work has finished.
+    pub fn release_all(&self, gpus: &Gpus) -> Vec<u64> {
+        let left: Vec<u64> = self.held().keys().copied().collect();
+        for base in &left {
+            if let Err(error) = self.release(gpus, *base) {
+                log::warn!("{error}");
+            }
+        }
+        left
+    }
+
+    /// Opens memory of CUDA IPC.
+    pub fn open(&self, gpus: &Gpus, payload: &[u8; PAYLOAD_BYTES], allocation: &Allocation) -> Result<(u64, Source), BackendError> {
+        let owner = allocation.device.0 as usize;
+        let gpu = gpus.mapping_gpu(owner);
+        let base = open_through(gpus, gpu, payload)?;
+        self.has_opened.store(true, Ordering::Release);
+        Ok((base, Source::Ipc(Opened { payload: *payload, owner, through: smallvec![(gpu, Some(base))] })))
+    }
+
+    /// The address at which `gpu` has the byte that an import has at `address`: `None` if it is not memory of CUDA IPC, `Some(None)` if
+    /// the GPU cannot have it. Opens it through that GPU if that was not done.
+    pub fn opened_for(&self, gpus: &Gpus, gpu: usize, address: u64) -> Option<Option<u64>> {
+        if !self.has_opened.load(Ordering::Acquire) {
+            return None;
+        }
+        let known = self.at(address, |held| match &held.source {
+            Source::Ipc(opened) => Some((held.allocation, opened.at(gpu), opened.payload, opened.owner)),
+            _ => None,
+        });
+        let (allocation, known, payload, owner) = known.flatten()?;
+        let offset = address - allocation.base;
+        if let Some(base) = known {
+            return Some(base.map(|base| base + offset));
+        }
+        let base =
+            if gpus.can_access(gpu, owner) { open_through(gpus, gpu, &payload) } else { Err(BackendError::InvalidDevice(gpu as i32)) };
+        let base = base.inspect_err(|error| log::debug!("memory of another process is not opened through GPU {gpu}: {error}")).ok();
+        let kept = {
+            let mut held = self.held_mut();
+            let held = held.get_mut(&allocation.base).filter(|held| held.allocation.id == allocation.id);
+            match held.map(|held| &mut held.source) {
+                Some(Source::Ipc(opened)) => match opened.at(gpu) {
+                    Some(kept) => kept,
+                    None => {
+                        opened.through.push((gpu, base));
+                        return Some(base.map(|base| base + offset));
+                    }
+                },
+                _ => None,
+            }
+        };
+        // Another thread was faster, or the memory was closed meanwhile, against the rules. The driver counts how often a GPU has opened the same
+        // memory, which has one address there.
+        if let Some(Err(error)) = base.map(|base| close_through(gpus, gpu, base)) {
+            log::warn!("{error}");
+        }
+        Some(kept.map(|base| base + offset))
+    }
+
+    /// The ends of a plan as `gpu` has them; `None` where these are the addresses that the plan was made for.
+    pub fn ends_for(&self, gpus: &Gpus, gpu: usize, ends: &[Endpoints]) -> Option<Arc<[Endpoints]>> {
+        if !self.has_opened.load(Ordering::Acquire) {
+            return None;
+        }
+        let seen = |address| self.opened_for(gpus, gpu, address).flatten().unwrap_or(address);
+        let own: Arc<[Endpoints]> = ends.iter().map(|ends| Endpoints { dst: seen(ends.dst), src: seen(ends.src) }).collect();
+        (*own != *ends).then_some(own)
+    }
+}
+
+impl Sharing {
+    /// What the counter at an address stands at.
+    pub fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        // SAFETY: the engine has checked alignment and range, and the memory stays mapped meanwhile.
+        self.with_counter(counter, || unsafe { signal::load(counter) })
+    }
+
+    /// Raises a counter by the CPU.
+    pub fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
+        // SAFETY: as in `read_signal`.
+        self.with_counter(counter, || unsafe { signal::store(counter, value) })
+    }
+
+    /// Calls `touch` where a counter lies in memory that the CPU and the GPUs of all processes reach, which cannot be released meanwhile.
+    fn with_counter<T>(&self, counter: u64, touch: impl FnOnce() -> T) -> Result<T, BackendError> {
+        let touched = |held: &MappedImport| (held.allocation.kind == MemoryKind::Pinned).then(touch);
+        self.at(counter, touched).flatten().ok_or_else(|| {
+            BackendError::NotSupported(format!(
+                "the signal at {counter:#x} is not in host memory of mp_alloc that can be shared: on CUDA signals lie there, so that GPUs of all \
+                 processes and the CPU reach them; allocate it on MP_DEVICE_HOST, in less than 4 MiB"
+            ))
+        })
+    }
+
+    pub fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
+        self.at(counter, |held| held.lost_peer).flatten()
+    }
+
+    /// Lets the streams go on that wait for counters in an allocation.
+    pub fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
+        let mut waits = lock(&self.waits);
+        self.note_lost_peer(allocation, peer);
+        let Waits { pending, captured, failed } = &mut *waits;
+        for wanted in pending.extract_if(.., |wanted| contains(allocation, wanted.counter)) {
+            // Before the stream goes on, so that whoever sees it finished is told.
+            if self.raise_here(wanted, |now| self.failed_waits.note(FailedWait { wanted, now, peer })) {
+                failed.push(wanted);
+            }
+        }
+        for (counter, value) in captured.extract_if(|counter, _| contains(allocation, *counter)) {
+            let wanted = Signal { counter, value };
+            self.raise_here(wanted, |now| self.failed_waits.note(FailedWait { wanted, now, peer }));
+            // Reached or not: the program may set it back, and launch the graph again.
+            failed.push(wanted);
+        }
+    }
+
+    /// Raises the counters of failed waits again that were set back since, those of captured waits included. True for as long as there
+    /// is such a counter.
+    pub fn fail_waits_again(&self) -> bool {
+        let waits = lock(&self.waits);
+        for &wanted in &waits.failed {
+            self.raise_here(wanted, |now| {
+                if let Some(peer) = self.lost_peer(wanted.counter) {
+                    self.failed_waits.note(FailedWait { wanted, now, peer });
+                }
+            });
+        }
+        !waits.failed.is_empty()
+    }
+
+    /// Raises a counter by the CPU where it is not reached; what it stood at is told before.
+    fn raise_here(&self, wanted: Signal, before: impl FnOnce(u64)) -> bool {
+        match self.read_signal(wanted.counter) {
+            Ok(now) if !signal::reached(now, wanted.value) => {
+                before(now);
+                // SAFETY: just read, and held until it is forgotten, which takes the lock that the caller has.
+                unsafe { signal::store(wanted.counter, wanted.value) };
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Makes every GPU of the process reach host memory directly, under the address that the CPU has.
+pub(super) fn pin(gpus: &Gpus, base: u64, bytes: u64) -> Result<(), BackendError> {
+    let gpu = gpus.any_used();
+    let primary = gpus.primary(gpu)?;
+    let same = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+    if gpus.driver.attribute(same, gpus.devices[gpu].ordinal) == 0 {
+        return Err(BackendError::NotSupported("GPUs see registered host memory at addresses of their own on this machine".into()));
+    }
+    const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
+    let _outside = OutsideCapture::enter(gpus.driver);
+    let _current = primary.enter()?;
+    // SAFETY: pages that are mapped until `unpin`.
+    unsafe { call!(gpus.driver, cuMemHostRegister(handle(base as usize), bytes as usize, PORTABLE_AND_MAPPED)) }
+}
+
+fn unpin(gpus: &Gpus, base: u64) -> Result<(), BackendError> {
+    if gpus.is_lost(gpus.any_used()) {
+        return Ok(());
+    }
+    let _outside = OutsideCapture::enter(gpus.driver);
+    // Tried all the same where that fails: nobody else would.
+    let _current = gpus.primary(gpus.any_used())?.enter();
+    // SAFETY: registered by `pin`; whoever frees vouches that work which uses it has finished.
+    unsafe { call!(gpus.driver, cuMemHostUnregister(handle(base as usize))) }
+}
+
+pub(super) fn release_handle(driver: &Driver, memory: u64) {
+    // SAFETY: retained or imported by us; what is mapped stays until it is unmapped.
+    if let Err(error) = unsafe { call_optional!(driver, cuMemRelease(memory)) } {
+        log::warn!("{error}");
+    }
+}

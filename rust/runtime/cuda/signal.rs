@@ -1,0 +1,178 @@
+//! Signals: counters in pinned memory files, which GPUs of every process that maps them read and write, and which the CPU reads.
+//!
+//! A stream waits by a wait-value and raises by a write-value operation. A write-value comes after all earlier work of the stream, with
+//! a barrier of the whole system between. A wait that the CPU finds reached when it is asked for is not enqueued: by itself it takes a
+//! stream as long as one that is not, about 6 us on H200, and a value that is visible implies that the bytes are. With
+//! [`SignalWait::Kernel`] a warp waits in place of the operation, which goes on 4 us sooner.
+//!
+//! A stream's wait cannot be cancelled. So when a process that might have raised a counter has ended, this process raises the counter to
+//! the awaited value, and reports the failed wait to those that synchronise (`failed_waits`). It raises it again for as long as the
+//! memory is mapped, because another process may set it to less.
+//!
+//! A wait is entered in the table before the driver gets it, and no lock is held while the driver takes it, because that blocks while the
+//! stream's queue is full. So the thread that ends the waits of a lost peer finds all of them, and never blocks on one. A captured wait
+//! runs at every launch of its graph, and the program may set its counter back between launches; so it stays in the table until its memory
+//! is unmapped.
+
+use super::driver::{CUstream, call_optional, lock};
+use super::kernel::SIGNALS_PER_WAIT;
+use super::parts::Core;
+use crate::backend::{BackendError, FailedWait, Signal, SignalWait, StreamHandle};
+use crate::ipc::signal;
+use cudarc::driver::sys;
+use std::ffi::c_uint;
+
+/// The driver takes so many operations in one call.
+const MOST_OPERATIONS: usize = 256;
+
+/// What is done with the counters.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum SignalOperation {
+    Wait,
+    Raise,
+}
+
+/// One operation, as the driver takes it.
+fn operation(purpose: SignalOperation, Signal { counter, value }: Signal) -> sys::CUstreamBatchMemOpParams {
+    // SAFETY: a union of integers, for which zero is a value. Zero flags: at least, cyclically; with a barrier before a write.
+    let mut params: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
+    match purpose {
+        SignalOperation::Wait => {
+            params.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64;
+            // SAFETY: the operation says which member it is; all of them start with it, and all are integers.
+            let wait = unsafe { &mut params.waitValue };
+            wait.address = counter;
+            wait.__bindgen_anon_1.value64 = value;
+        }
+        SignalOperation::Raise => {
+            params.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+            // SAFETY: as above.
+            let write = unsafe { &mut params.writeValue };
+            write.address = counter;
+            write.__bindgen_anon_1.value64 = value;
+        }
+    }
+    params
+}
+
+impl Core {
+    pub fn wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
+        let pending = self.register_waits(stream, signals)?;
+        if pending.is_empty() {
+            return Ok(());
+        }
+        self.gpus.load_kernels();
+        let mut taken = 0;
+        let enqueued = self.with_stream(stream, |primary, raw| {
+            let kernel = primary.kernel().filter(|_| by == SignalWait::Kernel);
+            for some in pending.chunks(if kernel.is_some() { SIGNALS_PER_WAIT } else { MOST_OPERATIONS }) {
+                match kernel {
+                    // SAFETY: counters are pinned memory that has one address for the CPU and all GPUs (`share`), and that the caller keeps for
+                    // as long as the stream works.
+                    Some(kernel) => unsafe { kernel.wait(self.gpus.driver, some, raw) }?,
+                    None => self.operate(raw, SignalOperation::Wait, some)?,
+                }
+                taken += some.len();
+            }
+            Ok(())
+        });
+        if enqueued.is_err() {
+            lock(&self.sharing.waits).take_back(&pending[taken..]);
+        }
+        enqueued
+    }
+
+    /// Has a stream wait for flags and set each back. Nothing is looked at now, and every wait is enqueued: a flag that is up may be for an
+    /// earlier step, whose wait is still in the queue. So these are entered as captured waits are, once and for all.
+    pub fn take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        {
+            let mut waits = lock(&self.sharing.waits);
+            for &flag in flags {
+                let wanted = Signal { counter: flag, value: 1 };
+                if let Some(peer) = self.sharing.lost_peer(flag) {
+                    return Err(FailedWait { wanted, now: self.sharing.read_signal(flag)?, peer }.error());
+                }
+                waits.capture(wanted);
+            }
+        }
+        self.with_stream(stream, |_, raw| {
+            let takes = flags.iter().flat_map(|&flag| {
+                let of = |purpose, value| operation(purpose, Signal { counter: flag, value });
+                [of(SignalOperation::Wait, 1), of(SignalOperation::Raise, 0)]
+            });
+            self.operate_all(raw, takes)
+        })
+    }
+
+    /// Notes the waits that a stream is about to be given: those that are not reached, and in a capture all.
+    fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
+        // What is captured runs when the counter may have been set back.
+        let is_captured = self.is_captured(stream)?;
+        let mut waits = lock(&self.sharing.waits);
+        waits.pending.retain(|wanted| self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value)));
+        let mut pending = Vec::with_capacity(signals.len());
+        for &wanted in signals {
+            let lost_peer = self.sharing.lost_peer(wanted.counter);
+            let now = self.sharing.read_signal(wanted.counter)?;
+            if is_captured || !signal::reached(now, wanted.value) {
+                if let Some(peer) = lost_peer {
+                    return Err(FailedWait { wanted, now, peer }.error());
+                }
+                pending.push(wanted);
+            }
+        }
+        if is_captured {
+            pending.iter().for_each(|wanted| waits.capture(*wanted));
+        } else {
+            waits.pending.extend_from_slice(&pending);
+        }
+        Ok(pending)
+    }
+
+    /// Whether the stream is being captured. What the driver does not tell, as of default streams during a capture, counts as such.
+    pub fn is_captured(&self, stream: StreamHandle) -> Result<bool, BackendError> {
+        self.with_stream(stream, |_, raw| {
+            let mut status = 0;
+            // SAFETY: the caller's stream; the output is valid for the call.
+            let code = unsafe { (self.gpus.driver.cuStreamIsCapturing)(raw, &mut status) };
+            Ok(code != 0 || status != 0)
+        })
+    }
+
+    pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        for signal in signals {
+            self.sharing.read_signal(signal.counter)?;
+        }
+        self.with_stream(stream, |_, raw| self.operate(raw, SignalOperation::Raise, signals))
+    }
+
+    fn operate(&self, raw: CUstream, purpose: SignalOperation, signals: &[Signal]) -> Result<(), BackendError> {
+        self.operate_all(raw, signals.iter().map(|signal| operation(purpose, *signal)))
+    }
+
+    fn operate_all(&self, raw: CUstream, operations: impl Iterator<Item = sys::CUstreamBatchMemOpParams>) -> Result<(), BackendError> {
+        let mut operations: Vec<_> = operations.collect();
+        for some in operations.chunks_mut(MOST_OPERATIONS) {
+            // SAFETY: a list of this length, read during the call; the counters are pinned memory that the caller keeps for as long as the
+            // stream works.
+            unsafe { call_optional!(self.gpus.driver, cuStreamBatchMemOp(raw, some.len() as c_uint, some.as_mut_ptr(), 0)) }?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_laid_out_as_the_driver_reads_them() {
+        // cuda.h: operation, address, value, flags, alias, as 4, 8, 8, 4 and 8 bytes.
+        for (purpose, number) in [(SignalOperation::Wait, 4), (SignalOperation::Raise, 5)] {
+            let params = operation(purpose, Signal { counter: 0x7000_1008, value: 0xFFFF_0000_0001 });
+            // SAFETY: every member is integers, and all bytes were zeroed.
+            let words = unsafe { params.pad };
+            assert_eq!(words[..4], [number, 0x7000_1008, 0xFFFF_0000_0001, 0]);
+        }
+    }
+}

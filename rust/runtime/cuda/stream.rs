@@ -1,0 +1,183 @@
+//! The stream executor: lanes are streams, joined by events.
+//!
+//! The caller's stream itself is the first lane of its GPU, so a program of one lane there needs no event at all: a plain copy is one
+//! call of the driver, and a second one records its end for whoever asks. Other lanes are internal streams, which wait for the
+//! caller's stream before their first operation and which it waits for after their last; `lanes` has what is decided about them.
+//! Under stream capture the same calls make the lanes branches of the graph.
+
+use super::addresses::segment;
+use super::device::{Caller, Mark, Primary};
+use super::driver::{OutsideCapture, call, handle};
+use super::lane::Lane;
+use super::lanes::{Placement, move_lane, place, schedule};
+use super::parts::Core;
+use super::timing::Timing;
+use crate::backend::{BackendError, Execution, PlanState};
+use crate::plan::Mechanism;
+use smallvec::SmallVec;
+
+impl Core {
+    /// Enqueues the copies over streams. When it fails, what was enqueued has finished.
+    #[inline(never)]
+    pub fn enqueue_lanes(
+        &self,
+        execution: &Execution<'_>,
+        callers_gpu: usize,
+        state: &PlanState,
+        capturing: bool,
+        timing: &mut Option<Timing>,
+    ) -> Result<(), BackendError> {
+        if execution.program.ops.is_empty() {
+            return Ok(());
+        }
+        let (placed, is_reached) = self.placed(execution, callers_gpu, state)?;
+        let caller = Caller::new(execution.stream.0, callers_gpu);
+        let mut lanes: SmallVec<[Lane<'_>; 8]> = SmallVec::new();
+        let mut enqueued = placed.iter().try_for_each(|&at| {
+            let primary = self.gpus.peered(at.gpu)?;
+            let stream = if at.is_callers_stream { execution.stream.0 } else { primary.lane(caller, capturing)? };
+            let is_shut_out = !is_reached && self.is_shut_out(execution, at.gpu);
+            lanes.push(Lane { at, primary, stream, ends: self.own_ends(execution, at.gpu), is_shut_out, caller, state, begun: false });
+            Ok(())
+        });
+        if enqueued.is_ok() {
+            let in_context = capturing || !is_reached || lanes.iter().any(|lane| lane.ends.is_some());
+            enqueued = self.enqueue_ops(execution, self.gpus.primary(callers_gpu)?, &mut lanes, capturing, in_context, timing);
+        }
+        if let (Ok(()), Some(timing)) = (&enqueued, &mut *timing) {
+            let others = lanes.iter().filter(|lane| lane.at.gpu != callers_gpu).map(|lane| (lane.at.gpu, lane.stream));
+            enqueued = others.into_iter().try_for_each(|lane| timing.join_clock(lane, execution.stream.0));
+        }
+        for lane in &lanes {
+            if enqueued.is_err() && !capturing {
+                let _outside = OutsideCapture::enter(self.gpus.driver);
+                // SAFETY: a stream of ours or the caller's. Whoever gets the error may free the buffers, so nothing may be left at work
+                // on them; an error here is the one that is being reported, or comes from the same cause.
+                unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(lane.stream)) };
+            }
+            if !lane.at.is_callers_stream {
+                lane.primary.give_lane_back(lane.stream, caller, capturing);
+            }
+        }
+        enqueued
+    }
+
+    /// Where each lane runs, and whether that is as the program has it, by GPUs that reach all memory of the plan. Refuses copies that no GPU
+    /// may make, and memory that was freed.
+    fn placed(
+        &self,
+        execution: &Execution<'_>,
+        callers_gpu: usize,
+        state: &PlanState,
+    ) -> Result<(SmallVec<[Placement; 8]>, bool), BackendError> {
+        let mut is_reached = self.is_reached(execution, callers_gpu, state)?;
+        let mut placed = place(execution.program, callers_gpu, is_reached);
+        for lane in 0..placed.len() {
+            let gpu = self.reaching(execution, placed[lane].gpu, state)?;
+            if gpu != placed[lane].gpu {
+                move_lane(&mut placed, lane, gpu, callers_gpu);
+                is_reached = false;
+            }
+        }
+        for op in execution.program.ops.iter().filter(|_| !is_reached) {
+            let gpu = placed[op.lane.0 as usize].gpu;
+            if self.is_shut_out(execution, gpu) {
+                op.copies.iter().try_for_each(|copy| self.able_to_copy(gpu, segment(execution, copy)).map(drop))?;
+            }
+        }
+        if execution.program.ops.iter().any(|op| op.mechanism != Mechanism::Copy) {
+            self.check_freed(execution, state)?;
+        }
+        Ok((placed, is_reached))
+    }
+
+    /// Makes the streams, events and kernels that [`enqueue_lanes`](Core::enqueue_lanes) takes.
+    pub fn prepare_lanes(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<(), BackendError> {
+        let program = execution.program;
+        let (placed, _) = self.placed(execution, callers_gpu, state)?;
+        let caller = Caller::new(execution.stream.0, callers_gpu);
+        // All are taken before any is given back, and so are events.
+        let mut lanes: SmallVec<[(&Primary, usize); 8]> = SmallVec::new();
+        let made = placed.iter().filter(|at| !at.is_callers_stream).try_for_each(|at| {
+            let primary = self.gpus.peered(at.gpu)?;
+            lanes.push((primary, primary.lane(caller, false)?));
+            Ok(())
+        });
+        lanes.into_iter().for_each(|(primary, stream)| primary.give_lane_back(stream, caller, false));
+        made?;
+        let schedule = schedule(program, &placed);
+        let mut marks: SmallVec<[Mark; 32]> = SmallVec::new();
+        for (index, op) in program.ops.iter().enumerate() {
+            let lane = op.lane.0 as usize;
+            let primary = self.gpus.peered(placed[lane].gpu)?;
+            if op.mechanism == Mechanism::Kernel {
+                self.kernel_for(execution, primary, placed[lane].gpu)?;
+            }
+            if schedule.awaited[index] || schedule.joins[lane] == Some(index as u32) {
+                marks.push(primary.mark()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the operations in the order and with the events that `lanes` explains.
+    ///
+    /// With `in_context` each operation is enqueued while the context of its lane's GPU is current. That is needed in captures, because
+    /// nodes of a graph have a context each; and where the caller's GPU does not reach all memory of the plan, because the driver holds
+    /// the addresses of a copy against the current context and not the stream's (NVIDIA/cccl, pull requests 9615 and 9997).
+    /// Elsewhere the caller's GPU stays current: copies, recordings and waits go to a stream whichever context is current (CUDA C++
+    /// Programming Guide, "Stream and Event Behavior"). Kernels and batches see to theirs.
+    fn enqueue_ops(
+        &self,
+        execution: &Execution<'_>,
+        callers: &Primary,
+        lanes: &mut [Lane<'_>],
+        capturing: bool,
+        in_context: bool,
+        timing: &mut Option<Timing>,
+    ) -> Result<(), BackendError> {
+        let driver = self.gpus.driver;
+        let ops = &execution.program.ops;
+        if let [lane] = lanes
+            && lane.at.is_callers_stream
+        {
+            return (0..ops.len()).try_for_each(|index| self.enqueue_op(execution, index, lane, capturing, timing));
+        }
+        let placed: SmallVec<[Placement; 8]> = lanes.iter().map(|lane| lane.at).collect();
+        let schedule = schedule(execution.program, &placed);
+        // Recorded before anything of this execution, so that no lane waits for the copies in the caller's own stream.
+        let forks = schedule.forks.contains(&true);
+        let start = if forks { Some(callers.record(execution.stream.0)?) } else { None };
+        // Held until all is enqueued: an event that goes back to its pool may be recorded anew by another thread.
+        let mut done: SmallVec<[Option<Mark>; 32]> = ops.iter().map(|_| None).collect();
+        let wait = |stream: usize, mark: &Mark| {
+            // SAFETY: `mark` holds the event; the stream is ours or the caller's.
+            unsafe { call!(driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
+        };
+        for index in schedule.order.iter().map(|index| *index as usize) {
+            let op = &ops[index];
+            let number = op.lane.0 as usize;
+            let lane = &mut lanes[number];
+            let _current = if in_context { Some(lane.primary.enter()?) } else { None };
+            if !std::mem::replace(&mut lane.begun, true)
+                && schedule.forks[number]
+                && let Some(start) = &start
+            {
+                wait(lane.stream, start)?;
+            }
+            for before in op.after.iter().filter(|before| ops[before.0 as usize].lane != op.lane) {
+                if let Some(before) = &done[before.0 as usize] {
+                    wait(lane.stream, before)?;
+                }
+            }
+            self.enqueue_op(execution, index, lane, capturing, timing)?;
+            if schedule.awaited[index] || schedule.joins[number] == Some(index as u32) {
+                done[index] = Some(lane.primary.record(lane.stream)?);
+            }
+        }
+        for end in schedule.joins.iter().flatten().filter_map(|last| done[*last as usize].as_ref()) {
+            wait(execution.stream.0, end)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Streams: those that callers have of this backend, and the GPU of any stream.
+//!
+//! A stream of the caller's that it destroys is kept and given out again when it has nothing to do, because the driver would give its
+//! address to the next stream, and does not survive the use of a handle that is gone. The tables' locks are held across no call of the
+//! driver.
+
+use super::device::Primary;
+use super::driver::{CUcontext, CUstream, Current, call, handle, lock};
+use super::gpus::Gpus;
+use crate::backend::failed_waits::{FailedWaits, Told};
+use crate::backend::{BackendError, StreamHandle};
+use crate::topology::DeviceId;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
+
+#[derive(Debug, Default)]
+#[repr(C)] // What every execution reads stands first.
+pub(super) struct Streams {
+    /// Streams of `create` that were destroyed, and how many they are: nobody takes the lock while there are none.
+    destroyed_count: AtomicUsize,
+    destroyed: RwLock<HashSet<usize>>,
+    /// By the driver's number of a stream.
+    by_number: KnownGpus,
+    /// By its handle, which may be another stream's by now.
+    by_handle: KnownGpus,
+    /// Streams of `create`, and the device that they were asked for.
+    created: Mutex<HashMap<usize, DeviceId>>,
+}
+
+/// Where a stream is.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Found {
+    pub gpu: usize,
+    /// A number that no other stream of this process has or will have, unlike its handle. `None` for the default streams, whose handles
+    /// stand for several, where the driver gives none, and while the stream is being captured.
+    pub number: Option<u64>,
+    /// If that is known: a stream with a number is not.
+    pub is_capturing: Option<bool>,
+}
+
+/// The stream of an execution when the execution was enqueued.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Start {
+    pub gpu: usize,
+    /// [`Found::number`].
+    pub number: Option<u64>,
+    /// Which failed waits whoever waits for it had been told of.
+    pub told: Told,
+}
+
+/// The GPUs of streams that were met, by a number: one word for each, which holds both.
+#[derive(Debug, Default)]
+pub(super) struct KnownGpus([AtomicU64; KnownGpus::MOST]);
+
+impl KnownGpus {
+    /// Fills a cache line. Two streams whose numbers share a word take turns in it.
+    const MOST: usize = 8;
+    /// Bits for the GPU, counted from 1, so that a word of 0 stands for nothing.
+    const GPU_BITS: u32 = 8;
+
+    fn word(&self, number: u64) -> &AtomicU64 {
+        &self.0[number as usize % KnownGpus::MOST]
+    }
+
+    pub fn find(&self, number: u64) -> Option<usize> {
+        let word = self.word(number).load(Ordering::Relaxed);
+        let gpu = word & ((1 << KnownGpus::GPU_BITS) - 1);
+        (gpu > 0 && word >> KnownGpus::GPU_BITS == number).then(|| gpu as usize - 1)
+    }
+
+    /// Its primary context has been retained.
+    pub fn note(&self, number: u64, gpu: usize) {
+        if number >> (u64::BITS - KnownGpus::GPU_BITS) == 0 {
+            self.word(number).store(number << KnownGpus::GPU_BITS | (gpu as u64 + 1), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Streams {
+    /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
+    pub fn create(&self, gpus: &Gpus, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        gpus.check_device(device)?;
+        gpus.check_alive()?;
+        let primary = gpus.primary(if device.is_host() { gpus.any_used() } else { device.0 as usize })?;
+        let stream = primary.caller_stream()?;
+        self.count_destroyed(|destroyed| {
+            destroyed.remove(&stream);
+        });
+        lock(&self.created).insert(stream, device);
+        Ok(StreamHandle(stream))
+    }
+
+    pub fn destroy(&self, gpus: &Gpus, failed_waits: &FailedWaits, stream: StreamHandle) -> Result<(), BackendError> {
+        let device = lock(&self.created).remove(&stream.0).ok_or(BackendError::InvalidHandle(stream.0, "stream"))?;
+        if gpus.has_lost() {
+            return Ok(());
+        }
+        let gpu = if device.is_host() { self.gpu_of(gpus, stream)? } else { device.0 as usize };
+        self.count_destroyed(|destroyed| {
+            destroyed.insert(stream.0);
+        });
+        let primary = gpus.primary(gpu)?;
+        // It may be given out again, as one whose failed waits nobody has been told of.
+        failed_waits.forget(|| gpus.driver.number_of(handle(stream.0)));
+        primary.retire_stream(stream.0);
+        Ok(())
+    }
+
+    /// Streams of `create` on a device.
+    pub fn count(&self, device: DeviceId) -> u64 {
+        lock(&self.created).values().filter(|owner| **owner == device).count() as u64
+    }
+
+    /// Changes the set of destroyed streams.
+    fn count_destroyed(&self, change: impl FnOnce(&mut HashSet<usize>)) {
+        let mut destroyed = self.destroyed.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut destroyed);
+        self.destroyed_count.store(destroyed.len(), Ordering::Release);
+    }
+
+    fn is_destroyed(&self, stream: StreamHandle) -> bool {
+        self.destroyed_count.load(Ordering::Acquire) > 0
+            && self.destroyed.read().unwrap_or_else(PoisonError::into_inner).contains(&stream.0)
+    }
+
+    /// Finds a stream's GPU, which is looked up once for a stream that has a number, because it stays on its GPU.
+    pub fn find(&self, gpus: &Gpus, stream: StreamHandle) -> Result<Found, BackendError> {
+        if stream.0 <= 2 || self.is_destroyed(stream) {
+            // A default stream is never gone, but what it is given may be.
+            let gpu = self.gpu_of_living(gpus, stream)?;
+            gpus.primary(gpu)?.check()?;
+            return Ok(Found { gpu, number: None, is_capturing: None });
+        }
+        // The driver does not survive a stream that went with a reset. The one GPU is asked that the stream was of when it was last met.
+        let place = stream.0 as u64 >> 4;
+        match self.by_handle.find(place) {
+            Some(gpu) => gpus.primary(gpu)?.check()?,
+            None => gpus.check_alive()?,
+        }
+        let number = gpus.driver.number_outside_capture(handle(stream.0));
+        let gpu = match number.and_then(|number| self.by_number.find(number)) {
+            Some(gpu) => gpu,
+            None => {
+                let gpu = self.gpu_of_living(gpus, stream)?;
+                if let Some(number) = number {
+                    self.by_number.note(number, gpu);
+                }
+                gpu
+            }
+        };
+        if self.by_handle.find(place) != Some(gpu) {
+            self.by_handle.note(place, gpu);
+        }
+        Ok(Found { gpu, number, is_capturing: number.map(|_| false) })
+    }
+
+    /// The GPU that a stream belongs to.
+    pub fn gpu_of(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
+        gpus.check_alive()?;
+        self.gpu_of_living(gpus, stream)
+    }
+
+    /// The same for a stream that did not go with a reset.
+    fn gpu_of_living(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
+        let driver = gpus.driver;
+        if self.is_destroyed(stream) {
+            return Err(BackendError::InvalidHandle(stream.0, "stream"));
+        }
+        let mut context: CUcontext = std::ptr::null_mut();
+        // Default streams are those of the current context.
+        if stream.0 <= 2 {
+            // SAFETY: the output is valid for the call.
+            unsafe { call!(driver, cuCtxGetCurrent(&mut context)) }?;
+            if context.is_null() {
+                return gpus.primary(0).map(|_| 0);
+            }
+        } else {
+            // SAFETY: the caller's stream; the output is valid for the call.
+            unsafe { call!(driver, cuStreamGetCtx(handle(stream.0), &mut context)) }?;
+        }
+        let mut used = gpus.used.load(Ordering::Acquire);
+        while used != 0 {
+            let gpu = used.trailing_zeros() as usize;
+            if gpus.devices[gpu].used().is_some_and(|primary| primary.context() == context) {
+                return Ok(gpu);
+            }
+            used &= used - 1;
+        }
+        let mut ordinal = 0;
+        {
+            let _current = Current::enter(driver, context)?;
+            // SAFETY: the output is valid for the call.
+            unsafe { call!(driver, cuCtxGetDevice(&mut ordinal)) }?;
+        }
+        let gpu = gpus.devices.iter().position(|device| device.ordinal == ordinal).ok_or(BackendError::InvalidDevice(ordinal))?;
+        if gpus.primary(gpu)?.context() == context {
+            return Ok(gpu);
+        }
+        Err(BackendError::NotSupported(format!(
+            "stream {:#x} belongs to a context of GPU {gpu} that is not its primary context; use a stream that was created after \
+             cudaSetDevice({gpu}), or under cuDevicePrimaryCtxRetain",
+            stream.0
+        )))
+    }
+
+    /// Calls `work` with a stream while the context of its GPU is current.
+    pub fn with<T>(
+        &self,
+        gpus: &Gpus,
+        stream: StreamHandle,
+        work: impl FnOnce(&Primary, CUstream) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let primary = gpus.primary(self.gpu_of(gpus, stream)?)?;
+        let _current = primary.enter()?;
+        work(primary, handle(stream.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gpu_of_a_stream_is_found_by_its_whole_number_alone() {
+        let known = KnownGpus::default();
+        assert_eq!(known.find(0), None);
+        known.note(0, 0);
+        known.note(9, 63);
+        assert_eq!((known.find(0), known.find(9), known.find(1), known.find(17)), (Some(0), Some(63), None, None));
+        known.note(17, 5);
+        assert_eq!((known.find(9), known.find(17)), (None, Some(5)));
+        // A number that leaves no room for the GPU is not noted, and not taken for its lower bits.
+        known.note((1 << 56) + 9, 2);
+        assert_eq!((known.find((1 << 56) + 9), known.find(9), known.find(17)), (None, None, Some(5)));
+    }
+}

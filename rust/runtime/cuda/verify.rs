@@ -1,0 +1,154 @@
+//! Comparing bytes after an execution (`MPGPU_VERIFY=bytes`), in stream order and without blocking the caller.
+//!
+//! Block by block, both ends come to pinned memory and a host function compares them. Executions of a stream share two blocks,
+//! so that checking a transfer of any size takes the same memory; events order them. It is slow, and meant to be: it finds errors.
+
+use super::device::Mark;
+use super::driver::{Driver, OutsideCapture, call, code, handle, lock};
+use super::gpus::Gpus;
+use crate::backend::{BackendError, Execution, StreamHandle};
+use std::ffi::c_void;
+use std::ptr::with_exposed_provenance;
+use std::sync::{Arc, Mutex};
+
+const BLOCK: u64 = 4 << 20;
+
+/// The first difference found, if any.
+#[derive(Debug, Default)]
+pub(super) struct Verdict(Mutex<Option<BackendError>>);
+
+impl Verdict {
+    pub fn result(&self) -> Result<(), BackendError> {
+        lock(&self.0).clone().map_or(Ok(()), Err)
+    }
+}
+
+/// Pinned memory for comparisons: pairs of blocks. A pair is one thread's while it enqueues, because that blocks while the queue of a
+/// stream is full; and what is enqueued comes after the pair's last use, so that must be in the same stream, or be over.
+#[derive(Debug, Default)]
+pub(super) struct Verification(Mutex<Vec<Blocks>>);
+
+/// A pair of blocks.
+#[derive(Debug)]
+struct Blocks {
+    base: u64,
+    /// The stream of their last use, and the event behind that.
+    last: Option<(StreamHandle, Mark)>,
+}
+
+/// One comparison, handed through the driver to a host function.
+struct Comparison {
+    verdict: Arc<Verdict>,
+    dst: u64,
+    src: u64,
+    bytes: usize,
+    transfer: u32,
+    offset: u64,
+}
+
+unsafe extern "C" fn compare(comparison: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` below, and the driver calls this once.
+    let comparison = unsafe { Box::from_raw(comparison.cast::<Comparison>()) };
+    let Comparison { verdict, dst, src, bytes, transfer, offset } = *comparison;
+    // SAFETY: blocks of ours, or host memory for which the caller of `execute` vouches until completion, which comes later in the stream.
+    let dst = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(dst as usize), bytes) };
+    // SAFETY: as above.
+    let src = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(src as usize), bytes) };
+    if dst == src {
+        return;
+    }
+    if let Some(at) = dst.iter().zip(src).position(|(a, b)| a != b) {
+        let found = BackendError::DataCorruption { transfer, offset: offset + at as u64 };
+        log::error!("{found}");
+        lock(&verdict.0).get_or_insert(found);
+    }
+}
+
+impl Verification {
+    /// Enqueues the comparison of every transfer in the caller's stream, which belongs to `gpu`, whose context is current.
+    pub fn enqueue(&self, gpus: &Gpus, execution: &Execution<'_>, gpu: usize) -> Result<Arc<Verdict>, BackendError> {
+        let free = {
+            let mut free = lock(&self.0);
+            let same = free.iter().position(|blocks| blocks.last.as_ref().is_some_and(|(stream, _)| *stream == execution.stream));
+            let index = same.or_else(|| free.iter().position(|blocks| blocks.is_idle(gpus.driver)));
+            index.map(|index| free.swap_remove(index))
+        };
+        let mut blocks = free.map_or_else(|| Blocks::new(gpus), Ok)?;
+        let enqueued = blocks.enqueue(gpus, execution, gpu);
+        lock(&self.0).push(blocks);
+        enqueued
+    }
+
+    /// Frees the blocks. All work has finished.
+    pub fn release(&self, gpus: &Gpus) {
+        for blocks in std::mem::take(&mut *lock(&self.0)) {
+            // Allocated in the context of one of these; of a GPU that was reset it is gone.
+            if !gpus.has_lost()
+                && let Some(primary) = gpus.in_use().next()
+            {
+                // Tried all the same where that fails: nobody else would.
+                let _current = primary.enter();
+                // SAFETY: allocated in `Blocks::new`; nothing is enqueued any more.
+                unsafe { (gpus.driver.cuMemFreeHost)(handle(blocks.base as usize)) };
+            }
+        }
+    }
+}
+
+impl Blocks {
+    /// A context is current.
+    fn new(gpus: &Gpus) -> Result<Blocks, BackendError> {
+        let _outside = OutsideCapture::enter(gpus.driver);
+        let mut base: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the output is valid for the call.
+        unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, 2 * BLOCK as usize, 1)) }?;
+        Ok(Blocks { base: base.expose_provenance() as u64, last: None })
+    }
+
+    fn is_idle(&self, driver: &'static Driver) -> bool {
+        let _outside = OutsideCapture::enter(driver);
+        // SAFETY: an event of ours, which was recorded.
+        self.last.as_ref().is_none_or(|(_, last)| unsafe { (driver.cuEventQuery)(last.event()) } != code::NOT_READY)
+    }
+
+    /// Enqueues the comparison block by block.
+    fn enqueue(&mut self, gpus: &Gpus, execution: &Execution<'_>, gpu: usize) -> Result<Arc<Verdict>, BackendError> {
+        let verdict = Arc::new(Verdict::default());
+        let driver = gpus.driver;
+        let stream = handle(execution.stream.0);
+        if let Some((_, last)) = &self.last {
+            // SAFETY: the event is kept until a later one takes its place.
+            unsafe { call!(driver, cuStreamWaitEvent(stream, last.event(), 0)) }?;
+        }
+        for (transfer, (&bytes, ends)) in (0_u32..).zip(execution.program.transfers.iter().zip(&**execution.endpoints)) {
+            if bytes == 0 {
+                continue;
+            }
+            let on_gpu = [gpus.attributes(ends.dst)?.is_device(), gpus.attributes(ends.src)?.is_device()];
+            let mut offset = 0;
+            while offset < bytes {
+                let size = (bytes - offset).min(BLOCK) as usize;
+                let mut sides = [ends.dst + offset, ends.src + offset];
+                for (side, block) in
+                    sides.iter_mut().zip([self.base, self.base + BLOCK]).zip(on_gpu).filter(|(_, gpu)| *gpu).map(|(s, _)| s)
+                {
+                    // SAFETY: the block has room; the caller vouches for the buffer.
+                    unsafe { call!(driver, cuMemcpyDtoHAsync(handle(block as usize), *side, size, stream)) }?;
+                    *side = block;
+                }
+                let [dst, src] = sides;
+                let comparison = Box::into_raw(Box::new(Comparison { verdict: verdict.clone(), dst, src, bytes: size, transfer, offset }));
+                // SAFETY: the function takes what it is given.
+                let enqueued = unsafe { call!(driver, cuLaunchHostFunc(stream, compare, comparison.cast())) };
+                if let Err(error) = enqueued {
+                    // SAFETY: not enqueued, so it is still ours.
+                    drop(unsafe { Box::from_raw(comparison) });
+                    return Err(error);
+                }
+                offset += size as u64;
+            }
+        }
+        self.last = Some((execution.stream, gpus.primary(gpu)?.record(execution.stream.0)?));
+        Ok(verdict)
+    }
+}

@@ -1,0 +1,88 @@
+//! The order inside one execution: for each operation of a program, who waits for it and how many it waits for.
+
+use crate::plan::Program;
+use crate::sync::{AtomicU32, Ordering};
+use smallvec::SmallVec;
+
+/// The dependencies of a program's operations, counted down as they finish. Small programs need no allocation.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    steps: SmallVec<[StepState; 2]>,
+    /// The successors of all steps, one step's after the other's.
+    successors: SmallVec<[u32; 4]>,
+    roots: SmallVec<[u32; 2]>,
+    unfinished: AtomicU32,
+}
+
+#[derive(Debug)]
+struct StepState {
+    /// Predecessors that have not finished.
+    pending: AtomicU32,
+    /// Where its successors end in [`Schedule::successors`]; they begin where those of the step before end.
+    successors_end: u32,
+}
+
+impl Schedule {
+    /// Compiles lanes and [`Op::after`](crate::plan::Op::after) of `program` into counts and successors.
+    pub(super) fn new(program: &Program) -> Self {
+        // The last operation of each lane so far: the predecessor of the next one there.
+        let mut tails: SmallVec<[Option<u32>; 8]> = SmallVec::new();
+        let mut predecessors_on_lane: SmallVec<[Option<u32>; 8]> = SmallVec::with_capacity(program.ops.len());
+        tails.resize(program.lanes.len(), None);
+        for (index, op) in (0u32..).zip(&program.ops) {
+            predecessors_on_lane.push(tails[op.lane.0 as usize].replace(index));
+        }
+        let predecessors = |index: usize| predecessors_on_lane[index].into_iter().chain(program.ops[index].after.iter().map(|op| op.0));
+
+        // Count each step's successors, turn counts into the ranges' ends, and fill the ranges from their ends down.
+        let mut ends: SmallVec<[u32; 8]> = SmallVec::new();
+        ends.resize(program.ops.len(), 0);
+        let mut total = 0;
+        for predecessor in (0..program.ops.len()).flat_map(predecessors) {
+            ends[predecessor as usize] += 1;
+            total += 1;
+        }
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += *end;
+            *end = sum;
+        }
+        let mut successors: SmallVec<[u32; 4]> = SmallVec::new();
+        successors.resize(total, 0);
+        let mut free = ends.clone();
+        let mut steps = SmallVec::with_capacity(program.ops.len());
+        let mut roots = SmallVec::new();
+        for (index, end) in (0u32..).zip(&ends) {
+            let mut pending = 0;
+            for predecessor in predecessors(index as usize) {
+                let slot = &mut free[predecessor as usize];
+                *slot -= 1;
+                successors[*slot as usize] = index;
+                pending += 1;
+            }
+            if pending == 0 {
+                roots.push(index);
+            }
+            steps.push(StepState { pending: AtomicU32::new(pending), successors_end: *end });
+        }
+        Schedule { unfinished: AtomicU32::new(ends.len() as u32), steps, successors, roots }
+    }
+
+    /// The steps without predecessors.
+    pub(super) fn roots(&self) -> impl Iterator<Item = u32> {
+        self.roots.iter().copied()
+    }
+
+    /// Notes that `step` has finished, once. Yields the steps for which it was the last predecessor.
+    pub(super) fn finished(&self, step: u32) -> impl Iterator<Item = u32> {
+        let step = step as usize;
+        let begin = if step == 0 { 0 } else { self.steps[step - 1].successors_end as usize };
+        let end = self.steps[step].successors_end as usize;
+        self.successors[begin..end].iter().copied().filter(|&s| self.steps[s as usize].pending.fetch_sub(1, Ordering::AcqRel) == 1)
+    }
+
+    /// Called once for each finished step; true for the last.
+    pub(super) fn was_last(&self) -> bool {
+        self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}

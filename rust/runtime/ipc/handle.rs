@@ -1,0 +1,164 @@
+//! A range of one process's memory as bytes that travel to another.
+
+use super::AllocationKey;
+use super::error::IpcError;
+use super::process::ProcessIdentity;
+use crate::topology::MemoryKind;
+
+/// Size of an encoded handle. Fixed for good.
+pub const BYTES: usize = 128;
+
+/// The version of what follows the checksum. Magic, version and checksum keep their places in every version.
+pub const VERSION: u16 = 2;
+
+const MAGIC: [u8; 8] = *b"mpgpu-mh";
+
+/// Proves that a process was given the handle.
+#[derive(Copy, Clone)]
+pub struct Secret(pub [u8; 16]);
+
+impl Secret {
+    /// One that nobody can guess.
+    pub(super) fn draw() -> Result<Secret, IpcError> {
+        let mut bytes = [0; 16];
+        // So few bytes come at once or not at all.
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(IpcError::system("getrandom"))?;
+        Ok(Secret(bytes))
+    }
+}
+
+/// Takes equally long wherever the two differ, so that nobody can guess it byte by byte.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Secret) -> bool {
+        let differing = self.0.iter().zip(&other.0).fold(0, |bits, (a, b)| std::hint::black_box(bits | (a ^ b)));
+        differing == 0
+    }
+}
+
+impl Eq for Secret {}
+
+/// Not for logs.
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// What a handle says.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Handle {
+    /// Whose memory it is.
+    pub origin: ProcessIdentity,
+    /// The allocation, among those of its process.
+    pub key: AllocationKey,
+    /// Bytes of the whole allocation.
+    pub allocation_bytes: u64,
+    /// First byte of the range in it.
+    pub offset: u64,
+    /// Bytes of the range.
+    pub bytes: u64,
+    /// Its device, whatever number that has in the importing process.
+    pub device: [u8; 16],
+    /// The device's number in the exporting process, for people.
+    pub number: i32,
+    /// What kind of memory it is.
+    pub kind: MemoryKind,
+    /// That of the exported allocation.
+    pub secret: Secret,
+}
+
+impl Handle {
+    /// The bytes that travel.
+    pub fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(8, &VERSION.to_le_bytes());
+        put(10, &[self.key.backend, self.kind as u8]);
+        put(16, &self.origin.boot);
+        put(32, &self.origin.token);
+        put(48, &self.origin.network.to_le_bytes());
+        put(52, &self.number.to_le_bytes());
+        put(56, &self.origin.user.to_le_bytes());
+        put(60, &self.origin.process.to_le_bytes());
+        put(64, &self.key.allocation.to_le_bytes());
+        put(72, &self.allocation_bytes.to_le_bytes());
+        put(80, &self.offset.to_le_bytes());
+        put(88, &self.bytes.to_le_bytes());
+        put(96, &self.device);
+        put(112, &self.secret.0);
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// Reads the bytes. They are trusted only as far as to ask the exporter about them.
+    pub fn decode(bytes: &[u8; BYTES]) -> Result<Handle, IpcError> {
+        if bytes[..8] != MAGIC {
+            let found = &bytes[..8];
+            return Err(IpcError::Corrupt(format!(
+                "the handle starts with {found:02x?}: these are not the bytes that mp_memory_export wrote"
+            )));
+        }
+        if number(bytes, 12) != checksum(bytes) {
+            return Err(IpcError::Corrupt("the handle's checksum is wrong: bytes were lost or changed on the way".into()));
+        }
+        let version = u16::from_le_bytes(array(bytes, 8));
+        if version != VERSION {
+            return Err(IpcError::Version(format!(
+                "the handle has version {version}, this library makes and reads version {VERSION}: link both programs with the same mpgpu"
+            )));
+        }
+        let kind = match bytes[11] {
+            0 => MemoryKind::Device,
+            1 => MemoryKind::Pinned,
+            2 => MemoryKind::Pageable,
+            other => return Err(IpcError::Corrupt(format!("the handle speaks of memory of kind {other}, which does not exist"))),
+        };
+        let handle = Handle {
+            origin: ProcessIdentity {
+                boot: array(bytes, 16),
+                token: array(bytes, 32),
+                network: number(bytes, 48),
+                user: number(bytes, 56),
+                process: number(bytes, 60),
+            },
+            key: AllocationKey { backend: bytes[10], allocation: u64::from_le_bytes(array(bytes, 64)) },
+            allocation_bytes: u64::from_le_bytes(array(bytes, 72)),
+            offset: u64::from_le_bytes(array(bytes, 80)),
+            bytes: u64::from_le_bytes(array(bytes, 88)),
+            device: array(bytes, 96),
+            number: i32::from_le_bytes(array(bytes, 52)),
+            kind,
+            secret: Secret(array(bytes, 112)),
+        };
+        if handle.bytes == 0 || handle.offset.checked_add(handle.bytes).is_none_or(|end| end > handle.allocation_bytes) {
+            return Err(IpcError::Corrupt(format!(
+                "the handle names {} bytes from byte {} of an allocation of {} bytes",
+                handle.bytes, handle.offset, handle.allocation_bytes
+            )));
+        }
+        Ok(handle)
+    }
+}
+
+/// Writes the checksum of an encoded handle.
+pub fn seal(bytes: &mut [u8; BYTES]) {
+    let sum = checksum(bytes);
+    bytes[12..16].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// FNV-1a (RFC 9923) of all bytes but its own: against mishaps, not against malice.
+fn checksum(bytes: &[u8; BYTES]) -> u32 {
+    let all = bytes[..12].iter().chain(&bytes[16..]);
+    all.fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
+}

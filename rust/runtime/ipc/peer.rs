@@ -1,0 +1,212 @@
+//! The importer's side: a connection to one exporter.
+
+use super::AllocationKey;
+use super::board::{Board, SLOTS};
+use super::error::IpcError;
+use super::fork::Socket;
+use super::handle::Secret;
+use super::packet::{Packet, Subject};
+use super::process::ProcessIdentity;
+use crate::backend::Shared;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How long an exporter may take to answer. One that is stopped, or in a debugger, takes longer; one at work answers in microseconds,
+/// on a machine with many processes to each core in milliseconds.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A process whose memory this one maps.
+#[derive(Debug)]
+pub struct Peer {
+    socket: Socket,
+    origin: ProcessIdentity,
+    board: Board,
+    /// Goes with each request.
+    board_file: OwnedFd,
+    slots: Mutex<Slots>,
+    /// Held by whoever reads from the socket; the number of the last request.
+    reading: Mutex<u32>,
+    ended: AtomicBool,
+}
+
+/// What stands for an import on the board.
+#[derive(Copy, Clone, Debug)]
+pub struct BoardSlot {
+    slot: u32,
+    request: u32,
+}
+
+/// Slots that are not in use: those given back, and all from `next` on.
+#[derive(Debug, Default)]
+struct Slots {
+    given_back: Vec<u32>,
+    next: u32,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Peer {
+    /// Connects to the process that a handle names.
+    pub fn connect(origin: &ProcessIdentity, until: Instant) -> Result<Peer, IpcError> {
+        let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes()).map_err(IpcError::system("an abstract socket's name"))?;
+        let (board, board_file) = Board::new().map_err(IpcError::system("a memory file"))?;
+        let socket = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None))
+            .map_err(IpcError::system("socket"))?;
+        loop {
+            // An interrupted call does not tell how long it has waited.
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(IpcError::system("a socket's time-out"))?;
+            match rustix::net::connect(&socket, &name) {
+                Ok(()) => break,
+                Err(Errno::INTR) if Instant::now() < until => {}
+                Err(Errno::CONNREFUSED) => {
+                    let why = "it has exited, or has destroyed the context that exported; export again and send the new handle";
+                    return Err(IpcError::PeerGone(format!("{origin} exports nothing any more: {why}")));
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return Err(silent(origin)),
+                Err(error) => return Err(IpcError::system("connect")(error)),
+            }
+        }
+        // Any process can read the name and take it over once it is free: it must not give us memory.
+        let peer = socket_peercred(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
+        if peer.uid.as_raw() != origin.user {
+            return Err(IpcError::NotSupported(format!(
+                "{origin} is answered for by a process of user {}: not trusted",
+                peer.uid.as_raw()
+            )));
+        }
+        Ok(Peer {
+            socket,
+            origin: *origin,
+            board,
+            board_file,
+            slots: Mutex::default(),
+            reading: Mutex::new(0),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Whose memory it is.
+    pub fn origin(&self) -> &ProcessIdentity {
+        &self.origin
+    }
+
+    /// Asks how to map an allocation.
+    pub fn import(&self, key: AllocationKey, secret: Secret, until: Instant) -> Result<(Shared, BoardSlot), IpcError> {
+        let mut last = lock(&self.reading);
+        *last = last.wrapping_add(1).max(1);
+        let slot = BoardSlot { slot: self.take_slot()?, request: *last };
+        // If the exporter grants it later all the same, it sees that nobody maps it.
+        self.ask(key, secret, slot, until).map(|shared| (shared, slot)).inspect_err(|_| self.close(slot))
+    }
+
+    fn ask(&self, key: AllocationKey, secret: Secret, slot: BoardSlot, until: Instant) -> Result<Shared, IpcError> {
+        Board::reserve(&self.board_file, slot.slot).map_err(IpcError::system("a page of a memory file"))?;
+        let board = rustix::io::fcntl_dupfd_cloexec(&self.board_file, 0).map_err(IpcError::system("duplicating a descriptor"))?;
+        let request = Packet { slot: slot.slot, secret, board: Some(board), ..Packet::new(Subject::Import, slot.request, key) };
+        match request.send(&self.socket, Some(until)) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return Err(silent(&self.origin)),
+            // It may have said why before it closed.
+            Err(_) => self.ended.store(true, Ordering::Release),
+        }
+        loop {
+            match Packet::receive(&self.socket, Some(until)) {
+                Ok(Some(Packet { subject: Subject::Granted, number: n, shared: Some(shared), secret: proof, .. })) if n == slot.request => {
+                    if proof != self.origin.proof() {
+                        return Err(IpcError::PeerGone(format!(
+                            "{} has ended, and another process answers for it: not trusted",
+                            self.origin
+                        )));
+                    }
+                    return Ok(shared);
+                }
+                Ok(Some(Packet { subject: Subject::Gone, number: n, .. })) if n == slot.request => return Err(self.freed()),
+                // Number 0: the exporter refuses this process as a whole.
+                Ok(Some(Packet { subject: Subject::Refused, number: n, text, .. })) if n == slot.request || n == 0 => {
+                    return Err(IpcError::NotSupported(text));
+                }
+                // A late answer to an earlier request: dropped with its descriptor.
+                Ok(Some(_)) => {}
+                Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
+                    self.ended.store(true, Ordering::Release);
+                    return Err(self.exited());
+                }
+                Err(Errno::AGAIN) => return Err(silent(&self.origin)),
+                Err(Errno::PROTO) => {
+                    return Err(IpcError::Version(format!(
+                        "{} speaks another version of mpgpu: link both programs with the same one",
+                        self.origin
+                    )));
+                }
+                Err(error) => return Err(IpcError::system("recvmsg")(error)),
+            }
+        }
+    }
+
+    fn take_slot(&self) -> Result<u32, IpcError> {
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.given_back.pop() {
+            return Ok(slot);
+        }
+        if slots.next == SLOTS {
+            let why = "close some, or import fewer and larger ones";
+            return Err(IpcError::NotSupported(format!("{SLOTS} allocations of {} are mapped, and no more can be: {why}", self.origin)));
+        }
+        slots.next += 1;
+        Ok(slots.next - 1)
+    }
+
+    /// Notes that the memory is no longer mapped here. The exporter looks when it needs to know.
+    pub fn close(&self, slot: BoardSlot) {
+        self.board.close(slot.slot, slot.request);
+        lock(&self.slots).given_back.push(slot.slot);
+    }
+
+    /// Refuses memory that was freed, or whose process has ended. Does not wait.
+    pub fn check(&self, slot: BoardSlot) -> Result<(), IpcError> {
+        if self.board.is_withdrawn(slot.slot, slot.request) {
+            return Err(self.freed());
+        }
+        // If another thread is reading, it notes what arrives.
+        match self.reading.try_lock() {
+            Ok(_reading) => self.read_what_came(),
+            Err(TryLockError::Poisoned(_reading)) => self.read_what_came(),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if self.ended.load(Ordering::Acquire) {
+            return Err(self.exited());
+        }
+        Ok(())
+    }
+
+    /// No answer is awaited, so only a late one or the end of the connection can arrive.
+    fn read_what_came(&self) {
+        while !self.ended.load(Ordering::Acquire) {
+            match Packet::receive(&self.socket, None) {
+                Ok(Some(_)) => {}
+                Err(Errno::AGAIN) => return,
+                Ok(None) | Err(_) => self.ended.store(true, Ordering::Release),
+            }
+        }
+    }
+
+    fn freed(&self) -> IpcError {
+        IpcError::PeerGone(format!("{} has freed the memory, or destroyed its context; export again and send the new handle", self.origin))
+    }
+
+    fn exited(&self) -> IpcError {
+        IpcError::PeerGone(format!("{}, whose memory this is, has ended or no longer exports anything", self.origin))
+    }
+}
+
+fn silent(origin: &ProcessIdentity) -> IpcError {
+    IpcError::Timeout(format!("{origin} has not answered for {} s: it may be stopped, or in a debugger", PATIENCE.as_secs()))
+}

@@ -1,0 +1,199 @@
+//! Memory that can be shared because it is a memory file from the start, and mappings of other processes' files.
+//!
+//! A memory file (`memfd_create`) has no name, so nothing is left of it when the last process that has it open or mapped ends. Each
+//! allocation has one of its own: whoever is given its descriptor reaches that allocation and nothing else. The file is sealed, so that
+//! it keeps its size and nobody else can seal it further. Descriptors are scarce on many systems and the program needs them first, so
+//! the library keeps at most half of them open; beyond that, memory cannot be shared.
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::{Errno, Result};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
+use std::ffi::c_void;
+use std::ptr::{null_mut, with_exposed_provenance_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A page: allocations start and end at multiples of it.
+pub const PAGE: u64 = 4096;
+
+/// More memory files than this are not kept open, whatever the limit: each is a mapping too, of which a process has 65,530.
+const MOST_FILES: u64 = 16384;
+
+/// `f_type` of the file system of memory files. Files of huge pages are not in it: they may lack a page when it is touched, which kills
+/// the process.
+const TMPFS: i64 = 0x0102_1994;
+
+/// The descriptor of a memory file, counted.
+#[derive(Debug)]
+struct MemoryFile {
+    descriptor: OwnedFd,
+}
+
+static FILES: AtomicU64 = AtomicU64::new(0);
+
+/// MappedPages mapped into this process, unmapped when dropped.
+#[derive(Debug)]
+struct MappedPages {
+    base: u64,
+    bytes: u64,
+}
+
+/// Memory of this process that can be mapped by others.
+#[derive(Debug)]
+pub struct SharedRegion {
+    pages: MappedPages,
+    file: MemoryFile,
+}
+
+/// Memory of another process, mapped here.
+#[derive(Debug)]
+pub struct Mapping {
+    pages: MappedPages,
+}
+
+/// Memory of this process alone.
+#[derive(Debug)]
+pub struct Private {
+    pages: MappedPages,
+}
+
+/// `bytes` in whole pages.
+fn pages_of(bytes: u64) -> Result<u64> {
+    bytes.max(1).checked_next_multiple_of(PAGE).filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or(Errno::NOMEM)
+}
+
+impl MappedPages {
+    /// Maps the first `bytes`, whole pages, of `file`; of no file where there is none.
+    fn map(file: Option<&OwnedFd>, bytes: u64) -> Result<MappedPages> {
+        let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: no address is asked for, so nothing that exists is replaced.
+        let base = unsafe {
+            match file {
+                Some(file) => rustix::mm::mmap(null_mut(), length, access, MapFlags::SHARED, file, 0)?,
+                None => rustix::mm::mmap_anonymous(null_mut(), length, access, MapFlags::PRIVATE | MapFlags::NORESERVE)?,
+            }
+        };
+        Ok(MappedPages { base: base.expose_provenance() as u64, bytes })
+    }
+}
+
+impl Drop for MappedPages {
+    fn drop(&mut self) {
+        let base: *mut c_void = with_exposed_provenance_mut(self.base as usize);
+        // SAFETY: mapped by `map` with this length; whoever drops the owner guarantees that nothing uses it any more.
+        let unmapped = unsafe { rustix::mm::munmap(base, self.bytes as usize) };
+        debug_assert_eq!(unmapped, Ok(()), "a mapping of our own");
+    }
+}
+
+/// How many memory files this process keeps open at most: half of the descriptors that it could have at first use.
+fn most_files() -> u64 {
+    static MOST: OnceLock<u64> = OnceLock::new();
+    *MOST.get_or_init(|| getrlimit(Resource::Nofile).current.map_or(MOST_FILES, |limit| (limit / 2).min(MOST_FILES)))
+}
+
+/// Why memory has no file, and the remedy.
+pub fn why_none(reason: Errno) -> String {
+    if reason == Errno::MFILE {
+        return format!(
+            "there was no descriptor for it when it was allocated. Each allocation that can be shared takes one, and {} of them at most are \
+             for that, half of what ulimit -n says when the first is made: raise it (ulimit -n), or make fewer and larger allocations",
+            most_files()
+        );
+    }
+    format!("the system gave no memory file when it was allocated ({reason}); allow memfd_create, and look at ulimit -f")
+}
+
+/// A memory file of `bytes`, whole pages, which come when they are touched. It keeps its size, and nobody can seal it further.
+pub(super) fn file(bytes: u64) -> Result<OwnedFd> {
+    // Beyond this limit the system would kill the process by SIGXFSZ instead of refusing.
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes > limit) {
+        return Err(Errno::FBIG);
+    }
+    let file = rustix::fs::memfd_create("mpgpu", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+impl MemoryFile {
+    fn new(bytes: u64) -> Result<MemoryFile> {
+        let took = FILES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |files| (files < most_files()).then_some(files + 1));
+        took.map_err(|_| Errno::MFILE)?;
+        file(bytes).map(|descriptor| MemoryFile { descriptor }).inspect_err(|_| MemoryFile::gave_back())
+    }
+
+    fn gave_back() {
+        FILES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for MemoryFile {
+    fn drop(&mut self) {
+        MemoryFile::gave_back();
+    }
+}
+
+impl SharedRegion {
+    /// Zeroed memory of `bytes` bytes, aligned to a page. [`Errno::MFILE`] where too few descriptors are left.
+    pub fn new(bytes: u64) -> Result<SharedRegion> {
+        let bytes = pages_of(bytes)?;
+        let file = MemoryFile::new(bytes)?;
+        Ok(SharedRegion { pages: MappedPages::map(Some(&file.descriptor), bytes)?, file })
+    }
+
+    /// Its first byte.
+    pub fn base(&self) -> u64 {
+        self.pages.base
+    }
+
+    /// Its file, for whoever may read and write all of it.
+    pub fn file(&self) -> Result<OwnedFd> {
+        rustix::io::fcntl_dupfd_cloexec(&self.file.descriptor, 0)
+    }
+}
+
+impl Drop for SharedRegion {
+    fn drop(&mut self) {
+        // Frees the pages now, although peers may still map them: they read zeros from then on.
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = rustix::fs::fallocate(&self.file.descriptor, hole, 0, self.pages.bytes) {
+            log::debug!("freed shared memory stays until every process has unmapped it: {error}");
+        }
+    }
+}
+
+impl Mapping {
+    /// Maps the first `bytes` bytes of another process's memory file. Refuses a file that is shorter, that could shrink, or whose pages
+    /// may be missing.
+    pub fn new(file: &OwnedFd, bytes: u64) -> Result<Mapping> {
+        let bytes = pages_of(bytes)?;
+        let size = u64::try_from(rustix::fs::fstat(file.as_fd())?.st_size).unwrap_or(0);
+        let sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
+        let plain = rustix::fs::fstatfs(file)?.f_type as i64 == TMPFS;
+        if !sealed || !plain || bytes > size {
+            return Err(Errno::INVAL);
+        }
+        Ok(Mapping { pages: MappedPages::map(Some(file), bytes)? })
+    }
+
+    /// Its first byte.
+    pub fn base(&self) -> u64 {
+        self.pages.base
+    }
+}
+
+impl Private {
+    /// Zeroed memory of `bytes` bytes, aligned to a page.
+    pub fn new(bytes: u64) -> Result<Private> {
+        Ok(Private { pages: MappedPages::map(None, pages_of(bytes)?)? })
+    }
+
+    /// Its first byte.
+    pub fn base(&self) -> u64 {
+        self.pages.base
+    }
+}

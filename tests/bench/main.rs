@@ -1,0 +1,6 @@
+//! The tests of `mpgpu-bench` and of the script that measures with it.
+
+#[path = "../rust/bench.rs"]
+mod bench;
+#[path = "../rust/measure.rs"]
+mod measure;

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Halo exchanges between processes that are captured into a graph: after exchanges that are not, the graph is launched
+// many times and never waited for in between, then exchanges follow that are not captured, and every cell of every rank
+// is compared. On GPUs (compiled by nvcc) a stream is captured; the host backend has no capture, so there the library's
+// answer is replaced (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any number of
+// ranks.
+#include "halo_part.hpp"
+
+#include <mpgpu/halo_mpi.hpp>
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace halo = mpgpu::halo;
+namespace reference = halo_reference;
+
+int world_rank = 0;
+#ifndef __CUDACC__
+bool capturing = false;
+#endif
+
+void require(bool holds, const std::string &what) {
+    if (!holds) {
+        std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+}
+
+} // namespace
+
+#ifndef __CUDACC__
+// The linker's name, so not ours to choose.
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming,cert-dcl37-c,cert-dcl51-cpp)
+extern "C" mp_status_t __wrap_mp_stream_is_capturing(mp_context_t /*context*/, mp_stream_t /*stream*/,
+                                                     int32_t *result) {
+    *result = capturing ? 1 : 0;
+    return MP_SUCCESS;
+}
+#endif
+
+namespace {
+
+/// One captured exchange, to be launched in any stream.
+class captured_exchange {
+  public:
+    captured_exchange(halo::plan &halo, const mpgpu::stream &stream) : halo_(&halo) {
+#ifdef __CUDACC__
+        const auto raw = reinterpret_cast<cudaStream_t>(stream.get());
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamBeginCapture(raw, cudaStreamCaptureModeThreadLocal));
+        try {
+            halo.exchange(stream);
+        } catch (...) {
+            static_cast<void>(cudaStreamEndCapture(raw, &graph));
+            static_cast<void>(cudaGraphDestroy(graph));
+            throw;
+        }
+        check(cudaStreamEndCapture(raw, &graph));
+        check(cudaGraphInstantiate(&exec_, graph, 0));
+        check(cudaGraphDestroy(graph));
+#else
+        static_cast<void>(stream);
+#endif
+    }
+    captured_exchange(const captured_exchange &) = delete;
+    captured_exchange(captured_exchange &&) = delete;
+    captured_exchange &operator=(const captured_exchange &) = delete;
+    captured_exchange &operator=(captured_exchange &&) = delete;
+#ifdef __CUDACC__
+    ~captured_exchange() {
+        static_cast<void>(cudaGraphExecDestroy(exec_));
+    }
+#else
+    ~captured_exchange() = default;
+#endif
+
+    void launch(const mpgpu::stream &stream) const {
+#ifdef __CUDACC__
+        check(cudaGraphLaunch(exec_, reinterpret_cast<cudaStream_t>(stream.get())));
+#else
+        capturing = true;
+        halo_->exchange(stream);
+        capturing = false;
+#endif
+    }
+
+  private:
+#ifdef __CUDACC__
+    static void check(cudaError_t code) {
+        require(code == cudaSuccess, cudaGetErrorString(code));
+    }
+    cudaGraphExec_t exec_ = nullptr;
+#endif
+    halo::plan *halo_;
+};
+
+void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
+                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces) {
+    constexpr std::uint64_t before = 5;
+    constexpr std::uint64_t launches = 40;
+    constexpr std::uint64_t after = 5;
+    const halo_test::part mine(ctx, g, world_rank, sizes);
+    const mpgpu::stream stream(ctx, mine.where());
+    halo::options how = halo_test::options_for(ctx);
+    how.direct_pieces = direct_pieces;
+    halo::plan halo(ctx, node, g, mine.arrays(), how);
+    std::string difference;
+    const auto cycle = [&](std::uint64_t number, const auto &exchange) {
+        stream.launch_host([&mine, number] { mine.fill(number); });
+        mine.upload(stream);
+        exchange();
+        mine.download(stream);
+        stream.launch_host([&mine, &difference, number] {
+            difference = difference.empty() ? mine.first_difference(number) : difference;
+        });
+    };
+    std::uint64_t number = 0;
+    const auto plainly = [&] { halo.exchange(stream); };
+    while (number < before) {
+        cycle(++number, plainly);
+    }
+    {
+        const captured_exchange graph(halo, stream);
+        while (number < before + launches) {
+            cycle(++number, [&] { graph.launch(stream); });
+        }
+        stream.synchronize();
+    }
+    while (number < before + launches + after) {
+        cycle(++number, plainly);
+    }
+    stream.synchronize();
+    require(difference.empty(), difference);
+    halo.destroy();
+}
+
+void run() {
+    constexpr int problems = 8;
+    constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
+    const mpgpu::context ctx;
+    halo_test::select_device(ctx, world_rank);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    std::mt19937 random(20261122); // the same problems on all ranks
+    for (int problem = 0; problem < problems; ++problem) {
+        const auto [g, sizes] = reference::random_problem(random, node.size());
+        const std::uint64_t form = problem % 3 == 0 ? 0 : problem % 3 == 1 ? 3 : never_pack;
+        run_cycles(ctx, node, g, sizes, halo_test::can_pack(ctx) ? form : never_pack);
+    }
+    if (node.size() > 1) {
+        // Every rank a node of its own: MPI sends the messages, and no graph has it.
+        const mpgpu::mpi::node alone(ctx, MPI_COMM_WORLD, MPI_COMM_SELF);
+        halo::grid g;
+        g.cells = {8, 8 * std::int64_t{node.size()}, 1};
+        g.ranks = {1, node.size(), 1};
+        g.ghost = {1, 1, 0};
+        const halo_test::part mine(ctx, g, world_rank, {8});
+        const mpgpu::stream stream(ctx, mine.where());
+        halo::options how = halo_test::options_for(ctx);
+        how.direct_pieces = 0;
+        if (halo_test::can_pack(ctx)) {
+            halo::plan halo(ctx, alone, g, mine.arrays(), how);
+            bool refused = false;
+            try {
+                captured_exchange(halo, stream).launch(stream);
+            } catch (const mpgpu::not_supported &) {
+                refused = true;
+            }
+            require(refused, "an exchange with ranks on other nodes cannot be captured, and says so");
+            halo.destroy();
+        }
+    }
+}
+
+} // namespace
+
+int main(int argc, char *argv[]) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    try {
+        run();
+        if (world_rank == 0) {
+            std::printf("every cell right\n");
+        }
+    } catch (const std::exception &e) {
+        require(false, e.what());
+    }
+    MPI_Finalize();
+    return 0;
+}

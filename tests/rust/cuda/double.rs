@@ -1,0 +1,1107 @@
+//! A double of the driver, for tests on machines without a GPU.
+//!
+//! A device's memory is host memory, a copy is done when it is enqueued, and so is everything that streams and events would put in
+//! order. What it shows is which functions the backend calls, what becomes of their errors, and that the bytes arrive; it says
+//! nothing about order. Each thread has a node of its own, so that tests do not see each other, unless it [`join`]s that of another.
+//!
+//! With a bound on its queues ([`Node::room`]) a stream does things in order: what comes behind a wait that is not satisfied stays in its
+//! queue, and a call that finds the queue full blocks until there is room, as in the driver.
+
+mod graphs;
+
+pub use self::graphs::{captured, whole};
+
+use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
+use crate::ipc::segment::{Mapping, SharedRegion};
+use crate::ipc::signal;
+use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attribute};
+use rustix::fd::{BorrowedFd, IntoRawFd};
+use rustix::fs::MemfdFlags;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What the driver knows of a node, and what it has been asked for.
+#[derive(Default)]
+pub struct Node {
+    pub gpus: i32,
+    /// Whether GPUs have access to each other's memory.
+    pub peers: bool,
+    /// Ordered pairs of GPUs between which copies succeed and move nothing, as behind an IOMMU.
+    pub lossy: Vec<(i32, i32)>,
+    /// The next calls of these functions fail with these codes.
+    pub refusals: HashMap<&'static str, Code>,
+    /// How many calls of [`failing`] may still succeed before one fails with this code.
+    pub failure: Option<(u32, Code)>,
+    /// The call that did.
+    pub failed: Option<&'static str>,
+    /// Calls that succeeded.
+    pub calls: HashMap<&'static str, u32>,
+    pub memory: BTreeMap<u64, Block>,
+    pub pools: BTreeMap<usize, MemoryPool>,
+    /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
+    pub events: HashMap<usize, Event>,
+    /// Whether all streams are being captured, into one graph, or this one.
+    pub capturing: bool,
+    pub captured: Option<usize>,
+    /// Primary contexts, each with its number.
+    retained: HashMap<i32, u64>,
+    /// Handles of what went with a context that was reset. The driver does not survive their use.
+    gone: HashSet<usize>,
+    /// Streams that exist.
+    pub streams: HashSet<usize>,
+    pub graphs: graphs::Graphs,
+    /// Calls that have ended a capture with an error.
+    pub captures_broken: u32,
+    /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
+    pub strangers: u32,
+    /// How much goes into the queue of a stream. `None`: everything is done at once, and nothing waits.
+    pub room: Option<usize>,
+    /// Calls that block at the moment, because a queue is full or for what they wait for.
+    pub blocked: u32,
+    /// Calls that have blocked for ever, as far as a test can tell.
+    pub stuck: Vec<&'static str>,
+    queues: HashMap<usize, VecDeque<Task>>,
+    /// Memory of a GPU is mapped by the virtual memory API, from chunks of so many bytes each.
+    pub chunk: Option<usize>,
+    now: f64,
+    handles: usize,
+    ids: u64,
+}
+
+/// An allocation, or host memory that was registered.
+pub struct Block {
+    bytes: usize,
+    /// `None` for host memory.
+    gpu: Option<i32>,
+    id: u64,
+    registered: bool,
+    /// The pool that it is of.
+    pool: Option<usize>,
+    /// Its pages, where they can be mapped once more.
+    pages: Option<Pages>,
+    /// Whether it is another process's, opened by CUDA IPC through `gpu`.
+    opened: bool,
+}
+
+/// A pool, of this process or imported: another process is the same node here.
+pub struct MemoryPool {
+    gpu: i32,
+    /// Equal for a pool and what was imported of it.
+    identity: u64,
+    exportable: bool,
+    imported: bool,
+    /// GPUs that it is open to.
+    pub access: Vec<i32>,
+}
+
+/// What is in the queue of a stream.
+enum Task {
+    /// A wait for a counter, or for so many recordings of an event to be done.
+    Counter(u64, u64),
+    Recordings(usize, u64),
+    Work(Box<dyn FnOnce(&mut Node) + Send>),
+}
+
+enum Pages {
+    Own(SharedRegion),
+    Imported(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
+}
+
+/// An event.
+pub struct Event {
+    /// Whether it takes timestamps.
+    pub timed: bool,
+    /// GPU of the last recording, and its time in microseconds by that GPU's own clock.
+    recorded: Option<(usize, f64)>,
+    /// Recordings that were asked for, and that are done.
+    asked: u64,
+    done: u64,
+}
+
+thread_local! {
+    static NODE: RefCell<Arc<Mutex<Node>>> = RefCell::default();
+    /// Contexts, the current one last.
+    static CURRENT: RefCell<Vec<usize>> = RefCell::default();
+    /// What a capture forbids this thread: everything that is unsafe (0), or nothing of it (2).
+    static MODE: Cell<c_uint> = const { Cell::new(0) };
+}
+
+/// Makes this thread's node one of `gpus` GPUs.
+pub fn start(gpus: i32, peers: bool) {
+    NODE.set(Arc::new(Mutex::new(Node { gpus, peers, ..Node::default() })));
+    CURRENT.take();
+}
+
+/// This thread's node, for another thread to [`join`].
+pub fn share() -> Arc<Mutex<Node>> {
+    NODE.with_borrow(Arc::clone)
+}
+
+/// Makes this thread one of another's process.
+pub fn join(node: Arc<Mutex<Node>>) {
+    NODE.set(node);
+}
+
+/// Looks at this thread's node, or changes it.
+pub fn node<T>(look: impl FnOnce(&mut Node) -> T) -> T {
+    let node = share();
+    let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
+    look(&mut node)
+}
+
+/// The current context; 0 where there is none.
+fn current() -> usize {
+    CURRENT.with_borrow(|current| current.last().copied().unwrap_or(0))
+}
+
+/// How often a function was called and succeeded.
+pub fn calls(function: &str) -> u32 {
+    node(|node| node.calls.get(function).copied().unwrap_or(0))
+}
+
+/// The double, with batched copies.
+pub fn driver() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuMemcpyBatchAsync: Some(copy_batch), ..without_batch().clone() });
+    &DRIVER
+}
+
+/// The double of a driver that lacks one more function.
+pub fn without(function: &'static str) -> &'static Driver {
+    without_of(driver(), function)
+}
+
+/// The same of another double.
+pub fn without_of(driver: &Driver, function: &'static str) -> &'static Driver {
+    // Kept in sight of leak checks.
+    static DRIVERS: Mutex<Vec<&Driver>> = Mutex::new(Vec::new());
+    let lacking = Box::leak(Box::new(driver.clone().without(function)));
+    DRIVERS.lock().expect("nothing panics here").push(lacking);
+    lacking
+}
+
+/// The double of a driver whose streams never come to an end.
+pub fn never_ready() -> &'static Driver {
+    unsafe extern "C" fn busy(_: CUstream) -> Code {
+        code::NOT_READY
+    }
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuStreamQuery: busy, ..driver().clone() });
+    &DRIVER
+}
+
+/// The double of a driver that is older than batched copies.
+pub fn without_batch() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
+        cuGetErrorName: name_error,
+        cuGetErrorString: name_error,
+        cuDeviceGetCount: count_devices,
+        cuDeviceGet: get_device,
+        cuDeviceGetUuid: get_uuid,
+        cuDeviceGetAttribute: get_attribute,
+        cuDeviceCanAccessPeer: can_access,
+        cuDevicePrimaryCtxRetain: retain,
+        cuDevicePrimaryCtxGetState: get_state,
+        cuCtxGetCurrent: get_current,
+        cuCtxPushCurrent: push,
+        cuCtxPopCurrent: pop,
+        cuCtxGetDevice: get_current_device,
+        cuCtxEnablePeerAccess: enable_access,
+        cuMemAlloc: allocate,
+        cuMemFree: free,
+        cuMemHostAlloc: allocate_host,
+        cuMemFreeHost: free_host,
+        cuMemHostRegister: register,
+        cuMemHostUnregister: unregister,
+        cuPointerGetAttributes: locate,
+        cuMemPoolSetAccess: Some(set_access),
+        cuMemPoolGetAccess: Some(get_access),
+        cuMemPoolDestroy: Some(destroy_pool),
+        cuMemPoolExportToShareableHandle: Some(export_pool),
+        cuMemPoolImportFromShareableHandle: Some(import_pool),
+        cuMemPoolExportPointer: Some(export_pointer),
+        cuMemPoolImportPointer: Some(import_pointer),
+        cuIpcGetMemHandle: Some(export_ipc),
+        cuIpcOpenMemHandle: Some(open_ipc),
+        cuIpcCloseMemHandle: Some(close_ipc),
+        cuMemcpyAsync: copy,
+        cuMemcpyDtoDAsync: copy_known,
+        cuMemcpyDtoHAsync: copy_to_host,
+        cuStreamCreate: create_stream,
+        cuStreamDestroy: destroy_stream,
+        cuLaunchHostFunc: graphs::launch_host,
+        cuStreamGetCtx: context_of_stream,
+        cuStreamIsCapturing: is_capturing,
+        cuStreamWaitEvent: wait_event,
+        cuCtxSynchronize: synchronize_context,
+        cuCtxGetId: Some(id_of_context),
+        cuThreadExchangeStreamCaptureMode: exchange_mode,
+        cuStreamSynchronize: synchronize_stream,
+        cuStreamQuery: query_stream,
+        cuEventSynchronize: synchronize_event,
+        cuEventQuery: query_event,
+        cuStreamGetId: Some(id_of_stream),
+        cuStreamBatchMemOp: Some(operate),
+        cuEventCreate: create_event,
+        cuEventDestroy: destroy_event,
+        cuEventRecord: record_event,
+        cuEventElapsedTime: Some(elapsed),
+        cuModuleLoadData: load_module,
+        ..Driver::inert()
+    });
+    &DRIVER
+}
+
+/// The double of a driver that has all, and of whose calls one fails where the test has asked for it.
+pub fn failing() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::counted(whole()));
+    &DRIVER
+}
+
+/// Makes a call of [`failing`], if it is not the one to fail. What gives something back does so all the same: the driver reports there
+/// what earlier work has come to.
+pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Code {
+    let fails = node(|node| match &mut node.failure {
+        Some((0, code)) => {
+            node.failed = Some(function);
+            Some(*code)
+        }
+        Some((left, _)) => {
+            *left -= 1;
+            None
+        }
+        None => None,
+    });
+    let Some(code) = fails else { return work(whole()) };
+    node(|node| node.failure = None);
+    if ["Free", "Destroy", "Release", "Unload", "Unregister", "Unmap", "Close", "Pop", "Synchronize"]
+        .iter()
+        .any(|gives| function.contains(gives))
+    {
+        work(whole());
+    }
+    code
+}
+
+/// What the backend holds of the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub memory: usize,
+    pub pools: usize,
+    pub events: usize,
+    pub streams: usize,
+    pub graphs: usize,
+    pub execs: usize,
+    pub objects: usize,
+    pub modules: u32,
+}
+
+pub fn held() -> Held {
+    node(|node| Held {
+        memory: node.memory.len(),
+        pools: node.pools.len(),
+        events: node.events.len(),
+        streams: node.streams.len(),
+        graphs: node.graphs.graphs.len(),
+        execs: node.graphs.execs.len(),
+        objects: node.graphs.objects.len(),
+        modules: node.graphs.modules,
+    })
+}
+
+/// Counts a call, or refuses it as the test has asked for.
+fn call(function: &'static str, work: impl FnOnce(&mut Node) -> Code) -> Code {
+    node(|node| {
+        if let Some(code) = node.refusals.remove(function) {
+            return code;
+        }
+        let code = work(node);
+        if code == 0 {
+            *node.calls.entry(function).or_default() += 1;
+        }
+        code
+    })
+}
+
+/// Writes a result of a function of the driver.
+fn put<T>(out: *mut T, value: T) -> Code {
+    // SAFETY: the backend passes outputs that are valid for the call.
+    unsafe { out.write(value) };
+    0
+}
+
+const INVALID_VALUE: Code = 1;
+const NO_BINARY_FOR_GPU: Code = 209;
+const CAPTURE_UNSUPPORTED: Code = 900;
+
+/// Contexts and streams are numbers that name their GPU.
+const CONTEXT: usize = 0x1000;
+const STREAM: usize = 0x10_0000;
+
+unsafe extern "C" fn name_error(_: Code, out: *mut *const c_char) -> Code {
+    const NAME: &CStr = c"an error that a test wants";
+    put(out, NAME.as_ptr())
+}
+
+unsafe extern "C" fn count_devices(out: *mut c_int) -> Code {
+    call("cuDeviceGetCount", |node| put(out, node.gpus))
+}
+
+unsafe extern "C" fn get_device(out: *mut CUdevice, index: c_int) -> Code {
+    put(out, index)
+}
+
+unsafe extern "C" fn get_uuid(out: *mut [u8; 16], device: CUdevice) -> Code {
+    put(out, [device as u8; 16])
+}
+
+unsafe extern "C" fn get_attribute(out: *mut c_int, attribute: c_uint, _: CUdevice) -> Code {
+    const MAJOR: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as c_uint;
+    const STREAM_MEMORY: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as c_uint;
+    const DESCRIPTORS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as c_uint;
+    const HOST_POINTERS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM as c_uint;
+    put(
+        out,
+        match attribute {
+            MAJOR => 9,
+            HOST_POINTERS | STREAM_MEMORY | DESCRIPTORS => 1,
+            _ => 0,
+        },
+    )
+}
+
+unsafe extern "C" fn can_access(out: *mut c_int, _: CUdevice, _: CUdevice) -> Code {
+    node(|node| put(out, c_int::from(node.peers)))
+}
+
+unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
+    call("cuDevicePrimaryCtxRetain", |node| {
+        node.ids += 1;
+        let id = node.ids;
+        node.retained.entry(device).or_insert(id);
+        put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1)))
+    })
+}
+
+/// Active are the GPUs whose contexts are retained, and those that hold memory.
+unsafe extern "C" fn get_state(device: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
+    put(flags, 0);
+    node(|node| {
+        let is_active = node.retained.contains_key(&device) || node.memory.values().any(|block| block.gpu == Some(device));
+        put(active, c_int::from(is_active))
+    })
+}
+
+unsafe extern "C" fn id_of_context(context: CUcontext, out: *mut c_ulonglong) -> Code {
+    let device = (context.addr() / CONTEXT) as CUdevice - 1;
+    node(|node| node.retained.get(&device).map_or(code::CONTEXT_IS_DESTROYED, |id| put(out, *id)))
+}
+
+unsafe extern "C" fn exchange_mode(mode: *mut c_uint) -> Code {
+    // SAFETY: the backend passes a mode.
+    put(mode, MODE.replace(unsafe { *mode }))
+}
+
+unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
+    put(out, with_exposed_provenance_mut(current()))
+}
+
+unsafe extern "C" fn push(context: CUcontext) -> Code {
+    CURRENT.with_borrow_mut(|current| current.push(context.addr()));
+    0
+}
+
+unsafe extern "C" fn pop(out: *mut CUcontext) -> Code {
+    put(out, with_exposed_provenance_mut(CURRENT.with_borrow_mut(|current| current.pop().unwrap_or(0))))
+}
+
+unsafe extern "C" fn get_current_device(out: *mut CUdevice) -> Code {
+    match current() {
+        0 => code::INVALID_CONTEXT,
+        context => put(out, (context / CONTEXT - 1) as CUdevice),
+    }
+}
+
+unsafe extern "C" fn enable_access(_: CUcontext, _: c_uint) -> Code {
+    call("cuCtxEnablePeerAccess", |_| 0)
+}
+
+impl Node {
+    /// Makes memory known, as allocating or registering it does.
+    pub fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
+        self.ids += 1;
+        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered, pool: None, pages: None, opened: false });
+    }
+
+    /// Allocates, as another library in the process may have done.
+    pub fn give(&mut self, bytes: usize, gpu: Option<i32>) -> Option<u64> {
+        let layout = Layout::from_size_align(bytes, 256).ok().filter(|_| bytes < 1 << 40)?;
+        // SAFETY: the backend asks for one byte or more.
+        let address = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
+        self.insert(address, bytes, gpu, false);
+        Some(address)
+    }
+
+    /// Frees what `give` has returned.
+    pub fn take(&mut self, address: u64, device: bool) -> Code {
+        let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {
+            return INVALID_VALUE;
+        };
+        if block.pages.is_some() {
+            return 0;
+        }
+        let Ok(layout) = Layout::from_size_align(block.bytes, 256) else { return INVALID_VALUE };
+        // SAFETY: given out by `give` with this layout, and just taken out of the list.
+        unsafe { dealloc(with_exposed_provenance_mut(address as usize), layout) };
+        0
+    }
+
+    /// Creates a pool. As in the driver, its handle may be one of before.
+    pub fn new_pool(&mut self, gpu: i32, exportable: bool) -> usize {
+        self.ids += 1;
+        let pool = MemoryPool { gpu, identity: self.ids, exportable, imported: false, access: vec![gpu] };
+        self.add_pool(pool)
+    }
+
+    fn add_pool(&mut self, pool: MemoryPool) -> usize {
+        let handle = (1..).map(|index| index * 0x100).find(|handle| !self.pools.contains_key(handle)).unwrap_or(0);
+        self.pools.insert(handle, pool);
+        handle
+    }
+
+    /// Allocates from a pool.
+    pub fn give_from(&mut self, pool: usize, bytes: usize) -> Option<u64> {
+        let region = SharedRegion::new(bytes as u64).ok()?;
+        let address = region.base();
+        self.insert_of(Some(pool), address, bytes, Pages::Own(region));
+        Some(address)
+    }
+
+    /// Whether the current context's GPU may enter what lies at an address: the driver looks at that one and not at the stream's.
+    fn may_enter(&self, address: u64) -> bool {
+        let here = (current() / CONTEXT) as i32 - 1;
+        let block = self.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
+        let pool = block.and_then(|(_, block)| self.pools.get(&block.pool?));
+        pool.is_none_or(|pool| pool.access.contains(&here))
+    }
+
+    /// The GPU whose memory an address lies in.
+    fn gpu_at(&self, address: u64) -> Option<i32> {
+        let (base, block) = self.memory.range(..=address).next_back()?;
+        block.gpu.filter(|_| address - base < block.bytes as u64)
+    }
+
+    /// Allocates, as another process may have done that exports the memory by CUDA IPC.
+    pub fn give_shareable(&mut self, bytes: usize, gpu: i32) -> Option<u64> {
+        let region = SharedRegion::new(bytes as u64).ok()?;
+        let address = region.base();
+        self.insert_of(None, address, bytes, Pages::Own(region));
+        self.memory.get_mut(&address)?.gpu = Some(gpu);
+        Some(address)
+    }
+
+    fn insert_of(&mut self, pool: Option<usize>, address: u64, bytes: usize, pages: Pages) {
+        self.ids += 1;
+        let gpu = pool.and_then(|pool| self.pools.get(&pool)).map(|pool| pool.gpu);
+        let block = Block { bytes, gpu, id: self.ids, registered: false, pool, pages: Some(pages), opened: false };
+        self.memory.insert(address, block);
+    }
+
+    /// Resets a device, as `cudaDeviceReset` does.
+    pub fn reset(&mut self, gpu: i32) {
+        self.retained.remove(&gpu);
+        let (streams, handles) = (std::mem::take(&mut self.streams), self.events.drain().map(|(event, _)| event).collect::<Vec<_>>());
+        self.gone.extend(streams.into_iter().chain(handles));
+        self.queues.clear();
+        let memory: Vec<u64> =
+            self.memory.iter().filter(|(_, block)| block.gpu == Some(gpu) && block.pages.is_none()).map(|(at, _)| *at).collect();
+        memory.into_iter().for_each(|address| _ = self.take(address, true));
+        self.memory.retain(|_, block| !block.registered);
+        // Whichever GPU's context it was allocated in.
+        let pinned: Vec<u64> =
+            self.memory.iter().filter(|(_, block)| block.gpu.is_none() && block.pages.is_none()).map(|(at, _)| *at).collect();
+        pinned.into_iter().for_each(|address| _ = self.take(address, false));
+    }
+
+    /// Notes that a handle is used.
+    fn touch(&mut self, handle: usize, function: &'static str) {
+        if self.gone.contains(&handle) {
+            self.stuck.push(function);
+        }
+    }
+
+    fn is_captured(&self, stream: usize) -> bool {
+        self.capturing || self.captured == Some(stream)
+    }
+
+    /// Ends a capture with an error, if so.
+    fn end_capture(&mut self, ends: bool) -> bool {
+        self.captures_broken += u32::from(ends);
+        ends
+    }
+
+    fn is_over(&self, task: &Task) -> bool {
+        match task {
+            // SAFETY: a counter of a test, which outlives its streams.
+            Task::Counter(counter, value) => signal::reached(unsafe { signal::load(*counter) }, *value),
+            Task::Recordings(event, count) => self.events.get(event).is_none_or(|event| event.done >= *count),
+            Task::Work(_) => true,
+        }
+    }
+
+    /// Does what can be done.
+    fn go_on(&mut self) {
+        let mut streams: Vec<usize> = self.queues.keys().copied().collect();
+        // Once more after each that has moved, because others may have waited for it.
+        while let Some(stream) = streams.pop() {
+            while self.queues.get(&stream).and_then(VecDeque::front).is_some_and(|task| self.is_over(task)) {
+                if let Some(Task::Work(work)) = self.queues.get_mut(&stream).and_then(VecDeque::pop_front) {
+                    work(self);
+                }
+                streams = self.queues.keys().copied().collect();
+            }
+        }
+    }
+
+    /// Contexts that are left current on this thread.
+    pub fn depth(&self) -> usize {
+        CURRENT.with_borrow(Vec::len)
+    }
+
+    fn new_handle(&mut self) -> usize {
+        self.handles += 16;
+        self.handles
+    }
+}
+
+/// Blocks until `is_there`, at most for as long as a test should take.
+fn block(function: &'static str, mut is_there: impl FnMut(&mut Node) -> bool) -> Code {
+    const TIMED_OUT: Code = 999;
+    let begin = Instant::now();
+    let mut blocked = 0;
+    loop {
+        let is_over = node(|node| {
+            node.go_on();
+            let is_there = is_there(node);
+            let is_late = begin.elapsed() > Duration::from_secs(20);
+            if !is_there && is_late {
+                node.stuck.push(function);
+            }
+            node.blocked -= blocked;
+            blocked = u32::from(!is_there && !is_late);
+            node.blocked += blocked;
+            if is_there { Some(0) } else { is_late.then_some(TIMED_OUT) }
+        });
+        match is_over {
+            Some(code) => return code,
+            None => std::thread::sleep(Duration::from_micros(200)),
+        }
+    }
+}
+
+/// Puts something into the queue of a stream.
+fn enqueue(function: &'static str, stream: CUstream, task: Task) -> Code {
+    node(|node| node.touch(stream.addr(), function));
+    let mut task = Some(task);
+    let unbounded = |node: &mut Node| {
+        if let Some(Task::Work(work)) = task.take_if(|_| node.room.is_none()) {
+            work(node);
+        }
+    };
+    node(unbounded);
+    if task.is_none() {
+        return 0;
+    }
+    block(function, |node| {
+        let is_free = node.queues.get(&stream.addr()).is_none_or(|queue| node.room.is_none_or(|room| queue.len() < room));
+        if let Some(task) = task.take_if(|_| is_free) {
+            node.queues.entry(stream.addr()).or_default().push_back(task);
+            node.go_on();
+        }
+        is_free
+    })
+}
+
+unsafe extern "C" fn synchronize_stream(stream: CUstream) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamSynchronize"));
+    if node(|node| node.end_capture(node.is_captured(stream.addr()))) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    block("cuStreamSynchronize", |node| node.queues.get(&stream.addr()).is_none_or(VecDeque::is_empty))
+}
+
+unsafe extern "C" fn synchronize_event(event: CUevent) -> Code {
+    node(|node| node.touch(event.addr(), "cuEventSynchronize"));
+    block("cuEventSynchronize", |node| node.events.get(&event.addr()).is_none_or(|event| event.done >= event.asked))
+}
+
+unsafe extern "C" fn query_event(event: CUevent) -> Code {
+    node(|node| {
+        node.go_on();
+        let is_done = node.events.get(&event.addr()).is_none_or(|event| event.done >= event.asked);
+        if is_done { 0 } else { code::NOT_READY }
+    })
+}
+
+unsafe extern "C" fn query_stream(stream: CUstream) -> Code {
+    node(|node| {
+        node.go_on();
+        if node.queues.get(&stream.addr()).is_none_or(VecDeque::is_empty) { 0 } else { code::NOT_READY }
+    })
+}
+
+unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
+    if unsafe_call() {
+        return CAPTURE_UNSUPPORTED;
+    }
+    call("cuMemAlloc", |node| {
+        let context = current();
+        if context == 0 {
+            return code::INVALID_CONTEXT;
+        }
+        node.give(bytes, Some((context / CONTEXT - 1) as i32)).map_or(code::OUT_OF_MEMORY, |address| put(out, address))
+    })
+}
+
+/// Waits for all work, as the driver does.
+unsafe extern "C" fn free(address: CUdeviceptr) -> Code {
+    if unsafe_call() {
+        return CAPTURE_UNSUPPORTED;
+    }
+    match block("cuMemFree", |node| node.queues.values().all(VecDeque::is_empty)) {
+        0 => {}
+        stuck => return stuck,
+    }
+    call("cuMemFree", |node| node.take(address, true))
+}
+
+unsafe extern "C" fn allocate_host(out: *mut *mut c_void, bytes: usize, _: c_uint) -> Code {
+    call("cuMemHostAlloc", |node| {
+        node.give(bytes, None).map_or(code::OUT_OF_MEMORY, |address| put(out, with_exposed_provenance_mut(address as usize)))
+    })
+}
+
+unsafe extern "C" fn free_host(address: *mut c_void) -> Code {
+    call("cuMemFreeHost", |node| node.take(address.addr() as u64, false))
+}
+
+unsafe extern "C" fn register(address: *mut c_void, bytes: usize, _: c_uint) -> Code {
+    call("cuMemHostRegister", |node| {
+        node.insert(address.addr() as u64, bytes, None, true);
+        0
+    })
+}
+
+unsafe extern "C" fn unregister(address: *mut c_void) -> Code {
+    call("cuMemHostUnregister", |node| {
+        let known = node.memory.remove(&(address.addr() as u64)).is_some_and(|block| block.registered);
+        if known { 0 } else { INVALID_VALUE }
+    })
+}
+
+/// Tells no range of registered memory and gives it no number, as some drivers do not.
+unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, address: CUdeviceptr) -> Code {
+    use CUpointer_attribute::*;
+    node(|node| {
+        if current() == 0 {
+            return code::INVALID_CONTEXT;
+        }
+        let found = node.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
+        for index in 0..count as usize {
+            // SAFETY: the backend passes as many names as values, each value of the attribute's type.
+            unsafe {
+                let (name, value) = (*names.add(index), *values.add(index));
+                let Some((base, block)) = found else { continue };
+                if name == CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint {
+                    let kind = if block.gpu.is_some() { CUmemorytype::CU_MEMORYTYPE_DEVICE } else { CUmemorytype::CU_MEMORYTYPE_HOST };
+                    value.cast::<c_uint>().write(kind as c_uint);
+                } else if name == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_uint {
+                    value.cast::<c_int>().write(block.gpu.unwrap_or(0));
+                } else if name == CU_POINTER_ATTRIBUTE_BUFFER_ID as c_uint && !block.registered {
+                    value.cast::<u64>().write(block.id);
+                } else if name == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_uint && !block.registered {
+                    value.cast::<u64>().write(*base);
+                } else if name == CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint && !block.registered {
+                    value.cast::<usize>().write(block.bytes);
+                } else if name == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint {
+                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none() && node.chunk.is_none()));
+                } else if name == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as c_uint {
+                    value.cast::<c_uint>().write(c_uint::from(node.chunk.is_some()));
+                } else if name == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as c_uint {
+                    value.cast::<u64>().write(
+                        base + (address - base) / node.chunk.map_or(u64::MAX, |chunk| chunk as u64) * node.chunk.unwrap_or(0) as u64,
+                    );
+                } else if name == CU_POINTER_ATTRIBUTE_MAPPING_SIZE as c_uint {
+                    value.cast::<usize>().write(node.chunk.unwrap_or(block.bytes));
+                } else if name == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint {
+                    value.cast::<usize>().write(block.pool.unwrap_or(0));
+                }
+            }
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn set_access(pool: sys::CUmemoryPool, access: *const sys::CUmemAccessDesc, count: usize) -> Code {
+    call("cuMemPoolSetAccess", |node| {
+        let Some(pool) = node.pools.get_mut(&pool.addr()) else { return INVALID_VALUE };
+        // SAFETY: a list of `count` elements.
+        pool.access = (0..count).map(|index| unsafe { (*access.add(index)).location.id }).collect();
+        0
+    })
+}
+
+unsafe extern "C" fn get_access(out: *mut c_uint, pool: *mut c_void, location: *mut sys::CUmemLocation) -> Code {
+    node(|node| {
+        let Some(pool) = node.pools.get(&pool.addr()) else { return INVALID_VALUE };
+        // SAFETY: the backend passes a location.
+        let is_open = pool.access.contains(&unsafe { (*location).id });
+        put(out, if is_open { sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint } else { 0 })
+    })
+}
+
+/// Refuses a pool whose memory is in use, with which the driver would wait.
+unsafe extern "C" fn destroy_pool(pool: sys::CUmemoryPool) -> Code {
+    call("cuMemPoolDestroy", |node| {
+        let in_use = node.memory.values().any(|block| block.pool == Some(pool.addr()));
+        if !in_use && node.pools.remove(&pool.addr()).is_some() { 0 } else { INVALID_VALUE }
+    })
+}
+
+/// The descriptor is of a file in which the pool's identity is written.
+unsafe extern "C" fn export_pool(out: *mut c_void, pool: sys::CUmemoryPool, _: c_uint, _: c_ulonglong) -> Code {
+    call("cuMemPoolExportToShareableHandle", |node| {
+        let Some(pool) = node.pools.get(&pool.addr()).filter(|pool| pool.exportable) else { return INVALID_VALUE };
+        let Ok(file) = rustix::fs::memfd_create("pool", MemfdFlags::CLOEXEC) else { return code::OUT_OF_MEMORY };
+        match rustix::io::pwrite(&file, &[pool.identity, pool.gpu as u64].map(u64::to_ne_bytes).concat(), 0) {
+            Ok(16) => put(out.cast(), file.into_raw_fd()),
+            _ => code::OUT_OF_MEMORY,
+        }
+    })
+}
+
+unsafe extern "C" fn import_pool(out: *mut sys::CUmemoryPool, descriptor: *mut c_void, _: c_uint, _: c_ulonglong) -> Code {
+    call("cuMemPoolImportFromShareableHandle", |node| {
+        let mut words = [0; 16];
+        // SAFETY: the backend passes a descriptor that is open during the call.
+        let file = unsafe { BorrowedFd::borrow_raw(descriptor.addr() as c_int) };
+        if rustix::io::pread(file, &mut words, 0) != Ok(16) {
+            return INVALID_VALUE;
+        }
+        let [identity, gpu] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|byte| words[at + byte])));
+        let gpu = gpu as i32;
+        let pool = node.add_pool(MemoryPool { gpu, identity, exportable: false, imported: true, access: vec![gpu] });
+        put(out, with_exposed_provenance_mut(pool))
+    })
+}
+
+/// What is exported says which pool, and which of its allocations by number, so that no other is mistaken for it.
+unsafe extern "C" fn export_pointer(out: *mut sys::CUmemPoolPtrExportData, address: CUdeviceptr) -> Code {
+    call("cuMemPoolExportPointer", |node| {
+        let Some(block) = node.memory.get(&address) else { return INVALID_VALUE };
+        let pool = block.pool.and_then(|pool| node.pools.get(&pool)).filter(|pool| pool.exportable);
+        let Some(pool) = pool else { return INVALID_VALUE };
+        let mut reserved = [0; 64];
+        reserved[..16].copy_from_slice(&[pool.identity, block.id].map(u64::to_ne_bytes).concat());
+        put(out, sys::CUmemPoolPtrExportData { reserved })
+    })
+}
+
+/// Maps the same pages once more; only in the pool that they are of.
+unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPool, data: *mut sys::CUmemPoolPtrExportData) -> Code {
+    call("cuMemPoolImportPointer", |node| {
+        // SAFETY: the backend passes 64 bytes that it may read.
+        let words = unsafe { (*data).reserved };
+        let [identity, id] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|byte| words[at + byte])));
+        let imported = node.pools.get(&pool.addr()).is_some_and(|pool| pool.imported && pool.identity == identity);
+        let block = node.memory.values().find(|block| block.id == id).filter(|_| imported);
+        let Some(Block { bytes, pages: Some(Pages::Own(region)), .. }) = block else { return INVALID_VALUE };
+        let Some((mapping, bytes)) = region.file().and_then(|file| Ok((Mapping::new(&file, *bytes as u64)?, *bytes))).ok() else {
+            return code::OUT_OF_MEMORY;
+        };
+        let base = mapping.base();
+        node.insert_of(Some(pool.addr()), base, bytes, Pages::Imported(mapping));
+        put(out, base)
+    })
+}
+
+/// What is exported is the number of the allocation.
+unsafe extern "C" fn export_ipc(out: *mut sys::CUipcMemHandle, address: CUdeviceptr) -> Code {
+    call("cuIpcGetMemHandle", |node| {
+        let Some(block) = node.memory.get(&address).filter(|block| block.pool.is_none() && block.pages.is_some()) else {
+            return INVALID_VALUE;
+        };
+        let mut reserved = [0; 64];
+        reserved[..8].copy_from_slice(&block.id.to_ne_bytes().map(|byte| byte as c_char));
+        put(out, sys::CUipcMemHandle { reserved })
+    })
+}
+
+/// Maps the same pages once more, as memory of the GPU whose context is current.
+unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle, _: c_uint) -> Code {
+    call("cuIpcOpenMemHandle", |node| {
+        let context = current();
+        if context == 0 {
+            return code::INVALID_CONTEXT;
+        }
+        let id = u64::from_ne_bytes(std::array::from_fn(|byte| handle.reserved[byte] as u8));
+        let found = node.memory.values().find(|block| block.id == id).and_then(|block| match &block.pages {
+            Some(Pages::Own(region)) => Some((region.file().ok()?, block.bytes)),
+            _ => None,
+        });
+        let Some((file, bytes)) = found else { return INVALID_VALUE };
+        let Ok(mapping) = Mapping::new(&file, bytes as u64) else { return code::OUT_OF_MEMORY };
+        let base = mapping.base();
+        node.insert_of(None, base, bytes, Pages::Imported(mapping));
+        if let Some(block) = node.memory.get_mut(&base) {
+            (block.gpu, block.opened) = (Some((context / CONTEXT - 1) as i32), true);
+        }
+        put(out, base)
+    })
+}
+
+/// Only in the context that has opened it.
+unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
+    call("cuIpcCloseMemHandle", |node| {
+        let gpu = Some((current() / CONTEXT) as i32 - 1);
+        if node.memory.get(&base).is_none_or(|block| !block.opened || block.gpu != gpu) {
+            return INVALID_VALUE;
+        }
+        node.memory.remove(&base);
+        0
+    })
+}
+
+/// Copies, and refuses ranges that are not inside of memory that it knows, or of a pool that is not open to the current context's GPU.
+fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
+    if !node.may_enter(dst) || !node.may_enter(src) {
+        return INVALID_VALUE;
+    }
+    let inside = |address: u64| match node.memory.range(..=address).next_back() {
+        Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
+        // Ordinary host memory.
+        _ => true,
+    };
+    if !inside(dst) || !inside(src) {
+        return INVALID_VALUE;
+    }
+    if let (Some(from), Some(to)) = (node.gpu_at(src), node.gpu_at(dst))
+        && node.lossy.contains(&(from, to))
+    {
+        return 0;
+    }
+    // SAFETY: inside of memory of this node, or the test's own.
+    unsafe { std::ptr::copy(with_exposed_provenance::<u8>(src as usize), with_exposed_provenance_mut::<u8>(dst as usize), bytes) };
+    0
+}
+
+unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
+    let refused = call("cuMemcpyAsync", |node| {
+        let gpu = (stream.addr() / STREAM) as i32 - 1;
+        let strange = |address: u64| {
+            node.memory
+                .range(..=address)
+                .next_back()
+                .is_some_and(|(base, block)| block.opened && block.gpu != Some(gpu) && address - base < block.bytes as u64)
+        };
+        node.strangers += u32::from(strange(dst) || strange(src));
+        if node.is_captured(stream.addr()) {
+            node.capture_copy(dst, src, bytes);
+            return 0;
+        }
+        if node.room.is_none() { copy_bytes(node, dst, src, bytes) } else { 0 }
+    });
+    if refused != 0 || node(|node| node.room.is_none() || node.is_captured(stream.addr())) {
+        return refused;
+    }
+    let work = move |node: &mut Node| {
+        if copy_bytes(node, dst, src, bytes) != 0 {
+            node.stuck.push("a copy failed");
+        }
+    };
+    enqueue("cuMemcpyAsync", stream, Task::Work(Box::new(work)))
+}
+
+unsafe extern "C" fn copy_to_host(dst: *mut c_void, src: CUdeviceptr, bytes: usize, _: CUstream) -> Code {
+    call("cuMemcpyDtoHAsync", |node| copy_bytes(node, dst.expose_provenance() as u64, src, bytes))
+}
+
+/// Takes no ordinary host memory.
+unsafe extern "C" fn copy_known(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
+    let known = |address: u64| {
+        node(|node| node.memory.range(..=address).next_back().is_some_and(|(base, block)| address - base < block.bytes as u64))
+    };
+    if known(dst) && known(src) {
+        // SAFETY: as for the caller.
+        unsafe { copy(dst, src, bytes, stream) }
+    } else {
+        INVALID_VALUE
+    }
+}
+
+unsafe extern "C" fn copy_batch(
+    dsts: *mut CUdeviceptr,
+    srcs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    _: *mut sys::CUmemcpyAttributes,
+    _: *mut usize,
+    _: usize,
+    _: CUstream,
+) -> Code {
+    call("cuMemcpyBatchAsync", |node| {
+        (0..count)
+            // SAFETY: three lists of `count` elements.
+            .map(|index| unsafe { copy_bytes(node, *dsts.add(index), *srcs.add(index), *sizes.add(index)) })
+            .find(|code| *code != 0)
+            .unwrap_or(0)
+    })
+}
+
+unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {
+    call("cuStreamCreate", |node| {
+        let context = current();
+        if context == 0 {
+            return code::INVALID_CONTEXT;
+        }
+        let stream = context / CONTEXT * STREAM + node.new_handle();
+        node.streams.insert(stream);
+        put(out, with_exposed_provenance_mut(stream))
+    })
+}
+
+unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamDestroy"));
+    call("cuStreamDestroy", |node| if node.streams.remove(&stream.addr()) { 0 } else { INVALID_VALUE })
+}
+
+unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) -> Code {
+    node(|node| node.touch(stream.addr(), "cuStreamGetCtx"));
+    put(out, with_exposed_provenance_mut(stream.addr() / STREAM * CONTEXT))
+}
+
+unsafe extern "C" fn is_capturing(stream: CUstream, out: *mut c_uint) -> Code {
+    node(|node| {
+        node.touch(stream.addr(), "cuStreamIsCapturing");
+        put(out, c_uint::from(node.is_captured(stream.addr())))
+    })
+}
+
+/// As on driver 580: not while any stream is being captured, in whatever mode the thread is.
+unsafe extern "C" fn synchronize_context() -> Code {
+    if node(|node| node.end_capture(node.capturing || node.captured.is_some())) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    block("cuCtxSynchronize", |node| node.queues.values().all(VecDeque::is_empty))
+}
+
+/// A call that may wait, which a capture forbids unless the thread says that it knows.
+fn unsafe_call() -> bool {
+    node(|node| node.end_capture((node.capturing || node.captured.is_some()) && MODE.get() != 2))
+}
+
+/// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.
+unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
+    node(|node| {
+        node.touch(stream.addr(), "cuStreamGetId");
+        // Driver 580, H200.
+        if node.end_capture(node.is_captured(stream.addr())) {
+            return CAPTURE_UNSUPPORTED;
+        }
+        let context = if stream.addr() <= 2 { current() } else { 0 };
+        put(out, (context + stream.addr()) as c_ulonglong)
+    })
+}
+
+unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut sys::CUstreamBatchMemOpParams, _: c_uint) -> Code {
+    let code = call("cuStreamBatchMemOp", |_| 0);
+    for index in 0..count as usize {
+        // SAFETY: the backend passes a list of `count` operations on counters of the test's, each of the member that it names.
+        let (counter, value, is_write) = unsafe {
+            let params = &*operations.add(index);
+            let (wait, write) = (params.waitValue, params.writeValue);
+            let is_write = params.operation == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+            // Both members are laid out alike.
+            if is_write {
+                (write.address, write.__bindgen_anon_1.value64, true)
+            } else {
+                (wait.address, wait.__bindgen_anon_1.value64, false)
+            }
+        };
+        // SAFETY: as above.
+        let write = move |_: &mut Node| unsafe { signal::store(counter, value) };
+        let task = if is_write { Task::Work(Box::new(write)) } else { Task::Counter(counter, value) };
+        if code != 0 {
+            return code;
+        }
+        match enqueue("cuStreamBatchMemOp", stream, task) {
+            0 => {}
+            stuck => return stuck,
+        }
+    }
+    code
+}
+
+unsafe extern "C" fn wait_event(stream: CUstream, event: CUevent, _: c_uint) -> Code {
+    let mut asked = 0;
+    let code = call("cuStreamWaitEvent", |node| match node.events.get(&event.addr()) {
+        Some(event) => {
+            asked = event.asked;
+            0
+        }
+        None => INVALID_VALUE,
+    });
+    if code == 0 { enqueue("cuStreamWaitEvent", stream, Task::Recordings(event.addr(), asked)) } else { code }
+}
+
+unsafe extern "C" fn create_event(out: *mut CUevent, flags: c_uint) -> Code {
+    node(|node| {
+        let event = node.new_handle();
+        let timed = flags & sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
+        node.events.insert(event, Event { timed, recorded: None, asked: 0, done: 0 });
+        put(out, with_exposed_provenance_mut(event))
+    })
+}
+
+unsafe extern "C" fn destroy_event(event: CUevent) -> Code {
+    node(|node| node.touch(event.addr(), "cuEventDestroy"));
+    node(|node| if node.events.remove(&event.addr()).is_some() { 0 } else { INVALID_VALUE })
+}
+
+unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
+    let code = node(|node| {
+        // A default stream is that of the current context.
+        let gpu = match stream.addr() / STREAM {
+            0 => current() / CONTEXT,
+            of_gpu => of_gpu,
+        };
+        node.now += 1.0;
+        let time = node.now + 500.0 * gpu as f64;
+        node.events.get_mut(&event.addr()).map_or(INVALID_VALUE, |event| {
+            event.recorded = Some((gpu, time));
+            event.asked += 1;
+            0
+        })
+    });
+    let event = event.addr();
+    let done = move |node: &mut Node| _ = node.events.get_mut(&event).map(|event| event.done += 1);
+    if code == 0 { enqueue("cuEventRecord", stream, Task::Work(Box::new(done))) } else { code }
+}
+
+/// Refuses events of two GPUs, and those without timestamps, as the driver does.
+unsafe extern "C" fn elapsed(out: *mut f32, from: CUevent, to: CUevent) -> Code {
+    const INVALID_HANDLE: Code = 400;
+    let recorded =
+        |event: CUevent| node(|node| node.events.get(&event.addr()).filter(|event| event.timed).and_then(|event| event.recorded));
+    match (recorded(from), recorded(to)) {
+        (Some((a, begin)), Some((b, end))) if a == b => put(out, ((end - begin) * 1e-3) as f32),
+        _ => INVALID_HANDLE,
+    }
+}
+
+unsafe extern "C" fn load_module(_: *mut CUmodule, _: *const c_void) -> Code {
+    NO_BINARY_FOR_GPU
+}

@@ -1,0 +1,383 @@
+//! Graphs, captures, user objects and kernels of the double.
+
+use super::super::driver::{CUcontext, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
+use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, call, copy_bytes, current, driver, node, put};
+use crate::bridge::Segment;
+use cudarc::driver::sys;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_uint, c_ulonglong, c_void};
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::LazyLock;
+
+/// What there is of graphs, and of what they run.
+#[derive(Default)]
+pub struct Graphs {
+    pub graphs: HashMap<usize, Graph>,
+    pub execs: HashMap<usize, Graph>,
+    /// User objects: how often each is referred to, and how it is destroyed.
+    pub objects: HashMap<usize, (u32, HostCall)>,
+    pub modules: u32,
+    /// The graph that all streams are being captured into.
+    captured: usize,
+}
+
+/// A graph, or what was instantiated of it.
+#[derive(Clone, Default)]
+pub struct Graph {
+    work: Vec<Work>,
+    objects: Vec<usize>,
+}
+
+#[derive(Copy, Clone)]
+pub struct HostCall {
+    function: unsafe extern "C" fn(*mut c_void),
+    user: usize,
+}
+
+#[derive(Clone)]
+enum Work {
+    Host(HostCall),
+    /// In a context.
+    Copy(usize, Segment),
+    Kernel(Vec<Segment>),
+}
+
+impl HostCall {
+    /// Not while the node is looked at: the function is another's.
+    fn run(self) {
+        // SAFETY: the backend gave a function of this type and the value that it takes.
+        unsafe { (self.function)(with_exposed_provenance_mut(self.user)) }
+    }
+}
+
+/// The double of a driver that has graphs, user objects and kernels too.
+pub fn whole() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
+        cuGraphCreate: create,
+        cuGraphDestroy: destroy,
+        cuGraphAddMemcpyNode: add_copy,
+        cuGraphExecMemcpyNodeSetParams: set_copy,
+        cuGraphAddKernelNode: Some(add_kernel),
+        cuGraphExecKernelNodeSetParams: Some(set_kernel),
+        cuGraphInstantiateWithFlags: Some(instantiate),
+        cuGraphExecDestroy: destroy_exec,
+        cuGraphLaunch: launch,
+        cuStreamGetCaptureInfo_v2: Some(capture_info),
+        cuUserObjectCreate: Some(create_object),
+        cuUserObjectRelease: Some(release_object),
+        cuGraphRetainUserObject: Some(retain_object),
+        cuModuleLoadData: load_module,
+        cuModuleGetFunction: get_function,
+        cuModuleUnload: unload_module,
+        cuLaunchKernel: launch_kernel,
+        ..driver().clone()
+    });
+    &DRIVER
+}
+
+/// Ends the capture of all streams and returns its graph.
+pub fn captured() -> CUgraph {
+    node(|node| {
+        node.capturing = false;
+        with_exposed_provenance_mut(std::mem::take(&mut node.graphs.captured))
+    })
+}
+
+fn captured_graph(node: &mut Node) -> usize {
+    if node.graphs.captured == 0 {
+        node.graphs.captured = node.new_handle();
+        node.graphs.graphs.insert(node.graphs.captured, Graph::default());
+    }
+    node.graphs.captured
+}
+
+impl Node {
+    /// A copy becomes a node of the graph that is being captured, in the current context.
+    pub(super) fn capture_copy(&mut self, dst: u64, src: u64, bytes: usize) {
+        let graph = captured_graph(self);
+        let copy = Work::Copy(current(), Segment { dst, src, bytes: bytes as u64 });
+        self.graphs.graphs.entry(graph).or_default().work.push(copy);
+    }
+}
+
+unsafe extern "C" fn capture_info(
+    _: CUstream,
+    status: *mut c_uint,
+    _: *mut c_ulonglong,
+    graph: *mut CUgraph,
+    _: *mut *const CUgraphNode,
+    _: *mut usize,
+) -> Code {
+    call("cuStreamGetCaptureInfo", |node| {
+        put(status, c_uint::from(node.capturing));
+        let captured = if node.capturing { captured_graph(node) } else { 0 };
+        put(graph, with_exposed_provenance_mut(captured))
+    })
+}
+
+/// Runs at once, or becomes a node of the graph that is being captured.
+pub(super) unsafe extern "C" fn launch_host(_: CUstream, function: unsafe extern "C" fn(*mut c_void), user: *mut c_void) -> Code {
+    let host = HostCall { function, user: user.expose_provenance() };
+    let mut runs = false;
+    let code = call("cuLaunchHostFunc", |node| {
+        if node.capturing {
+            let graph = captured_graph(node);
+            node.graphs.graphs.entry(graph).or_default().work.push(Work::Host(host));
+        } else {
+            runs = true;
+        }
+        0
+    });
+    if runs {
+        host.run();
+    }
+    code
+}
+
+unsafe extern "C" fn create_object(
+    out: *mut sys::CUuserObject,
+    user: *mut c_void,
+    function: unsafe extern "C" fn(*mut c_void),
+    references: c_uint,
+    _: c_uint,
+) -> Code {
+    call("cuUserObjectCreate", |node| {
+        let object = node.new_handle();
+        node.graphs.objects.insert(object, (references, HostCall { function, user: user.expose_provenance() }));
+        put(out, with_exposed_provenance_mut(object))
+    })
+}
+
+impl Graphs {
+    /// Gives references back. Returns the destructors of what nobody refers to any more.
+    fn release(&mut self, objects: &[usize]) -> Vec<HostCall> {
+        let mut dead = Vec::new();
+        for object in objects {
+            if let Some((references, destroy)) = self.objects.get_mut(object) {
+                *references -= 1;
+                if *references == 0 {
+                    dead.push(*destroy);
+                    self.objects.remove(object);
+                }
+            }
+        }
+        dead
+    }
+}
+
+unsafe extern "C" fn release_object(object: sys::CUuserObject, _: c_uint) -> Code {
+    let mut dead = Vec::new();
+    let code = call("cuUserObjectRelease", |node| {
+        dead = node.graphs.release(&[object.addr()]);
+        0
+    });
+    dead.into_iter().for_each(HostCall::run);
+    code
+}
+
+/// Takes the caller's reference over, as the backend asks for.
+unsafe extern "C" fn retain_object(graph: CUgraph, object: sys::CUuserObject, _: c_uint, _: c_uint) -> Code {
+    call("cuGraphRetainUserObject", |node| match node.graphs.graphs.get_mut(&graph.addr()) {
+        Some(graph) => {
+            graph.objects.push(object.addr());
+            0
+        }
+        None => INVALID_VALUE,
+    })
+}
+
+unsafe extern "C" fn create(out: *mut CUgraph, _: c_uint) -> Code {
+    call("cuGraphCreate", |node| {
+        let graph = node.new_handle();
+        node.graphs.graphs.insert(graph, Graph::default());
+        put(out, with_exposed_provenance_mut(graph))
+    })
+}
+
+unsafe extern "C" fn destroy(graph: CUgraph) -> Code {
+    remove("cuGraphDestroy", |graphs| graphs.graphs.remove(&graph.addr()))
+}
+
+unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> Code {
+    remove("cuGraphExecDestroy", |graphs| graphs.execs.remove(&exec.addr()))
+}
+
+fn remove(function: &'static str, take: impl FnOnce(&mut Graphs) -> Option<Graph>) -> Code {
+    let mut dead = Vec::new();
+    let code = call(function, |node| {
+        let Some(gone) = take(&mut node.graphs) else { return INVALID_VALUE };
+        dead = node.graphs.release(&gone.objects);
+        0
+    });
+    dead.into_iter().for_each(HostCall::run);
+    code
+}
+
+/// An exec has the nodes and user objects of its graph.
+unsafe extern "C" fn instantiate(out: *mut CUgraphExec, graph: CUgraph, _: c_ulonglong) -> Code {
+    call("cuGraphInstantiateWithFlags", |node| {
+        let Some(graph) = node.graphs.graphs.get(&graph.addr()).cloned() else { return INVALID_VALUE };
+        for object in &graph.objects {
+            node.graphs.objects.entry(*object).and_modify(|(references, _)| *references += 1);
+        }
+        let exec = node.new_handle();
+        node.graphs.execs.insert(exec, graph);
+        put(out, with_exposed_provenance_mut(exec))
+    })
+}
+
+fn add(function: &'static str, out: *mut CUgraphNode, graph: CUgraph, work: Work) -> Code {
+    call(function, |node| {
+        let Some(graph) = node.graphs.graphs.get_mut(&graph.addr()) else { return INVALID_VALUE };
+        graph.work.push(work);
+        put(out, with_exposed_provenance_mut(graph.work.len()))
+    })
+}
+
+fn set(function: &'static str, exec: CUgraphExec, at: CUgraphNode, work: Work) -> Code {
+    call(function, |node| {
+        let found = node.graphs.execs.get_mut(&exec.addr()).and_then(|exec| exec.work.get_mut(at.addr().wrapping_sub(1)));
+        found.map_or(INVALID_VALUE, |found| {
+            *found = work;
+            0
+        })
+    })
+}
+
+fn copy_of(copy: *const sys::CUDA_MEMCPY3D, context: CUcontext) -> Work {
+    // SAFETY: the backend passes parameters that are valid for the call.
+    let copy = unsafe { &*copy };
+    Work::Copy(context.addr(), Segment { dst: copy.dstDevice, src: copy.srcDevice, bytes: copy.WidthInBytes as u64 })
+}
+
+unsafe extern "C" fn add_copy(
+    out: *mut CUgraphNode,
+    graph: CUgraph,
+    _: *const CUgraphNode,
+    _: usize,
+    copy: *const sys::CUDA_MEMCPY3D,
+    context: CUcontext,
+) -> Code {
+    add("cuGraphAddMemcpyNode", out, graph, copy_of(copy, context))
+}
+
+unsafe extern "C" fn set_copy(exec: CUgraphExec, at: CUgraphNode, copy: *const sys::CUDA_MEMCPY3D, context: CUcontext) -> Code {
+    set("cuGraphExecMemcpyNodeSetParams", exec, at, copy_of(copy, context))
+}
+
+unsafe extern "C" fn add_kernel(
+    out: *mut CUgraphNode,
+    graph: CUgraph,
+    _: *const CUgraphNode,
+    _: usize,
+    kernel: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Code {
+    // SAFETY: the backend passes parameters that are valid for the call.
+    let work = unsafe { Work::Kernel(segments((*kernel).func, (*kernel).kernelParams)) };
+    add("cuGraphAddKernelNode", out, graph, work)
+}
+
+unsafe extern "C" fn set_kernel(exec: CUgraphExec, at: CUgraphNode, kernel: *const sys::CUDA_KERNEL_NODE_PARAMS_v1) -> Code {
+    // SAFETY: as above.
+    let work = unsafe { Work::Kernel(segments((*kernel).func, (*kernel).kernelParams)) };
+    set("cuGraphExecKernelNodeSetParams", exec, at, work)
+}
+
+/// Does at once what its nodes say, in the order in which they were added.
+unsafe extern "C" fn launch(exec: CUgraphExec, _: CUstream) -> Code {
+    let mut work = Vec::new();
+    let mut code = call("cuGraphLaunch", |node| {
+        let Some(exec) = node.graphs.execs.get(&exec.addr()) else { return INVALID_VALUE };
+        work = exec.work.clone();
+        0
+    });
+    for work in work {
+        match work {
+            Work::Host(host) => host.run(),
+            Work::Copy(context, Segment { dst, src, bytes }) => node(|node| {
+                CURRENT.with_borrow_mut(|current| current.push(context));
+                let copied = copy_bytes(node, dst, src, bytes as usize);
+                CURRENT.with_borrow_mut(Vec::pop);
+                code = if code == 0 { copied } else { code };
+            }),
+            Work::Kernel(segments) => node(|node| copy_segments(node, &segments)),
+        }
+    }
+    code
+}
+
+const WAIT: usize = 0x10;
+const MANY: usize = 0x20;
+const FEW: usize = 0x30;
+
+/// The segments of a launch, from its argument.
+unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Segment> {
+    let most = match function.addr() {
+        MANY => 120,
+        FEW => 32,
+        _ => return Vec::new(),
+    };
+    // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are.
+    unsafe {
+        let list = *arguments;
+        let count = list.cast::<u8>().add(most * 24 + (most + 1) * 8).cast::<u32>().read();
+        (0..count as usize).map(|index| list.cast::<Segment>().add(index).read()).collect()
+    }
+}
+
+fn copy_segments(node: &Node, segments: &[Segment]) {
+    for Segment { dst, src, bytes } in segments {
+        copy_bytes(node, *dst, *src, *bytes as usize);
+    }
+}
+
+unsafe extern "C" fn load_module(out: *mut CUmodule, _: *const c_void) -> Code {
+    call("cuModuleLoadData", |node| {
+        node.graphs.modules += 1;
+        put(out, with_exposed_provenance_mut(0x40))
+    })
+}
+
+unsafe extern "C" fn unload_module(_: CUmodule) -> Code {
+    call("cuModuleUnload", |node| {
+        node.graphs.modules -= 1;
+        0
+    })
+}
+
+unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *const c_char) -> Code {
+    // SAFETY: the backend passes a text that ends with a NUL.
+    let function = match unsafe { CStr::from_ptr(name) }.to_bytes() {
+        b"mpgpu_wait_signals" => WAIT,
+        b"mpgpu_copy_segments" => MANY,
+        _ => FEW,
+    };
+    call("cuModuleGetFunction", |_| put(out, with_exposed_provenance_mut(function)))
+}
+
+/// Copies at once; does not wait for signals.
+unsafe extern "C" fn launch_kernel(
+    function: CUfunction,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: CUstream,
+    arguments: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> Code {
+    call("cuLaunchKernel", |node| {
+        // SAFETY: the backend passes the argument of the function.
+        let segments = unsafe { segments(function, arguments) };
+        if node.capturing {
+            let graph = captured_graph(node);
+            node.graphs.graphs.entry(graph).or_default().work.push(Work::Kernel(segments));
+        } else {
+            copy_segments(node, &segments);
+        }
+        0
+    })
+}

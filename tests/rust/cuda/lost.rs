@@ -1,0 +1,195 @@
+//! Waits in vain on the double of the driver: whatever may have come after one says so, once.
+
+use super::double::{self, calls};
+use super::{Backend, CudaBackend};
+use crate::backend::{Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle};
+use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::topology::DeviceId;
+use smallvec::smallvec;
+use std::sync::Arc;
+
+const GPU0: DeviceId = DeviceId::gpu(0);
+const GPU1: DeviceId = DeviceId::gpu(1);
+const PEER: LostPeer = LostPeer { process: 4711, connection: 1 };
+
+#[track_caller]
+fn told(result: Result<(), BackendError>) {
+    assert!(matches!(&result, Err(BackendError::PeerGone(text)) if text.matches("process 4711").count() == 1), "{result:?}");
+}
+
+/// A copy of one page from GPU 0 to GPU 1.
+struct Page {
+    program: Arc<Program>,
+    endpoints: Arc<[Endpoints]>,
+}
+
+impl Page {
+    fn new(backend: &CudaBackend) -> Page {
+        let (from, to) = (Place::Source { transfer: 0, offset: 0 }, Place::Destination { transfer: 0, offset: 0 });
+        let op = Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies: smallvec![Copy { from, to, bytes: 4096 }], after: smallvec![] };
+        let program = Program { transfers: vec![4096], lanes: vec![Lane::new(GPU0)], rings: vec![], ops: vec![op] };
+        plan::validate(&program, 0).expect("a valid program");
+        let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, 4096).expect("memory"));
+        Page { program: Arc::new(program), endpoints: Arc::new([Endpoints { dst, src }]) }
+    }
+
+    fn copy(&self, backend: &CudaBackend, stream: StreamHandle) -> Completion {
+        let rings: Arc<[u64]> = Arc::new([]);
+        let (program, endpoints) = (&self.program, &self.endpoints);
+        let execution = Execution { engine: Engine::Stream, ..Execution::new(program, endpoints, &rings, stream) };
+        backend.submit(&execution).expect("enqueued").expect("a completion")
+    }
+}
+
+/// A backend, and memory of counters, zeroed.
+fn backend() -> (CudaBackend, Allocation) {
+    double::start(2, true);
+    let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
+    let counters = backend.allocate(DeviceId::HOST, 64).expect("memory");
+    let allocation = backend.locate(counters).expect("known").expect("its own");
+    (backend, allocation)
+}
+
+#[test]
+fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
+    let (backend, counters) = backend();
+    let page = Page::new(&backend);
+    let [waits, joins, other] = [GPU0, GPU1, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let [waited, joined] = [(); 2].map(|()| backend.create_event().expect("an event"));
+    let wanted = [3, 5].map(|value| Signal { counter: counters.base, value });
+    for one in wanted {
+        backend.stream_wait_signals(waits, &[one], SignalWait::Operation).expect("enqueued");
+    }
+    backend.record_event(waited, waits).expect("recorded");
+    backend.stream_wait_event(joins, waited).expect("enqueued");
+    let early = page.copy(&backend, joins);
+    backend.record_event(joined, joins).expect("recorded");
+    early.wait().expect("nobody has gone");
+    backend.synchronize_event(joined).expect("nobody has gone");
+    backend.synchronize_stream(waits).expect("nobody has gone");
+
+    backend.fail_waits(&counters, PEER);
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 5, "a GPU that waits would wait for ever");
+    assert!(early.is_done().expect("it runs"));
+    told(early.wait());
+    told(backend.synchronize_event(joined));
+    told(backend.synchronize_event(waited));
+    for stream in [waits, joins, other, StreamHandle(0)] {
+        told(backend.synchronize_stream(stream));
+        backend.synchronize_stream(stream).expect("it was told");
+        page.copy(&backend, stream).wait().expect("its stream was told");
+        backend.record_event(joined, stream).expect("recorded");
+        backend.synchronize_event(joined).expect("its stream was told");
+    }
+    // A stream of the same handle as one that was destroyed is another one.
+    backend.destroy_stream(other).expect("a stream");
+    let again = backend.create_stream(GPU1).expect("a stream");
+    assert_eq!(again, other, "streams are used again");
+    told(page.copy(&backend, again).wait());
+    page.copy(&backend, again).wait().expect("the stream was told by way of its work");
+    backend.synchronize_stream(again).expect("the same");
+    // Events of the caller are told by their address: the driver's record says nothing to us.
+    let foreign = crate::backend::EventHandle(0x7000_0000);
+    told(backend.synchronize_event(foreign));
+    backend.synchronize_event(foreign).expect("it was told");
+}
+
+#[test]
+fn a_counter_that_the_living_set_back_is_raised_again_until_it_is_freed() {
+    let (backend, counters) = backend();
+    let [waits, raises] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    assert!(!backend.fail_waits_again(), "nobody has gone");
+    for value in [3, 5] {
+        backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("enqueued");
+    }
+    backend.fail_waits(&counters, PEER);
+    // Another process, which raises step by step, is at 4 only now: the GPU may not have seen the 5 before.
+    backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value: 4 }]).expect("enqueued");
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 4);
+    assert!(backend.fail_waits_again());
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 5, "a GPU that waits would wait for ever");
+    backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value: 6 }]).expect("enqueued");
+    assert!(backend.fail_waits_again());
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 6, "what is beyond what was waited for stays");
+    told(backend.synchronize_stream(waits));
+    backend.free(counters.base).expect("allocated");
+    assert!(!backend.fail_waits_again(), "freed memory is looked after");
+}
+
+#[test]
+fn default_streams_of_two_gpus_are_told_each() {
+    let (backend, counters) = backend();
+    let core = &backend.0;
+    backend.stream_wait_signals(StreamHandle(0), &[Signal { counter: counters.base, value: 1 }], SignalWait::Operation).expect("enqueued");
+    backend.fail_waits(&counters, PEER);
+    for gpu in [0, 1] {
+        let _current = core.gpus.primary(gpu).expect("a GPU").enter().expect("current");
+        told(backend.synchronize_stream(StreamHandle(0)));
+        backend.synchronize_stream(StreamHandle(0)).expect("it was told");
+    }
+}
+
+#[test]
+fn a_wait_that_nobody_will_satisfy_is_refused_and_what_is_reached_is_not() {
+    let (backend, counters) = backend();
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    backend.stream_raise_signals(stream, &[Signal { counter: counters.base, value: 2 }]).expect("enqueued");
+    backend.fail_waits(&counters, PEER);
+    backend.synchronize_stream(stream).expect("nothing was waited for in vain");
+    let enqueued = calls("cuStreamBatchMemOp");
+    let reached = Signal { counter: counters.base, value: 2 };
+    told(backend.stream_wait_signals(stream, &[reached, Signal { counter: counters.base + 8, value: 1 }], SignalWait::Operation));
+    assert_eq!(calls("cuStreamBatchMemOp"), enqueued, "something was enqueued");
+    backend.synchronize_stream(stream).expect("the caller has been told by the refusal");
+    backend.stream_wait_signals(stream, &[reached], SignalWait::Operation).expect("enqueued");
+    backend.synchronize_stream(stream).expect("nothing was waited for in vain");
+}
+
+#[test]
+fn a_captured_wait_whose_counter_is_set_back_between_launches_is_not_forgotten() {
+    let (backend, counters) = backend();
+    let [waits, raises] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let raise = |value| backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value }]).expect("enqueued");
+    let now = || backend.read_signal(counters.base).expect("a counter");
+    double::node(|node| node.capturing = true);
+    for value in [1, 3, 2] {
+        backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("captured");
+    }
+    double::node(|node| node.capturing = false);
+    // The graph has run; a later wait looks at those that are pending; the program gets ready for the next launch.
+    raise(3);
+    backend.stream_wait_signals(waits, &[Signal { counter: counters.base + 8, value: 0 }], SignalWait::Operation).expect("reached");
+    raise(0);
+    backend.fail_waits(&counters, PEER);
+    assert_eq!(now(), 3, "a launch of the graph would wait for ever");
+    told(backend.synchronize_stream(waits));
+    // And for each launch after that.
+    raise(0);
+    assert!(backend.fail_waits_again());
+    assert_eq!(now(), 3, "the next launch of the graph would wait for ever");
+    double::node(|node| node.capturing = true);
+    let again = Signal { counter: counters.base, value: 1 };
+    assert!(matches!(backend.stream_wait_signals(waits, &[again], SignalWait::Operation), Err(BackendError::PeerGone(_))));
+    double::node(|node| node.capturing = false);
+    backend.free(counters.base).expect("allocated");
+    assert!(!backend.fail_waits_again(), "freed memory is looked after");
+}
+
+#[test]
+fn a_captured_wait_that_is_reached_when_the_peer_ends_is_looked_after_and_told_of_when_it_is_in_vain() {
+    let (backend, counters) = backend();
+    let [waits, raises] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let raise = |value| backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value }]).expect("enqueued");
+    double::node(|node| node.capturing = true);
+    backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value: 1 }], SignalWait::Operation).expect("captured");
+    double::node(|node| node.capturing = false);
+    raise(1);
+    backend.fail_waits(&counters, PEER);
+    backend.synchronize_stream(waits).expect("nothing was waited for in vain");
+    assert!(backend.fail_waits_again());
+    backend.synchronize_stream(waits).expect("nothing was waited for in vain");
+    raise(0);
+    assert!(backend.fail_waits_again());
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 1);
+    told(backend.synchronize_stream(waits));
+}

@@ -1,0 +1,99 @@
+//! Memory of another process on the double of the driver: each GPU has an address of its own.
+
+use super::CudaBackend;
+use super::double::{self, calls, node};
+use super::driver::Driver;
+use crate::backend::{Backend, Endpoints, Execution, MemoryKind};
+use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::topology::DeviceId;
+use smallvec::smallvec;
+use std::ptr::with_exposed_provenance;
+use std::sync::Arc;
+
+const GPU1: DeviceId = DeviceId::gpu(1);
+const BYTES: u64 = 10_000;
+
+/// What another process has on GPU 1: its own address of it, and the import.
+fn import(backend: &CudaBackend) -> (u64, u64) {
+    let theirs = node(|node| node.give_shareable(BYTES as usize, 1)).expect("memory");
+    let allocation = backend.locate(theirs).expect("an answer").expect("known");
+    assert_eq!((allocation.device, allocation.kind), (GPU1, MemoryKind::Device));
+    let shared = backend.0.export(&allocation).expect("shared");
+    (theirs, backend.0.map(&shared, &allocation).expect("opened"))
+}
+
+fn on(driver: &'static Driver) -> CudaBackend {
+    double::start(2, true);
+    CudaBackend::on(driver, 1).expect("the double has GPUs")
+}
+
+/// One transfer in two copies, the first on GPU 0 and the second on GPU 1.
+fn halves() -> Arc<Program> {
+    let half = |lane: u32| {
+        let offset = BYTES / 2 * u64::from(lane);
+        let copy = Copy { from: Place::Source { transfer: 0, offset }, to: Place::Destination { transfer: 0, offset }, bytes: BYTES / 2 };
+        Op { lane: LaneId(lane), mechanism: Mechanism::Copy, copies: smallvec![copy], after: smallvec![] }
+    };
+    let lanes = vec![Lane::new(DeviceId::gpu(0)), Lane::new(GPU1)];
+    let program = Program { transfers: vec![BYTES], lanes, rings: vec![], ops: vec![half(0), half(1)] };
+    plan::validate(&program, 0).expect("a valid program");
+    Arc::new(program)
+}
+
+fn put(backend: &CudaBackend, dst: u64) {
+    let src = backend.allocate(DeviceId::gpu(0), BYTES).expect("memory");
+    // SAFETY: memory of the double is host memory, of this size.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(src as usize), BYTES as usize) }.fill(0x5A);
+    let stream = backend.create_stream(DeviceId::gpu(0)).expect("a stream");
+    let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
+    let program = halves();
+    let end = backend.submit(&Execution::new(&program, &endpoints, &rings, stream)).expect("enqueued");
+    end.expect("a completion").wait().expect("it runs");
+}
+
+#[track_caller]
+fn assert_arrived(address: u64) {
+    // SAFETY: as above.
+    let arrived = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(address as usize), BYTES as usize) };
+    assert!(arrived.iter().all(|byte| *byte == 0x5A));
+}
+
+#[test]
+fn each_gpu_works_on_memory_of_another_process_at_its_own_address() {
+    let backend = on(double::driver());
+    backend.allocate(DeviceId::gpu(0), 1).expect("memory");
+    let (theirs, ours) = import(&backend);
+    assert_eq!(calls("cuIpcOpenMemHandle"), 1);
+    put(&backend, ours);
+    assert_arrived(theirs);
+    assert_eq!((calls("cuIpcOpenMemHandle"), node(|node| node.strangers)), (2, 0));
+    put(&backend, ours);
+    assert_eq!((calls("cuIpcOpenMemHandle"), calls("cuIpcCloseMemHandle"), node(|node| node.strangers)), (2, 0, 0));
+    assert!(backend.0.sharing.release(&backend.0.gpus, ours).expect("closed"));
+    assert_eq!(calls("cuIpcCloseMemHandle"), 2);
+}
+
+#[test]
+fn memory_is_opened_through_the_threads_own_gpu_or_one_in_use_before_the_one_that_has_it() {
+    let backend = on(double::driver());
+    for gpu in [GPU1, DeviceId::gpu(0)] {
+        backend.allocate(gpu, 1).expect("memory");
+    }
+    assert_eq!(backend.0.gpus.mapping_gpu(1), 0, "in use, and not the owner");
+    let _current = backend.0.gpus.primary(1).expect("in use").enter().expect("current");
+    assert_eq!(backend.0.gpus.mapping_gpu(1), 1, "the thread's own");
+}
+
+#[test]
+fn a_gpu_that_cannot_open_the_memory_leaves_the_work_to_one_that_has() {
+    let backend = on(double::driver());
+    backend.allocate(DeviceId::gpu(0), 1).expect("memory");
+    let (theirs, ours) = import(&backend);
+    const MAP_FAILED: i32 = 205;
+    // GPU 0 has opened it, so the next to be refused is GPU 1.
+    node(|node| node.refusals.insert("cuIpcOpenMemHandle", MAP_FAILED));
+    put(&backend, ours);
+    put(&backend, ours);
+    assert_arrived(theirs);
+    assert_eq!((calls("cuIpcOpenMemHandle"), node(|node| node.strangers)), (1, 0));
+}

@@ -1,0 +1,108 @@
+//! Plans of random wired machines against the fluid bound: the time of the best fractional flow over all direct and two-hop paths, where
+//! nothing costs anything but the bytes. A linear program of its own, with none of the planner's reductions.
+
+use crate::common::Random;
+use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem};
+use mpgpu_core::plan::{Options, Shape, plan};
+use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Route, Topology};
+use mpgpu_measure::tune::{Score, Simulated};
+use std::collections::BTreeMap;
+
+/// 3 to 8 GPUs, neighbours and some other pairs joined by one to four NVLinks, each GPU by PCIe to one of one or two host memories.
+fn wired(random: &mut Random) -> Machine {
+    let (gpus, hosts) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
+    let node = |name: String, kind| Node { name, kind };
+    let mut nodes: Vec<Node> = (0..gpus).map(|i| node(format!("gpu{i}"), NodeKind::Gpu)).collect();
+    nodes.extend((0..hosts).map(|i| node(format!("host{i}"), NodeKind::Host)));
+    let mut links: Vec<Link> = Vec::new();
+    let mut join = |a: u32, b: u32, kind, bandwidth| {
+        for (from, to) in [(a, b), (b, a)] {
+            links.push(Link { from: NodeId(from), to: NodeId(to), kind, bandwidth, latency: 0.0 });
+        }
+    };
+    let joined = 40 + random.below(60);
+    for a in 0..gpus {
+        for b in a + 1..gpus {
+            if b == a + 1 || random.chance(joined) {
+                join(a, b, LinkKind::Nvlink, 25e9 * (1 + random.below(4)) as f64);
+            }
+        }
+        join(a, gpus + a * hosts / gpus, LinkKind::Pcie, [12e9, 25e9, 50e9][random.below(3) as usize]);
+    }
+    if hosts == 2 {
+        join(gpus, gpus + 1, LinkKind::Host, 40e9);
+    }
+    let topology =
+        Topology { name: "wired".into(), description: String::new(), nodes, links, shared: Vec::new(), costs: Default::default() };
+    Machine::new(topology).expect("a wired machine is well formed")
+}
+
+/// 1 to 8 transfers of 64 to 512 MiB between GPUs.
+fn batch(random: &mut Random, machine: &Machine) -> Vec<Shape> {
+    let gpus = u64::from(machine.gpu_count());
+    let kind = MemoryKind::Device;
+    let mut transfer = || {
+        let src = random.below(gpus);
+        let dst = (src + 1 + random.below(gpus - 1)) % gpus;
+        let [src_device, dst_device] = [src, dst].map(|gpu| DeviceId::gpu(gpu as u32));
+        Shape { dst_device, src_device, dst_kind: kind, src_kind: kind, bytes: (64 + random.below(449)) << 20 }
+    };
+    (0..1 + transfer().bytes % 8).map(|_| transfer()).collect()
+}
+
+/// Seconds of the best fractional flow.
+fn fluid_bound(machine: &Machine, batch: &[Shape]) -> f64 {
+    const UNIT: f64 = 1e9;
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let time = problem.add_var(1.0, (0.0, f64::INFINITY));
+    let mut loads: Vec<LinearExpr> = machine.resources().iter().map(|_| LinearExpr::empty()).collect();
+    for shape in batch {
+        let (src, dst) = (shape.src_device, shape.dst_device);
+        let direct = machine.route(src, dst).map(|route| vec![route]);
+        let relayed = machine.devices().filter(|via| ![src, dst].contains(via));
+        let relayed = relayed.filter_map(|via| Some(vec![machine.route(src, via)?, machine.route(via, dst)?]));
+        let paths: Vec<Vec<&Route>> = direct.into_iter().chain(relayed).collect();
+        let mut all = LinearExpr::empty();
+        for path in paths {
+            let bytes = problem.add_var(0.0, (0.0, f64::INFINITY));
+            all.add(bytes, 1.0);
+            let mut draws: BTreeMap<u32, f64> = BTreeMap::new();
+            for resource in path.iter().flat_map(|route| &route.resources) {
+                *draws.entry(resource.0).or_default() += UNIT / machine.resources()[resource.0 as usize].capacity;
+            }
+            draws.into_iter().for_each(|(resource, draw)| loads[resource as usize].add(bytes, draw));
+        }
+        problem.add_constraint(all, ComparisonOp::Eq, shape.bytes as f64 / UNIT);
+    }
+    for mut load in loads {
+        load.add(time, -1.0);
+        problem.add_constraint(load, ComparisonOp::Le, 0.0);
+    }
+    problem.solve().expect("solvable").into_solution().expect("solved").var_value(time)
+}
+
+#[test]
+fn plans_of_random_wired_machines_are_near_the_fluid_bound_and_no_slower_than_one_path() {
+    let (mut predicted, mut simulated) = (Vec::new(), Vec::new());
+    for seed in 0..60 {
+        let mut random = Random(seed);
+        let machine = wired(&mut random);
+        let batch = batch(&mut random, &machine);
+        let several = plan(&machine, &batch, &Options::default()).unwrap_or_else(|e| panic!("{seed}: {e}"));
+        let single = plan(&machine, &batch, &Options { max_paths: 1, ..Options::default() }).unwrap_or_else(|e| panic!("{seed}: {e}"));
+        let bound = fluid_bound(&machine, &batch);
+        let seconds = |plan| Simulated { machine: &machine }.seconds(plan).unwrap_or_else(|e| panic!("{seed}: {e}"));
+        let taken = seconds(&several);
+        assert!(several.predicted > bound * (1.0 - 1e-6) && taken > bound * (1.0 - 1e-6), "{seed}: faster than the bound {bound}");
+        assert!(taken <= seconds(&single) * 1.001, "{seed}: slower than one path\n{}", several.describe(&machine));
+        predicted.push(several.predicted / bound - 1.0);
+        simulated.push(taken / bound - 1.0);
+    }
+    for over in [&mut predicted, &mut simulated] {
+        over.sort_by(f64::total_cmp);
+    }
+    let figures = |over: &[f64]| (over[over.len() / 2], over[over.len() - 1]);
+    println!("over the bound, median and worst: predicted {:?}, simulated {:?}", figures(&predicted), figures(&simulated));
+    let ((median, worst), (run, _)) = (figures(&predicted), figures(&simulated));
+    assert!(median < 0.08 && worst < 0.2 && run < 0.08, "median {median}, worst {worst}, simulated median {run}");
+}

@@ -1,0 +1,447 @@
+//! Plans of all ranks of a node on the host backend. Ranks are threads here, each with a context of its own, and in other tests processes;
+//! what they say to each other at the beginning goes through memory, or through a socket.
+
+use crate::common::{Random, config};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_runtime::context::node::{Allgather, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Window};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
+use proptest::prelude::*;
+use std::sync::{Arc, Barrier, Condvar, Mutex};
+
+/// An allgather of threads.
+struct Meeting {
+    ranks: usize,
+    state: Mutex<(Vec<Option<Vec<u8>>>, usize)>,
+    changed: Condvar,
+}
+
+impl Meeting {
+    fn new(ranks: usize) -> Arc<Meeting> {
+        Arc::new(Meeting { ranks, state: Mutex::new((vec![None; ranks], 0)), changed: Condvar::new() })
+    }
+}
+
+struct Seat(Arc<Meeting>, usize);
+
+impl Allgather for Seat {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        let Seat(meeting, rank) = self;
+        let mut state = meeting.state.lock().expect("no panic");
+        // The last round has been read by all.
+        state = meeting.changed.wait_while(state, |state| state.0[*rank].is_some()).expect("no panic");
+        state.0[*rank] = Some(send.to_vec());
+        meeting.changed.notify_all();
+        state = meeting.changed.wait_while(state, |state| state.0.iter().any(Option::is_none)).expect("no panic");
+        let all: Vec<u8> = state.0.iter().flatten().flatten().copied().collect();
+        assert_eq!(all.len(), receive.len(), "all send as much");
+        receive.copy_from_slice(&all);
+        state.1 += 1;
+        if state.1 == meeting.ranks {
+            *state = (vec![None; meeting.ranks], 0);
+            meeting.changed.notify_all();
+        } else {
+            let _unused = meeting.changed.wait_while(state, |state| state.1 != 0).expect("no panic");
+        }
+        Ok(())
+    }
+}
+
+fn context(topology: &str, visible: Option<Vec<u32>>) -> Arc<Context> {
+    let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some(topology.into()), ..ContextOptions::default() };
+    Arc::new(Context::open(&options, Config { visible, ..Config::default() }).expect("a context"))
+}
+
+/// Runs `work` as each rank, on a thread of its own.
+fn as_ranks<T: Send>(ranks: u32, work: impl Fn(u32, Box<dyn Allgather>) -> T + Sync) -> Vec<T> {
+    let meeting = Meeting::new(ranks as usize);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let (seat, work) = (Box::new(Seat(meeting.clone(), rank as usize)), &work);
+                scope.spawn(move || work(rank, seat))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+fn end(rank: u32, window: u32, offset: u64) -> NodeEnd {
+    NodeEnd { rank, window, offset }
+}
+
+/// What byte `offset` of transfer `index` is in a step.
+fn byte(index: usize, offset: u64, step: u64) -> u8 {
+    (offset.wrapping_mul(31) ^ (offset >> 9) ^ (index as u64).wrapping_mul(101) ^ step.wrapping_mul(59)) as u8
+}
+
+/// Memory of the host backend.
+#[allow(clippy::mut_from_ref)]
+fn memory(address: u64, bytes: u64) -> &'static mut [u8] {
+    // SAFETY: memory of the test, which no copy touches meanwhile: the tests synchronise first.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), bytes as usize) }
+}
+
+/// A batch of all ranks: what each has, and what is moved. Window 0 of a rank is what it sends, window 1 what it receives, both on one device.
+struct Case {
+    topology: &'static str,
+    ranks: u32,
+    /// Of each rank the device of its windows, as the topology numbers them, and bytes of both windows.
+    devices: Vec<DeviceId>,
+    sizes: Vec<[u64; 2]>,
+    transfers: Vec<NodeTransfer>,
+    one_in_sight: bool,
+}
+
+impl Case {
+    fn random(random: &mut Random) -> Case {
+        let (topology, gpus) = [("beluga", 4), ("hgx-h200", 8), ("dgx1-v100", 8), ("gh200-4", 4)][random.below(4) as usize];
+        let ranks = 1 + random.below(gpus.min(5)) as u32;
+        let one_in_sight = random.chance(50);
+        let devices: Vec<DeviceId> = (0..ranks).map(|rank| if random.chance(15) { DeviceId::HOST } else { DeviceId::gpu(rank) }).collect();
+        let mut sizes = vec![[0, 0]; ranks as usize];
+        let mut transfers = Vec::new();
+        for _ in 0..random.below(10) {
+            let (src, dst) = (random.below(u64::from(ranks)) as u32, random.below(u64::from(ranks)) as u32);
+            let bytes = match random.below(4) {
+                0 => random.below(3),
+                1 => random.below(9000),
+                2 => random.below(300_000),
+                _ => random.below(1 << 20),
+            };
+            let [from, to] = [sizes[src as usize][0], sizes[dst as usize][1]];
+            transfers.push(NodeTransfer { dst: end(dst, 1, to), src: end(src, 0, from), bytes });
+            sizes[src as usize][0] += bytes + random.below(3);
+            sizes[dst as usize][1] += bytes + random.below(3);
+        }
+        Case { topology, ranks, devices, sizes, transfers, one_in_sight }
+    }
+
+    /// Runs `steps` steps as all ranks, and looks at every byte of each.
+    fn run(&self, steps: u64, options: &PlanOptions, delays: u64) {
+        as_ranks(self.ranks, |rank, seat| {
+            let mut random = Random(delays ^ u64::from(rank) << 32);
+            let visible = self.one_in_sight.then(|| vec![rank]);
+            let context = context(self.topology, visible);
+            let own = if self.one_in_sight { DeviceId::gpu(0) } else { DeviceId::gpu(rank) };
+            let node = Arc::new(NodeGroup::new(&context, rank, self.ranks, seat, &[own]).expect("a node"));
+            let device = self.devices[rank as usize];
+            let device = if device.is_host() { device } else { own };
+            let sizes = self.sizes[rank as usize];
+            let [sent, received] = sizes.map(|bytes| context.allocate(device, bytes.max(1)).expect("memory"));
+            let windows = [Window { address: sent, bytes: sizes[0] }, Window { address: received, bytes: sizes[1] }];
+            let mine: Vec<NodeTransfer> = self.transfers.iter().filter(|t| t.src.rank == rank).copied().collect();
+            let plan = node.plan(&windows, &mine, options).expect("a plan");
+            let stream = context.create_stream(own).expect("a stream");
+            for step in 0..steps {
+                for (index, t) in self.transfers.iter().enumerate().filter(|(_, t)| t.src.rank == rank) {
+                    let bytes = memory(sent + t.src.offset, t.bytes);
+                    (0..).zip(bytes).for_each(|(offset, target)| *target = byte(index, offset, step));
+                }
+                if random.chance(30) {
+                    std::thread::sleep(std::time::Duration::from_micros(random.below(300)));
+                }
+                plan.enqueue(stream).expect("it is enqueued");
+                context.synchronize_stream(stream).expect("it ends");
+                for (index, t) in self.transfers.iter().enumerate().filter(|(_, t)| t.dst.rank == rank) {
+                    let bytes = memory(received + t.dst.offset, t.bytes);
+                    let wrong = (0..).zip(bytes.iter()).find(|(offset, found)| **found != byte(index, *offset, step));
+                    assert_eq!(wrong, None, "rank {rank}, step {step}, transfer {index} {t:?}");
+                    bytes.fill(0xEE);
+                }
+            }
+            plan.destroy().expect("it is given back");
+            assert!(steps == 0 || context.statistics().executions == steps);
+            context.free(sent).expect("freed");
+            context.free(received).expect("freed");
+            let left: u64 =
+                [own, DeviceId::HOST].map(|device| context.device_statistics(device).expect("a device").allocated_bytes).iter().sum();
+            assert_eq!(left, 0, "nothing of the plan is left");
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn every_byte_of_random_steps_of_all_ranks_arrives(seed in any::<u64>()) {
+        let mut random = Random(seed);
+        let case = Case::random(&mut random);
+        let options = PlanOptions { min_bytes: Some(0), ..PlanOptions::default() };
+        let options = if random.chance(50) { PlanOptions { chunk_bytes: Some(4096 << random.below(5)), ..options } } else { options };
+        case.run(5, &options, random.next());
+    }
+}
+
+/// A ring: each rank sends to the next, so much that it takes several paths.
+fn ring(topology: &'static str, ranks: u32, bytes: u64, one_in_sight: bool) -> Case {
+    let transfers = (0..ranks).map(|rank| NodeTransfer { dst: end((rank + 1) % ranks, 1, 0), src: end(rank, 0, 0), bytes }).collect();
+    let devices = (0..ranks).map(DeviceId::gpu).collect();
+    Case { topology, ranks, devices, sizes: vec![[bytes, bytes]; ranks as usize], transfers, one_in_sight }
+}
+
+#[test]
+fn a_ring_of_ranks_that_see_one_gpu_each_takes_the_paths_that_one_process_takes() {
+    const BYTES: u64 = 16 << 20;
+    let paths = as_ranks(4, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 4, seat, &[]).expect("a node"));
+        assert_eq!((node.machine().gpu_count(), context.machine().gpu_count()), (4, 1));
+        let [sent, received] = [0, 1].map(|_| context.allocate(DeviceId::gpu(0), BYTES).expect("memory"));
+        let windows = [sent, received].map(|address| Window { address, bytes: BYTES });
+        let transfer = NodeTransfer { dst: end((rank + 1) % 4, 1, 0), src: end(rank, 0, 0), bytes: BYTES };
+        let plan = node.plan(&windows, &[transfer], &PlanOptions::default()).expect("a plan");
+        let text = plan.describe();
+        assert!(text.contains("ranks: 4") && text.contains("rank 3 (gpu3)"), "{text}");
+        plan.destroy().expect("given back");
+        (plan.paths(), plan.planned().predicted)
+    });
+    // The same batch of one process.
+    let one = context("beluga", None);
+    let buffers: Vec<[u64; 2]> = (0..4).map(|gpu| [0, 1].map(|_| one.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"))).collect();
+    let transfers: Vec<_> = (0..4)
+        .map(|gpu: usize| mpgpu_runtime::context::Transfer {
+            dst: buffers[(gpu + 1) % 4][1],
+            dst_device: DeviceId::gpu((gpu as u32 + 1) % 4),
+            src: buffers[gpu][0],
+            src_device: DeviceId::gpu(gpu as u32),
+            bytes: BYTES,
+        })
+        .collect();
+    let alike = one.plan(&transfers, &PlanOptions::default()).expect("a plan");
+    assert!(alike.paths() > 4, "it takes more than one path each");
+    assert_eq!(paths, vec![(alike.paths(), alike.planned().predicted); 4]);
+    drop(alike);
+    buffers.into_iter().flatten().for_each(|address| one.free(address).expect("freed"));
+}
+
+#[test]
+fn steps_follow_each_other_without_a_rank_waiting_for_another_to_say_so() {
+    // Receivers that enqueue late, and steps that are enqueued far ahead: flow control is the library's.
+    for (one_in_sight, chunk) in [(true, 1 << 16), (false, 1 << 18)] {
+        let case = ring("beluga", 3, 3 << 20, one_in_sight);
+        let options = PlanOptions { chunk_bytes: Some(chunk), ..PlanOptions::default() };
+        as_ranks(3, |rank, seat| {
+            let context = context("beluga", one_in_sight.then(|| vec![rank]));
+            let own = if one_in_sight { DeviceId::gpu(0) } else { DeviceId::gpu(rank) };
+            let node = Arc::new(NodeGroup::new(&context, rank, 3, seat, &[own]).expect("a node"));
+            let [sent, received] = [0, 1].map(|_| context.allocate(own, 3 << 20).expect("memory"));
+            let windows = [sent, received].map(|address| Window { address, bytes: 3 << 20 });
+            let plan = node.plan(&windows, &case.transfers[rank as usize..=rank as usize], &options).expect("a plan");
+            let streams: Vec<StreamHandle> = (0..2).map(|_| context.create_stream(own).expect("a stream")).collect();
+            let event = context.create_event().expect("an event");
+            const STEPS: u64 = 40;
+            for step in 0..STEPS {
+                // Two streams by turns: a step comes after the last one all the same. What a step reads and writes is ordered by the caller.
+                let stream = streams[step as usize % 2];
+                context.stream_wait_event(stream, event).expect("waits");
+                let fill = move || memory(sent, 3 << 20).fill((step * 4 + u64::from(rank)) as u8);
+                context.launch_host(stream, Box::new(fill)).expect("enqueued");
+                plan.enqueue(stream).expect("enqueued");
+                let look = move || {
+                    let expected = (step * 4 + u64::from((rank + 2) % 3)) as u8;
+                    let wrong = memory(received, 3 << 20).iter().position(|found| *found != expected);
+                    assert_eq!(wrong, None, "rank {rank}, step {step}");
+                    if rank == 1 && step % 7 == 0 {
+                        std::thread::sleep(std::time::Duration::from_millis(2));
+                    }
+                };
+                let seen = Arc::new(Mutex::new(None));
+                let note = seen.clone();
+                let caught = move || *note.lock().expect("no panic") = Some(std::panic::catch_unwind(look).is_ok());
+                context.launch_host(stream, Box::new(caught)).expect("enqueued");
+                context.record_event(event, stream).expect("recorded");
+                if step == STEPS - 1 || step % 16 == 5 {
+                    context.synchronize_stream(stream).expect("it ends");
+                    assert_eq!(*seen.lock().expect("no panic"), Some(true), "rank {rank}, step {step}");
+                }
+            }
+            plan.destroy().expect("given back");
+            [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
+        });
+    }
+}
+
+#[test]
+fn threads_may_execute_steps_at_once_and_each_is_whole() {
+    as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let [sent, received] = [0, 1].map(|_| context.allocate(DeviceId::gpu(0), 1 << 20).expect("memory"));
+        memory(sent, 1 << 20).fill(rank as u8 + 1);
+        let windows = [sent, received].map(|address| Window { address, bytes: 1 << 20 });
+        let transfer = NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 1 << 20 };
+        let plan: NodePlan = node.plan(&windows, &[transfer], &PlanOptions::default()).expect("a plan");
+        let together = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+                    together.wait();
+                    for _ in 0..25 {
+                        plan.execute(stream).expect("enqueued").wait().expect("it ends");
+                    }
+                });
+            }
+        });
+        assert!(memory(received, 1 << 20).iter().all(|found| *found == 2 - rank as u8));
+        plan.destroy().expect("given back");
+        [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
+    });
+}
+
+/// What each rank is told when `request` of one of three is refused.
+fn refused(request: impl Fn(u32, &Context) -> (Vec<Window>, Vec<NodeTransfer>, PlanOptions) + Sync) -> Vec<Error> {
+    as_ranks(3, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 3, seat, &[]).expect("a node"));
+        let (windows, transfers, options) = request(rank, &context);
+        let error = node.plan(&windows, &transfers, &options).expect_err("it is refused");
+        // And the next plan is made.
+        let plan = node.plan(&[], &[], &PlanOptions::default()).expect("an empty plan");
+        plan.execute(StreamHandle(0)).expect("it does nothing").wait().expect("it ends");
+        plan.destroy().expect("given back");
+        for window in windows {
+            let _ = context.free(window.address);
+        }
+        error
+    })
+}
+
+#[test]
+fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
+    let window = |context: &Context, bytes: u64| Window { address: context.allocate(DeviceId::gpu(0), bytes).expect("memory"), bytes };
+    let to_next = |rank: u32, bytes: u64| NodeTransfer { dst: end((rank + 1) % 3, 0, 0), src: end(rank, 1, 0), bytes };
+    let both = |context: &Context| vec![window(context, 4096), window(context, 4096)];
+    let right = |rank: u32, context: &Context| (both(context), vec![to_next(rank, 4096)], PlanOptions::default());
+    let said = |errors: &[Error], text: &str| {
+        assert!(errors.iter().all(|error| error.to_string().contains(text)), "{errors:?} does not say {text:?}");
+    };
+    let errors = refused(|rank, context| {
+        let (windows, mut transfers, options) = right(rank, context);
+        if rank == 1 {
+            transfers[0].bytes = 4097;
+        }
+        (windows, transfers, options)
+    });
+    said(&errors, "rank 1: transfer 0: its destination runs out of window 0 of rank 2: offset 0, 4097 bytes of 4096");
+    let errors = refused(|rank, context| {
+        let (windows, mut transfers, options) = right(rank, context);
+        if rank == 2 {
+            transfers[0].dst.rank = 1;
+            transfers[0].src.rank = 0;
+        }
+        (windows, transfers, options)
+    });
+    said(&errors, "transfer 0 goes from rank 0 to rank 1, and this is rank 2");
+    let errors = refused(|rank, context| {
+        let (windows, mut transfers, options) = right(rank, context);
+        transfers[0].dst.rank = if rank == 0 { 0 } else { 1 };
+        (windows, transfers, options)
+    });
+    said(&errors, "rank 1: transfer 0: its destination overlaps the destination of transfer 0 of rank 2");
+    let errors = refused(|rank, context| {
+        let (windows, transfers, options) = right(rank, context);
+        (windows, transfers, if rank == 1 { PlanOptions { max_paths: Some(1), ..options } } else { options })
+    });
+    said(&errors, "rank 1: it plans with");
+    let ordinary = vec![0_u8; 4096];
+    let errors = refused(|rank, context| {
+        let (mut windows, transfers, options) = right(rank, context);
+        if rank == 0 {
+            windows[1] = Window { address: ordinary.as_ptr() as u64, bytes: 4096 };
+        }
+        (windows, transfers, options)
+    });
+    said(&errors, "rank 0: transfer 0: ordinary host memory cannot be reached by another rank");
+    let errors = refused(|rank, context| {
+        let (mut windows, transfers, options) = right(rank, context);
+        if rank == 2 {
+            windows[0].bytes = 1 << 30;
+        }
+        (windows, transfers, options)
+    });
+    said(&errors, "window 0: ");
+}
+
+#[test]
+fn a_node_is_refused_on_all_ranks_alike() {
+    let errors = as_ranks(2, |rank, seat| {
+        let context = context(if rank == 0 { "beluga" } else { "dgx1-v100" }, Some(vec![rank]));
+        NodeGroup::new(&context, rank, 2, seat, &[]).expect_err("other host domains").to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("host domains")), "{errors:?}");
+    let errors = as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let gpus: &[DeviceId] = if rank == 1 { &[DeviceId::HOST] } else { &[] };
+        NodeGroup::new(&context, rank, 2, seat, gpus).expect_err("no GPU").to_string()
+    });
+    assert_eq!(errors, ["rank 1: device -1 is no GPU", "device -1 is no GPU"]);
+    let context = context("beluga", None);
+    let meeting = Meeting::new(1);
+    let error = NodeGroup::new(&context, 3, 3, Box::new(Seat(meeting, 0)), &[]).expect_err("no such rank");
+    assert!(error.to_string().contains("rank 3 of 3"), "{error}");
+}
+
+#[test]
+fn ranks_that_all_see_all_gpus_work_for_one_each() {
+    let shares = as_ranks(3, |rank, seat| {
+        let context = context("beluga", None);
+        let node = NodeGroup::new(&context, rank, 3, seat, &[]).expect("a node");
+        format!("{node:?}")
+    });
+    for text in shares {
+        let owners: Vec<&str> = text.match_indices("owner: ").map(|(at, found)| &text[at + found.len()..][..1]).collect();
+        assert_eq!(owners, ["0", "1", "2", "0"], "{text}");
+    }
+}
+
+#[test]
+fn ranks_meet_at_a_socket_whoever_comes_first() {
+    let path = std::env::temp_dir().join(format!("mpgpu-node-{}", std::process::id()));
+    // What a killed job has left is no obstacle.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    let paths: Vec<usize> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..4)
+            .map(|rank| {
+                let path = &path;
+                scope.spawn(move || {
+                    let context = context("beluga", Some(vec![rank]));
+                    let node = Arc::new(NodeGroup::at_socket(&context, rank, 4, path, &[]).expect("a node"));
+                    let plan = node.plan(&[], &[], &PlanOptions::default()).expect("a plan");
+                    plan.destroy().expect("given back");
+                    plan.paths()
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    });
+    assert_eq!(paths, [0; 4]);
+    assert!(!path.exists(), "nothing is left");
+}
+
+#[test]
+fn memory_that_a_rank_frees_too_early_is_refused_there_and_at_its_peers() {
+    let together = Barrier::new(2);
+    as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let address = context.allocate(DeviceId::gpu(0), 8192).expect("memory");
+        let transfer = NodeTransfer { dst: end(1, 0, 0), src: end(0, 0, 0), bytes: 8192 };
+        let mine = if rank == 0 { vec![transfer] } else { Vec::new() };
+        let plan = node.plan(&[Window { address, bytes: 8192 }], &mine, &PlanOptions::default()).expect("a plan");
+        plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it ends");
+        together.wait();
+        if rank == 1 {
+            context.free(address).expect("freed");
+        }
+        together.wait();
+        let error = plan.enqueue(StreamHandle(0)).expect_err("it is gone").to_string();
+        assert!(error.contains("freed"), "{error}");
+        plan.destroy().expect("given back");
+        if rank == 0 {
+            context.free(address).expect("freed");
+        }
+    });
+}

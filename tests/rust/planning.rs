@@ -1,0 +1,14 @@
+//! The tests of the pure layers, core and measure, as one program. No line in them is unsafe, so sanitizers have nothing to find here.
+
+mod common;
+
+mod alone;
+mod fluid_bound;
+mod hidden;
+mod planner;
+mod probe;
+mod probe_replay;
+mod ranks;
+mod simulator;
+mod topology;
+mod validator;

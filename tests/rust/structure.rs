@@ -1,0 +1,283 @@
+//! The structure of the crates. Imports run in one direction: between crates, which cargo sees to, and between the folders of each crate,
+//! which a test sees to; `CONTRIBUTING.md` shows the picture as it is drawn here. And a name stands for one type.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use syn::visit::{self, Visit};
+use syn::{Attribute, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemUse, UseTree, Visibility};
+
+/// The crates, from the ground up: folders of `rust/`.
+const CRATES: [&str; 6] = ["core", "measure", "runtime", "ffi", "cli", "bench"];
+
+/// Folder to folder, within a crate.
+type Imports = BTreeSet<(Module, Module)>;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Whether something is compiled for tests alone: `cfg(test)`, or that and more.
+fn is_test(attributes: &[Attribute]) -> bool {
+    let names_test = |attribute: &Attribute| {
+        let syn::Meta::List(list) = &attribute.meta else { return false };
+        list.path.is_ident("cfg") && list.tokens.to_string().split(|c: char| !c.is_alphanumeric()).any(|word| word == "test")
+    };
+    attributes.iter().any(names_test)
+}
+
+/// Collects the paths that a file names, absolute in its crate.
+struct Names {
+    /// The module that is being read.
+    here: Vec<String>,
+    found: Vec<Vec<String>>,
+}
+
+impl Names {
+    /// A path that starts at the crate's root, or in this module's relatives.
+    fn add(&mut self, path: &[String]) {
+        let mut base = match path.first().map(String::as_str) {
+            Some("crate") => Vec::new(),
+            Some("self" | "super") => self.here.clone(),
+            _ => return,
+        };
+        for part in path {
+            match part.as_str() {
+                "crate" | "self" => {}
+                "super" => drop(base.pop()),
+                name => base.push(name.to_owned()),
+            }
+        }
+        self.found.push(base);
+    }
+
+    fn add_tree(&mut self, before: &mut Vec<String>, tree: &UseTree) {
+        match tree {
+            UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.add_tree(before, &path.tree);
+                before.pop();
+            }
+            UseTree::Name(name) => self.add(&[before.as_slice(), &[name.ident.to_string()]].concat()),
+            UseTree::Rename(name) => self.add(&[before.as_slice(), &[name.ident.to_string()]].concat()),
+            UseTree::Glob(_) => self.add(before),
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.add_tree(before, tree)),
+        }
+    }
+}
+
+impl<'a> Visit<'a> for Names {
+    fn visit_item(&mut self, item: &'a Item) {
+        let attributes: &[Attribute] = match item {
+            Item::Fn(ItemFn { attrs, .. }) | Item::Impl(ItemImpl { attrs, .. }) | Item::Mod(ItemMod { attrs, .. }) => attrs,
+            Item::Use(ItemUse { attrs, .. }) => attrs,
+            _ => &[],
+        };
+        if !is_test(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'a ImplItemFn) {
+        if !is_test(&function.attrs) {
+            visit::visit_impl_item_fn(self, function);
+        }
+    }
+
+    fn visit_item_mod(&mut self, module: &'a ItemMod) {
+        self.here.push(module.ident.to_string());
+        visit::visit_item_mod(self, module);
+        self.here.pop();
+    }
+
+    fn visit_item_use(&mut self, item: &'a ItemUse) {
+        let before = self.found.len();
+        self.add_tree(&mut Vec::new(), &item.tree);
+        if !matches!(item.vis, Visibility::Inherited) {
+            // What a folder hands on of the folders inside it is no import.
+            let here = self.here.clone();
+            let outside = self.found.split_off(before).into_iter().filter(|path| !path.starts_with(&here));
+            self.found.extend(outside);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        self.add(&path.segments.iter().map(|segment| segment.ident.to_string()).collect::<Vec<_>>());
+        visit::visit_path(self, path);
+    }
+}
+
+/// A module of a crate by its path, `["plan", "split"]` say; the crate's root is `[]`.
+type Module = Vec<String>;
+
+/// Reads a module's file and those of the modules in it, but for tests'.
+fn read(file: &Path, module: Module, into: &mut Vec<(Module, syn::File)>) {
+    let text = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let is_front = ["lib.rs", "main.rs", "mod.rs"].iter().any(|name| file.ends_with(name));
+    let beside = if is_front { file.parent().expect("a file lies in a folder").to_owned() } else { file.with_extension("") };
+    for item in &parsed.items {
+        let Item::Mod(ItemMod { attrs, ident, content: None, .. }) = item else { continue };
+        if !is_test(attrs) {
+            let front = beside.join(ident.to_string()).join("mod.rs");
+            let file = if front.exists() { front } else { beside.join(format!("{ident}.rs")) };
+            read(&file, [module.as_slice(), &[ident.to_string()]].concat(), into);
+        }
+    }
+    into.push((module, parsed));
+}
+
+/// All modules of a crate.
+fn parsed(name: &str) -> Vec<(Module, syn::File)> {
+    let folder = root().join("rust").join(name);
+    let file = ["lib.rs", "main.rs"].map(|file| folder.join(file)).into_iter().find(|file| file.exists()).expect("a crate has a root");
+    let mut modules = Vec::new();
+    read(&file, Module::new(), &mut modules);
+    modules
+}
+
+/// The folders of a crate and what they import of each other. Beside folders a file at the root counts as one; a crate of files alone has
+/// none.
+fn imports(name: &str) -> (BTreeSet<Module>, Imports) {
+    let files = parsed(name);
+    if files.iter().all(|(module, _)| module.len() < 2) {
+        return Default::default();
+    }
+    let is_folder =
+        |module: &Module| module.len() < 2 || files.iter().any(|(other, _)| other.len() > module.len() && other.starts_with(module));
+    let folder = |module: &Module| if is_folder(module) { module.clone() } else { module[..module.len() - 1].to_vec() };
+    let modules: BTreeMap<Module, Module> = files.iter().map(|(module, _)| (module.clone(), folder(module))).collect();
+    let mut imports = Imports::new();
+    for (module, file) in &files {
+        let mut names = Names { here: module.clone(), found: Vec::new() };
+        names.visit_file(file);
+        for mut path in names.found {
+            while !modules.contains_key(&path) {
+                path.pop();
+            }
+            let (from, to) = (&modules[module], &modules[&path]);
+            // The root only joins the modules.
+            if from != to && !from.is_empty() && !to.is_empty() {
+                imports.insert((from.clone(), to.clone()));
+            }
+        }
+    }
+    (modules.into_values().filter(|folder| !folder.is_empty()).collect(), imports)
+}
+
+/// Folders in an order in which each imports only earlier ones; or those that stand in circles, or above them.
+fn order(folders: &BTreeSet<Vec<String>>, imports: &Imports) -> Result<Vec<Vec<String>>, Vec<Vec<String>>> {
+    let mut sorted: Vec<Vec<String>> = Vec::new();
+    loop {
+        let ready = |folder: &&Vec<String>| {
+            !sorted.contains(folder) && imports.iter().filter(|(from, _)| from == *folder).all(|(_, to)| sorted.contains(to))
+        };
+        let Some(next) = folders.iter().find(ready).cloned() else { break };
+        sorted.push(next);
+    }
+    if sorted.len() == folders.len() {
+        Ok(sorted)
+    } else {
+        Err(folders.iter().filter(|folder| !sorted.contains(folder)).cloned().collect())
+    }
+}
+
+fn text(folder: &[String]) -> String {
+    folder.join("/")
+}
+
+/// Each crate with its folders from the ground up, and what each imports.
+fn picture() -> String {
+    let mut picture = String::from("```text\n");
+    for name in CRATES {
+        let manifest = std::fs::read_to_string(if name == "ffi" {
+            root().join("Cargo.toml")
+        } else {
+            root().join("rust").join(name).join("Cargo.toml")
+        })
+        .expect("each crate has a manifest");
+        let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
+        let dependencies = manifest["dependencies"].as_table().expect("dependencies are a table");
+        let below: Vec<&str> =
+            dependencies.keys().filter_map(|key| if key == "mpgpu" { Some("ffi") } else { key.strip_prefix("mpgpu-") }).collect();
+        let arrow = if below.is_empty() { String::new() } else { format!(" -> {}", below.join(", ")) };
+        picture += &format!("{name}{arrow}\n");
+        let (folders, imports) = imports(name);
+        let in_order = order(&folders, &imports).unwrap_or_else(|circle| {
+            let among = imports.iter().filter(|(from, to)| circle.contains(from) && circle.contains(to));
+            let lines: String = among.map(|(from, to)| format!("    {} -> {}\n", text(from), text(to))).collect();
+            panic!("rust/{name}: a circle among these imports:\n{lines}");
+        });
+        for folder in in_order {
+            let of: Vec<String> = imports.iter().filter(|(from, _)| *from == folder).map(|(_, to)| text(to)).collect();
+            let arrow = if of.is_empty() { String::new() } else { format!(" -> {}", of.join(", ")) };
+            picture += &format!("    {}{arrow}\n", text(&folder));
+        }
+    }
+    picture + "```\n"
+}
+
+#[test]
+fn no_folders_import_each_other_and_contributing_shows_the_picture() {
+    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/CONTRIBUTING.md");
+    let picture = picture();
+    let page = std::fs::read_to_string(PAGE).expect("the page is there");
+    let (begin, end) = ("<!-- imports: UPDATE_DOCS=1 cargo test --test library structure -->\n", "<!-- end of imports -->\n");
+    let (before, rest) = page.split_once(begin).expect("the page has a place for the picture");
+    let (shown, after) = rest.split_once(end).expect("the picture ends");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(PAGE, [before, begin, &picture, end, after].concat()).expect("the page can be written");
+        return;
+    }
+    assert!(shown == picture, "the picture in CONTRIBUTING.md is not current; it would be\n{picture}");
+}
+
+#[test]
+fn a_circle_is_found() {
+    let folder = |name: &str| vec![name.to_owned()];
+    let folders = BTreeSet::from(["a", "b", "c"].map(folder));
+    let straight = Imports::from([(folder("a"), folder("b")), (folder("b"), folder("c"))]);
+    assert_eq!(order(&folders, &straight), Ok(vec![folder("c"), folder("b"), folder("a")]));
+    let circle = &straight | &Imports::from([(folder("c"), folder("b"))]);
+    assert_eq!(order(&folders, &circle), Err(vec![folder("a"), folder("b"), folder("c")]));
+    let mut names = Names { here: folder("a"), found: Vec::new() };
+    let source = "use crate::b::{self, c::D}; use super::e; #[cfg(test)] mod tests { use crate::f; } fn g() { crate::h::i() }";
+    names.visit_file(&syn::parse_file(source).expect("it is Rust"));
+    assert_eq!(names.found.iter().map(|path| text(path)).collect::<Vec<_>>(), ["b", "b/c/D", "e", "h/i"]);
+}
+
+/// The types that a file defines outside functions.
+struct Types(Vec<String>);
+
+impl<'a> Visit<'a> for Types {
+    fn visit_item(&mut self, item: &'a Item) {
+        match item {
+            Item::Struct(item) => self.0.push(item.ident.to_string()),
+            Item::Enum(item) => self.0.push(item.ident.to_string()),
+            Item::Trait(item) => self.0.push(item.ident.to_string()),
+            Item::Type(item) => self.0.push(item.ident.to_string()),
+            Item::Union(item) => self.0.push(item.ident.to_string()),
+            Item::Mod(item) if !is_test(&item.attrs) => visit::visit_item_mod(self, item),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn no_two_types_of_a_crate_have_the_same_name() {
+    let mut twins = Vec::new();
+    for name in CRATES {
+        let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (module, file) in parsed(name) {
+            let mut types = Types(Vec::new());
+            types.visit_file(&file);
+            types.0.into_iter().for_each(|found| places.entry(found).or_default().push(text(&module)));
+        }
+        twins.extend(
+            places
+                .into_iter()
+                .filter(|(_, places)| places.len() > 1)
+                .map(|(found, places)| format!("{found} in {name}: {}", places.join(", "))),
+        );
+    }
+    assert!(twins.is_empty(), "types of one name:\n{}", twins.join("\n"));
+}
