@@ -5,13 +5,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A fresh folder for one test, with a `compute-sanitizer` that runs the program and does what its answer asks for, and GPUs.
+/// A fresh folder for one test, with a `compute-sanitizer` that runs the program and does what its answer asks for, GPUs, and a
+/// clock that stands still but for a test that hangs, which goes on by all the time that it was given: a busy machine changes nothing.
 fn folder(name: &str, gpus: usize) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(folder.join("bin")).expect("created");
     let list: String = (0..gpus).map(|gpu| format!("echo 'GPU {gpu}: NVIDIA H200 (UUID: GPU-{gpu})'\n")).collect();
     script(&folder.join("bin/nvidia-smi"), &list);
+    fs::write(folder.join("clock"), "1000\n").expect("written");
+    script(&folder.join("bin/date"), &format!("cat '{}'", folder.join("clock").display()));
+    script(&folder.join("bin/timeout"), "shift; LIMIT=$1; export LIMIT; shift; exec \"$@\"");
     script(
         &folder.join("bin/compute-sanitizer"),
         r#"echo "$CUDA_VISIBLE_DEVICES scale $GPU_TEST_SCALE: $*"
@@ -19,6 +23,7 @@ tool=$2
 while [ "$1" != --exact ]; do last=$1; shift; done
 [ "$2" != hangs ] || [ $tool != synccheck ] || echo "========= Barrier error detected."
 "$last" "$@"; status=$?
+[ $status -ne 124 ] || exit 124
 case $2.$tool in
 lanes::races.racecheck) echo "========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)"; exit 9 ;;
 share::two_processes.*) echo "========= ERROR SUMMARY: 0 errors"; echo "========= ERROR SUMMARY: 5 errors"; exit 9 ;;
@@ -34,11 +39,12 @@ exit $status"#,
         &format!(
             "case $*.$2 in
 *--list*) {listed} exit 0 ;;
-*.hangs) exec sleep 1000 ;;
+*.hangs) [ -n \"$LIMIT\" ] || exec sleep 1000; echo $(($(cat '{clock}') + LIMIT)) >'{clock}'; exit 124 ;;
 *.fails) echo 'test result: FAILED. 0 passed; 1 failed'; exit 101 ;;
 *.skips) echo 'skipped: test skips: needs 2 GPUs, and 1 is in sight' ;;
 esac
-echo 'test result: ok. 1 passed; 0 failed'"
+echo 'test result: ok. 1 passed; 0 failed'",
+            clock = folder.join("clock").display()
         ),
     );
     folder
@@ -83,7 +89,7 @@ fn every_test_runs_by_itself_under_each_tool_and_what_did_not_pass_is_named() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
-    assert!(text.contains("memcheck: hangs, timed out after "), "{text}");
+    assert!(text.contains("memcheck: hangs, timed out after 2 s"), "{text}");
     assert!(!text.contains("child_obeys"), "{text}");
     // Two GPUs for each, and none in two groups; a part of the rounds; what calls return is not reported.
     let log = |path: &str| fs::read_to_string(folder.join("logs").join(path)).expect("a log");
@@ -101,6 +107,17 @@ fn what_finds_no_time_is_left_out_and_a_named_tool_runs_alone() {
     // The first fails, the second hangs until all time is over.
     assert_eq!(row(&text, "synccheck"), ["0", "1", "1", "0", "5", "0", "1"], "{text}");
     assert!(text.contains("synccheck: works, left out") && !text.contains("memcheck"), "{text}");
+}
+
+#[test]
+fn a_test_that_hangs_is_ended() {
+    let folder = folder("sanitize-hangs", 2);
+    // The system's own clock and `timeout`.
+    for tool in ["date", "timeout"] {
+        fs::remove_file(folder.join("bin").join(tool)).expect("removed");
+    }
+    let (_, text) = sanitize(&folder, &["--most", "1", "--only", "^hangs$"], "1000", &["memcheck"]);
+    assert_eq!(row(&text, "memcheck"), ["0", "0", "0", "1", "0", "0", "0"], "{text}");
 }
 
 #[test]
