@@ -53,7 +53,9 @@ impl Pool {
         Some(std::ptr::without_provenance_mut(std::mem::replace(&mut all[at], handle.addr())))
     }
 
-    /// A handle: most likely one that was given out, now and then one with a wrong bit, or nonsense.
+    /// A handle: most likely one that was given out, now and then one with a wrong bit, or nonsense. The wrong bit (high
+    /// in the slot's number, of the process, of the kind, or the lowest of the version) makes it nobody's: other tests of this process
+    /// have handles too.
     fn pick<T>(&self, random: &mut Random) -> *mut T {
         let all = self.all();
         let known = all.get(random.below(all.len() as u64) as usize).copied();
@@ -61,7 +63,7 @@ impl Pool {
         let nonsense = [0, 1, 0xDEAD_BEEF, usize::MAX, 0x1_10FF_FFF1, 0x7FFF_FFFF_3000_0000, random.next() as usize];
         std::ptr::without_provenance_mut(match (random.below(24), known) {
             (0, _) | (_, None) => nonsense[random.below(7) as usize],
-            (1, Some(known)) => known ^ (1 << random.below(64)),
+            (1, Some(known)) => known ^ (1 << (16 + random.below(17))),
             (_, Some(known)) => known,
         })
     }

@@ -363,6 +363,14 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         (windows, transfers, options)
     });
     said(&errors, "window 0: ");
+    let errors = refused(|rank, context| {
+        let (mut windows, transfers, options) = right(rank, context);
+        if rank == 1 {
+            windows[1].address = u64::MAX - 4094;
+        }
+        (windows, transfers, options)
+    });
+    said(&errors, "window 1: 0xfffffffffffff001 (4096 bytes) runs past the end of the address space");
 }
 
 #[test]

@@ -237,6 +237,9 @@ impl NodeGroup {
         for (index, window) in windows.iter().enumerate() {
             let Window { address, bytes } = *window;
             let refuse = |reason: String| Err(Error::NodeArgument { argument: c"windows", reason: format!("window {index}: {reason}") });
+            if address.checked_add(bytes.saturating_sub(1)).is_none() {
+                return refuse(format!("{address:#x} ({bytes} bytes) runs past the end of the address space"));
+            }
             let found = if bytes == 0 { None } else { self.context.shared.locate(address)? };
             let (device, is_pageable) = match found {
                 None => (DeviceId::HOST, bytes > 0),
