@@ -652,11 +652,12 @@ mp_status_t mp_plan(mp_context_t context,
 
 /// Destroys a plan. Executions that are under way still finish. The context may keep the plan in its cache. Any thread.
 ///
-/// All ranks destroy a plan of `mp_node_plan` together, each after the last execution that it enqueues; the call blocks
-/// until the executions have finished, and all ranks have let go of each other's memory.
+/// Each rank destroys a plan of `mp_node_plan` for itself, after the last execution that it enqueues; the call blocks
+/// until these have finished. Ranks that have enqueued more of them get `MP_ERROR_PEER_GONE`; where a rank captures its
+/// steps, only if it leaves after a failure. Staging memory that others use goes back when they have destroyed theirs;
+/// `mp_context_destroy` waits for that up to five seconds.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; of a node's plan those of its executions, `MP_ERROR_RANK_FAILED` and
-/// `MP_ERROR_ALLGATHER`: it is destroyed all the same.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; of a node's plan those of its executions: it is destroyed all the same.
 mp_status_t mp_plan_destroy(mp_plan_t plan);
 
 /// Describes the plan: paths, shares, chunks, staging, predicted time, and why other paths were left out. The
@@ -892,8 +893,7 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 ///
 /// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
 /// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
-/// this call, `mp_node_plan` and `mp_plan_destroy` of a node's plan, from the thread that calls them, and must be usable
-/// for as long as the node and its plans exist. It may be NULL where `options->socket` names a path at which the ranks
+/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL where `options->socket` names a path at which the ranks
 /// meet. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
 /// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
@@ -921,9 +921,9 @@ mp_status_t mp_node_destroy(mp_node_t node);
 ///
 /// A window lies on a device of the node, or in host memory of `mp_alloc`; ordinary host memory may be moved by its own
 /// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
-/// only; the memory must stay allocated until the plan is destroyed on all ranks. `options` must be the same on all
-/// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`, on all ranks
-/// together. Its staging memory is its own.
+/// only; the memory must stay allocated until the plan is destroyed here. `options` must be the same on all
+/// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`. Its
+/// staging memory is its own.
 ///
 /// `mp_execute` of such a plan enqueues this rank's part of one step. Later work in the stream sees all bytes that this
 /// rank receives in the step, and may overwrite what it sent. Every rank executes every step, also one that has nothing

@@ -44,8 +44,7 @@ template <class T> [[nodiscard]] window make_window(buffer<T> &whole) noexcept {
     return make_window(device_span<T>(whole));
 }
 
-/// The ranks of a node, which plan together. Owns it, and is move-only; must outlive its plans, whose destruction is
-/// collective.
+/// The ranks of a node, which plan together. Owns it, and is move-only.
 class node {
   public:
     /// Collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does. Returns 0,
@@ -71,7 +70,8 @@ class node {
 
     /// Plans what all ranks move in a step, together: each hands in its windows, and the transfers that it sends or
     /// receives. Collective. `mpgpu::plan::enqueue` then enqueues this rank's part of a step; every rank executes every
-    /// step. Destroying the plan is collective too. `mp_node_plan` says more. Throws `argument_error`, `not_supported`,
+    /// step. `mp_node_plan` says more, and `mp_plan_destroy` what ranks get that have come further than one that
+    /// destroys its plan. Throws `argument_error`, `not_supported`,
     /// `out_of_memory`, `rank_failed`.
     [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
                                    const plan_options &options = {}, on_error failed = {}) const {

@@ -44,8 +44,7 @@ impl Allgather for AllgatherCallback {
 ///
 /// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
 /// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
-/// this call, `mp_node_plan` and `mp_plan_destroy` of a node's plan, from the thread that calls them, and must be usable
-/// for as long as the node and its plans exist. It may be NULL where `options->socket` names a path at which the ranks
+/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL where `options->socket` names a path at which the ranks
 /// meet. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
 /// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
@@ -102,9 +101,9 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 ///
 /// A window lies on a device of the node, or in host memory of `mp_alloc`; ordinary host memory may be moved by its own
 /// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
-/// only; the memory must stay allocated until the plan is destroyed on all ranks. `options` must be the same on all
-/// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`, on all ranks
-/// together. Its staging memory is its own.
+/// only; the memory must stay allocated until the plan is destroyed here. `options` must be the same on all
+/// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`. Its
+/// staging memory is its own.
 ///
 /// `mp_execute` of such a plan enqueues this rank's part of one step. Later work in the stream sees all bytes that this
 /// rank receives in the step, and may overwrite what it sent. Every rank executes every step, also one that has nothing

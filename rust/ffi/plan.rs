@@ -108,11 +108,12 @@ pub(super) fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, F
 
 /// Destroys a plan. Executions that are under way still finish. The context may keep the plan in its cache. Any thread.
 ///
-/// All ranks destroy a plan of `mp_node_plan` together, each after the last execution that it enqueues; the call blocks
-/// until the executions have finished, and all ranks have let go of each other's memory.
+/// Each rank destroys a plan of `mp_node_plan` for itself, after the last execution that it enqueues; the call blocks
+/// until these have finished. Ranks that have enqueued more of them get `MP_ERROR_PEER_GONE`; where a rank captures its
+/// steps, only if it leaves after a failure. Staging memory that others use goes back when they have destroyed theirs;
+/// `mp_context_destroy` waits for that up to five seconds.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; of a node's plan those of its executions, `MP_ERROR_RANK_FAILED` and
-/// `MP_ERROR_ALLGATHER`: it is destroyed all the same.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; of a node's plan those of its executions: it is destroyed all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
     guard(|| {

@@ -453,3 +453,87 @@ fn memory_that_a_rank_frees_too_early_is_refused_there_and_at_its_peers() {
         }
     });
 }
+
+/// A rank of a ring on `beluga` that sees one GPU: its plan, and a stream.
+fn of_ring(rank: u32, ranks: u32, seat: Box<dyn Allgather>) -> (Arc<Context>, NodePlan, StreamHandle) {
+    let context = context("beluga", Some(vec![rank]));
+    let node = Arc::new(NodeGroup::new(&context, rank, ranks, seat, &[]).expect("a node"));
+    // Freed with the context.
+    let windows = [0, 1].map(|_| Window { address: context.allocate(DeviceId::gpu(0), 1 << 20).expect("memory"), bytes: 1 << 20 });
+    let transfer = NodeTransfer { dst: end((rank + 1) % ranks, 1, 0), src: end(rank, 0, 0), bytes: 1 << 20 };
+    let plan = node.plan(&windows, &[transfer], &PlanOptions::default()).expect("a plan");
+    let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    (context, plan, stream)
+}
+
+fn is_peer_gone(error: &Error) -> bool {
+    matches!(error, Error::Backend(mpgpu_runtime::backend::BackendError::PeerGone(_)))
+}
+
+#[test]
+fn a_rank_that_leaves_early_lets_nobody_wait() {
+    const EARLY: u64 = 3;
+    as_ranks(4, |rank, seat| {
+        let (context, plan, stream) = of_ring(rank, 4, seat);
+        // Rank 2 has no neighbour that leaves early: it is told when its neighbours have given up.
+        let steps = if rank == 0 { EARLY } else { EARLY + 5 };
+        let mut told = None;
+        for _ in 0..steps {
+            told = told.or(plan.enqueue(stream).err());
+        }
+        told = told.or(context.synchronize_stream(stream).err());
+        match told {
+            None => assert_eq!(rank, 0),
+            Some(error) => assert!(rank > 0 && is_peer_gone(&error), "rank {rank}: {error:?}"),
+        }
+        assert_eq!(plan.destroy().is_ok(), rank == 0, "rank {rank}");
+    });
+}
+
+#[test]
+fn ranks_that_have_come_as_far_as_one_that_leaves_are_told_with_the_next_step() {
+    let together = Barrier::new(3);
+    as_ranks(3, |rank, seat| {
+        let (context, plan, stream) = of_ring(rank, 3, seat);
+        for _ in 0..4 {
+            plan.enqueue(stream).expect("enqueued");
+        }
+        // The others' work may still be under way.
+        if rank == 0 {
+            plan.destroy().expect("given back");
+        }
+        context.synchronize_stream(stream).expect("nobody waits in vain");
+        together.wait();
+        if rank != 0 {
+            let error = plan.enqueue(stream).expect_err("rank 0 takes no part");
+            assert!(is_peer_gone(&error) && error.to_string().contains("after 4 steps"), "{error}");
+            context.synchronize_stream(stream).expect("nothing was enqueued");
+            plan.destroy().expect("given back");
+        }
+    });
+}
+
+#[test]
+fn memory_that_others_relay_through_stays_while_they_do() {
+    as_ranks(3, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 3, seat, &[]).expect("a node"));
+        const BYTES: u64 = 8 << 20;
+        let address = context.allocate(DeviceId::gpu(0), BYTES).expect("memory");
+        let mine = if rank == 1 { vec![NodeTransfer { dst: end(2, 0, 0), src: end(1, 0, 0), bytes: BYTES }] } else { Vec::new() };
+        let plan = node.plan(&[Window { address, bytes: BYTES }], &mine, &PlanOptions::default()).expect("a plan");
+        assert!(plan.planned().program.rings.iter().any(|ring| ring.device == DeviceId::gpu(0)), "{}", plan.describe());
+        // Rank 0 has nothing to do but to lend memory.
+        for step in 0..if rank == 0 { 0 } else { 10_u64 } {
+            if rank == 1 {
+                (0..).zip(memory(address, BYTES)).for_each(|(offset, target)| *target = byte(1, offset, step));
+            }
+            plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it ends");
+            let wrong = (0..).zip(memory(address, BYTES).iter()).find(|(offset, found)| **found != byte(1, *offset, step));
+            assert_eq!(wrong, None, "rank {rank}, step {step}");
+        }
+        plan.destroy().expect("given back");
+        context.free(address).expect("freed");
+        context.close().expect("closed, after the others have unmapped its memory");
+    });
+}

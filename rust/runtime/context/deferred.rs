@@ -1,9 +1,13 @@
-//! Memory that was given back in the order of a stream. It counts as freed for everybody from then on, and goes back to the backend
-//! later: freeing waits for the whole device where the backend is a driver, and whoever frees in stream order must not wait.
+//! Memory that was given back and that the backend gets later. It counts as freed for everybody from then on. Freeing waits for the whole
+//! device where the backend is a driver, and whoever frees in stream order must not wait; nor must whoever gives back memory of a node
+//! plan, which other ranks may use for a while.
 
+use super::sharing::PeerMemory;
 use crate::backend::{Backend, Completion};
+use crate::ipc::signal::rest;
 use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// What one context has to give back to its backend.
 #[derive(Debug, Default)]
@@ -17,15 +21,23 @@ pub(super) struct Deferred {
 struct Freed {
     base: u64,
     bytes: u64,
-    /// The work that may still use it.
-    after: Completion,
+    users: Users,
+}
+
+/// Who may still use memory that was given back.
+#[derive(Debug)]
+pub(super) enum Users {
+    /// This work.
+    Work(Completion),
+    /// Whoever has it mapped.
+    Peers,
 }
 
 impl Deferred {
-    /// Keeps an allocation until `after`.
-    pub fn add(&self, base: u64, bytes: u64, after: Completion) {
+    /// Keeps an allocation for as long as it has users.
+    pub fn add(&self, base: u64, bytes: u64, users: Users) {
         let mut freed = lock(&self.freed);
-        freed.push(Freed { base, bytes, after });
+        freed.push(Freed { base, bytes, users });
         self.count.store(freed.len(), Ordering::Release);
     }
 
@@ -34,22 +46,56 @@ impl Deferred {
         self.count.load(Ordering::Acquire) > 0 && lock(&self.freed).iter().any(|freed| address.wrapping_sub(freed.base) < freed.bytes)
     }
 
-    /// Gives the backend what no work uses any more; whether there was anything. The caller counts a free afterwards.
-    pub fn reclaim(&self, backend: &dyn Backend) -> bool {
+    /// [`reclaim`](Deferred::reclaim) for the last time: peers have so much time to unmap what they have mapped.
+    pub fn reclaim_all(&self, backend: &dyn Backend, sharing: &PeerMemory, patience: Duration) {
+        let until = Instant::now() + patience;
+        let mut round = 0;
+        loop {
+            self.reclaim(backend, sharing);
+            let left = self.count.load(Ordering::Acquire);
+            if left == 0 {
+                return;
+            }
+            if Instant::now() > until {
+                log::warn!(
+                    "{left} allocations of node plans are freed though other ranks have them mapped: destroy plans on all ranks first"
+                );
+                for Freed { base, .. } in lock(&self.freed).drain(..) {
+                    give_back(base, backend, sharing);
+                }
+                self.count.store(0, Ordering::Release);
+                return;
+            }
+            rest(round);
+            round += 1;
+        }
+    }
+
+    /// Gives the backend what nobody uses any more; whether there was anything. The caller counts a free afterwards.
+    pub fn reclaim(&self, backend: &dyn Backend, sharing: &PeerMemory) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
         }
         let mut freed = lock(&self.freed);
-        // Work that failed has ended too.
-        let (ended, rest) = std::mem::take(&mut *freed).into_iter().partition::<Vec<_>, _>(|freed| freed.after.is_done().unwrap_or(true));
+        let is_unused = |freed: &Freed| match &freed.users {
+            // Work that failed has ended too.
+            Users::Work(after) => after.is_done().unwrap_or(true),
+            Users::Peers => !sharing.is_mapped(freed.base, backend),
+        };
+        let (ended, rest) = std::mem::take(&mut *freed).into_iter().partition::<Vec<_>, _>(is_unused);
         *freed = rest;
         self.count.store(freed.len(), Ordering::Release);
         drop(freed);
         for Freed { base, .. } in &ended {
-            if let Err(error) = backend.free(*base) {
-                log::warn!("memory at {base:#x} that was freed in stream order could not be given back: {error}");
-            }
+            give_back(*base, backend, sharing);
         }
         !ended.is_empty()
+    }
+}
+
+fn give_back(base: u64, backend: &dyn Backend, sharing: &PeerMemory) {
+    sharing.withdraw(base, backend);
+    if let Err(error) = backend.free(base) {
+        log::warn!("memory at {base:#x} that was freed earlier could not be given back: {error}");
     }
 }

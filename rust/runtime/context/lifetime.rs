@@ -3,7 +3,7 @@
 use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request};
 use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
-use super::deferred::Deferred;
+use super::deferred::{Deferred, Users};
 use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
@@ -13,7 +13,7 @@ use crate::backend::{
     Allocation, Backend, BackendError, EventHandle, Execution, GraphStatistics, HostFunction, SignalWait, StreamHandle, no_completion,
 };
 use crate::fault;
-use crate::ipc::fork;
+use crate::ipc::{PATIENCE, fork};
 use crate::nvtx;
 use crate::plan::{self, Options, Program, Shape};
 use crate::sync::Mutex;
@@ -103,7 +103,7 @@ impl ContextState {
 
     /// Gives the backend what was freed in stream order and is not in use any more; whether there was anything.
     fn reclaim(&self) -> bool {
-        let any = self.deferred.reclaim(&*self.backend);
+        let any = self.deferred.reclaim(&*self.backend, &self.sharing);
         if any {
             self.holdings.count_free();
         }
@@ -330,11 +330,21 @@ impl Context {
         }
         let bytes = shared.holdings.take(address)?;
         shared.sharing.withdraw(address, self.backend());
-        shared.deferred.add(address, bytes, after);
+        shared.deferred.add(address, bytes, Users::Work(after));
         shared.holdings.count_free();
         if self.backend().frees_at_once() {
             shared.reclaim();
         }
+        Ok(())
+    }
+
+    /// Gives memory of [`allocate_shared`](Context::allocate_shared) back as soon as no other rank has it mapped. Does not wait for that.
+    pub(super) fn free_unmapped(&self, address: u64) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        let bytes = self.shared.holdings.take(address)?;
+        self.shared.deferred.add(address, bytes, Users::Peers);
+        self.shared.holdings.count_free();
+        self.shared.reclaim();
         Ok(())
     }
 
@@ -444,9 +454,9 @@ impl Context {
         let backend = self.backend();
         let finished = backend.synchronize();
         self.cache.clear();
+        self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);
         let staging = self.shared.staging.release(backend);
-        self.shared.deferred.reclaim(backend);
         let (left, held) = self.shared.holdings.release(backend);
         if left.allocations > 0 {
             log::warn!(

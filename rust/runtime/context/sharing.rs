@@ -3,7 +3,7 @@
 use super::error::Error;
 use super::lifetime::Context;
 use crate::backend::{Allocation, Backend, BackendError};
-use crate::ipc::{self, AllocationKey, BoardSlot, Export, Handle, PATIENCE, Peer, Secret, Service, Shared};
+use crate::ipc::{self, AllocationKey, BoardSlot, Departure, Export, Handle, OnLeave, PATIENCE, Peer, Secret, Service, Shared};
 use crate::sync::{Mutex, lock};
 use crate::topology::DeviceId;
 use std::collections::{BTreeMap, HashMap};
@@ -40,8 +40,8 @@ pub(super) struct Import {
 enum ImportSource {
     /// This context: freeing is noticed as for any other of its memory.
     Here,
-    /// Another context of this process.
-    Context,
+    /// Another context of this process, which is told that it is in use by what is kept here.
+    Context(#[allow(dead_code, reason = "it is counted")] Option<Arc<()>>),
     /// Another process, which tells here what it has freed.
     Process(Arc<Peer>, BoardSlot),
 }
@@ -52,7 +52,7 @@ impl Import {
         match &self.source {
             ImportSource::Here => Ok(()),
             ImportSource::Process(peer, slot) => Ok(peer.check(*slot)?),
-            ImportSource::Context => {
+            ImportSource::Context(_) => {
                 let live = Service::current().is_some_and(|service| service.lives(self.key));
                 if live { Ok(()) } else { Err(freed_here()) }
             }
@@ -143,6 +143,17 @@ impl PeerMemory {
             })
     }
 
+    /// Whether another process or context has memory of this one mapped.
+    pub fn is_mapped(&self, address: u64, backend: &dyn Backend) -> bool {
+        let service = lock(&self.service).clone();
+        match (service, backend.locate(address)) {
+            (Some(service), Ok(Some(allocation))) => {
+                service.is_mapped(AllocationKey { backend: number_of(backend), allocation: allocation.id })
+            }
+            _ => false,
+        }
+    }
+
     /// The memory at this address is about to be freed.
     pub fn withdraw(&self, address: u64, backend: &dyn Backend) {
         let service = lock(&self.service).clone();
@@ -173,6 +184,11 @@ impl PeerMemory {
 impl Context {
     /// Describes a range of this context's memory for other processes of the node. It stays theirs to map until it is freed.
     pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
+        self.export_watched(address, bytes, None)
+    }
+
+    /// The same; `on_leave` is asked when an importer [leaves](Context::leave_memory).
+    pub(super) fn export_watched(&self, address: u64, bytes: u64, on_leave: Option<OnLeave>) -> Result<Handle, Error> {
         let _open = self.shared.enter()?;
         let (backend, sharing) = (self.backend(), &self.shared.sharing);
         if self.shared.deferred.contains(address) {
@@ -197,7 +213,7 @@ impl Context {
             }
         };
         let key = AllocationKey { backend: number_of(backend), allocation: allocation.id };
-        let secret = service.export(key, Export { backend: Arc::clone(&self.shared.backend), allocation })?;
+        let secret = service.export(key, Export { backend: Arc::clone(&self.shared.backend), allocation, on_leave })?;
         Ok(Handle {
             secret,
             origin: *service.origin(),
@@ -271,7 +287,8 @@ impl Context {
             return Err(ipc::IpcError::PeerGone(why).into());
         }
         let shared = Shared { form: Shared::SAME_PROCESS, descriptor: None, offset: base, payload: [0; ipc::PAYLOAD_BYTES] };
-        Ok((ImportSource::Context, self.backend().map(shared, allocation)?))
+        let source = ImportSource::Context(service.hold(handle.key));
+        Ok((source, self.backend().map(shared, allocation)?))
     }
 
     /// Memory of another process.
@@ -315,6 +332,16 @@ impl Context {
             handle.origin
         );
         Err(ipc::IpcError::NotSupported(why).into())
+    }
+
+    /// Tells the owner of imported memory that this context takes no further part in what it is for.
+    pub(super) fn leave_memory(&self, address: u64, departure: Departure) {
+        let Some(import) = self.shared.sharing.import_at(address) else { return };
+        match (&import.source, Service::current()) {
+            (ImportSource::Process(peer, _), _) => peer.leave(import.key, import.secret, departure),
+            (ImportSource::Context(_), Some(service)) => service.leave(import.key, import.secret, departure),
+            _ => {}
+        }
     }
 
     /// Gives back what [`import_memory`](Context::import_memory) has returned. With the last, all work is waited for and the memory is unmapped.

@@ -34,9 +34,10 @@ pub mod signal;
 pub use crate::backend::{PAYLOAD_BYTES, Shared};
 pub use error::IpcError;
 pub use handle::{Handle, Secret};
+pub use packet::Departure;
 pub use peer::{BoardSlot, PATIENCE, Peer};
 pub use process::ProcessIdentity;
-pub use service::{Export, Service};
+pub use service::{Export, OnLeave, Service};
 
 /// The allocation that a handle is about, among all of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]

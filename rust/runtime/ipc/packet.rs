@@ -26,9 +26,11 @@ pub(super) enum Subject {
     Gone,
     /// Exporter: it cannot be mapped; the text says why.
     Refused,
+    /// Importer: it takes no further part in what the allocation is for. Nobody answers.
+    Leave,
 }
 
-const SUBJECTS: [Subject; 4] = [Subject::Import, Subject::Granted, Subject::Gone, Subject::Refused];
+const SUBJECTS: [Subject; 5] = [Subject::Import, Subject::Granted, Subject::Gone, Subject::Refused, Subject::Leave];
 
 /// One packet.
 #[derive(Debug)]
@@ -39,7 +41,7 @@ pub(super) struct Packet {
     pub key: AllocationKey,
     /// With [`Subject::Import`]: the allocation's slot on the importer's board.
     pub slot: u32,
-    /// With [`Subject::Import`] the handle's secret; with [`Subject::Granted`] the proof of who answers.
+    /// With [`Subject::Import`] and [`Subject::Leave`] the handle's secret; with [`Subject::Granted`] the proof of who answers.
     pub secret: Secret,
     /// With [`Subject::Import`].
     pub board: Option<OwnedFd>,
@@ -47,16 +49,37 @@ pub(super) struct Packet {
     pub shared: Option<Shared>,
     /// With [`Subject::Refused`].
     pub text: String,
+    /// With [`Subject::Leave`].
+    pub departure: Departure,
+}
+
+/// How far an importer has come that leaves.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Departure {
+    /// Steps that it has taken part in.
+    pub steps: u64,
+    /// It leaves because of a failure.
+    pub has_failed: bool,
 }
 
 /// The last character is the version.
-const MAGIC: [u8; 8] = *b"mpgpu-s2";
+const MAGIC: [u8; 8] = *b"mpgpu-s3";
 const TEXT: usize = 320;
 const BYTES: usize = 128 + TEXT;
 
 impl Packet {
     pub fn new(subject: Subject, number: u32, key: AllocationKey) -> Packet {
-        Packet { subject, number, key, slot: 0, secret: Secret([0; 16]), board: None, shared: None, text: String::new() }
+        Packet {
+            subject,
+            number,
+            key,
+            slot: 0,
+            secret: Secret([0; 16]),
+            board: None,
+            shared: None,
+            text: String::new(),
+            departure: Departure::default(),
+        }
     }
 
     fn encode(&self) -> [u8; BYTES] {
@@ -70,6 +93,9 @@ impl Packet {
             put(24, &shared.form.to_le_bytes());
             put(32, &shared.offset.to_le_bytes());
             put(40, &shared.payload);
+        } else if self.subject == Subject::Leave {
+            put(24, &u32::from(self.departure.has_failed).to_le_bytes());
+            put(32, &self.departure.steps.to_le_bytes());
         }
         put(28, &self.slot.to_le_bytes());
         put(104, &self.secret.0);
@@ -98,6 +124,10 @@ impl Packet {
             offset: u64::from_le_bytes(array(bytes, 32)),
             payload: array(bytes, 40),
         });
+        let departure = match subject {
+            Subject::Leave => Departure { steps: u64::from_le_bytes(array(bytes, 32)), has_failed: array::<4>(bytes, 24) != [0; 4] },
+            _ => Departure::default(),
+        };
         (bytes[..8] == MAGIC).then(|| Packet {
             subject,
             number: u32::from_le_bytes(array(bytes, 12)),
@@ -107,6 +137,7 @@ impl Packet {
             board,
             shared,
             text: String::from_utf8_lossy(text).into_owned(),
+            departure,
         })
     }
 

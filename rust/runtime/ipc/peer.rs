@@ -5,7 +5,7 @@ use super::board::{Board, SLOTS};
 use super::error::IpcError;
 use super::fork::Socket;
 use super::handle::Secret;
-use super::packet::{Packet, Subject};
+use super::packet::{Departure, Packet, Subject};
 use super::process::ProcessIdentity;
 use crate::backend::Shared;
 use rustix::fd::OwnedFd;
@@ -168,6 +168,14 @@ impl Peer {
     pub fn close(&self, slot: BoardSlot) {
         self.board.close(slot.slot, slot.request);
         lock(&self.slots).given_back.push(slot.slot);
+    }
+
+    /// Tells the exporter that this process takes no further part in what the allocation is for. One that does not read for a while is not told.
+    pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
+        let packet = Packet { secret, departure, ..Packet::new(Subject::Leave, 0, key) };
+        if let Err(error) = packet.send(&self.socket, Some(Instant::now() + PATIENCE)) {
+            log::debug!("{} was not told that a plan has ended here: {error}", self.origin);
+        }
     }
 
     /// Refuses memory that was freed, or whose process has ended. Does not wait.

@@ -5,7 +5,7 @@ use super::board::Board;
 use super::error::IpcError;
 use super::fork::{self, OfProcess, Socket};
 use super::handle::Secret;
-use super::packet::{Packet, Subject};
+use super::packet::{Departure, Packet, Subject};
 use super::process::ProcessIdentity;
 use crate::backend::{Allocation, Backend, LostPeer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -34,7 +34,12 @@ pub struct Export {
     pub backend: Arc<dyn Backend>,
     /// What is exported. Its id is never another's, so memory that was freed is not mistaken for what has its address now.
     pub allocation: Allocation,
+    /// Asked when an importer leaves: whether waits in this memory will then never end.
+    pub on_leave: Option<OnLeave>,
 }
+
+/// See [`Export::on_leave`]. Runs on the thread that answers importers.
+pub type OnLeave = Arc<dyn Fn(Departure) -> bool + Send + Sync>;
 
 /// What this process exports. One for all contexts: it lives from the first export until the last context that exported is gone.
 pub struct Service {
@@ -53,6 +58,8 @@ struct ServiceState {
     exports: Mutex<Exports>,
     /// Only the thread takes one away.
     connections: Mutex<Vec<Arc<Connection>>>,
+    /// Backends that have lost a peer and may have waits to fail. Weak: this does not keep them alive.
+    tended: Mutex<Vec<Weak<dyn Backend>>>,
 }
 
 struct Exports {
@@ -65,6 +72,8 @@ struct Exports {
 struct ExportRecord {
     export: Export,
     secret: Secret,
+    /// Other contexts of this process that use it have a copy.
+    held: Arc<()>,
 }
 
 /// An importer.
@@ -82,6 +91,18 @@ struct ImportTable {
     /// BoardSlot and request.
     by_key: HashMap<AllocationKey, (u32, u32)>,
     by_slot: HashMap<u32, AllocationKey>,
+}
+
+impl Connection {
+    /// Whether the importer has noted that it no longer maps what it was granted.
+    fn has_closed(&self, (slot, request): (u32, u32)) -> bool {
+        self.board.get().is_some_and(|board| board.is_closed(slot, request))
+    }
+
+    fn has_mapped(&self, key: AllocationKey) -> bool {
+        let granted = lock(&self.imported).by_key.get(&key).copied();
+        granted.is_some_and(|place| !self.has_closed(place))
+    }
 }
 
 impl ImportTable {
@@ -148,6 +169,7 @@ impl Service {
             closing: AtomicBool::new(false),
             exports: Mutex::new(Exports { by_key: HashMap::new(), sweep_at: FIRST_SWEEP }),
             connections: Mutex::default(),
+            tended: Mutex::default(),
         });
         let served = Arc::clone(&state);
         let thread = std::thread::Builder::new().name("mpgpu-share".into()).spawn(move || served.serve()).map_err(|error| {
@@ -165,7 +187,7 @@ impl Service {
     pub fn export(&self, key: AllocationKey, export: Export) -> Result<Secret, IpcError> {
         let drawn = Secret::draw()?;
         let mut exports = lock(&self.state.exports);
-        let secret = exports.by_key.entry(key).or_insert(ExportRecord { export, secret: drawn }).secret;
+        let secret = exports.by_key.entry(key).or_insert_with(|| ExportRecord { export, secret: drawn, held: Arc::default() }).secret;
         if exports.by_key.len() >= exports.sweep_at {
             // No other thread starts a search until this one is done.
             exports.sweep_at = usize::MAX;
@@ -181,6 +203,24 @@ impl Service {
     /// What is exported under this key with this secret, if it still lives.
     pub fn find(&self, key: AllocationKey, secret: Secret) -> Option<Export> {
         self.state.find(key, secret)
+    }
+
+    /// For another context of this process, which has it in use for as long as it keeps what is returned.
+    pub fn hold(&self, key: AllocationKey) -> Option<Arc<()>> {
+        lock(&self.state.exports).by_key.get(&key).map(|exported| Arc::clone(&exported.held))
+    }
+
+    /// Whether another process or context has it mapped.
+    pub fn is_mapped(&self, key: AllocationKey) -> bool {
+        let is_held = lock(&self.state.exports).by_key.get(&key).is_some_and(|exported| Arc::strong_count(&exported.held) > 1);
+        is_held || lock(&self.state.connections).iter().any(|connection| connection.has_mapped(key))
+    }
+
+    /// Another context of this process leaves, as [`Peer::leave`](super::Peer::leave) says it of another process.
+    pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
+        self.state.leave(key, secret, departure, LostPeer { process: self.state.origin.process as i32, connection: next_connection() });
+        // The thread goes on failing waits that it has begun to fail.
+        let _ = rustix::io::write(&self.state.wake, &1_u64.to_ne_bytes());
     }
 
     /// Whether what was exported under this key still lives.
@@ -240,13 +280,11 @@ impl Export {
 impl ServiceState {
     /// What the thread does from start to end.
     fn serve(&self) {
-        // Backends that have lost a peer and may have waits to fail. Weak: this does not keep them alive.
-        let mut tended: Vec<Weak<dyn Backend>> = Vec::new();
         loop {
             let connections = lock(&self.connections).clone();
             let mut watched = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
             watched.extend(connections.iter().map(|connection| PollFd::new(&connection.socket, PollFlags::IN)));
-            let timeout = (!tended.is_empty()).then_some(&TEND_EVERY);
+            let timeout = (!lock(&self.tended).is_empty()).then_some(&TEND_EVERY);
             if let Err(error) = poll(&mut watched, timeout)
                 && error != Errno::INTR
             {
@@ -262,10 +300,10 @@ impl ServiceState {
             }
             for (connection, polled) in connections.iter().zip(&watched[2..]) {
                 if !polled.revents().is_empty() && !self.listen_to(connection) {
-                    self.lose(connection, &mut tended);
+                    self.lose(connection);
                 }
             }
-            tended.retain(|backend| backend.upgrade().is_some_and(|backend| backend.fail_waits_again()));
+            lock(&self.tended).retain(|backend| backend.upgrade().is_some_and(|backend| backend.fail_waits_again()));
             if !watched[1].revents().is_empty() {
                 self.accept();
             }
@@ -289,8 +327,7 @@ impl ServiceState {
             Ok(peer) => (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()),
             Err(_) => return,
         };
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let peer = LostPeer { process, connection: NEXT.fetch_add(1, Ordering::Relaxed) };
+        let peer = LostPeer { process, connection: next_connection() };
         let connection = Connection { socket, peer, board: OnceLock::new(), imported: Mutex::default() };
         let refuse = |connection: &Connection, text: String| {
             // There is always room for the first packet of a connection.
@@ -313,6 +350,10 @@ impl ServiceState {
         loop {
             let answer = match Packet::receive(&connection.socket, None) {
                 Ok(Some(request)) if request.subject == Subject::Import => self.answer(connection, request),
+                Ok(Some(packet)) if packet.subject == Subject::Leave => {
+                    self.leave(packet.key, packet.secret, packet.departure, connection.peer);
+                    continue;
+                }
                 Err(Errno::AGAIN) => return true,
                 Ok(Some(_)) | Ok(None) | Err(_) => return false,
             };
@@ -374,21 +415,42 @@ impl ServiceState {
         }
     }
 
-    /// Removes an importer that has ended. Backends whose memory it had mapped fail its waits, now and in later rounds.
-    fn lose(&self, connection: &Arc<Connection>, tended: &mut Vec<Weak<dyn Backend>>) {
-        lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
-        let imported = std::mem::take(&mut lock(&connection.imported).by_key);
-        let closed = |(slot, request): &(u32, u32)| connection.board.get().is_some_and(|board| board.is_closed(*slot, *request));
-        let left = imported.into_iter().filter(|(_, place)| !closed(place));
-        for export in left.filter_map(|(key, _)| lock(&self.exports).by_key.get(&key).map(|exported| exported.export.clone())) {
-            log::debug!("{:#x}: {}", export.allocation.base, connection.peer);
-            export.backend.fail_waits(&export.allocation, connection.peer);
-            let backend = Arc::downgrade(&export.backend);
-            if !tended.iter().any(|other| other.ptr_eq(&backend)) {
-                tended.push(backend);
-            }
+    /// An importer takes no further part in what an allocation is for.
+    fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure, peer: LostPeer) {
+        let exported = lock(&self.exports).by_key.get(&key).filter(|exported| exported.secret == secret).cloned();
+        if let Some(ExportRecord { export, .. }) = exported
+            && export.on_leave.as_ref().is_some_and(|on_leave| on_leave(departure))
+        {
+            self.fail_waits(&export, peer);
         }
     }
+
+    /// Fails waits in an allocation, now and in later rounds.
+    fn fail_waits(&self, export: &Export, peer: LostPeer) {
+        log::debug!("{:#x}: {peer}", export.allocation.base);
+        export.backend.fail_waits(&export.allocation, peer);
+        let backend = Arc::downgrade(&export.backend);
+        let mut tended = lock(&self.tended);
+        if !tended.iter().any(|other| other.ptr_eq(&backend)) {
+            tended.push(backend);
+        }
+    }
+
+    /// Removes an importer that has ended. Backends whose memory it had mapped fail its waits.
+    fn lose(&self, connection: &Arc<Connection>) {
+        lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
+        let imported = std::mem::take(&mut lock(&connection.imported).by_key);
+        let left = imported.into_iter().filter(|(_, place)| !connection.has_closed(*place));
+        for export in left.filter_map(|(key, _)| lock(&self.exports).by_key.get(&key).map(|exported| exported.export.clone())) {
+            self.fail_waits(&export, connection.peer);
+        }
+    }
+}
+
+/// A number that no connection had before.
+fn next_connection() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 #[cfg(test)]

@@ -158,8 +158,7 @@ impl BoundPart {
 
     /// Enqueues the part of one step: it starts after all earlier work in `stream` and after the last step, and later work in the stream starts
     /// after it. Steps in a graph are ordered by whoever launches it.
-    pub fn enqueue(&mut self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
-        let is_captured = backend.is_capturing(stream)?;
+    pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         // Default streams (0 to 2) are others for other threads and contexts.
         if !is_captured && self.stream.is_some_and(|last| last != stream || stream.0 <= 2) {
             backend.stream_wait_event(stream, self.end)?;

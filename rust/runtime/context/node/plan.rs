@@ -7,8 +7,8 @@ use super::super::lifetime::ContextState;
 use super::super::sharing::Import;
 use super::NodeGroup;
 use super::part::{Addresses, BoundPart};
-use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
-use crate::ipc::Handle;
+use crate::backend::{BackendError, Completion, Execution, MemoryKind, StreamHandle, no_completion};
+use crate::ipc::{Departure, Handle, OnLeave};
 use crate::nvtx;
 use crate::plan::{self, Options, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
@@ -147,8 +147,65 @@ pub struct NodePlan {
     held: Mutex<Held>,
     /// Memory that an execution uses and that may be gone.
     used: Used,
+    /// How far this rank has come, and how far others that have left.
+    progress: Arc<Progress>,
     /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
     is_broken: AtomicBool,
+}
+
+/// How far a rank has come in a plan, and how far the first of its neighbours has that left. A rank that has asked for a step which another
+/// will not take part in waits in vain.
+struct Progress {
+    /// Steps that were asked for outside of captures.
+    steps: AtomicU64,
+    /// A step was captured: how often it runs is not known.
+    is_captured: AtomicBool,
+    /// Steps that the first who left has taken part in; `u64::MAX` while nobody has.
+    last: AtomicU64,
+    /// A rank has left because of a failure, or has left this one waiting.
+    has_failed: AtomicBool,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        let [steps, last] = [0, u64::MAX].map(AtomicU64::new);
+        Progress { steps, is_captured: AtomicBool::new(false), last, has_failed: AtomicBool::new(false) }
+    }
+
+    /// Counts a step that is about to be enqueued; refuses one that another rank will not take part in.
+    fn begin(&self, is_captured: bool) -> Result<(), Error> {
+        // Each side writes its own before it reads the other's, here and in `leave`, so one of the two sees what the other does.
+        self.is_captured.fetch_or(is_captured, Ordering::SeqCst);
+        let step = u64::from(!is_captured) + self.steps.fetch_add(u64::from(!is_captured), Ordering::SeqCst);
+        let last = self.last.load(Ordering::SeqCst);
+        if step <= last && (last == u64::MAX || !is_captured) {
+            return Ok(());
+        }
+        self.take_back(is_captured);
+        Err(BackendError::PeerGone(format!("a rank has destroyed this node plan after {last} steps; destroy it here too")).into())
+    }
+
+    /// A step that was counted was not enqueued, or not as a whole.
+    fn take_back(&self, is_captured: bool) {
+        self.steps.fetch_sub(u64::from(!is_captured), Ordering::SeqCst);
+    }
+
+    /// What this rank says when it leaves.
+    fn departure(&self, has_failed: bool) -> Departure {
+        // How often a graph was launched is not known: as often as the others need, unless something has failed.
+        let is_known = has_failed || !self.is_captured.load(Ordering::SeqCst);
+        Departure { steps: if is_known { self.steps.load(Ordering::SeqCst) } else { u64::MAX }, has_failed }
+    }
+
+    /// Another rank leaves; whether this one then waits in vain.
+    fn leave(&self, departure: Departure) -> bool {
+        let Departure { steps, has_failed } = departure;
+        self.last.fetch_min(steps, Ordering::SeqCst);
+        // Whose waits have failed did not keep in step, and may have raised a flag again before it was taken.
+        let waits = has_failed || self.steps.load(Ordering::SeqCst) > steps;
+        self.has_failed.fetch_or(waits, Ordering::SeqCst);
+        waits
+    }
 }
 
 /// Memory that executions use, and that may be gone when one is asked for.
@@ -203,19 +260,16 @@ impl NodeGroup {
         let requests = self.exchange.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike.
         let together = Together::new(self, &requests, &options?)?;
-        let mut held = Held::default();
-        let made = self.bind(&requests, &together, windows, &mut held);
+        let (mut held, progress) = (Held::default(), Arc::new(Progress::new()));
+        let made = self.bind(&requests, &together, windows, &progress, &mut held);
         match made {
             Ok((part, used)) => {
                 let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
                 let (part, held) = (Mutex::new(part), Mutex::new(held));
-                Ok(NodePlan { node, together, bytes, part, held, used, is_broken: AtomicBool::new(false) })
+                Ok(NodePlan { node, together, bytes, part, held, used, progress, is_broken: AtomicBool::new(false) })
             }
             Err(error) => {
-                self.unmap(&mut held);
-                // Nobody has anybody's memory mapped any more.
-                let _ = self.exchange.all(Ok(()));
-                self.free(&mut held);
+                self.give_back(&mut held);
                 Err(error)
             }
         }
@@ -271,9 +325,16 @@ impl NodeGroup {
     }
 
     /// Gets the memory that the plan needs, and binds this rank's part to it.
-    fn bind(&self, requests: &[RankRequest], together: &Together, windows: &[Window], held: &mut Held) -> Result<(BoundPart, Used), Error> {
+    fn bind(
+        &self,
+        requests: &[RankRequest],
+        together: &Together,
+        windows: &[Window],
+        progress: &Arc<Progress>,
+        held: &mut Held,
+    ) -> Result<(BoundPart, Used), Error> {
         let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
-        let offers = self.exchange.all(self.offer(together, windows, &mut bindings, held))?;
+        let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
         if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
             let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
@@ -305,7 +366,14 @@ impl NodeGroup {
     }
 
     /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.
-    fn offer(&self, together: &Together, windows: &[Window], bindings: &mut Bindings<'_>, held: &mut Held) -> Result<Offer, Error> {
+    fn offer(
+        &self,
+        together: &Together,
+        windows: &[Window],
+        progress: &Arc<Progress>,
+        bindings: &mut Bindings<'_>,
+        held: &mut Held,
+    ) -> Result<Offer, Error> {
         let (rank, program) = (self.rank(), &together.plan.program);
         let mut allocate = |device: DeviceId, bytes: u64| {
             let address = self.context.allocate_shared(device, bytes)?;
@@ -327,7 +395,9 @@ impl NodeGroup {
         if flags > 0 {
             let address = allocate(DeviceId::HOST, flags * FLAG_BYTES)?;
             bindings.flags.insert(rank, address);
-            offer.flags = Some(export(address, flags * FLAG_BYTES)?);
+            let (bytes, progress) = (flags * FLAG_BYTES, Arc::clone(progress));
+            let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
+            offer.flags = Some(self.context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
         }
         for (index, window) in (0..).zip(windows) {
             bindings.windows.insert((rank, index), window.address);
@@ -373,19 +443,12 @@ impl NodeGroup {
         Ok(())
     }
 
-    fn unmap(&self, held: &mut Held) {
-        for address in held.imports.drain(..) {
-            if let Err(error) = self.context.close_memory(address) {
-                log::debug!("closing memory of another rank: {error}");
-            }
-        }
-    }
-
-    fn free(&self, held: &mut Held) {
-        for address in held.allocations.drain(..) {
-            if let Err(error) = self.context.free(address) {
-                log::debug!("freeing memory of a node plan: {error}");
-            }
+    /// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
+    fn give_back(&self, held: &mut Held) {
+        let closed = held.imports.drain(..).map(|address| self.context.close_memory(address));
+        let freed = held.allocations.drain(..).map(|address| self.context.free_unmapped(address));
+        for error in closed.chain(freed).filter_map(Result::err) {
+            log::debug!("giving back memory of a node plan: {error}");
         }
     }
 }
@@ -552,7 +615,11 @@ impl NodePlan {
         }
         self.used.check(shared)?;
         // Two steps at once would take each other's flags.
-        if let Err(error) = lock(&self.part).enqueue(stream, backend) {
+        let mut part = lock(&self.part);
+        let is_captured = backend.is_capturing(stream)?;
+        self.progress.begin(is_captured)?;
+        if let Err(error) = part.enqueue(stream, is_captured, backend) {
+            self.progress.take_back(is_captured);
             self.is_broken.store(true, Ordering::Release);
             return Err(error.into());
         }
@@ -561,23 +628,23 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Gives back what the plan has. All ranks call it together, after their last executions; blocks until those have finished.
+    /// Gives back what the plan has; blocks until the executions that this rank has asked for have finished. No other rank takes part: those
+    /// that have gone further find out, and memory that others use stays until they have destroyed theirs.
     pub fn destroy(&self) -> Result<(), Error> {
-        let node = &self.node;
-        let finished = {
+        let (node, shared) = (&self.node, &self.node.context.shared);
+        let (was_broken, finished) = {
             let mut part = lock(&self.part);
-            self.is_broken.store(true, Ordering::Release);
+            let was_broken = self.is_broken.swap(true, Ordering::AcqRel);
             let finished = part.synchronize(node.context.backend());
             part.release(node.context.backend());
-            finished
+            (was_broken, finished)
         };
         let mut held = lock(&self.held);
-        // A rank that has gone is no reason to keep anything. The error of an execution is for whoever waits for it, and said once more.
-        let left = node.exchange.all(Ok(()));
-        node.unmap(&mut held);
-        let unmapped = node.exchange.all(Ok(()));
-        node.free(&mut held);
-        left.and(unmapped)?;
+        let has_failed =
+            was_broken || finished.is_err() || self.progress.has_failed.load(Ordering::SeqCst) || self.used.check(shared).is_err();
+        let departure = self.progress.departure(has_failed);
+        held.imports.iter().for_each(|address| node.context.leave_memory(*address, departure));
+        node.give_back(&mut held);
         Ok(finished?)
     }
 
