@@ -5,6 +5,7 @@
 // answer is replaced (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any number of
 // ranks.
 #include "halo_part.hpp"
+#include "ranks.hpp"
 
 #include <mpgpu/halo_mpi.hpp>
 
@@ -20,20 +21,15 @@
 
 namespace {
 
+using ranks_test::require;
+using ranks_test::world_rank;
+
 namespace halo = mpgpu::halo;
 namespace reference = halo_reference;
 
-int world_rank = 0;
 #ifndef __CUDACC__
 bool capturing = false;
 #endif
-
-void require(bool holds, const std::string &what) {
-    if (!holds) {
-        std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-}
 
 } // namespace
 

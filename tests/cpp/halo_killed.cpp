@@ -7,6 +7,7 @@
 // ends a job that has lost a rank, so survivors hold out against SIGTERM until they have looked; each prints a line,
 // and the caller looks for all of them.
 #include "halo_part.hpp"
+#include "ranks.hpp"
 
 #include <mpgpu/halo_mpi.hpp>
 
@@ -19,12 +20,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
-#include <system_error>
-#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -34,13 +31,10 @@ namespace halo = mpgpu::halo;
 constexpr double bound = 30.0; // seconds; the library notices a dead process at once, a machine under load takes longer
 constexpr std::uint64_t healthy = 5;
 
-int world_rank = 0;
-
-[[noreturn]] void end(int code, const std::string &what) {
-    std::printf("rank %d: %s\n", world_rank, what.c_str());
-    std::fflush(stdout);
-    _exit(code); // MPI_Finalize would wait for the dead
-}
+using ranks_test::end;
+using ranks_test::failure_of;
+using ranks_test::left_over;
+using ranks_test::world_rank;
 
 /// Where this process has other ranks' arrays that are on GPUs: /proc does not show these mappings, but the driver
 /// knows what it has at an address. Empty where the arrays are on the host backend.
@@ -70,39 +64,6 @@ bool is_mapped([[maybe_unused]] const std::byte *address) {
 #else
     return false;
 #endif
-}
-
-/// What the process has of the library's shared memory: mappings, descriptors, names.
-std::string left_over() {
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
-        if (line.find("memfd:mpgpu") != std::string::npos) {
-            return "is mapped: " + line;
-        }
-    }
-    std::error_code ec;
-    for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-        const std::string target = std::filesystem::read_symlink(entry.path(), ec).string();
-        if (!ec && target.find("memfd:mpgpu") != std::string::npos) {
-            return "is open: " + target;
-        }
-    }
-    for (const auto &entry : std::filesystem::directory_iterator("/dev/shm", ec)) {
-        if (entry.path().filename().string().find("mpgpu") != std::string::npos) {
-            return "is a name in /dev/shm: " + entry.path().string();
-        }
-    }
-    return "";
-}
-
-/// With what something fails, if it does.
-template <class Work> std::optional<mpgpu::status> failure_of(Work &&work) {
-    try {
-        work();
-    } catch (const mpgpu::error &e) {
-        return static_cast<mpgpu::status>(e.code().value());
-    }
-    return std::nullopt;
 }
 
 /// Exchanges until one fails, and says with what. Ranks that do not touch the victim can make some before their

@@ -3,6 +3,7 @@
 // piece. Run by mpirun with any number of ranks, on the host backend or on GPUs; ends all of them with a message at the
 // first thing that is wrong. On GPUs it packs where nvcc has compiled it.
 #include "halo_part.hpp"
+#include "ranks.hpp"
 
 #include <mpgpu/halo_mpi.hpp>
 
@@ -22,6 +23,9 @@
 
 namespace {
 
+using ranks_test::require;
+using ranks_test::world_rank;
+
 namespace halo = mpgpu::halo;
 namespace reference = halo_reference;
 
@@ -29,15 +33,7 @@ constexpr int problems = 12;
 constexpr std::uint64_t few_cycles = 40;
 constexpr std::uint64_t many_cycles = 400;
 
-int world_rank = 0;
 bool shown = false; // one description, for the log
-
-void require(bool holds, const std::string &what) {
-    if (!holds) {
-        std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-}
 
 /// A value of `direct_pieces` by chance. Where nothing can be packed, the one that packs nothing.
 std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::context &ctx) {

@@ -5,6 +5,7 @@
 // backend or on GPUs, where nvcc compiles it with the kernel that packs and any other compiler without packing.
 #include "counted_mpi.hpp"
 #include "halo_part.hpp"
+#include "ranks.hpp"
 
 #include <mpgpu/halo_mpi.hpp>
 
@@ -18,18 +19,12 @@
 
 namespace {
 
+using ranks_test::require;
+using ranks_test::world_rank;
+
 namespace halo = mpgpu::halo;
 
 constexpr int exchanges = 20;
-
-int world_rank = 0;
-
-void require(bool holds, const std::string &what) {
-    if (!holds) {
-        std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-}
 
 void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t direct_pieces) {
     halo::grid g;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // The ranks of a node map each other's memory and put real bytes into it, ordered by streams and signals alone. Run by
 // mpirun with any number of ranks; ends all of them with a message at the first thing that is wrong.
+#include "ranks.hpp"
+
 #include <mpgpu/mpi.hpp>
 
 #include <mpi.h>
@@ -15,17 +17,11 @@
 
 namespace {
 
+using ranks_test::require;
+using ranks_test::world_rank;
+
 constexpr int rounds = 25;
 constexpr std::size_t elements = 10007;
-
-int world_rank = 0;
-
-void require(bool holds, const std::string &what) {
-    if (!holds) {
-        std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-}
 
 std::uint32_t pattern(int round, int from, int to, std::size_t i) {
     return static_cast<std::uint32_t>((((round * 31) + from) * 17) + to) * 2654435761U ^ static_cast<std::uint32_t>(i);

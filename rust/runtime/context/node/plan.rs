@@ -631,7 +631,7 @@ impl NodePlan {
     /// Gives back what the plan has; blocks until the executions that this rank has asked for have finished. No other rank takes part: those
     /// that have gone further find out, and memory that others use stays until they have destroyed theirs.
     pub fn destroy(&self) -> Result<(), Error> {
-        let (node, shared) = (&self.node, &self.node.context.shared);
+        let node = &self.node;
         let (was_broken, finished) = {
             let mut part = lock(&self.part);
             let was_broken = self.is_broken.swap(true, Ordering::AcqRel);
@@ -640,8 +640,7 @@ impl NodePlan {
             (was_broken, finished)
         };
         let mut held = lock(&self.held);
-        let has_failed =
-            was_broken || finished.is_err() || self.progress.has_failed.load(Ordering::SeqCst) || self.used.check(shared).is_err();
+        let has_failed = was_broken || finished.is_err() || self.progress.has_failed.load(Ordering::SeqCst);
         let departure = self.progress.departure(has_failed);
         held.imports.iter().for_each(|address| node.context.leave_memory(*address, departure));
         node.give_back(&mut held);

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// A rank is killed while ranks execute a plan of theirs: every other rank gets the status peer_gone within a bounded
+// time, whether it has to do with the dead rank or only with ranks that have, and afterwards nothing of the library is
+// mapped or open. The argument says when: between steps, with steps enqueued that wait for others, or at a random time.
+// Or no rank is killed, and one leaves by an exception.
+//
+// Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so survivors hold out against
+// SIGTERM until they have looked; each prints a line, and the caller looks for all of them.
+#include "ranks.hpp"
+
+#include <mpgpu/mpi.hpp>
+
+#include <mpi.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace {
+
+using ranks_test::end;
+using ranks_test::failure_of;
+using ranks_test::left_over;
+using ranks_test::world_rank;
+
+constexpr double bound = 30.0; // seconds; the library notices a dead process at once, a machine under load takes longer
+constexpr std::size_t bytes = 3U << 20U; // takes several paths, some of them through GPUs of other ranks
+constexpr int healthy = 5;
+constexpr int most = 1'000'000;
+
+/// A rank of a ring, and its steps.
+struct part {
+    mpgpu::context ctx;
+    mpgpu::device gpu;
+    mpgpu::node node;
+    mpgpu::buffer<unsigned char> sent;
+    mpgpu::buffer<unsigned char> received;
+    mpgpu::plan plan;
+    mpgpu::stream stream;
+
+    explicit part(std::uint32_t ranks)
+        : gpu(mpgpu::device::gpu(world_rank % ctx.devices().gpus)),
+          node(mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu})), sent(ctx, gpu, bytes), received(ctx, gpu, bytes),
+          plan(node.plan({mpgpu::make_window(sent), mpgpu::make_window(received)},
+                         {{{(static_cast<std::uint32_t>(world_rank) + 1) % ranks, 1, 0},
+                           {static_cast<std::uint32_t>(world_rank), 0, 0},
+                           bytes}})),
+          stream(ctx, gpu) {}
+
+    void step(int times) {
+        for (int i = 0; i < times; ++i) {
+            plan.enqueue(stream);
+        }
+        stream.synchronize();
+    }
+};
+
+/// What happens to the victim, and its last act.
+void meet_the_end(part &mine, const std::string &when) {
+    if (when == "enqueued") {
+        for (int i = 0; i < 4; ++i) {
+            mine.plan.enqueue(mine.stream);
+        }
+    } else if (when == "anytime") {
+        std::thread([] {
+            std::this_thread::sleep_for(std::chrono::microseconds(std::random_device()() % 20'000));
+            std::raise(SIGKILL);
+        }).detach();
+        mine.step(most);
+    } else if (when == "exception") {
+        throw std::runtime_error("the program's own");
+    }
+    std::raise(SIGKILL);
+}
+
+void survive(part &mine) {
+    std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
+    std::optional<mpgpu::status> failure;
+    for (int i = 0; i < most && !failure; ++i) {
+        last = std::chrono::steady_clock::now();
+        failure = failure_of([&] { mine.step(1 + (world_rank % 3)); });
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - last;
+    if (failure != mpgpu::status::peer_gone) {
+        end(1, failure ? "the status is " + std::to_string(static_cast<int>(*failure)) + ", not peer_gone"
+                       : "steps go on without a rank");
+    }
+    if (took.count() > bound) {
+        end(1, "it took " + std::to_string(took.count()) + " s");
+    }
+}
+
+void run(const std::string &when) {
+    int ranks = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    try {
+        part mine(static_cast<std::uint32_t>(ranks));
+        mine.step(healthy);
+        if (left_over().empty()) {
+            end(1, "nothing of the library is mapped in the middle: this test looks for the wrong names");
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (world_rank == ranks - 1) {
+            meet_the_end(mine, when);
+        }
+        survive(mine);
+    } catch (const std::runtime_error &e) {
+        if (std::string(e.what()) != "the program's own") {
+            throw;
+        }
+    }
+    const std::string left = left_over();
+    if (!left.empty()) {
+        end(1, "after the end of the context something " + left);
+    }
+    end(0, "peer_gone in time, and nothing is left");
+}
+
+} // namespace
+
+int main(int argc, char *argv[]) {
+    std::signal(SIGTERM, SIG_IGN);
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    try {
+        run(argc > 1 ? argv[1] : "between");
+    } catch (const std::exception &e) {
+        end(1, e.what());
+    }
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The ranks of a node plan together, each seeing all GPUs or one alone, and move real bytes step after step. Run by
+// mpirun with any number of ranks, on the host backend or on GPUs; ends all of them with a message at the first thing
+// that is wrong. An argument is the number of steps of the longest part.
+#include "ranks.hpp"
+
+#include <mpgpu/mpi.hpp>
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using ranks_test::require;
+using ranks_test::world_rank;
+
+constexpr unsigned char untouched = 0xC7;
+/// Windows of each rank: what it sends from its GPU and from host memory, and what it receives there.
+constexpr std::uint32_t send_gpu = 0;
+constexpr std::uint32_t receive_gpu = 2;
+constexpr std::uint32_t window_count = 4;
+
+int world_size = 0;
+
+unsigned char byte(std::size_t index, std::size_t offset, std::size_t step) {
+    return static_cast<unsigned char>((offset * 31) ^ (offset >> 9U) ^ (index * 101) ^ (step * 59));
+}
+
+/// What all ranks move in a step, the same on all of them.
+struct batch {
+    std::vector<mpgpu::node_transfer> transfers;
+    std::vector<std::array<std::size_t, window_count>> sizes; ///< of each rank's windows
+};
+
+batch random_batch(std::mt19937_64 &random) {
+    const auto ranks = static_cast<std::uint32_t>(world_size);
+    const auto below = [&](std::uint64_t bound) { return random() % bound; };
+    batch made;
+    made.sizes.resize(ranks);
+    const auto to_one = below(4) == 0 ? below(ranks) : ranks;
+    for (std::uint64_t left = below(3 * std::uint64_t{ranks} + 1); left > 0; --left) {
+        const auto from = static_cast<std::uint32_t>(below(ranks));
+        const auto to = static_cast<std::uint32_t>(to_one < ranks ? to_one : below(ranks));
+        const std::array<std::size_t, 4> kinds{below(3), 1 + below(9000), below(300'000), below(1U << 20U)};
+        const std::size_t bytes = kinds[below(4)];
+        const auto window = [&](std::uint32_t first) { return first + static_cast<std::uint32_t>(below(5) == 0); };
+        const std::uint32_t source = window(send_gpu);
+        const std::uint32_t target = window(receive_gpu);
+        // With bytes between that nobody may write.
+        made.transfers.push_back(
+            {{to, target, made.sizes[to][target]}, {from, source, made.sizes[from][source]}, bytes});
+        made.sizes[to][target] += bytes + below(3);
+        made.sizes[from][source] += bytes + below(3);
+    }
+    return made;
+}
+
+/// The windows of a rank, each with host memory of the same size that is copied to and from.
+struct memory {
+    std::vector<mpgpu::buffer<unsigned char>> windows;
+    std::vector<mpgpu::buffer<unsigned char>> copies;
+
+    memory(const mpgpu::context &ctx, mpgpu::device gpu, const std::array<std::size_t, window_count> &sizes) {
+        for (std::uint32_t i = 0; i < window_count; ++i) {
+            windows.emplace_back(ctx, i % 2 == 0 ? gpu : mpgpu::device::host(), sizes.at(i) + 1);
+            copies.emplace_back(ctx, mpgpu::device::host(), sizes.at(i) + 1);
+            std::fill_n(copies.back().data(), sizes.at(i) + 1, untouched);
+        }
+    }
+
+    [[nodiscard]] std::vector<mpgpu::window> named() {
+        std::vector<mpgpu::window> made;
+        for (auto &window : windows) {
+            made.push_back(mpgpu::make_window(window));
+        }
+        return made;
+    }
+
+    /// Copies all windows of a direction, which the host then sees, or has filled.
+    [[nodiscard]] mpgpu::plan copy(const mpgpu::context &ctx, std::uint32_t first, bool to_windows) {
+        std::vector<mpgpu::transfer> transfers;
+        for (std::uint32_t i = first; i < first + 2; ++i) {
+            auto &window = windows.at(i);
+            auto &copy = copies.at(i);
+            transfers.push_back(to_windows ? mpgpu::make_transfer(window, copy) : mpgpu::make_transfer(copy, window));
+        }
+        return {ctx, transfers};
+    }
+};
+
+void random_steps(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::uint64_t seed,
+                  std::size_t steps) {
+    std::mt19937_64 random(seed);
+    const batch all = random_batch(random);
+    std::mt19937_64 delays(seed ^ static_cast<std::uint64_t>(world_rank));
+    const auto rank = static_cast<std::uint32_t>(world_rank);
+    memory mine(ctx, gpu, all.sizes[rank]);
+    std::vector<mpgpu::node_transfer> handed_in;
+    std::copy_if(all.transfers.begin(), all.transfers.end(), std::back_inserter(handed_in),
+                 [&](const mpgpu::node_transfer &t) { return t.src.rank == rank; });
+    mpgpu::plan_options options;
+    options.min_bytes = 1;
+    options.chunk_bytes = std::size_t{1} << (12 + (seed % 6));
+    const mpgpu::plan plan = node.plan(mine.named(), handed_in, options);
+    const mpgpu::plan fill = mine.copy(ctx, send_gpu, true);
+    const mpgpu::plan clear = mine.copy(ctx, receive_gpu, true);
+    const mpgpu::plan fetch = mine.copy(ctx, receive_gpu, false);
+    const mpgpu::stream stream(ctx, gpu);
+    const std::string where = "seed " + std::to_string(seed) + ", step ";
+    for (std::size_t step = 0; step < steps; ++step) {
+        for (std::size_t index = 0; index < all.transfers.size(); ++index) {
+            const mpgpu::node_transfer &t = all.transfers[index];
+            for (std::size_t i = 0; t.src.rank == rank && i < t.bytes; ++i) {
+                mine.copies[t.src.window].data()[t.src.offset + i] = byte(index, i, step);
+            }
+        }
+        for (std::uint32_t i = receive_gpu; i < window_count; ++i) {
+            std::fill_n(mine.copies[i].data(), mine.copies[i].size(), untouched);
+        }
+        if (delays() % 3 == 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(delays() % 300));
+        }
+        fill.enqueue(stream);
+        clear.enqueue(stream);
+        plan.enqueue(stream);
+        fetch.enqueue(stream);
+        stream.synchronize();
+        for (std::size_t index = 0; index < all.transfers.size(); ++index) {
+            const mpgpu::node_transfer &t = all.transfers[index];
+            for (std::size_t i = 0; t.dst.rank == rank && i < t.bytes; ++i) {
+                unsigned char &found = mine.copies[t.dst.window].data()[t.dst.offset + i];
+                require(found == byte(index, i, step), where + std::to_string(step) + ": byte " + std::to_string(i) +
+                                                           " of transfer " + std::to_string(index) + " is wrong");
+                found = untouched;
+            }
+        }
+        for (std::uint32_t i = receive_gpu; i < window_count; ++i) {
+            const unsigned char *first = mine.copies[i].data();
+            require(std::all_of(first, first + mine.copies[i].size(), [](unsigned char c) { return c == untouched; }),
+                    where + std::to_string(step) + ": bytes that nobody sends were written");
+        }
+    }
+}
+
+/// A token for each rank goes around the ring, one rank further with each step; the host looks now and then.
+void ring(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::size_t steps) {
+    constexpr std::size_t words = 24;
+    const auto ranks = static_cast<std::size_t>(world_size);
+    const auto rank = static_cast<std::size_t>(world_rank);
+    mpgpu::buffer<std::uint64_t> sent(ctx, gpu, words);
+    mpgpu::buffer<std::uint64_t> received(ctx, gpu, words);
+    mpgpu::buffer<std::uint64_t> seen(ctx, mpgpu::device::host(), words);
+    std::fill_n(seen.data(), words, rank);
+    const mpgpu::stream stream(ctx, gpu);
+    mpgpu::plan(ctx, {mpgpu::make_transfer(sent, seen)}).enqueue(stream);
+    stream.synchronize();
+    const auto next = static_cast<std::uint32_t>((rank + 1) % ranks);
+    const mpgpu::plan pass =
+        node.plan({mpgpu::make_window(sent), mpgpu::make_window(received)},
+                  {{{next, 1, 0}, {static_cast<std::uint32_t>(rank), 0, 0}, words * sizeof(std::uint64_t)}});
+    const mpgpu::plan back(ctx, {mpgpu::make_transfer(sent, received)});
+    const mpgpu::plan look(ctx, {mpgpu::make_transfer(seen, received)});
+    for (std::size_t step = 1; step <= steps; ++step) {
+        pass.enqueue(stream);
+        back.enqueue(stream);
+        if (step % 97 == rank || step == steps) {
+            look.enqueue(stream);
+            stream.synchronize();
+            const std::uint64_t expected = (rank + ranks - (step % ranks)) % ranks;
+            require(std::all_of(seen.data(), seen.data() + words, [&](std::uint64_t w) { return w == expected; }),
+                    "step " + std::to_string(step) + ": the token of rank " + std::to_string(seen.data()[0]) +
+                        " is here in place of that of rank " + std::to_string(expected));
+        }
+    }
+}
+
+/// What one rank does wrong is refused on all, and the next plan is made.
+void refusals(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
+    mpgpu::buffer<unsigned char> window(ctx, gpu, 4096);
+    const auto rank = static_cast<std::uint32_t>(world_rank);
+    const auto wrong = static_cast<std::uint32_t>(world_size - 1);
+    const std::size_t bytes = rank == wrong ? 5000 : 100;
+    const auto failure = ranks_test::failure_of([&] {
+        static_cast<void>(node.plan({mpgpu::make_window(window)}, {{{rank, 0, 2000}, {rank, 0, 0}, bytes}}));
+    });
+    require(failure == mpgpu::status::rank_failed, "a window that is too small is refused on every rank");
+    const mpgpu::plan plan = node.plan({mpgpu::make_window(window)}, {{{rank, 0, 2000}, {rank, 0, 0}, 100}});
+    const mpgpu::stream stream(ctx, gpu);
+    plan.enqueue(stream);
+    stream.synchronize();
+}
+
+void with_sight_of(bool all_gpus, std::size_t steps) {
+    int gpus = 0;
+    {
+        const mpgpu::context ctx;
+        gpus = ctx.devices().gpus;
+    }
+    const int mine = world_rank % gpus;
+    if (!all_gpus) {
+        setenv("MPGPU_HOST_VISIBLE_DEVICES", std::to_string(mine).c_str(), 1);
+    }
+    const mpgpu::context ctx;
+    const bool alone = ctx.devices().gpus == 1;
+    const mpgpu::device gpu = mpgpu::device::gpu(alone ? 0 : mine);
+    const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
+    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+        random_steps(ctx, node, gpu, seed + (all_gpus ? 100 : 0), std::max<std::size_t>(steps / 100, 6));
+    }
+    ring(ctx, node, gpu, steps);
+    refusals(ctx, node, gpu);
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    try {
+        const std::size_t steps = argc > 1 ? std::stoull(argv[1]) : std::getenv("LONG_TESTS") != nullptr ? 10'000 : 200;
+        with_sight_of(true, steps);
+        with_sight_of(false, steps);
+    } catch (const std::exception &error) {
+        require(false, error.what());
+    }
+    MPI_Finalize();
+    if (world_rank == 0) {
+        std::puts("ok");
+    }
+    return 0;
+}
