@@ -6,20 +6,22 @@
 #include <stdexcept>
 #include <string_view>
 
-const char *const usage = "usage: halo3d [X_Y_Z] [flags]\n"
-                          "  X_Y_Z            cells of the whole mesh (100_100_100)\n"
-                          "  -divide X_Y_Z    ranks in each dimension (all of them in z)\n"
-                          "  -periodic X_Y_Z  1 where a dimension is a ring (0_0_0)\n"
-                          "  -ghost X_Y_Z     ghost cells at either end of each dimension (1_1_1)\n"
-                          "  -vars N          variables of 8 bytes (1)\n"
-                          "  -cycles N        exchanges (5)\n"
-                          "  -direct N        go straight into ghost cells in up to N pieces, else pack (measured)\n"
-                          "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
-                          "                   after the other, and a table\n"
-                          "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"
-                          "  -mpi             also by MPI, with pointers of the devices\n"
-                          "  -topology T      preset such as beluga, or a topology file (this machine)\n"
-                          "  -help            print this\n";
+const char *const usage =
+    "usage: halo3d [X_Y_Z] [flags]\n"
+    "  X_Y_Z            cells of the whole mesh (100_100_100)\n"
+    "  -divide X_Y_Z    ranks in each dimension (all of them in z)\n"
+    "  -periodic X_Y_Z  1 where a dimension is a ring (0_0_0)\n"
+    "  -ghost X_Y_Z     ghost cells at either end of each dimension (1_1_1)\n"
+    "  -vars N          variables of 8 bytes (1)\n"
+    "  -cycles N        exchanges (5)\n"
+    "  -direct N        go straight into ghost cells in up to N pieces, else pack (measured)\n"
+    "  -joint WHEN      the ranks' processes plan their transfers jointly: on, off, or measured (off)\n"
+    "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
+    "                   after the other, and a table\n"
+    "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"
+    "  -mpi             also by MPI, with pointers of the devices\n"
+    "  -topology T      preset such as beluga, or a topology file (this machine)\n"
+    "  -help            print this\n";
 
 namespace {
 
@@ -78,6 +80,12 @@ options parse(int argc, const char *const *argv) {
             result.cycles = number(flag, value(), 1);
         } else if (flag == "-direct") {
             result.direct = static_cast<std::uint64_t>(number(flag, value(), 0));
+        } else if (flag == "-joint") {
+            const std::string_view text = value();
+            if (text != "on" && text != "off" && text != "measured") {
+                throw std::invalid_argument("-joint " + std::string(text) + ": must be on, off or measured");
+            }
+            result.joint = text == "measured" ? std::nullopt : std::optional<bool>(text == "on");
         } else if (flag == "-each") {
             const std::string_view text = value();
             std::string_view rest = text;

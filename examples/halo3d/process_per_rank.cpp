@@ -76,6 +76,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     streams.emplace_back(ctx, mine.where);
     halo::options how;
     how.direct_pieces = opt.direct;
+    how.joint = opt.joint;
     how.copy = mine.code->copier();
     halo::plan plan(ctx, node, g, mine.arrays(), how);
     by_plan exchanged_by_plan(plan);

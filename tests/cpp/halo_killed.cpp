@@ -83,7 +83,7 @@ mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &str
     }
 }
 
-void run(std::uint64_t direct_pieces) {
+void run(std::uint64_t direct_pieces, bool joint) {
     std::optional<mpgpu::context> ctx(std::in_place);
     halo_test::select_device(*ctx, world_rank);
     std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD);
@@ -95,6 +95,7 @@ void run(std::uint64_t direct_pieces) {
     std::optional<halo_test::part> mine(std::in_place, *ctx, g, world_rank, std::vector<std::size_t>{8});
     halo::options how = halo_test::options_for(*ctx);
     how.direct_pieces = direct_pieces;
+    how.joint = joint;
     std::optional<halo::plan> plan(std::in_place, *ctx, *node, g, mine->arrays(), how);
     std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());
     // An allocation is mapped once, so that these are the addresses of the plan's too, where it writes to arrays
@@ -169,7 +170,7 @@ int main(int argc, char *argv[]) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     try {
-        run(argc > 1 ? std::stoull(argv[1]) : 1);
+        run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2);
     } catch (const std::exception &e) {
         end(1, e.what());
     }

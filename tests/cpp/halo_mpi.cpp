@@ -43,17 +43,26 @@ std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::cont
     return halo_test::can_pack(ctx) ? drawn : never_pack;
 }
 
+/// A value of `joint` by chance.
+std::optional<bool> random_joint(std::mt19937 &random) {
+    constexpr std::array<std::optional<bool>, 3> values{false, true, std::nullopt};
+    return values.at(random() % values.size());
+}
+
 /// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
-                const std::vector<std::size_t> &sizes, std::optional<std::uint64_t> direct_pieces, std::uint64_t cycles,
-                bool in_two, halo::mpi_memory between_nodes = halo::mpi_memory::automatic) {
+                const std::vector<std::size_t> &sizes, std::optional<std::uint64_t> direct_pieces,
+                std::optional<bool> joint, std::uint64_t cycles, bool in_two,
+                halo::mpi_memory between_nodes = halo::mpi_memory::automatic) {
     const halo_test::part mine(ctx, g, world_rank, sizes);
     const mpgpu::stream stream(ctx, mine.where());
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
+    how.joint = joint;
     how.between_nodes = between_nodes;
     halo::plan halo(ctx, node, g, mine.arrays(), how);
-    require(!direct_pieces || halo.measured().empty(), "nothing is measured where the form is given");
+    require(!direct_pieces || !joint || halo.measured().empty(), "nothing is measured where the form is given");
+    require(halo.joint() == joint.value_or(halo.joint()), "the form that was asked for is taken");
     for (const halo::measured_form &form : halo.measured()) {
         std::array<double, 2> readings = {form.seconds, -form.seconds};
         MPI_Allreduce(MPI_IN_PLACE, readings.data(), 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -138,9 +147,12 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
     const auto refuse = [] {
         mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "no packing on the last rank"});
     };
-    for (const bool when_made : {true, false}) {
+    for (const int turn : {0, 1, 2, 3}) {
+        const bool when_made = turn % 2 == 0;
+        const bool joint = turn >= 2;
         int launched = 0;
         halo::options how;
+        how.joint = joint;
         how.copy = [&](const mpgpu::context &context, mpgpu::device where, mpgpu::array_view<const halo::piece> pieces,
                        halo::direction way) -> halo::launch_function {
             if (last && when_made) {
@@ -156,7 +168,8 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
         const mpgpu::stream stream(ctx, mine.where());
         halo::plan plan(ctx, node, g, mine.arrays(), how);
         require(plan.direct_pieces() == 1 && plan.packed_bytes() == 0, "the form that nobody refuses is taken");
-        const std::string why = last ? "up to 0: no packing on the last rank" : "up to 0: refused on another rank";
+        const std::string why = std::string(joint ? "up to 0 jointly: " : "up to 0: ") +
+                                (last ? "no packing on the last rank" : "refused on another rank");
         require(plan.describe().find(why) != std::string::npos, plan.describe());
         mine.fill(1);
         mine.upload(stream);
@@ -191,7 +204,8 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
         refuse_on_all_ranks(ctx, node);
         for (int problem = 0; problem < problems; ++problem) {
             const auto [g, sizes] = reference::random_problem(random, node.size());
-            run_cycles(ctx, node, g, sizes, random_form(random, ctx), few_cycles, problem % 2 == 1,
+            const std::optional<std::uint64_t> form = random_form(random, ctx);
+            run_cycles(ctx, node, g, sizes, form, random_joint(random), few_cycles, problem % 2 == 1,
                        problem % 3 == 0 ? halo::mpi_memory::automatic : halo::mpi_memory::staged);
         }
     }
@@ -207,7 +221,8 @@ void run() {
     std::mt19937 random(20261121); // the same problems on all ranks
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
-        run_cycles(ctx, node, g, sizes, random_form(random, ctx), problem < 4 ? many_cycles : few_cycles,
+        const std::optional<std::uint64_t> form = random_form(random, ctx);
+        run_cycles(ctx, node, g, sizes, form, random_joint(random), problem < 4 ? many_cycles : few_cycles,
                    problem % 2 == 1);
     }
     if (!halo_test::can_pack(ctx)) {

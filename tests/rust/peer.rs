@@ -166,7 +166,7 @@ pub fn ask_for(name: &rustix::net::SocketAddrUnix, backend: u8, allocation: u64,
     let stranger = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     connect(&stranger, name).expect("the service listens");
     let mut packet = [0; 448];
-    packet[..8].copy_from_slice(b"mpgpu-s2");
+    packet[..8].copy_from_slice(b"mpgpu-s3");
     packet[9] = backend;
     packet[12] = 1;
     packet[16..24].copy_from_slice(&allocation.to_le_bytes());

@@ -23,6 +23,7 @@ namespace mpgpu::halo {
 /// A form of an exchange that was measured when a plan was made.
 struct measured_form {
     std::uint64_t direct_pieces; ///< as in `options`
+    bool joint;                  ///< as in `options`
     double seconds;              ///< of one of several exchanges in a row, no host waiting between them, from the first
                                  ///< call until the slowest rank has finished the last: the least seen
 };
@@ -80,18 +81,25 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
     return best;
 }
 
+/// How something can be exchanged, among others.
+struct form {
+    std::uint64_t direct_pieces; ///< as in `options`
+    bool joint;                  ///< as in `options`
+};
+
 /// A form that cannot be had here.
 struct refused_form {
-    std::uint64_t direct_pieces;
+    form which;
     std::string why;
     std::exception_ptr error; ///< null where it was another process's
 };
 
 /// Calls `step()`, which is part of a form. An error that says that what was asked for cannot be had rules out the form
-/// and is returned: too much for a bound, for this machine or for its memory. Others are thrown.
-template <class Step> [[nodiscard]] std::optional<refused_form> refused(std::uint64_t direct_pieces, const Step &step) {
+/// and is returned: too much for a bound, for this machine or for its memory, or for another rank's. Others are
+/// thrown.
+template <class Step> [[nodiscard]] std::optional<refused_form> refused(form which, const Step &step) {
 #if MPGPU_EXCEPTIONS
-    const auto out = [&](const error &e) { return refused_form{direct_pieces, e.what(), std::current_exception()}; };
+    const auto out = [&](const error &e) { return refused_form{which, e.what(), std::current_exception()}; };
     try {
         step();
     } catch (const argument_error &e) {
@@ -100,9 +108,11 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(std::uin
         return out(e);
     } catch (const out_of_memory &e) {
         return out(e);
+    } catch (const rank_failed &e) {
+        return out(e);
     }
 #else
-    static_cast<void>(direct_pieces);
+    static_cast<void>(which);
     step(); // ends the process where it fails
 #endif
     return std::nullopt;
@@ -110,8 +120,9 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(std::uin
 
 /// Throws the error of the first of all forms, all of which were refused.
 [[noreturn]] inline void fail_as_first(const std::vector<refused_form> &all) {
-    const refused_form &first = *std::min_element(
-        all.begin(), all.end(), [](const auto &a, const auto &b) { return a.direct_pieces < b.direct_pieces; });
+    const refused_form &first = *std::min_element(all.begin(), all.end(), [](const auto &a, const auto &b) {
+        return a.which.direct_pieces < b.which.direct_pieces;
+    });
     if (first.error) {
         std::rethrow_exception(first.error);
     }
@@ -143,16 +154,18 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
 
 [[nodiscard]] inline std::string text_of(const std::vector<measured_form> &measured,
                                          const std::vector<refused_form> &refused) {
+    const auto name = [](std::uint64_t direct_pieces, bool joint) {
+        return "up to " + std::to_string(direct_pieces) + (joint ? " jointly: " : ": ");
+    };
     std::string text;
-    for (const measured_form &form : measured) {
+    for (const measured_form &one : measured) {
         char microseconds[32];
-        static_cast<void>(std::snprintf(microseconds, sizeof microseconds, "%.1f", form.seconds * 1e6));
-        text += (text.empty() ? "\nchosen by measurement, in a row (more pieces if faster by more than 5 %): up to "
-                              : ", up to ") +
-                std::to_string(form.direct_pieces) + ": " + microseconds + " us";
+        static_cast<void>(std::snprintf(microseconds, sizeof microseconds, "%.1f", one.seconds * 1e6));
+        text += (text.empty() ? "\nchosen by measurement, in a row (a later one if faster by more than 5 %): " : ", ") +
+                name(one.direct_pieces, one.joint) + microseconds + " us";
     }
-    for (const refused_form &form : refused) {
-        text += "\nnot possible here: up to " + std::to_string(form.direct_pieces) + ": " + form.why;
+    for (const refused_form &one : refused) {
+        text += "\nnot possible here: " + name(one.which.direct_pieces, one.which.joint) + one.why;
     }
     return text;
 }

@@ -84,6 +84,10 @@ struct options {
     copier copy;
     /// How the transfers are planned.
     plan_options transfers;
+    /// Between processes: whether the ranks of a node plan their transfers jointly, as `mpgpu::node::plan` does, or
+    /// each its own, ordered by signals. Empty: what is faster by more than 5 %, which making the plan measures for
+    /// each of the forms above. Joint plans were not measured on GPUs yet, so they are to be asked for.
+    std::optional<bool> joint = false;
     /// For plans that span nodes.
     mpi_memory between_nodes = mpi_memory::automatic;
 };

@@ -155,6 +155,7 @@ class plan {
         }
         wait(room_);
         if (transfers_) {
+            ++transferred_;
             transfers_->enqueue(order);
         }
         raise(sent_);
@@ -188,13 +189,16 @@ class plan {
     /// `options::direct_pieces` as it is in force: given, or chosen by measurement. 0 where memory of other processes
     /// could not be written to directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
+    /// `options::joint` as it is in force. False in one process, which plans all its transfers together anyway.
+    [[nodiscard]] bool joint() const noexcept { return joint_; }
     /// The forms that were measured to choose it, with the same times on all ranks; empty where there was no choice.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
     /// What is exchanged in which form, what was measured, and which forms were refused, for people.
     [[nodiscard]] std::string describe() const {
         return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
                " bytes straight into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
-               (direct_pieces_ == 1 ? " piece" : " pieces") + detail::text_of(measured_, refused_) + "\n";
+               (direct_pieces_ == 1 ? " piece" : " pieces") + (joint_ ? ", planned jointly" : "") +
+               detail::text_of(measured_, refused_) + "\n";
     }
 
     /// The plan of the transfers, for `describe` and `info`; `nullptr` where nothing is transferred.
@@ -269,7 +273,7 @@ class plan {
         std::vector<plan> made;
         std::vector<detail::refused_form> out;
         const auto attempt = [&out](std::uint64_t limit, const auto &step) {
-            std::optional<detail::refused_form> refusal = detail::refused(limit, step);
+            std::optional<detail::refused_form> refusal = detail::refused({limit, false}, step);
             if (refusal) {
                 out.push_back(std::move(*refusal));
             }
@@ -298,9 +302,10 @@ class plan {
     static bool can_pack(const context &ctx, const options &how) { return how.copy || ctx.backend() == backend::host; }
 
     /// Exchanges so many times and waits. Where that fails, other processes are told that all have been made, so that
-    /// they do not wait for this one.
+    /// they do not wait for this one: by signals, or by taking part in all.
     void run(const stream &order, int exchanges) {
         const std::uint64_t last = exchanges_ + static_cast<std::uint64_t>(exchanges);
+        const std::uint64_t last_transferred = transferred_ + static_cast<std::uint64_t>(exchanges);
 #if MPGPU_EXCEPTIONS
         try {
 #endif
@@ -314,10 +319,25 @@ class plan {
             raise(ghosts_free_);
             raise(sent_);
             raise(taken_);
+            take_part(last_transferred);
             throw;
         }
 #endif
     }
+
+#if MPGPU_EXCEPTIONS
+    /// Enqueues transfers alone, where the ranks make them jointly, or leaves the plan, which others then learn.
+    void take_part(std::uint64_t until) noexcept {
+        try {
+            while (joint_ && transfers_ && transferred_ < until) {
+                ++transferred_;
+                transfers_->enqueue(lanes_.front().order);
+            }
+        } catch (const error &) {
+            transfers_.reset();
+        }
+    }
+#endif
 
     /// Which of several forms is taken: it gets all readings and refusals. Their number where none is left. `seconds`
     /// is empty where there are no two to compare.
@@ -330,7 +350,7 @@ class plan {
         }
         for (std::size_t form = 0; form < seconds.size(); ++form) {
             if (seconds[form] != never) {
-                forms[best].measured_.push_back({forms[form].direct_pieces_, seconds[form]});
+                forms[best].measured_.push_back({forms[form].direct_pieces_, forms[form].joint_, seconds[form]});
             }
         }
         forms[best].refused_ = out;
@@ -344,31 +364,47 @@ class plan {
                           launch_function()});
     }
 
-    /// `peers` by rank: those that this process's ranks send to, and all of its own.
+    /// Packs, unpacks and transfers. `peers` by rank: those that this process's ranks send to, and all of its own.
     void build(const context &ctx, const grid &g, const detail::schedule &all, std::vector<peer> &peers,
                const options &how) {
-        const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
+        add_copies(ctx, g, all, peers, how);
         std::vector<transfer> transfers;
+        for (lane &l : lanes_) {
+            const rank_arrays &own = peers[static_cast<std::size_t>(l.rank)].arrays;
+            for (const detail::rank_pair &p : all.pairs) {
+                peer &receiver = peers[static_cast<std::size_t>(p.to)];
+                if (p.from == l.rank) {
+                    detail::add_direct(transfers, p, g, own, receiver.arrays);
+                }
+                if (p.from == l.rank && p.to != l.rank && p.bytes > 0 && p.on_node) {
+                    transfers.push_back(make_transfer(receiver.inbox.subspan(p.inbox_offset, p.bytes),
+                                                      l.outbox.subspan(p.outbox_offset, p.bytes)));
+                }
+            }
+        }
+        if (!transfers.empty()) {
+            transfers_.emplace(ctx, transfers, how.transfers);
+        }
+    }
+
+    /// Packs and unpacks. Of `peers` those of this process's ranks are looked at.
+    void add_copies(const context &ctx, const grid &g, const detail::schedule &all, const std::vector<peer> &peers,
+                    const options &how) {
+        const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
         for (lane &l : lanes_) {
             std::vector<piece> pack;
             std::vector<piece> unpack;
             std::vector<piece> unpack_off_node;
             const rank_arrays &own = peers[static_cast<std::size_t>(l.rank)].arrays;
             for (const detail::rank_pair &p : all.pairs) {
-                peer &receiver = peers[static_cast<std::size_t>(p.to)];
                 std::byte *sent = l.outbox.data() + p.outbox_offset;
                 if (p.from == l.rank) {
                     detail::add_pieces(pack, p, g, own, sent, direction::pack);
-                    detail::add_direct(transfers, p, g, own, receiver.arrays);
                     count(p, own);
                 }
                 if (p.to == l.rank) {
                     std::byte *got = p.from == p.to ? sent : l.inbox.data() + p.inbox_offset;
                     detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, g, own, got, direction::unpack);
-                }
-                if (p.from == l.rank && p.to != l.rank && p.bytes > 0 && p.on_node) {
-                    transfers.push_back(make_transfer(receiver.inbox.subspan(p.inbox_offset, p.bytes),
-                                                      l.outbox.subspan(p.outbox_offset, p.bytes)));
                 }
             }
             if ((!pack.empty() || !unpack.empty() || !unpack_off_node.empty()) && !copy) {
@@ -388,9 +424,6 @@ class plan {
                 l.unpack_off_node = copy(ctx, own[0].location, unpack_off_node, direction::unpack);
             }
             packs_ = packs_ || l.pack || l.unpack;
-        }
-        if (!transfers.empty()) {
-            transfers_.emplace(ctx, transfers, how.transfers);
         }
     }
 
@@ -493,10 +526,12 @@ class plan {
     std::shared_ptr<detail::off_node> off_node_; ///< where there are ranks on other nodes
     bool under_way_ = false;                     ///< an exchange with them
     bool packs_ = false;
-    std::uint64_t exchanges_ = 0; ///< started so far
-    bool by_flags_ = false;       ///< the exchange that is being enqueued is captured
-    bool was_captured_ = false;   ///< an exchange was: see `choose_signals`
+    std::uint64_t exchanges_ = 0;   ///< started so far
+    std::uint64_t transferred_ = 0; ///< how often the transfers were enqueued
+    bool by_flags_ = false;         ///< the exchange that is being enqueued is captured
+    bool was_captured_ = false;     ///< an exchange was: see `choose_signals`
     std::uint64_t direct_pieces_ = 0;
+    bool joint_ = false;
     std::vector<measured_form> measured_;
     std::vector<detail::refused_form> refused_; ///< forms that were refused
     std::uint64_t direct_bytes_ = 0;

@@ -25,18 +25,25 @@
 namespace mpgpu::halo::detail {
 
 template <> struct processes<mpi::node> {
-    /// What a plan maps of other ranks, and the counters that they raise here.
-    struct mapped_memory final : imports {
-        explicit mapped_memory(const mpi::node &node) : communicator(node.communicator()) {}
+    /// What other ranks map of a plan that they made jointly goes back with their part of it.
+    struct joint_memory : imports {
+        explicit joint_memory(const mpi::node &node) : communicator(node.communicator()) {}
 
         MPI_Comm communicator; ///< the node's
+
+        void barrier() override { mpi::detail::check(MPI_Barrier(communicator), "MPI_Barrier"); }
+        void unmap() noexcept override {}
+    };
+
+    /// What a plan maps of other ranks, and the counters that they raise here.
+    struct mapped_memory final : joint_memory {
+        using joint_memory::joint_memory;
+
         /// `[r]`: exchanges that r has sent here; `[ranks + r]`: that r has taken or awaits; then the same as flags.
         signal_counters counters;
         mpi::shared_memory<std::uint64_t> all_counters;
         mpi::shared_memory<std::byte> inboxes;
         std::vector<mpi::shared_memory<std::byte>> variables; ///< only where something is written to directly
-
-        void barrier() override { mpi::detail::check(MPI_Barrier(communicator), "MPI_Barrier"); }
 
         void unmap() noexcept override {
             all_counters = {};
@@ -79,14 +86,13 @@ template <> struct processes<mpi::node> {
 
     /// Whether `step()`, part of a form, goes through on all ranks. Where it is refused on one, the form is out on all.
     template <class Step>
-    static bool attempt(const mpi::node &node, std::uint64_t direct_pieces, std::vector<refused_form> &out,
-                        const Step &step) {
+    static bool attempt(const mpi::node &node, form which, std::vector<refused_form> &out, const Step &step) {
         std::optional<refused_form> own;
-        together(node, [&] { own = refused(direct_pieces, step); });
+        together(node, [&] { own = refused(which, step); });
         const bool done = everywhere(node.everyone(), !own);
         if (!done) {
             out.push_back(own ? std::move(*own)
-                              : refused_form{direct_pieces, "refused on another rank; its own message says why", {}});
+                              : refused_form{which, "refused on another rank; its own message says why", {}});
         }
         return done;
     }
@@ -116,6 +122,8 @@ template <> struct processes<mpi::node> {
         add(g.reach);
         add(how.direct_pieces.has_value());
         add(how.direct_pieces.value_or(0));
+        add(how.joint.has_value());
+        add(how.joint.value_or(false));
         for (const rank_array &one : arrays) {
             add(one.element_bytes);
         }
@@ -124,7 +132,8 @@ template <> struct processes<mpi::node> {
         mpi::detail::check(MPI_Allreduce(mine.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, node.everyone()),
                            "MPI_Allreduce");
         if (least[0] != ~least[1]) { // the least and the greatest print
-            fail(invalid("grid", "the ranks have passed different grids, variables or values of direct_pieces"));
+            fail(invalid("grid",
+                         "the ranks have passed different grids, variables or values of direct_pieces or joint"));
         }
     }
 
@@ -168,23 +177,43 @@ template <> struct processes<mpi::node> {
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
         std::vector<plan> forms;
         std::vector<refused_form> out; // the same forms on all ranks
-        for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, false)) {
-            std::optional<plan> form = make_with_limit(ctx, node, g, rank, arrays, how, limit, out);
-            if (form) {
-                forms.push_back(std::move(*form));
+        const auto keep = [&forms](std::optional<plan> made) {
+            if (made) {
+                forms.push_back(std::move(*made));
+            }
+        };
+        if (!how.joint.value_or(false)) {
+            for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, false)) {
+                keep(make_with_limit(ctx, node, g, rank, arrays, how, limit, out));
+            }
+        }
+        // A rank that is alone on its node plans for itself.
+        const bool is_alone = everywhere(node.everyone(), node.ranks().size() == 1);
+        if (how.joint.value_or(!is_alone)) {
+            std::optional<mpgpu::node> planner;
+            const auto meet = [&] {
+                const device own = arrays[0].location;
+                planner.emplace(mpi::make_node(ctx, node.communicator(),
+                                               own.is_host() ? std::vector<device>{} : std::vector<device>{own}));
+            };
+            if (attempt(node, {how.direct_pieces.value_or(0), true}, out, meet)) {
+                for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, true)) {
+                    keep(make_joint(ctx, node, *planner, g, rank, arrays, how, limit, out));
+                }
             }
         }
         // All by messages where memory cannot be mapped, whatever was to go straight.
-        const bool alike = everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
-                                          return form.direct_pieces_ == forms[0].direct_pieces_;
-                                      }));
+        const bool alike =
+            everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
+                           return form.direct_pieces_ == forms[0].direct_pieces_ && form.joint_ == forms[0].joint_;
+                       }));
         std::vector<double> seconds;
         if (!alike) {
             const stream order(ctx, arrays[0].location);
             seconds = least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
                 double own = 0;
                 const auto measured = [&] { own = seconds_of([&] { forms[form].run(order, exchanges); }); };
-                return attempt(node, forms[form].direct_pieces_, out, measured)
+                return attempt(node, {forms[form].direct_pieces_, forms[form].joint_}, out, measured)
                            ? slowest(node, own)
                            : std::numeric_limits<double>::infinity();
             });
@@ -236,17 +265,13 @@ template <> struct processes<mpi::node> {
             made->imports_ = kept;
             made->build(ctx, g, all, peers, how);
         };
-        const auto reach_other_nodes = [&] {
-            if (node.ranks().size() != static_cast<std::size_t>(node.size())) {
-                plan::lane &own = made->lanes_[0];
-                made->off_node_ = std::make_shared<mpi_messages>(ctx, node, all, rank, own.outbox, own.inbox, how);
-            }
-        };
-        bool done = attempt(node, limit, out, allocate);
+        const auto reach_other_nodes = [&] { add_messages(ctx, node, all, rank, how, *made); };
+        const form which{limit, false};
+        bool done = attempt(node, which, out, allocate);
         if (done) {
             kept->all_counters = node.exchange(kept->counters);
             kept->inboxes = node.exchange(made->lanes_[0].inbox);
-            done = attempt(node, limit, out, connect) && attempt(node, limit, out, reach_other_nodes);
+            done = attempt(node, which, out, connect) && attempt(node, which, out, reach_other_nodes);
         }
         if (!done) {
             if (made) {
@@ -257,6 +282,84 @@ template <> struct processes<mpi::node> {
             return std::nullopt;
         }
         return made;
+    }
+
+    /// Messages to and from ranks of other nodes, where there are any.
+    static void add_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank,
+                             const options &how, plan &made) {
+        if (node.ranks().size() != static_cast<std::size_t>(node.size())) {
+            plan::lane &own = made.lanes_[0];
+            made.off_node_ = std::make_shared<mpi_messages>(ctx, node, all, rank, own.outbox, own.inbox, how);
+        }
+    }
+
+    /// The same with one plan for all ranks of the node, which also orders them: no counters, and nothing mapped here.
+    static std::optional<plan> make_joint(const context &ctx, const mpi::node &node, const mpgpu::node &planner,
+                                          const grid &g, int rank, const rank_arrays &arrays, const options &how,
+                                          std::uint64_t limit, std::vector<refused_form> &out) {
+        const schedule all =
+            schedule_of(g, element_sizes(arrays), limit, [&node](int other) { return node.contains(other); });
+        const auto kept = std::make_shared<joint_memory>(node);
+        std::optional<plan> made;
+        const auto allocate = [&] {
+            made.emplace(plan(ctx, plan::valid{}));
+            made->direct_pieces_ = limit;
+            made->joint_ = true;
+            made->imports_ = kept;
+            made->add_lane(ctx, all, rank, arrays[0].location);
+            std::vector<plan::peer> peers(static_cast<std::size_t>(rank_count(g)), {{}, {{}, device::host()}});
+            peers[static_cast<std::size_t>(rank)].arrays = arrays;
+            made->add_copies(ctx, g, all, peers, how);
+            add_messages(ctx, node, all, rank, how, *made);
+        };
+        const auto connect = [&] {
+            const std::vector<node_transfer> transfers = transfers_of(node, g, all, rank, arrays);
+            std::vector<window> windows;
+            for (const rank_array &one : arrays) {
+                windows.push_back({one.data, one.size * one.element_bytes});
+            }
+            plan::lane &own = made->lanes_[0];
+            windows.push_back(make_window(own.outbox));
+            windows.push_back(make_window(own.inbox));
+            made->transfers_.emplace(planner.plan(windows, transfers, how.transfers));
+        };
+        const form which{limit, true};
+        if (attempt(node, which, out, allocate) && attempt(node, which, out, connect)) {
+            return made;
+        }
+        if (made) {
+            made->transfers_.reset();
+        }
+        kept->barrier(); // nobody has anybody's memory mapped any more
+        return std::nullopt;
+    }
+
+    /// What a rank sends to ranks of its node, itself included. Windows of a rank are its arrays, its outbox and its
+    /// inbox.
+    static std::vector<node_transfer> transfers_of(const mpi::node &node, const grid &g, const schedule &all, int rank,
+                                                   const rank_arrays &arrays) {
+        const auto variables = static_cast<std::uint32_t>(arrays.size());
+        const auto number = [&node](int of) {
+            const std::vector<int> &here = node.ranks();
+            return static_cast<std::uint32_t>(std::lower_bound(here.begin(), here.end(), of) - here.begin());
+        };
+        std::vector<node_transfer> transfers;
+        for (const rank_pair &p : all.pairs) {
+            if (p.from != rank) {
+                continue;
+            }
+            for_each_direct(p, g, element_sizes(arrays),
+                            [&](std::size_t v, std::uint64_t to, std::uint64_t from, std::uint64_t bytes) {
+                                const auto window = static_cast<std::uint32_t>(v);
+                                transfers.push_back({{number(p.to), window, to}, {number(rank), window, from}, bytes});
+                            });
+            if (p.to != rank && p.bytes > 0 && p.on_node) {
+                transfers.push_back({{number(p.to), variables + 1, p.inbox_offset},
+                                     {number(rank), variables, p.outbox_offset},
+                                     p.bytes});
+            }
+        }
+        return transfers;
     }
 
     /// A pair of ranks has one counter at the receiver, raised by the sender to n when the bytes of exchange n are

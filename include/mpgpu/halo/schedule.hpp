@@ -249,30 +249,43 @@ inline void add_pieces(std::vector<piece> &pieces, const rank_pair &p, const gri
     }
 }
 
-/// The transfers of the regions that go straight into the ghost cells.
-inline void add_direct(std::vector<transfer> &transfers, const rank_pair &p, const grid &g, const rank_arrays &from,
-                       const rank_arrays &to) {
+/// Calls `copy(v, to, from, bytes)` for each piece that goes straight into ghost cells: of variable `v`, with offsets
+/// in bytes in the receiver's and in the sender's array.
+template <class Copy>
+void for_each_direct(const rank_pair &p, const grid &g, const std::vector<std::size_t> &element_bytes,
+                     const Copy &copy) {
     const std::array<std::int64_t, 3> source = array_extents(g, p.from);
     const std::array<std::int64_t, 3> ghost = array_extents(g, p.to);
     const auto offset = [](const std::array<std::int64_t, 3> &at, const std::array<std::int64_t, 3> &e, std::int64_t y,
                            std::int64_t z) { return at[0] + e[0] * (at[1] + y + e[1] * (at[2] + z)); };
     for (const region &r : p.direct) {
         const pieces_of pieces = split(r, source, ghost);
-        for (std::size_t v = 0; v < from.size(); ++v) {
-            const auto bytes = static_cast<std::int64_t>(from[v].element_bytes);
+        for (std::size_t v = 0; v < element_bytes.size(); ++v) {
+            const auto bytes = static_cast<std::int64_t>(element_bytes[v]);
             for (std::int64_t z = 0; z < pieces.planes; ++z) {
                 for (std::int64_t y = 0; y < pieces.rows; ++y) {
-                    transfer copy{};
-                    copy.dst = static_cast<std::byte *>(to[v].data) + offset(r.ghost, ghost, y, z) * bytes;
-                    copy.dst_device = to[v].location.id();
-                    copy.src = static_cast<const std::byte *>(from[v].data) + offset(r.source, source, y, z) * bytes;
-                    copy.src_device = from[v].location.id();
-                    copy.bytes = static_cast<std::uint64_t>(pieces.length * bytes);
-                    transfers.push_back(copy);
+                    copy(v, static_cast<std::uint64_t>(offset(r.ghost, ghost, y, z) * bytes),
+                         static_cast<std::uint64_t>(offset(r.source, source, y, z) * bytes),
+                         static_cast<std::uint64_t>(pieces.length * bytes));
                 }
             }
         }
     }
+}
+
+/// The transfers of the regions that go straight into the ghost cells.
+inline void add_direct(std::vector<transfer> &transfers, const rank_pair &p, const grid &g, const rank_arrays &from,
+                       const rank_arrays &to) {
+    for_each_direct(p, g, element_sizes(from),
+                    [&](std::size_t v, std::uint64_t dst, std::uint64_t src, std::uint64_t bytes) {
+                        transfer copy{};
+                        copy.dst = static_cast<std::byte *>(to[v].data) + dst;
+                        copy.dst_device = to[v].location.id();
+                        copy.src = static_cast<const std::byte *>(from[v].data) + src;
+                        copy.src_device = from[v].location.id();
+                        copy.bytes = bytes;
+                        transfers.push_back(copy);
+                    });
 }
 
 } // namespace mpgpu::halo::detail

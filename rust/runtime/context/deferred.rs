@@ -21,12 +21,12 @@ pub(super) struct Deferred {
 struct Freed {
     base: u64,
     bytes: u64,
-    users: Users,
+    used_by: UsedBy,
 }
 
 /// Who may still use memory that was given back.
 #[derive(Debug)]
-pub(super) enum Users {
+pub(super) enum UsedBy {
     /// This work.
     Work(Completion),
     /// Whoever has it mapped.
@@ -35,9 +35,9 @@ pub(super) enum Users {
 
 impl Deferred {
     /// Keeps an allocation for as long as it has users.
-    pub fn add(&self, base: u64, bytes: u64, users: Users) {
+    pub fn add(&self, base: u64, bytes: u64, used_by: UsedBy) {
         let mut freed = lock(&self.freed);
-        freed.push(Freed { base, bytes, users });
+        freed.push(Freed { base, bytes, used_by });
         self.count.store(freed.len(), Ordering::Release);
     }
 
@@ -77,10 +77,10 @@ impl Deferred {
             return false;
         }
         let mut freed = lock(&self.freed);
-        let is_unused = |freed: &Freed| match &freed.users {
+        let is_unused = |freed: &Freed| match &freed.used_by {
             // Work that failed has ended too.
-            Users::Work(after) => after.is_done().unwrap_or(true),
-            Users::Peers => !sharing.is_mapped(freed.base, backend),
+            UsedBy::Work(after) => after.is_done().unwrap_or(true),
+            UsedBy::Peers => !sharing.is_mapped(freed.base, backend),
         };
         let (ended, rest) = std::mem::take(&mut *freed).into_iter().partition::<Vec<_>, _>(is_unused);
         *freed = rest;

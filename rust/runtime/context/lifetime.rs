@@ -3,7 +3,7 @@
 use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request};
 use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
-use super::deferred::{Deferred, Users};
+use super::deferred::{Deferred, UsedBy};
 use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
@@ -330,7 +330,7 @@ impl Context {
         }
         let bytes = shared.holdings.take(address)?;
         shared.sharing.withdraw(address, self.backend());
-        shared.deferred.add(address, bytes, Users::Work(after));
+        shared.deferred.add(address, bytes, UsedBy::Work(after));
         shared.holdings.count_free();
         if self.backend().frees_at_once() {
             shared.reclaim();
@@ -342,7 +342,7 @@ impl Context {
     pub(super) fn free_unmapped(&self, address: u64) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         let bytes = self.shared.holdings.take(address)?;
-        self.shared.deferred.add(address, bytes, Users::Peers);
+        self.shared.deferred.add(address, bytes, UsedBy::Peers);
         self.shared.holdings.count_free();
         self.shared.reclaim();
         Ok(())

@@ -34,7 +34,7 @@ pub struct Export {
     pub backend: Arc<dyn Backend>,
     /// What is exported. Its id is never another's, so memory that was freed is not mistaken for what has its address now.
     pub allocation: Allocation,
-    /// Asked when an importer leaves: whether waits in this memory will then never end.
+    /// Asked when an importer leaves or ends: whether waits in this memory will then never end.
     pub on_leave: Option<OnLeave>,
 }
 
@@ -442,6 +442,9 @@ impl ServiceState {
         let imported = std::mem::take(&mut lock(&connection.imported).by_key);
         let left = imported.into_iter().filter(|(_, place)| !connection.has_closed(*place));
         for export in left.filter_map(|(key, _)| lock(&self.exports).by_key.get(&key).map(|exported| exported.export.clone())) {
+            if let Some(on_leave) = &export.on_leave {
+                on_leave(Departure { steps: 0, has_failed: true });
+            }
             self.fail_waits(&export, connection.peer);
         }
     }

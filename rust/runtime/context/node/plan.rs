@@ -182,7 +182,11 @@ impl Progress {
             return Ok(());
         }
         self.take_back(is_captured);
-        Err(BackendError::PeerGone(format!("a rank has destroyed this node plan after {last} steps; destroy it here too")).into())
+        let what = match self.has_failed.load(Ordering::SeqCst) {
+            true => "a rank of this node plan has ended, or has destroyed it after a failure".into(),
+            false => format!("a rank has destroyed this node plan after {last} steps"),
+        };
+        Err(BackendError::PeerGone(format!("{what}; destroy it here too")).into())
     }
 
     /// A step that was counted was not enqueued, or not as a whole.
