@@ -183,37 +183,42 @@ fn ring(topology: &'static str, ranks: u32, bytes: u64, one_in_sight: bool) -> C
 
 #[test]
 fn a_ring_of_ranks_that_see_one_gpu_each_takes_the_paths_that_one_process_takes() {
-    const BYTES: u64 = 16 << 20;
-    let paths = as_ranks(4, |rank, seat| {
-        let context = context("beluga", Some(vec![rank]));
-        let node = Arc::new(NodeGroup::new(&context, rank, 4, seat, &[]).expect("a node"));
-        assert_eq!((node.machine().gpu_count(), context.machine().gpu_count()), (4, 1));
-        let [sent, received] = [0, 1].map(|_| context.allocate(DeviceId::gpu(0), BYTES).expect("memory"));
-        let windows = [sent, received].map(|address| Window { address, bytes: BYTES });
-        let transfer = NodeTransfer { dst: end((rank + 1) % 4, 1, 0), src: end(rank, 0, 0), bytes: BYTES };
-        let plan = node.plan(&windows, &[transfer], &PlanOptions::default()).expect("a plan");
-        let text = plan.describe();
-        assert!(text.contains("ranks: 4") && text.contains("rank 3 (gpu3)"), "{text}");
-        plan.destroy().expect("given back");
-        (plan.paths(), plan.planned().predicted)
-    });
-    // The same batch of one process.
-    let one = context("beluga", None);
-    let buffers: Vec<[u64; 2]> = (0..4).map(|gpu| [0, 1].map(|_| one.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"))).collect();
-    let transfers: Vec<_> = (0..4)
-        .map(|gpu: usize| mpgpu_runtime::context::Transfer {
-            dst: buffers[(gpu + 1) % 4][1],
-            dst_device: DeviceId::gpu((gpu as u32 + 1) % 4),
-            src: buffers[gpu][0],
-            src_device: DeviceId::gpu(gpu as u32),
-            bytes: BYTES,
-        })
-        .collect();
-    let alike = one.plan(&transfers, &PlanOptions::default()).expect("a plan");
-    assert!(alike.paths() > 4, "it takes more than one path each");
-    assert_eq!(paths, vec![(alike.paths(), alike.planned().predicted); 4]);
-    drop(alike);
-    buffers.into_iter().flatten().for_each(|address| one.free(address).expect("freed"));
+    for (topology, gpus, bytes) in
+        [("beluga", 4, 16 << 20), ("beluga", 4, 128 << 20), ("gh200-4", 4, 16 << 20), ("gh200-4", 4, 128 << 20), ("dgx1-v100", 8, 16 << 20)]
+    {
+        let paths = as_ranks(gpus, |rank, seat| {
+            let context = context(topology, Some(vec![rank]));
+            let node = Arc::new(NodeGroup::new(&context, rank, gpus, seat, &[]).expect("a node"));
+            assert_eq!((node.machine().gpu_count(), context.machine().gpu_count()), (gpus, 1));
+            let [sent, received] = [0, 1].map(|_| context.allocate(DeviceId::gpu(0), bytes).expect("memory"));
+            let windows = [sent, received].map(|address| Window { address, bytes });
+            let transfer = NodeTransfer { dst: end((rank + 1) % gpus, 1, 0), src: end(rank, 0, 0), bytes };
+            let plan = node.plan(&windows, &[transfer], &PlanOptions::default()).expect("a plan");
+            let text = plan.describe();
+            assert!(text.contains(&format!("ranks: {gpus}")) && text.contains("rank 3 (gpu3)"), "{text}");
+            plan.destroy().expect("given back");
+            [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
+            (plan.paths(), plan.planned().predicted)
+        });
+        // The same batch of one process.
+        let one = context(topology, None);
+        let memory = |gpu| [0, 1].map(|_| one.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
+        let buffers: Vec<[u64; 2]> = (0..gpus).map(memory).collect();
+        let transfers: Vec<_> = (0..gpus)
+            .map(|gpu| mpgpu_runtime::context::Transfer {
+                dst: buffers[(gpu as usize + 1) % buffers.len()][1],
+                dst_device: DeviceId::gpu((gpu + 1) % gpus),
+                src: buffers[gpu as usize][0],
+                src_device: DeviceId::gpu(gpu),
+                bytes,
+            })
+            .collect();
+        let alike = one.plan(&transfers, &PlanOptions::default()).expect("a plan");
+        assert!(alike.paths() > gpus as usize, "{topology}: it takes more than one path each");
+        assert_eq!(paths, vec![(alike.paths(), alike.planned().predicted); gpus as usize], "{topology}, {bytes} bytes");
+        drop(alike);
+        buffers.into_iter().flatten().for_each(|address| one.free(address).expect("freed"));
+    }
 }
 
 #[test]
@@ -427,6 +432,27 @@ fn ranks_meet_at_a_socket_whoever_comes_first() {
     });
     assert_eq!(paths, [0; 4]);
     assert!(!path.exists(), "nothing is left");
+}
+
+#[test]
+fn a_rank_that_is_gone_fails_the_next_plan_of_ranks_that_met_at_a_socket() {
+    let path = std::env::temp_dir().join(format!("mpgpu-node-gone-{}", std::process::id()));
+    let path = &path;
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let context = context("beluga", Some(vec![rank]));
+                let node = Arc::new(NodeGroup::at_socket(&context, rank, 3, path, &[]).expect("a node"));
+                if rank == 2 {
+                    return;
+                }
+                let asked = std::time::Instant::now();
+                let error = node.plan(&[], &[], &PlanOptions::default()).expect_err("rank 2 has gone");
+                assert!(matches!(&error, Error::Allgather(reason) if reason.contains("a rank has gone")), "{error}");
+                assert!(asked.elapsed().as_secs() < 30, "it was noticed and not waited for");
+            });
+        }
+    });
 }
 
 #[test]

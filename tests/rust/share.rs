@@ -12,7 +12,7 @@ use std::io::Write;
 use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_peer_puts_bytes_into_exported_memory_and_nowhere_else() {
@@ -493,9 +493,14 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
             assert!(state.1 < *importers + most && state.2 < *exporters + most, "{state:?} after {importers} and {exporters}");
         }
     }
-    // A listener, a segment, and what every process has.
-    let (descriptors, mappings) = holdings(&exporter.process.id().to_string());
-    assert!(descriptors < 16 && mappings == 0, "{descriptors} descriptors and {mappings} mappings");
+    // A listener, a segment, and what every process has: once the exporter's thread, on a busy machine, has seen all connections end.
+    let until = Instant::now() + Duration::from_secs(60);
+    let left = || holdings(&exporter.process.id().to_string());
+    let is_little = |(descriptors, mappings): (usize, usize)| descriptors < 16 && mappings == 0;
+    while !is_little(left()) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(is_little(left()), "{:?} descriptors and mappings", left());
     assert_eq!(names(), 0);
 }
 

@@ -5,6 +5,7 @@
 use super::exchange::Allgather;
 use rustix::net::sockopt::socket_peercred;
 use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -115,6 +116,10 @@ impl Rendezvous {
 
 impl Allgather for Rendezvous {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
-        self.exchange(send, receive).map_err(|error| format!("a rank has gone, or says nothing for {} s: {error}", PATIENCE.as_secs()))
+        self.exchange(send, receive).map_err(|error| {
+            // So that the others do not wait for this one.
+            self.peers.iter().for_each(|peer| drop(peer.shutdown(Shutdown::Both)));
+            format!("a rank has gone, or says nothing for {} s: {error}", PATIENCE.as_secs())
+        })
     }
 }
