@@ -199,7 +199,6 @@ std::size_t run(int count, char **arguments) {
     const mpgpu::node planner = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu(rank)});
     const mpgpu::stream stream(ctx, gpu(rank));
     part mine(ctx, stream, gpu(rank), rank, most);
-    signals order(ctx, node);
     auto inboxes = node.exchange(mine.inbox);
     int sees_all = inboxes.of(after(rank, 1)) != nullptr && gpus >= ranks ? 1 : 0;
     MPI_Allreduce(MPI_IN_PLACE, &sees_all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -215,6 +214,7 @@ std::size_t run(int count, char **arguments) {
     }
     for (const auto &pattern : patterns) {
         const int puts = ranks > 1 ? pattern.second : 1;
+        signals order(ctx, node); // which count the steps of pairs that this pattern has
         for (const std::size_t bytes : sizes) {
             // Where a rank has room for what the one that is `by` before it puts there.
             const auto room = [&](int by) { return static_cast<std::size_t>(by - 1) * bytes; };
