@@ -7,8 +7,9 @@ use super::super::lifetime::ContextState;
 use super::super::sharing::Import;
 use super::NodeGroup;
 use super::part::{Addresses, BoundPart};
-use crate::backend::{BackendError, Completion, Execution, MemoryKind, StreamHandle, no_completion};
-use crate::ipc::{Departure, Handle, OnLeave};
+use super::progress::Progress;
+use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
+use crate::ipc::{Handle, OnLeave};
 use crate::nvtx;
 use crate::plan::{self, Options, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
@@ -151,65 +152,6 @@ pub struct NodePlan {
     progress: Arc<Progress>,
     /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
     is_broken: AtomicBool,
-}
-
-/// How far a rank has come in a plan, and how far the first of its neighbours has that left. A rank that has asked for a step which another
-/// will not take part in waits in vain.
-struct Progress {
-    /// Steps that were asked for outside of captures.
-    steps: AtomicU64,
-    /// A step was captured: how often it runs is not known.
-    is_captured: AtomicBool,
-    /// Steps that the first who left has taken part in; `u64::MAX` while nobody has.
-    last: AtomicU64,
-    /// A rank has left because of a failure, or has left this one waiting.
-    has_failed: AtomicBool,
-}
-
-impl Progress {
-    fn new() -> Progress {
-        let [steps, last] = [0, u64::MAX].map(AtomicU64::new);
-        Progress { steps, is_captured: AtomicBool::new(false), last, has_failed: AtomicBool::new(false) }
-    }
-
-    /// Counts a step that is about to be enqueued; refuses one that another rank will not take part in.
-    fn begin(&self, is_captured: bool) -> Result<(), Error> {
-        // Each side writes its own before it reads the other's, here and in `leave`, so one of the two sees what the other does.
-        self.is_captured.fetch_or(is_captured, Ordering::SeqCst);
-        let step = u64::from(!is_captured) + self.steps.fetch_add(u64::from(!is_captured), Ordering::SeqCst);
-        let last = self.last.load(Ordering::SeqCst);
-        if step <= last && (last == u64::MAX || !is_captured) {
-            return Ok(());
-        }
-        self.take_back(is_captured);
-        let what = match self.has_failed.load(Ordering::SeqCst) {
-            true => "a rank of this node plan has ended, or has destroyed it after a failure".into(),
-            false => format!("a rank has destroyed this node plan after {last} steps"),
-        };
-        Err(BackendError::PeerGone(format!("{what}; destroy it here too")).into())
-    }
-
-    /// A step that was counted was not enqueued, or not as a whole.
-    fn take_back(&self, is_captured: bool) {
-        self.steps.fetch_sub(u64::from(!is_captured), Ordering::SeqCst);
-    }
-
-    /// What this rank says when it leaves.
-    fn departure(&self, has_failed: bool) -> Departure {
-        // How often a graph was launched is not known: as often as the others need, unless something has failed.
-        let is_known = has_failed || !self.is_captured.load(Ordering::SeqCst);
-        Departure { steps: if is_known { self.steps.load(Ordering::SeqCst) } else { u64::MAX }, has_failed }
-    }
-
-    /// Another rank leaves; whether this one then waits in vain.
-    fn leave(&self, departure: Departure) -> bool {
-        let Departure { steps, has_failed } = departure;
-        self.last.fetch_min(steps, Ordering::SeqCst);
-        // Whose waits have failed did not keep in step, and may have raised a flag again before it was taken.
-        let waits = has_failed || self.steps.load(Ordering::SeqCst) > steps;
-        self.has_failed.fetch_or(waits, Ordering::SeqCst);
-        waits
-    }
 }
 
 /// Memory that executions use, and that may be gone when one is asked for.
@@ -644,7 +586,7 @@ impl NodePlan {
             (was_broken, finished)
         };
         let mut held = lock(&self.held);
-        let has_failed = was_broken || finished.is_err() || self.progress.has_failed.load(Ordering::SeqCst);
+        let has_failed = was_broken || finished.is_err() || self.progress.has_failed();
         let departure = self.progress.departure(has_failed);
         held.imports.iter().for_each(|address| node.context.leave_memory(*address, departure));
         node.give_back(&mut held);
