@@ -18,8 +18,6 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -156,22 +154,11 @@ void run(std::uint64_t direct_pieces, bool joint) {
     mine.reset();
     node.reset(); // frees communicators, which is local where ranks have gone
     ctx.reset();
-    const std::string left = left_over();
-    if (!left.empty()) {
-        end(1, "after the end of the context something " + left);
-    }
-    end(0, "peer_gone in time, and nothing is left");
+    ranks_test::end_with_nothing_left();
 }
 
 } // namespace
 
 int main(int argc, char *argv[]) {
-    std::signal(SIGTERM, SIG_IGN);
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    try {
-        run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2);
-    } catch (const std::exception &e) {
-        end(1, e.what());
-    }
+    return ranks_test::run_surviving(argc, argv, [&] { run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2); });
 }

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <limits>
 #include <optional>
 #include <random>
@@ -240,16 +239,5 @@ void run() {
 } // namespace
 
 int main(int argc, char *argv[]) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    try {
-        run();
-        if (world_rank == 0) {
-            std::printf("every cell right\n");
-        }
-    } catch (const std::exception &e) {
-        require(false, e.what());
-    }
-    MPI_Finalize();
-    return 0;
+    return ranks_test::run_together(argc, argv, "every cell right", run);
 }

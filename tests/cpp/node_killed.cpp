@@ -16,7 +16,6 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -116,22 +115,11 @@ void run(const std::string &when) {
             throw;
         }
     }
-    const std::string left = left_over();
-    if (!left.empty()) {
-        end(1, "after the end of the context something " + left);
-    }
-    end(0, "peer_gone in time, and nothing is left");
+    ranks_test::end_with_nothing_left();
 }
 
 } // namespace
 
 int main(int argc, char *argv[]) {
-    std::signal(SIGTERM, SIG_IGN);
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    try {
-        run(argc > 1 ? argv[1] : "between");
-    } catch (const std::exception &e) {
-        end(1, e.what());
-    }
+    return ranks_test::run_surviving(argc, argv, [&] { run(argc > 1 ? argv[1] : "between"); });
 }

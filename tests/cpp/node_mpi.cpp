@@ -13,9 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <random>
 #include <string>
 #include <thread>
@@ -226,19 +224,10 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
 } // namespace
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
-    try {
+    return ranks_test::run_together(argc, argv, "ok", [&] {
+        MPI_Comm_size(MPI_COMM_WORLD, &world_size);
         const std::size_t steps = argc > 1 ? std::stoull(argv[1]) : std::getenv("LONG_TESTS") != nullptr ? 10'000 : 200;
         with_sight_of(true, steps);
         with_sight_of(false, steps);
-    } catch (const std::exception &error) {
-        require(false, error.what());
-    }
-    MPI_Finalize();
-    if (world_rank == 0) {
-        std::puts("ok");
-    }
-    return 0;
+    });
 }

@@ -7,7 +7,9 @@
 
 #include <mpi.h>
 
+#include <csignal>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -66,6 +68,45 @@ inline std::string left_over() {
         }
     }
     return "";
+}
+
+/// Ends this rank, right if nothing of the library is left in the process.
+[[noreturn]] inline void end_with_nothing_left() {
+    const std::string left = left_over();
+    if (!left.empty()) {
+        end(1, "after the end of the context something " + left);
+    }
+    end(0, "peer_gone in time, and nothing is left");
+}
+
+/// `main` of a test that ends on all ranks alike: rank 0 says that all was right.
+template <class Run> int run_together(int argc, char **argv, const char *right, const Run &run) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    try {
+        run();
+    } catch (const std::exception &e) {
+        require(false, e.what());
+    }
+    MPI_Finalize();
+    if (world_rank == 0) {
+        std::puts(right);
+    }
+    return 0;
+}
+
+/// `main` of a test in which a rank is killed: a launcher ends the others with it, so they hold out against SIGTERM
+/// until they have looked. `run` ends the process.
+template <class Run> int run_surviving(int argc, char **argv, const Run &run) {
+    std::signal(SIGTERM, SIG_IGN);
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    try {
+        run();
+    } catch (const std::exception &e) {
+        end(1, e.what());
+    }
+    return 1;
 }
 
 } // namespace ranks_test
