@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "by_mpi.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 
@@ -38,23 +39,42 @@ by_mpi::half by_mpi::make_half(const mpgpu::context &ctx, const halo::grid &g, p
               {},
               {},
               {}};
-    made.pack = launches_of(ctx, copier, g, mine.rank, all_.sent, arrays, made.outbox.data(), halo::direction::pack);
-    made.unpack =
-        launches_of(ctx, copier, g, mine.rank, all_.received, arrays, made.inbox.data(), halo::direction::unpack);
     const auto count = [](const message &m) {
         if (m.bytes > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
             throw std::runtime_error("a message of " + std::to_string(m.bytes) + " bytes: MPI counts up to 2^31 - 1");
         }
         return static_cast<int>(m.bytes);
     };
-    for (const message &m : all_.sent) {
-        MPI_Send_init(made.outbox.data() + m.offset, count(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD,
-                      &made.sends.emplace_back(MPI_REQUEST_NULL));
-    }
+    std::vector<halo::piece> packed;
+    std::vector<halo::piece> unpacked;
+    const auto add = [&](std::vector<halo::piece> &pieces, const message &m, std::byte *message_bytes) {
+        const std::vector<halo::piece> more = pieces_of(g, mine.rank, m, arrays, message_bytes);
+        pieces.insert(pieces.end(), more.begin(), more.end());
+    };
     for (const message &m : all_.received) {
-        MPI_Recv_init(made.inbox.data() + m.offset, count(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD,
-                      &made.receives.emplace_back(MPI_REQUEST_NULL));
+        std::byte *const at = made.inbox.data() + m.offset;
+        add(unpacked, m, at);
+        if (m.rank != mine.rank) {
+            MPI_Recv_init(at, count(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD,
+                          &made.receives.emplace_back(MPI_REQUEST_NULL));
+            continue;
+        }
+        // The kernel packs a message to this rank where it is unpacked from.
+        const auto sent = std::find_if(all_.sent.begin(), all_.sent.end(), [&](const message &other) {
+            return other.rank == mine.rank && other.tag == m.tag;
+        });
+        add(packed, *sent, at);
     }
+    for (const message &m : all_.sent) {
+        if (m.rank != mine.rank) {
+            std::byte *const at = made.outbox.data() + m.offset;
+            add(packed, m, at);
+            MPI_Send_init(at, count(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD,
+                          &made.sends.emplace_back(MPI_REQUEST_NULL));
+        }
+    }
+    made.pack = copier(ctx, mine.where, packed, halo::direction::pack);
+    made.unpack = copier(ctx, mine.where, unpacked, halo::direction::unpack);
     return made;
 }
 
@@ -71,9 +91,7 @@ by_mpi::~by_mpi() {
 void by_mpi::start(const mpgpu::stream &stream) {
     half &h = halves_.at(now_);
     MPI_Startall(static_cast<int>(h.receives.size()), h.receives.data());
-    for (const halo::launch_function &pack : h.pack) {
-        pack(stream);
-    }
+    h.pack(stream);
     stream.synchronize();
     MPI_Startall(static_cast<int>(h.sends.size()), h.sends.data());
 }
@@ -81,9 +99,7 @@ void by_mpi::start(const mpgpu::stream &stream) {
 void by_mpi::finish(const mpgpu::stream &stream) {
     half &h = halves_.at(now_);
     MPI_Waitall(static_cast<int>(h.receives.size()), h.receives.data(), MPI_STATUSES_IGNORE);
-    for (const halo::launch_function &unpack : h.unpack) {
-        unpack(stream);
-    }
+    h.unpack(stream);
     MPI_Waitall(static_cast<int>(h.sends.size()), h.sends.data(), MPI_STATUSES_IGNORE);
     now_ = 1 - now_;
 }

@@ -16,8 +16,9 @@
 /// What this MPI says of device pointers: nothing when it takes them, else why it is left out.
 std::optional<std::string> why_not_gpu_aware();
 
-/// The exchange by MPI, which is given pointers of the devices: persistent requests, a pack and an unpack kernel for
-/// each message. The host waits for the packs, because MPI knows nothing of streams.
+/// The exchange by MPI, which is given pointers of the devices: persistent requests, one kernel that packs all messages
+/// and one that unpacks them. Messages to the rank itself pass MPI by. The host waits for the packing, because MPI
+/// knows nothing of streams.
 class by_mpi final : public exchange {
   public:
     by_mpi(const mpgpu::context &ctx, const mpgpu::halo::grid &g, part &mine);
@@ -36,8 +37,8 @@ class by_mpi final : public exchange {
     struct half {
         mpgpu::memory outbox;
         mpgpu::memory inbox;
-        std::vector<mpgpu::halo::launch_function> pack;
-        std::vector<mpgpu::halo::launch_function> unpack;
+        mpgpu::halo::launch_function pack;
+        mpgpu::halo::launch_function unpack;
         std::vector<MPI_Request> sends;
         std::vector<MPI_Request> receives;
     };

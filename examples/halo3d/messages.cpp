@@ -83,12 +83,11 @@ messages messages_of(const halo::grid &g, int rank, std::size_t vars) {
 }
 
 std::vector<halo::piece> pieces_of(const halo::grid &g, int rank, const message &m, const halo::rank_arrays &arrays,
-                                   std::byte *buffer) {
+                                   std::byte *at) {
     const std::array<std::int64_t, 3> e = halo::array_extents(g, rank);
     const std::int64_t first = m.box.first[0] + e[0] * (m.box.first[1] + e[1] * m.box.first[2]);
     const std::uint64_t row = static_cast<std::uint64_t>(e[0]) * cell_bytes;
     std::vector<halo::piece> pieces;
-    std::byte *at = buffer + m.offset;
     for (const halo::rank_array &one : arrays) {
         pieces.push_back({static_cast<std::byte *>(one.data) + static_cast<std::uint64_t>(first) * cell_bytes,
                           at,
@@ -109,7 +108,7 @@ std::vector<halo::launch_function> launches_of(const mpgpu::context &ctx, const 
     std::vector<halo::launch_function> launches;
     launches.reserve(all.size());
     for (const message &m : all) {
-        launches.push_back(copier(ctx, arrays[0].location, pieces_of(g, rank, m, arrays, buffer), way));
+        launches.push_back(copier(ctx, arrays[0].location, pieces_of(g, rank, m, arrays, buffer + m.offset), way));
     }
     return launches;
 }

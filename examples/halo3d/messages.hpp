@@ -29,9 +29,9 @@ struct messages {
 /// What a rank sends and receives in one exchange of `vars` variables of 8 bytes. All ranks find the same.
 messages messages_of(const mpgpu::halo::grid &g, int rank, std::size_t vars);
 
-/// What must be copied between a message's cells and its bytes at `buffer + offset`.
+/// What must be copied between a message's cells and its bytes at `at`.
 std::vector<mpgpu::halo::piece> pieces_of(const mpgpu::halo::grid &g, int rank, const message &m,
-                                          const mpgpu::halo::rank_arrays &arrays, std::byte *buffer);
+                                          const mpgpu::halo::rank_arrays &arrays, std::byte *at);
 
 /// A launch for each message: packs what is sent or unpacks what is received.
 std::vector<mpgpu::halo::launch_function> launches_of(const mpgpu::context &ctx, const mpgpu::halo::copier &copier,
