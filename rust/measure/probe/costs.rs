@@ -9,10 +9,11 @@ use crate::topology::{Costs, DeviceId, Machine};
 pub(super) type Step<H> = fn(&mut Session<'_, H>, &Machine, &mut Costs) -> Result<(), <H as Harness>::Error>;
 
 /// What is measured, in this order: later steps use the costs of earlier ones.
-pub(super) fn steps<H: Harness>() -> [(&'static str, Step<H>); 8] {
+pub(super) fn steps<H: Harness>() -> [(&'static str, Step<H>); 9] {
     [
         ("calls", calls),
         ("kernel efficiency", kernel_efficiency),
+        ("flags", hand_over),
         ("fork and join of GPUs", fork_join_gpus),
         ("fork and join of staged paths", pipelines::fork_join_staged),
         ("chunks through host memory", pipelines::chunks_via_host),
@@ -58,6 +59,18 @@ fn kernel_efficiency<H: Harness>(session: &mut Session<'_, H>, _: &Machine, cost
         Ok((total - start).max(total / 10.0))
     };
     costs.kernel_efficiency = moving(Mechanism::Copy, costs.copy)? / moving(Mechanism::Kernel, costs.kernel)?;
+    Ok(())
+}
+
+/// Two numbers of rounds in which flags go to and fro: the slope.
+fn hand_over<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
+    const ROUNDS: [u32; 2] = [4, 36];
+    let Some(index) = first(session) else { return Ok(()) };
+    let (from, to) = session.hops[index];
+    let mut seconds = |rounds| Ok(median(&mut session.harness.pass_flags([from, to], rounds, session.options.repetitions)?));
+    if let [Some(few), Some(many)] = [seconds(ROUNDS[0])?, seconds(ROUNDS[1])?] {
+        costs.hand_over = ((many - few) / f64::from(2 * (ROUNDS[1] - ROUNDS[0]))).max(0.0);
+    }
     Ok(())
 }
 

@@ -156,6 +156,9 @@ pub trait Harness {
     /// Runs `work` once to warm up, and then `repetitions` times, which it gives. Where host memory takes part, repetitions use different
     /// buffers of it: a plan will have yet another one.
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Self::Error>;
+    /// Seconds in which two streams, of these devices, raise and take flags by turns, so many rounds, once for each repetition. Nothing where
+    /// streams cannot.
+    fn pass_flags(&mut self, between: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, Self::Error>;
     /// Moves a pattern and compares every byte.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Self::Error>;
     /// The most bytes that copies of one measurement may bring to one device.

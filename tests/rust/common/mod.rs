@@ -113,6 +113,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         fork_join_staged: 4.0 * scale,
         fork_join_gpus: 5.0 * scale,
         fork_join_issue: 4.0 * scale,
+        hand_over: 5.0 * scale,
         // Worth it for one copy or two, not for many.
         pull: 1.5 * scale,
         graph_launch: 2.0 * scale,

@@ -96,7 +96,9 @@ impl NodeGroup {
                 uuids.len()
             )));
         };
-        let machine = Machine::new(topology::parse(&text)?)?;
+        let mut topology = topology::parse(&text)?;
+        topology.costs = topology.costs.between_ranks();
+        let machine = Machine::new(topology)?;
         if machine.gpu_count() as usize != gpus.len() {
             let reason = format!("the topology that was found has {} GPUs, the ranks have {}", machine.gpu_count(), gpus.len());
             return Err(Error::Option { name: "topology", value: machine.topology().name.clone(), reason });
