@@ -24,17 +24,13 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     buffer() noexcept = default;
     /// Allocates `size` elements on `where`; none at all when `size` is 0. Throws `out_of_memory`, `argument_error`,
     /// `driver_error`.
-    buffer(const context &ctx, device where, std::size_t size, on_error failed = {}) {
-        // More bytes than can be counted are asked for as the most that can: the library then says what it was asked
-        // for.
-        constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
-        const std::uint64_t bytes = size <= most / sizeof(T) ? size * sizeof(T) : most;
-        void *memory = nullptr;
-        const mp_status_t outcome = size == 0 ? MP_SUCCESS : mp_alloc(ctx.get(), where.id(), bytes, &memory);
-        if (outcome == MP_SUCCESS) {
-            this->own(memory, {ctx.get(), size, where.id(), false, nullptr});
-        }
-        failed.report(outcome);
+    buffer(const context &ctx, device where, std::size_t size, on_error failed = {})
+        : buffer(mp_alloc, ctx, where, size, failed) {}
+
+    /// The same in memory that other processes can map, whatever its size: `mp_alloc_shared` says more. Throws
+    /// `not_supported` too.
+    [[nodiscard]] static buffer shared(const context &ctx, device where, std::size_t size, on_error failed = {}) {
+        return buffer(mp_alloc_shared, ctx, where, size, failed);
     }
 
     /// From now on the destructor frees the memory after the work that is then enqueued in `stream`, and does not wait;
@@ -44,6 +40,22 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     void set_stream(stream_view stream) noexcept {
         this->owner().stream = stream.get();
         this->owner().has_stream = true;
+    }
+
+  private:
+    using allocator = mp_status_t(mp_context_t, std::int32_t, std::uint64_t, void **);
+
+    buffer(allocator *allocate, const context &ctx, device where, std::size_t size, on_error failed) {
+        // More bytes than can be counted are asked for as the most that can: the library then says what it was asked
+        // for.
+        constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+        const std::uint64_t bytes = size <= most / sizeof(T) ? size * sizeof(T) : most;
+        void *memory = nullptr;
+        const mp_status_t outcome = size == 0 ? MP_SUCCESS : allocate(ctx.get(), where.id(), bytes, &memory);
+        if (outcome == MP_SUCCESS) {
+            this->own(memory, {ctx.get(), size, where.id(), false, nullptr});
+        }
+        failed.report(outcome);
     }
 };
 

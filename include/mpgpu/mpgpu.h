@@ -355,7 +355,7 @@ typedef struct {
 } mp_memory_handle_t;
 
 /// A signal: a counter of 64 bits in memory of `mp_alloc`, or in imported memory, and a value that it is raised to or
-/// waited for. On CUDA that memory is host memory, of an allocation of less than 4 MiB.
+/// waited for. On CUDA that memory is host memory, of `mp_alloc_shared` or of an allocation of less than 4 MiB.
 typedef struct {
     /// Aligned to 8 bytes. Set it to a first value before others know of it; one of `mp_signal_alloc` stands at 0.
     uint64_t *counter;
@@ -522,6 +522,18 @@ mp_status_t mp_alloc(mp_context_t context,
                      int32_t device,
                      uint64_t bytes,
                      void **memory);
+
+/// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`), whatever its size. `mp_alloc` gives out host
+/// memory that can be shared below 4 MiB only, because on CUDA larger buffers are in huge pages, which few systems give to
+/// memory that processes share. Its pages are resident when the call returns, spread over the sockets or on the NUMA
+/// node of the host domain `device`, and it takes a file descriptor. Host memory is zero. Freed by `mp_free`. Any thread.
+///
+/// Errors: as `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` where the system gives no memory file, or no descriptor is left for
+/// it (`ulimit -n`).
+mp_status_t mp_alloc_shared(mp_context_t context,
+                            int32_t device,
+                            uint64_t bytes,
+                            void **memory);
 
 /// Gives memory of `mp_alloc` back. Waits until all work that the context has enqueued so far has finished, as
 /// `cudaFree` does; what a stream captures has not run and is left alone. Plans that use the memory can no longer be
@@ -759,7 +771,7 @@ mp_status_t mp_context_probed(mp_context_t context,
 ///
 /// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
 /// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`; on CUDA host memory of
-/// `mp_alloc` can be shared below 4 MiB. Of a range that `cuMemMap` has mapped from several chunks each chunk is an
+/// `mp_alloc_shared`, or of `mp_alloc` below 4 MiB. Of a range that `cuMemMap` has mapped from several chunks each chunk is an
 /// allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
 /// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
 /// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
@@ -770,7 +782,10 @@ mp_status_t mp_context_probed(mp_context_t context,
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
 /// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and
 /// the remedy; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL; `MP_ERROR_DRIVER`.
-mp_status_t mp_memory_export(mp_context_t context, const void *pointer, uint64_t bytes, mp_memory_handle_t *handle);
+mp_status_t mp_memory_export(mp_context_t context,
+                             const void *pointer,
+                             uint64_t bytes,
+                             mp_memory_handle_t *handle);
 
 /// Maps the memory that a handle of `mp_memory_export` describes. `*pointer` then serves as an end of transfers, as
 /// memory of the device `*device`, which is the number that the exporter's device has here; `*bytes` is the size of the

@@ -6,6 +6,7 @@ use super::guard::{Failure, guard};
 use super::stream::stream_of;
 use super::types::*;
 use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::{Context, Error};
 use std::ffi::c_void;
 
 /// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly
@@ -18,14 +19,29 @@ use std::ffi::c_void;
 /// NULL; `MP_ERROR_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64, memory: *mut *mut c_void) -> mp_status_t {
+    allocate(context, bytes, memory, |context| context.allocate(DeviceId(device), bytes))
+}
+
+/// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`), whatever its size. `mp_alloc` gives out host
+/// memory that can be shared below 4 MiB only, because on CUDA larger buffers are in huge pages, which few systems give to
+/// memory that processes share. Its pages are resident when the call returns, spread over the sockets or on the NUMA
+/// node of the host domain `device`, and it takes a file descriptor. Host memory is zero. Freed by `mp_free`. Any thread.
+///
+/// Errors: as `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` where the system gives no memory file, or no descriptor is left for
+/// it (`ulimit -n`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_alloc_shared(context: mp_context_t, device: i32, bytes: u64, memory: *mut *mut c_void) -> mp_status_t {
+    allocate(context, bytes, memory, |context| context.allocate_shared(DeviceId(device), bytes))
+}
+
+fn allocate(context: mp_context_t, bytes: u64, memory: *mut *mut c_void, from: impl FnOnce(&Context) -> Result<u64, Error>) -> mp_status_t {
     guard(|| {
         let out = Out::new(memory, c"memory")?;
         let context = find(context)?;
         if bytes == 0 {
             return Err(Failure::invalid(c"bytes", "bytes=0: must be 1 or more"));
         }
-        let address = context.allocate(DeviceId(device), bytes)?;
-        out.write(std::ptr::with_exposed_provenance_mut(address as usize));
+        out.write(std::ptr::with_exposed_provenance_mut(from(&context)? as usize));
         Ok(())
     })
 }

@@ -17,7 +17,7 @@ const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 ///
 /// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
 /// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`; on CUDA host memory of
-/// `mp_alloc` can be shared below 4 MiB. Of a range that `cuMemMap` has mapped from several chunks each chunk is an
+/// `mp_alloc_shared`, or of `mp_alloc` below 4 MiB. Of a range that `cuMemMap` has mapped from several chunks each chunk is an
 /// allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
 /// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
 /// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into

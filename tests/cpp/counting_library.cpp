@@ -421,6 +421,10 @@ mp_status_t mp_alloc(mp_context_t context, int32_t /*device*/, uint64_t bytes, v
     return status;
 }
 
+mp_status_t mp_alloc_shared(mp_context_t context, int32_t device, uint64_t bytes, void **memory) {
+    return mp_alloc(context, device, bytes, memory);
+}
+
 mp_status_t mp_free(mp_context_t context, void *memory) {
     return take_back(kind::memory, context, memory);
 }

@@ -72,7 +72,8 @@ struct memory {
 
     memory(const mpgpu::context &ctx, mpgpu::device gpu, const std::array<std::size_t, window_count> &sizes) {
         for (std::uint32_t i = 0; i < window_count; ++i) {
-            windows.emplace_back(ctx, i % 2 == 0 ? gpu : mpgpu::device::host(), sizes.at(i) + 1);
+            windows.push_back(
+                mpgpu::buffer<unsigned char>::shared(ctx, i % 2 == 0 ? gpu : mpgpu::device::host(), sizes.at(i) + 1));
             copies.emplace_back(ctx, mpgpu::device::host(), sizes.at(i) + 1);
             std::fill_n(copies.back().data(), sizes.at(i) + 1, untouched);
         }
@@ -200,6 +201,35 @@ void refusals(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device 
     stream.synchronize();
 }
 
+/// Rank 0 alone asks: for what is in its host memory in its GPU, and back. The other ranks give their GPUs' links.
+void one_asks_and_all_take_part(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
+    constexpr std::size_t bytes = 8U << 20U;
+    const bool asks = world_rank == 0;
+    auto host = mpgpu::buffer<unsigned char>::shared(ctx, mpgpu::device::host(), asks ? 2 * bytes : 0);
+    mpgpu::buffer<unsigned char> there(ctx, gpu, asks ? bytes : 0);
+    const std::array<mpgpu::window, 2> windows{mpgpu::make_window(host), mpgpu::make_window(there)};
+    const auto move = [&](const mpgpu::node_transfer &transfer) {
+        return asks ? node.plan(windows, {transfer}) : node.plan(windows, {});
+    };
+    const mpgpu::plan load = move({{0, 1, 0}, {0, 0, 0}, bytes});
+    const mpgpu::plan store = move({{0, 0, bytes}, {0, 1, 0}, bytes});
+    const mpgpu::stream stream(ctx, gpu);
+    for (std::size_t step = 0; step < 3; ++step) {
+        for (std::size_t i = 0; asks && i < bytes; ++i) {
+            host.data()[i] = byte(1, i, step);
+        }
+        load.enqueue(stream);
+        store.enqueue(stream);
+        stream.synchronize();
+        require(!asks || std::equal(host.data(), host.data() + bytes, host.data() + bytes),
+                "the bytes that one rank asked for");
+    }
+    // On the host backend the topology is known: another GPU's link adds to one's own.
+    const std::string text = load.describe();
+    require(world_size == 1 || ctx.backend() != mpgpu::backend::host || text.find("via gpu1") != std::string::npos,
+            "another rank's GPU takes part:\n" + text);
+}
+
 void with_sight_of(bool all_gpus, std::size_t steps) {
     int gpus = 0;
     {
@@ -218,6 +248,7 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
         random_steps(ctx, node, gpu, seed + (all_gpus ? 100 : 0), std::max<std::size_t>(steps / 100, 6));
     }
     ring(ctx, node, gpu, steps);
+    one_asks_and_all_take_part(ctx, node, gpu);
     refusals(ctx, node, gpu);
 }
 

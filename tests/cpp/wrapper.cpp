@@ -135,9 +135,14 @@ TEST_CASE("a buffer owns memory, and its size goes where the memory goes") {
     CHECK(counting::live(kind::memory) == 1);
     CHECK(b.location().is_host());
 
+    const auto shared = mpgpu::buffer<double>::shared(ctx, device::host(), 3);
+    CHECK(counting::last_bytes() == 3 * sizeof(double));
+    CHECK(shared.size() == 3);
+    CHECK(counting::live(kind::memory) == 2);
+
     const mpgpu::buffer<double> none(ctx, device::gpu(0), 0);
     CHECK_FALSE(none);
-    CHECK(counting::live(kind::memory) == 1);
+    CHECK(counting::live(kind::memory) == 2);
 }
 
 TEST_CASE("a buffer that has a stream is freed in its order, or at once where that is refused") {

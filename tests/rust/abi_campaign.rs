@@ -435,7 +435,12 @@ impl Fuzzer<'_> {
         let bytes = if self.one_in(8) { self.odd() } else { 1 + (self.random.next() >> (44 + self.below(16))) };
         let mut memory = poison();
         let out = self.out(&mut memory);
-        if !call!(self, mp_alloc(context, device, bytes, out)) {
+        let done = if self.one_in(4) {
+            call!(self, mp_alloc_shared(context, device, bytes, out))
+        } else {
+            call!(self, mp_alloc(context, device, bytes, out))
+        };
+        if !done {
             assert_eq!(memory, poison(), "an output was written");
         } else if bytes > 4 << 20 || self.mine.len() >= REMEMBERED {
             // The system may promise more than it has; nobody touches it.

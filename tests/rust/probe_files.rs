@@ -148,6 +148,9 @@ impl Backend for Losing {
         }
         self.inner.allocate(device, bytes)
     }
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.allocate(device, bytes)
+    }
     fn free(&self, address: u64) -> Result<(), BackendError> {
         self.inner.free(address)
     }

@@ -253,10 +253,9 @@ pub trait Backend: Send + Sync {
 
     /// Memory of `device`, aligned to at least 256 bytes; host memory is pinned where the backend knows the difference.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
-    /// The same, of a size that [`Backend::allocate`] may give out in a form that no other process can map. Zero where it is host memory.
-    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
-        self.allocate(device, bytes)
-    }
+    /// The same in a form that other processes can map, whatever its size. Zero where it is host memory. [`BackendError::NotSupported`] where
+    /// the system has no such memory.
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
     /// Gives memory back. Work that uses it must have finished.
     fn free(&self, address: u64) -> Result<(), BackendError>;
     /// Whether [`free`](Backend::free) returns at once. A driver may wait for all work of the device first.

@@ -28,14 +28,11 @@ pub(super) struct Left {
 }
 
 impl Holdings {
-    pub fn allocate(&self, device: DeviceId, bytes: u64, backend: &dyn Backend) -> Result<u64, BackendError> {
-        Ok(self.keep(device, bytes, backend.allocate(device, bytes)?))
-    }
-
-    /// Remembers memory that the backend has given out, and returns its address.
-    pub fn keep(&self, device: DeviceId, bytes: u64, address: u64) -> u64 {
+    /// Memory of the backend; in a form that other processes can map, where it `is_shared`.
+    pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool, backend: &dyn Backend) -> Result<u64, BackendError> {
+        let address = if is_shared { backend.allocate_shared(device, bytes) } else { backend.allocate(device, bytes) }?;
         lock(&self.memory).insert(address, (device, bytes));
-        address
+        Ok(address)
     }
 
     /// Removes an address and returns its size. Of two threads that free it at once, only one succeeds.

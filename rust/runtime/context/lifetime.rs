@@ -280,23 +280,25 @@ impl Context {
 
     /// Allocates memory of `device`. The context owns it until [`free`](Context::free).
     pub fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
+        self.allocate_as(device, bytes, false)
+    }
+
+    /// The same in a form that other processes can map, whatever its size.
+    pub fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
+        self.allocate_as(device, bytes, true)
+    }
+
+    fn allocate_as(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, Error> {
         let _open = self.shared.enter()?;
         self.check_device(device)?;
         if self.backend().frees_at_once() {
             self.shared.reclaim();
         }
-        match self.shared.holdings.allocate(device, bytes, self.backend()) {
+        match self.shared.holdings.allocate(device, bytes, is_shared, self.backend()) {
             Err(BackendError::OutOfMemory { .. }) if self.shared.reclaim() => {}
             allocated => return Ok(allocated?),
         }
-        Ok(self.shared.holdings.allocate(device, bytes, self.backend())?)
-    }
-
-    /// The same in a form that other processes can map, whatever its size.
-    pub(super) fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
-        let _open = self.shared.enter()?;
-        self.check_device(device)?;
-        Ok(self.shared.holdings.keep(device, bytes, self.backend().allocate_shared(device, bytes)?))
+        Ok(self.shared.holdings.allocate(device, bytes, is_shared, self.backend())?)
     }
 
     /// Gives memory back. Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use it.

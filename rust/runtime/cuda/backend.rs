@@ -3,7 +3,6 @@
 use super::driver::{Driver, call};
 use super::host_function::launch_host;
 use super::identity::identity;
-use super::memory::SPREAD_FROM;
 use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
@@ -83,11 +82,11 @@ impl Backend for CudaBackend {
     /// can be shared; from 4 MiB on in huge pages, on the NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count
     /// as 1.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
-        self.0.allocate(device, bytes, SPREAD_FROM as u64)
+        self.0.allocate(device, bytes, false)
     }
 
     fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
-        self.0.allocate(device, bytes, u64::MAX)
+        self.0.allocate(device, bytes, true)
     }
 
     fn free(&self, address: u64) -> Result<(), BackendError> {

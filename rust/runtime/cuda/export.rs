@@ -2,14 +2,14 @@
 //!
 //! | memory | how it is shared |
 //! | --- | --- |
-//! | host memory of this backend below 4 MiB | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
+//! | host memory of this backend, of less than 4 MiB or allocated to be shared | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
 //! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
 //! | virtual memory API, created for POSIX file descriptors | its descriptor |
 //! | pools created for POSIX file descriptors | the pool's descriptor, and the driver's name for the allocation (`pools`) |
 //! | everything else | not at all, with the remedy |
 //!
-//! Host memory of this backend from 4 MiB on is in huge pages, spread over the sockets, because the GPUs need that to reach their rate
-//! (`host_memory`). Memory files have neither on systems as they are usually set up, so that memory is not shared.
+//! Other host memory of this backend is in huge pages, spread over the sockets (`host_memory`). Memory files have no huge pages on systems as
+//! they are usually set up, so what need not be shared is in none.
 //!
 //! Memory of another process is mapped through the GPU of the calling thread, or one that is in use already, so that a rank does not get a
 //! context on each GPU of its neighbours.
@@ -57,17 +57,14 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
     if kind != MemoryKind::Device {
         return Err(match traits.own_host {
             Some(bytes) if bytes >= SPREAD_FROM as u64 => {
-                "it is host memory of mp_alloc of 4 MiB or more, whose pages are spread over the sockets for the GPUs' sake and are this \
-                 process's alone; share memory of a GPU, or several allocations of mp_alloc below 4 MiB"
+                "it is host memory of mp_alloc of 4 MiB or more, whose huge pages are this process's alone; allocate it with mp_alloc_shared"
             }
             Some(_) => {
                 "it is host memory that is not in a memory file, because the system gave none, no descriptor was left for it (ulimit -n), or \
                  the driver did not pin it (the log at level debug has the reason); share memory of a GPU, raise ulimit -n, or make fewer \
                  and larger allocations"
             }
-            None => {
-                "it is host memory that mp_alloc did not return, which the driver does not share; allocate it with mp_alloc, below 4 MiB"
-            }
+            None => "it is host memory that mp_alloc did not return, which the driver does not share; allocate it with mp_alloc_shared",
         });
     }
     if traits.ipc {
@@ -214,8 +211,8 @@ mod tests {
         assert_eq!(way(MemoryKind::Device, traits(false, true, 0)), Ok(Way::Pool));
         assert_eq!(way(MemoryKind::Device, traits(false, true, 1)), Ok(Way::Pool));
         let remedies = [
-            (MemoryKind::Pinned, traits(false, false, 0), "allocate it with mp_alloc, below 4 MiB"),
-            (MemoryKind::Pinned, own(SPREAD_FROM as u64), "several allocations of mp_alloc below 4 MiB"),
+            (MemoryKind::Pinned, traits(false, false, 0), "allocate it with mp_alloc_shared"),
+            (MemoryKind::Pinned, own(SPREAD_FROM as u64), "allocate it with mp_alloc_shared"),
             (MemoryKind::Pinned, own(SPREAD_FROM as u64 - 1), "share memory of a GPU"),
             (MemoryKind::Device, traits(false, false, 8), "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
         ];

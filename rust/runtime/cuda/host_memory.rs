@@ -40,7 +40,7 @@ impl HostFacts {
         let nodes = nodes(Path::new("/sys/devices/system/node"));
         let page = page_bytes();
         let node = nodes.first().map_or(0, |(number, _)| *number);
-        let placed = HostPages::map(page, page, page).and_then(|pages| pages.prefer(node));
+        let placed = HostPages::map(page, page, page).and_then(|pages| pages.0.prefer(node));
         HostFacts {
             huge: huge.and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())),
             nodes: (nodes.len(), if nodes.is_empty() { 0 } else { group(&allowed_cpus(), &nodes).len() }),
@@ -57,59 +57,39 @@ impl Default for HostFacts {
 
 /// Pages of host memory, all resident and zero at first. They go back to the system when this is dropped.
 #[derive(Debug)]
-pub(super) struct HostPages {
-    base: usize,
-    bytes: usize,
+pub(super) struct HostPages(PageRange);
+
+/// Whole pages that somebody has mapped.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct PageRange {
+    /// Address of the first byte.
+    pub base: usize,
+    /// Size in bytes.
+    pub bytes: usize,
 }
 
 impl HostPages {
-    /// At least `bytes` bytes. `domain` counts the NUMA nodes that have CPUs: the pages lie on that one as far as it has room; `None`
-    /// spreads them. Blocks until all pages are there.
-    ///
-    /// More than the system has available is refused: pages are taken one by one, and whoever takes the last is ended by the system.
+    /// At least `bytes` bytes, placed as [`PageRange::settle`] does it. Blocks until all pages are there.
     pub fn new(bytes: usize, domain: Option<usize>) -> io::Result<HostPages> {
         let page = page_bytes();
         let length = bytes.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
-        let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_bytes(&text));
-        if available.is_some_and(|available| length as u64 > available) {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
         let huge = huge_page_bytes().unwrap_or(PIECE);
         // A buffer smaller than a huge page has none.
         let pages = HostPages::map(length, if length >= huge { huge } else { page }, page)?;
-        pages.advise(libc::MADV_HUGEPAGE, "MADV_HUGEPAGE");
         // A page that a child of `fork` shares is replaced by another when the parent writes to it, and the GPUs go on with the old one.
-        pages.advise(libc::MADV_DONTFORK, "MADV_DONTFORK");
-        let nodes = nodes(Path::new("/sys/devices/system/node"));
-        let mut groups = group(&allowed_cpus(), &nodes);
-        if let Some(domain) = domain {
-            match nodes.get(domain) {
-                Some((number, _)) => {
-                    if let Err(error) = pages.prefer(*number) {
-                        log::debug!("mbind to NUMA node {number}: {error}");
-                    }
-                    // Threads elsewhere place the pages there too, only more slowly.
-                    if groups.iter().any(|(group, _)| group == number) {
-                        groups.retain(|(group, _)| group == number);
-                    }
-                }
-                None => log::debug!("host domain {domain} is no NUMA node that can be seen: its memory is spread over those that can"),
-            }
-        }
-        let piece = if length >= 2 * huge { huge } else { PIECE };
-        let groups: Vec<Vec<usize>> = groups.into_iter().map(|(_, cpus)| cpus).collect();
-        pages.touch(piece, page, &spread(&groups, length.div_ceil(piece).min(MOST_THREADS)));
+        pages.0.advise(libc::MADV_DONTFORK, "MADV_DONTFORK");
+        pages.0.settle(domain)?;
         Ok(pages)
     }
 
     /// Address of the first byte.
     pub fn base(&self) -> usize {
-        self.base
+        self.0.base
     }
 
     /// Size in bytes: what was asked for, in whole pages.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.0.bytes
     }
 
     /// Address space that starts at a multiple of `align`, itself a multiple of `page`. No page is there yet.
@@ -131,12 +111,47 @@ impl HostPages {
         };
         unmap(start, base);
         unmap(base + length, start + whole);
-        Ok(HostPages { base, bytes: length })
+        Ok(HostPages(PageRange { base, bytes: length }))
+    }
+}
+
+impl PageRange {
+    /// Makes all pages resident, in huge pages where the system has them. `domain` counts the NUMA nodes that have CPUs: the pages lie on that
+    /// one as far as it has room; `None` spreads them. Nobody else uses the pages yet.
+    ///
+    /// More than the system has available is refused: pages are taken one by one, and whoever takes the last is ended by the system.
+    pub fn settle(self, domain: Option<usize>) -> io::Result<()> {
+        let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_bytes(&text));
+        if available.is_some_and(|available| self.bytes as u64 > available) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        self.advise(libc::MADV_HUGEPAGE, "MADV_HUGEPAGE");
+        let nodes = nodes(Path::new("/sys/devices/system/node"));
+        let mut groups = group(&allowed_cpus(), &nodes);
+        if let Some(domain) = domain {
+            match nodes.get(domain) {
+                Some((number, _)) => {
+                    if let Err(error) = self.prefer(*number) {
+                        log::debug!("mbind to NUMA node {number}: {error}");
+                    }
+                    // Threads elsewhere place the pages there too, only more slowly.
+                    if groups.iter().any(|(group, _)| group == number) {
+                        groups.retain(|(group, _)| group == number);
+                    }
+                }
+                None => log::debug!("host domain {domain} is no NUMA node that can be seen: its memory is spread over those that can"),
+            }
+        }
+        let huge = huge_page_bytes().unwrap_or(PIECE);
+        let piece = if self.bytes >= 2 * huge { huge } else { PIECE };
+        let groups: Vec<Vec<usize>> = groups.into_iter().map(|(_, cpus)| cpus).collect();
+        self.touch(piece, page_bytes(), &spread(&groups, self.bytes.div_ceil(piece).min(MOST_THREADS)));
+        Ok(())
     }
 
     /// Advice: without it the memory may be slower, it is not wrong.
     fn advise(&self, advice: libc::c_int, name: &str) {
-        // SAFETY: whole pages of this mapping.
+        // SAFETY: whole pages of a mapping.
         if unsafe { libc::madvise(with_exposed_provenance_mut(self.base), self.bytes, advice) } != 0 {
             log::debug!("madvise({name}): {}", io::Error::last_os_error());
         }
@@ -151,7 +166,7 @@ impl HostPages {
         mask[node as usize / BITS] |= 1 << (node as usize % BITS);
         // The kernel takes one bit less than it is told.
         let bits = mask.len() * BITS + 1;
-        // SAFETY: whole pages of this mapping, and a mask of so many bits, which is read during the call.
+        // SAFETY: whole pages of a mapping, and a mask of so many bits, which is read during the call.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -173,7 +188,7 @@ impl HostPages {
         let turns = |worker: usize| {
             for first in (worker..pieces).step_by(workers).map(|turn| turn * piece) {
                 for at in (first..self.bytes.min(first + piece)).step_by(page) {
-                    // SAFETY: inside of this mapping, in a piece that is this worker's alone. Nobody else has the mapping yet.
+                    // SAFETY: inside of the mapping, in a piece that is this worker's alone. Nobody else uses it yet.
                     unsafe { with_exposed_provenance_mut::<u8>(self.base + at).write_volatile(0) };
                 }
             }
@@ -199,9 +214,10 @@ impl HostPages {
 
 impl Drop for HostPages {
     fn drop(&mut self) {
+        let PageRange { base, bytes } = self.0;
         // SAFETY: the whole mapping, whose only owner this is.
-        if unsafe { libc::munmap(with_exposed_provenance_mut(self.base), self.bytes) } != 0 {
-            log::error!("munmap of {} bytes at {:#x}: {}", self.bytes, self.base, io::Error::last_os_error());
+        if unsafe { libc::munmap(with_exposed_provenance_mut(base), bytes) } != 0 {
+            log::error!("munmap of {bytes} bytes at {base:#x}: {}", io::Error::last_os_error());
         }
     }
 }

@@ -11,9 +11,9 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Host memory from this size on is in pages of our own, spread over the sockets; smaller is a range of a memory file, which other
-/// processes can map. Memory files have ordinary pages on one socket. That costs smaller buffers nothing: they go over one PCIe link,
-/// which one socket's memory feeds (plans take several links from 4 MiB on, docs/results.md), and have at most one huge page.
+/// Host memory from this size on is spread over the sockets, and in pages of our own unless other processes are to map it; smaller is a
+/// memory file, which they can map. Few systems give memory files huge pages, and none at once. That costs smaller buffers nothing: they go
+/// over one PCIe link, which one socket's memory feeds (plans take several links from 4 MiB on, docs/results.md), and have at most one.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
 /// Memory of another process is as fast as one's own where its allocation is a multiple of this. Two H200, driver 580, copies of 1 GiB into
@@ -134,15 +134,18 @@ pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Res
     Ok((pointer.expose_provenance() as u64, None))
 }
 
+/// The NUMA node whose memory a host domain stands for; `None` for the first, which stands for host memory in general.
+pub(super) fn domain_of(device: DeviceId) -> Option<usize> {
+    if device == DeviceId::HOST { None } else { Some(!device.0 as usize) }
+}
+
 /// Host memory in pages of our own. `None` where it is not worth it, or where the driver or the system would not have it, which is
 /// logged: `cuMemHostAlloc` is the other way. An error where there is not so much memory. A context is current.
 fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Option<HostPages>> {
     if size < SPREAD_FROM {
         return Ok(None);
     }
-    // The first domain stands for host memory in general.
-    let domain = if device == DeviceId::HOST { None } else { Some(!device.0 as usize) };
-    let refused: String = match HostPages::new(size, domain) {
+    let refused: String = match HostPages::new(size, domain_of(device)) {
         Ok(pages) => {
             // SAFETY: whole pages, which stay mapped until they are unregistered.
             let code = unsafe { (gpus.driver.cuMemHostRegister)(handle(pages.base()), pages.bytes(), PORTABLE) };

@@ -4,17 +4,19 @@
 
 use super::driver::{Driver, OutsideCapture, call, call_optional, handle, lock};
 use super::gpus::Gpus;
+use super::host_memory::PageRange;
 use super::ipc::{Opened, close, close_through, open_through};
-use super::memory::own_id;
+use super::memory::{SPREAD_FROM, domain_of, own_id};
 use super::pools::Pools;
 use super::waits::{Waits, contains};
 use crate::backend::PAYLOAD_BYTES;
 use crate::backend::failed_waits::FailedWaits;
 use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, LostPeer, MemoryKind, Signal};
-use crate::ipc::segment::{Mapping, SharedRegion};
+use crate::ipc::segment::{Mapping, SharedRegion, why_none};
 use crate::ipc::signal;
 use crate::topology::DeviceId;
 use cudarc::driver::sys;
+use rustix::io::Errno;
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -91,21 +93,20 @@ impl Sharing {
         }
     }
 
-    /// Pinned memory that others can map, and its id; `None` where there is none, and the driver's own has to do.
-    pub fn allocate(&self, gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
-        let region = match SharedRegion::new(bytes) {
-            Ok(region) => region,
-            Err(error) => {
-                log::debug!("no memory file for {bytes} bytes of host memory: {error}; other processes cannot map them");
-                return Ok(None);
-            }
-        };
-        if let Err(error) = pin(gpus, region.base(), bytes) {
-            log::debug!("a memory file of {bytes} bytes cannot be pinned: {error}; other processes cannot map this memory");
-            return Ok(None);
+    /// Pinned memory that others can map, and its id. From [`SPREAD_FROM`] on its pages are placed as those of other host memory.
+    pub fn allocate(&self, gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<(u64, u64), BackendError> {
+        let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
+        let region = SharedRegion::new(bytes).map_err(|reason| match reason {
+            Errno::NOMEM | Errno::OVERFLOW => out_of_memory(),
+            _ => BackendError::NotSupported(format!("{bytes} bytes of host memory cannot be shared: {}", why_none(reason))),
+        })?;
+        if bytes >= SPREAD_FROM as u64 {
+            let pages = PageRange { base: region.base() as usize, bytes: region.bytes() as usize };
+            pages.settle(domain_of(device)).map_err(|_| out_of_memory())?;
         }
+        pin(gpus, region.base(), bytes)?;
         let allocation = Allocation { id: 0, base: region.base(), bytes, device, kind: MemoryKind::Pinned };
-        Ok(Some((allocation.base, self.insert(allocation, Source::Own(region)))))
+        Ok((allocation.base, self.insert(allocation, Source::Own(region))))
     }
 
     /// Gives back what [`Sharing::allocate`] or [`Core::map`] has returned; false for any other address.
@@ -220,7 +221,7 @@ impl Sharing {
         self.at(counter, touched).flatten().ok_or_else(|| {
             BackendError::NotSupported(format!(
                 "the signal at {counter:#x} is not in host memory of mp_alloc that can be shared: on CUDA signals lie there, so that GPUs of all \
-                 processes and the CPU reach them; allocate it on MP_DEVICE_HOST, in less than 4 MiB"
+                 processes and the CPU reach them; allocate it on MP_DEVICE_HOST by mp_alloc_shared"
             ))
         })
     }

@@ -2,8 +2,8 @@
 
 use crate::backend::{Allocation, BackendError, FailedWait, LostPeer, MemoryKind, Signal};
 use crate::backend::{PAYLOAD_BYTES, Shared};
-use crate::ipc::segment::{Mapping, Private, SharedRegion};
-use crate::ipc::{segment, signal};
+use crate::ipc::segment::{Mapping, Private, SharedRegion, why_none};
+use crate::ipc::signal;
 use crate::sync::held;
 use crate::topology::DeviceId;
 use rustix::io::Errno;
@@ -52,12 +52,15 @@ impl Pages {
 
 impl HostMemory {
     /// Zeroed memory of `device`, aligned to a page, so that devices share none. A request of 0 bytes gets 1, so that every allocation
-    /// has an address of its own.
-    pub(super) fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+    /// has an address of its own. An error where it `is_shared` and other processes could not map it.
+    pub(super) fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         let out_of_memory = |_| BackendError::OutOfMemory { device: device.0, bytes };
         let pages = match SharedRegion::new(bytes) {
             Ok(region) => Pages::Own(region),
             Err(Errno::NOMEM | Errno::OVERFLOW) => return Err(out_of_memory(Errno::NOMEM)),
+            Err(reason) if is_shared => {
+                return Err(BackendError::NotSupported(format!("{bytes} bytes of {device} cannot be shared: {}", why_none(reason))));
+            }
             // No memory files (a sandbox), no descriptor left, or `ulimit -f`: whoever does not share needs none of them.
             Err(reason) => Pages::Private(Private::new(bytes).map_err(out_of_memory)?, reason),
         };
@@ -159,7 +162,7 @@ impl HostMemory {
                 Ok(Shared { form: MEMORY_FILE, descriptor: Some(file), offset: 0, payload: [0; PAYLOAD_BYTES] })
             }
             Pages::Private(_, reason) => {
-                Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {}", allocation.base, segment::why_none(reason))))
+                Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {}", allocation.base, why_none(reason))))
             }
             Pages::Mapped(_) | Pages::Borrowed => {
                 Err(BackendError::NotSupported(format!("{:#x} is shared already; export it where it was allocated", allocation.base)))

@@ -167,7 +167,12 @@ impl Backend for HostBackend {
     /// Aligned to 4096 bytes. 0 bytes count as 1, so that every allocation has an address of its own.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.check_device(device)?;
-        self.memory.allocate(device, bytes)
+        self.memory.allocate(device, bytes, false)
+    }
+
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.check_device(device)?;
+        self.memory.allocate(device, bytes, true)
     }
 
     fn free(&self, address: u64) -> Result<(), BackendError> {

@@ -150,6 +150,11 @@ impl SharedRegion {
         self.pages.base
     }
 
+    /// Size in bytes: what was asked for, in whole pages.
+    pub fn bytes(&self) -> u64 {
+        self.pages.bytes
+    }
+
     /// Its file, for whoever may read and write all of it.
     pub fn file(&self) -> Result<OwnedFd> {
         rustix::io::fcntl_dupfd_cloexec(&self.file.descriptor, 0)

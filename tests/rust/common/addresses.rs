@@ -45,6 +45,9 @@ impl Backend for Addresses {
         live.allocations.insert(base, Allocation { id, base, bytes, device, kind });
         Ok(base)
     }
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.allocate(device, bytes)
+    }
     fn free(&self, address: u64) -> Result<(), BackendError> {
         let mut live = self.0.lock().expect("no panic");
         live.allocations.remove(&address).map(drop).ok_or(BackendError::InvalidPointer(address))

@@ -281,7 +281,7 @@ fn large_host_memory_is_in_pages_of_our_own_and_small_in_a_memory_file() {
 }
 
 #[test]
-fn host_memory_is_shared_below_4_mib_and_refused_with_the_remedy_from_there_on() {
+fn host_memory_is_shared_below_4_mib_or_where_asked_for_and_refused_with_the_remedy_elsewhere() {
     const LIMIT: u64 = 4 << 20;
     double::start(1, true);
     let backend = backend(double::driver());
@@ -296,12 +296,22 @@ fn host_memory_is_shared_below_4_mib_and_refused_with_the_remedy_from_there_on()
     }
     for bytes in [LIMIT, LIMIT + 1] {
         let (counter, refused) = share(bytes);
-        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("below 4 MiB")), "{refused:?}");
+        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("mp_alloc_shared")), "{refused:?}");
         let refused = backend.read_signal(counter);
-        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("less than 4 MiB")), "{refused:?}");
+        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("mp_alloc_shared")), "{refused:?}");
+    }
+    for bytes in [8, LIMIT, LIMIT + 1] {
+        let counter = backend.allocate_shared(DeviceId::HOST, bytes).expect("memory");
+        let known = backend.locate(counter).expect("an answer").expect("known");
+        assert_eq!((known.bytes, known.kind), (bytes, MemoryKind::Pinned));
+        assert!(backend.export(&known).is_ok_and(|shared| shared.descriptor.is_some()), "{bytes}");
+        assert_eq!(backend.read_signal(counter).expect("a place for signals"), 0);
+        backend.free(counter).expect("freed");
     }
     // What the driver would not pin is the driver's own memory, and says so.
     refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
+    let error = backend.allocate_shared(DeviceId::HOST, LIMIT).expect_err("memory that cannot be shared");
+    assert!(error.to_string().contains("cuMemHostRegister"), "{error}");
     let (address, refused) = share(64);
     assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("memory file")), "{refused:?}");
     backend.free(address).expect("freed");
