@@ -3,6 +3,7 @@
 // tests/gpu/ptx compiles this file to segment_copy_kernel.ptx, which is part of the source: so a build needs no CUDA
 // toolkit, and the driver translates the kernels for whatever GPU it meets.
 
+#include "actions.hpp"
 #include "segment_copy.hpp"
 #include "signal_wait.hpp"
 
@@ -31,4 +32,26 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
         // What was written before the counter was raised is visible to what comes after this kernel.
         __threadfence_system();
     }
+}
+
+namespace {
+
+// Flags lie in host memory that every GPU of the node reads and writes.
+struct BlockGroup {
+    __device__ uint32_t lane() const { return threadIdx.x; }
+    __device__ uint32_t lanes() const { return blockDim.x; }
+    __device__ void barrier() const { __syncthreads(); }
+    __device__ void fence() const { __threadfence_system(); }
+    // As for mpgpu_wait_signals.
+    __device__ void pause() const { __nanosleep(64); }
+    __device__ uint64_t load(uint64_t flag) const { return *reinterpret_cast<const volatile uint64_t *>(flag); }
+    __device__ void store(uint64_t flag, uint64_t value) const { *reinterpret_cast<volatile uint64_t *>(flag) = value; }
+};
+
+} // namespace
+
+// One block: all lanes meet at every flag.
+extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
+    mpgpu_run_actions(const __grid_constant__ mpgpu::ActionList list) {
+    mpgpu::run_actions(list, BlockGroup{});
 }

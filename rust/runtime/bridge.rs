@@ -21,6 +21,7 @@ unsafe impl ExternType for Segment {
     type Kind = cxx::kind::Trivial;
 }
 
+#[allow(dead_code, reason = "of one kernel the library uses the GPU build alone, and its tests the other")]
 #[cxx::bridge(namespace = "mpgpu")]
 mod cpp {
     unsafe extern "C++" {
@@ -33,7 +34,17 @@ mod cpp {
         /// `segments` points to `count` segments, each with a readable source and a writable destination of its size, none
         /// overlapping a destination. `tile_shift` lies in 4..=30; `blocks` and `lanes` are 1 or more.
         unsafe fn copy_segments_on_cpu(segments: *const Segment, count: usize, tile_shift: u32, blocks: u32, lanes: u32);
+
+        include!("actions.hpp");
+
+        /// # Safety
+        ///
+        /// `actions` points to `count` actions, 120 at most: copies as above, and flags that live until the call returns, which threads look
+        /// at through atomics alone.
+        unsafe fn run_actions_on_cpu(actions: *const Segment, count: usize);
     }
 }
 
 pub(crate) use cpp::copy_segments_on_cpu;
+#[cfg(test)]
+pub(crate) use cpp::run_actions_on_cpu;

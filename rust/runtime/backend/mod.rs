@@ -13,6 +13,7 @@ pub use plan_state::PlanState;
 pub(crate) use plan_state::ProgramKey;
 pub use shared::{PAYLOAD_BYTES, Shared};
 
+use crate::bridge::Segment;
 use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
@@ -108,6 +109,34 @@ pub enum SignalWait {
     Operation,
     /// By a kernel of one warp, which goes on sooner.
     Kernel,
+}
+
+/// What a small part of a step is made of, in order ([`Backend::stream_run_actions`]).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Waits for the flag at this address to be raised, and sets it back.
+    Take(u64),
+    /// Copies the transfer of this number of the execution.
+    Copy(u32),
+    /// Raises the flag at this address, after all that comes before.
+    Raise(u64),
+    /// What comes before is done before what comes after. Copies have no other order among themselves.
+    Order,
+}
+
+impl Action {
+    /// As kernels take it (`cpp/actions.hpp`), with the ends and the bytes of the execution's transfers.
+    pub(crate) fn segment(self, ends: &[Endpoints], bytes: &[u64]) -> Segment {
+        match self {
+            Action::Take(flag) => Segment { dst: flag, src: 0, bytes: 0 },
+            Action::Raise(flag) => Segment { dst: 0, src: flag, bytes: 0 },
+            Action::Order => Segment { dst: 0, src: 0, bytes: 0 },
+            Action::Copy(transfer) => {
+                let Endpoints { dst, src } = ends[transfer as usize];
+                Segment { dst, src, bytes: bytes[transfer as usize] }
+            }
+        }
+    }
 }
 
 /// What an execution is asked to report.
@@ -372,6 +401,13 @@ pub trait Backend: Send + Sync {
     fn stream_take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
         let _ = (stream, flags);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
+    }
+    /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags
+    /// as for [`stream_take_flags`](Backend::stream_take_flags). `false`, and nothing is enqueued, where this backend has no such kernel, or
+    /// the stream is not of the GPU of the program's lane, or that GPU does not reach all memory by itself.
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
+        let _ = (execution, actions);
+        Ok(false)
     }
     /// What a counter stands at, and with it everything that was written before it was raised. [`BackendError::NotSupported`] for memory
     /// that the CPU cannot read.

@@ -6,8 +6,8 @@ use super::identity::identity;
 use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
-    Allocation, Backend, BackendError, Completion, EventHandle, Execution, GraphStatistics, HostFunction, Identity, LostPeer, Signal,
-    SignalWait, StreamHandle,
+    Action, Allocation, Backend, BackendError, Completion, EventHandle, Execution, GraphStatistics, HostFunction, Identity, LostPeer,
+    Signal, SignalWait, StreamHandle,
 };
 use crate::topology::DeviceId;
 use std::fmt;
@@ -199,6 +199,10 @@ impl Backend for CudaBackend {
 
     fn stream_take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
         self.0.take_flags(stream, flags)
+    }
+
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
+        self.0.run_actions(execution, actions)
     }
 
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, BackendError> {

@@ -358,6 +358,11 @@ impl Primary {
         code != 0 || status != 0
     }
 
+    /// Its number.
+    pub fn gpu(&self) -> usize {
+        self.ordinal as usize
+    }
+
     /// The fused copy kernel, loaded when it is first needed. `None` where the driver cannot load it, which is logged once.
     pub fn kernel(&self) -> Option<&Kernel> {
         let load = || {

@@ -66,12 +66,24 @@ struct SignalList {
     count: u64,
 }
 
+/// As in `cpp/actions.hpp`.
+pub(crate) const ACTIONS_PER_LAUNCH: usize = 120;
+
+/// The argument of a launch, `mpgpu::ActionList`.
+#[repr(C)]
+struct ActionList {
+    actions: [Segment; ACTIONS_PER_LAUNCH],
+    count: u32,
+}
+
 /// The kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernel {
     module: usize,
     /// Takes a [`SignalList`].
     wait: usize,
+    /// Takes an [`ActionList`].
+    actions: usize,
     /// Takes a [`Many`].
     many: usize,
     /// Takes a [`Few`].
@@ -154,6 +166,7 @@ impl Kernel {
         Ok(Kernel {
             module: module.expose_provenance(),
             wait: function(c"mpgpu_wait_signals")?,
+            actions: function(c"mpgpu_run_actions")?,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
@@ -187,6 +200,20 @@ impl Kernel {
             unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }?;
         }
         Ok(())
+    }
+
+    /// Enqueues actions, at most [`ACTIONS_PER_LAUNCH`], in `stream`, a stream of the kernel's context, which is current.
+    ///
+    /// # Safety
+    ///
+    /// The GPU reaches all memory and flags at these addresses; they stay valid until the kernel has run.
+    pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], stream: CUstream) -> Result<(), BackendError> {
+        let mut list = ActionList { actions: [Segment { dst: 0, src: 0, bytes: 0 }; ACTIONS_PER_LAUNCH], count: actions.len() as u32 };
+        list.actions[..actions.len()].copy_from_slice(actions);
+        let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
+        let (function, none) = (handle(self.actions), std::ptr::null_mut());
+        // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
+        unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
     }
 
     /// # Safety
@@ -263,6 +290,8 @@ mod tests {
         for (name, bytes) in [("mpgpu_copy_segments", size_of::<Many>()), ("mpgpu_copy_few_segments", size_of::<Few>())] {
             assert!(PTX.contains(&format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
         }
+        assert!(include_str!("../../../cpp/actions.hpp").contains("kActionsPerLaunch = 120;"));
+        assert!(PTX.contains(&format!(".b8 mpgpu_run_actions_param_0[{}]", size_of::<ActionList>())), "parameter of the PTX");
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
         assert!(PTX.contains(&format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
     }
@@ -278,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel { module: 0, wait: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let kernel = Kernel { module: 0, wait: 0, actions: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
             kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))

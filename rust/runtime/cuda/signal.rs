@@ -15,11 +15,14 @@
 //! is unmapped.
 
 use super::driver::{CUstream, call_optional, lock};
-use super::kernel::SIGNALS_PER_WAIT;
+use super::kernel::{ACTIONS_PER_LAUNCH, SIGNALS_PER_WAIT};
 use super::parts::Core;
-use crate::backend::{BackendError, FailedWait, Signal, SignalWait, StreamHandle};
+use crate::backend::{Action, BackendError, Execution, FailedWait, Signal, SignalWait, StreamHandle};
+use crate::bridge::Segment;
 use crate::ipc::signal;
+use crate::topology::DeviceId;
 use cudarc::driver::sys;
+use smallvec::SmallVec;
 use std::ffi::c_uint;
 
 /// The driver takes so many operations in one call.
@@ -85,22 +88,51 @@ impl Core {
     /// Has a stream wait for flags and set each back. Nothing is looked at now, and every wait is enqueued: a flag that is up may be for an
     /// earlier step, whose wait is still in the queue. So these are entered as captured waits are, once and for all.
     pub fn take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
-        {
-            let mut waits = lock(&self.sharing.waits);
-            for &flag in flags {
-                let wanted = Signal { counter: flag, value: 1 };
-                if let Some(peer) = self.sharing.lost_peer(flag) {
-                    return Err(FailedWait { wanted, now: self.sharing.read_signal(flag)?, peer }.error());
-                }
-                waits.capture(wanted);
-            }
-        }
+        self.enter_flags(flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
             let takes = flags.iter().flat_map(|&flag| {
                 let of = |purpose, value| operation(purpose, Signal { counter: flag, value });
                 [of(SignalOperation::Wait, 1), of(SignalOperation::Raise, 0)]
             });
             self.operate_all(raw, takes)
+        })
+    }
+
+    fn enter_flags(&self, flags: impl Iterator<Item = u64>) -> Result<(), BackendError> {
+        let mut waits = lock(&self.sharing.waits);
+        for flag in flags {
+            let wanted = Signal { counter: flag, value: 1 };
+            if let Some(peer) = self.sharing.lost_peer(flag) {
+                return Err(FailedWait { wanted, now: self.sharing.read_signal(flag)?, peer }.error());
+            }
+            waits.capture(wanted);
+        }
+        Ok(())
+    }
+
+    /// Flags and copies of one rank by one kernel, which waits in place of the stream.
+    pub fn run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
+        if actions.len() > ACTIONS_PER_LAUNCH {
+            return Ok(false);
+        }
+        self.gpus.load_kernels();
+        self.with_stream(execution.stream, |primary, raw| {
+            let gpu = primary.gpu();
+            let lane = execution.program.lanes.first();
+            let Some(kernel) = primary.kernel().filter(|_| lane.is_none_or(|lane| lane.device == DeviceId(gpu as i32))) else {
+                return Ok(false);
+            };
+            if !self.plan_is_reached(execution, gpu)? {
+                return Ok(false);
+            }
+            self.enter_flags(actions.iter().filter_map(|action| if let Action::Take(flag) = action { Some(*flag) } else { None }))?;
+            let own = self.own_ends(execution, gpu);
+            let (ends, bytes) = (own.as_deref().unwrap_or(execution.endpoints), &execution.program.transfers);
+            let actions: SmallVec<[Segment; 16]> = actions.iter().map(|action| action.segment(ends, bytes)).collect();
+            // SAFETY: the GPU reaches every end, and flags are pinned memory that has one address for the CPU and all GPUs (`share`); the caller
+            // keeps all of it for as long as the stream works.
+            unsafe { kernel.run(self.gpus.driver, &actions, raw) }?;
+            Ok(true)
         })
     }
 

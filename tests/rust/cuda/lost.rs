@@ -2,7 +2,7 @@
 
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
-use crate::backend::{Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle};
+use crate::backend::{Action, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
@@ -192,4 +192,33 @@ fn a_captured_wait_that_is_reached_when_the_peer_ends_is_looked_after_and_told_o
     assert!(backend.fail_waits_again());
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 1);
     told(backend.synchronize_stream(waits));
+}
+
+#[test]
+fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu_and_its_flags_end_as_others_do() {
+    double::start(2, true);
+    let backend = CudaBackend::on(double::whole(), 1).expect("the double has GPUs");
+    let address = backend.allocate(DeviceId::HOST, 64).expect("memory");
+    let counters = backend.locate(address).expect("known").expect("its own");
+    let page = Page::new(&backend);
+    let [own, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let [ready, done] = [counters.base, counters.base + 8];
+    let nothing: Arc<[u64]> = Arc::new([]);
+    let actions = [Action::Raise(counters.base + 16), Action::Take(ready), Action::Copy(0), Action::Order, Action::Take(done)];
+    let run = |stream, actions: &[Action]| {
+        let before = calls("cuLaunchKernel");
+        let ran = backend.stream_run_actions(&Execution::new(&page.program, &page.endpoints, &nothing, stream), actions);
+        (ran, calls("cuLaunchKernel") - before)
+    };
+    assert!(matches!(run(other, &actions), (Ok(false), 0)), "its lane is of another GPU");
+    assert!(matches!(run(own, &[Action::Order; 121]), (Ok(false), 0)), "one launch takes 120");
+    let ran = run(own, &actions);
+    assert!(matches!(ran, (Ok(true), 1)), "{ran:?}");
+    assert_eq!(calls("cuStreamBatchMemOp"), 0, "the kernel waits in place of the stream");
+    // The kernel has not taken them, for the double's waits for nothing: so they count as awaited when the peer ends.
+    backend.fail_waits(&counters, PEER);
+    assert_eq!([ready, done].map(|flag| backend.read_signal(flag).expect("a flag")), [1, 1], "the kernel would wait for ever");
+    told(backend.synchronize_stream(own));
+    let (refused, launches) = run(own, &actions);
+    assert!(matches!(&refused, Err(BackendError::PeerGone(_))) && launches == 0, "{refused:?}");
 }

@@ -312,6 +312,7 @@ fn host_memory_is_shared_below_4_mib_or_where_asked_for_and_refused_with_the_rem
     refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
     let error = backend.allocate_shared(DeviceId::HOST, LIMIT).expect_err("memory that cannot be shared");
     assert!(error.to_string().contains("cuMemHostRegister"), "{error}");
+    refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
     let (address, refused) = share(64);
     assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("memory file")), "{refused:?}");
     backend.free(address).expect("freed");

@@ -4,7 +4,9 @@
 //! The first lane is the caller's stream; each other one has a stream of its own, joined to the caller's by events. Flags are taken and
 //! raised by the streams themselves, so nothing here waits, and a stream that is being captured gets all of it as part of its graph.
 
-use crate::backend::{Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, StreamHandle};
+use crate::backend::{
+    Action, Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait, StreamHandle,
+};
 use crate::plan::{Copy, Lane, LaneId, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
 use crate::topology::DeviceId;
@@ -36,8 +38,22 @@ struct PartSegment {
     end: Option<usize>,
 }
 
+/// A part in which little is moved, as one kernel does it.
+struct SmallPart {
+    actions: Box<[Action]>,
+    /// The copies, on one lane.
+    program: Arc<Program>,
+    endpoints: Arc<[Endpoints]>,
+}
+
+/// With more bytes the rank's part is left to copy engines: one thread block moves about 45 GB/s between two H200 (narrow links, docs/results.md),
+/// and every flag that a stream takes by itself costs about 6 us more.
+const SMALL_BYTES: u64 = 128 << 10;
+
 /// What this rank does in each step.
 pub(super) struct BoundPart {
+    /// The same as everything below, where one kernel may do it.
+    small: Option<SmallPart>,
     begins: Vec<Signal>,
     segments: Vec<PartSegment>,
     ends: Vec<u64>,
@@ -82,9 +98,47 @@ impl Draft {
     }
 }
 
+impl SmallPart {
+    /// `None` where more is moved, or by several GPUs, or nothing is awaited.
+    fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
+        let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
+        let device = devices.next();
+        let copies = || part.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0);
+        let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
+        let is_one = device.is_none_or(|device| !device.is_host() && devices.all(|other| other == device));
+        if !is_one || !awaits || copies().map(|copy| copy.bytes).sum::<u64>() > SMALL_BYTES {
+            return None;
+        }
+        let mut actions: Vec<Action> = part.begins.iter().map(|flag| Action::Raise(at.flag(*flag))).collect();
+        let mut transfer = 0;
+        for step in &part.steps {
+            if let Some(Action::Copy(_)) = actions.last() {
+                actions.push(Action::Order);
+            }
+            actions.extend(step.takes.iter().map(|flag| Action::Take(at.flag(*flag))));
+            for _ in step.copies.iter().filter(|copy| copy.bytes > 0) {
+                actions.push(Action::Copy(transfer));
+                transfer += 1;
+            }
+            actions.extend(step.raises.iter().map(|flag| Action::Raise(at.flag(*flag))));
+        }
+        actions.extend(part.ends.iter().map(|flag| Action::Take(at.flag(*flag))));
+        Some(SmallPart {
+            actions: actions.into(),
+            program: Arc::new(Program {
+                transfers: copies().map(|copy| copy.bytes).collect(),
+                lanes: device.map(Lane::new).into_iter().collect(),
+                rings: Vec::new(),
+                ops: Vec::new(),
+            }),
+            endpoints: copies().map(|copy| Endpoints { dst: at.place(copy.to), src: at.place(copy.from) }).collect(),
+        })
+    }
+}
+
 impl BoundPart {
-    /// Binds a part. Streams and events are made here; the caller gives them back by [`BoundPart::release`].
-    pub fn new(part: &Part, at: &impl Addresses, backend: &dyn Backend) -> Result<BoundPart, BackendError> {
+    /// Binds a part. `by` says whether kernels may wait for flags. Streams and events are made here; the caller gives them back by [`BoundPart::release`].
+    pub fn new(part: &Part, at: &impl Addresses, by: SignalWait, backend: &dyn Backend) -> Result<BoundPart, BackendError> {
         let raise = |flag: &FlagId| Signal { counter: at.flag(*flag), value: 1 };
         let mut drafts: Vec<Draft> = Vec::new();
         // The segment of each step, and the last one of each lane.
@@ -135,6 +189,7 @@ impl BoundPart {
         let fork = backend.create_event()?;
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
         let mut bound = BoundPart {
+            small: if by == SignalWait::Kernel { SmallPart::new(part, at) } else { None },
             begins: part.begins.iter().map(raise).collect(),
             segments: segments.collect(),
             ends: part.ends.iter().map(|flag| at.flag(*flag)).collect(),
@@ -177,6 +232,12 @@ impl BoundPart {
     }
 
     fn enqueue_step(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
+        let nothing = Arc::from([]);
+        if let Some(SmallPart { actions, program, endpoints }) = &self.small
+            && backend.stream_run_actions(&Execution::new(program, endpoints, &nothing, stream), actions)?
+        {
+            return Ok(());
+        }
         if !self.begins.is_empty() {
             backend.stream_raise_signals(stream, &self.begins)?;
         }
@@ -185,7 +246,6 @@ impl BoundPart {
             backend.record_event(self.fork, stream)?;
             self.lanes.iter().try_for_each(|(lane, _)| backend.stream_wait_event(*lane, self.fork))?;
         }
-        let nothing = Arc::from([]);
         for segment in &self.segments {
             let lane = stream_of(segment.lane);
             segment.after.iter().try_for_each(|end| backend.stream_wait_event(lane, self.marks[*end]))?;
@@ -221,3 +281,7 @@ impl BoundPart {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../../../../tests/rust/actions.rs"]
+mod tests;

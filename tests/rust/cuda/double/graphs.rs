@@ -309,24 +309,27 @@ unsafe extern "C" fn launch(exec: CUgraphExec, _: CUstream) -> Code {
 const WAIT: usize = 0x10;
 const MANY: usize = 0x20;
 const FEW: usize = 0x30;
+const ACTIONS: usize = 0x50;
 
 /// The segments of a launch, from its argument.
 unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Segment> {
-    let most = match function.addr() {
-        MANY => 120,
-        FEW => 32,
+    let count_at = match function.addr() {
+        MANY => 120 * 24 + 121 * 8,
+        FEW => 32 * 24 + 33 * 8,
+        ACTIONS => 120 * 24,
         _ => return Vec::new(),
     };
-    // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are.
+    // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are. `ActionList` of
+    // cpp/actions.hpp is without the numbers.
     unsafe {
         let list = *arguments;
-        let count = list.cast::<u8>().add(most * 24 + (most + 1) * 8).cast::<u32>().read();
+        let count = list.cast::<u8>().add(count_at).cast::<u32>().read();
         (0..count as usize).map(|index| list.cast::<Segment>().add(index).read()).collect()
     }
 }
 
 fn copy_segments(node: &Node, segments: &[Segment]) {
-    for Segment { dst, src, bytes } in segments {
+    for Segment { dst, src, bytes } in segments.iter().filter(|segment| segment.bytes > 0) {
         copy_bytes(node, *dst, *src, *bytes as usize);
     }
 }
@@ -350,12 +353,13 @@ unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *cons
     let function = match unsafe { CStr::from_ptr(name) }.to_bytes() {
         b"mpgpu_wait_signals" => WAIT,
         b"mpgpu_copy_segments" => MANY,
+        b"mpgpu_run_actions" => ACTIONS,
         _ => FEW,
     };
     call("cuModuleGetFunction", |_| put(out, with_exposed_provenance_mut(function)))
 }
 
-/// Copies at once; does not wait for signals.
+/// Copies at once; does not wait for signals or flags, and raises none.
 unsafe extern "C" fn launch_kernel(
     function: CUfunction,
     _: c_uint,

@@ -1,0 +1,78 @@
+// One rank's part of a step in which little is moved, by one thread block: flags of other ranks are awaited, segments
+// copied, flags raised, in order. It takes the place of an operation of the stream for each of them.
+//
+// As in segment_copy.hpp the body does not ask where it runs: a group of lanes is its argument. On a GPU that is a
+// thread block, on a CPU one thread, by which the protocol is tested on machines without a GPU.
+#pragma once
+
+#include "segment_copy.hpp"
+
+namespace mpgpu {
+
+constexpr uint32_t kActionsPerLaunch = 120;
+
+// The argument of a launch. An action with bytes is a copy. Without, `dst` is the address of a flag that is taken
+// (awaited, and set back to 0), `src` that of one that is raised to 1; neither: what comes before is done before what
+// comes after. Copies run in no particular order, except before flags are raised and after flags are taken.
+struct ActionList {
+    Segment actions[kActionsPerLaunch];
+    uint32_t count;
+};
+static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 8, "the Rust side declares the same fields");
+
+// `Group` has: `lane()` of `lanes()`; `barrier()`, at which all lanes meet and after which each sees what others wrote;
+// `fence()`, which orders what the lane has written and seen for the whole node; `load`, `store` and `pause` for flags.
+template <class Group> MPGPU_HD inline void run_actions(const ActionList &list, const Group &group) {
+    const auto take = [](const Segment &action) { return action.bytes == 0 && action.dst != 0; };
+    const auto raise = [](const Segment &action) { return action.bytes == 0 && action.src != 0; };
+    uint32_t next = 0;
+    while (next < list.count) {
+        const Segment &action = list.actions[next];
+        if (action.bytes > 0) {
+            // Pieces, because indices inside of one have 32 bits.
+            constexpr uint64_t piece = uint64_t{1} << kMaxTileShift;
+            for (uint64_t offset = 0; offset < action.bytes; offset += piece) {
+                const uint64_t rest = action.bytes - offset;
+                detail::copy_tile(action.dst + offset, action.src + offset,
+                                  static_cast<uint32_t>(rest < piece ? rest : piece), group.lane(), group.lanes());
+            }
+            ++next;
+        } else if (take(action)) {
+            // One look at host memory takes about a microsecond, so each lane looks at a flag of its own.
+            uint32_t end = next;
+            while (end < list.count && take(list.actions[end])) {
+                ++end;
+            }
+            for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
+                while (group.load(list.actions[i].dst) == 0) {
+                    group.pause();
+                }
+                group.store(list.actions[i].dst, 0);
+            }
+            group.fence();
+            group.barrier();
+            next = end;
+        } else if (raise(action)) {
+            // What all lanes have written is visible to the node before a flag is up.
+            group.fence();
+            group.barrier();
+            uint32_t end = next;
+            while (end < list.count && raise(list.actions[end])) {
+                ++end;
+            }
+            for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
+                group.store(list.actions[i].src, 1);
+            }
+            next = end;
+        } else {
+            group.barrier();
+            ++next;
+        }
+    }
+}
+
+// CPU build: all actions on the calling thread, which spins while it awaits a flag. `count` is at most
+// kActionsPerLaunch.
+void run_actions_on_cpu(const Segment *actions, size_t count) noexcept;
+
+} // namespace mpgpu

@@ -1,0 +1,174 @@
+//! Small parts of a step as one kernel does them: its CPU build, a thread for each rank, moves the right bytes step after step.
+
+use super::{Addresses, SmallPart};
+use crate::backend::{Action, MemoryKind};
+use crate::bridge::run_actions_on_cpu;
+use crate::plan::{self, Options, Place, Shape};
+use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
+use crate::topology::{Costs, DeviceId, Machine, preset};
+use proptest::prelude::*;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+
+/// Memory of all ranks: ends of transfers, staging rings, flags.
+struct Shared {
+    src: Vec<Vec<u8>>,
+    dst: Vec<Vec<u8>>,
+    rings: Vec<Vec<u8>>,
+    slot_bytes: Vec<u64>,
+    flags: Vec<AtomicU64>,
+}
+
+impl Addresses for Shared {
+    fn place(&self, place: Place) -> u64 {
+        let at = |bytes: &[u8], offset: u64| bytes.as_ptr().expose_provenance() as u64 + offset;
+        match place {
+            Place::Source { transfer, offset } => at(&self.src[transfer as usize], offset),
+            Place::Destination { transfer, offset } => at(&self.dst[transfer as usize], offset),
+            Place::Slot { ring, slot } => at(&self.rings[ring.0 as usize], u64::from(slot) * self.slot_bytes[ring.0 as usize]),
+        }
+    }
+
+    fn flag(&self, flag: FlagId) -> u64 {
+        (&raw const self.flags[flag.0 as usize]).expose_provenance() as u64
+    }
+
+    /// Each rank has one GPU in sight.
+    fn device(&self, _: DeviceId) -> DeviceId {
+        DeviceId::gpu(0)
+    }
+}
+
+fn pattern(transfer: usize, step: u64, offset: usize) -> u8 {
+    (transfer as u64 * 37 + step * 101 + offset as u64 * 7 + (offset as u64 >> 8)) as u8
+}
+
+/// Memory at an address of [`Shared`], which at this moment is one thread's alone.
+fn bytes_at(memory: &Vec<u8>) -> &mut [u8] {
+    let base = std::ptr::with_exposed_provenance_mut(memory.as_ptr().expose_provenance());
+    // SAFETY: inside of a vector that outlives the threads. What orders the threads is what the test is about; a rank looks at what it sends
+    // and receives between its steps, when no other may.
+    unsafe { std::slice::from_raw_parts_mut(base, memory.len()) }
+}
+
+/// GPUs that are joined pairwise, where everything is free: even few bytes take several paths.
+fn machine() -> Machine {
+    let mut topology = preset("beluga").expect("listed");
+    for cost in Costs::TABLE {
+        if cost.name != "kernel_efficiency" {
+            *(cost.of_mut)(&mut topology.costs) = 0.0;
+        }
+    }
+    Machine::new(topology).expect("well formed")
+}
+
+fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) -> usize {
+    let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
+    // A rank that waits for nobody takes no part.
+    let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
+    assert!(of_ranks.iter().enumerate().all(|(rank, small)| small.is_some() || !raised_for_nothing(rank)));
+    if of_ranks.iter().flatten().any(|small| small.actions.len() > 120) {
+        return 0;
+    }
+    thread::scope(|scope| {
+        for (rank, small) in of_ranks.iter().enumerate() {
+            let Some(small) = small else { continue };
+            scope.spawn(move || {
+                let actions: Vec<_> =
+                    small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect();
+                let own = |of: fn(&EndRanks) -> u32| ends.iter().enumerate().filter(move |(_, ends)| of(ends) as usize == rank);
+                for step in 0..steps {
+                    for (transfer, _) in own(|ends| ends.src) {
+                        bytes_at(&shared.src[transfer]).iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(transfer, step, i));
+                    }
+                    // SAFETY: ends and flags are those of `shared`, which outlives the threads.
+                    unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) };
+                    for (transfer, _) in own(|ends| ends.dst) {
+                        for (i, byte) in bytes_at(&shared.dst[transfer]).iter_mut().enumerate() {
+                            assert_eq!(*byte, pattern(transfer, step, i), "rank {rank}, step {step}, transfer {transfer}, byte {i}");
+                            *byte = 0xEE;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    1
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn small_parts_move_the_right_bytes_step_after_step_however_far_ahead_a_rank_is(
+        ranks in 2_u32..=4,
+        copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..20_000), 1..6),
+    ) {
+        let machine = machine();
+        let copies: Vec<(u32, u32, u64)> = copies.into_iter().map(|(from, to, bytes)| (from % ranks, to % ranks, bytes)).collect();
+        let ends: Vec<EndRanks> = copies.iter().map(|&(src, dst, _)| EndRanks { src, dst }).collect();
+        let device = MemoryKind::Device;
+        let shapes: Vec<Shape> = copies
+            .iter()
+            .map(|&(from, to, bytes)| {
+                let (src_device, dst_device) = (DeviceId::gpu(from), DeviceId::gpu(to));
+                Shape { dst_device, src_device, dst_kind: device, src_kind: device, bytes }
+            })
+            .collect();
+        let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
+        let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
+        let owners: Vec<u32> = (0..machine.gpu_count()).map(|gpu| gpu.min(ranks - 1)).collect();
+        let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
+        let parts = divide(&planned.program, &batch);
+        check_parts(&planned.program, &batch, &parts).expect("a right division");
+        let memory = |of: fn(&Shape) -> u64| shapes.iter().map(|shape| vec![0xEE; of(shape) as usize]).collect::<Vec<_>>();
+        let shared = Shared {
+            src: memory(|shape| shape.bytes),
+            dst: memory(|shape| shape.bytes),
+            rings: planned.program.rings.iter().map(|ring| vec![0; ring.bytes() as usize]).collect(),
+            slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
+            flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
+        };
+        // A rank alone with itself needs no flags, and its copies are the backend's.
+        let between = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src != ends.dst && shape.bytes > 0);
+        let alone = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src == ends.dst && shape.bytes > 0);
+        prop_assume!(between && !alone);
+        run(&parts, &ends, &shared, 50);
+    }
+}
+
+#[test]
+fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
+    let machine = machine();
+    let shape = |from, to, bytes| Shape {
+        dst_device: DeviceId::gpu(to),
+        src_device: DeviceId::gpu(from),
+        dst_kind: MemoryKind::Device,
+        src_kind: MemoryKind::Device,
+        bytes,
+    };
+    let small = |bytes, ends: EndRanks| {
+        let shapes = [shape(ends.src, ends.dst, bytes)];
+        let options = Options { max_paths: 1, ..Options::default() };
+        let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
+        let batch = RankedBatch { ranks: 2, shapes: &shapes, ends: &[ends], owners: &[0, 1, 1, 1] };
+        let parts = divide(&planned.program, &batch);
+        let flags = parts.flags.iter().map(|_| AtomicU64::new(0)).collect();
+        let shared = Shared {
+            src: vec![vec![0; bytes as usize]],
+            dst: vec![vec![0; bytes as usize]],
+            rings: Vec::new(),
+            slot_bytes: Vec::new(),
+            flags,
+        };
+        parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect::<Vec<_>>()
+    };
+    let away = EndRanks { src: 0, dst: 1 };
+    let parts = small(super::SMALL_BYTES, away);
+    let [Some(sender), Some(receiver)] = &parts[..] else { panic!("{parts:?}") };
+    assert!(matches!(sender[..], [Action::Take(_), Action::Copy(0), Action::Raise(_)]), "{sender:?}");
+    assert!(matches!(receiver[..], [Action::Raise(_), Action::Take(_)]), "{receiver:?}");
+    // The receiver moves nothing, so one kernel may wait for it whatever the sender does.
+    assert!(matches!(&small(super::SMALL_BYTES + 1, away)[..], [None, Some(_)]));
+    assert_eq!(small(100, EndRanks { src: 1, dst: 1 }), [None, None]);
+}
