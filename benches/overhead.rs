@@ -51,6 +51,9 @@ impl Backend for Nothing {
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.memory.allocate(device, bytes)
     }
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.allocate(device, bytes)
+    }
     fn free(&self, address: u64) -> Result<(), BackendError> {
         self.memory.free(address)
     }

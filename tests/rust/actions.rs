@@ -10,18 +10,41 @@ use proptest::prelude::*;
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
+/// Bytes that several threads write, by their address alone.
+struct Memory {
+    base: u64,
+    bytes: usize,
+    _owned: Vec<u8>,
+}
+
+impl Memory {
+    fn new(bytes: u64) -> Memory {
+        let mut owned = vec![0xEE; bytes as usize];
+        Memory { base: owned.as_mut_ptr().expose_provenance() as u64, bytes: owned.len(), _owned: owned }
+    }
+
+    /// Calls `look` with each byte. Nobody else may touch them meanwhile.
+    fn each(&self, mut look: impl FnMut(usize, &mut u8)) {
+        for i in 0..self.bytes {
+            // SAFETY: inside of the vector, which lives. What orders the threads is what the test is about; a rank looks at what it sends and
+            // receives between its steps, when no other may.
+            look(i, unsafe { &mut *std::ptr::with_exposed_provenance_mut(self.base as usize + i) });
+        }
+    }
+}
+
 /// Memory of all ranks: ends of transfers, staging rings, flags.
 struct Shared {
-    src: Vec<Vec<u8>>,
-    dst: Vec<Vec<u8>>,
-    rings: Vec<Vec<u8>>,
+    src: Vec<Memory>,
+    dst: Vec<Memory>,
+    rings: Vec<Memory>,
     slot_bytes: Vec<u64>,
     flags: Vec<AtomicU64>,
 }
 
 impl Addresses for Shared {
     fn place(&self, place: Place) -> u64 {
-        let at = |bytes: &[u8], offset: u64| bytes.as_ptr().expose_provenance() as u64 + offset;
+        let at = |memory: &Memory, offset: u64| memory.base + offset;
         match place {
             Place::Source { transfer, offset } => at(&self.src[transfer as usize], offset),
             Place::Destination { transfer, offset } => at(&self.dst[transfer as usize], offset),
@@ -43,14 +66,6 @@ fn pattern(transfer: usize, step: u64, offset: usize) -> u8 {
     (transfer as u64 * 37 + step * 101 + offset as u64 * 7 + (offset as u64 >> 8)) as u8
 }
 
-/// Memory at an address of [`Shared`], which at this moment is one thread's alone.
-fn bytes_at(memory: &Vec<u8>) -> &mut [u8] {
-    let base = std::ptr::with_exposed_provenance_mut(memory.as_ptr().expose_provenance());
-    // SAFETY: inside of a vector that outlives the threads. What orders the threads is what the test is about; a rank looks at what it sends
-    // and receives between its steps, when no other may.
-    unsafe { std::slice::from_raw_parts_mut(base, memory.len()) }
-}
-
 /// GPUs that are joined pairwise, where everything is free: even few bytes take several paths.
 fn machine() -> Machine {
     let mut topology = preset("beluga").expect("listed");
@@ -62,13 +77,14 @@ fn machine() -> Machine {
     Machine::new(topology).expect("well formed")
 }
 
-fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) -> usize {
+/// Lets every rank do its part, so many steps, as fast as it can.
+fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) {
     let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
     // A rank that waits for nobody takes no part.
     let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
     assert!(of_ranks.iter().enumerate().all(|(rank, small)| small.is_some() || !raised_for_nothing(rank)));
     if of_ranks.iter().flatten().any(|small| small.actions.len() > 120) {
-        return 0;
+        return;
     }
     thread::scope(|scope| {
         for (rank, small) in of_ranks.iter().enumerate() {
@@ -79,21 +95,20 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) -> usize {
                 let own = |of: fn(&EndRanks) -> u32| ends.iter().enumerate().filter(move |(_, ends)| of(ends) as usize == rank);
                 for step in 0..steps {
                     for (transfer, _) in own(|ends| ends.src) {
-                        bytes_at(&shared.src[transfer]).iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(transfer, step, i));
+                        shared.src[transfer].each(|i, byte| *byte = pattern(transfer, step, i));
                     }
                     // SAFETY: ends and flags are those of `shared`, which outlives the threads.
                     unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) };
                     for (transfer, _) in own(|ends| ends.dst) {
-                        for (i, byte) in bytes_at(&shared.dst[transfer]).iter_mut().enumerate() {
+                        shared.dst[transfer].each(|i, byte| {
                             assert_eq!(*byte, pattern(transfer, step, i), "rank {rank}, step {step}, transfer {transfer}, byte {i}");
                             *byte = 0xEE;
-                        }
+                        });
                     }
                 }
             });
         }
     });
-    1
 }
 
 proptest! {
@@ -121,11 +136,11 @@ proptest! {
         let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
         let parts = divide(&planned.program, &batch);
         check_parts(&planned.program, &batch, &parts).expect("a right division");
-        let memory = |of: fn(&Shape) -> u64| shapes.iter().map(|shape| vec![0xEE; of(shape) as usize]).collect::<Vec<_>>();
+        let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
         let shared = Shared {
-            src: memory(|shape| shape.bytes),
-            dst: memory(|shape| shape.bytes),
-            rings: planned.program.rings.iter().map(|ring| vec![0; ring.bytes() as usize]).collect(),
+            src: memory(),
+            dst: memory(),
+            rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
             slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
             flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
         };
@@ -154,13 +169,8 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
         let batch = RankedBatch { ranks: 2, shapes: &shapes, ends: &[ends], owners: &[0, 1, 1, 1] };
         let parts = divide(&planned.program, &batch);
         let flags = parts.flags.iter().map(|_| AtomicU64::new(0)).collect();
-        let shared = Shared {
-            src: vec![vec![0; bytes as usize]],
-            dst: vec![vec![0; bytes as usize]],
-            rings: Vec::new(),
-            slot_bytes: Vec::new(),
-            flags,
-        };
+        let shared =
+            Shared { src: vec![Memory::new(bytes)], dst: vec![Memory::new(bytes)], rings: Vec::new(), slot_bytes: Vec::new(), flags };
         parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect::<Vec<_>>()
     };
     let away = EndRanks { src: 0, dst: 1 };
