@@ -305,8 +305,9 @@ typedef struct {
     mp_engine_t engine;
     /// The most paths that one transfer may use.
     uint32_t max_paths;
-    /// Whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in another
-    /// process's memory only where it has no other path: processes that plan alone meet in host memory.
+    /// Whether a copy between GPUs may pass through host memory. By default it may; in a plan with an end in another
+    /// process's memory, where processes that plan alone meet, only where it has no other path, and in executions at which
+    /// few others of the node have copies through host memory in flight.
     mp_switch_t host_path;
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     uint64_t chunk_bytes;

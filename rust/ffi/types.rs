@@ -223,8 +223,9 @@ pub struct mp_plan_options_t {
     pub engine: mp_engine_value,
     /// The most paths that one transfer may use.
     pub max_paths: u32,
-    /// Whether a copy between GPUs may pass through host memory. By default it may, but in a plan with an end in another
-    /// process's memory only where it has no other path: processes that plan alone meet in host memory.
+    /// Whether a copy between GPUs may pass through host memory. By default it may; in a plan with an end in another
+    /// process's memory, where processes that plan alone meet, only where it has no other path, and in executions at which
+    /// few others of the node have copies through host memory in flight.
     pub host_path: mp_switch_value,
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: u64,

@@ -2,7 +2,7 @@
 
 use mpgpu_core::model::HOST_RINGS;
 use mpgpu_core::model::simulate::{Executor, Rank, Scenario, steady};
-use mpgpu_core::plan::{Options, Shape, plan};
+use mpgpu_core::plan::{Options, Shape, Tuned, plan};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, preset};
 
@@ -71,6 +71,22 @@ fn ranks_that_plan_alone_lose_in_host_memory_what_two_and_four_h200_were_read_to
         errors.sort_by(f64::total_cmp);
         // Worst are four ranks with 64 MiB: the simulated ones are in step, and write at once and then read at once.
         assert!(errors[2] <= 0.08 && errors[4] <= 0.18, "{ranks} ranks: {errors:?}");
+    }
+}
+
+#[test]
+fn two_ranks_that_take_half_of_the_host_path_lose_nothing_against_keeping_off_it_and_one_gains_by_all_of_it() {
+    let half = Options { tuned: Some(Tuned { host_share: 500, ..Tuned::default() }), ..Options::default() };
+    let (off, all) = (Options { alone: true, ..Options::default() }, Options::default());
+    for name in ["beluga", "narval", "dgx1-v100", "summit", "hgx-h200"] {
+        let machine = Machine::new(preset(name).expect("a preset")).expect("well formed");
+        for mib in [16, 64, 256, 1024] {
+            let two = [put(0, 1, mib << 20), put(1, 0, mib << 20)].map(|shape| vec![shape]);
+            let gain = |ranks: &[Vec<Shape>], options: &Options| seconds(&machine, ranks, &off) / seconds(&machine, ranks, options);
+            let (of_two, of_one) = (gain(&two, &half), gain(&two[..1], &all));
+            println!("{name}, {mib} MiB: two by half {of_two:.3}, one by all {of_one:.3}, two by all {:.3}", gain(&two, &all));
+            assert!(of_two > 0.99 && of_one > 0.99);
+        }
     }
 }
 

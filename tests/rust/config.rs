@@ -57,6 +57,7 @@ fn every_variable_reaches_its_field() {
         check_peers: false,
         log: Some(LevelFilter::Debug),
         cache_dir: None,
+        traffic_folder: "/dev/shm".into(),
     };
     assert_eq!(all, expected);
 }

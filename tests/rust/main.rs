@@ -33,4 +33,5 @@ mod strangers;
 mod structure;
 mod threads;
 mod trace;
+mod traffic;
 mod tune;

@@ -20,8 +20,13 @@ impl Peer {
         Peer::of(Command::new(std::env::current_exe().expect("this program")))
     }
 
-    pub fn of(mut command: Command) -> Peer {
-        command.args(["--ignored", "--exact", "peer::child_obeys", "--nocapture", "--test-threads=1"]).env("SHARE_TEST_CHILD", "1");
+    pub fn of(command: Command) -> Peer {
+        Peer::running(command, "peer::child_obeys")
+    }
+
+    /// One that obeys what another test of this program says.
+    pub fn running(mut command: Command, obeys: &str) -> Peer {
+        command.args(["--ignored", "--exact", obeys, "--nocapture", "--test-threads=1"]).env("SHARE_TEST_CHILD", "1");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
         let orders = process.stdin.take().expect("a pipe");
         let answers = BufReader::new(process.stdout.take().expect("a pipe"));
@@ -224,10 +229,11 @@ pub fn mapped(file: &str) -> usize {
     mappings().iter().filter(|(_, _, inode)| inode == file).count()
 }
 
-/// Names of this library in /dev/shm.
+/// Names of this library in /dev/shm, but for the file in which contexts of all processes, those of other tests too, announce their copies.
 pub fn names() -> usize {
-    let ours = |name: &std::fs::DirEntry| name.file_name().to_string_lossy().contains("mpgpu");
-    std::fs::read_dir("/dev/shm").map_or(0, |names| names.flatten().filter(ours).count())
+    let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let ours = |name: &String| name.contains("mpgpu") && !name.contains("mpgpu-traffic");
+    std::fs::read_dir("/dev/shm").map_or(0, |names| names.flatten().map(name).filter(ours).count())
 }
 
 pub fn signal(counter: *mut u64, value: u64) -> mp_signal_t {

@@ -84,7 +84,7 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
         }
         (Reason::Option(why), _) => (*why).into(),
         (Reason::Alone, _) => "an end is in another process's memory, and processes that plan alone meet in host memory; \
-                               MPGPU_HOST_PATH=on, or host_path in the options, admits it"
+                               MPGPU_HOST_PATH=on, or host_path in the options, admits it always"
             .into(),
         (Reason::Pageable, _) => "pageable host memory is staged by the driver, in one piece; pinned memory can take several paths".into(),
         (Reason::FixedCost { seconds, without }, _) => {

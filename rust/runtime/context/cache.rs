@@ -100,11 +100,11 @@ impl Cache {
         plan
     }
 
-    /// The planner's result for this shape, if it is here.
-    pub fn get_shape(&self, shape: &ShapeRequest) -> Option<Arc<plan::Plan>> {
+    /// The planner's result for this shape, if it is here. Counted where it was requested, and is not a variant of what was.
+    pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
         let mut state = lock(&self.state);
         let planned = state.shapes.get(shape).cloned();
-        state.statistics.shape_hits += u64::from(planned.is_some());
+        state.statistics.shape_hits += u64::from(is_requested && planned.is_some());
         planned
     }
 

@@ -6,7 +6,7 @@
 use super::error::Error;
 use crate::backend::SignalWait;
 use crate::model::GRAIN;
-use crate::plan::{Engine, Options, Tuned};
+use crate::plan::{Engine, Options, Tuned, WEIGHTS};
 use crate::tune::Advice;
 use crate::units::parse_size;
 use log::LevelFilter;
@@ -73,6 +73,8 @@ pub struct Config {
     pub log: Option<LevelFilter>,
     /// Where probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` where neither is an absolute path.
     pub cache_dir: Option<PathBuf>,
+    /// Where the processes of the node tell each other what they have in flight.
+    pub traffic_folder: PathBuf,
 }
 
 impl Default for Config {
@@ -94,6 +96,7 @@ impl Default for Config {
             check_peers: true,
             log: None,
             cache_dir: None,
+            traffic_folder: "/dev/shm".into(),
         }
     }
 }
@@ -240,8 +243,8 @@ impl PlanOptions {
         self.resolve_tuned(config, None)
     }
 
-    /// The same for a plan with an end in another process's memory. Processes that plan alone would meet in host memory, so the host path
-    /// is used only where this call or the environment asks for it.
+    /// The same for a plan with an end in another process's memory. Processes that plan alone would meet in host memory, so the plan keeps off
+    /// it unless this call or the environment asks for it; executions may take [variants](super::Plan::host_use).
     pub fn planned_alone(&self, config: &Config, options: Options) -> Options {
         if self.host_path.or(config.host_path).is_some() {
             return options;
@@ -287,6 +290,12 @@ impl PlanOptions {
             ..advised
         })
     }
+}
+
+/// The same with half of what would go through host memory.
+pub fn halved(options: Options) -> Options {
+    let tuned = options.tuned.unwrap_or_default();
+    Options { tuned: Some(Tuned { host_share: (tuned.host_share / 2).max(*WEIGHTS.start()), ..tuned }), ..options }
 }
 
 /// As the XDG base directory specification has it: a path that is not absolute counts as none.

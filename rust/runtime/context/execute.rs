@@ -6,11 +6,14 @@ use super::error::Error;
 use super::lifetime::ContextState;
 use super::sharing::Import;
 use super::staging::Regions;
+use super::traffic::HostUse;
 use crate::backend::{BackendError, Completion, Endpoints, Execution, PlanState, Report, StreamHandle, no_completion};
 use crate::fault;
+use crate::ipc::traffic;
 use crate::model::timeline::Timeline;
 use crate::nvtx;
 use crate::plan;
+use crate::units::time;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +36,8 @@ pub struct Plan {
     alive_at: AtomicU64,
     /// Memory of other processes that it moves. Not kept: a plan in the cache must not keep a connection.
     imports: Box<[Weak<Import>]>,
+    /// Where others of the node have a say in what it takes through host memory.
+    variants: Option<Box<Variants>>,
     /// That of `planned`.
     executor: plan::Engine,
     /// That of the context.
@@ -43,6 +48,15 @@ pub struct Plan {
     /// The bound that it was planned for.
     staging_bytes: u64,
     allocations: Box<[UsedAllocation]>,
+}
+
+/// The same batch over more paths than a plan takes that was made alone, for executions at which others leave host memory to this context.
+pub(super) struct Variants {
+    /// With half of the bytes through host memory, where that pays.
+    pub half: Option<Plan>,
+    pub all: Plan,
+    /// The host domains that they copy through, a bit each.
+    pub domains: u64,
 }
 
 /// What [`Plan::trace`] saw.
@@ -94,9 +108,15 @@ impl Plan {
             staging_bytes,
             allocations: allocations.into(),
             imports,
+            variants: None,
             alive_at: AtomicU64::new(alive_at),
             state: PlanState::of(batch.iter().flat_map(|t| [t.dst_allocation, t.src_allocation])),
         })
+    }
+
+    /// The same plan, with `variants` to choose from at each execution.
+    pub(super) fn with_variants(self, variants: Option<Variants>) -> Plan {
+        Plan { variants: variants.map(Box::new), ..self }
     }
 
     /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
@@ -131,7 +151,24 @@ impl Plan {
     /// Makes what the first run in `stream` would otherwise make, so that it costs what later ones cost. Enqueues nothing and moves no byte.
     pub fn prepare(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.begin()?;
-        self.context.backend.prepare(&self.execution(stream, &[], Report::End)).map_err(|error| self.cause(error))
+        let variants = self.variants.iter().flat_map(|variants| variants.half.iter().chain([&variants.all]));
+        for plan in [self].into_iter().chain(variants) {
+            self.context.backend.prepare(&plan.execution(stream, &[], Report::End)).map_err(|error| self.cause(error))?;
+        }
+        Ok(())
+    }
+
+    /// The plan for one run: this one, or the variant for what others of the node have in flight. A run that is captured takes this one,
+    /// because nobody knows when its graph runs, and so does one that is timed, which is of the plan as described.
+    fn chosen(&self, stream: StreamHandle, report: Report) -> &Plan {
+        let Some(variants) = self.variants.as_deref().filter(|_| report != Report::Times) else { return self };
+        let nanoseconds = (self.planned.predicted * 1e9) as u64;
+        let chosen = match self.context.traffic.execute(traffic::now(), nanoseconds, variants.domains) {
+            HostUse::None => return self,
+            HostUse::Half => variants.half.as_ref().unwrap_or(self),
+            HostUse::All => &variants.all,
+        };
+        if self.context.backend.is_capturing(stream).unwrap_or(true) { self } else { chosen }
     }
 
     /// One run, as backends take it.
@@ -152,13 +189,15 @@ impl Plan {
     /// Hands one run to the backend: at once where the plan has no staging memory, else in its turn.
     fn submit(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         let _open = self.begin()?;
-        let submit = |after: &[Completion], report| self.context.backend.submit(&self.execution(stream, after, report));
-        let submitted = if self.regions.is_empty() {
+        let plan = self.chosen(stream, report);
+        plan.validate()?;
+        let submit = |after: &[Completion], report| self.context.backend.submit(&plan.execution(stream, after, report));
+        let submitted = if plan.regions.is_empty() {
             submit(&[], report)
         } else {
             // Executions that share staging memory come after each other, so each needs a completion.
             let report = if report == Report::Nothing { Report::End } else { report };
-            self.context.staging.in_turn(&self.regions, |after| submit(after, report)?.ok_or_else(no_completion)).map(Some)
+            self.context.staging.in_turn(&plan.regions, |after| submit(after, report)?.ok_or_else(no_completion)).map(Some)
         };
         let completion = submitted.map_err(|error| self.cause(error))?;
         self.count();
@@ -173,11 +212,15 @@ impl Plan {
         for import in self.imports.iter().filter_map(Weak::upgrade) {
             import.check()?;
         }
+        fault::point("execute");
+        Ok(open)
+    }
+
+    fn validate(&self) -> Result<(), Error> {
         if cfg!(debug_assertions) || self.verify >= Verify::Program {
             plan::validate(&self.planned.program, self.staging_bytes)?;
         }
-        fault::point("execute");
-        Ok(open)
+        Ok(())
     }
 
     fn count(&self) {
@@ -238,14 +281,38 @@ impl Plan {
         program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
     }
 
+    /// What the last execution of a plan of this context was allowed; `None` where this plan is what every execution takes.
+    pub fn host_use(&self) -> Option<HostUse> {
+        self.variants.as_ref().map(|_| self.context.traffic.allowed())
+    }
+
     /// The plan for people.
     pub fn describe(&self) -> String {
-        self.planned.describe(&self.context.machine_now())
+        let mut text = self.planned.describe(&self.context.machine_now());
+        if let Some(variants) = &self.variants {
+            let seconds = |plan: &Plan| time(plan.planned.predicted);
+            let half = variants.half.as_ref().map(|half| format!(", half of the host path while one does ({})", seconds(half)));
+            text += &format!(
+                "\nexecutions take all paths while no other context copies through this host memory (modelled: {}){}, and this plan otherwise \
+                 and in captures\n",
+                seconds(&variants.all),
+                half.unwrap_or_default()
+            );
+        }
+        text
     }
 
     /// The plan for programs.
     pub fn to_json(&self) -> serde_json::Value {
-        self.planned.to_json(&self.context.machine_now())
+        let mut json = self.planned.to_json(&self.context.machine_now());
+        if let Some(variants) = &self.variants {
+            let seconds = |plan: &Plan| plan.planned.predicted;
+            json["variants"] = serde_json::json!({
+                "modelled_seconds_all_paths": seconds(&variants.all),
+                "modelled_seconds_half_host_path": variants.half.as_ref().map(seconds),
+            });
+        }
+        json
     }
 
     /// Whether the context of this plan is open.

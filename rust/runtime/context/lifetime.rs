@@ -1,21 +1,22 @@
 //! A context: a machine, a backend, and everything that is kept between calls.
 
 use super::batch::{self, Batch, Located, Transfer};
-use super::cache::{Cache, CacheStatistics, Request};
-use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
+use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
+use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions, halved};
 use super::deferred::{Deferred, UsedBy};
 use super::error::Error;
-use super::execute::Plan;
+use super::execute::{Plan, Variants};
 use super::holdings::Holdings;
 use super::sharing::PeerMemory;
 use super::staging::Staging;
+use super::traffic::Traffic;
 use crate::backend::{
     Allocation, Backend, BackendError, EventHandle, Execution, GraphStatistics, HostFunction, SignalWait, StreamHandle, no_completion,
 };
 use crate::fault;
 use crate::ipc::{PATIENCE, fork};
 use crate::nvtx;
-use crate::plan::{self, Options, Program, Shape};
+use crate::plan::{self, Options, Program, Reason, Shape};
 use crate::sync::Mutex;
 use crate::topology::{DeviceId, Machine};
 use crate::tune::{self, Tuning};
@@ -80,6 +81,7 @@ pub(super) struct ContextState {
     pub holdings: Holdings,
     pub deferred: Deferred,
     pub sharing: PeerMemory,
+    pub traffic: Traffic,
     pub machine: Arc<Machine>,
     /// Replaces `machine` for new plans once pairs of GPUs were found to lose bytes: it has no routes between them.
     without: RwLock<Option<Arc<Machine>>>,
@@ -183,6 +185,7 @@ impl Context {
             holdings: Holdings::default(),
             deferred: Deferred::default(),
             sharing: PeerMemory::default(),
+            traffic: Traffic::default(),
             executions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             gate: RwLock::new(()),
@@ -228,7 +231,7 @@ impl Context {
                 None => options.resolve(config)?,
             };
             let alone = self.shared.sharing.has_process(batch.iter().filter(|t| t.shape.bytes > 0).flat_map(|t| [t.dst, t.src]));
-            Ok(if alone { options.planned_alone(config, resolved) } else { resolved })
+            Ok((if alone { options.planned_alone(config, resolved) } else { resolved }, resolved))
         })
     }
 
@@ -237,13 +240,14 @@ impl Context {
         // Checks the staging bound against the context's.
         let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
         staging.resolve(&self.shared.config)?;
-        self.plan_located(transfers, |_, _| Ok(*options))
+        self.plan_located(transfers, |_, _| Ok((*options, *options)))
     }
 
+    /// `options` returns those of the plan and, where it keeps off host memory because others may be there, those that it would have without.
     fn plan_located(
         &self,
         transfers: &[Transfer],
-        options: impl FnOnce(&Machine, &[Located]) -> Result<Options, Error>,
+        options: impl FnOnce(&Machine, &[Located]) -> Result<(Options, Options), Error>,
     ) -> Result<Arc<Plan>, Error> {
         let _range = nvtx::range(nvtx::Call::Plan, || transfers.iter().fold(0, |sum, t| sum.saturating_add(t.bytes)));
         let _open = self.shared.enter()?;
@@ -252,30 +256,56 @@ impl Context {
         // Filled in place: a look-up should not move half a kilobyte about.
         let mut request = Request { batch: Batch::new(), options: self.defaults };
         batch::locate(transfers, machine, &|address| self.shared.locate(address), &mut request.batch)?;
-        let options = options(machine, &request.batch)?;
+        let (options, undisturbed) = options(machine, &request.batch)?;
         request.options = options;
         if let Some(plan) = self.cache.get(&request) {
             return Ok(plan);
         }
         batch::check(&request.batch, backend)?;
-        let shape = request.shape();
-        let planned = match self.cache.get_shape(&shape) {
-            Some(planned) => planned,
-            None => {
-                fault::point("planner");
-                // Each turn but the last takes a pair away.
-                let planned = loop {
-                    let machine = self.shared.machine_now();
-                    let planned = plan::plan(&machine, &shape.batch, &options)?;
-                    if !self.shared.loses_bytes(&machine, &planned, &shape.batch) {
-                        break planned;
-                    }
-                };
-                self.cache.insert_shape(shape, Arc::new(planned))
+        let planned = self.planned(request.shape(), true)?;
+        let variants = self.variants(&request, &planned, undisturbed, alive_at).unwrap_or_else(|error| {
+            log::debug!("a plan keeps off host memory: {error}");
+            None
+        });
+        let plan = Plan::new(&self.shared, planned, &request.batch, options.staging_bytes, alive_at)?.with_variants(variants);
+        Ok(self.cache.insert(request, Arc::new(plan)))
+    }
+
+    /// The planner's result, from the cache where it is there.
+    fn planned(&self, shape: ShapeRequest, is_requested: bool) -> Result<Arc<plan::Plan>, Error> {
+        if let Some(planned) = self.cache.get_shape(&shape, is_requested) {
+            return Ok(planned);
+        }
+        fault::point("planner");
+        // Each turn but the last takes a pair away.
+        let planned = loop {
+            let machine = self.shared.machine_now();
+            let planned = plan::plan(&machine, &shape.batch, &shape.options)?;
+            if !self.shared.loses_bytes(&machine, &planned, &shape.batch) {
+                break planned;
             }
         };
-        let plan = Plan::new(&self.shared, planned, &request.batch, options.staging_bytes, alive_at)?;
-        Ok(self.cache.insert(request, Arc::new(plan)))
+        Ok(self.cache.insert_shape(shape, Arc::new(planned)))
+    }
+
+    /// What executions of a plan that was made alone may take in its place, if host memory makes it faster.
+    fn variants(&self, request: &Request, base: &plan::Plan, all: Options, alive_at: u64) -> Result<Option<Variants>, Error> {
+        let is_kept_off = base.transfers.iter().any(|transfer| transfer.rejected.iter().any(|path| path.reason == Reason::Alone));
+        if !is_kept_off {
+            return Ok(None);
+        }
+        let variant = |options: Options| {
+            let planned = self.planned(ShapeRequest { options, ..request.shape() }, false)?;
+            let hosts = planned.program.rings.iter().map(|ring| ring.device).filter(|device| device.is_host());
+            let domains = hosts.fold(0_u64, |domains, host| domains | 1 << (!host.0 % 64));
+            Ok::<_, Error>((domains != 0 && planned.predicted < base.predicted).then_some((planned, domains)))
+        };
+        let Some((planned, domains)) = variant(all)?.filter(|_| self.shared.traffic.join(&self.shared.config.traffic_folder)) else {
+            return Ok(None);
+        };
+        let bound = |planned| Plan::new(&self.shared, planned, &request.batch, all.staging_bytes, alive_at);
+        let half = variant(halved(all))?.map(|(planned, _)| bound(planned)).transpose()?;
+        Ok(Some(Variants { half, all: bound(planned)?, domains }))
     }
 
     /// Allocates memory of `device`. The context owns it until [`free`](Context::free).
@@ -459,6 +489,7 @@ impl Context {
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);
         let staging = self.shared.staging.release(backend);
+        self.shared.traffic.leave();
         let (left, held) = self.shared.holdings.release(backend);
         if left.allocations > 0 {
             log::warn!(

@@ -13,6 +13,7 @@
 //! | `signals` | counters that streams and threads wait for |
 //! | [`node`] | ranks of a node that plan together |
 //! | `deferred` | memory that was freed in stream order |
+//! | [`traffic`] | what an execution takes through host memory, by what others of the node have in flight |
 //! | `sharing` | memory exported to other processes, and memory of theirs |
 //!
 //! Backends are known by their trait; the one exception is `open`, which picks one by name. The planner is known by its
@@ -35,6 +36,7 @@ mod score;
 mod sharing;
 mod signals;
 pub mod staging;
+pub mod traffic;
 
 pub use batch::{End, Transfer};
 pub use cache::CacheStatistics;

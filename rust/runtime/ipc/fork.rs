@@ -80,6 +80,11 @@ impl Socket {
         open.insert(descriptor.as_raw_fd());
         Ok(Socket { descriptor: ManuallyDrop::new(descriptor), generation })
     }
+
+    /// Whether it is open in this process, and not only in one from which this one was forked.
+    pub fn is_here(&self) -> bool {
+        self.generation == generation()
+    }
 }
 
 impl AsFd for Socket {
@@ -91,7 +96,7 @@ impl AsFd for Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         // A child has closed it, and another file may have its number.
-        if self.generation == generation() {
+        if self.is_here() {
             let mut open = sockets();
             open.remove(&self.descriptor.as_raw_fd());
             // SAFETY: it is not used any more.

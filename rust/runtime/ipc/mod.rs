@@ -16,6 +16,7 @@
 //! | `service` | the exporter's side: one thread for a process, from the first export to the end of the last context that exported |
 //! | `peer` | the importer's side |
 //! | [`signal`] | counters in shared memory |
+//! | [`traffic`] | what contexts of the node have in flight through host memory |
 //! | `fork` | what a child of `fork` inherits and leaves alone |
 //!
 //! The backend defines what an allocation is and how it is mapped ([`Backend::map`](crate::backend::Backend::map)).
@@ -30,6 +31,7 @@ mod process;
 pub mod segment;
 mod service;
 pub mod signal;
+pub mod traffic;
 
 pub use crate::backend::{PAYLOAD_BYTES, Shared};
 pub use error::IpcError;
@@ -38,6 +40,7 @@ pub use packet::Departure;
 pub use peer::{BoardSlot, PATIENCE, Peer};
 pub use process::ProcessIdentity;
 pub use service::{Export, OnLeave, Service};
+pub use traffic::TrafficPage;
 
 /// The allocation that a handle is about, among all of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
