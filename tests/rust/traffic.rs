@@ -438,6 +438,7 @@ impl Backend for Watched {
     delegate! {
         fn name() -> &'static str;
         fn allocate(device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
+        fn allocate_shared(device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
         fn free(address: u64) -> Result<(), BackendError>;
         fn locate(address: u64) -> Result<Option<Allocation>, BackendError>;
         fn allocated_bytes(device: DeviceId) -> u64;

@@ -9,7 +9,7 @@ use super::execute::{Plan, Variants};
 use super::holdings::Holdings;
 use super::sharing::PeerMemory;
 use super::staging::Staging;
-use super::traffic::Traffic;
+use super::traffic::{Traffic, host_domains};
 use crate::backend::{
     Allocation, Backend, BackendError, EventHandle, Execution, GraphStatistics, HostFunction, SignalWait, StreamHandle, no_completion,
 };
@@ -296,8 +296,7 @@ impl Context {
         }
         let variant = |options: Options| {
             let planned = self.planned(ShapeRequest { options, ..request.shape() }, false)?;
-            let hosts = planned.program.rings.iter().map(|ring| ring.device).filter(|device| device.is_host());
-            let domains = hosts.fold(0_u64, |domains, host| domains | 1 << (!host.0 % 64));
+            let domains = host_domains(&planned.program);
             Ok::<_, Error>((domains != 0 && planned.predicted < base.predicted).then_some((planned, domains)))
         };
         let Some((planned, domains)) = variant(all)?.filter(|_| self.shared.traffic.join(&self.shared.config.traffic_folder)) else {

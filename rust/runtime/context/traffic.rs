@@ -5,6 +5,7 @@
 
 use crate::ipc::TrafficPage;
 use crate::ipc::traffic::FURTHEST;
+use crate::plan::Program;
 use crate::sync::{Mutex, lock};
 use rustix::io::Result;
 use std::path::Path;
@@ -34,6 +35,12 @@ pub enum HostUse {
     Half,
     /// All, as if nobody else were there.
     All,
+}
+
+/// The host domains in which a program stages bytes, a bit each.
+pub(super) fn host_domains(program: &Program) -> u64 {
+    let hosts = program.rings.iter().map(|ring| ring.device).filter(|device| device.is_host());
+    hosts.fold(0, |domains, host| domains | 1 << (!host.0 % 64))
 }
 
 /// What is allowed by the others that were seen: few of them at every look for [`WATCHED`] allow more, and more of them less at once.

@@ -5,11 +5,12 @@ use super::super::config::{PlanOptions, Verify};
 use super::super::error::Error;
 use super::super::lifetime::ContextState;
 use super::super::sharing::Import;
+use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::part::{Addresses, BoundPart};
 use super::progress::Progress;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
-use crate::ipc::{Handle, OnLeave};
+use crate::ipc::{Handle, OnLeave, traffic};
 use crate::nvtx;
 use crate::plan::{self, Options, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
@@ -144,6 +145,8 @@ pub struct NodePlan {
     together: Together,
     /// Bytes that this rank sends or receives in a step.
     bytes: u64,
+    /// Host domains through which bytes pass, where others of the node can be told.
+    domains: u64,
     part: Mutex<BoundPart>,
     held: Mutex<Held>,
     /// Memory that an execution uses and that may be gone.
@@ -212,7 +215,9 @@ impl NodeGroup {
             Ok((part, used)) => {
                 let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
                 let (part, held) = (Mutex::new(part), Mutex::new(held));
-                Ok(NodePlan { node, together, bytes, part, held, used, progress, is_broken: AtomicBool::new(false) })
+                let (domains, shared) = (host_domains(&together.plan.program), &node.context.shared);
+                let domains = if domains != 0 && shared.traffic.join(&shared.config.traffic_folder) { domains } else { 0 };
+                Ok(NodePlan { node, together, bytes, domains, part, held, used, progress, is_broken: AtomicBool::new(false) })
             }
             Err(error) => {
                 self.give_back(&mut held);
@@ -564,6 +569,10 @@ impl NodePlan {
         let mut part = lock(&self.part);
         let is_captured = backend.is_capturing(stream)?;
         self.progress.begin(is_captured)?;
+        if self.domains != 0 && !is_captured {
+            // The share of a node plan is settled; those that plan alone give way to it.
+            shared.traffic.execute(traffic::now(), (self.together.plan.predicted * 1e9) as u64, self.domains);
+        }
         if let Err(error) = part.enqueue(stream, is_captured, backend) {
             self.progress.take_back(is_captured);
             self.is_broken.store(true, Ordering::Release);
