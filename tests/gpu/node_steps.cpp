@@ -103,34 +103,32 @@ void load(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
     mpgpu::buffer<std::byte> there(ctx, gpu, asks ? bytes : 0);
     const std::array<mpgpu::window, 2> windows{mpgpu::make_window(host), mpgpu::make_window(there)};
     const mpgpu::node_transfer transfer{{0, to_gpu ? 1U : 0U, 0}, {0, to_gpu ? 0U : 1U, 0}, bytes};
-    const mpgpu::plan joint = asks ? node.plan(windows, {transfer}) : node.plan(windows, {});
+    // Of a rank that does not ask they move nothing.
+    const auto copy = [&](mpgpu::buffer<std::byte> &to, mpgpu::buffer<std::byte> &from, std::uint32_t most_paths) {
+        mpgpu::plan_options how;
+        how.max_paths = most_paths;
+        return mpgpu::plan(
+            ctx, asks ? std::vector<mpgpu::transfer>{mpgpu::make_transfer(to, from)} : std::vector<mpgpu::transfer>{},
+            how);
+    };
+    mpgpu::buffer<std::byte> &from = to_gpu ? host : there;
+    mpgpu::buffer<std::byte> &to = to_gpu ? there : host;
+    const mpgpu::plan fill = copy(from, check, 0);
+    const mpgpu::plan look = copy(check, to, 0);
     struct form {
         const char *name;
-        mpgpu::plan own; ///< of a rank by itself; none for the node plan
+        mpgpu::plan step;
     };
     std::vector<form> forms;
-    const auto plain = [&](const mpgpu::plan_options &how) {
-        const mpgpu::transfer copy = to_gpu ? mpgpu::make_transfer(there, host) : mpgpu::make_transfer(host, there);
-        return asks ? mpgpu::plan(ctx, {copy}, how) : mpgpu::plan();
-    };
-    mpgpu::plan_options one_path;
-    one_path.max_paths = 1;
-    forms.push_back({"plain copy", plain(one_path)});
-    forms.push_back({"all ranks", {}});
+    forms.push_back({"plain copy", copy(to, from, 1)});
+    forms.push_back({"all ranks", asks ? node.plan(windows, {transfer}) : node.plan(windows, {})});
     if (sees_all) {
-        forms.push_back({"one process", plain({})});
+        forms.push_back({"one process", copy(to, from, 0)});
     }
-    const mpgpu::plan fill = asks ? (to_gpu ? mpgpu::plan(ctx, {mpgpu::make_transfer(host, check)})
-                                            : mpgpu::plan(ctx, {mpgpu::make_transfer(there, check)}))
-                                  : mpgpu::plan();
-    const mpgpu::plan look = asks ? (to_gpu ? mpgpu::plan(ctx, {mpgpu::make_transfer(check, there)})
-                                            : mpgpu::plan(ctx, {mpgpu::make_transfer(check, host)}))
-                                  : mpgpu::plan();
     const mpgpu::stream stream(ctx, gpu);
     std::vector<std::vector<double>> seconds(forms.size());
     for (std::size_t round = 0; round <= rounds; ++round) {
         for (std::size_t f = 0; f < forms.size(); ++f) {
-            const bool is_joint = f == 1;
             if (asks && round == 0) {
                 for (std::size_t i = 0; i < bytes; ++i) {
                     check.data()[i] = pattern(i, f);
@@ -139,11 +137,7 @@ void load(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
                 stream.synchronize();
             }
             const double elapsed = timed([&] {
-                if (is_joint) {
-                    joint.enqueue(stream);
-                } else if (asks) {
-                    forms[f].own.enqueue(stream);
-                }
+                forms[f].step.enqueue(stream);
                 stream.synchronize();
             });
             if (round > 0) {
@@ -162,7 +156,7 @@ void load(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
         for (std::size_t f = 0; f < forms.size(); ++f) {
             std::printf(" %s %s;", forms[f].name, text(seconds[f]).c_str());
         }
-        std::printf("\n%s", joint.describe().c_str());
+        std::printf("\n%s", forms[1].step.describe().c_str());
         std::fflush(stdout);
     }
 }
