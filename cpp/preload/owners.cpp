@@ -36,7 +36,7 @@ struct entry {
 
 struct table {
     std::uint64_t version;
-    /// Where the next entry goes when no place is free.
+    /// Where a place is looked for when none is free.
     std::uint64_t next;
     std::array<entry, 4096> entries;
 };
@@ -138,20 +138,23 @@ bool same(const ipc_handle &one, const ipc_handle &other) {
     return one.bytes == other.bytes;
 }
 
-/// Where an entry for this handle goes: in its place, in that of a process that has ended, or else by turns.
+/// Where an entry for this handle goes.
 entry &place_for(table &all, const ipc_handle &handle, std::uint64_t name_space) {
     for (entry &known : all.entries) {
         if (known.maker.number == 0 || same(known.handle, handle)) {
             return known;
         }
     }
-    for (entry &known : all.entries) {
-        // Of another namespace nobody here can tell.
-        if (known.maker.name_space == name_space && !runs(known.maker, name_space)) {
-            return known;
+    // The table is full: one of the next few whose process has ended, or else the next. Of another namespace nobody here can tell.
+    constexpr int looked_at = 64;
+    entry *place = nullptr;
+    for (int i = 0; i < looked_at; ++i) {
+        place = &all.entries.at(all.next++ % all.entries.size());
+        if (place->maker.name_space == name_space && !runs(place->maker, name_space)) {
+            break;
         }
     }
-    return all.entries.at(all.next++ % all.entries.size());
+    return *place;
 }
 
 } // namespace

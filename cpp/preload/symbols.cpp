@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <dlfcn.h>
+#include <initializer_list>
 
 #if defined(__has_cpp_attribute) && __has_cpp_attribute(clang::musttail)
 #define MPGPU_MUST_TAIL [[clang::musttail]]
@@ -13,7 +14,7 @@
 namespace mpgpu_preload {
 namespace {
 
-using dlsym_t = void *(*)(void *, const char *);
+using dlsym_t = void *(*)(void *, const char *) noexcept;
 
 constexpr auto symbols = static_cast<std::size_t>(symbol::count);
 
@@ -93,13 +94,13 @@ void *replaced(void *found) {
 using namespace mpgpu_preload;
 
 /// What the library's own look-ups are linked to (`--wrap=dlsym`): they find the driver itself.
-extern "C" void *__wrap_dlsym(void *handle, const char *name) { // NOLINT(bugprone-reserved-identifier)
+extern "C" void *__wrap_dlsym(void *handle, const char *name) noexcept { // NOLINT(bugprone-reserved-identifier)
     MPGPU_MUST_TAIL return libc_dlsym()(handle, name);
 }
 
 /// Looks in the driver alone are answered here. All others go on by a jump, so that the next function sees who has
 /// called: the answer to RTLD_NEXT depends on that, and another interposer would find itself.
-extern "C" void *dlsym(void *handle, const char *name) noexcept {
+extern "C" __attribute__((visibility("default"))) void *dlsym(void *handle, const char *name) noexcept {
     if (handle != RTLD_DEFAULT && handle != RTLD_NEXT && std::strncmp(name, "cu", 2) == 0) {
         return replaced(next_dlsym()(handle, name));
     }
