@@ -238,7 +238,7 @@ std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
 
 void move(const one_copy &what) {
     // As a link would, so that work which does not wait for it comes too early.
-    std::this_thread::sleep_for(std::chrono::microseconds(500 + what.bytes / 4096));
+    std::this_thread::sleep_for(std::chrono::microseconds(500 + what.bytes / 16384));
     std::memmove(at(what.dst), at(what.src), what.bytes);
 }
 
