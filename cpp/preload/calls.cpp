@@ -4,6 +4,7 @@
 #include "driver.hpp"
 #include "opened.hpp"
 #include "owners.hpp"
+#include "peers.hpp"
 #include "settings.hpp"
 
 using namespace mpgpu_preload;
@@ -96,6 +97,19 @@ MPGPU_COPY(cuMemcpyDtoHAsync_v2_ptsz, per_thread, void *, device_pointer)
     }
 MPGPU_PEER_COPY(cuMemcpyPeerAsync, legacy)
 MPGPU_PEER_COPY(cuMemcpyPeerAsync_ptsz, per_thread)
+
+MPGPU_EXPORTED cuCtxEnablePeerAccess(context peer, unsigned flags) noexcept {
+    return enabled_access(peer, call(symbol::cuCtxEnablePeerAccess, peer, flags));
+}
+
+// Plans go on to need the access, so it stays where mpgpu is at work.
+MPGPU_EXPORTED cuCtxDisablePeerAccess(context peer) noexcept {
+    const bool was_enabled = disabled_access(peer);
+    if (!is_in_use()) {
+        return call(symbol::cuCtxDisablePeerAccess, peer);
+    }
+    return was_enabled ? success : peer_access_not_enabled;
+}
 
 MPGPU_EXPORTED cuIpcGetMemHandle(ipc_handle *handle, device_pointer pointer) noexcept {
     const result code = call(symbol::cuIpcGetMemHandle, handle, pointer);

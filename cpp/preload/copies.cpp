@@ -380,6 +380,10 @@ memory find_memory(device_pointer address) noexcept {
     return code == success ? found : memory{};
 }
 
+bool is_in_use() noexcept {
+    return state.load(std::memory_order_acquire) == stage::ready;
+}
+
 bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept {
     if (is_inside) {
         return false;

@@ -9,6 +9,9 @@ namespace mpgpu_preload {
 /// still at work, and the copy is for the driver. Counts the copy either way.
 bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept;
 
+/// Whether mpgpu has begun to use the program's GPUs.
+bool is_in_use() noexcept;
+
 /// What the driver knows of an address.
 struct memory {
     context owner = nullptr;

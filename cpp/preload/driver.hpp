@@ -21,6 +21,8 @@
     X(cuMemcpyDtoHAsync_v2_ptsz)                                                                                       \
     X(cuMemcpyPeerAsync)                                                                                               \
     X(cuMemcpyPeerAsync_ptsz)                                                                                          \
+    X(cuCtxEnablePeerAccess)                                                                                           \
+    X(cuCtxDisablePeerAccess)                                                                                          \
     X(cuIpcGetMemHandle)                                                                                               \
     X(cuIpcOpenMemHandle)                                                                                              \
     X(cuIpcOpenMemHandle_v2)                                                                                           \
@@ -44,6 +46,8 @@ namespace mpgpu_preload {
 using result = int;
 constexpr result success = 0;
 constexpr result not_found = 500;
+constexpr result peer_access_already_enabled = 704;
+constexpr result peer_access_not_enabled = 705;
 
 using device_pointer = std::uint64_t; // CUdeviceptr
 using context = void *;               // CUcontext

@@ -145,7 +145,8 @@ entry &place_for(table &all, const ipc_handle &handle, std::uint64_t name_space)
             return known;
         }
     }
-    // The table is full: one of the next few whose process has ended, or else the next. Of another namespace nobody here can tell.
+    // The table is full: one of the next few whose process has ended, or else the next. Of another namespace nobody
+    // here can tell.
     constexpr int looked_at = 64;
     entry *place = nullptr;
     for (int i = 0; i < looked_at; ++i) {

@@ -40,6 +40,7 @@ dlsym_t libc_dlsym() {
             }
         }
         of_libc.store(found, std::memory_order_relaxed);
+        dlerror(); // As in `look_up`.
     }
     return found;
 }
@@ -57,12 +58,10 @@ dlsym_t next_dlsym() {
 /// Looks all functions up, once the driver is loaded. Never loads it: that is for the program to do.
 void look_up() {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (driver == nullptr) {
-        return;
-    }
-    for (std::size_t i = 0; i < symbols; ++i) {
+    for (std::size_t i = 0; driver != nullptr && i < symbols; ++i) {
         originals[i].store(libc_dlsym()(driver, names[i]), std::memory_order_release);
     }
+    dlerror(); // What is not there is no error of the program's.
 }
 
 } // namespace

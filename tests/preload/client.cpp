@@ -73,12 +73,15 @@ void find_driver(const std::string &way) {
     CLIENT_FUNCTIONS(FUNCTION)
 #undef FUNCTION
 #else
+    void *libc = dlopen("libc.so.6", RTLD_NOW);
+    dlerror();
+    check(dlsym(libc, "cuserid") != nullptr && dlerror() == nullptr, "what is found is no error, without a driver too");
     library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     check(library != nullptr, "libcuda.so.1 is there");
     void *(*find)(const char *) = way == "address" ? by_address : by_dlsym;
 #define FUNCTION(name, ...)                                                                                            \
     cu.name = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(find(#name));                                                \
-    check(cu.name != nullptr, "the driver has it", #name);
+    check(cu.name != nullptr && dlerror() == nullptr, "the driver has it", #name);
     CLIENT_FUNCTIONS(FUNCTION)
 #undef FUNCTION
 #endif
@@ -355,6 +358,22 @@ void failing() {
     }
 }
 
+/// What the program enables and disables, and what it is told.
+void peers() {
+    const form by = all_forms()[0];
+    const auto enable = [](CUdevice peer) { return cu.cuCtxEnablePeerAccess(primary(peer), 0); };
+    const auto disable = [](CUdevice peer) { return cu.cuCtxDisablePeerAccess(primary(peer)); };
+    check(disable(2) == 705 && enable(2) == 0 && enable(2) == 704 && disable(2) == 0 && disable(2) == 705 &&
+              enable(3) == 0,
+          "the driver's answers before mpgpu is at work");
+    const CUstream stream = new_stream();
+    warm_up(by, stream);
+    check(disable(1) == 705 && enable(1) == 0 && enable(1) == 704 && enable(3) == 704,
+          "what mpgpu has enabled, the program has not");
+    check(disable(1) == 0 && disable(1) == 705 && disable(3) == 0, "what the program has enabled it disables");
+    check_order(by, stream, 4);
+}
+
 template <class Work> int in_child(Work work) {
     const pid_t child = fork();
     if (child == 0) {
@@ -508,8 +527,8 @@ int main(int count, char **arguments) {
     } else {
         find_driver(way);
         const std::vector<std::pair<const char *, void (*)()>> cases = {
-            {"copies", copies}, {"left_alone", left_alone}, {"failing", failing},
-            {"ends", ends},     {"threads", threads},       {"exporter", exporter},
+            {"copies", copies},   {"left_alone", left_alone}, {"failing", failing}, {"ends", ends},
+            {"threads", threads}, {"exporter", exporter},     {"peers", peers},
         };
         for (const auto &[known, run] : cases) {
             if (name == known) {

@@ -29,6 +29,8 @@ extern "C" {
     X(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)                                                                 \
     X(cuCtxCreate_v2, CUcontext *, unsigned, CUdevice)                                                                 \
     X(cuCtxSetCurrent, CUcontext)                                                                                      \
+    X(cuCtxEnablePeerAccess, CUcontext, unsigned)                                                                      \
+    X(cuCtxDisablePeerAccess, CUcontext)                                                                               \
     X(cuMemAlloc_v2, CUdeviceptr *, std::size_t)                                                                       \
     X(cuMemAllocManaged, CUdeviceptr *, std::size_t, unsigned)                                                         \
     X(cuMemAllocAsync, CUdeviceptr *, std::size_t, CUstream)                                                           \

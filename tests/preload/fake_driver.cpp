@@ -61,6 +61,7 @@ constexpr CUresult invalid_value = 1;
 constexpr CUresult invalid_device = 101;
 constexpr CUresult invalid_context = 201;
 constexpr CUresult peer_access_already_enabled = 704;
+constexpr CUresult peer_access_not_enabled = 705;
 constexpr CUresult invalid_handle = 400;
 constexpr CUresult symbol_not_found = 500;
 constexpr CUresult not_ready = 600;
@@ -424,6 +425,10 @@ FAKE(cuCtxGetDevice, (CUdevice * device), {
 FAKE(cuCtxEnablePeerAccess, (CUcontext peer, unsigned), {
     const std::lock_guard guard(all().lock);
     return all().peers.insert({current(), peer}).second ? success : peer_access_already_enabled;
+})
+FAKE(cuCtxDisablePeerAccess, (CUcontext peer), {
+    const std::lock_guard guard(all().lock);
+    return all().peers.erase({current(), peer}) != 0 ? success : peer_access_not_enabled;
 })
 FAKE(cuCtxSynchronize, (), {
     std::vector<fake_stream *> streams;
