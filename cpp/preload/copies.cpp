@@ -35,7 +35,9 @@ class inside {
     inside() { is_inside = true; }
     ~inside() { is_inside = false; }
     inside(const inside &) = delete;
+    inside(inside &&) = delete;
     inside &operator=(const inside &) = delete;
+    inside &operator=(inside &&) = delete;
 };
 
 // --- what is known of the program
@@ -97,7 +99,7 @@ constexpr std::size_t size_classes = std::size_t{8} * 64;
 std::array<std::atomic<gain>, std::size_t{most_gpus + 1} * (most_gpus + 1) * size_classes> gains;
 
 std::size_t class_of(std::size_t bytes) {
-    const auto top = static_cast<unsigned>(63 - __builtin_clzll(bytes | 8));
+    const auto top = static_cast<std::size_t>(63 - __builtin_clzll(bytes | 8));
     return 8 * top + ((bytes >> (top - 3)) & 7);
 }
 
@@ -128,12 +130,14 @@ class plan {
         }
     }
     plan(const plan &) = delete;
+    plan(plan &&) = delete;
     plan &operator=(const plan &) = delete;
+    plan &operator=(plan &&) = delete;
 
-    bool is_there() const { return handle_ != nullptr; }
+    [[nodiscard]] bool is_there() const { return handle_ != nullptr; }
     /// A plan of one path is the plain copy.
-    bool gains() const { return is_there() && info_.paths > 1; }
-    double saved_seconds() const { return info_.direct_seconds - info_.predicted_seconds; }
+    [[nodiscard]] bool gains() const { return is_there() && info_.paths > 1; }
+    [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.predicted_seconds; }
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
     }
@@ -388,7 +392,7 @@ bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) 
     if (is_inside) {
         return false;
     }
-    outcome what = outcome::unasked;
+    outcome what = outcome::no_context;
     double saved = 0;
     const stage now = state.load(std::memory_order_acquire);
     if (bytes < asked().min_bytes) {

@@ -79,8 +79,20 @@ void *hook(symbol name);
 /// in its place. Names would not do: `cuGetProcAddress` gives versions and forms (`_v2`, `_ptsz`) by numbers and flags.
 void *replaced(void *found);
 
+constexpr auto symbols = static_cast<std::size_t>(symbol::count);
+
+/// The driver's own functions, as far as they were looked up. Here, so that a call that passes costs two loads and a
+/// jump.
+extern std::array<std::atomic<void *>, symbols> originals;
+
+/// Looks the driver's own function up.
+void *look_up(symbol name);
+
 /// The driver's own function of that name; null before the driver is loaded, and for one that it lacks.
-void *original(symbol name);
+inline void *original(symbol name) {
+    void *found = originals[static_cast<std::size_t>(name)].load(std::memory_order_acquire);
+    return found != nullptr ? found : look_up(name);
+}
 
 /// The same as a function.
 template <class Result, class... Arguments> auto original_as(symbol name) {

@@ -115,12 +115,14 @@ class locked_table {
         }
     }
     locked_table(const locked_table &) = delete;
+    locked_table(locked_table &&) = delete;
     locked_table &operator=(const locked_table &) = delete;
+    locked_table &operator=(locked_table &&) = delete;
 
     table *get() { return table_ != nullptr && table_->version == version ? table_ : nullptr; }
 
   private:
-    bool lock() const {
+    [[nodiscard]] bool lock() const {
         for (int tries = 0; tries < 10000; ++tries) {
             if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
                 return true;

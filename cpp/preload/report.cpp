@@ -32,7 +32,7 @@ constexpr std::array<const char *, outcomes> texts = {
     "memory of another process",
     "memory of another process, not known whose",
     "a context that is not primary",
-    "off, or no context of mpgpu's",
+    "mpgpu has no context",
     "refused by mpgpu",
 };
 

@@ -20,7 +20,7 @@ enum class outcome : std::size_t {
     opened,
     opened_unknown,
     other_context,
-    unasked,
+    no_context,
     refused,
     count
 };

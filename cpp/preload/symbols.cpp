@@ -12,11 +12,14 @@
 #endif
 
 namespace mpgpu_preload {
+
+// No constructor runs for this, nor for what follows: other libraries' constructors may call dlsym before any of this
+// library's does.
+std::array<std::atomic<void *>, symbols> originals;
+
 namespace {
 
 using dlsym_t = void *(*)(void *, const char *) noexcept;
-
-constexpr auto symbols = static_cast<std::size_t>(symbol::count);
 
 constexpr std::array<const char *, symbols> names = {
 #define MPGPU_NAME(name) #name,
@@ -24,8 +27,6 @@ constexpr std::array<const char *, symbols> names = {
 #undef MPGPU_NAME
 };
 
-// No constructor runs for these: other libraries' constructors may call dlsym before any of this library's does.
-std::array<std::atomic<void *>, symbols> originals;
 std::atomic<dlsym_t> of_libc;
 std::atomic<dlsym_t> of_next;
 
@@ -55,25 +56,16 @@ dlsym_t next_dlsym() {
     return found;
 }
 
-/// Looks all functions up, once the driver is loaded. Never loads it: that is for the program to do.
-void look_up() {
+} // namespace
+
+void *look_up(symbol name) {
+    // All at once. The driver is never loaded here: that is for the program to do.
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     for (std::size_t i = 0; driver != nullptr && i < symbols; ++i) {
         originals[i].store(libc_dlsym()(driver, names[i]), std::memory_order_release);
     }
     dlerror(); // What is not there is no error of the program's.
-}
-
-} // namespace
-
-void *original(symbol name) {
-    auto &slot = originals[static_cast<std::size_t>(name)];
-    void *found = slot.load(std::memory_order_acquire);
-    if (found == nullptr) {
-        look_up();
-        found = slot.load(std::memory_order_acquire);
-    }
-    return found;
+    return originals[static_cast<std::size_t>(name)].load(std::memory_order_acquire);
 }
 
 void *replaced(void *found) {
@@ -93,7 +85,8 @@ void *replaced(void *found) {
 using namespace mpgpu_preload;
 
 /// What the library's own look-ups are linked to (`--wrap=dlsym`): they find the driver itself.
-extern "C" void *__wrap_dlsym(void *handle, const char *name) noexcept { // NOLINT(bugprone-reserved-identifier)
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): the linker's name
+extern "C" void *__wrap_dlsym(void *handle, const char *name) noexcept {
     MPGPU_MUST_TAIL return libc_dlsym()(handle, name);
 }
 

@@ -113,8 +113,8 @@ CUdeviceptr number_of(const void *address) {
 }
 // The fake GPU's memory is the host's.
 char *bytes_at(CUdeviceptr address) {
-    return reinterpret_cast<char *>(address);
-} // NOLINT(performance-no-int-to-ptr)
+    return reinterpret_cast<char *>(address); // NOLINT(performance-no-int-to-ptr)
+}
 
 CUdeviceptr pinned(std::size_t bytes = large) {
     void *address = nullptr;
@@ -335,7 +335,7 @@ void left_alone() {
 /// Every call that the driver gets for a taken copy fails once.
 void failing() {
     const std::vector<form> forms = all_forms();
-    for (const std::size_t kind : {0, 4, 6}) {
+    for (const std::size_t kind : {std::size_t{0}, std::size_t{4}, std::size_t{6}}) {
         const form &by = forms.at(kind);
         const CUstream stream = new_stream();
         warm_up(by, stream);
@@ -426,6 +426,20 @@ void forks(const std::string &way) {
 void ends() {
     const form by = all_forms()[0];
     check(passes(by, large, new_stream()), "the first copy passes");
+}
+
+/// Nothing is taken, now and later.
+void off() {
+    const std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    for (const form &by : forms) {
+        for (unsigned round = 0; round < 20; ++round) {
+            fill(by.src, large, round);
+            check(passes(by, large, stream), "a copy passes", by.name);
+            synchronize(stream);
+            check(equal(by.dst, by.src, large), "its bytes arrive", by.name);
+        }
+    }
 }
 
 void threads() {
@@ -528,7 +542,7 @@ int main(int count, char **arguments) {
         find_driver(way);
         const std::vector<std::pair<const char *, void (*)()>> cases = {
             {"copies", copies},   {"left_alone", left_alone}, {"failing", failing}, {"ends", ends},
-            {"threads", threads}, {"exporter", exporter},     {"peers", peers},
+            {"threads", threads}, {"exporter", exporter},     {"peers", peers},     {"off", off},
         };
         for (const auto &[known, run] : cases) {
             if (name == known) {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+// NOLINTBEGIN(readability-identifier-naming): the driver's names
+
 using CUresult = int;
 using CUdevice = int;
 using CUdeviceptr = std::uint64_t;
@@ -20,7 +22,6 @@ struct CUipcMemHandle {
     std::array<std::uint8_t, 64> bytes;
 };
 
-// NOLINTBEGIN(readability-identifier-naming, modernize-macro-to-enum): the driver's names
 extern "C" {
 
 // Functions that clients look up by each of the ways; those of the fake driver's own are last.
@@ -77,4 +78,4 @@ CLIENT_FUNCTIONS(DECLARE_FUNCTION)
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, std::uint64_t flags, int *found);
 }
 
-// NOLINTEND(readability-identifier-naming, modernize-macro-to-enum)
+// NOLINTEND(readability-identifier-naming)

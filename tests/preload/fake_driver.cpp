@@ -70,11 +70,11 @@ constexpr CUresult capture_unsupported = 900;
 constexpr CUresult unknown = 999;
 
 struct allocation {
-    std::size_t bytes;
+    std::size_t bytes = 0;
     /// -1 for host memory.
-    CUdevice device;
-    fake_context *context;
-    std::uint64_t number;
+    CUdevice device = -1;
+    fake_context *context = nullptr;
+    std::uint64_t number = 0;
     bool is_managed = false;
     bool is_pooled = false;
     bool is_registered = false;
@@ -164,8 +164,8 @@ struct entry {
 #define REFUSED(name) FAKE(name, (), { return not_supported; })
 
 void *at(CUdeviceptr address) {
-    return reinterpret_cast<void *>(address);
-} // NOLINT(performance-no-int-to-ptr)
+    return reinterpret_cast<void *>(address); // NOLINT(performance-no-int-to-ptr)
+}
 CUdeviceptr number_of(const void *address) {
     return reinterpret_cast<CUdeviceptr>(address);
 }
@@ -468,10 +468,10 @@ FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CU
     const bool is_known = found != all().memory.end();
     const allocation known = is_known ? found->second : allocation{};
     for (unsigned i = 0; i < count; ++i) {
-        const auto put = [&](auto value) { std::memcpy(values[i], &value, sizeof(value)); };
+        const auto put = [&](auto value) { std::memcpy(values[i], &value, sizeof value); };
         switch (names[i]) {
         case 1: // CONTEXT
-            put(known.context);
+            put(number_of(known.context));
             break;
         case 2: // MEMORY_TYPE
             put(!is_known ? 0U : known.device < 0 ? 1U : 2U);
