@@ -5,6 +5,7 @@
 #include "opened.hpp"
 #include "owners.hpp"
 #include "peers.hpp"
+#include "report.hpp"
 #include "settings.hpp"
 
 using namespace mpgpu_preload;
@@ -21,11 +22,14 @@ device_pointer address(const void *pointer) {
 /// Which stream 0 means: the context's, or in the functions that end in `_ptsz` the thread's.
 enum class zero { legacy, per_thread };
 
+stream meant(zero means, stream in) {
+    return means == zero::per_thread && in == nullptr ? per_thread_stream() : in;
+}
+
 template <class Dst, class Src>
 result copy(symbol name, zero means, Dst dst, Src src, std::size_t bytes, stream in) noexcept {
     if (bytes >= looked_at_from.load(std::memory_order_relaxed) &&
-        take(address(dst), address(src), bytes,
-             means == zero::per_thread && in == nullptr ? per_thread_stream() : in)) {
+        take(address(dst), address(src), bytes, meant(means, in))) {
         return success;
     }
     return call(name, dst, src, bytes, in);
@@ -33,11 +37,13 @@ result copy(symbol name, zero means, Dst dst, Src src, std::size_t bytes, stream
 
 result copy_peers(symbol name, zero means, device_pointer dst, context dst_context, device_pointer src,
                   context src_context, std::size_t bytes, stream in) noexcept {
-    // An address has one owner. Contexts that say otherwise are the driver's to judge.
-    if (bytes >= looked_at_from.load(std::memory_order_relaxed) && find_memory(dst).owner == dst_context &&
-        find_memory(src).owner == src_context &&
-        take(dst, src, bytes, means == zero::per_thread && in == nullptr ? per_thread_stream() : in)) {
-        return success;
+    if (bytes >= looked_at_from.load(std::memory_order_relaxed)) {
+        // An address has one owner. Contexts that say otherwise are the driver's to judge.
+        if (find_memory(dst).owner != dst_context || find_memory(src).owner != src_context) {
+            count(outcome::other_context, bytes);
+        } else if (take(dst, src, bytes, meant(means, in))) {
+            return success;
+        }
     }
     return call(name, dst, dst_context, src, src_context, bytes, in);
 }

@@ -40,8 +40,7 @@ class inside {
     inside &operator=(inside &&) = delete;
 };
 
-// --- what is known of the program
-// ---------------------------------------------------------------------------------------
+// --- what is known of the program ------------------------------------------------------------------------------------
 
 /// Handles of the primary contexts that were met. A handle stays that of its GPU, also over a reset.
 std::array<std::atomic<context>, most_gpus> primaries;
@@ -89,8 +88,7 @@ bool is_capturing(stream in) {
     return call(symbol::cuStreamIsCapturing, in, &status) != success || status != 0;
 }
 
-// --- for which devices and sizes a plan gains
-// -----------------------------------------------------------------------------
+// --- for which devices and sizes a plan gains ------------------------------------------------------------------------
 
 enum class gain : std::uint8_t { not_asked, asked, none, some };
 
@@ -147,8 +145,7 @@ class plan {
     mp_plan_info_t info_ = MP_PLAN_INFO_INIT;
 };
 
-// --- threads that prepare
-// -------------------------------------------------------------------------------------------------
+// --- threads that prepare --------------------------------------------------------------------------------------------
 
 std::atomic<int> threads;
 
@@ -180,8 +177,7 @@ template <class Work> bool begin(Work work) noexcept {
     return has_begun;
 }
 
-// --- comparing bytes
-// ------------------------------------------------------------------------------------------------------
+// --- comparing bytes -------------------------------------------------------------------------------------------------
 
 std::mutex compared_lock;
 /// Executions that mpgpu compares and that have not been seen done. Never destroyed: threads may copy while the process
@@ -207,8 +203,7 @@ void count_done() {
     compared() = std::move(left);
 }
 
-// --- beginning and end
-// ----------------------------------------------------------------------------------------------------
+// --- beginning and end -----------------------------------------------------------------------------------------------
 
 /// At the end of the program: later copies pass, and threads that are inside the driver come out before it ends.
 void stop() {
@@ -261,8 +256,7 @@ void ask(std::atomic<gain> &slot, const mp_transfer_t &what) {
     }
 }
 
-// --- one copy
-// -------------------------------------------------------------------------------------------------------------
+// --- one copy --------------------------------------------------------------------------------------------------------
 
 constexpr unsigned host_type = 1;
 constexpr unsigned device_type = 2;

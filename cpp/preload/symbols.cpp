@@ -41,7 +41,6 @@ dlsym_t libc_dlsym() {
             }
         }
         of_libc.store(found, std::memory_order_relaxed);
-        dlerror(); // As in `look_up`.
     }
     return found;
 }
@@ -64,7 +63,6 @@ void *look_up(symbol name) {
     for (std::size_t i = 0; driver != nullptr && i < symbols; ++i) {
         originals[i].store(libc_dlsym()(driver, names[i]), std::memory_order_release);
     }
-    dlerror(); // What is not there is no error of the program's.
     return originals[static_cast<std::size_t>(name)].load(std::memory_order_acquire);
 }
 

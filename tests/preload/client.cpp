@@ -32,8 +32,7 @@ void check(bool holds, const char *what, const char *of = "") {
     }
 }
 
-// --- the driver, by each way
-// ---------------------------------------------------------------------------------------------
+// --- the driver, by each way -----------------------------------------------------------------------------------------
 
 struct functions {
 #define FUNCTION(name, ...) CUresult (*name)(__VA_ARGS__);
@@ -88,8 +87,7 @@ void find_driver(const std::string &way) {
     check(cu.cuInit(0) == 0, "cuInit");
 }
 
-// --- memory and streams
-// --------------------------------------------------------------------------------------------------
+// --- memory and streams ----------------------------------------------------------------------------------------------
 
 CUcontext primary(CUdevice gpu) {
     CUcontext context = nullptr;
@@ -140,8 +138,7 @@ bool equal(CUdeviceptr one, CUdeviceptr other, std::size_t bytes) {
     return std::memcmp(bytes_at(one), bytes_at(other), bytes) == 0;
 }
 
-// --- copies
-// --------------------------------------------------------------------------------------------------------------
+// --- copies ----------------------------------------------------------------------------------------------------------
 
 using copy_call = std::function<CUresult(CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream)>;
 
@@ -281,8 +278,7 @@ void check_order(const form &by, CUstream stream, unsigned seed) {
     check(arrived == expected, "the bytes arrive after the work before and before the work behind", by.name);
 }
 
-// --- cases
-// ---------------------------------------------------------------------------------------------------------------
+// --- cases -----------------------------------------------------------------------------------------------------------
 
 void copies() {
     const std::vector<form> forms = all_forms();
@@ -325,6 +321,10 @@ void left_alone() {
     check(cu.cuGraphLaunch(exec, stream) == 0, "a launch");
     synchronize(stream);
     check(equal(by.dst, by.src, large), "the captured copy's bytes arrive");
+
+    check(cu.cuMemcpyPeerAsync(by.dst, primary(2), by.src, primary(0), large, stream) == 0,
+          "a copy with another's context");
+    synchronize(stream);
 
     CUcontext own = nullptr;
     check(cu.cuCtxCreate_v2(&own, 0, 0) == 0, "a context");
@@ -465,8 +465,7 @@ void threads() {
     }
 }
 
-// --- memory of another process
-// -------------------------------------------------------------------------------------------
+// --- memory of another process ---------------------------------------------------------------------------------------
 
 /// The other process: tells the handle of a GPU's memory, and stays until it is told to go.
 void exporter() {
