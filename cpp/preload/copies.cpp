@@ -285,9 +285,11 @@ outcome refusal(const memory &known, device_pointer address, std::size_t bytes) 
             return outcome::other_context;
         }
     }
-    // A range that leaves its allocation is the driver's to refuse.
-    const bool is_within =
-        address >= known.base && address - known.base <= known.bytes && bytes <= known.bytes - (address - known.base);
+    // A range that leaves its allocation is the driver's to refuse. Of registered host memory not every driver tells
+    // the range.
+    const bool is_within = known.bytes == 0 ? known.type == host_type
+                                            : address >= known.base && address - known.base <= known.bytes &&
+                                                  bytes <= known.bytes - (address - known.base);
     return is_within ? outcome::count : outcome::refused;
 }
 

@@ -281,10 +281,15 @@ void check_order(const form &by, CUstream stream, unsigned seed) {
 // --- cases -----------------------------------------------------------------------------------------------------------
 
 void copies() {
-    const std::vector<form> forms = all_forms();
+    std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
     check(passes(forms[0], large, stream), "the first copy does not wait for mpgpu");
     synchronize(stream);
+    // Memory of the program's own, which it registers.
+    std::vector<char> registered(large);
+    check(cu.cuMemHostRegister_v2(registered.data(), large, 1) == 0, "registered memory");
+    forms.push_back(forms[4]);
+    forms.back().src = number_of(registered.data());
     unsigned seed = 0;
     for (const form &by : forms) {
         warm_up(by, stream);
@@ -417,7 +422,10 @@ void forks(const std::string &way) {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
     warm_up(forms[0], stream);
-    check(in_child([&] { check(passes(forms[0], large, stream), "a child's copies pass"); }) == 0,
+    check(in_child([&] {
+              const form &by = forms[0];
+              check(by.copy(by.dst, by.src, large, stream) == 3, "a child gets the driver's answer, that it has none");
+          }) == 0,
           "a child of a process with GPUs ends");
     check_order(forms[0], stream, 5);
 }

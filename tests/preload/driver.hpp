@@ -37,6 +37,7 @@ extern "C" {
     X(cuMemAllocAsync, CUdeviceptr *, std::size_t, CUstream)                                                           \
     X(cuMemFree_v2, CUdeviceptr)                                                                                       \
     X(cuMemHostAlloc, void **, std::size_t, unsigned)                                                                  \
+    X(cuMemHostRegister_v2, void *, std::size_t, unsigned)                                                             \
     X(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream)                                                  \
     X(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, std::size_t, CUstream)                                             \
     X(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, std::size_t, CUstream)                                           \

@@ -5,6 +5,7 @@
 #include "driver.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -58,6 +59,7 @@ namespace {
 
 constexpr CUresult success = 0;
 constexpr CUresult invalid_value = 1;
+constexpr CUresult not_initialized = 3;
 constexpr CUresult invalid_device = 101;
 constexpr CUresult invalid_context = 201;
 constexpr CUresult peer_access_already_enabled = 704;
@@ -139,7 +141,13 @@ bool gives_back(const std::string &function) {
     return false;
 }
 
+/// The process that initialised the driver. A child of fork has none.
+std::atomic<pid_t> process;
+
 template <class Work> CUresult enter(const char *function, const Work &work) {
+    if (process != 0 && process != getpid()) {
+        return not_initialized;
+    }
     if (!fails(function)) {
         return work();
     }
@@ -326,7 +334,10 @@ struct shared {
 
 } // namespace
 
-FAKE(cuInit, (unsigned), { return success; })
+FAKE(cuInit, (unsigned), {
+    process = getpid();
+    return success;
+})
 FAKE(cuDriverGetVersion, (int *version), {
     *version = 12040;
     return success;
@@ -489,10 +500,10 @@ FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CU
             put(static_cast<unsigned char>(is_known && known.device >= 0 && !known.is_managed && !known.is_pooled));
             break;
         case 11: // RANGE_START_ADDR
-            put(is_known ? found->first : 0);
+            put(is_known && !known.is_registered ? found->first : 0);
             break;
-        case 12: // RANGE_SIZE
-            put(known.bytes);
+        case 12:                                        // RANGE_SIZE
+            put(known.is_registered ? 0 : known.bytes); // Not every driver tells.
             break;
         default:
             break;
