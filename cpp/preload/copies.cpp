@@ -115,26 +115,18 @@ mp_transfer_t transfer(device_pointer dst, device_pointer src, std::size_t bytes
 /// A plan for as long as this lives; the context keeps it for later.
 class plan {
   public:
-    explicit plan(const mp_transfer_t &what) {
-        if (mp_plan(mpgpu_context, &what, 1, nullptr, &handle_) != MP_SUCCESS) {
-            handle_ = nullptr;
-        } else if (mp_plan_get_info(handle_, &info_) != MP_SUCCESS) {
-            info_.paths = 1;
-        }
+    explicit plan(const mp_transfer_t &what) : status_(mp_plan(mpgpu_context, &what, 1, nullptr, &handle_)) {
+        mp_plan_get_info(handle_, &info_);
     }
-    ~plan() {
-        if (handle_ != nullptr) {
-            mp_plan_destroy(handle_);
-        }
-    }
+    ~plan() { mp_plan_destroy(handle_); }
     plan(const plan &) = delete;
     plan(plan &&) = delete;
     plan &operator=(const plan &) = delete;
     plan &operator=(plan &&) = delete;
 
-    [[nodiscard]] bool is_there() const { return handle_ != nullptr; }
+    [[nodiscard]] mp_status_t status() const { return status_; }
     /// A plan of one path is the plain copy.
-    [[nodiscard]] bool gains() const { return is_there() && info_.paths > 1; }
+    [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && info_.paths > 1; }
     [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.predicted_seconds; }
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
@@ -142,16 +134,13 @@ class plan {
 
   private:
     mp_plan_t handle_ = nullptr;
+    mp_status_t status_;
     mp_plan_info_t info_ = MP_PLAN_INFO_INIT;
 };
 
 // --- threads that prepare --------------------------------------------------------------------------------------------
 
 std::atomic<int> threads;
-
-void ignore(const char *what) {
-    std::fprintf(stderr, "mpgpu: %s: %s; copies are left alone\n", what, mp_last_error());
-}
 
 /// Runs `work` in a thread that nobody waits for and that takes no signal of the program's. Says whether it does.
 template <class Work> bool begin(Work work) noexcept {
@@ -187,9 +176,12 @@ std::vector<mp_request_t> &compared() {
     return all;
 }
 
-/// Counts those that are done.
+/// Counts those that are done. Leaves them to whoever is at it, which in a child of fork may be nobody.
 void count_done() {
-    const std::lock_guard guard(compared_lock);
+    const std::unique_lock guard(compared_lock, std::try_to_lock);
+    if (!guard) {
+        return;
+    }
     std::vector<mp_request_t> left;
     for (mp_request_t request : compared()) {
         std::int32_t is_done = 0;
@@ -201,6 +193,18 @@ void count_done() {
         }
     }
     compared() = std::move(left);
+}
+
+void note_compared(mp_request_t request) noexcept {
+    try {
+        {
+            const std::lock_guard guard(compared_lock);
+            compared().push_back(request);
+        }
+        count_done();
+    } catch (...) { // Without memory for the list it is not counted.
+        mp_request_destroy(&request);
+    }
 }
 
 // --- beginning and end -----------------------------------------------------------------------------------------------
@@ -228,7 +232,7 @@ void prepare() {
         options.backend = MP_BACKEND_CUDA;
         stage next = stage::ready;
         if (mp_context_create(&options, &mpgpu_context) != MP_SUCCESS) {
-            ignore("no context");
+            std::fprintf(stderr, "mpgpu: no context: %s; copies are left alone\n", mp_last_error());
             next = stage::off;
         }
         stage still = stage::preparing;
@@ -248,8 +252,9 @@ void ask(std::atomic<gain> &slot, const mp_transfer_t &what) {
     }
     const auto answer = [&slot, what] {
         const plan made(what);
-        // Refused, because the memory has gone: the next copy asks again.
-        slot = !made.is_there() ? gain::not_asked : made.gains() ? gain::some : gain::none;
+        // Where the memory has gone meanwhile the next copy asks again.
+        const bool has_gone = made.status() == MP_ERROR_INVALID_POINTER;
+        slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
     };
     if (!begin(answer)) {
         slot = gain::not_asked;
@@ -326,11 +331,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
         break;
     }
     const plan made(what);
-    if (!made.is_there()) {
-        return outcome::refused;
-    }
     if (!made.gains()) {
-        return outcome::no_gain;
+        return made.status() == MP_SUCCESS ? outcome::no_gain : outcome::refused;
     }
     mp_request_t request = nullptr;
     if (made.execute(in, asked().verify ? &request : nullptr) != MP_SUCCESS) {
@@ -338,11 +340,7 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     }
     saved = made.saved_seconds();
     if (request != nullptr) {
-        {
-            const std::lock_guard guard(compared_lock);
-            compared().push_back(request);
-        }
-        count_done();
+        note_compared(request);
     }
     if (dst_device == host) {
         return outcome::device_to_host;
@@ -402,8 +400,8 @@ bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) 
         const inside guard;
         try {
             what = take_planned(dst, src, bytes, in, saved);
-        } catch (...) { // Of memory for the list of comparisons: the copy is enqueued all the same.
-            what = outcome::device_to_device;
+        } catch (...) { // Before anything was enqueued.
+            what = outcome::refused;
         }
     }
     count(what, bytes, saved);

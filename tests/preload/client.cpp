@@ -436,6 +436,20 @@ void ends() {
     check(passes(by, large, new_stream()), "the first copy passes");
 }
 
+/// A driver that loses bytes.
+void losing() {
+    const form by = all_forms()[0];
+    const CUstream stream = new_stream();
+    warm_up(by, stream);
+    fill(by.src, large, 1);
+    std::memset(bytes_at(by.dst), 0, large);
+    cu.fake_lose(1);
+    check(by.copy(by.dst, by.src, large, stream) == 0, "a copy");
+    synchronize(stream);
+    check(!equal(by.dst, by.src, large), "a byte is lost");
+    cu.fake_lose(0);
+}
+
 /// Nothing is taken, now and later.
 void off() {
     const std::vector<form> forms = all_forms();
@@ -550,6 +564,7 @@ int main(int count, char **arguments) {
         const std::vector<std::pair<const char *, void (*)()>> cases = {
             {"copies", copies},   {"left_alone", left_alone}, {"failing", failing}, {"ends", ends},
             {"threads", threads}, {"exporter", exporter},     {"peers", peers},     {"off", off},
+            {"losing", losing},
         };
         for (const auto &[known, run] : cases) {
             if (name == known) {

@@ -60,6 +60,7 @@ extern "C" {
     X(cuIpcCloseMemHandle, CUdeviceptr)                                                                                \
     X(fake_copies_into, CUdeviceptr, std::size_t, fake_copies *)                                                       \
     X(fake_forget_copies, int)                                                                                         \
+    X(fake_lose, int)                                                                                                  \
     X(fake_fail_after, long)                                                                                           \
     X(fake_failed, const char **)
 

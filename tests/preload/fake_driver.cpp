@@ -107,6 +107,8 @@ struct node {
     /// How many calls succeed before one fails; negative for no end.
     long left = -1;
     const char *failed = nullptr;
+    /// Whether large copies into a GPU's memory lose their last byte.
+    bool loses = false;
 };
 
 // Never destroyed: threads of streams use it to the last.
@@ -248,7 +250,13 @@ std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
 void move(const one_copy &what) {
     // As a link would, so that work which does not wait for it comes too early.
     std::this_thread::sleep_for(std::chrono::microseconds(500 + what.bytes / 16384));
-    std::memmove(at(what.dst), at(what.src), what.bytes);
+    bool loses = false;
+    {
+        const std::lock_guard guard(all().lock);
+        const auto found = find_memory(what.dst);
+        loses = all().loses && what.bytes > 65536 && found != all().memory.end() && found->second.device >= 0;
+    }
+    std::memmove(at(what.dst), at(what.src), what.bytes - (loses ? 1 : 0));
 }
 
 CUresult copy(const char *function, const one_copy &what, CUstream handle, bool known_only) {
@@ -778,6 +786,12 @@ extern "C" CUresult fake_fail_after(long calls) {
     return success;
 }
 
+extern "C" CUresult fake_lose(int loses) {
+    const std::lock_guard guard(all().lock);
+    all().loses = loses != 0;
+    return success;
+}
+
 extern "C" CUresult fake_failed(const char **function) {
     const std::lock_guard guard(all().lock);
     *function = all().failed;
@@ -786,4 +800,5 @@ extern "C" CUresult fake_failed(const char **function) {
 const entry entry_of_copies_into("fake_copies_into", reinterpret_cast<void *>(&fake_copies_into));
 const entry entry_of_forget("fake_forget_copies", reinterpret_cast<void *>(&fake_forget_copies));
 const entry entry_of_fail("fake_fail_after", reinterpret_cast<void *>(&fake_fail_after));
+const entry entry_of_lose("fake_lose", reinterpret_cast<void *>(&fake_lose));
 const entry entry_of_failed("fake_failed", reinterpret_cast<void *>(&fake_failed));
