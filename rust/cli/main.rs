@@ -9,6 +9,7 @@ mod draw;
 mod machine;
 mod plan;
 mod probe;
+mod run;
 mod sim;
 mod text;
 mod topo;
@@ -87,6 +88,9 @@ enum Command {
         mpgpu doctor\n  \
         mpirun -n 4 mpgpu doctor --no-trials     what each rank sees; lines begin with [rank.local rank]")]
     Doctor(doctor::DoctorArguments),
+    /// Run a program that is not changed, with the copies that gain going through plans
+    #[command(after_help = run::EXAMPLES)]
+    Run(run::RunArguments),
     /// Search for better plans than the model's, on GPUs or in the simulator, and write them to a tuning file
     #[command(after_help = tune::EXAMPLES)]
     Tune(tune::TuneArguments),
@@ -121,6 +125,7 @@ fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
             is_sound = sound;
             text
         }
+        Command::Run(arguments) => run::run(&arguments)?,
         Command::Tune(arguments) => tune::run(&arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.

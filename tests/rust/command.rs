@@ -495,6 +495,40 @@ fn the_pictures_of_the_docs_are_current() {
     assert!(read(&drawn) == kept && kept.len() < 40_000, "docs/pictures/trace-beluga.svg is not current: docs/pictures/make");
 }
 
+#[test]
+fn run_becomes_the_program_with_the_interposer_in_its_environment() {
+    let folder = Folder::new("run");
+    // The loader passes over what is no library, with a line.
+    let library = folder.file("libmpgpu_preload.so");
+    std::fs::write(&library, "").expect("written");
+    let run = |environment: &[(&str, &str)], arguments: &[&str], script: &str| {
+        let all = [&["run", "--library", &library], arguments, &["--", "sh", "-c", script]].concat();
+        let run = mpgpu_with(environment, &all);
+        (run.status.code(), String::from_utf8(run.stdout).expect("UTF-8"))
+    };
+    let show = "echo $LD_PRELOAD $MPGPU_PRELOAD_REPORT $MPGPU_VERIFY; exit 7";
+    let library = Path::new(&library).canonicalize().expect("it is there");
+    let library = library.display();
+    assert_eq!(run(&[], &[], show), (Some(7), format!("{library} stderr\n")));
+    assert_eq!(run(&[("LD_PRELOAD", "other.so")], &["--check"], show), (Some(7), format!("{library}:other.so stderr bytes\n")));
+    let report = folder.file("report");
+    assert_eq!(run(&[], &["--report", &report], show), (Some(7), format!("{library} {report}\n")));
+    assert_eq!(run(&[("MPGPU_PRELOAD_REPORT", "there")], &[], show), (Some(7), format!("{library} there\n")));
+}
+
+#[test]
+fn run_says_what_is_missing() {
+    assert!(error(&["run", "--", "true"]).contains("name it by --library"));
+    assert!(error(&["run", "--library", "/nowhere/at.all", "--", "true"]).starts_with("mpgpu: --library /nowhere/at.all: "));
+    assert!(error(&["run"]).contains("<PROGRAM>"));
+    let folder = Folder::new("blank");
+    let library = folder.file("a b.so");
+    std::fs::write(&library, "").expect("written");
+    assert!(error(&["run", "--library", &library, "--", "true"]).contains("blank"));
+    std::fs::rename(&library, folder.file("c.so")).expect("renamed");
+    assert!(error(&["run", "--library", &folder.file("c.so"), "--", "/nowhere/program"]).contains("/nowhere/program cannot be run"));
+}
+
 fn update_docs() -> bool {
     std::env::var_os("UPDATE_DOCS").is_some()
 }

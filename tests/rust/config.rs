@@ -3,7 +3,7 @@
 use log::LevelFilter;
 use mpgpu_core::plan::{Engine, Options};
 use mpgpu_runtime::backend::SignalWait;
-use mpgpu_runtime::context::config::{IGNORED, VARIABLES};
+use mpgpu_runtime::context::config::{IGNORED, PRELOAD, VARIABLES};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Verify};
 use proptest::prelude::*;
 
@@ -19,6 +19,12 @@ fn refusal(name: &str, value: &str) -> String {
 fn an_empty_environment_gives_the_defaults() {
     assert_eq!(config(&[]), Config::default());
     assert_eq!(config(&[("PATH", "/bin"), ("mpgpu_ROOT", "/opt"), ("MPGPU_ROOT", "/opt"), ("MPGPU_DIR", "/opt")]), Config::default());
+}
+
+#[test]
+fn what_the_interposer_reads_is_none_of_a_contexts_business() {
+    let all = PRELOAD.map(|name| (name, "whatever"));
+    assert_eq!(config(&all), Config::default());
 }
 
 #[test]
@@ -120,6 +126,7 @@ fn an_unknown_name_is_refused_with_the_nearest_known_one() {
     assert_eq!(refusal("MPGPU_MAXPATHS", "2"), "MPGPU_MAXPATHS=2: is not a variable that mpgpu reads; did you mean MPGPU_MAX_PATHS?");
     assert!(refusal("MPGPU_STAGE_BYTES", "2").ends_with("did you mean MPGPU_STAGING_BYTES?"));
     assert!(refusal("MPGPU_log", "info").ends_with("did you mean MPGPU_LOG?"));
+    assert!(refusal("MPGPU_PRELOAD_REPROT", "stderr").ends_with("did you mean MPGPU_PRELOAD_REPORT?"));
     assert_eq!(refusal("MPGPU_COFFEE_MACHINE", "on"), "MPGPU_COFFEE_MACHINE=on: is not a variable that mpgpu reads");
 }
 
@@ -162,7 +169,7 @@ fn a_call_cannot_use_more_staging_than_its_context_has() {
 fn the_page_lists_exactly_the_variables_that_are_read() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/environment.md")).expect("the page is there");
     let listed: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|rest| rest.split('`').next()).collect();
-    assert_eq!(listed, VARIABLES);
+    assert_eq!(listed, [&VARIABLES[..], &PRELOAD].concat());
     for name in IGNORED {
         assert!(page.contains(name), "{name} is not mentioned");
     }
@@ -193,7 +200,7 @@ proptest! {
     #[test]
     fn any_other_name_is_an_error_that_quotes_it(suffix in "[A-Z_]{1,12}") {
         let name = format!("MPGPU_{suffix}");
-        prop_assume!(!VARIABLES.contains(&name.as_str()) && !IGNORED.contains(&name.as_str()));
+        prop_assume!([&VARIABLES[..], &PRELOAD, &IGNORED].iter().all(|known| !known.contains(&name.as_str())));
         let error = Config::from_pairs([(name.as_str(), "1")]).expect_err("refused");
         let quoted = format!("{name}=1: is not a variable");
         prop_assert!(error.to_string().starts_with(&quoted), "{}", error);

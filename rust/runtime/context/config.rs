@@ -125,6 +125,9 @@ pub const VARIABLES: [&str; 15] = [
     "MPGPU_LOG",
 ];
 
+/// Variables of the interposer (`cpp/preload`), which reads them itself, when it is loaded. Contexts let them stand.
+pub const PRELOAD: [&str; 3] = ["MPGPU_PRELOAD", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT"];
+
 /// Names with our prefix that CMake's `find_package` and environment modules set to say where the package lies. Not ours to read.
 pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
 
@@ -135,7 +138,7 @@ impl Config {
     }
 
     /// The configuration that these variables ask for. Names that do not start with `MPGPU_` are none of ours; any other name that
-    /// is not in [`VARIABLES`] or [`IGNORED`] is an error, because a misspelt variable that does nothing costs a day.
+    /// is not in [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is an error, because a misspelt variable that does nothing costs a day.
     pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
         let mut config = Config::default();
         let (mut cache, mut home) = (None, None);
@@ -146,7 +149,7 @@ impl Config {
                 b"HOME" => home = Some(value.into()),
                 _ => {
                     let name = name.to_string_lossy();
-                    if name.starts_with("MPGPU_") && !IGNORED.contains(&&*name) {
+                    if name.starts_with("MPGPU_") && !IGNORED.contains(&&*name) && !PRELOAD.contains(&&*name) {
                         config.set(&name, &value.into())?;
                     }
                 }
@@ -316,7 +319,7 @@ fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -
 /// The variable that `name` is probably a misspelling of.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
-    let (distance, near) = VARIABLES.iter().map(|v| (edits(&upper, v), *v)).min()?;
+    let (distance, near) = VARIABLES.iter().chain(&PRELOAD).map(|v| (edits(&upper, v), *v)).min()?;
     // "MPGPU_" is common to all: a third of the rest may differ.
     (distance * 3 <= near.len().saturating_sub("MPGPU_".len()).max(3)).then_some(near)
 }

@@ -1,0 +1,161 @@
+// The functions of the driver that are exported in its place. Each looks at its arguments and calls the driver's own
+// with the same ones, unless a copy is taken.
+#include "copies.hpp"
+#include "driver.hpp"
+#include "opened.hpp"
+#include "owners.hpp"
+#include "peers.hpp"
+#include "report.hpp"
+#include "settings.hpp"
+
+using namespace mpgpu_preload;
+
+namespace {
+
+device_pointer address(device_pointer pointer) {
+    return pointer;
+}
+device_pointer address(const void *pointer) {
+    return reinterpret_cast<std::uintptr_t>(pointer);
+}
+
+/// Which stream 0 means: the context's, or in the functions that end in `_ptsz` the thread's.
+enum class zero { legacy, per_thread };
+
+stream meant(zero means, stream in) {
+    return means == zero::per_thread && in == nullptr ? per_thread_stream() : in;
+}
+
+template <class Dst, class Src>
+result copy(symbol name, zero means, Dst dst, Src src, std::size_t bytes, stream in) noexcept {
+    if (bytes >= looked_at_from.load(std::memory_order_relaxed) &&
+        take(address(dst), address(src), bytes, meant(means, in))) {
+        return success;
+    }
+    return call(name, dst, src, bytes, in);
+}
+
+result copy_peers(symbol name, zero means, device_pointer dst, context dst_context, device_pointer src,
+                  context src_context, std::size_t bytes, stream in) noexcept {
+    if (bytes >= looked_at_from.load(std::memory_order_relaxed)) {
+        // An address has one owner. Contexts that say otherwise are the driver's to judge.
+        if (find_memory(dst).owner != dst_context || find_memory(src).owner != src_context) {
+            count(outcome::other_context, bytes);
+        } else if (take(dst, src, bytes, meant(means, in))) {
+            return success;
+        }
+    }
+    return call(name, dst, dst_context, src, src_context, bytes, in);
+}
+
+result open(symbol name, device_pointer *pointer, const ipc_handle &handle, unsigned flags) noexcept {
+    const result code = call(name, pointer, handle, flags);
+    if (code == success) {
+        const auto owner = find_owner(handle);
+        const std::size_t seen = find_memory(*pointer).bytes;
+        // Where nobody knows how much it is, all addresses from there on count as opened.
+        note_opened(*pointer, owner ? owner->bytes : seen != 0 ? seen : UINT64_MAX, owner.has_value());
+    }
+    return code;
+}
+
+} // namespace
+
+// NOLINTBEGIN(readability-identifier-naming): the driver's names
+extern "C" {
+
+#define MPGPU_EXPORTED __attribute__((visibility("default"))) result
+
+MPGPU_EXPORTED cuGetProcAddress(const char *name, void **function, int version, std::uint64_t flags) noexcept {
+    const result code = call(symbol::cuGetProcAddress, name, function, version, flags);
+    if (code == success && function != nullptr) {
+        *function = replaced(*function);
+    }
+    return code;
+}
+
+MPGPU_EXPORTED cuGetProcAddress_v2(const char *name, void **function, int version, std::uint64_t flags,
+                                   void *found) noexcept {
+    const result code = call(symbol::cuGetProcAddress_v2, name, function, version, flags, found);
+    if (code == success && function != nullptr) {
+        *function = replaced(*function);
+    }
+    return code;
+}
+
+#define MPGPU_COPY(name, form, Dst, Src)                                                                               \
+    MPGPU_EXPORTED name(Dst dst, Src src, std::size_t bytes, stream in) noexcept {                                     \
+        return copy(symbol::name, zero::form, dst, src, bytes, in);                                                    \
+    }
+MPGPU_COPY(cuMemcpyAsync, legacy, device_pointer, device_pointer)
+MPGPU_COPY(cuMemcpyAsync_ptsz, per_thread, device_pointer, device_pointer)
+MPGPU_COPY(cuMemcpyDtoDAsync_v2, legacy, device_pointer, device_pointer)
+MPGPU_COPY(cuMemcpyDtoDAsync_v2_ptsz, per_thread, device_pointer, device_pointer)
+MPGPU_COPY(cuMemcpyHtoDAsync_v2, legacy, device_pointer, const void *)
+MPGPU_COPY(cuMemcpyHtoDAsync_v2_ptsz, per_thread, device_pointer, const void *)
+MPGPU_COPY(cuMemcpyDtoHAsync_v2, legacy, void *, device_pointer)
+MPGPU_COPY(cuMemcpyDtoHAsync_v2_ptsz, per_thread, void *, device_pointer)
+
+#define MPGPU_PEER_COPY(name, form)                                                                                    \
+    MPGPU_EXPORTED name(device_pointer dst, context dst_context, device_pointer src, context src_context,              \
+                        std::size_t bytes, stream in) noexcept {                                                       \
+        return copy_peers(symbol::name, zero::form, dst, dst_context, src, src_context, bytes, in);                    \
+    }
+MPGPU_PEER_COPY(cuMemcpyPeerAsync, legacy)
+MPGPU_PEER_COPY(cuMemcpyPeerAsync_ptsz, per_thread)
+
+MPGPU_EXPORTED cuCtxEnablePeerAccess(context peer, unsigned flags) noexcept {
+    return enabled_access(peer, call(symbol::cuCtxEnablePeerAccess, peer, flags));
+}
+
+// Plans go on to need the access, so it stays where mpgpu is at work.
+MPGPU_EXPORTED cuCtxDisablePeerAccess(context peer) noexcept {
+    const bool was_enabled = disabled_access(peer);
+    if (!is_in_use()) {
+        return call(symbol::cuCtxDisablePeerAccess, peer);
+    }
+    return was_enabled ? success : peer_access_not_enabled;
+}
+
+MPGPU_EXPORTED cuIpcGetMemHandle(ipc_handle *handle, device_pointer pointer) noexcept {
+    const result code = call(symbol::cuIpcGetMemHandle, handle, pointer);
+    if (code == success) {
+        const memory known = find_memory(pointer);
+        owner told{{}, known.base, known.bytes};
+        if (known.bytes != 0 && call(symbol::cuDeviceGetUuid, &told.gpu, known.gpu) == success) {
+            publish(*handle, told);
+        }
+    }
+    return code;
+}
+
+MPGPU_EXPORTED cuIpcOpenMemHandle(device_pointer *pointer, ipc_handle handle, unsigned flags) noexcept {
+    return open(symbol::cuIpcOpenMemHandle, pointer, handle, flags);
+}
+
+MPGPU_EXPORTED cuIpcOpenMemHandle_v2(device_pointer *pointer, ipc_handle handle, unsigned flags) noexcept {
+    return open(symbol::cuIpcOpenMemHandle_v2, pointer, handle, flags);
+}
+
+MPGPU_EXPORTED cuIpcCloseMemHandle(device_pointer pointer) noexcept {
+    const result code = call(symbol::cuIpcCloseMemHandle, pointer);
+    if (code == success) {
+        forget_opened(pointer);
+    }
+    return code;
+}
+
+} // extern "C"
+// NOLINTEND(readability-identifier-naming)
+
+void *mpgpu_preload::hook(symbol name) {
+    switch (name) {
+#define MPGPU_NAME(name)                                                                                               \
+    case symbol::name:                                                                                                 \
+        return reinterpret_cast<void *>(&::name);
+        MPGPU_INTERPOSED(MPGPU_NAME)
+#undef MPGPU_NAME
+    default:
+        return nullptr;
+    }
+}

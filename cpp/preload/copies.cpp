@@ -1,0 +1,411 @@
+#include "copies.hpp"
+
+#include "opened.hpp"
+#include "report.hpp"
+#include "settings.hpp"
+
+#include <mpgpu/mpgpu.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <mutex>
+#include <pthread.h>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace mpgpu_preload {
+namespace {
+
+constexpr int most_gpus = 16;
+constexpr int host = most_gpus;
+
+/// Whether mpgpu may be asked. From `ready` on its context stays as it is for as long as the process lives.
+enum class stage { idle, preparing, ready, off };
+std::atomic<stage> state{stage::idle};
+mp_context_t mpgpu_context;
+
+/// Whether this thread is inside mpgpu, whose own copies pass.
+thread_local bool is_inside;
+
+class inside {
+  public:
+    inside() { is_inside = true; }
+    ~inside() { is_inside = false; }
+    inside(const inside &) = delete;
+    inside(inside &&) = delete;
+    inside &operator=(const inside &) = delete;
+    inside &operator=(inside &&) = delete;
+};
+
+// --- what is known of the program ------------------------------------------------------------------------------------
+
+/// Handles of the primary contexts that were met. A handle stays that of its GPU, also over a reset.
+std::array<std::atomic<context>, most_gpus> primaries;
+
+/// Whether a context is a GPU's primary one. Takes part in no context that the program has not made itself.
+bool is_primary(context asked_for) {
+    for (auto &known : primaries) {
+        if (known.load(std::memory_order_relaxed) == asked_for) {
+            return asked_for != nullptr;
+        }
+    }
+    int count = 0;
+    if (call(symbol::cuDeviceGetCount, &count) != success) {
+        return false;
+    }
+    for (int gpu = 0; gpu < count && gpu < most_gpus; ++gpu) {
+        auto &known = primaries.at(static_cast<std::size_t>(gpu));
+        unsigned flags = 0;
+        int is_active = 0;
+        context primary = nullptr;
+        if (known.load(std::memory_order_relaxed) != nullptr ||
+            call(symbol::cuDevicePrimaryCtxGetState, gpu, &flags, &is_active) != success || is_active == 0 ||
+            call(symbol::cuDevicePrimaryCtxRetain, &primary, gpu) != success) {
+            continue;
+        }
+        call(symbol::cuDevicePrimaryCtxRelease_v2, gpu);
+        known.store(primary, std::memory_order_relaxed);
+        if (primary == asked_for) {
+            return true;
+        }
+    }
+    return false;
+}
+
+context context_of(stream in) {
+    context found = nullptr;
+    // 0, 1 and 2 are default streams, those of the current context.
+    const bool is_default = reinterpret_cast<std::uintptr_t>(in) <= 2;
+    const result code = is_default ? call(symbol::cuCtxGetCurrent, &found) : call(symbol::cuStreamGetCtx, in, &found);
+    return code == success ? found : nullptr;
+}
+
+bool is_capturing(stream in) {
+    unsigned status = 0;
+    return call(symbol::cuStreamIsCapturing, in, &status) != success || status != 0;
+}
+
+// --- for which devices and sizes a plan gains ------------------------------------------------------------------------
+
+enum class gain : std::uint8_t { not_asked, asked, none, some };
+
+/// Eight classes for each power of two: a class is decided by the first size of it that is met.
+constexpr std::size_t size_classes = std::size_t{8} * 64;
+std::array<std::atomic<gain>, std::size_t{most_gpus + 1} * (most_gpus + 1) * size_classes> gains;
+
+std::size_t class_of(std::size_t bytes) {
+    const auto top = static_cast<std::size_t>(63 - __builtin_clzll(bytes | 8));
+    return 8 * top + ((bytes >> (top - 3)) & 7);
+}
+
+std::atomic<gain> &gain_of(int dst, int src, std::size_t bytes) {
+    const auto pair = static_cast<std::size_t>(dst) * (most_gpus + 1) + static_cast<std::size_t>(src);
+    return gains.at(pair * size_classes + class_of(bytes));
+}
+
+mp_transfer_t transfer(device_pointer dst, device_pointer src, std::size_t bytes) {
+    // NOLINTBEGIN(performance-no-int-to-ptr): the driver's pointers are numbers
+    return {reinterpret_cast<void *>(dst), MP_DEVICE_AUTO, reinterpret_cast<const void *>(src), MP_DEVICE_AUTO, bytes};
+    // NOLINTEND(performance-no-int-to-ptr)
+}
+
+/// A plan for as long as this lives; the context keeps it for later.
+class plan {
+  public:
+    explicit plan(const mp_transfer_t &what) : status_(mp_plan(mpgpu_context, &what, 1, nullptr, &handle_)) {
+        mp_plan_get_info(handle_, &info_);
+    }
+    ~plan() { mp_plan_destroy(handle_); }
+    plan(const plan &) = delete;
+    plan(plan &&) = delete;
+    plan &operator=(const plan &) = delete;
+    plan &operator=(plan &&) = delete;
+
+    [[nodiscard]] mp_status_t status() const { return status_; }
+    /// A plan of one path is the plain copy.
+    [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && info_.paths > 1; }
+    [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.predicted_seconds; }
+    mp_status_t execute(stream in, mp_request_t *request) const {
+        return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
+    }
+
+  private:
+    mp_plan_t handle_ = nullptr;
+    mp_status_t status_;
+    mp_plan_info_t info_ = MP_PLAN_INFO_INIT;
+};
+
+// --- threads that prepare --------------------------------------------------------------------------------------------
+
+std::atomic<int> threads;
+
+/// Runs `work` in a thread that nobody waits for and that takes no signal of the program's. Says whether it does.
+template <class Work> bool begin(Work work) noexcept {
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    threads.fetch_add(1, std::memory_order_relaxed);
+    bool has_begun = true;
+    try {
+        std::thread([work] {
+            {
+                const inside guard;
+                work();
+            }
+            threads.fetch_sub(1, std::memory_order_release);
+        }).detach();
+    } catch (...) {
+        threads.fetch_sub(1, std::memory_order_relaxed);
+        has_begun = false;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return has_begun;
+}
+
+// --- comparing bytes -------------------------------------------------------------------------------------------------
+
+std::mutex compared_lock;
+/// Executions that mpgpu compares and that have not been seen done. Never destroyed: threads may copy while the process
+/// ends.
+std::vector<mp_request_t> &compared() {
+    static auto &all = *new std::vector<mp_request_t>;
+    return all;
+}
+
+/// Counts those that are done. Leaves them to whoever is at it, which in a child of fork may be nobody.
+void count_done() {
+    const std::unique_lock guard(compared_lock, std::try_to_lock);
+    if (!guard) {
+        return;
+    }
+    std::vector<mp_request_t> left;
+    for (mp_request_t request : compared()) {
+        std::int32_t is_done = 0;
+        const mp_status_t status = mp_test(&request, &is_done);
+        if (status == MP_SUCCESS && is_done == 0) {
+            left.push_back(request);
+        } else if (status == MP_SUCCESS || status == MP_ERROR_DATA_CORRUPTION) {
+            count_compared(status == MP_SUCCESS);
+        }
+    }
+    compared() = std::move(left);
+}
+
+void note_compared(mp_request_t request) noexcept {
+    try {
+        {
+            const std::lock_guard guard(compared_lock);
+            compared().push_back(request);
+        }
+        count_done();
+    } catch (...) { // Without memory for the list it is not counted.
+        mp_request_destroy(&request);
+    }
+}
+
+// --- beginning and end -----------------------------------------------------------------------------------------------
+
+/// At the end of the program: later copies pass, and threads that are inside the driver come out before it ends.
+void stop() {
+    state.store(stage::off, std::memory_order_release);
+    const timespec millisecond{0, 1000000};
+    for (int tries = 0; threads.load(std::memory_order_acquire) != 0 && tries < 10000; ++tries) {
+        nanosleep(&millisecond, nullptr);
+    }
+    count_done();
+}
+
+/// Makes mpgpu's context, unless somebody does. The first copies do not wait for it.
+void prepare() {
+    stage expected = stage::idle;
+    if (!state.compare_exchange_strong(expected, stage::preparing)) {
+        return;
+    }
+    // After the program's and the driver's, so it is called before theirs.
+    std::atexit(stop);
+    const auto create = [] {
+        mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
+        options.backend = MP_BACKEND_CUDA;
+        stage next = stage::ready;
+        if (mp_context_create(&options, &mpgpu_context) != MP_SUCCESS) {
+            std::fprintf(stderr, "mpgpu: no context: %s; copies are left alone\n", mp_last_error());
+            next = stage::off;
+        }
+        stage still = stage::preparing;
+        state.compare_exchange_strong(still, next);
+    };
+    if (!begin(create)) {
+        state = stage::off;
+    }
+}
+
+/// Has a thread ask mpgpu whether copies like this one gain, which the first time makes contexts and staging memory on
+/// relays. Planning reads and writes no memory of the program's, which may be freed meanwhile.
+void ask(std::atomic<gain> &slot, const mp_transfer_t &what) {
+    gain expected = gain::not_asked;
+    if (!slot.compare_exchange_strong(expected, gain::asked)) {
+        return;
+    }
+    const auto answer = [&slot, what] {
+        const plan made(what);
+        // Where the memory has gone meanwhile the next copy asks again.
+        const bool has_gone = made.status() == MP_ERROR_INVALID_POINTER;
+        slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
+    };
+    if (!begin(answer)) {
+        slot = gain::not_asked;
+    }
+}
+
+// --- one copy --------------------------------------------------------------------------------------------------------
+
+constexpr unsigned host_type = 1;
+constexpr unsigned device_type = 2;
+
+/// Why the interposer leaves memory alone; `count` where it does not.
+outcome refusal(const memory &known, device_pointer address, std::size_t bytes) {
+    if (known.type != host_type && known.type != device_type) {
+        return outcome::host_memory;
+    }
+    if (known.managed != 0) {
+        return outcome::managed;
+    }
+    if (known.type == device_type) {
+        switch (find_opened(address)) {
+        case opened_memory::known:
+            return outcome::opened;
+        case opened_memory::unknown:
+            return outcome::opened_unknown;
+        case opened_memory::none:
+            break;
+        }
+        if (known.plain == 0) {
+            return outcome::pooled;
+        }
+        if (known.gpu < 0 || known.gpu >= most_gpus || !is_primary(known.owner)) {
+            return outcome::other_context;
+        }
+    }
+    // A range that leaves its allocation is the driver's to refuse. Of registered host memory not every driver tells
+    // the range.
+    const bool is_within = known.bytes == 0 ? known.type == host_type
+                                            : address >= known.base && address - known.base <= known.bytes &&
+                                                  bytes <= known.bytes - (address - known.base);
+    return is_within ? outcome::count : outcome::refused;
+}
+
+outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, stream in, double &saved) {
+    if (is_capturing(in)) {
+        return outcome::captured;
+    }
+    if (!is_primary(context_of(in))) {
+        return outcome::other_context;
+    }
+    const memory to = find_memory(dst);
+    const memory from = find_memory(src);
+    for (const outcome why : {refusal(to, dst, bytes), refusal(from, src, bytes)}) {
+        if (why != outcome::count) {
+            return why;
+        }
+    }
+    const int dst_device = to.type == host_type ? host : to.gpu;
+    const int src_device = from.type == host_type ? host : from.gpu;
+    if (dst_device == src_device) {
+        return outcome::no_gain;
+    }
+    const mp_transfer_t what = transfer(dst, src, bytes);
+    std::atomic<gain> &slot = gain_of(dst_device, src_device, bytes);
+    switch (slot.load(std::memory_order_acquire)) {
+    case gain::not_asked:
+        ask(slot, what);
+        return outcome::preparing;
+    case gain::asked:
+        return outcome::preparing;
+    case gain::none:
+        return outcome::no_gain;
+    case gain::some:
+        break;
+    }
+    const plan made(what);
+    if (!made.gains()) {
+        return made.status() == MP_SUCCESS ? outcome::no_gain : outcome::refused;
+    }
+    mp_request_t request = nullptr;
+    if (made.execute(in, asked().verify ? &request : nullptr) != MP_SUCCESS) {
+        return outcome::refused;
+    }
+    saved = made.saved_seconds();
+    if (request != nullptr) {
+        note_compared(request);
+    }
+    if (dst_device == host) {
+        return outcome::device_to_host;
+    }
+    return src_device == host ? outcome::host_to_device : outcome::device_to_device;
+}
+
+[[gnu::constructor]] void watch_forks() {
+    // A child has not the threads, the context and the GPUs of its parent. One of a parent that had none of them begins
+    // anew.
+    pthread_atfork(nullptr, nullptr, [] {
+        forget_counts();
+        threads = 0;
+        if (state != stage::idle) {
+            state = stage::off;
+        }
+    });
+}
+
+[[gnu::destructor]] void tell() {
+    write_report();
+}
+
+} // namespace
+
+memory find_memory(device_pointer address) noexcept {
+    memory found;
+    // CU_POINTER_ATTRIBUTE_: CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, IS_LEGACY_CUDA_IPC_CAPABLE,
+    // RANGE_START_ADDR, RANGE_SIZE.
+    std::array<unsigned, 7> names = {1, 2, 8, 9, 10, 11, 12};
+    std::array<void *, 7> values = {&found.owner, &found.type, &found.managed, &found.gpu,
+                                    &found.plain, &found.base, &found.bytes};
+    const result code =
+        call(symbol::cuPointerGetAttributes, static_cast<unsigned>(names.size()), names.data(), values.data(), address);
+    return code == success ? found : memory{};
+}
+
+bool is_in_use() noexcept {
+    return state.load(std::memory_order_acquire) == stage::ready;
+}
+
+bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept {
+    if (is_inside) {
+        return false;
+    }
+    outcome what = outcome::no_context;
+    double saved = 0;
+    const stage now = state.load(std::memory_order_acquire);
+    if (bytes < asked().min_bytes) {
+        what = outcome::small;
+    } else if (now == stage::idle) {
+        prepare();
+        what = outcome::preparing;
+    } else if (now == stage::preparing) {
+        what = outcome::preparing;
+    } else if (now == stage::ready) {
+        const inside guard;
+        try {
+            what = take_planned(dst, src, bytes, in, saved);
+        } catch (...) { // Before anything was enqueued.
+            what = outcome::refused;
+        }
+    }
+    count(what, bytes, saved);
+    return what < outcome::small;
+}
+
+} // namespace mpgpu_preload

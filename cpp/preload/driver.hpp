@@ -1,0 +1,109 @@
+// What the interposer knows of the CUDA driver: names, types and codes of its C interface, which do not change.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// Every function that is exported in the driver's place, dlsym apart. Never one that UCX patches (`cuMemAlloc*`,
+// `cuMemFree*`, `cuMemMap` …): its patch and this library would wait for each other.
+#define MPGPU_INTERPOSED(X)                                                                                            \
+    X(cuGetProcAddress)                                                                                                \
+    X(cuGetProcAddress_v2)                                                                                             \
+    X(cuMemcpyAsync)                                                                                                   \
+    X(cuMemcpyAsync_ptsz)                                                                                              \
+    X(cuMemcpyDtoDAsync_v2)                                                                                            \
+    X(cuMemcpyDtoDAsync_v2_ptsz)                                                                                       \
+    X(cuMemcpyHtoDAsync_v2)                                                                                            \
+    X(cuMemcpyHtoDAsync_v2_ptsz)                                                                                       \
+    X(cuMemcpyDtoHAsync_v2)                                                                                            \
+    X(cuMemcpyDtoHAsync_v2_ptsz)                                                                                       \
+    X(cuMemcpyPeerAsync)                                                                                               \
+    X(cuMemcpyPeerAsync_ptsz)                                                                                          \
+    X(cuCtxEnablePeerAccess)                                                                                           \
+    X(cuCtxDisablePeerAccess)                                                                                          \
+    X(cuIpcGetMemHandle)                                                                                               \
+    X(cuIpcOpenMemHandle)                                                                                              \
+    X(cuIpcOpenMemHandle_v2)                                                                                           \
+    X(cuIpcCloseMemHandle)
+
+// Functions of the driver that the interposer calls for itself.
+#define MPGPU_ASKED(X)                                                                                                 \
+    X(cuCtxGetCurrent)                                                                                                 \
+    X(cuDeviceGetCount)                                                                                                \
+    X(cuDeviceGetUuid)                                                                                                 \
+    X(cuDevicePrimaryCtxGetState)                                                                                      \
+    X(cuDevicePrimaryCtxRetain)                                                                                        \
+    X(cuDevicePrimaryCtxRelease_v2)                                                                                    \
+    X(cuPointerGetAttributes)                                                                                          \
+    X(cuStreamGetCtx)                                                                                                  \
+    X(cuStreamIsCapturing)
+
+namespace mpgpu_preload {
+
+/// A `CUresult`.
+using result = int;
+constexpr result success = 0;
+constexpr result not_found = 500;
+constexpr result peer_access_already_enabled = 704;
+constexpr result peer_access_not_enabled = 705;
+
+using device_pointer = std::uint64_t; // CUdeviceptr
+using context = void *;               // CUcontext
+using stream = void *;                // CUstream
+
+/// The default stream of the calling thread, `CU_STREAM_PER_THREAD`.
+inline stream per_thread_stream() {
+    return reinterpret_cast<stream>(std::uintptr_t{2}); // NOLINT(performance-no-int-to-ptr): a handle of the driver's
+}
+
+/// `CUipcMemHandle`.
+struct ipc_handle {
+    std::array<std::uint8_t, 64> bytes;
+};
+
+using uuid = std::array<std::uint8_t, 16>;
+
+enum class symbol : std::size_t {
+#define MPGPU_NAME(name) name,
+    MPGPU_INTERPOSED(MPGPU_NAME) MPGPU_ASKED(MPGPU_NAME)
+#undef MPGPU_NAME
+        count
+};
+
+/// The function that is exported in the place of the driver's; null for one that is only asked.
+void *hook(symbol name);
+
+/// What a client gets that looks up a function and finds `found`: for one of the driver's, by address, the one exported
+/// in its place. Names would not do: `cuGetProcAddress` gives versions and forms (`_v2`, `_ptsz`) by numbers and flags.
+void *replaced(void *found);
+
+constexpr auto symbols = static_cast<std::size_t>(symbol::count);
+
+/// The driver's own functions, as far as they were looked up. Here, so that a call that passes costs two loads and a
+/// jump.
+extern std::array<std::atomic<void *>, symbols> originals;
+
+/// Looks the driver's own function up.
+void *look_up(symbol name);
+
+/// The driver's own function of that name; null before the driver is loaded, and for one that it lacks.
+inline void *original(symbol name) {
+    void *found = originals[static_cast<std::size_t>(name)].load(std::memory_order_acquire);
+    return found != nullptr ? found : look_up(name);
+}
+
+/// The same as a function.
+template <class Result, class... Arguments> auto original_as(symbol name) {
+    using function = Result (*)(Arguments...);
+    return reinterpret_cast<function>(original(name));
+}
+
+/// Calls a function of the driver's own. One that it lacks is an error.
+template <class... Arguments> result call(symbol name, Arguments... arguments) {
+    const auto function = original_as<result, Arguments...>(name);
+    return function == nullptr ? not_found : function(arguments...);
+}
+
+} // namespace mpgpu_preload

@@ -1,0 +1,69 @@
+#include "settings.hpp"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+namespace mpgpu_preload {
+
+// Until the environment is read, which is before any program can copy.
+std::atomic<std::size_t> looked_at_from{SIZE_MAX};
+
+namespace {
+
+settings values;
+
+/// A number of bytes, or one of K, M, G, T of 1024.
+bool read_size(const char *text, std::size_t &bytes) {
+    char *end = nullptr;
+    const unsigned long long number = std::strtoull(text, &end, 10);
+    constexpr std::string_view units = "KMGT";
+    std::string_view unit = end;
+    unsigned shift = 0;
+    if (!unit.empty() && units.find(unit.front()) != std::string_view::npos) {
+        shift = 10 * static_cast<unsigned>(units.find(unit.front()) + 1);
+        unit.remove_prefix(1);
+        if (unit == "iB") {
+            unit = {};
+        }
+    }
+    bytes = static_cast<std::size_t>(number) << shift;
+    return *text >= '0' && *text <= '9' && unit.empty() && (bytes >> shift) == number;
+}
+
+bool read() {
+    const char *on = std::getenv("MPGPU_PRELOAD");
+    if (on != nullptr) {
+        const std::string_view value = on;
+        values.on = value == "1" || value == "on";
+        if (!values.on && value != "0" && value != "off") {
+            std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD=%s: must be one of 0, 1, on, off; copies are left alone\n", on);
+        }
+    }
+    const char *bytes = std::getenv("MPGPU_PRELOAD_MIN_BYTES");
+    if (bytes != nullptr && !read_size(bytes, values.min_bytes)) {
+        std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD_MIN_BYTES=%s: must be a size, as in 4M; copies are left alone\n",
+                     bytes);
+        values.on = false;
+    }
+    values.report = std::getenv("MPGPU_PRELOAD_REPORT");
+    const char *verify = std::getenv("MPGPU_VERIFY");
+    values.verify = verify != nullptr && std::strcmp(verify, "bytes") == 0;
+    return values.on;
+}
+
+[[gnu::constructor]] void start() {
+    if (read()) {
+        looked_at_from.store(values.report != nullptr ? 0 : values.min_bytes, std::memory_order_relaxed);
+    }
+}
+
+} // namespace
+
+const settings &asked() {
+    return values;
+}
+
+} // namespace mpgpu_preload

@@ -1,0 +1,578 @@
+// A program that knows nothing of mpgpu and copies by the driver: `client WAY CASE`. WAY is how it comes by the
+// driver's functions: `linked`, `dlsym`, or `address` (cuGetProcAddress, as the CUDA runtime does). The fake driver
+// tells which copies it was asked for.
+#include "driver.hpp"
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <string>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr std::size_t large = std::size_t{16} << 20;
+constexpr std::size_t small = std::size_t{64} << 10;
+constexpr CUresult fake_error = 999;
+
+void check(bool holds, const char *what, const char *of = "") {
+    if (!holds) {
+        std::printf("client: not so: %s (%s)\n", what, of);
+        std::fflush(stdout);
+        std::_Exit(1);
+    }
+}
+
+// --- the driver, by each way -----------------------------------------------------------------------------------------
+
+struct functions {
+#define FUNCTION(name, ...) CUresult (*name)(__VA_ARGS__);
+    CLIENT_FUNCTIONS(FUNCTION)
+#undef FUNCTION
+};
+functions cu;
+
+#ifndef CLIENT_LINKED
+void *library;
+
+void *by_dlsym(const char *name) {
+    return dlsym(library, name);
+}
+
+void *by_address(const char *name) {
+    static const auto get = reinterpret_cast<decltype(&cuGetProcAddress_v2)>(by_dlsym("cuGetProcAddress_v2"));
+    std::string base = name;
+    std::uint64_t flags = 1; // CU_GET_PROC_ADDRESS_LEGACY_STREAM
+    if (base.size() > 5 && base.compare(base.size() - 5, 5, "_ptsz") == 0) {
+        base.resize(base.size() - 5);
+        flags = 2; // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+    }
+    if (base.compare(base.size() - 3, 3, "_v2") == 0) {
+        base.resize(base.size() - 3);
+    }
+    void *found = nullptr;
+    int status = 0;
+    return get(base.c_str(), &found, 12040, flags, &status) == 0 ? found : nullptr;
+}
+#endif
+
+void find_driver(const std::string &way) {
+#ifdef CLIENT_LINKED
+    check(way == "linked", "this client is linked", way.c_str());
+#define FUNCTION(name, ...) cu.name = &name;
+    CLIENT_FUNCTIONS(FUNCTION)
+#undef FUNCTION
+#else
+    void *libc = dlopen("libc.so.6", RTLD_NOW);
+    dlerror();
+    check(dlsym(libc, "cuserid") != nullptr && dlerror() == nullptr, "what is found is no error, without a driver too");
+    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    check(library != nullptr, "libcuda.so.1 is there");
+    void *(*find)(const char *) = way == "address" ? by_address : by_dlsym;
+#define FUNCTION(name, ...)                                                                                            \
+    cu.name = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(find(#name));                                                \
+    check(cu.name != nullptr && dlerror() == nullptr, "the driver has it", #name);
+    CLIENT_FUNCTIONS(FUNCTION)
+#undef FUNCTION
+#endif
+    check(cu.cuInit(0) == 0, "cuInit");
+}
+
+// --- memory and streams ----------------------------------------------------------------------------------------------
+
+CUcontext primary(CUdevice gpu) {
+    CUcontext context = nullptr;
+    check(cu.cuDevicePrimaryCtxRetain(&context, gpu) == 0, "a primary context");
+    return context;
+}
+
+void use(CUdevice gpu) {
+    check(cu.cuCtxSetCurrent(primary(gpu)) == 0, "a current context");
+}
+
+CUdeviceptr on_gpu(CUdevice gpu, std::size_t bytes = large) {
+    use(gpu);
+    CUdeviceptr address = 0;
+    check(cu.cuMemAlloc_v2(&address, bytes) == 0, "memory of a GPU");
+    return address;
+}
+
+CUdeviceptr number_of(const void *address) {
+    return reinterpret_cast<CUdeviceptr>(address);
+}
+// The fake GPU's memory is the host's.
+char *bytes_at(CUdeviceptr address) {
+    return reinterpret_cast<char *>(address); // NOLINT(performance-no-int-to-ptr)
+}
+
+CUdeviceptr pinned(std::size_t bytes = large) {
+    void *address = nullptr;
+    check(cu.cuMemHostAlloc(&address, bytes, 1) == 0, "pinned memory");
+    return number_of(address);
+}
+
+CUstream new_stream() {
+    CUstream stream = nullptr;
+    check(cu.cuStreamCreate(&stream, 1) == 0, "a stream");
+    return stream;
+}
+
+void fill(CUdeviceptr address, std::size_t bytes, unsigned seed) {
+    std::minstd_rand random(seed + 1);
+    for (std::size_t i = 0; i < bytes; i += 4) {
+        const auto word = static_cast<std::uint32_t>(random());
+        std::memcpy(bytes_at(address + i), &word, 4);
+    }
+}
+
+bool equal(CUdeviceptr one, CUdeviceptr other, std::size_t bytes) {
+    return std::memcmp(bytes_at(one), bytes_at(other), bytes) == 0;
+}
+
+// --- copies ----------------------------------------------------------------------------------------------------------
+
+using copy_call = std::function<CUresult(CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream)>;
+
+/// A function of the driver that copies, and between which memory.
+struct form {
+    const char *name;
+    copy_call copy;
+    CUdeviceptr dst;
+    CUdeviceptr src;
+    /// Stream 0 means the thread's.
+    bool is_per_thread;
+};
+
+std::vector<form> all_forms() {
+    const CUdeviceptr a = on_gpu(0);
+    const CUdeviceptr b = on_gpu(1);
+    const CUdeviceptr h = pinned();
+    const auto to_gpu = [](auto function) {
+        return [function](CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream stream) {
+            return function(dst, bytes_at(src), bytes, stream);
+        };
+    };
+    const auto to_host = [](auto function) {
+        return [function](CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream stream) {
+            return function(bytes_at(dst), src, bytes, stream);
+        };
+    };
+    const auto peers = [](auto function) {
+        return [function, to = primary(1), from = primary(0)](CUdeviceptr dst, CUdeviceptr src, std::size_t bytes,
+                                                              CUstream stream) {
+            return function(dst, to, src, from, bytes, stream);
+        };
+    };
+    use(0);
+    return {
+        {"cuMemcpyDtoDAsync_v2", cu.cuMemcpyDtoDAsync_v2, b, a, false},
+        {"cuMemcpyDtoDAsync_v2_ptsz", cu.cuMemcpyDtoDAsync_v2_ptsz, b, a, true},
+        {"cuMemcpyAsync", cu.cuMemcpyAsync, b, a, false},
+        {"cuMemcpyAsync_ptsz", cu.cuMemcpyAsync_ptsz, b, a, true},
+        {"cuMemcpyHtoDAsync_v2", to_gpu(cu.cuMemcpyHtoDAsync_v2), a, h, false},
+        {"cuMemcpyHtoDAsync_v2_ptsz", to_gpu(cu.cuMemcpyHtoDAsync_v2_ptsz), a, h, true},
+        {"cuMemcpyDtoHAsync_v2", to_host(cu.cuMemcpyDtoHAsync_v2), h, a, false},
+        {"cuMemcpyDtoHAsync_v2_ptsz", to_host(cu.cuMemcpyDtoHAsync_v2_ptsz), h, a, true},
+        {"cuMemcpyPeerAsync", peers(cu.cuMemcpyPeerAsync), b, a, false},
+        {"cuMemcpyPeerAsync_ptsz", peers(cu.cuMemcpyPeerAsync_ptsz), b, a, true},
+    };
+}
+
+/// What the driver is asked for by one copy.
+fake_copies seen(const form &by, std::size_t bytes, CUstream stream) {
+    cu.fake_forget_copies(0);
+    check(by.copy(by.dst, by.src, bytes, stream) == 0, "a copy", by.name);
+    fake_copies found{};
+    cu.fake_copies_into(by.dst, bytes, &found);
+    return found;
+}
+
+bool is_taken(const fake_copies &found) {
+    return found.whole == nullptr && found.count > 1;
+}
+
+void synchronize(CUstream stream) {
+    check(cu.cuStreamSynchronize(stream) == 0, "the stream ends well");
+}
+
+/// The handle of the stream that 0 means.
+CUstream default_of(const form &by) {
+    return by.is_per_thread ? reinterpret_cast<CUstream>(bytes_at(2)) : nullptr; // CU_STREAM_PER_THREAD
+}
+
+/// Copies until copies of this form are taken. The first are not: a thread prepares meanwhile.
+void warm_up(const form &by, CUstream stream) {
+    while (!is_taken(seen(by, large, stream))) {
+        synchronize(stream);
+    }
+    synchronize(stream);
+}
+
+bool passes(const form &by, std::size_t bytes, CUstream stream) {
+    const fake_copies found = seen(by, bytes, stream);
+    return found.count == 1 && found.whole != nullptr && std::strcmp(found.whole, by.name) == 0 &&
+           found.src == by.src && found.stream == stream;
+}
+
+/// Keeps a stream from going on until it is opened.
+class gate {
+  public:
+    void hold(CUstream stream) {
+        check(cu.cuLaunchHostFunc(
+                  stream,
+                  [](void *self) {
+                      auto &held = *static_cast<gate *>(self);
+                      std::unique_lock guard(held.lock_);
+                      held.changed_.wait(guard, [&] { return held.is_open_; });
+                  },
+                  this) == 0,
+              "a host function");
+    }
+    void open() {
+        const std::lock_guard guard(lock_);
+        is_open_ = true;
+        changed_.notify_all();
+    }
+
+  private:
+    std::mutex lock_;
+    std::condition_variable changed_;
+    bool is_open_ = false;
+};
+
+void launch(CUstream stream, std::function<void()> &work) {
+    check(cu.cuLaunchHostFunc(
+              stream, [](void *what) { (*static_cast<std::function<void()> *>(what))(); }, &work) == 0,
+          "a host function");
+}
+
+/// Work that writes the source stands before the copy in its stream, work that reads the destination and spoils both
+/// ends behind it, and nothing runs before all is enqueued.
+void check_order(const form &by, CUstream stream, unsigned seed) {
+    std::vector<char> expected(large);
+    std::vector<char> arrived(large);
+    fill(number_of(expected.data()), large, seed);
+    std::function<void()> before = [&] { std::memcpy(bytes_at(by.src), expected.data(), large); };
+    std::function<void()> after = [&] {
+        std::memcpy(arrived.data(), bytes_at(by.dst), large);
+        std::memset(bytes_at(by.src), 0, large);
+        std::memset(bytes_at(by.dst), 0, large);
+    };
+    gate closed;
+    closed.hold(stream);
+    launch(stream, before);
+    const fake_copies found = seen(by, large, by.is_per_thread && stream == default_of(by) ? nullptr : stream);
+    check(is_taken(found), "several copies in the place of one", by.name);
+    launch(stream, after);
+    closed.open();
+    synchronize(stream);
+    check(arrived == expected, "the bytes arrive after the work before and before the work behind", by.name);
+}
+
+// --- cases -----------------------------------------------------------------------------------------------------------
+
+void copies() {
+    std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    check(passes(forms[0], large, stream), "the first copy does not wait for mpgpu");
+    synchronize(stream);
+    // Memory of the program's own, which it registers.
+    std::vector<char> registered(large);
+    check(cu.cuMemHostRegister_v2(registered.data(), large, 1) == 0, "registered memory");
+    forms.push_back(forms[4]);
+    forms.back().src = number_of(registered.data());
+    unsigned seed = 0;
+    for (const form &by : forms) {
+        warm_up(by, stream);
+        check_order(by, stream, ++seed);
+        check_order(by, default_of(by), ++seed);
+    }
+}
+
+void left_alone() {
+    const std::vector<form> forms = all_forms();
+    CUstream stream = new_stream();
+    for (const form &by : forms) {
+        warm_up(by, stream);
+        check(passes(by, small, stream), "a small copy passes", by.name);
+    }
+    const form &by = forms[0];
+    form other = by;
+    check(cu.cuMemAllocManaged(&other.src, large, 1) == 0 && passes(other, large, stream), "managed memory passes");
+    check(cu.cuMemAllocAsync(&other.src, large, stream) == 0 && passes(other, large, stream), "a pool's memory passes");
+    std::vector<char> pageable(large);
+    form from_host = forms[4];
+    from_host.src = number_of(pageable.data());
+    check(passes(from_host, large, stream), "pageable memory passes");
+    synchronize(stream);
+    other.src = by.src + 4096;
+    check(by.copy(by.dst, other.src, large, stream) == 1, "the driver's error for a range that leaves its allocation");
+
+    check(cu.cuStreamBeginCapture_v2(stream, 0) == 0 && passes(by, large, stream), "a captured copy passes");
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    check(cu.cuStreamEndCapture(stream, &graph) == 0 && cu.cuGraphInstantiateWithFlags(&exec, graph, 0) == 0,
+          "a graph");
+    fill(by.src, large, 77);
+    check(cu.cuGraphLaunch(exec, stream) == 0, "a launch");
+    synchronize(stream);
+    check(equal(by.dst, by.src, large), "the captured copy's bytes arrive");
+
+    check(cu.cuMemcpyPeerAsync(by.dst, primary(2), by.src, primary(0), large, stream) == 0,
+          "a copy with another's context");
+    synchronize(stream);
+
+    CUcontext own = nullptr;
+    check(cu.cuCtxCreate_v2(&own, 0, 0) == 0, "a context");
+    check(passes(by, large, new_stream()), "a stream of a context that is not primary passes");
+    use(0);
+}
+
+/// Every call that the driver gets for a taken copy fails once.
+void failing() {
+    const std::vector<form> forms = all_forms();
+    for (const std::size_t kind : {std::size_t{0}, std::size_t{4}, std::size_t{6}}) {
+        const form &by = forms.at(kind);
+        const CUstream stream = new_stream();
+        warm_up(by, stream);
+        long calls = 0;
+        for (const char *failed = "";; ++calls) {
+            fill(by.src, large, static_cast<unsigned>(calls));
+            std::memset(bytes_at(by.dst), 0, large);
+            cu.fake_fail_after(calls);
+            const CUresult code = by.copy(by.dst, by.src, large, stream);
+            cu.fake_failed(&failed);
+            cu.fake_fail_after(-1);
+            synchronize(stream);
+            check(code == 0 || code == fake_error, "the driver's code", failed);
+            check(code != 0 || equal(by.dst, by.src, large), "no wrong byte", failed);
+            if (failed == nullptr) {
+                break;
+            }
+        }
+        check(calls > 10, "a taken copy makes calls", by.name);
+    }
+}
+
+/// What the program enables and disables, and what it is told.
+void peers() {
+    const form by = all_forms()[0];
+    const auto enable = [](CUdevice peer) { return cu.cuCtxEnablePeerAccess(primary(peer), 0); };
+    const auto disable = [](CUdevice peer) { return cu.cuCtxDisablePeerAccess(primary(peer)); };
+    check(disable(2) == 705 && enable(2) == 0 && enable(2) == 704 && disable(2) == 0 && disable(2) == 705 &&
+              enable(3) == 0,
+          "the driver's answers before mpgpu is at work");
+    const CUstream stream = new_stream();
+    warm_up(by, stream);
+    check(disable(1) == 705 && enable(1) == 0 && enable(1) == 704 && enable(3) == 704,
+          "what mpgpu has enabled, the program has not");
+    check(disable(1) == 0 && disable(1) == 705 && disable(3) == 0, "what the program has enabled it disables");
+    check_order(by, stream, 4);
+}
+
+template <class Work> int in_child(Work work) {
+    const pid_t child = fork();
+    if (child == 0) {
+        work();
+        std::exit(0);
+    }
+    int status = 0;
+    check(child > 0 && waitpid(child, &status, 0) == child, "a child");
+    return status;
+}
+
+/// Calls fail while mpgpu prepares, in a process each.
+void failing_first(const std::string &way) {
+    for (long calls = 0; calls < 400; calls += 11) {
+        const int status = in_child([&] {
+            find_driver(way);
+            const form by = all_forms()[0];
+            const CUstream stream = new_stream();
+            cu.fake_fail_after(calls);
+            for (unsigned i = 0; i < 10; ++i) {
+                fill(by.src, large, i);
+                const CUresult code = by.copy(by.dst, by.src, large, stream);
+                check(code == 0 || code == fake_error, "the driver's code");
+                while (cu.cuStreamSynchronize(stream) != 0) {
+                }
+                check(code != 0 || equal(by.dst, by.src, large), "no wrong byte");
+            }
+        });
+        check(status == 0, "the process ends well");
+    }
+}
+
+void forks(const std::string &way) {
+    // Before the driver is used a child is a program like any other.
+    check(in_child([&] {
+              find_driver(way);
+              copies();
+          }) == 0,
+          "a child of a process without a GPU");
+    find_driver(way);
+    const std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    warm_up(forms[0], stream);
+    check(in_child([&] {
+              const form &by = forms[0];
+              check(by.copy(by.dst, by.src, large, stream) == 3, "a child gets the driver's answer, that it has none");
+          }) == 0,
+          "a child of a process with GPUs ends");
+    check_order(forms[0], stream, 5);
+}
+
+/// A program that ends while mpgpu prepares.
+void ends() {
+    const form by = all_forms()[0];
+    check(passes(by, large, new_stream()), "the first copy passes");
+}
+
+/// A driver that loses bytes.
+void losing() {
+    const form by = all_forms()[0];
+    const CUstream stream = new_stream();
+    warm_up(by, stream);
+    fill(by.src, large, 1);
+    std::memset(bytes_at(by.dst), 0, large);
+    cu.fake_lose(1);
+    check(by.copy(by.dst, by.src, large, stream) == 0, "a copy");
+    synchronize(stream);
+    check(!equal(by.dst, by.src, large), "a byte is lost");
+    cu.fake_lose(0);
+}
+
+/// Nothing is taken, now and later.
+void off() {
+    const std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    for (const form &by : forms) {
+        for (unsigned round = 0; round < 4; ++round) {
+            fill(by.src, large, round);
+            check(passes(by, large, stream), "a copy passes", by.name);
+            synchronize(stream);
+            check(equal(by.dst, by.src, large), "its bytes arrive", by.name);
+        }
+    }
+}
+
+void threads() {
+    std::vector<std::thread> running;
+    for (unsigned number = 0; number < 4; ++number) {
+        running.emplace_back([number] {
+            const std::vector<form> forms = all_forms();
+            const CUstream stream = new_stream();
+            warm_up(forms[number], stream);
+            std::minstd_rand random(number + 1);
+            for (unsigned round = 0; round < 40; ++round) {
+                const form &by = forms[random() % forms.size()];
+                const std::size_t bytes = 1 + random() % large;
+                fill(by.src, large, round);
+                check(by.copy(by.dst, by.src, bytes, stream) == 0, "a copy", by.name);
+                synchronize(stream);
+                check(equal(by.dst, by.src, bytes), "the bytes of a copy of any size arrive", by.name);
+            }
+        });
+    }
+    for (std::thread &one : running) {
+        one.join();
+    }
+}
+
+// --- memory of another process ---------------------------------------------------------------------------------------
+
+/// The other process: tells the handle of a GPU's memory, and stays until it is told to go.
+void exporter() {
+    const CUdeviceptr memory = on_gpu(1);
+    std::memset(bytes_at(memory), 3, large);
+    CUipcMemHandle handle{};
+    check(cu.cuIpcGetMemHandle(&handle, memory) == 0, "a handle");
+    check(write(STDOUT_FILENO, &handle, sizeof(handle)) == static_cast<ssize_t>(sizeof(handle)), "the handle is told");
+    char go = 0;
+    while (read(STDIN_FILENO, &go, 1) > 0) {
+    }
+}
+
+void importer(const char *self, const std::string &way, bool exporter_is_preloaded) {
+    std::array<int, 2> to{};
+    std::array<int, 2> from{};
+    check(pipe(to.data()) == 0 && pipe(from.data()) == 0, "pipes");
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(to[0], STDIN_FILENO);
+        dup2(from[1], STDOUT_FILENO);
+        for (const int file : {to[0], to[1], from[0], from[1]}) {
+            close(file);
+        }
+        if (!exporter_is_preloaded) {
+            unsetenv("LD_PRELOAD");
+        }
+        execl(self, self, way.c_str(), "exporter", nullptr);
+        std::_Exit(1);
+    }
+    close(to[0]);
+    close(from[1]);
+    CUipcMemHandle handle{};
+    check(read(from[0], &handle, sizeof(handle)) == static_cast<ssize_t>(sizeof(handle)), "a handle comes");
+
+    find_driver(way);
+    std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    warm_up(forms[0], stream);
+    form into = forms[0];
+    use(1); // The driver takes what GPU 1 opens for memory of GPU 1.
+    check(cu.cuIpcOpenMemHandle_v2(&into.dst, handle, 1) == 0, "the memory opens");
+    use(0);
+    check(bytes_at(into.dst)[large - 1] == 3, "it is the other's memory");
+    fill(into.src, large, 9);
+    check(passes(into, large, stream), "a copy into memory of another process passes");
+    form inside = into;
+    inside.dst += large / 2;
+    check(passes(inside, large / 2, stream), "and into the middle of it");
+    synchronize(stream);
+    check(equal(into.dst + large / 2, into.src, large / 2), "its bytes arrive");
+    check(cu.cuIpcCloseMemHandle(into.dst) == 0, "it closes");
+    check_order(forms[0], stream, 6);
+
+    close(to[1]);
+    int status = 0;
+    check(waitpid(child, &status, 0) == child && status == 0, "the exporter ends well");
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    check(count == 3, "client WAY CASE");
+    const std::string way = arguments[1];
+    const std::string name = arguments[2];
+    if (name == "forks") {
+        forks(way);
+    } else if (name == "failing_first") {
+        failing_first(way);
+    } else if (name == "opened" || name == "opened_unknown") {
+        importer(arguments[0], way, name == "opened");
+    } else {
+        find_driver(way);
+        const std::vector<std::pair<const char *, void (*)()>> cases = {
+            {"copies", copies},   {"left_alone", left_alone}, {"failing", failing}, {"ends", ends},
+            {"threads", threads}, {"exporter", exporter},     {"peers", peers},     {"off", off},
+            {"losing", losing},
+        };
+        for (const auto &[known, run] : cases) {
+            if (name == known) {
+                run();
+                return 0;
+            }
+        }
+        check(false, "a case of that name", name.c_str());
+    }
+    return 0;
+}

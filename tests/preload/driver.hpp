@@ -1,0 +1,83 @@
+// The driver's interface as far as the clients and the fake driver use it, and what the fake one tells of itself.
+// Names, types and numbers are the driver's.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+// NOLINTBEGIN(readability-identifier-naming): the driver's names
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = std::uint64_t;
+using CUcontext = struct fake_context *;
+using CUstream = struct fake_stream *;
+using CUevent = struct fake_event *;
+using CUgraph = struct fake_graph *;
+using CUgraphExec = struct fake_graph *;
+using CUgraphNode = std::size_t *;
+using CUhostFn = void (*)(void *);
+struct CUipcMemHandle {
+    std::array<std::uint8_t, 64> bytes;
+};
+
+extern "C" {
+
+// Functions that clients look up by each of the ways; those of the fake driver's own are last.
+#define CLIENT_FUNCTIONS(X)                                                                                            \
+    X(cuInit, unsigned)                                                                                                \
+    X(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)                                                                 \
+    X(cuCtxCreate_v2, CUcontext *, unsigned, CUdevice)                                                                 \
+    X(cuCtxSetCurrent, CUcontext)                                                                                      \
+    X(cuCtxEnablePeerAccess, CUcontext, unsigned)                                                                      \
+    X(cuCtxDisablePeerAccess, CUcontext)                                                                               \
+    X(cuMemAlloc_v2, CUdeviceptr *, std::size_t)                                                                       \
+    X(cuMemAllocManaged, CUdeviceptr *, std::size_t, unsigned)                                                         \
+    X(cuMemAllocAsync, CUdeviceptr *, std::size_t, CUstream)                                                           \
+    X(cuMemFree_v2, CUdeviceptr)                                                                                       \
+    X(cuMemHostAlloc, void **, std::size_t, unsigned)                                                                  \
+    X(cuMemHostRegister_v2, void *, std::size_t, unsigned)                                                             \
+    X(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream)                                                  \
+    X(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, std::size_t, CUstream)                                             \
+    X(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, std::size_t, CUstream)                                           \
+    X(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, CUdeviceptr, std::size_t, CUstream)                                      \
+    X(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, std::size_t, CUstream)                                          \
+    X(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void *, std::size_t, CUstream)                                     \
+    X(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, std::size_t, CUstream)                                                \
+    X(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, std::size_t, CUstream)                                           \
+    X(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream)                        \
+    X(cuMemcpyPeerAsync_ptsz, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream)                   \
+    X(cuStreamCreate, CUstream *, unsigned)                                                                            \
+    X(cuStreamSynchronize, CUstream)                                                                                   \
+    X(cuStreamBeginCapture_v2, CUstream, int)                                                                          \
+    X(cuStreamEndCapture, CUstream, CUgraph *)                                                                         \
+    X(cuGraphInstantiateWithFlags, CUgraphExec *, CUgraph, std::uint64_t)                                              \
+    X(cuGraphLaunch, CUgraphExec, CUstream)                                                                            \
+    X(cuLaunchHostFunc, CUstream, CUhostFn, void *)                                                                    \
+    X(cuIpcGetMemHandle, CUipcMemHandle *, CUdeviceptr)                                                                \
+    X(cuIpcOpenMemHandle_v2, CUdeviceptr *, CUipcMemHandle, unsigned)                                                  \
+    X(cuIpcCloseMemHandle, CUdeviceptr)                                                                                \
+    X(fake_copies_into, CUdeviceptr, std::size_t, fake_copies *)                                                       \
+    X(fake_forget_copies, int)                                                                                         \
+    X(fake_lose, int)                                                                                                  \
+    X(fake_fail_after, long)                                                                                           \
+    X(fake_failed, const char **)
+
+/// What the driver was asked for that writes to a range.
+struct fake_copies {
+    std::size_t count;
+    /// The last of them, if it wrote all of the range.
+    const char *whole;
+    CUdeviceptr src;
+    CUstream stream;
+};
+
+#define DECLARE_FUNCTION(name, ...) CUresult name(__VA_ARGS__);
+CLIENT_FUNCTIONS(DECLARE_FUNCTION)
+#undef DECLARE_FUNCTION
+
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, std::uint64_t flags, int *found);
+}
+
+// NOLINTEND(readability-identifier-naming)

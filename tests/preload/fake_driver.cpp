@@ -1,0 +1,804 @@
+// A driver of GPUs that are not there: libcuda.so.1 for the tests of the interposer. A GPU's memory is host memory that
+// processes share by CUDA IPC handles; each stream is a thread that does its work in order; events, host functions,
+// captures and graphs of copies work; kernels are refused. It counts what it is asked to copy, and fails where a test
+// says so.
+#include "driver.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fcntl.h>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+struct fake_context {
+    CUdevice device;
+    bool is_primary;
+    std::uint64_t number;
+};
+
+struct fake_stream {
+    fake_context *context;
+    std::uint64_t number;
+    std::deque<std::function<void()>> queue;
+    std::uint64_t asked = 0;
+    std::uint64_t done = 0;
+    bool is_destroyed = false;
+    fake_graph *captured = nullptr;
+};
+
+struct fake_event {
+    std::uint64_t asked = 0;
+    std::uint64_t done = 0;
+};
+
+struct one_copy {
+    CUdeviceptr dst;
+    CUdeviceptr src;
+    std::size_t bytes;
+};
+
+struct fake_graph {
+    std::deque<one_copy> copies;
+};
+
+namespace {
+
+constexpr CUresult success = 0;
+constexpr CUresult invalid_value = 1;
+constexpr CUresult not_initialized = 3;
+constexpr CUresult invalid_device = 101;
+constexpr CUresult invalid_context = 201;
+constexpr CUresult peer_access_already_enabled = 704;
+constexpr CUresult peer_access_not_enabled = 705;
+constexpr CUresult invalid_handle = 400;
+constexpr CUresult symbol_not_found = 500;
+constexpr CUresult not_ready = 600;
+constexpr CUresult not_supported = 801;
+constexpr CUresult capture_unsupported = 900;
+constexpr CUresult unknown = 999;
+
+struct allocation {
+    std::size_t bytes = 0;
+    /// -1 for host memory.
+    CUdevice device = -1;
+    fake_context *context = nullptr;
+    std::uint64_t number = 0;
+    bool is_managed = false;
+    bool is_pooled = false;
+    bool is_registered = false;
+    int file = -1;
+    int opened = 0;
+};
+
+/// A copy as it was asked for.
+struct logged {
+    const char *function;
+    one_copy what;
+    CUstream stream;
+};
+
+struct node {
+    std::mutex lock;
+    std::condition_variable changed;
+    int gpus = 4;
+    std::uint64_t numbers = 1;
+    std::map<CUdeviceptr, allocation> memory;
+    std::map<CUdevice, fake_context *> primaries;
+    std::map<CUdevice, int> retained;
+    std::set<std::pair<fake_context *, fake_context *>> peers;
+    std::set<fake_stream *> streams;
+    std::map<std::pair<fake_context *, std::uint64_t>, fake_stream *> default_streams;
+    std::map<std::string, void *> functions;
+    std::vector<logged> copies;
+    /// How many calls succeed before one fails; negative for no end.
+    long left = -1;
+    const char *failed = nullptr;
+    /// Whether large copies into a GPU's memory lose their last byte.
+    bool loses = false;
+};
+
+// Never destroyed: threads of streams use it to the last.
+node &all() {
+    static auto &made = *new node;
+    return made;
+}
+
+thread_local std::vector<fake_context *> contexts;
+thread_local std::uint64_t thread_number;
+
+fake_context *current() {
+    return contexts.empty() ? nullptr : contexts.back();
+}
+
+/// Whether this call is the one to fail. What gives something back does so all the same.
+bool fails(const char *function) {
+    const std::lock_guard guard(all().lock);
+    if (all().left < 0 || all().left-- > 0) {
+        return false;
+    }
+    all().failed = function;
+    return true;
+}
+
+bool gives_back(const std::string &function) {
+    for (const char *word : {"Free", "Destroy", "Release", "Unload", "Unregister", "Close", "Pop", "Synchronize"}) {
+        if (function.find(word) != std::string::npos) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/// The process that initialised the driver. A child of fork has none.
+std::atomic<pid_t> process;
+
+template <class Work> CUresult enter(const char *function, const Work &work) {
+    if (process != 0 && process != getpid()) {
+        return not_initialized;
+    }
+    if (!fails(function)) {
+        return work();
+    }
+    if (gives_back(function)) {
+        work();
+    }
+    return unknown;
+}
+
+struct entry {
+    entry(const char *name, void *function) { all().functions[name] = function; }
+};
+
+// A function of the driver, which can fail.
+#define FAKE(name, parameters, ...)                                                                                    \
+    extern "C" CUresult name parameters {                                                                              \
+        return enter(#name, [&]() -> CUresult __VA_ARGS__);                                                            \
+    }                                                                                                                  \
+    const entry entry_of_##name(#name, reinterpret_cast<void *>(&name));
+
+// One that is looked for, and is not there.
+#define REFUSED(name) FAKE(name, (), { return not_supported; })
+
+void *at(CUdeviceptr address) {
+    return reinterpret_cast<void *>(address); // NOLINT(performance-no-int-to-ptr)
+}
+CUdeviceptr number_of(const void *address) {
+    return reinterpret_cast<CUdeviceptr>(address);
+}
+
+void run(fake_stream *stream) {
+    std::unique_lock guard(all().lock);
+    for (;;) {
+        all().changed.wait(guard, [&] { return !stream->queue.empty() || stream->is_destroyed; });
+        if (stream->queue.empty()) {
+            return;
+        }
+        const auto task = std::move(stream->queue.front());
+        stream->queue.pop_front();
+        guard.unlock();
+        task();
+        guard.lock();
+        ++stream->done;
+        all().changed.notify_all();
+    }
+}
+
+/// With the lock held.
+fake_stream *make_stream(fake_context *context) {
+    auto *stream = new fake_stream{context, all().numbers++, {}};
+    all().streams.insert(stream);
+    std::thread(run, stream).detach();
+    return stream;
+}
+
+/// The stream of a handle: 0 and 1 are the context's, 2 is the thread's.
+fake_stream *find_stream(CUstream handle) {
+    const std::lock_guard guard(all().lock);
+    const auto value = number_of(handle);
+    if (value > 2) {
+        return all().streams.count(handle) != 0 ? handle : nullptr;
+    }
+    if (current() == nullptr) {
+        return nullptr;
+    }
+    if (thread_number == 0) {
+        thread_number = all().numbers++;
+    }
+    auto &found = all().default_streams[{current(), value == 2 ? thread_number : 0}];
+    if (found == nullptr) {
+        found = make_stream(current());
+    }
+    return found;
+}
+
+CUresult enqueue(CUstream handle, std::function<void()> task) {
+    fake_stream *stream = find_stream(handle);
+    if (stream == nullptr) {
+        return invalid_handle;
+    }
+    const std::lock_guard guard(all().lock);
+    stream->queue.push_back(std::move(task));
+    ++stream->asked;
+    all().changed.notify_all();
+    return success;
+}
+
+/// With the lock held: the allocation that an address lies in.
+std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
+    auto &memory = all().memory;
+    const auto after = memory.upper_bound(address);
+    if (after == memory.begin() || address - std::prev(after)->first >= std::prev(after)->second.bytes) {
+        return memory.end();
+    }
+    return std::prev(after);
+}
+
+void move(const one_copy &what) {
+    // As a link would, so that work which does not wait for it comes too early.
+    std::this_thread::sleep_for(std::chrono::microseconds(500 + what.bytes / 16384));
+    bool loses = false;
+    {
+        const std::lock_guard guard(all().lock);
+        const auto found = find_memory(what.dst);
+        loses = all().loses && what.bytes > 65536 && found != all().memory.end() && found->second.device >= 0;
+    }
+    std::memmove(at(what.dst), at(what.src), what.bytes - (loses ? 1 : 0));
+}
+
+CUresult copy(const char *function, const one_copy &what, CUstream handle, bool known_only) {
+    fake_stream *stream = find_stream(handle);
+    if (stream == nullptr) {
+        return invalid_handle;
+    }
+    {
+        const std::lock_guard guard(all().lock);
+        for (const CUdeviceptr end : {what.dst, what.src}) {
+            const auto found = find_memory(end);
+            const bool is_known = found != all().memory.end();
+            if ((known_only && !is_known) || (is_known && what.bytes > found->second.bytes - (end - found->first))) {
+                return invalid_value;
+            }
+        }
+        all().copies.push_back({function, what, handle});
+        if (stream->captured != nullptr) {
+            stream->captured->copies.push_back(what);
+            return success;
+        }
+    }
+    return enqueue(handle, [what] { move(what); });
+}
+
+/// Stream 0 of the functions that end in `_ptsz`.
+CUstream per_thread(CUstream handle) {
+    return handle == nullptr ? static_cast<CUstream>(at(2)) : handle;
+}
+
+/// Pages that another process can map, by way of this one's descriptors.
+CUresult allocate(CUdeviceptr *out, std::size_t bytes, allocation made) {
+    const std::size_t length = (bytes + 4095) / 4096 * 4096;
+    made.file = memfd_create("fake GPU memory", MFD_CLOEXEC);
+    if (made.file < 0 || ftruncate(made.file, static_cast<off_t>(length)) != 0) {
+        return unknown;
+    }
+    void *base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, made.file, 0);
+    if (base == MAP_FAILED) { // NOLINT(performance-no-int-to-ptr): the system's own macro
+        return unknown;
+    }
+    const std::lock_guard guard(all().lock);
+    made.bytes = bytes;
+    made.number = all().numbers++;
+    all().memory[number_of(base)] = made;
+    *out = number_of(base);
+    return success;
+}
+
+CUresult release(CUdeviceptr base) {
+    const std::lock_guard guard(all().lock);
+    const auto found = all().memory.find(base);
+    if (found == all().memory.end()) {
+        return invalid_value;
+    }
+    if (!found->second.is_registered) {
+        munmap(at(base), (found->second.bytes + 4095) / 4096 * 4096);
+        close(found->second.file);
+    }
+    all().memory.erase(found);
+    return success;
+}
+
+CUresult allocate_here(CUdeviceptr *out, std::size_t bytes, bool is_managed, bool is_pooled) {
+    if (current() == nullptr) {
+        return invalid_context;
+    }
+    return allocate(out, bytes, {bytes, current()->device, current(), 0, is_managed, is_pooled});
+}
+
+void wait_for(fake_stream *stream) {
+    std::unique_lock guard(all().lock);
+    const auto asked = stream->asked;
+    all().changed.wait(guard, [&] { return stream->done >= asked; });
+}
+
+/// What an IPC handle has in it.
+struct shared {
+    std::uint64_t process;
+    std::int64_t file;
+    std::uint64_t bytes;
+};
+
+} // namespace
+
+FAKE(cuInit, (unsigned), {
+    process = getpid();
+    return success;
+})
+FAKE(cuDriverGetVersion, (int *version), {
+    *version = 12040;
+    return success;
+})
+FAKE(cuGetErrorName, (CUresult code, const char **text), {
+    *text = code == unknown ? "FAKE_ERROR" : "CUDA_ERROR";
+    return success;
+})
+FAKE(cuGetErrorString, (CUresult, const char **text), {
+    *text = "an error of the fake driver";
+    return success;
+})
+FAKE(cuDeviceGetCount, (int *count), {
+    *count = all().gpus;
+    return success;
+})
+FAKE(cuDeviceGet, (CUdevice * device, int index), {
+    *device = index;
+    return index >= 0 && index < all().gpus ? success : invalid_device;
+})
+FAKE(cuDeviceGetName, (char *name, int bytes, CUdevice), {
+    std::snprintf(name, static_cast<std::size_t>(bytes), "Fake GPU");
+    return success;
+})
+FAKE(cuDeviceGetUuid, (std::array<std::uint8_t, 16> * uuid, CUdevice device), {
+    uuid->fill(static_cast<std::uint8_t>(device + 1));
+    return success;
+})
+FAKE(cuDeviceGetAttribute, (int *value, unsigned attribute, CUdevice), {
+    // Compute capability 7.0, unified addresses, registered host memory at its own address.
+    *value = attribute == 75 ? 7 : attribute == 41 || attribute == 91 ? 1 : 0;
+    return success;
+})
+FAKE(cuDeviceCanAccessPeer, (int *can, CUdevice, CUdevice), {
+    *can = 1;
+    return success;
+})
+FAKE(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), {
+    const std::lock_guard guard(all().lock);
+    auto &primary = all().primaries[device];
+    if (primary == nullptr) {
+        primary = new fake_context{device, true, all().numbers++};
+    }
+    ++all().retained[device];
+    *context = primary;
+    return success;
+})
+FAKE(cuDevicePrimaryCtxRelease_v2, (CUdevice device), {
+    const std::lock_guard guard(all().lock);
+    --all().retained[device];
+    return success;
+})
+FAKE(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active), {
+    const std::lock_guard guard(all().lock);
+    *flags = 0;
+    *active = all().retained[device] > 0 ? 1 : 0;
+    return success;
+})
+FAKE(cuCtxCreate_v2, (CUcontext * context, unsigned, CUdevice device), {
+    const std::lock_guard guard(all().lock);
+    *context = new fake_context{device, false, all().numbers++};
+    contexts.push_back(*context);
+    return success;
+})
+FAKE(cuCtxGetId, (CUcontext context, std::uint64_t *number), {
+    *number = context->number;
+    return success;
+})
+FAKE(cuCtxSetCurrent, (CUcontext context), {
+    contexts = {context};
+    return success;
+})
+FAKE(cuCtxGetCurrent, (CUcontext * context), {
+    *context = current();
+    return success;
+})
+FAKE(cuCtxPushCurrent_v2, (CUcontext context), {
+    contexts.push_back(context);
+    return success;
+})
+FAKE(cuCtxPopCurrent_v2, (CUcontext * context), {
+    if (contexts.empty()) {
+        return invalid_context;
+    }
+    *context = contexts.back();
+    contexts.pop_back();
+    return success;
+})
+FAKE(cuCtxGetDevice, (CUdevice * device), {
+    if (current() == nullptr) {
+        return invalid_context;
+    }
+    *device = current()->device;
+    return success;
+})
+FAKE(cuCtxEnablePeerAccess, (CUcontext peer, unsigned), {
+    const std::lock_guard guard(all().lock);
+    return all().peers.insert({current(), peer}).second ? success : peer_access_already_enabled;
+})
+FAKE(cuCtxDisablePeerAccess, (CUcontext peer), {
+    const std::lock_guard guard(all().lock);
+    return all().peers.erase({current(), peer}) != 0 ? success : peer_access_not_enabled;
+})
+FAKE(cuCtxSynchronize, (), {
+    std::vector<fake_stream *> streams;
+    {
+        const std::lock_guard guard(all().lock);
+        streams.assign(all().streams.begin(), all().streams.end());
+    }
+    std::for_each(streams.begin(), streams.end(), wait_for);
+    return success;
+})
+
+FAKE(cuMemAlloc_v2, (CUdeviceptr * out, std::size_t bytes), { return allocate_here(out, bytes, false, false); })
+FAKE(cuMemAllocManaged, (CUdeviceptr * out, std::size_t bytes, unsigned),
+     { return allocate_here(out, bytes, true, false); })
+FAKE(cuMemAllocAsync, (CUdeviceptr * out, std::size_t bytes, CUstream),
+     { return allocate_here(out, bytes, false, true); })
+FAKE(cuMemFree_v2, (CUdeviceptr base), { return release(base); })
+FAKE(cuMemHostAlloc, (void **out, std::size_t bytes, unsigned), {
+    CUdeviceptr base = 0;
+    const CUresult code = allocate(&base, bytes, {bytes, -1, current(), 0});
+    *out = at(base);
+    return code;
+})
+FAKE(cuMemFreeHost, (void *base), { return release(number_of(base)); })
+FAKE(cuMemHostRegister_v2, (void *base, std::size_t bytes, unsigned), {
+    const std::lock_guard guard(all().lock);
+    all().memory[number_of(base)] = {bytes, -1, current(), all().numbers++, false, false, true};
+    return success;
+})
+FAKE(cuMemHostUnregister, (void *base), { return release(number_of(base)); })
+FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CUdeviceptr address), {
+    if (current() == nullptr) {
+        return invalid_context;
+    }
+    const std::lock_guard guard(all().lock);
+    const auto found = find_memory(address);
+    const bool is_known = found != all().memory.end();
+    const allocation known = is_known ? found->second : allocation{};
+    for (unsigned i = 0; i < count; ++i) {
+        const auto put = [&](auto value) { std::memcpy(values[i], &value, sizeof value); };
+        switch (names[i]) {
+        case 1: // CONTEXT
+            put(number_of(known.context));
+            break;
+        case 2: // MEMORY_TYPE
+            put(!is_known ? 0U : known.device < 0 ? 1U : 2U);
+            break;
+        case 7: // BUFFER_ID
+            put(known.number);
+            break;
+        case 8: // IS_MANAGED
+            put(static_cast<unsigned char>(known.is_managed));
+            break;
+        case 9: // DEVICE_ORDINAL
+            put(known.device);
+            break;
+        case 10: // IS_LEGACY_CUDA_IPC_CAPABLE
+            put(static_cast<unsigned char>(is_known && known.device >= 0 && !known.is_managed && !known.is_pooled));
+            break;
+        case 11: // RANGE_START_ADDR
+            put(is_known && !known.is_registered ? found->first : 0);
+            break;
+        case 12:                                        // RANGE_SIZE
+            put(known.is_registered ? 0 : known.bytes); // Not every driver tells.
+            break;
+        default:
+            break;
+        }
+    }
+    return success;
+})
+
+#define FAKE_COPY(name, Dst, Src, known_only, stream_of)                                                               \
+    FAKE(name, (Dst dst, Src src, std::size_t bytes, CUstream stream), {                                               \
+        return copy(#name, {(CUdeviceptr)dst, (CUdeviceptr)src, bytes}, stream_of(stream), known_only);                \
+    })
+FAKE_COPY(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, false, )
+FAKE_COPY(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, false, per_thread)
+FAKE_COPY(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, true, )
+FAKE_COPY(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, CUdeviceptr, true, per_thread)
+FAKE_COPY(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, false, )
+FAKE_COPY(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void *, false, per_thread)
+FAKE_COPY(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, false, )
+FAKE_COPY(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, false, per_thread)
+#define FAKE_PEER_COPY(name, stream_of)                                                                                \
+    FAKE(name, (CUdeviceptr dst, CUcontext, CUdeviceptr src, CUcontext, std::size_t bytes, CUstream stream), {         \
+        return copy(#name, {dst, src, bytes}, stream_of(stream), true);                                                \
+    })
+FAKE_PEER_COPY(cuMemcpyPeerAsync, )
+FAKE_PEER_COPY(cuMemcpyPeerAsync_ptsz, per_thread)
+
+FAKE(cuStreamCreate, (CUstream * stream, unsigned), {
+    if (current() == nullptr) {
+        return invalid_context;
+    }
+    const std::lock_guard guard(all().lock);
+    *stream = make_stream(current());
+    return success;
+})
+FAKE(cuStreamDestroy_v2, (CUstream stream), {
+    // Its thread ends when all is done. The memory stays: it still counts what is done.
+    const std::lock_guard guard(all().lock);
+    stream->is_destroyed = true;
+    all().streams.erase(stream);
+    all().changed.notify_all();
+    return success;
+})
+FAKE(cuStreamGetCtx, (CUstream handle, CUcontext *context), {
+    const fake_stream *stream = find_stream(handle);
+    *context = stream == nullptr ? nullptr : stream->context;
+    return stream == nullptr ? invalid_handle : success;
+})
+FAKE(cuStreamGetId, (CUstream handle, std::uint64_t *number), {
+    const fake_stream *stream = find_stream(handle);
+    *number = stream == nullptr ? 0 : stream->number;
+    return stream == nullptr ? invalid_handle : success;
+})
+FAKE(cuStreamQuery, (CUstream handle), {
+    const fake_stream *stream = find_stream(handle);
+    if (stream == nullptr) {
+        return invalid_handle;
+    }
+    const std::lock_guard guard(all().lock);
+    return stream->done == stream->asked ? success : not_ready;
+})
+FAKE(cuStreamSynchronize, (CUstream handle), {
+    fake_stream *stream = find_stream(handle);
+    if (stream == nullptr) {
+        return invalid_handle;
+    }
+    wait_for(stream);
+    return success;
+})
+FAKE(cuStreamWaitEvent, (CUstream handle, CUevent event, unsigned), {
+    std::uint64_t until = 0;
+    {
+        const std::lock_guard guard(all().lock);
+        until = event->asked;
+    }
+    return enqueue(handle, [event, until] {
+        std::unique_lock guard(all().lock);
+        all().changed.wait(guard, [&] { return event->done >= until; });
+    });
+})
+FAKE(cuStreamIsCapturing, (CUstream handle, unsigned *status), {
+    const fake_stream *stream = find_stream(handle);
+    if (stream == nullptr) {
+        return invalid_handle;
+    }
+    *status = stream->captured == nullptr ? 0 : 1;
+    return success;
+})
+FAKE(cuThreadExchangeStreamCaptureMode, (unsigned *), { return success; })
+FAKE(cuStreamBeginCapture_v2, (CUstream handle, int), {
+    fake_stream *stream = find_stream(handle);
+    if (stream == nullptr || stream->captured != nullptr) {
+        return invalid_handle;
+    }
+    stream->captured = new fake_graph;
+    return success;
+})
+FAKE(cuStreamEndCapture, (CUstream handle, CUgraph *graph), {
+    fake_stream *stream = find_stream(handle);
+    if (stream == nullptr || stream->captured == nullptr) {
+        return capture_unsupported;
+    }
+    *graph = std::exchange(stream->captured, nullptr);
+    return success;
+})
+FAKE(cuLaunchHostFunc, (CUstream handle, CUhostFn function, void *user),
+     { return enqueue(handle, [function, user] { function(user); }); })
+
+FAKE(cuEventCreate, (CUevent * event, unsigned), {
+    *event = new fake_event;
+    return success;
+})
+FAKE(cuEventDestroy_v2, (CUevent), { return success; }) // Streams may still wait for it.
+FAKE(cuEventRecord, (CUevent event, CUstream handle), {
+    {
+        const std::lock_guard guard(all().lock);
+        ++event->asked;
+    }
+    return enqueue(handle, [event] {
+        const std::lock_guard guard(all().lock);
+        ++event->done;
+        all().changed.notify_all();
+    });
+})
+FAKE(cuEventQuery, (CUevent event), {
+    const std::lock_guard guard(all().lock);
+    return event->done >= event->asked ? success : not_ready;
+})
+FAKE(cuEventSynchronize, (CUevent event), {
+    std::unique_lock guard(all().lock);
+    const auto until = event->asked;
+    all().changed.wait(guard, [&] { return event->done >= until; });
+    return success;
+})
+
+namespace {
+
+/// The fields of a `CUDA_MEMCPY3D` that a copy of one line has.
+one_copy line(const std::uint8_t *parameters) {
+    one_copy what{};
+    std::memcpy(&what.src, parameters + 48, sizeof(what.src));
+    std::memcpy(&what.dst, parameters + 136, sizeof(what.dst));
+    std::memcpy(&what.bytes, parameters + 176, sizeof(what.bytes));
+    return what;
+}
+
+} // namespace
+
+FAKE(cuGraphCreate, (CUgraph * graph, unsigned), {
+    *graph = new fake_graph;
+    return success;
+})
+FAKE(cuGraphDestroy, (CUgraph), { return success; })
+// Nodes run in the order in which they are added: after all that they depend on.
+FAKE(cuGraphAddMemcpyNode,
+     (CUgraphNode * added, CUgraph graph, const CUgraphNode *, std::size_t, const std::uint8_t *parameters, CUcontext),
+     {
+         graph->copies.push_back(line(parameters));
+         *added = new std::size_t(graph->copies.size() - 1);
+         return success;
+     })
+FAKE(cuGraphInstantiateWithFlags, (CUgraphExec * made, CUgraph graph, std::uint64_t), {
+    *made = new fake_graph(*graph);
+    return success;
+})
+FAKE(cuGraphExecMemcpyNodeSetParams,
+     (CUgraphExec graph, CUgraphNode changed, const std::uint8_t *parameters, CUcontext), {
+         graph->copies.at(*changed) = line(parameters);
+         return success;
+     })
+FAKE(cuGraphExecDestroy, (CUgraphExec), { return success; })
+FAKE(cuGraphLaunch, (CUgraphExec graph, CUstream handle), {
+    const auto copies = graph->copies;
+    {
+        const std::lock_guard guard(all().lock);
+        for (const one_copy &what : copies) {
+            all().copies.push_back({"cuGraphLaunch", what, handle});
+        }
+    }
+    return enqueue(handle, [copies] { std::for_each(copies.begin(), copies.end(), move); });
+})
+
+FAKE(cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr address), {
+    const std::lock_guard guard(all().lock);
+    const auto found = find_memory(address);
+    if (found == all().memory.end() || found->second.device < 0 || found->second.is_pooled) {
+        return invalid_value;
+    }
+    const shared what{static_cast<std::uint64_t>(getpid()), found->second.file, found->second.bytes};
+    handle->bytes.fill(0);
+    std::memcpy(handle->bytes.data(), &what, sizeof(what));
+    return success;
+})
+FAKE(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle handle, unsigned), {
+    shared what{};
+    std::memcpy(&what, handle.bytes.data(), sizeof(what));
+    const std::string path = "/proc/" + std::to_string(what.process) + "/fd/" + std::to_string(what.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    void *base = file < 0 ? MAP_FAILED : mmap(nullptr, what.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (base == MAP_FAILED || current() == nullptr) { // NOLINT(performance-no-int-to-ptr): the system's own macro
+        return invalid_value;
+    }
+    // The driver names the opening GPU as owner.
+    const std::lock_guard guard(all().lock);
+    allocation made{what.bytes, current()->device, current(), all().numbers++};
+    made.file = file;
+    all().memory[number_of(base)] = made;
+    *out = number_of(base);
+    return success;
+})
+// A driver may lack what is old: it has no cuIpcOpenMemHandle without a number.
+FAKE(cuIpcCloseMemHandle, (CUdeviceptr base), { return release(base); })
+
+// No kernel runs here: the library goes on without.
+REFUSED(cuModuleLoadData)
+REFUSED(cuModuleGetFunction)
+REFUSED(cuModuleUnload)
+REFUSED(cuFuncGetAttribute)
+REFUSED(cuLaunchKernel)
+
+namespace {
+
+/// By number and flags, as the driver has it: the newest version, of the form that the flags ask for.
+CUresult find(const std::string &name, void **function, std::uint64_t flags) {
+    for (const char *version : {"_v2", ""}) {
+        for (const char *form : {"_ptsz", ""}) {
+            const auto found = all().functions.find(name + version + form);
+            if ((*form == 0 || (flags & 2) != 0) && found != all().functions.end()) {
+                *function = found->second;
+                return success;
+            }
+        }
+    }
+    *function = nullptr;
+    return symbol_not_found;
+}
+
+} // namespace
+
+FAKE(cuGetProcAddress, (const char *name, void **function, int, std::uint64_t flags),
+     { return find(name, function, flags); })
+FAKE(cuGetProcAddress_v2, (const char *name, void **function, int, std::uint64_t flags, int *),
+     { return find(name, function, flags); })
+
+// --- what the tests ask ----------------------------------------------------------------------------------------------
+
+extern "C" CUresult fake_copies_into(CUdeviceptr dst, std::size_t bytes, fake_copies *found) {
+    const std::lock_guard guard(all().lock);
+    *found = {};
+    for (const logged &one : all().copies) {
+        if (one.what.dst < dst + bytes && dst < one.what.dst + one.what.bytes) {
+            ++found->count;
+            const bool is_whole = one.what.dst == dst && one.what.bytes == bytes;
+            found->whole = is_whole ? one.function : nullptr;
+            found->src = one.what.src;
+            found->stream = one.stream;
+        }
+    }
+    return success;
+}
+
+extern "C" CUresult fake_forget_copies(int) {
+    const std::lock_guard guard(all().lock);
+    all().copies.clear();
+    return success;
+}
+
+extern "C" CUresult fake_fail_after(long calls) {
+    const std::lock_guard guard(all().lock);
+    all().left = calls;
+    all().failed = nullptr;
+    return success;
+}
+
+extern "C" CUresult fake_lose(int loses) {
+    const std::lock_guard guard(all().lock);
+    all().loses = loses != 0;
+    return success;
+}
+
+extern "C" CUresult fake_failed(const char **function) {
+    const std::lock_guard guard(all().lock);
+    *function = all().failed;
+    return success;
+}
+const entry entry_of_copies_into("fake_copies_into", reinterpret_cast<void *>(&fake_copies_into));
+const entry entry_of_forget("fake_forget_copies", reinterpret_cast<void *>(&fake_forget_copies));
+const entry entry_of_fail("fake_fail_after", reinterpret_cast<void *>(&fake_fail_after));
+const entry entry_of_lose("fake_lose", reinterpret_cast<void *>(&fake_lose));
+const entry entry_of_failed("fake_failed", reinterpret_cast<void *>(&fake_failed));
