@@ -3,7 +3,6 @@
 #include "copies.hpp"
 #include "driver.hpp"
 #include "opened.hpp"
-#include "owners.hpp"
 #include "peers.hpp"
 #include "report.hpp"
 #include "settings.hpp"
@@ -51,10 +50,9 @@ result copy_peers(symbol name, zero means, device_pointer dst, context dst_conte
 result open(symbol name, device_pointer *pointer, const ipc_handle &handle, unsigned flags) noexcept {
     const result code = call(name, pointer, handle, flags);
     if (code == success) {
-        const auto owner = find_owner(handle);
-        const std::size_t seen = find_memory(*pointer).bytes;
-        // Where nobody knows how much it is, all addresses from there on count as opened.
-        note_opened(*pointer, owner ? owner->bytes : seen != 0 ? seen : UINT64_MAX, owner.has_value());
+        const std::size_t bytes = find_memory(*pointer).bytes;
+        // Where the driver does not know how much it is, all addresses from there on count as opened.
+        note_opened(*pointer, bytes != 0 ? bytes : UINT64_MAX);
     }
     return code;
 }
@@ -115,18 +113,6 @@ MPGPU_EXPORTED cuCtxDisablePeerAccess(context peer) noexcept {
         return call(symbol::cuCtxDisablePeerAccess, peer);
     }
     return was_enabled ? success : peer_access_not_enabled;
-}
-
-MPGPU_EXPORTED cuIpcGetMemHandle(ipc_handle *handle, device_pointer pointer) noexcept {
-    const result code = call(symbol::cuIpcGetMemHandle, handle, pointer);
-    if (code == success) {
-        const memory known = find_memory(pointer);
-        owner told{{}, known.base, known.bytes};
-        if (known.bytes != 0 && call(symbol::cuDeviceGetUuid, &told.gpu, known.gpu) == success) {
-            publish(*handle, told);
-        }
-    }
-    return code;
 }
 
 MPGPU_EXPORTED cuIpcOpenMemHandle(device_pointer *pointer, ipc_handle handle, unsigned flags) noexcept {

@@ -275,13 +275,9 @@ outcome refusal(const memory &known, device_pointer address, std::size_t bytes) 
         return outcome::managed;
     }
     if (known.type == device_type) {
-        switch (find_opened(address)) {
-        case opened_memory::known:
+        // The driver takes it for memory of the GPU that has opened it.
+        if (is_opened(address)) {
             return outcome::opened;
-        case opened_memory::unknown:
-            return outcome::opened_unknown;
-        case opened_memory::none:
-            break;
         }
         if (known.plain == 0) {
             return outcome::pooled;

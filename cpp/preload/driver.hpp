@@ -23,7 +23,6 @@
     X(cuMemcpyPeerAsync_ptsz)                                                                                          \
     X(cuCtxEnablePeerAccess)                                                                                           \
     X(cuCtxDisablePeerAccess)                                                                                          \
-    X(cuIpcGetMemHandle)                                                                                               \
     X(cuIpcOpenMemHandle)                                                                                              \
     X(cuIpcOpenMemHandle_v2)                                                                                           \
     X(cuIpcCloseMemHandle)
@@ -32,7 +31,6 @@
 #define MPGPU_ASKED(X)                                                                                                 \
     X(cuCtxGetCurrent)                                                                                                 \
     X(cuDeviceGetCount)                                                                                                \
-    X(cuDeviceGetUuid)                                                                                                 \
     X(cuDevicePrimaryCtxGetState)                                                                                      \
     X(cuDevicePrimaryCtxRetain)                                                                                        \
     X(cuDevicePrimaryCtxRelease_v2)                                                                                    \
@@ -62,8 +60,6 @@ inline stream per_thread_stream() {
 struct ipc_handle {
     std::array<std::uint8_t, 64> bytes;
 };
-
-using uuid = std::array<std::uint8_t, 16>;
 
 enum class symbol : std::size_t {
 #define MPGPU_NAME(name) name,

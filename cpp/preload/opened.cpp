@@ -16,7 +16,6 @@ struct opening {
     /// Opening a handle again gives the same address.
     std::size_t times;
     std::uint64_t bytes;
-    bool is_known;
 };
 std::map<device_pointer, opening> &openings() {
     static auto &all = *new std::map<device_pointer, opening>;
@@ -25,10 +24,10 @@ std::map<device_pointer, opening> &openings() {
 
 } // namespace
 
-void note_opened(device_pointer base, std::uint64_t bytes, bool is_known) {
+void note_opened(device_pointer base, std::uint64_t bytes) {
     const std::lock_guard guard(lock);
     opening &noted = openings()[base];
-    noted = {noted.times + 1, bytes, is_known};
+    noted = {noted.times + 1, bytes};
     opened_count.store(openings().size(), std::memory_order_release);
 }
 
@@ -41,20 +40,17 @@ void forget_opened(device_pointer base) {
     opened_count.store(openings().size(), std::memory_order_release);
 }
 
-opened_memory find_opened(device_pointer address) {
+bool is_opened(device_pointer address) {
     if (opened_count.load(std::memory_order_acquire) == 0) {
-        return opened_memory::none;
+        return false;
     }
     const std::lock_guard guard(lock);
     const auto after = openings().upper_bound(address);
     if (after == openings().begin()) {
-        return opened_memory::none;
+        return false;
     }
     const auto &[base, memory] = *std::prev(after);
-    if (address - base >= memory.bytes) {
-        return opened_memory::none;
-    }
-    return memory.is_known ? opened_memory::known : opened_memory::unknown;
+    return address - base < memory.bytes;
 }
 
 } // namespace mpgpu_preload

@@ -30,7 +30,6 @@ constexpr std::array<const char *, outcomes> texts = {
     "managed memory",
     "memory of a pool or a mapping",
     "memory of another process",
-    "memory of another process, not known whose",
     "a context that is not primary, or not the memory's",
     "mpgpu has no context",
     "refused by mpgpu",

@@ -18,7 +18,6 @@ enum class outcome : std::size_t {
     managed,
     pooled,
     opened,
-    opened_unknown,
     other_context,
     no_context,
     refused,

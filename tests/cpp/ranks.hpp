@@ -64,9 +64,8 @@ inline std::string left_over() {
     }
     for (const auto &entry : std::filesystem::directory_iterator("/dev/shm", ec)) {
         const std::string name = entry.path().filename().string();
-        // But for the files that the processes of a user share, those of other tests too.
-        const bool is_shared = name.rfind("mpgpu-traffic-", 0) == 0 || name.rfind("mpgpu-owners-", 0) == 0;
-        if (!is_shared && name.find("mpgpu") != std::string::npos) {
+        // But for the file that contexts of all processes share, those of other tests too.
+        if (name.rfind("mpgpu-traffic-", 0) != 0 && name.find("mpgpu") != std::string::npos) {
             return "is a name in /dev/shm: " + entry.path().string();
         }
     }

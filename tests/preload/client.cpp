@@ -501,7 +501,7 @@ void exporter() {
     }
 }
 
-void importer(const char *self, const std::string &way, bool exporter_is_preloaded) {
+void importer(const char *self, const std::string &way) {
     std::array<int, 2> to{};
     std::array<int, 2> from{};
     check(pipe(to.data()) == 0 && pipe(from.data()) == 0, "pipes");
@@ -511,9 +511,6 @@ void importer(const char *self, const std::string &way, bool exporter_is_preload
         dup2(from[1], STDOUT_FILENO);
         for (const int file : {to[0], to[1], from[0], from[1]}) {
             close(file);
-        }
-        if (!exporter_is_preloaded) {
-            unsetenv("LD_PRELOAD");
         }
         execl(self, self, way.c_str(), "exporter", nullptr);
         std::_Exit(1);
@@ -557,8 +554,8 @@ int main(int count, char **arguments) {
         forks(way);
     } else if (name == "failing_first") {
         failing_first(way);
-    } else if (name == "opened" || name == "opened_unknown") {
-        importer(arguments[0], way, name == "opened");
+    } else if (name == "opened") {
+        importer(arguments[0], way);
     } else {
         find_driver(way);
         const std::vector<std::pair<const char *, void (*)()>> cases = {
