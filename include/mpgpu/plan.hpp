@@ -31,8 +31,8 @@ struct plan_options {
     mpgpu::engine engine = mpgpu::engine::automatic;
     /// The most paths that one transfer may use; 0: left to the model.
     std::uint32_t max_paths = 0;
-    /// Whether a copy between GPUs may also pass through host memory. Left alone, it may; in plans with an end in another
-    /// process's memory only in executions at which few others of the node do.
+    /// Whether a copy between GPUs may also pass through host memory. Left alone, it may; in plans with an end in
+    /// another process's memory only in executions at which few others of the node do.
     std::optional<bool> host_path;
     /// Bytes of one chunk on staged paths; 0: left to the model.
     std::uint64_t chunk_bytes = 0;
