@@ -1,6 +1,6 @@
 //! What executions of a plan that was made alone send through host memory: by what other contexts of the node have in flight there.
 //!
-//! Each execution says until when it copies, and looks who else does. Within [`PERIOD`] of a look it only compares two times, so that
+//! Each execution says until when it copies, and looks who else does. Within 10 ms of a look it only compares two times, so that
 //! executions in a row make no system calls. Who comes anew keeps off host memory for [`WATCHED`], so the others see it in time.
 
 use crate::ipc::TrafficPage;
