@@ -55,6 +55,7 @@ NOTHING(cuDevicePrimaryCtxGetState)
 NOTHING(cuCtxEnablePeerAccess)
 NOTHING(cuCtxSynchronize)
 NOTHING(cuMemFree_v2)
+NOTHING(cuMemcpyDtoDAsync_v2)
 NOTHING(cuMemHostAlloc)
 NOTHING(cuMemFreeHost)
 NOTHING(cuMemHostRegister_v2)
@@ -118,6 +119,9 @@ EXPORT int cuDeviceCanAccessPeer(int *out, int device, int peer) {
 
 EXPORT int cuDevicePrimaryCtxRetain(uintptr_t *out, int device) {
     return put(out, context_of(device));
+}
+EXPORT int cuCtxGetId(uintptr_t context, uintptr_t *id) {
+    return put(id, context);
 }
 EXPORT int cuCtxGetCurrent(uintptr_t *out) {
     return put(out, stack[depth]);
