@@ -59,7 +59,7 @@ by_mpi::half by_mpi::make_half(const mpgpu::context &ctx, const halo::grid &g, p
                           &made.receives.emplace_back(MPI_REQUEST_NULL));
             continue;
         }
-        // The kernel packs a message to this rank where it is unpacked from.
+        // The kernel packs a message to this rank where it is unpacked from. Each that is received is sent, too.
         const auto sent = std::find_if(all_.sent.begin(), all_.sent.end(), [&](const message &other) {
             return other.rank == mine.rank && other.tag == m.tag;
         });

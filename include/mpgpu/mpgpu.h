@@ -526,8 +526,9 @@ mp_status_t mp_alloc(mp_context_t context,
 
 /// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`), whatever its size. `mp_alloc` gives out host
 /// memory that can be shared below 4 MiB only, because on CUDA larger buffers are in huge pages, which few systems give to
-/// memory that processes share. Its pages are resident when the call returns, spread over the sockets or on the NUMA
-/// node of the host domain `device`, and it takes a file descriptor. Host memory is zero. Freed by `mp_free`. Any thread.
+/// memory that processes share. Host memory is zero, and each allocation of it takes a file descriptor; on CUDA, from
+/// 4 MiB on, its pages are resident when the call returns, spread over the sockets or on the NUMA node of the host domain
+/// `device`. Freed by `mp_free`. Any thread.
 ///
 /// Errors: as `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` where the system gives no memory file, or no descriptor is left for
 /// it (`ulimit -n`).

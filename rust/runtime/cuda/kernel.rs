@@ -67,7 +67,7 @@ struct SignalList {
 }
 
 /// As in `cpp/actions.hpp`.
-pub(crate) const ACTIONS_PER_LAUNCH: usize = 120;
+pub(super) const ACTIONS_PER_LAUNCH: usize = 120;
 
 /// The argument of a launch, `mpgpu::ActionList`.
 #[repr(C)]

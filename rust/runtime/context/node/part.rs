@@ -46,8 +46,8 @@ struct SmallPart {
     endpoints: Arc<[Endpoints]>,
 }
 
-/// With more bytes the rank's part is left to copy engines: one thread block moves about 45 GB/s between two H200 (narrow links, docs/results.md),
-/// and every flag that a stream takes by itself costs about 6 us more.
+/// With more bytes the rank's part is left to copy engines: one thread block moves about 45 GB/s between two H200 (narrow links,
+/// docs/results.md), and every flag that a stream takes by itself costs about 6 us more.
 const SMALL_BYTES: u64 = 128 << 10;
 
 /// What this rank does in each step.
@@ -137,7 +137,8 @@ impl SmallPart {
 }
 
 impl BoundPart {
-    /// Binds a part. `by` says whether kernels may wait for flags. Streams and events are made here; the caller gives them back by [`BoundPart::release`].
+    /// Binds a part. `by` says whether kernels may wait for flags. Streams and events are made here; the caller gives them back by
+    /// [`BoundPart::release`].
     pub fn new(part: &Part, at: &impl Addresses, by: SignalWait, backend: &dyn Backend) -> Result<BoundPart, BackendError> {
         let raise = |flag: &FlagId| Signal { counter: at.flag(*flag), value: 1 };
         let mut drafts: Vec<Draft> = Vec::new();
