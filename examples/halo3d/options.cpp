@@ -19,7 +19,8 @@ const char *const usage =
     "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
     "                   after the other, and a table\n"
     "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"
-    "  -mpi             also by MPI, with pointers of the devices\n"
+    "  -mpi             also by MPI, with pointers of the devices, where it says that it is GPU-aware\n"
+    "  -gpu-aware       the same wherever: an MPI built without CUDA is GPU-aware through UCX, and does not say so\n"
     "  -topology T      preset such as beluga, or a topology file (this machine)\n"
     "  -help            print this\n";
 
@@ -102,6 +103,8 @@ options parse(int argc, const char *const *argv) {
             result.plain = true;
         } else if (flag == "-mpi") {
             result.mpi = true;
+        } else if (flag == "-gpu-aware") {
+            result.mpi = result.gpu_aware = true;
         } else if (flag == "-topology") {
             result.topology = value();
         } else if (flag == "-help" || flag == "--help") {

@@ -21,6 +21,7 @@ struct options {
     std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`
     bool plain = false;                        ///< also by cudaMemcpyPeerAsync and events
     bool mpi = false;                          ///< also by MPI
+    bool gpu_aware = false;                    ///< MPI takes pointers of GPUs, whatever it says
     std::string topology;                      ///< preset or file; empty: this machine
     bool help = false;
 };

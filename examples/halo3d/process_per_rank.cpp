@@ -61,7 +61,7 @@ std::vector<std::unique_ptr<exchange>> others(const options &opt, const mpgpu::c
         static_cast<void>(node);
 #endif
     }
-    if (opt.mpi && (on_cpu || !why_not_gpu_aware())) {
+    if (opt.mpi && (on_cpu || opt.gpu_aware || !why_not_gpu_aware())) {
         made.push_back(std::make_unique<by_mpi>(ctx, g, mine));
     }
     return made;
@@ -87,7 +87,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     }
     if (rank == 0) {
         print_problem(opt, g, mine, devices);
-        if (opt.mpi && mine.code != &on_virtual_devices && why_not_gpu_aware()) {
+        if (opt.mpi && !opt.gpu_aware && mine.code != &on_virtual_devices && why_not_gpu_aware()) {
             std::printf("-mpi is left out: %s\n", why_not_gpu_aware()->c_str());
         }
     }
