@@ -3,7 +3,6 @@
 #include "actions.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <thread>
 
 namespace mpgpu {
@@ -14,11 +13,11 @@ struct ThreadGroup {
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
     static void barrier() {}
-    static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
     static void pause() { std::this_thread::yield(); }
     // Builtins, because std::atomic_ref came with C++20.
     static uint64_t load(uint64_t flag) { return __atomic_load_n(at(flag), __ATOMIC_ACQUIRE); }
-    static void store(uint64_t flag, uint64_t value) { __atomic_store_n(at(flag), value, __ATOMIC_RELEASE); }
+    static void raise(uint64_t flag) { __atomic_store_n(at(flag), 1, __ATOMIC_RELEASE); }
+    static void lower(uint64_t flag) { __atomic_store_n(at(flag), 0, __ATOMIC_RELAXED); }
 
   private:
     static uint64_t *at(uint64_t flag) { return reinterpret_cast<uint64_t *>(static_cast<uintptr_t>(flag)); }

@@ -21,7 +21,9 @@ struct ActionList {
 static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 8, "the Rust side declares the same fields");
 
 // `Group` has: `lane()` of `lanes()`; `barrier()`, at which all lanes meet and after which each sees what others wrote;
-// `fence()`, which orders what the lane has written and seen for the whole node; `load`, `store` and `pause` for flags.
+// for flags `load`, which acquires, `raise`, which releases for the whole node what the lane has written and seen,
+// `lower`, which does neither, and `pause`. One lane acquires and releases for all, with a barrier between: a fence by
+// each would wait for what it has lowered in host memory, 2.4 of 8.9 us one way (docs/results.md).
 template <class Group> MPGPU_HD inline void run_actions(const ActionList &list, const Group &group) {
     const auto take = [](const Segment &action) { return action.bytes == 0 && action.dst != 0; };
     const auto raise = [](const Segment &action) { return action.bytes == 0 && action.src != 0; };
@@ -47,21 +49,18 @@ template <class Group> MPGPU_HD inline void run_actions(const ActionList &list, 
                 while (group.load(list.actions[i].dst) == 0) {
                     group.pause();
                 }
-                group.store(list.actions[i].dst, 0);
+                group.lower(list.actions[i].dst);
             }
-            group.fence();
             group.barrier();
             next = end;
         } else if (raise(action)) {
-            // What all lanes have written is visible to the node before a flag is up.
-            group.fence();
             group.barrier();
             uint32_t end = next;
             while (end < list.count && raise(list.actions[end])) {
                 ++end;
             }
             for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-                group.store(list.actions[i].src, 1);
+                group.raise(list.actions[i].src);
             }
             next = end;
         } else {

@@ -19,18 +19,30 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
 }
 
+namespace {
+
+// What was written before a value was released is visible to what comes after the look that sees it.
+__device__ uint64_t acquire(uint64_t address) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+
+__device__ void release(uint64_t address, uint64_t value) {
+    asm volatile("st.release.sys.u64 [%0], %1;" : : "l"(address), "l"(value) : "memory");
+}
+
+} // namespace
+
 // Ends when all counters have reached their values. Values count up and may run over, as for cuStreamWaitValue64.
 extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
     mpgpu_wait_signals(const __grid_constant__ mpgpu::SignalList list) {
     if (threadIdx.x < list.count) {
-        const volatile uint64_t *counter = reinterpret_cast<const volatile uint64_t *>(list.counters[threadIdx.x]);
         const uint64_t value = list.values[threadIdx.x];
-        while (static_cast<int64_t>(*counter - value) < 0) {
+        while (static_cast<int64_t>(acquire(list.counters[threadIdx.x]) - value) < 0) {
             // Leaves the link and the multiprocessor to others for a fraction of what a look at host memory takes.
             __nanosleep(64);
         }
-        // What was written before the counter was raised is visible to what comes after this kernel.
-        __threadfence_system();
     }
 }
 
@@ -41,11 +53,12 @@ struct BlockGroup {
     __device__ uint32_t lane() const { return threadIdx.x; }
     __device__ uint32_t lanes() const { return blockDim.x; }
     __device__ void barrier() const { __syncthreads(); }
-    __device__ void fence() const { __threadfence_system(); }
     // As for mpgpu_wait_signals.
     __device__ void pause() const { __nanosleep(64); }
-    __device__ uint64_t load(uint64_t flag) const { return *reinterpret_cast<const volatile uint64_t *>(flag); }
-    __device__ void store(uint64_t flag, uint64_t value) const { *reinterpret_cast<volatile uint64_t *>(flag) = value; }
+    __device__ uint64_t load(uint64_t flag) const { return acquire(flag); }
+    __device__ void raise(uint64_t flag) const { release(flag, 1); }
+    // Its rank has taken it by then, and raises one of its own, which releases, before another may raise it again.
+    __device__ void lower(uint64_t flag) const { *reinterpret_cast<volatile uint64_t *>(flag) = 0; }
 };
 
 } // namespace
