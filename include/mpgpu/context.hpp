@@ -37,7 +37,7 @@ enum class backend : std::int32_t {
 
 /// How streams wait for signals.
 enum class signal_wait : std::int32_t {
-    automatic = MP_SIGNAL_WAIT_DEFAULT,   ///< as `MPGPU_SIGNAL_WAIT` says, else by operations
+    automatic = MP_SIGNAL_WAIT_DEFAULT,   ///< as `MPGPU_SIGNAL_WAIT` says; `mp_signal_wait_t` has the rest
     operation = MP_SIGNAL_WAIT_OPERATION, ///< by an operation of the stream, which takes nothing of the GPU
     kernel = MP_SIGNAL_WAIT_KERNEL ///< by a kernel of one warp, which goes on sooner; `mp_signal_wait_t` says more
 };

@@ -49,7 +49,7 @@ fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes:
 }
 
 fn waiting(wait: SignalWait, engine: Engine) -> Context {
-    context(None, |config| (config.signal_wait, config.engine) = (wait, engine))
+    context(None, |config| (config.signal_wait, config.engine) = (Some(wait), engine))
 }
 
 pub(super) struct Peer {

@@ -58,7 +58,7 @@ fn every_variable_reaches_its_field() {
         cache_plans: 7,
         tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
         verify: Verify::Bytes,
-        signal_wait: SignalWait::Kernel,
+        signal_wait: Some(SignalWait::Kernel),
         visible: Some(vec![3, 0]),
         check_peers: false,
         log: Some(LevelFilter::Debug),
@@ -211,17 +211,17 @@ proptest! {
 fn how_streams_wait_is_said_by_the_options_then_the_environment_then_nobody() {
     use SignalWait::{Kernel, Operation};
     for (option, variable, expected) in [
-        (None, None, Operation),
-        (None, Some("kernel"), Kernel),
-        (Some(Operation), Some("kernel"), Operation),
-        (Some(Kernel), Some("operation"), Kernel),
-        (Some(Kernel), None, Kernel),
+        (None, None, None),
+        (None, Some("kernel"), Some(Kernel)),
+        (Some(Operation), Some("kernel"), Some(Operation)),
+        (Some(Kernel), Some("operation"), Some(Kernel)),
+        (Some(Kernel), None, Some(Kernel)),
     ] {
         let options = ContextOptions { backend: Some(BackendChoice::Host), signal_wait: option, ..ContextOptions::default() };
         let pairs: Vec<(&str, &str)> = variable.map(|value| ("MPGPU_SIGNAL_WAIT", value)).into_iter().collect();
         let context = Context::open(&options, config(&pairs)).expect("a context");
         assert_eq!(context.config().signal_wait, expected, "{option:?}, {variable:?}");
-        let name = if expected == Kernel { "kernel" } else { "operation" };
+        let name = expected.map_or("auto", |wait| if wait == Kernel { "kernel" } else { "operation" });
         assert_eq!(context.to_json()["settings"]["signal_wait"], name);
     }
 }

@@ -63,8 +63,8 @@ pub struct Config {
     pub tuning_file: Option<String>,
     /// `MPGPU_VERIFY`.
     pub verify: Verify,
-    /// `MPGPU_SIGNAL_WAIT`.
-    pub signal_wait: SignalWait,
+    /// `MPGPU_SIGNAL_WAIT`. `None`: by operations, and by kernels in node plans whose ranks have GPUs of their own.
+    pub signal_wait: Option<SignalWait>,
     /// `MPGPU_HOST_VISIBLE_DEVICES`: the GPUs of the topology that this process is shown on the host backend, in this order. `None` shows all.
     pub visible: Option<Vec<u32>>,
     /// `MPGPU_CHECK_PEERS`: whether GPUs that report peer access are tried before a plan relies on it.
@@ -91,7 +91,7 @@ impl Default for Config {
             cache_plans: 256,
             tuning_file: None,
             verify: Verify::Off,
-            signal_wait: SignalWait::Operation,
+            signal_wait: None,
             visible: None,
             check_peers: true,
             log: None,
@@ -208,7 +208,7 @@ impl Config {
                 self.verify = one_of(text, &[("off", Verify::Off), ("program", Verify::Program), ("bytes", Verify::Bytes)], must)?;
             }
             "MPGPU_SIGNAL_WAIT" => {
-                self.signal_wait = one_of(text, &[("operation", SignalWait::Operation), ("kernel", SignalWait::Kernel)], must)?;
+                self.signal_wait = Some(one_of(text, &[("operation", SignalWait::Operation), ("kernel", SignalWait::Kernel)], must)?);
             }
             "MPGPU_LOG" => {
                 let names = ["off", "error", "warn", "info", "debug", "trace"];

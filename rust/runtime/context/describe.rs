@@ -77,10 +77,10 @@ fn settings(config: &Config) -> [(&'static str, Value); 12] {
         Verify::Program => "program",
         Verify::Bytes => "bytes",
     };
-    let signal_wait = match config.signal_wait {
+    let signal_wait = config.signal_wait.map(|wait| match wait {
         SignalWait::Operation => "operation",
         SignalWait::Kernel => "kernel",
-    };
+    });
     [
         ("backend", backend.into()),
         ("topology", config.topology.clone().map_or_else(|| "auto".into(), Value::from)),
@@ -93,6 +93,6 @@ fn settings(config: &Config) -> [(&'static str, Value); 12] {
         ("cache_plans", config.cache_plans.into()),
         ("tuning_file", config.tuning_file.as_deref().unwrap_or("none").into()),
         ("verify", verify.into()),
-        ("signal_wait", signal_wait.into()),
+        ("signal_wait", or_auto(signal_wait)),
     ]
 }

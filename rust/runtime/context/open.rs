@@ -27,9 +27,7 @@ impl Context {
         if let Some(plans) = options.cache_plans {
             config.cache_plans = plans;
         }
-        if let Some(wait) = options.signal_wait {
-            config.signal_wait = wait;
-        }
+        config.signal_wait = options.signal_wait.or(config.signal_wait);
         match config.backend {
             BackendChoice::Auto => match cuda::device_count() {
                 Ok(_) => cuda(config),

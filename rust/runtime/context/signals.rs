@@ -23,7 +23,7 @@ impl Context {
     pub fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Wait)?;
-        Ok(self.backend().stream_wait_signals(stream, signals, self.shared.config.signal_wait)?)
+        Ok(self.backend().stream_wait_signals(stream, signals, self.shared.config.signal_wait.unwrap_or_default())?)
     }
 
     /// Raises every counter to its value after all work enqueued in `stream` so far.

@@ -27,6 +27,7 @@ use self::exchange::Exchange;
 use self::rendezvous::Rendezvous;
 use super::error::Error;
 use super::lifetime::Context;
+use crate::backend::SignalWait;
 use crate::ipc::ProcessIdentity;
 use crate::topology::{self, DeviceId, Machine};
 use serde::{Deserialize, Serialize};
@@ -130,6 +131,13 @@ impl NodeGroup {
     /// The context of this rank.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// How a small part of a step waits for other ranks. A kernel of one rank may keep that of another on the same GPU from running.
+    fn signal_wait(&self) -> SignalWait {
+        let has_own = |rank| self.gpus.iter().any(|gpu| gpu.owner == rank);
+        let by_default = if (0..self.ranks()).all(has_own) { SignalWait::Kernel } else { SignalWait::Operation };
+        self.context.config().signal_wait.unwrap_or(by_default)
     }
 
     /// The rank that works for each GPU.

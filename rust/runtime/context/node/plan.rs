@@ -293,7 +293,7 @@ impl NodeGroup {
         }
         let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
             let part = &together.parts.parts[self.rank() as usize];
-            let mut bound = BoundPart::new(part, &bindings, self.context.config().signal_wait, self.context.backend())?;
+            let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), self.context.backend())?;
             let touched: Vec<u64> =
                 bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
             match Used::of(&self.context.shared, &touched) {
