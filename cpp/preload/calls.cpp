@@ -3,6 +3,7 @@
 #include "copies.hpp"
 #include "driver.hpp"
 #include "opened.hpp"
+#include "owners.hpp"
 #include "peers.hpp"
 #include "report.hpp"
 #include "settings.hpp"
@@ -50,9 +51,7 @@ result copy_peers(symbol name, zero means, device_pointer dst, context dst_conte
 result open(symbol name, device_pointer *pointer, const ipc_handle &handle, unsigned flags) noexcept {
     const result code = call(name, pointer, handle, flags);
     if (code == success) {
-        const std::size_t bytes = find_memory(*pointer).bytes;
-        // Where the driver does not know how much it is, all addresses from there on count as opened.
-        note_opened(*pointer, bytes != 0 ? bytes : UINT64_MAX);
+        note_opened(*pointer, handle);
     }
     return code;
 }
@@ -115,6 +114,18 @@ MPGPU_EXPORTED cuCtxDisablePeerAccess(context peer) noexcept {
     return was_enabled ? success : peer_access_not_enabled;
 }
 
+MPGPU_EXPORTED cuIpcGetMemHandle(ipc_handle *handle, device_pointer pointer) noexcept {
+    const result code = call(symbol::cuIpcGetMemHandle, handle, pointer);
+    if (code == success) {
+        const memory known = find_memory(pointer);
+        owner told{{}, known.bytes};
+        if (known.bytes != 0 && call(symbol::cuDeviceGetUuid, &told.gpu, known.gpu) == success) {
+            publish(*handle, told);
+        }
+    }
+    return code;
+}
+
 MPGPU_EXPORTED cuIpcOpenMemHandle(device_pointer *pointer, ipc_handle handle, unsigned flags) noexcept {
     return open(symbol::cuIpcOpenMemHandle, pointer, handle, flags);
 }
@@ -124,11 +135,8 @@ MPGPU_EXPORTED cuIpcOpenMemHandle_v2(device_pointer *pointer, ipc_handle handle,
 }
 
 MPGPU_EXPORTED cuIpcCloseMemHandle(device_pointer pointer) noexcept {
-    const result code = call(symbol::cuIpcCloseMemHandle, pointer);
-    if (code == success) {
-        forget_opened(pointer);
-    }
-    return code;
+    forget_opened(pointer);
+    return call(symbol::cuIpcCloseMemHandle, pointer);
 }
 
 } // extern "C"

@@ -106,6 +106,52 @@ std::atomic<gain> &gain_of(int dst, int src, std::size_t bytes) {
     return gains.at(pair * size_classes + class_of(bytes));
 }
 
+// --- with which GPUs mpgpu may work ----------------------------------------------------------------------------------
+
+/// Where nobody has said it: those in whose memory the program had something when it was last looked.
+std::atomic<std::uint64_t> used_gpus;
+
+/// Looks which GPUs the program uses. mpgpu makes contexts on no others, unless it may use all that were named.
+void look_at_gpus() {
+    int count = 0;
+    std::uint64_t used = 0;
+    call(symbol::cuDeviceGetCount, &count);
+    for (int gpu = 0; gpu < count && gpu < most_gpus; ++gpu) {
+        unsigned flags = 0;
+        int is_active = 0;
+        if (call(symbol::cuDevicePrimaryCtxGetState, gpu, &flags, &is_active) == success && is_active != 0) {
+            used |= std::uint64_t{1} << static_cast<unsigned>(gpu);
+        }
+    }
+    if (used_gpus.exchange(used) != used) {
+        for (auto &slot : gains) {
+            slot = gain::not_asked;
+        }
+    }
+}
+
+std::uint64_t allowed_gpus() {
+    return asked().gpus.value_or(used_gpus.load(std::memory_order_relaxed));
+}
+
+bool is_allowed(int device) {
+    const auto has = [device] { return (allowed_gpus() >> static_cast<unsigned>(device) & 1) != 0; };
+    if (device == host || has()) {
+        return true;
+    }
+    if (!asked().gpus) {
+        look_at_gpus();
+    }
+    return has();
+}
+
+mp_plan_options_t plan_options() {
+    mp_plan_options_t options = MP_PLAN_OPTIONS_INIT;
+    // Where MPGPU_RELAY_GPUS says which, it is obeyed.
+    options.relay_gpus = asked().names_relays || allowed_gpus() == every_gpu ? 0 : allowed_gpus() | MP_RELAY_NONE;
+    return options;
+}
+
 mp_transfer_t transfer(device_pointer dst, device_pointer src, std::size_t bytes) {
     // NOLINTBEGIN(performance-no-int-to-ptr): the driver's pointers are numbers
     return {reinterpret_cast<void *>(dst), MP_DEVICE_AUTO, reinterpret_cast<const void *>(src), MP_DEVICE_AUTO, bytes};
@@ -115,7 +161,9 @@ mp_transfer_t transfer(device_pointer dst, device_pointer src, std::size_t bytes
 /// A plan for as long as this lives; the context keeps it for later.
 class plan {
   public:
-    explicit plan(const mp_transfer_t &what) : status_(mp_plan(mpgpu_context, &what, 1, nullptr, &handle_)) {
+    explicit plan(const mp_transfer_t &what) {
+        const mp_plan_options_t options = plan_options();
+        status_ = mp_plan(mpgpu_context, &what, 1, &options, &handle_);
         mp_plan_get_info(handle_, &info_);
     }
     ~plan() { mp_plan_destroy(handle_); }
@@ -125,16 +173,16 @@ class plan {
     plan &operator=(plan &&) = delete;
 
     [[nodiscard]] mp_status_t status() const { return status_; }
-    /// A plan of one path is the plain copy.
-    [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && info_.paths > 1; }
-    [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.predicted_seconds; }
+    /// A plan of one path is the plain copy, unless executions take more while others leave host memory free.
+    [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && (info_.paths > 1 || saved_seconds() > 0); }
+    [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.undisturbed_seconds; }
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
     }
 
   private:
     mp_plan_t handle_ = nullptr;
-    mp_status_t status_;
+    mp_status_t status_ = MP_SUCCESS;
     mp_plan_info_t info_ = MP_PLAN_INFO_INIT;
 };
 
@@ -246,6 +294,9 @@ void prepare() {
 /// Has a thread ask mpgpu whether copies like this one gain, which the first time makes contexts and staging memory on
 /// relays. Planning reads and writes no memory of the program's, which may be freed meanwhile.
 void ask(std::atomic<gain> &slot, const mp_transfer_t &what) {
+    if (!asked().gpus) {
+        look_at_gpus();
+    }
     gain expected = gain::not_asked;
     if (!slot.compare_exchange_strong(expected, gain::asked)) {
         return;
@@ -266,8 +317,25 @@ void ask(std::atomic<gain> &slot, const mp_transfer_t &what) {
 constexpr unsigned host_type = 1;
 constexpr unsigned device_type = 2;
 
+/// What the driver knows of an address, and where memory of another process really lies.
+struct end {
+    memory known;
+    bool is_opened = false;
+
+    explicit end(device_pointer address) : known(find_memory(address)) {
+        if (const auto found = find_opened(address, mpgpu_context)) {
+            is_opened = true;
+            known.gpu = found->gpu;
+            known.base = found->base;
+            known.bytes = found->bytes;
+        }
+    }
+    [[nodiscard]] int device() const { return known.type == host_type ? host : known.gpu; }
+};
+
 /// Why the interposer leaves memory alone; `count` where it does not.
-outcome refusal(const memory &known, device_pointer address, std::size_t bytes) {
+outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
+    const memory &known = of.known;
     if (known.type != host_type && known.type != device_type) {
         return outcome::host_memory;
     }
@@ -275,11 +343,10 @@ outcome refusal(const memory &known, device_pointer address, std::size_t bytes) 
         return outcome::managed;
     }
     if (known.type == device_type) {
-        // The driver takes it for memory of the GPU that has opened it.
-        if (is_opened(address)) {
+        if (of.is_opened && known.gpu < 0) {
             return outcome::opened;
         }
-        if (known.plain == 0) {
+        if (!of.is_opened && known.plain == 0) {
             return outcome::pooled;
         }
         if (known.gpu < 0 || known.gpu >= most_gpus || !is_primary(known.owner)) {
@@ -301,17 +368,20 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     if (!is_primary(context_of(in))) {
         return outcome::other_context;
     }
-    const memory to = find_memory(dst);
-    const memory from = find_memory(src);
+    const end to(dst);
+    const end from(src);
     for (const outcome why : {refusal(to, dst, bytes), refusal(from, src, bytes)}) {
         if (why != outcome::count) {
             return why;
         }
     }
-    const int dst_device = to.type == host_type ? host : to.gpu;
-    const int src_device = from.type == host_type ? host : from.gpu;
+    const int dst_device = to.device();
+    const int src_device = from.device();
     if (dst_device == src_device) {
         return outcome::no_gain;
+    }
+    if (!is_allowed(dst_device) || !is_allowed(src_device)) {
+        return outcome::unused_gpu;
     }
     const mp_transfer_t what = transfer(dst, src, bytes);
     std::atomic<gain> &slot = gain_of(dst_device, src_device, bytes);

@@ -23,6 +23,7 @@
     X(cuMemcpyPeerAsync_ptsz)                                                                                          \
     X(cuCtxEnablePeerAccess)                                                                                           \
     X(cuCtxDisablePeerAccess)                                                                                          \
+    X(cuIpcGetMemHandle)                                                                                               \
     X(cuIpcOpenMemHandle)                                                                                              \
     X(cuIpcOpenMemHandle_v2)                                                                                           \
     X(cuIpcCloseMemHandle)
@@ -31,6 +32,7 @@
 #define MPGPU_ASKED(X)                                                                                                 \
     X(cuCtxGetCurrent)                                                                                                 \
     X(cuDeviceGetCount)                                                                                                \
+    X(cuDeviceGetUuid)                                                                                                 \
     X(cuDevicePrimaryCtxGetState)                                                                                      \
     X(cuDevicePrimaryCtxRetain)                                                                                        \
     X(cuDevicePrimaryCtxRelease_v2)                                                                                    \
@@ -60,6 +62,9 @@ inline stream per_thread_stream() {
 struct ipc_handle {
     std::array<std::uint8_t, 64> bytes;
 };
+
+/// `CUuuid`: a GPU's name in all processes.
+using uuid = std::array<std::uint8_t, 16>;
 
 enum class symbol : std::size_t {
 #define MPGPU_NAME(name) name,

@@ -3,15 +3,27 @@
 
 #include "driver.hpp"
 
+#include <mpgpu/mpgpu.h>
+
+#include <optional>
+
 namespace mpgpu_preload {
 
-/// Notes what `cuIpcOpenMemHandle` has given: so many bytes.
-void note_opened(device_pointer base, std::uint64_t bytes);
+/// What of it a copy is about.
+struct opened {
+    device_pointer base;
+    std::uint64_t bytes;
+    /// On which it lies; -1 where nobody has told, or where mpgpu would not take it.
+    int gpu;
+};
 
-/// Forgets what was closed.
-void forget_opened(device_pointer base);
+/// Notes what `cuIpcOpenMemHandle` has given for a handle.
+void note_opened(device_pointer base, const ipc_handle &handle) noexcept;
 
-/// Whether an address lies in memory that was opened.
-bool is_opened(device_pointer address);
+/// Forgets what is about to be closed; mpgpu lets go of it.
+void forget_opened(device_pointer base) noexcept;
+
+/// The opened memory that an address lies in. mpgpu's context, if there is one, knows it then.
+std::optional<opened> find_opened(device_pointer address, mp_context_t known_by);
 
 } // namespace mpgpu_preload

@@ -18,6 +18,7 @@ enum class outcome : std::size_t {
     managed,
     pooled,
     opened,
+    unused_gpu,
     other_context,
     no_context,
     refused,

@@ -1,10 +1,12 @@
 #include "settings.hpp"
 
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+#include <system_error>
 
 namespace mpgpu_preload {
 
@@ -33,6 +35,27 @@ bool read_size(const char *text, std::size_t &bytes) {
     return *text >= '0' && *text <= '9' && unit.empty() && (bytes >> shift) == number;
 }
 
+/// `all`, or numbers of GPUs; nothing for `used`.
+bool read_gpus(std::string_view text, std::optional<std::uint64_t> &gpus) {
+    if (text == "used" || text == "all") {
+        gpus = text == "all" ? std::optional(every_gpu) : std::nullopt;
+        return true;
+    }
+    gpus = 0;
+    for (std::size_t end = 0; end != std::string_view::npos;
+         text.remove_prefix(end == std::string_view::npos ? 0 : end + 1)) {
+        end = text.find(',');
+        const std::string_view number = text.substr(0, end);
+        unsigned gpu = 0;
+        const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), gpu);
+        if (number.empty() || error != std::errc() || stop != number.data() + number.size() || gpu >= 63) {
+            return false;
+        }
+        *gpus |= std::uint64_t{1} << gpu;
+    }
+    return true;
+}
+
 bool read() {
     const char *on = std::getenv("MPGPU_PRELOAD");
     if (on != nullptr) {
@@ -48,6 +71,15 @@ bool read() {
                      bytes);
         values.on = false;
     }
+    const char *gpus = std::getenv("MPGPU_PRELOAD_GPUS");
+    if (gpus != nullptr && !read_gpus(gpus, values.gpus)) {
+        std::fprintf(
+            stderr,
+            "mpgpu: MPGPU_PRELOAD_GPUS=%s: must be used, all, or numbers of GPUs, as in 0,3; copies are left alone\n",
+            gpus);
+        values.on = false;
+    }
+    values.names_relays = std::getenv("MPGPU_RELAY_GPUS") != nullptr;
     values.report = std::getenv("MPGPU_PRELOAD_REPORT");
     const char *verify = std::getenv("MPGPU_VERIFY");
     values.verify = verify != nullptr && std::strcmp(verify, "bytes") == 0;

@@ -3,14 +3,22 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 
 namespace mpgpu_preload {
+
+constexpr std::uint64_t every_gpu = UINT64_MAX;
 
 struct settings {
     /// `MPGPU_PRELOAD`.
     bool on = true;
     /// `MPGPU_PRELOAD_MIN_BYTES`: smaller copies pass.
     std::size_t min_bytes = std::size_t{1} << 20;
+    /// `MPGPU_PRELOAD_GPUS`: a bit for each GPU that mpgpu may work with; none for those that the program uses.
+    std::optional<std::uint64_t> gpus;
+    /// `MPGPU_RELAY_GPUS` is set, which the library reads.
+    bool names_relays = false;
     /// `MPGPU_PRELOAD_REPORT`: `stderr`, a path, or null.
     const char *report = nullptr;
     /// `MPGPU_VERIFY=bytes`: what becomes of each taken copy is asked for.

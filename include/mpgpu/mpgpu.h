@@ -80,6 +80,9 @@ typedef struct mp_request *mp_request_t;
 /// Version of this header as one number that can be compared: 10000 for each major, 100 for each minor version.
 #define MP_VERSION (((MP_VERSION_MAJOR * 10000) + (MP_VERSION_MINOR * 100)) + MP_VERSION_PATCH)
 
+/// In the options of a plan, as `relay_gpus`: no GPU.
+#define MP_RELAY_NONE 9223372036854775808ull
+
 /// Outcome of a call. Numbers are never reused or changed.
 typedef enum {
     /// Done.
@@ -316,6 +319,8 @@ typedef struct {
     uint64_t min_bytes;
     /// The most staging memory on each device, bytes; not more than the context's.
     uint64_t staging_bytes;
+    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`. `MP_RELAY_NONE` alone is none.
+    uint64_t relay_gpus;
 } mp_plan_options_t;
 
 /// What a plan is like. Initialise with `MP_PLAN_INFO_INIT`.
@@ -334,6 +339,9 @@ typedef struct {
     uint32_t operations;
     /// Staging memory in use on the device that needs most, bytes.
     uint64_t staging_bytes;
+    /// Modelled time of an execution at which nobody else of the node copies through host memory, seconds: less than
+    /// `predicted_seconds` where executions then take more paths (`host_path` in the options).
+    double undisturbed_seconds;
 } mp_plan_info_t;
 
 /// How to probe a machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
@@ -813,9 +821,27 @@ mp_status_t mp_memory_import(mp_context_t context,
                              int32_t *device,
                              uint64_t *bytes);
 
+/// Takes note of memory of another process that the caller has mapped by `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
+/// so that it may be an end of transfers: the driver calls it memory of the GPU through which it was opened, and `device`
+/// says on which it really is. `pointer` is what was returned, `bytes` how many it has been mapped with, `ipc_handle` the
+/// 64 bytes that were opened; GPUs that work on it open them too. Call `mp_memory_close` before the mapping is closed.
+/// Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL, for 0 bytes, and when `device`
+/// is no GPU; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that no GPU has, and for
+/// memory that the context has mapped itself or was told of already.
+mp_status_t mp_memory_adopt(mp_context_t context,
+                            void *pointer,
+                            uint64_t bytes,
+                            int32_t device,
+                            const void *ipc_handle);
+
 /// Gives back an address of `mp_memory_import`. With the last of an allocation, waits until all work that the context
 /// has enqueued so far has finished, and unmaps it: plans that use it can no longer be executed. NULL is allowed and
 /// does nothing. Any thread, host functions excepted.
+///
+/// Also for an address of `mp_memory_adopt`: waits for nothing, as the caller must before it closes the mapping, and
+/// closes what GPUs have opened for the context.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_memory_import` of this context did not
 /// return `pointer`, or when it was closed already.
@@ -966,13 +992,13 @@ mp_status_t mp_node_plan(mp_node_t node,
 /// Initial value of `mp_context_options_t`: all defaults.
 #define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), MP_BACKEND_AUTO, NULL, 0, 0, MP_SIGNAL_WAIT_DEFAULT}
 /// Initial value of `mp_plan_options_t`: all defaults.
-#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0}
+#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0}
 /// Initial value of `mp_node_options_t`: all defaults.
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL}
 /// Initial value of `mp_probe_options_t`: all defaults.
 #define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_plan_info_t`.
-#define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0}
+#define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0, 0}
 /// Initial value of `mp_statistics_t`.
 #define MP_STATISTICS_INIT {sizeof(mp_statistics_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 /// Initial value of `mp_device_statistics_t`.

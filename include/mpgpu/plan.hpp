@@ -40,6 +40,8 @@ struct plan_options {
     std::uint64_t min_bytes = 0;
     /// The most staging memory on each device, bytes; 0: the context's bound.
     std::uint64_t staging_bytes = 0;
+    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`, `MP_RELAY_NONE` alone is none. 0: all.
+    std::uint64_t relay_gpus = 0;
 };
 
 namespace detail {
@@ -49,6 +51,7 @@ namespace detail {
     mp_plan_options_t c = MP_PLAN_OPTIONS_INIT;
     c.engine = static_cast<mp_engine_t>(options.engine);
     c.max_paths = options.max_paths;
+    c.relay_gpus = options.relay_gpus;
     c.host_path = options.host_path ? (*options.host_path ? MP_ON : MP_OFF) : MP_DEFAULT;
     c.chunk_bytes = options.chunk_bytes;
     c.min_bytes = options.min_bytes;

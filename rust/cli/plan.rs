@@ -59,6 +59,7 @@ impl Request {
             chunk_bytes: self.chunk_bytes,
             min_bytes: self.min_bytes,
             staging_bytes: self.staging_bytes,
+            relays: None,
         }
     }
 

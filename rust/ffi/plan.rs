@@ -6,7 +6,7 @@ use super::guard::{Failure, guard};
 use super::request;
 use super::table::Table;
 use super::types::*;
-use mpgpu_core::plan::Engine;
+use mpgpu_core::plan::{Engine, Relays};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::StreamHandle;
 use mpgpu_runtime::context::node::NodePlan;
@@ -103,6 +103,7 @@ pub(super) fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, F
         chunk_bytes: some(options.chunk_bytes),
         min_bytes: some(options.min_bytes),
         staging_bytes: some(options.staging_bytes),
+        relays: some(options.relay_gpus).map(|gpus| (0..Relays::NAMED).filter(|gpu| gpus >> gpu & 1 != 0).collect()),
     })
 }
 
@@ -158,9 +159,9 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
     guard(|| {
         let out = VersionedOut::new(info, c"info")?;
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
-        let (planned, bytes, paths, staging_bytes) = match &plan {
-            AnyPlan::Own(plan) => (plan.planned(), plan.bytes(), plan.paths(), plan.staging_bytes()),
-            AnyPlan::Node(plan) => (plan.planned(), plan.bytes(), plan.paths(), plan.staging_bytes()),
+        let (planned, undisturbed, bytes, paths, staging_bytes) = match &plan {
+            AnyPlan::Own(plan) => (plan.planned(), plan.undisturbed(), plan.bytes(), plan.paths(), plan.staging_bytes()),
+            AnyPlan::Node(plan) => (plan.planned(), plan.planned(), plan.bytes(), plan.paths(), plan.staging_bytes()),
         };
         out.write(mp_plan_info_t {
             size: size_of::<mp_plan_info_t>(),
@@ -170,6 +171,7 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
             paths: u32::try_from(paths).unwrap_or(u32::MAX),
             operations: u32::try_from(planned.program.ops.len()).unwrap_or(u32::MAX),
             staging_bytes,
+            undisturbed_seconds: undisturbed.predicted,
         });
         Ok(())
     })

@@ -95,9 +95,48 @@ pub unsafe extern "C" fn mp_memory_import(
     })
 }
 
+/// Takes note of memory of another process that the caller has mapped by `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
+/// so that it may be an end of transfers: the driver calls it memory of the GPU through which it was opened, and `device`
+/// says on which it really is. `pointer` is what was returned, `bytes` how many it has been mapped with, `ipc_handle` the
+/// 64 bytes that were opened; GPUs that work on it open them too. Call `mp_memory_close` before the mapping is closed.
+/// Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL, for 0 bytes, and when `device`
+/// is no GPU; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that no GPU has, and for
+/// memory that the context has mapped itself or was told of already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_adopt(
+    context: mp_context_t,
+    pointer: *mut c_void,
+    bytes: u64,
+    device: i32,
+    ipc_handle: *const c_void,
+) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        if pointer.is_null() {
+            return Err(Failure::invalid(c"pointer", "pointer is NULL"));
+        }
+        if bytes == 0 {
+            return Err(Failure::invalid(c"bytes", "bytes=0: an allocation has 1 or more"));
+        }
+        let device = DeviceId(device);
+        if device.is_host() {
+            return Err(Failure::invalid(c"device", format!("device={}: must be a GPU", device.0)));
+        }
+        let [payload] = array(ipc_handle.cast::<[u8; 64]>(), 1, c"ipc_handle", c"ipc_handle")? else {
+            return Err(Failure::invalid(c"ipc_handle", "ipc_handle is NULL"));
+        };
+        Ok(context.adopt_memory(pointer.addr() as u64, bytes, device, *payload)?)
+    })
+}
+
 /// Gives back an address of `mp_memory_import`. With the last of an allocation, waits until all work that the context
 /// has enqueued so far has finished, and unmaps it: plans that use it can no longer be executed. NULL is allowed and
 /// does nothing. Any thread, host functions excepted.
+///
+/// Also for an address of `mp_memory_adopt`: waits for nothing, as the caller must before it closes the mapping, and
+/// closes what GPUs have opened for the context.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_memory_import` of this context did not
 /// return `pointer`, or when it was closed already.

@@ -9,6 +9,9 @@ pub const MP_DEVICE_HOST: i32 = -1;
 /// In a transfer, in place of a device: the one whose memory the address lies in.
 pub const MP_DEVICE_AUTO: i32 = mpgpu_runtime::context::Transfer::AUTO.0;
 
+/// In the options of a plan, as `relay_gpus`: no GPU.
+pub const MP_RELAY_NONE: u64 = 0x8000_0000_0000_0000;
+
 /// Outcome of a call. Numbers are never reused or changed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -234,6 +237,8 @@ pub struct mp_plan_options_t {
     pub min_bytes: u64,
     /// The most staging memory on each device, bytes; not more than the context's.
     pub staging_bytes: u64,
+    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`. `MP_RELAY_NONE` alone is none.
+    pub relay_gpus: u64,
 }
 
 /// How to probe a machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
@@ -358,6 +363,9 @@ pub struct mp_plan_info_t {
     pub operations: u32,
     /// Staging memory in use on the device that needs most, bytes.
     pub staging_bytes: u64,
+    /// Modelled time of an execution at which nobody else of the node copies through host memory, seconds: less than
+    /// `predicted_seconds` where executions then take more paths (`host_path` in the options).
+    pub undisturbed_seconds: f64,
 }
 
 /// What a context has done since it was created. Initialise with `MP_STATISTICS_INIT`.

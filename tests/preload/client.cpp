@@ -487,6 +487,30 @@ void threads() {
     }
 }
 
+// --- GPUs that the program does not use ------------------------------------------------------------------------------
+
+bool has_context(CUdevice gpu) {
+    unsigned flags = 0;
+    int is_active = 0;
+    check(cu.cuDevicePrimaryCtxGetState(gpu, &flags, &is_active) == 0, "the state of a GPU");
+    return is_active != 0;
+}
+
+/// Copies between GPUs 0 and 1 are taken; `relays` says whether they pass through GPU 2.
+void between_two(bool relays) {
+    const std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    warm_up(forms[0], stream);
+    check(has_context(2) == relays, "mpgpu has a context on a GPU that the program does not use only where it may");
+    if (!relays) {
+        form into_third = forms[0];
+        into_third.dst = on_gpu(2); // which the program uses from now on
+        use(0);
+        warm_up(into_third, stream);
+        check(!has_context(3), "and on no other");
+    }
+}
+
 // --- memory of another process ---------------------------------------------------------------------------------------
 
 /// The other process: tells the handle of a GPU's memory, and stays until it is told to go.
@@ -501,7 +525,8 @@ void exporter() {
     }
 }
 
-void importer(const char *self, const std::string &way) {
+/// `is_told`: the exporter runs under the interposer too, so that this process learns which GPU has the memory.
+void importer(const char *self, const std::string &way, bool is_told) {
     std::array<int, 2> to{};
     std::array<int, 2> from{};
     check(pipe(to.data()) == 0 && pipe(from.data()) == 0, "pipes");
@@ -511,6 +536,9 @@ void importer(const char *self, const std::string &way) {
         dup2(from[1], STDOUT_FILENO);
         for (const int file : {to[0], to[1], from[0], from[1]}) {
             close(file);
+        }
+        if (!is_told) {
+            unsetenv("LD_PRELOAD");
         }
         execl(self, self, way.c_str(), "exporter", nullptr);
         std::_Exit(1);
@@ -524,19 +552,27 @@ void importer(const char *self, const std::string &way) {
     std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
     warm_up(forms[0], stream);
-    form into = forms[0];
-    use(1); // The driver takes what GPU 1 opens for memory of GPU 1.
-    check(cu.cuIpcOpenMemHandle_v2(&into.dst, handle, 1) == 0, "the memory opens");
-    use(0);
-    check(bytes_at(into.dst)[large - 1] == 3, "it is the other's memory");
-    fill(into.src, large, 9);
-    check(passes(into, large, stream), "a copy into memory of another process passes");
-    form inside = into;
-    inside.dst += large / 2;
-    check(passes(inside, large / 2, stream), "and into the middle of it");
-    synchronize(stream);
-    check(equal(into.dst + large / 2, into.src, large / 2), "its bytes arrive");
-    check(cu.cuIpcCloseMemHandle(into.dst) == 0, "it closes");
+    // The driver takes what a GPU opens for memory of that GPU.
+    for (const CUdevice through : {0, 1}) {
+        form into = forms[0];
+        use(through);
+        check(cu.cuIpcOpenMemHandle_v2(&into.dst, handle, 1) == 0, "the memory opens");
+        use(0);
+        check(through != 0 || bytes_at(into.dst)[large - 1] == 3, "it is the other's memory");
+        fill(into.src, large, 9 + static_cast<unsigned>(through));
+        form inside = into;
+        inside.dst += large / 2;
+        for (const auto &[by, bytes] : {std::pair(into, large), std::pair(inside, large / 2)}) {
+            check(is_told || passes(by, bytes, stream), "a copy passes into memory of which nothing is known");
+            // GPU 1 writes its part at an address of its own, so it is enough that the call itself has not gone on.
+            while (is_told && seen(by, bytes, stream).whole != nullptr) {
+                synchronize(stream);
+            }
+        }
+        synchronize(stream);
+        check(equal(into.dst + large / 2, into.src, large / 2), "its bytes arrive");
+        check(cu.cuIpcCloseMemHandle(into.dst) == 0, "it closes");
+    }
     check_order(forms[0], stream, 6);
 
     close(to[1]);
@@ -554,14 +590,22 @@ int main(int count, char **arguments) {
         forks(way);
     } else if (name == "failing_first") {
         failing_first(way);
-    } else if (name == "opened") {
-        importer(arguments[0], way);
+    } else if (name == "opened" || name == "opened_unknown") {
+        importer(arguments[0], way, name == "opened");
     } else {
         find_driver(way);
         const std::vector<std::pair<const char *, void (*)()>> cases = {
-            {"copies", copies},   {"left_alone", left_alone}, {"failing", failing}, {"ends", ends},
-            {"threads", threads}, {"exporter", exporter},     {"peers", peers},     {"off", off},
+            {"copies", copies},
+            {"left_alone", left_alone},
+            {"failing", failing},
+            {"ends", ends},
+            {"threads", threads},
+            {"exporter", exporter},
+            {"peers", peers},
+            {"off", off},
             {"losing", losing},
+            {"used", [] { between_two(false); }},
+            {"relayed", [] { between_two(true); }},
         };
         for (const auto &[known, run] : cases) {
             if (name == known) {

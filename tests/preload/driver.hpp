@@ -28,6 +28,7 @@ extern "C" {
 #define CLIENT_FUNCTIONS(X)                                                                                            \
     X(cuInit, unsigned)                                                                                                \
     X(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)                                                                 \
+    X(cuDevicePrimaryCtxGetState, CUdevice, unsigned *, int *)                                                         \
     X(cuCtxCreate_v2, CUcontext *, unsigned, CUdevice)                                                                 \
     X(cuCtxSetCurrent, CUcontext)                                                                                      \
     X(cuCtxEnablePeerAccess, CUcontext, unsigned)                                                                      \

@@ -39,6 +39,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut out_plan, mut out_memory, mut out_stream, mut out_event) = (poison(), poison(), poison(), poison());
     let (mut no_request, mut info) = (null_mut(), plan_info());
     let (mut counts, mut device) = (statistics(), device_statistics());
+    let ipc = [0_u8; 64];
     let (mut shared, mut uuid) = (mp_memory_handle_t { bytes: [0; 128] }, [0_u8; 16]);
     let (mut out_counters, mut counted) = (poison(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
@@ -110,6 +111,11 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_memory_import", mp_memory_import(c, null(), &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
             ("mp_memory_import", mp_memory_import(c, &shared, null_mut(), null_mut(), null_mut()), "pointer", ARGUMENT),
             ("mp_memory_import", mp_memory_import(c, &shared, &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
+            ("mp_memory_adopt", mp_memory_adopt(null_mut(), memory.cast(), 8, 0, ipc.as_ptr().cast()), "context", HANDLE),
+            ("mp_memory_adopt", mp_memory_adopt(c, null_mut(), 8, 0, ipc.as_ptr().cast()), "pointer", ARGUMENT),
+            ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 0, 0, ipc.as_ptr().cast()), "bytes", ARGUMENT),
+            ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 8, -1, ipc.as_ptr().cast()), "device", ARGUMENT),
+            ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 8, 0, null()), "ipc_handle", ARGUMENT),
             ("mp_memory_close", mp_memory_close(null_mut(), null_mut()), "context", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(null_mut(), null_mut(), null(), 0), "context", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(c, poison(), null(), 0), "stream", HANDLE),
@@ -272,18 +278,18 @@ fn struct_sizes_are_checked() {
     }
     for size in [4097, usize::MAX] {
         let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
-        assert!(message.contains(&size.to_string()) && message.contains("48 bytes"), "{message}");
+        assert!(message.contains(&size.to_string()) && message.contains("56 bytes"), "{message}");
     }
-    ok(try_size(48 + 16));
+    ok(try_size(56 + 16));
     assert!(plan.addr() != poison::<u8>().addr());
     ok(mp_plan_destroy(plan));
 
-    let mut newer = Newer { known: mp_plan_options_t { size: 48 + 16, ..plan_options() }, unknown: [0; 16] };
+    let mut newer = Newer { known: mp_plan_options_t { size: 56 + 16, ..plan_options() }, unknown: [0; 16] };
     newer.unknown[15] = 1;
     let mut plan = poison();
     // SAFETY: all pointers are valid for the call.
     let message = refused(unsafe { mp_plan(node.context, empty.as_ptr(), 1, &newer.known, &mut plan) }, MP_ERROR_INVALID_ARGUMENT);
-    assert!(message.contains("options->size is 64") && message.contains("has 48 bytes"), "{message}");
+    assert!(message.contains("options->size is 72") && message.contains("has 56 bytes"), "{message}");
     assert_eq!(plan.addr(), poison::<u8>().addr());
 
     // A larger output gets what this library knows; the rest stays as it was, and so does the size.
@@ -319,8 +325,8 @@ fn layouts_are_those_of_the_first_release() {
     );
     assert_eq!((size_of::<mp_context_options_t>(), offset_of!(mp_context_options_t, cache_plans)), (48, 32));
     assert_eq!(offset_of!(mp_context_options_t, signal_wait), 40, "behind those of the first release");
-    assert_eq!((size_of::<mp_plan_options_t>(), offset_of!(mp_plan_options_t, staging_bytes)), (48, 40));
-    assert_eq!((size_of::<mp_plan_info_t>(), offset_of!(mp_plan_info_t, staging_bytes)), (48, 40));
+    assert_eq!((size_of::<mp_plan_options_t>(), offset_of!(mp_plan_options_t, staging_bytes)), (56, 40));
+    assert_eq!((size_of::<mp_plan_info_t>(), offset_of!(mp_plan_info_t, staging_bytes)), (56, 40));
     assert_eq!((offset_of!(mp_statistics_t, plan_cache_shape_hits), offset_of!(mp_statistics_t, graph_launches)), (56, 64));
     assert_eq!((size_of::<mp_statistics_t>(), offset_of!(mp_statistics_t, graph_entries)), (128, 120));
     assert_eq!((size_of::<mp_device_statistics_t>(), offset_of!(mp_device_statistics_t, streams)), (32, 24));

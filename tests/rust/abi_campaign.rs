@@ -731,6 +731,10 @@ impl Fuzzer<'_> {
         }
         let address = self.an_address();
         call!(self, mp_memory_close(context, pointer(address)));
+        let (adopted, bytes, device) = (pointer(self.an_address()), self.below(99), self.below(6) as i32 - 1);
+        let payload = if self.one_in(4) { null() } else { [GUARD; 64].as_ptr().cast() };
+        let has_adopted = call!(self, mp_memory_adopt(context, adopted, bytes, device, payload));
+        assert!(!has_adopted, "virtual devices have no CUDA IPC");
     }
 
     fn signal(&mut self) {
@@ -955,8 +959,8 @@ fn the_campaign_calls_every_function_that_the_header_declares_and_each_succeeds(
     for name in &declared {
         let [calls, accepted] = counts.get(&**name).copied().unwrap_or_default();
         assert!(calls > 0, "{name} is never called: add it to an action of tests/rust/abi_campaign.rs");
-        // A probe takes seconds.
-        let refused = name.starts_with("mp_context_probe");
+        // A probe takes seconds, and virtual devices have no CUDA IPC.
+        let refused = name.starts_with("mp_context_probe") || name == "mp_memory_adopt";
         assert!(refused || accepted > 0, "{name} was called {calls} times and never succeeded");
     }
     assert!(counts.keys().all(|name| declared.contains(*name)), "{:?}", counts.keys());

@@ -211,7 +211,7 @@ impl World {
                     let mut room = [0_u64; 512];
                     room[0] = odd_number(n[1]);
                     mp_plan_get_info(pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[2], poison()), room.as_mut_ptr().cast());
-                    assert!(room[6..].iter().all(|word| *word == 0));
+                    assert!(room[7..].iter().all(|word| *word == 0));
                     mp_last_error_info(room.as_mut_ptr().cast());
                     mp_status_string(i32::from(n[3] as i16));
                     mp_log_set_callback(6 + i32::from(n[3]), None, null_mut());

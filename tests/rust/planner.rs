@@ -1,7 +1,7 @@
 //! What the planner decides on known machines, and why.
 
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
-use mpgpu_core::plan::{Engine, Lane, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Shape, Tuned, plan, validate};
+use mpgpu_core::plan::{Engine, Lane, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Relays, Shape, Tuned, plan, validate};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, NodeKind, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Campaign, Case, Score, Search, Simulated};
@@ -129,6 +129,25 @@ fn the_host_path_leaves_the_rings_gpu_paths_alone() {
     let used = use_of_links(&plan);
     let between_gpus: Vec<u32> = used.iter().filter(|((a, b), _)| *a >= 0 && *b >= 0).map(|(_, &times)| times).collect();
     assert_eq!(between_gpus, [1; 12], "{}", plan.describe(&machine));
+}
+
+#[test]
+fn bytes_pass_through_no_gpu_that_the_options_leave_out() {
+    let machine = machine("beluga");
+    let put = [shape(0, 1, 512 * MIB)];
+    let through = |allowed: Relays| {
+        let plan = planned(&machine, &put, &Options { relays: allowed, ..Options::default() });
+        (relays(&plan, 0), plan)
+    };
+    assert_eq!(through(Relays::ALL).0, [2, 3]);
+    assert_eq!(through([3].into_iter().collect()).0, [3]);
+    assert_eq!(through([0, 1, 2, 3].into_iter().collect()).0, [2, 3]);
+    let (none, plan) = through(Relays::NONE);
+    assert_eq!(none, [0; 0]);
+    let text = plan.describe(&machine);
+    assert!(text.contains("relay_gpus leaves it out"), "{text}");
+    assert_eq!(plan.to_json(&machine)["options"]["relay_gpus"], serde_json::json!([]));
+    assert_eq!(through([1, 3].into_iter().collect()).1.to_json(&machine)["options"]["relay_gpus"], serde_json::json!([1, 3]));
 }
 
 #[test]

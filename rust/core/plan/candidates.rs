@@ -101,6 +101,10 @@ pub(super) fn candidates(
             reject(Reason::Option("host_path is off"));
             continue;
         }
+        if !via.is_host() && !options.relays.has(via) {
+            reject(Reason::Option("relay_gpus leaves it out"));
+            continue;
+        }
         // GPUs come first: whatever else there is has been found.
         if via.is_host() && options.alone && found[begin..].iter().any(|other| other.via.is_none_or(|via| !via.is_host())) {
             reject(Reason::Alone);

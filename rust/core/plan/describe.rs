@@ -164,6 +164,7 @@ impl Plan {
             "options": {
                 "max_paths": if self.options.max_paths == u32::MAX { Value::Null } else { self.options.max_paths.into() },
                 "host_path": self.options.host_path,
+                "relay_gpus": self.options.relays.to_json(machine.gpu_count()),
                 "chunk_bytes": self.options.chunk_bytes,
                 "min_bytes": self.options.min_bytes,
                 "staging_bytes": self.options.staging_bytes,

@@ -42,6 +42,6 @@ mod timeline;
 pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape, Violation, validate};
 pub use candidates::{Reason, Rejection};
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
-pub use options::{Options, PlanError, Tuned, WEIGHTS};
+pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};
 pub use planned::{PathPlan, Plan, TransferPlan};
 pub use planner::plan;

@@ -14,6 +14,8 @@ pub struct Options {
     pub max_paths: u32,
     /// Whether a copy between GPUs may pass through host memory.
     pub host_path: bool,
+    /// GPUs through which bytes of others may pass.
+    pub relays: Relays,
     /// Whether other processes of the node plan at the same time, each for itself: then a copy between GPUs that has another path keeps off
     /// host memory, where the paths of all of them meet.
     pub alone: bool,
@@ -48,12 +50,43 @@ impl Default for Tuned {
 /// Accepted weights of [`Tuned`], in thousandths: beyond them a path is better left out, or the topology is wrong.
 pub const WEIGHTS: std::ops::RangeInclusive<u16> = 50..=20_000;
 
+/// A set of GPUs: a bit for each of the first 63, or all that there are.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Relays(u64);
+
+impl Relays {
+    /// All, however many.
+    pub const ALL: Relays = Relays(u64::MAX);
+    /// None.
+    pub const NONE: Relays = Relays(0);
+    /// How many GPUs a set that is not [`Relays::ALL`] can name.
+    pub const NAMED: u32 = 63;
+
+    /// Those of a machine with so many; null for all.
+    pub fn to_json(self, gpus: u32) -> serde_json::Value {
+        if self == Relays::ALL { serde_json::Value::Null } else { (0..gpus).filter(|gpu| self.has(DeviceId::gpu(*gpu))).collect() }
+    }
+
+    /// Whether it is in the set.
+    pub fn has(self, gpu: DeviceId) -> bool {
+        self == Relays::ALL || (gpu.0 as u32) < Relays::NAMED && self.0 >> gpu.0 & 1 != 0
+    }
+}
+
+impl FromIterator<u32> for Relays {
+    /// Of the numbers of GPUs below [`Relays::NAMED`].
+    fn from_iter<T: IntoIterator<Item = u32>>(gpus: T) -> Relays {
+        Relays(gpus.into_iter().filter(|gpu| *gpu < Relays::NAMED).fold(0, |set, gpu| set | 1 << gpu))
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Options {
             engine: Engine::Auto,
             max_paths: u32::MAX,
             host_path: true,
+            relays: Relays::ALL,
             alone: false,
             chunk_bytes: None,
             min_bytes: None,
@@ -72,9 +105,9 @@ pub enum PlanError {
     #[error(
         "transfer {transfer}: no copy engine can move bytes from device {} to device {}, neither directly nor through one other device: \
          give the topology a link between them{}",
-        src.0, dst.0, if *host_path { "" } else { ", or allow the host path" }
+        src.0, dst.0, if *is_free { "" } else { ", or allow the host path and all relays" }
     )]
-    NoRoute { transfer: usize, src: DeviceId, dst: DeviceId, host_path: bool },
+    NoRoute { transfer: usize, src: DeviceId, dst: DeviceId, is_free: bool },
     #[error("{name}={value}: must be {least} or more")]
     Option { name: &'static str, value: u64, least: u64 },
     #[error(

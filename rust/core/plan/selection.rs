@@ -2,7 +2,7 @@
 
 use super::candidates::{self, Candidate, Reason, Rejection};
 use super::demand::{Demand, Demands};
-use super::options::{Options, PlanError};
+use super::options::{Options, PlanError, Relays};
 use crate::model::PathModel;
 use crate::program::{Ring, Shape};
 use crate::topology::{DeviceId, Machine};
@@ -72,7 +72,8 @@ impl<'a> Selection<'a> {
             if found.len() == begin {
                 let Shape { src_device: src, dst_device: dst, .. } = demand.shape;
                 let transfer = demand_of.iter().position(|of| *of == Some(number)).unwrap_or(0);
-                return Err(PlanError::NoRoute { transfer, src, dst, host_path: options.host_path });
+                let is_free = options.host_path && options.relays == Relays::ALL;
+                return Err(PlanError::NoRoute { transfer, src, dst, is_free });
             }
             of.push(begin..found.len());
             rejected.push(reasons);

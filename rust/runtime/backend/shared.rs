@@ -21,4 +21,6 @@ pub struct Shared {
 impl Shared {
     /// The form that no backend uses for its own: an address of this very process, in `offset`.
     pub const SAME_PROCESS: u32 = 0;
+    /// As little: memory of another process that the program itself has mapped, at the address in `offset`, by the payload.
+    pub const MAPPED_BY_PROGRAM: u32 = u32::MAX;
 }

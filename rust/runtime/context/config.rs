@@ -6,7 +6,7 @@
 use super::error::Error;
 use crate::backend::SignalWait;
 use crate::model::GRAIN;
-use crate::plan::{Engine, Options, Tuned, WEIGHTS};
+use crate::plan::{Engine, Options, Relays, Tuned, WEIGHTS};
 use crate::tune::Advice;
 use crate::units::parse_size;
 use log::LevelFilter;
@@ -50,6 +50,8 @@ pub struct Config {
     pub max_paths: Option<u32>,
     /// `MPGPU_HOST_PATH`.
     pub host_path: Option<bool>,
+    /// `MPGPU_RELAY_GPUS`: GPUs through which bytes of others may pass.
+    pub relays: Option<Relays>,
     /// `MPGPU_CHUNK_BYTES`.
     pub chunk_bytes: Option<u64>,
     /// `MPGPU_MIN_BYTES`.
@@ -85,6 +87,7 @@ impl Default for Config {
             engine: Engine::Auto,
             max_paths: None,
             host_path: None,
+            relays: None,
             chunk_bytes: None,
             min_bytes: None,
             staging_bytes: Options::default().staging_bytes,
@@ -107,12 +110,13 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// Every variable that is read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 15] = [
+pub const VARIABLES: [&str; 16] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
     "MPGPU_MAX_PATHS",
     "MPGPU_HOST_PATH",
+    "MPGPU_RELAY_GPUS",
     "MPGPU_CHUNK_BYTES",
     "MPGPU_MIN_BYTES",
     "MPGPU_STAGING_BYTES",
@@ -126,7 +130,7 @@ pub const VARIABLES: [&str; 15] = [
 ];
 
 /// Variables of the interposer (`cpp/preload`), which reads them itself, when it is loaded. Contexts let them stand.
-pub const PRELOAD: [&str; 3] = ["MPGPU_PRELOAD", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT"];
+pub const PRELOAD: [&str; 4] = ["MPGPU_PRELOAD", "MPGPU_PRELOAD_GPUS", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT"];
 
 /// Names with our prefix that CMake's `find_package` and environment modules set to say where the package lies. Not ours to read.
 pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
@@ -191,6 +195,7 @@ impl Config {
                 Err(_) => return Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
             },
             "MPGPU_HOST_PATH" => self.host_path = Some(one_of(text, &SWITCH, must)?),
+            "MPGPU_RELAY_GPUS" => self.relays = Some(relays(text).ok_or_else(|| must("all, none, or numbers of GPUs, as in 0,3"))?),
             "MPGPU_CHECK_PEERS" => self.check_peers = one_of(text, &SWITCH, must)?,
             "MPGPU_HOST_VISIBLE_DEVICES" => {
                 let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
@@ -232,6 +237,8 @@ pub struct PlanOptions {
     pub max_paths: Option<u32>,
     /// Whether a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
+    /// GPUs through which bytes of others may pass.
+    pub relays: Option<Relays>,
     /// Bytes of one chunk on staged paths, 4096 or more.
     pub chunk_bytes: Option<u64>,
     /// Transfers below this size take one path.
@@ -268,7 +275,8 @@ impl PlanOptions {
     pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
         let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
         let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
-        let overridden = max_paths.is_some() || host_path.is_some() || chunk_bytes.is_some();
+        let relays = self.relays.or(config.relays).unwrap_or(Relays::ALL);
+        let overridden = max_paths.is_some() || host_path.is_some() || chunk_bytes.is_some() || relays != Relays::ALL;
         let staging_bytes = self.staging_bytes.unwrap_or(config.staging_bytes);
         if staging_bytes > config.staging_bytes {
             return Err(Error::Option {
@@ -287,6 +295,7 @@ impl PlanOptions {
             engine: if engine == Engine::Auto { advised.engine } else { engine },
             max_paths: max_paths.unwrap_or(advised.max_paths),
             host_path: host_path.unwrap_or(advised.host_path),
+            relays,
             chunk_bytes: chunk_bytes.or(advised.chunk_bytes),
             min_bytes: min_bytes.or(advised.min_bytes),
             tuned: advised.tuned.map(|tuned| Tuned { several: tuned.several && !overridden, ..tuned }),
@@ -314,6 +323,15 @@ fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -
         let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
         must(&format!("one of {}", names.join(", ")))
     })
+}
+
+/// GPUs that may relay.
+fn relays(text: &str) -> Option<Relays> {
+    match text {
+        "all" => Some(Relays::ALL),
+        "none" => Some(Relays::NONE),
+        _ => text.split(',').map(|gpu| gpu.parse().ok().filter(|gpu| *gpu < Relays::NAMED)).collect(),
+    }
 }
 
 /// The variable that `name` is probably a misspelling of.

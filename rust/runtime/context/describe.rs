@@ -3,7 +3,7 @@
 use super::config::{BackendChoice, Config, Verify};
 use super::lifetime::Context;
 use crate::backend::SignalWait;
-use crate::plan::Engine;
+use crate::plan::{Engine, Relays};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -56,7 +56,7 @@ fn nature(backend: &str) -> &'static str {
 }
 
 /// Settings in force; `auto` is the model's choice.
-fn settings(config: &Config) -> [(&'static str, Value); 12] {
+fn settings(config: &Config) -> [(&'static str, Value); 13] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)
     }
@@ -87,6 +87,7 @@ fn settings(config: &Config) -> [(&'static str, Value); 12] {
         ("engine", engine.into()),
         ("max_paths", or_auto(config.max_paths)),
         ("host_path", or_auto(config.host_path.map(|on| if on { "on" } else { "off" }))),
+        ("relay_gpus", config.relays.map_or_else(|| "auto".into(), |relays| relays.to_json(Relays::NAMED))),
         ("chunk_bytes", or_auto(config.chunk_bytes)),
         ("min_bytes", or_auto(config.min_bytes)),
         ("staging_bytes", config.staging_bytes.into()),

@@ -265,6 +265,11 @@ impl Plan {
         &self.planned
     }
 
+    /// What an execution takes at which nobody else of the node copies through host memory.
+    pub fn undisturbed(&self) -> &plan::Plan {
+        self.variants.as_ref().map_or(&self.planned, |variants| &variants.all.planned)
+    }
+
     /// Bytes of all transfers.
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -2,7 +2,7 @@
 
 use super::error::Error;
 use super::lifetime::Context;
-use crate::backend::{Allocation, Backend, BackendError};
+use crate::backend::{Allocation, Backend, BackendError, MemoryKind};
 use crate::ipc::{self, AllocationKey, BoardSlot, Departure, Export, Handle, OnLeave, PATIENCE, Peer, Secret, Service, Shared};
 use crate::sync::{Mutex, lock};
 use crate::topology::DeviceId;
@@ -44,13 +44,15 @@ enum ImportSource {
     Context(#[allow(dead_code, reason = "it is counted")] Option<Arc<()>>),
     /// Another process, which tells here what it has freed.
     Process(Arc<Peer>, BoardSlot),
+    /// Another process, from which the program itself has mapped it.
+    Program,
 }
 
 impl Import {
     /// Refuses memory that its owner has freed, or that has lost its owner.
     pub fn check(&self) -> Result<(), Error> {
         match &self.source {
-            ImportSource::Here => Ok(()),
+            ImportSource::Here | ImportSource::Program => Ok(()),
             ImportSource::Process(peer, slot) => Ok(peer.check(*slot)?),
             ImportSource::Context(_) => {
                 let live = Service::current().is_some_and(|service| service.lives(self.key));
@@ -139,7 +141,9 @@ impl PeerMemory {
         !imports.is_empty()
             && addresses.any(|address| {
                 let before = imports.range(..=address).next_back();
-                before.is_some_and(|(base, import)| address - base < import.bytes && matches!(import.source, ImportSource::Process(..)))
+                before.is_some_and(|(base, import)| {
+                    address - base < import.bytes && matches!(import.source, ImportSource::Process(..) | ImportSource::Program)
+                })
             })
     }
 
@@ -275,6 +279,24 @@ impl Context {
         Ok((address, allocation.device))
     }
 
+    /// Takes note of memory of another process that the program has mapped itself, by the driver's way for which `payload` is the name, on
+    /// a device of which the mapping says nothing. Takes one [`close_memory`](Context::close_memory) of the address, before the program
+    /// unmaps it.
+    pub fn adopt_memory(&self, address: u64, bytes: u64, device: DeviceId, payload: [u8; ipc::PAYLOAD_BYTES]) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        self.check_device(device)?;
+        let sharing = &self.shared.sharing;
+        let _importing = lock(&sharing.importing);
+        let shared = Shared { form: Shared::MAPPED_BY_PROGRAM, descriptor: None, offset: address, payload };
+        let base = self.backend().map(shared, &Allocation { id: 0, base: address, bytes, device, kind: MemoryKind::Device })?;
+        let key = AllocationKey { backend: number_of(self.backend()), allocation: base };
+        let (source, holders) = (ImportSource::Program, std::sync::Mutex::default());
+        let import = Import { key, token: [0; 16], secret: Secret([0; 16]), base, bytes, device, source, holders };
+        import.hold(0);
+        sharing.imports_mut().insert(base, Arc::new(import));
+        Ok(())
+    }
+
     /// Memory of this process: it has its address already.
     fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
@@ -353,7 +375,10 @@ impl Context {
         let (import, _importing) = loop {
             // Without the lock: the work may wait for a peer, which must not block other imports.
             let import = find()?;
-            if import.is_foreign() && import.is_last(address) {
+            // What the program unmaps is its own to wait for.
+            if matches!(import.source, ImportSource::Program) {
+                waited = true;
+            } else if import.is_foreign() && import.is_last(address) {
                 // The error of an execution is for whoever waits for it; the memory goes back all the same.
                 let _ = self.shared.backend.synchronize();
                 waited = true;

@@ -1,7 +1,9 @@
 //! GPUs, their primary contexts, and what is kept in each: lanes, events, the copy kernel.
 
+use super::discover::uuid_text;
 use super::driver::{CUcontext, CUdevice, CUevent, CUstream, Current, Driver, OutsideCapture, call, code, handle, lock};
 use super::kernel::Kernel;
+use super::nvml::nvml;
 use crate::backend::BackendError;
 use cudarc::driver::sys;
 use std::collections::VecDeque;
@@ -148,6 +150,15 @@ impl Device {
         Device { ordinal, primary: OnceLock::new(), retaining: Mutex::new(()) }
     }
 
+    /// Bytes of the GPU's memory that are in use, by whomever, where the log wants to know and NVML tells.
+    fn used_memory(&self, driver: &Driver) -> Option<u64> {
+        let mut uuid = [0_u8; 16];
+        // SAFETY: the output is valid for the call.
+        let is_named = log::log_enabled!(log::Level::Info) && unsafe { call!(driver, cuDeviceGetUuid(&mut uuid, self.ordinal)) }.is_ok();
+        let used = || nvml()?.device_by_uuid(uuid_text(&uuid).as_str())?.memory_info().map(|memory| memory.used);
+        is_named.then(used)?.ok()
+    }
+
     /// The primary context, if it has been needed before.
     pub fn used(&self) -> Option<&Primary> {
         self.primary.get()
@@ -162,8 +173,12 @@ impl Device {
         if self.primary.get().is_none() {
             let _outside = OutsideCapture::enter(driver);
             let mut context: CUcontext = std::ptr::null_mut();
+            let before = self.used_memory(driver);
             // SAFETY: the output is valid for the call. The driver keeps the current context as it is.
             unsafe { call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal)) }?;
+            let taken = before.zip(self.used_memory(driver)).map(|(before, after)| after.saturating_sub(before) >> 20);
+            let taken = taken.map_or(String::new(), |mebibytes| format!(", which took {mebibytes} MiB of its memory"));
+            log::info!("GPU {}: primary context retained{taken}", self.ordinal);
             let id = driver.context_id(self.ordinal, context).map_err(|code| {
                 // SAFETY: retained just now.
                 unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
@@ -183,7 +198,6 @@ impl Device {
                 peers: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
                 access: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
             };
-            log::debug!("GPU {}: primary context retained", self.ordinal);
             return Ok(self.primary.get_or_init(|| primary));
         }
         self.primary(driver)

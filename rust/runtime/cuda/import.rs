@@ -28,6 +28,7 @@ impl Core {
                 pin(&self.gpus, mapping.base(), allocation.bytes)?;
                 (mapping.base(), Source::Pinned(mapping))
             }
+            (Shared::MAPPED_BY_PROGRAM, _) => self.sharing.adopt(&self.gpus, shared, allocation)?,
             (IPC, _) => self.sharing.open(&self.gpus, &shared.payload, allocation)?,
             (DESCRIPTOR, Some(descriptor)) => self.map_descriptor(descriptor, allocation)?,
             (POOL, Some(descriptor)) => {

@@ -23,6 +23,8 @@ pub(super) struct Opened {
     /// Each GPU that it was opened through, and the address there; the first is the one that the import has returned. `None` where the
     /// driver would not: the exporter may have freed the memory, which whoever uses it will be told.
     pub through: SmallVec<[(usize, Option<u64>); 2]>,
+    /// The program has opened it through the first, and closes that one itself.
+    pub is_adopted: bool,
 }
 
 impl Opened {
@@ -45,7 +47,7 @@ pub(super) fn open_through(gpus: &Gpus, gpu: usize, payload: &[u8; PAYLOAD_BYTES
 /// Closes all of it. Whoever closes vouches that work which uses it has finished.
 pub(super) fn close(gpus: &Gpus, opened: &Opened) -> Result<(), BackendError> {
     let mut result = Ok(());
-    for (gpu, base) in opened.through.iter().filter_map(|&(gpu, base)| Some((gpu, base?))) {
+    for (gpu, base) in opened.through.iter().skip(usize::from(opened.is_adopted)).filter_map(|&(gpu, base)| Some((gpu, base?))) {
         // Whatever became of the others.
         result = result.and(close_through(gpus, gpu, base));
     }

@@ -11,7 +11,7 @@ use super::pools::Pools;
 use super::waits::{Waits, contains};
 use crate::backend::PAYLOAD_BYTES;
 use crate::backend::failed_waits::FailedWaits;
-use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, LostPeer, MemoryKind, Signal};
+use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, LostPeer, MemoryKind, Shared, Signal};
 use crate::ipc::segment::{Mapping, SharedRegion, why_none};
 use crate::ipc::signal;
 use crate::topology::DeviceId;
@@ -148,7 +148,21 @@ impl Sharing {
         let gpu = gpus.mapping_gpu(owner);
         let base = open_through(gpus, gpu, payload)?;
         self.has_opened.store(true, Ordering::Release);
-        Ok((base, Source::Ipc(Opened { payload: *payload, owner, through: smallvec![(gpu, Some(base))] })))
+        Ok((base, Source::Ipc(Opened { payload: *payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: false })))
+    }
+
+    /// Takes note of memory of CUDA IPC that the program has opened.
+    pub fn adopt(&self, gpus: &Gpus, opened: &Shared, allocation: &Allocation) -> Result<(u64, Source), BackendError> {
+        let (base, owner) = (opened.offset, allocation.device.0 as usize);
+        let known = gpus.attributes(base)?;
+        let Some(gpu) = known.gpu().filter(|gpu| *gpu < gpus.devices.len()) else {
+            return Err(BackendError::NotSupported(format!("{base:#x} is not memory that CUDA IPC has mapped")));
+        };
+        if let Some(held) = self.locate(base) {
+            return Err(BackendError::NotSupported(format!("{base:#x} is known already, as memory of device {}", held.device.0)));
+        }
+        self.has_opened.store(true, Ordering::Release);
+        Ok((base, Source::Ipc(Opened { payload: opened.payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: true })))
     }
 
     /// The address at which `gpu` has the byte that an import has at `address`: `None` if it is not memory of CUDA IPC, `Some(None)` if

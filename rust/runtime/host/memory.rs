@@ -178,6 +178,9 @@ impl HostMemory {
                 let mapping = Mapping::new(file, allocation.bytes).map_err(refused("mapping memory of another process"))?;
                 (mapping.base(), Pages::Mapped(mapping))
             }
+            (Shared::MAPPED_BY_PROGRAM, _) => {
+                return Err(BackendError::NotSupported("CUDA IPC maps memory of GPUs, and virtual devices have none".into()));
+            }
             (form, _) => {
                 return Err(BackendError::NotSupported(format!("memory is shared in form {form}, which this version does not know")));
             }

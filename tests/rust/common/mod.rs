@@ -1,7 +1,7 @@
 //! Random machines, batches and options, from one seed, for property tests.
 #![allow(dead_code, unused_imports)]
 
-use mpgpu_core::plan::{Engine, Options, Shape, Tuned};
+use mpgpu_core::plan::{Engine, Options, Relays, Shape, Tuned};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use proptest::prelude::ProptestConfig;
@@ -145,6 +145,7 @@ pub fn options(random: &mut Random) -> Options {
         engine: [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel][random.below(5) as usize],
         max_paths: if random.chance(50) { u32::MAX } else { 1 + random.below(5) as u32 },
         host_path: random.chance(70),
+        relays: if random.chance(70) { Relays::ALL } else { (0..8).filter(|_| random.chance(50)).collect() },
         alone: random.chance(20),
         chunk_bytes: random.chance(40).then(|| 4096 + random.below(1 << 16)),
         min_bytes: random.chance(20).then(|| random.below(1 << 16)),

@@ -3,7 +3,7 @@
 use super::CudaBackend;
 use super::double::{self, calls, node};
 use super::driver::Driver;
-use crate::backend::{Backend, Endpoints, Execution, MemoryKind};
+use crate::backend::{Allocation, Backend, Endpoints, Execution, MemoryKind, Shared};
 use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
@@ -71,6 +71,36 @@ fn each_gpu_works_on_memory_of_another_process_at_its_own_address() {
     assert_eq!((calls("cuIpcOpenMemHandle"), calls("cuIpcCloseMemHandle"), node(|node| node.strangers)), (2, 0, 0));
     assert!(backend.0.sharing.release(&backend.0.gpus, ours).expect("closed"));
     assert_eq!(calls("cuIpcCloseMemHandle"), 2);
+}
+
+#[test]
+fn memory_that_the_program_has_opened_is_adopted_and_left_to_it() {
+    let driver = double::driver();
+    let backend = on(driver);
+    backend.allocate(DeviceId::gpu(0), 1).expect("memory");
+    let theirs = node(|node| node.give_shareable(BYTES as usize, 1)).expect("memory");
+    let allocation = backend.locate(theirs).expect("an answer").expect("known");
+    let Shared { payload, .. } = backend.0.export(&allocation).expect("shared");
+    let opened = {
+        let _current = backend.0.gpus.primary(0).expect("in use").enter().expect("current");
+        super::ipc::open_through(&backend.0.gpus, 0, &payload).expect("the program opens it")
+    };
+    let adopt = |address| {
+        let shared = Shared { form: Shared::MAPPED_BY_PROGRAM, descriptor: None, offset: address, payload };
+        backend.0.map(&shared, &Allocation { base: address, ..allocation })
+    };
+    assert_eq!(backend.locate(opened).expect("an answer").expect("known").device, DeviceId::gpu(0), "as the driver says");
+    assert_eq!(adopt(opened).expect("adopted"), opened);
+    assert_eq!(backend.locate(opened + 9).expect("an answer").expect("known").device, GPU1);
+    assert!(adopt(opened).expect_err("twice").to_string().contains("known already, as memory of device 1"));
+    assert!(adopt(1 << 40).expect_err("no memory").to_string().contains("is not memory that CUDA IPC has mapped"));
+    put(&backend, opened);
+    assert_arrived(theirs);
+    // The second GPU opens it for the backend, which closes that alone.
+    assert_eq!((calls("cuIpcOpenMemHandle"), calls("cuIpcCloseMemHandle"), node(|node| node.strangers)), (2, 0, 0));
+    assert!(backend.0.sharing.release(&backend.0.gpus, opened).expect("let go"));
+    assert_eq!(calls("cuIpcCloseMemHandle"), 1);
+    super::ipc::close_through(&backend.0.gpus, 0, opened).expect("the program's own to close");
 }
 
 #[test]

@@ -59,6 +59,7 @@ pub fn plan_options() -> mp_plan_options_t {
         chunk_bytes: 0,
         min_bytes: 0,
         staging_bytes: 0,
+        relay_gpus: 0,
     }
 }
 
@@ -71,6 +72,7 @@ pub fn plan_info() -> mp_plan_info_t {
         paths: 0,
         operations: 0,
         staging_bytes: 0,
+        undisturbed_seconds: 0.0,
     }
 }
 

@@ -1,0 +1,246 @@
+#include "owners.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <new>
+#include <sched.h>
+#include <string>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace mpgpu_preload {
+namespace {
+
+/// A process, told from all others that have or had its number.
+struct process {
+    std::uint64_t number;
+    /// In clock ticks since the machine started.
+    std::uint64_t started;
+    /// Numbers of processes are those of a namespace.
+    std::uint64_t name_space;
+
+    bool operator==(const process &other) const {
+        return number == other.number && started == other.started && name_space == other.name_space;
+    }
+};
+
+struct entry {
+    ipc_handle handle;
+    process maker;
+    owner memory;
+};
+
+struct table {
+    std::uint64_t version;
+    /// Where a place is looked for when none is free.
+    std::uint64_t next;
+    std::array<entry, 4096> entries;
+};
+// Another layout must get another number: processes of two versions of this library may meet.
+constexpr std::uint64_t version = 1;
+static_assert(sizeof(entry) == 112);
+
+/// 0 where there is no such process.
+std::uint64_t start_of(std::uint64_t number) {
+    std::array<char, 64> path{};
+    std::snprintf(path.data(), path.size(), "/proc/%llu/stat", static_cast<unsigned long long>(number));
+    const int file = open(path.data(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        return 0;
+    }
+    std::array<char, 1024> text{};
+    const ssize_t length = read(file, text.data(), text.size() - 1);
+    close(file);
+    // The name, in parentheses, may contain anything. Behind it the 20th field is the start.
+    const char *at = length <= 0 ? nullptr : std::strrchr(text.data(), ')');
+    for (int field = 0; at != nullptr && field < 20; ++field) {
+        at = std::strchr(at + 1, ' ');
+    }
+    return at == nullptr ? 0 : std::strtoull(at + 1, nullptr, 10);
+}
+
+std::uint64_t name_space_here() {
+    struct stat status {};
+    return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+process this_process() {
+    const auto number = static_cast<std::uint64_t>(getpid());
+    return {number, start_of(number), name_space_here()};
+}
+
+bool runs(const process &maker, std::uint64_t name_space) {
+    return maker.number != 0 && maker.name_space == name_space && start_of(maker.number) == maker.started;
+}
+
+std::string name_of_table() {
+    return "/mpgpu-owners-" + std::to_string(geteuid());
+}
+
+/// Opens the table, by `O_CREAT` made if there is none. Refuses what another user has made, or could write to.
+int open_table(int create) {
+    const int file = shm_open(name_of_table().c_str(), O_RDWR | create | O_CLOEXEC | O_NOFOLLOW, 0600);
+    struct stat status {};
+    if (file >= 0 && (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid() ||
+                      (status.st_mode & 077) != 0)) {
+        close(file);
+        return -1;
+    }
+    return file;
+}
+
+bool has_name(int file) {
+    struct stat status {};
+    return fstat(file, &status) == 0 && status.st_nlink > 0;
+}
+
+/// Of a process that has published. The last of them removes the table.
+class presence {
+  public:
+    presence() {
+        for (int tries = 0; tries < 100; ++tries) {
+            file_ = open_table(O_CREAT);
+            if (file_ < 0 || (flock(file_, LOCK_SH | LOCK_NB) == 0 && has_name(file_))) {
+                return;
+            }
+            // Whoever was the last has removed it meanwhile.
+            close(file_);
+            file_ = -1;
+        }
+    }
+    /// A child of fork has the same lock, which is its parent's.
+    [[nodiscard]] bool is_here() const { return process_ == getpid(); }
+    void leave() const {
+        if (file_ >= 0 && is_here() && flock(file_, LOCK_EX | LOCK_NB) == 0) {
+            shm_unlink(name_of_table().c_str());
+        }
+    }
+    static std::atomic<const presence *> here;
+
+  private:
+    int file_ = -1;
+    pid_t process_ = getpid();
+};
+std::atomic<const presence *> presence::here;
+
+[[gnu::destructor]] void leave() {
+    if (const presence *here = presence::here) {
+        here->leave();
+    }
+}
+
+/// The table, locked for as long as this lives. Null where it cannot be had, or where another process keeps it for
+/// long, as one that was stopped.
+class locked_table {
+  public:
+    locked_table() : file_(open_table(0)) {
+        struct stat status {};
+        if (file_ < 0 || !lock() || fstat(file_, &status) != 0) {
+            return;
+        }
+        if (status.st_size == 0 && ftruncate(file_, sizeof(table)) == 0) {
+            status.st_size = sizeof(table);
+        }
+        if (status.st_size != sizeof(table)) {
+            return;
+        }
+        void *at = mmap(nullptr, sizeof(table), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+        if (at == MAP_FAILED) { // NOLINT(performance-no-int-to-ptr): the system's own macro
+            return;
+        }
+        table_ = static_cast<table *>(at);
+        if (table_->version == 0) {
+            table_->version = version;
+        }
+    }
+    ~locked_table() {
+        if (table_ != nullptr) {
+            munmap(table_, sizeof(table));
+        }
+        if (file_ >= 0) {
+            close(file_);
+        }
+    }
+    locked_table(const locked_table &) = delete;
+    locked_table(locked_table &&) = delete;
+    locked_table &operator=(const locked_table &) = delete;
+    locked_table &operator=(locked_table &&) = delete;
+
+    table *get() { return table_ != nullptr && table_->version == version ? table_ : nullptr; }
+
+  private:
+    /// Of this opening of the file, so that threads exclude each other too. Independent of those of `presence`.
+    [[nodiscard]] bool lock() const {
+        struct flock whole {};
+        whole.l_type = F_WRLCK;
+        whole.l_whence = SEEK_SET;
+        for (int tries = 0; tries < 10000; ++tries) {
+            if (fcntl(file_, F_OFD_SETLK, &whole) == 0) {
+                return true;
+            }
+            sched_yield();
+        }
+        return false;
+    }
+
+    int file_;
+    table *table_ = nullptr;
+};
+
+bool same(const ipc_handle &one, const ipc_handle &other) {
+    return one.bytes == other.bytes;
+}
+
+/// Where an entry for this handle goes.
+entry &place_for(table &all, const ipc_handle &handle, std::uint64_t name_space) {
+    for (entry &known : all.entries) {
+        if (known.maker.number == 0 || same(known.handle, handle)) {
+            return known;
+        }
+    }
+    // The table is full: one of the next few whose process has ended, or else the next. Of another namespace nobody
+    // here can tell.
+    constexpr int looked_at = 64;
+    entry *place = nullptr;
+    for (int i = 0; i < looked_at; ++i) {
+        place = &all.entries.at(all.next++ % all.entries.size());
+        if (place->maker.name_space == name_space && !runs(place->maker, name_space)) {
+            break;
+        }
+    }
+    return *place;
+}
+
+} // namespace
+
+void publish(const ipc_handle &handle, const owner &memory) noexcept {
+    // Never destroyed: threads may publish while the process ends. A child of fork has one of its own.
+    const presence *here = presence::here;
+    if (here == nullptr || !here->is_here()) {
+        presence::here = new (std::nothrow) presence;
+    }
+    locked_table all;
+    const process maker = this_process();
+    if (all.get() != nullptr && maker.started != 0 && maker.name_space != 0) {
+        place_for(*all.get(), handle, maker.name_space) = {handle, maker, memory};
+    }
+}
+
+std::optional<owner> find_owner(const ipc_handle &handle) noexcept {
+    locked_table all;
+    if (all.get() != nullptr) {
+        for (const entry &known : all.get()->entries) {
+            if (known.maker.number != 0 && same(known.handle, handle)) {
+                return runs(known.maker, name_space_here()) ? std::optional(known.memory) : std::nullopt;
+            }
+        }
+    }
+    return std::nullopt;
+}
+
+} // namespace mpgpu_preload
