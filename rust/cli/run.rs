@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const LIBRARY: &str = "libmpgpu_preload.so";
+const AUDITOR: &str = "libmpgpu_audit.so";
 
 pub const EXAMPLES: &str = "Examples:\n  \
     mpgpu run -- python train.py\n  \
@@ -22,6 +23,9 @@ pub struct RunArguments {
     /// Compare source and destination after every copy that is taken (slow)
     #[arg(long)]
     check: bool,
+    /// Also where a library is loaded with RTLD_DEEPBIND: sets LD_AUDIT to libmpgpu_audit.so, beside libmpgpu_preload.so
+    #[arg(long)]
+    audit: bool,
     /// Append the reports of all processes to this file, and not to standard error
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -39,16 +43,18 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
         Some(path) => path.canonicalize().map_err(|error| format!("--library {}: {error}", path.display()))?,
         None => find()?,
     };
-    let mut preload = library.into_os_string();
-    if preload.to_string_lossy().contains([' ', ':']) {
-        return Err(format!("{}: the loader takes no path with a blank or a colon; copy the library elsewhere", preload.display()).into());
-    }
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
+    if library.to_string_lossy().contains([' ', ':']) {
+        return Err(format!("{}: the loader takes no path with a blank or a colon; copy the library elsewhere", library.display()).into());
     }
     let mut program = Command::new(&arguments.program[0]);
-    program.args(&arguments.program[1..]).env("LD_PRELOAD", preload);
+    program.args(&arguments.program[1..]).env("LD_PRELOAD", before("LD_PRELOAD", &library));
+    if arguments.audit {
+        let auditor = library.with_file_name(AUDITOR);
+        if !auditor.is_file() {
+            return Err(format!("--audit: there is no {}", auditor.display()).into());
+        }
+        program.env("LD_AUDIT", before("LD_AUDIT", &auditor));
+    }
     match &arguments.report {
         Some(file) => program.env("MPGPU_PRELOAD_REPORT", std::path::absolute(file)?),
         None if env::var_os("MPGPU_PRELOAD_REPORT").is_none() => program.env("MPGPU_PRELOAD_REPORT", "stderr"),
@@ -59,6 +65,16 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     }
     let error = program.exec();
     Err(format!("{} cannot be run: {error}", Path::new(&arguments.program[0]).display()).into())
+}
+
+/// A library before those that a variable of the loader names already.
+fn before(variable: &str, library: &Path) -> OsString {
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = env::var_os(variable).filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
 }
 
 /// The library where it is installed or built.

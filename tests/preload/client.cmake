@@ -1,9 +1,13 @@
-# Runs a client under the interposer, and looks for each part of REPORT (joined by "|") in what the interposer reports.
+# Runs a client under the interposer, which AUDIT helps where the client is the library DEEPBOUND, and looks for each part of REPORT (joined by "|") in what the interposer reports.
 file(REMOVE "${FILE}")
 set(ENV{LD_PRELOAD} "${LIBRARIES}")
 set(ENV{MPGPU_PRELOAD_REPORT} "${FILE}")
-execute_process(COMMAND "${PROGRAM}" ${WAY} ${CASE} RESULT_VARIABLE result)
+if(AUDIT)
+    set(ENV{LD_AUDIT} "${AUDIT}")
+endif()
+execute_process(COMMAND "${PROGRAM}" ${DEEPBOUND} ${WAY} ${CASE} RESULT_VARIABLE result)
 unset(ENV{LD_PRELOAD})
+unset(ENV{LD_AUDIT})
 set(report "")
 if(EXISTS "${FILE}")
     file(READ "${FILE}" report)

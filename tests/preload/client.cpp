@@ -68,7 +68,11 @@ void *by_address(const char *name) {
 void find_driver(const std::string &way) {
 #ifdef CLIENT_LINKED
     check(way == "linked", "this client is linked", way.c_str());
+#ifdef CLIENT_IS_LIBRARY // Calls are bound by the auditor, addresses are not.
+#define FUNCTION(name, ...) cu.name = [](auto... arguments) { return ::name(arguments...); };
+#else
 #define FUNCTION(name, ...) cu.name = &name;
+#endif
     CLIENT_FUNCTIONS(FUNCTION)
 #undef FUNCTION
 #else
@@ -582,7 +586,12 @@ void importer(const char *self, const std::string &way, bool is_told) {
 
 } // namespace
 
+#ifdef CLIENT_IS_LIBRARY
+extern "C" int run_client(int count, char **arguments);
+extern "C" int run_client(int count, char **arguments) {
+#else
 int main(int count, char **arguments) {
+#endif
     check(count == 3, "client WAY CASE");
     const std::string way = arguments[1];
     const std::string name = arguments[2];

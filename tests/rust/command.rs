@@ -506,6 +506,8 @@ fn run_becomes_the_program_with_the_interposer_in_its_environment() {
         let run = mpgpu_with(environment, &all);
         (run.status.code(), String::from_utf8(run.stdout).expect("UTF-8"))
     };
+    let auditor = folder.file("libmpgpu_audit.so");
+    std::fs::write(&auditor, "").expect("written");
     let show = "echo $LD_PRELOAD $MPGPU_PRELOAD_REPORT $MPGPU_VERIFY; exit 7";
     let library = Path::new(&library).canonicalize().expect("it is there");
     let library = library.display();
@@ -513,6 +515,8 @@ fn run_becomes_the_program_with_the_interposer_in_its_environment() {
     assert_eq!(run(&[("LD_PRELOAD", "other.so")], &["--check"], show), (Some(7), format!("{library}:other.so stderr bytes\n")));
     let report = folder.file("report");
     assert_eq!(run(&[], &["--report", &report], show), (Some(7), format!("{library} {report}\n")));
+    let audited = format!("{}\n", Path::new(&auditor).canonicalize().expect("it is there").display());
+    assert_eq!(run(&[], &["--audit"], "echo $LD_AUDIT"), (Some(0), audited));
     assert_eq!(run(&[("MPGPU_PRELOAD_REPORT", "there")], &[], show), (Some(7), format!("{library} there\n")));
 }
 
@@ -526,6 +530,7 @@ fn run_says_what_is_missing() {
     std::fs::write(&library, "").expect("written");
     assert!(error(&["run", "--library", &library, "--", "true"]).contains("blank"));
     std::fs::rename(&library, folder.file("c.so")).expect("renamed");
+    assert!(error(&["run", "--audit", "--library", &folder.file("c.so"), "--", "true"]).contains("--audit: there is no "));
     assert!(error(&["run", "--library", &folder.file("c.so"), "--", "/nowhere/program"]).contains("/nowhere/program cannot be run"));
 }
 

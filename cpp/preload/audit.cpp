@@ -1,0 +1,101 @@
+// libmpgpu_audit.so, for LD_AUDIT beside libmpgpu_preload.so: libraries that are loaded with RTLD_DEEPBIND look into
+// their own dependencies first, so they find the driver's functions and not those of a preloaded library. The loader
+// asks here about each symbol that it binds, and gets the preloaded library's.
+//
+// The loader keeps this library apart from the program's, in a namespace of its own: it uses nothing of theirs but
+// addresses.
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <link.h>
+#include <string_view>
+
+namespace {
+
+/// As the loader has it, once it is there.
+std::atomic<link_map *> interposer;
+
+constexpr std::string_view interposer_name = "libmpgpu_preload.so";
+constexpr std::string_view driver_name = "libcuda.so.1";
+
+std::string_view name_of(const link_map *object) {
+    const std::string_view path = object->l_name;
+    return path.substr(path.find_last_of('/') + 1); // all of it where there is no slash
+}
+
+const char *address_of(const link_map *object, Elf64_Sxword tag) {
+    for (const Elf64_Dyn *entry = object->l_ld; entry->d_tag != DT_NULL; ++entry) {
+        if (entry->d_tag == tag) {
+            return reinterpret_cast<const char *>(entry->d_un.d_ptr); // NOLINT(performance-no-int-to-ptr)
+        }
+    }
+    return nullptr;
+}
+
+/// What an object exports under a name, from its table in GNU's format; 0 for nothing. Not dlsym, which cannot be asked
+/// of an object that was not opened by it.
+std::uintptr_t find(const link_map *object, const char *name) {
+    const auto *words = reinterpret_cast<const std::uint32_t *>(address_of(object, DT_GNU_HASH));
+    const auto *symbols = reinterpret_cast<const Elf64_Sym *>(address_of(object, DT_SYMTAB));
+    const char *names = address_of(object, DT_STRTAB);
+    if (words == nullptr || symbols == nullptr || names == nullptr) {
+        return 0;
+    }
+    std::uint32_t hash = 5381;
+    for (const char *at = name; *at != 0; ++at) {
+        hash = hash * 33 + static_cast<unsigned char>(*at);
+    }
+    // Number of buckets, first symbol, 64-bit words of a filter, its shift; the filter, the buckets, the hashes.
+    const std::uint32_t *buckets = words + 4 + std::size_t{2} * words[2];
+    const std::uint32_t *hashes = buckets + words[0];
+    for (std::uint32_t i = buckets[hash % words[0]]; i >= words[1]; ++i) {
+        const std::uint32_t found = hashes[i - words[1]];
+        if ((found | 1U) == (hash | 1U) && std::strcmp(names + symbols[i].st_name, name) == 0) {
+            return object->l_addr + symbols[i].st_value;
+        }
+        if ((found & 1U) != 0) { // the last of its bucket
+            break;
+        }
+    }
+    return 0;
+}
+
+} // namespace
+
+#define MPGPU_EXPORTED __attribute__((visibility("default")))
+
+// NOLINTBEGIN(readability-identifier-naming): the loader's names, rtld-audit(7)
+extern "C" {
+
+MPGPU_EXPORTED unsigned la_version(unsigned version) {
+    return version < LAV_CURRENT ? version : LAV_CURRENT;
+}
+
+MPGPU_EXPORTED unsigned la_objopen(link_map *object, Lmid_t space, std::uintptr_t *cookie) {
+    *cookie = reinterpret_cast<std::uintptr_t>(object);
+    if (space != LM_ID_BASE) {
+        return 0;
+    }
+    if (name_of(object) == interposer_name) {
+        interposer = object;
+        return 0;
+    }
+    return LA_FLG_BINDTO | LA_FLG_BINDFROM;
+}
+
+MPGPU_EXPORTED std::uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned /*number*/, std::uintptr_t *from,
+                                           std::uintptr_t *in, unsigned * /*flags*/, const char *name) {
+    // NOLINTBEGIN(performance-no-int-to-ptr): cookies are what la_objopen has made of them
+    const link_map *ours = interposer.load();
+    const auto *definer = reinterpret_cast<const link_map *>(*in);
+    // The interposer's own look-ups are for what it stands before.
+    const bool is_other = ours != nullptr && definer != ours && reinterpret_cast<const link_map *>(*from) != ours;
+    // NOLINTEND(performance-no-int-to-ptr)
+    const bool is_looked_at = is_other && (name_of(definer) == driver_name || std::strcmp(name, "dlsym") == 0);
+    const std::uintptr_t hook = is_looked_at ? find(ours, name) : 0;
+    return hook != 0 ? hook : symbol->st_value;
+}
+
+} // extern "C"
+// NOLINTEND(readability-identifier-naming)
