@@ -374,14 +374,6 @@ FAKE(cuDeviceGetUuid, (std::array<std::uint8_t, 16> * uuid, CUdevice device), {
     uuid->fill(static_cast<std::uint8_t>(device + 1));
     return success;
 })
-FAKE(cuDeviceGetUuid_v2, (std::array<std::uint8_t, 16> * uuid, CUdevice device), {
-    uuid->fill(static_cast<std::uint8_t>(device + 1));
-    return success;
-})
-FAKE(cuDeviceTotalMem_v2, (std::size_t * bytes, CUdevice), {
-    *bytes = std::size_t{1} << 33;
-    return success;
-})
 FAKE(cuDeviceGetAttribute, (int *value, unsigned attribute, CUdevice), {
     // Compute capability 7.0, unified addresses, registered host memory at its own address.
     *value = attribute == 75 ? 7 : attribute == 41 || attribute == 91 ? 1 : 0;
@@ -419,10 +411,8 @@ FAKE(cuCtxCreate_v2, (CUcontext * context, unsigned, CUdevice device), {
     return success;
 })
 FAKE(cuCtxGetId, (CUcontext context, std::uint64_t *number), {
-    // None means the current one.
-    const fake_context *meant = context != nullptr ? context : current();
-    *number = meant == nullptr ? 0 : meant->number;
-    return meant == nullptr ? invalid_context : success;
+    *number = context->number;
+    return success;
 })
 FAKE(cuCtxSetCurrent, (CUcontext context), {
     contexts = {context};
@@ -440,9 +430,7 @@ FAKE(cuCtxPopCurrent_v2, (CUcontext * context), {
     if (contexts.empty()) {
         return invalid_context;
     }
-    if (context != nullptr) {
-        *context = contexts.back();
-    }
+    *context = contexts.back();
     contexts.pop_back();
     return success;
 })
@@ -490,9 +478,7 @@ FAKE(cuMemHostRegister_v2, (void *base, std::size_t bytes, unsigned), {
     return success;
 })
 FAKE(cuMemHostUnregister, (void *base), { return release(number_of(base)); })
-namespace {
-
-CUresult attributes(unsigned count, const unsigned *names, void **values, CUdeviceptr address) {
+FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CUdeviceptr address), {
     if (current() == nullptr) {
         return invalid_context;
     }
@@ -532,53 +518,7 @@ CUresult attributes(unsigned count, const unsigned *names, void **values, CUdevi
         }
     }
     return success;
-}
-
-} // namespace
-
-FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CUdeviceptr address),
-     { return attributes(count, names, values, address); })
-FAKE(cuPointerGetAttribute, (void *value, unsigned name, CUdeviceptr address), {
-    {
-        const std::lock_guard guard(all().lock);
-        if (find_memory(address) == all().memory.end()) {
-            return invalid_value;
-        }
-    }
-    return attributes(1, &name, &value, address);
 })
-FAKE(cuPointerSetAttribute, (const void *, unsigned, CUdeviceptr), { return success; })
-FAKE(cuMemGetAddressRange_v2, (CUdeviceptr * base, std::size_t *bytes, CUdeviceptr address), {
-    const std::lock_guard guard(all().lock);
-    const auto found = find_memory(address);
-    if (found == all().memory.end()) {
-        return invalid_value;
-    }
-    *base = found->first;
-    *bytes = found->second.bytes;
-    return success;
-})
-
-// What UCX looks for and goes on without: the virtual memory API, pools that processes share, managed memory's ranges.
-REFUSED(cuMemAddressFree)
-REFUSED(cuMemAddressReserve)
-REFUSED(cuMemCreate)
-REFUSED(cuMemExportToShareableHandle)
-REFUSED(cuMemGetAllocationGranularity)
-REFUSED(cuMemGetAllocationPropertiesFromHandle)
-REFUSED(cuMemImportFromShareableHandle)
-REFUSED(cuMemMap)
-REFUSED(cuMemPoolDestroy)
-REFUSED(cuMemPoolExportPointer)
-REFUSED(cuMemPoolExportToShareableHandle)
-REFUSED(cuMemPoolImportFromShareableHandle)
-REFUSED(cuMemPoolImportPointer)
-REFUSED(cuMemPoolSetAccess)
-REFUSED(cuMemRangeGetAttribute)
-REFUSED(cuMemRelease)
-REFUSED(cuMemRetainAllocationHandle)
-REFUSED(cuMemSetAccess)
-REFUSED(cuMemUnmap)
 
 #define FAKE_COPY(name, Dst, Src, known_only, stream_of)                                                               \
     FAKE(name, (Dst dst, Src src, std::size_t bytes, CUstream stream), {                                               \
@@ -598,11 +538,6 @@ FAKE_COPY(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, false, per_thread)
     })
 FAKE_PEER_COPY(cuMemcpyPeerAsync, )
 FAKE_PEER_COPY(cuMemcpyPeerAsync_ptsz, per_thread)
-
-FAKE(cuMemcpyHtoD_v2, (CUdeviceptr dst, const void *src, std::size_t bytes), {
-    std::memmove(at(dst), src, bytes);
-    return success;
-})
 
 FAKE(cuStreamCreate, (CUstream * stream, unsigned), {
     if (current() == nullptr) {
@@ -684,9 +619,6 @@ FAKE(cuStreamEndCapture, (CUstream handle, CUgraph *graph), {
 })
 FAKE(cuLaunchHostFunc, (CUstream handle, CUhostFn function, void *user),
      { return enqueue(handle, [function, user] { function(user); }); })
-
-FAKE(cuStreamAddCallback, (CUstream handle, void (*function)(CUstream, CUresult, void *), void *user, unsigned),
-     { return enqueue(handle, [handle, function, user] { function(handle, success, user); }); })
 
 FAKE(cuEventCreate, (CUevent * event, unsigned), {
     *event = new fake_event;
