@@ -1,6 +1,6 @@
 // A program that knows nothing of mpgpu and copies by the driver: `client WAY CASE`. WAY is how it comes by the
-// driver's functions: `linked`, `dlsym`, or `address` (cuGetProcAddress, as the CUDA runtime does). The fake driver
-// tells which copies it was asked for.
+// driver's functions: `linked`, `dlsym`, or `address` (cuGetProcAddress, as the CUDA runtime does); or it is `runtime`,
+// and the CUDA runtime in CUDA_RUNTIME copies. The fake driver tells which copies it was asked for.
 #include "driver.hpp"
 
 #include <condition_variable>
@@ -14,6 +14,7 @@
 #include <string>
 #include <sys/wait.h>
 #include <thread>
+#include <type_traits>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -40,6 +41,9 @@ struct functions {
 #undef FUNCTION
 };
 functions cu;
+
+/// The CUDA runtime, where it copies.
+void *runtime;
 
 #ifndef CLIENT_LINKED
 void *library;
@@ -87,6 +91,13 @@ void find_driver(const std::string &way) {
     check(cu.name != nullptr && dlerror() == nullptr, "the driver has it", #name);
     CLIENT_FUNCTIONS(FUNCTION)
 #undef FUNCTION
+    if (way == "runtime") {
+        runtime = dlopen(std::getenv("CUDA_RUNTIME"), RTLD_NOW | RTLD_LOCAL);
+        if (runtime == nullptr) {
+            std::printf("%s\n", dlerror());
+            std::exit(77);
+        }
+    }
 #endif
     check(cu.cuInit(0) == 0, "cuInit");
 }
@@ -156,7 +167,54 @@ struct form {
     bool is_per_thread;
 };
 
+/// What the CUDA runtime makes of its own functions, in the order of `all_forms` as far as cases count on it.
+std::vector<form> runtime_forms() {
+    const auto find = [](auto *&function, const char *name) {
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(runtime, name));
+        check(function != nullptr, "the runtime has it", name);
+    };
+    int (*set_device)(int) = nullptr;
+    int (*allocate)(CUdeviceptr *, std::size_t) = nullptr;
+    int (*allocate_pinned)(CUdeviceptr *, std::size_t) = nullptr;
+    int (*copy)(CUdeviceptr, CUdeviceptr, std::size_t, int, CUstream) = nullptr;
+    int (*copy_peers)(CUdeviceptr, int, CUdeviceptr, int, std::size_t, CUstream) = nullptr;
+    find(set_device, "cudaSetDevice");
+    find(allocate, "cudaMalloc");
+    find(allocate_pinned, "cudaMallocHost");
+    find(copy, "cudaMemcpyAsync");
+    find(copy_peers, "cudaMemcpyPeerAsync");
+    CUdeviceptr a = 0;
+    CUdeviceptr b = 0;
+    CUdeviceptr h = 0;
+    check(set_device(1) == 0 && allocate(&b, large) == 0 && set_device(0) == 0 && allocate(&a, large) == 0 &&
+              allocate_pinned(&h, large) == 0,
+          "memory by the runtime");
+    const auto of_kind = [copy](int kind) {
+        return [copy, kind](CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream stream) {
+            return copy(dst, src, bytes, kind, stream);
+        };
+    };
+    const auto peers = [copy_peers](CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream stream) {
+        return copy_peers(dst, 1, src, 0, bytes, stream);
+    };
+    constexpr int to_gpu = 1;
+    constexpr int to_host = 2;
+    constexpr int between_gpus = 3;
+    constexpr int by_addresses = 4;
+    return {
+        {"cuMemcpyDtoDAsync_v2", of_kind(between_gpus), b, a, false},
+        {"cuMemcpyAsync", of_kind(by_addresses), b, a, false},
+        {"cuMemcpyAsync", of_kind(by_addresses), h, a, false},
+        {"cuMemcpyPeerAsync", peers, b, a, false},
+        {"cuMemcpyHtoDAsync_v2", of_kind(to_gpu), a, h, false},
+        {"cuMemcpyDtoHAsync_v2", of_kind(to_host), h, a, false},
+    };
+}
+
 std::vector<form> all_forms() {
+    if (runtime != nullptr) {
+        return runtime_forms();
+    }
     const CUdeviceptr a = on_gpu(0);
     const CUdeviceptr b = on_gpu(1);
     const CUdeviceptr h = pinned();

@@ -411,9 +411,11 @@ FAKE(cuCtxCreate_v2, (CUcontext * context, unsigned, CUdevice device), {
     return success;
 })
 FAKE(cuCtxGetId, (CUcontext context, std::uint64_t *number), {
-    *number = context->number;
-    return success;
+    const fake_context *meant = context == nullptr ? current() : context;
+    *number = meant == nullptr ? 0 : meant->number;
+    return meant == nullptr ? invalid_context : success;
 })
+FAKE(cuCtxSetFlags, (unsigned), { return current() == nullptr ? invalid_context : success; })
 FAKE(cuCtxSetCurrent, (CUcontext context), {
     contexts = {context};
     return success;
@@ -430,7 +432,9 @@ FAKE(cuCtxPopCurrent_v2, (CUcontext * context), {
     if (contexts.empty()) {
         return invalid_context;
     }
-    *context = contexts.back();
+    if (context != nullptr) {
+        *context = contexts.back();
+    }
     contexts.pop_back();
     return success;
 })
