@@ -319,7 +319,8 @@ typedef struct {
     uint64_t min_bytes;
     /// The most staging memory on each device, bytes; not more than the context's.
     uint64_t staging_bytes;
-    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`. `MP_RELAY_NONE` alone is none.
+    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`, in plans of a node the `g`-th of all that its ranks
+    /// name. `MP_RELAY_NONE` alone is none.
     uint64_t relay_gpus;
 } mp_plan_options_t;
 

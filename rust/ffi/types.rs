@@ -237,7 +237,8 @@ pub struct mp_plan_options_t {
     pub min_bytes: u64,
     /// The most staging memory on each device, bytes; not more than the context's.
     pub staging_bytes: u64,
-    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`. `MP_RELAY_NONE` alone is none.
+    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`, in plans of a node the `g`-th of all that its ranks
+    /// name. `MP_RELAY_NONE` alone is none.
     pub relay_gpus: u64,
 }
 

@@ -23,4 +23,9 @@ impl Shared {
     pub const SAME_PROCESS: u32 = 0;
     /// As little: memory of another process that the program itself has mapped, at the address in `offset`, by the payload.
     pub const MAPPED_BY_PROGRAM: u32 = u32::MAX;
+
+    /// Whether it names an address of this process, which no other has to give.
+    pub fn is_local(&self) -> bool {
+        [Shared::SAME_PROCESS, Shared::MAPPED_BY_PROGRAM].contains(&self.form)
+    }
 }

@@ -128,7 +128,8 @@ impl Packet {
             Subject::Leave => Departure { steps: u64::from_le_bytes(array(bytes, 32)), has_failed: array::<4>(bytes, 24) != [0; 4] },
             _ => Departure::default(),
         };
-        (bytes[..8] == MAGIC).then(|| Packet {
+        let is_local = shared.as_ref().is_some_and(Shared::is_local);
+        (bytes[..8] == MAGIC && !is_local).then(|| Packet {
             subject,
             number: u32::from_le_bytes(array(bytes, 12)),
             key: AllocationKey { backend: bytes[9], allocation: u64::from_le_bytes(array(bytes, 16)) },
