@@ -323,7 +323,7 @@ struct end {
     bool is_opened = false;
 
     explicit end(device_pointer address) : known(find_memory(address)) {
-        if (const auto found = find_opened(address, mpgpu_context)) {
+        if (const auto found = find_opened(address, is_in_use() ? mpgpu_context : nullptr)) {
             is_opened = true;
             known.gpu = found->gpu;
             known.base = found->base;
@@ -382,6 +382,18 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     }
     if (!is_allowed(dst_device) || !is_allowed(src_device)) {
         return outcome::unused_gpu;
+    }
+    // A program of whose copies none can be taken gets no context of mpgpu's.
+    switch (state.load(std::memory_order_acquire)) {
+    case stage::idle:
+        prepare();
+        return outcome::preparing;
+    case stage::preparing:
+        return outcome::preparing;
+    case stage::off:
+        return outcome::no_context;
+    case stage::ready:
+        break;
     }
     const mp_transfer_t what = transfer(dst, src, bytes);
     std::atomic<gain> &slot = gain_of(dst_device, src_device, bytes);
@@ -454,15 +466,9 @@ bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) 
     }
     outcome what = outcome::no_context;
     double saved = 0;
-    const stage now = state.load(std::memory_order_acquire);
     if (bytes < asked().min_bytes) {
         what = outcome::small;
-    } else if (now == stage::idle) {
-        prepare();
-        what = outcome::preparing;
-    } else if (now == stage::preparing) {
-        what = outcome::preparing;
-    } else if (now == stage::ready) {
+    } else if (state.load(std::memory_order_acquire) != stage::off) {
         const inside guard;
         try {
             what = take_planned(dst, src, bytes, in, saved);

@@ -85,7 +85,7 @@ std::optional<opened> find_opened(device_pointer address, mp_context_t known_by)
     if (address - found.memory.base >= found.memory.bytes) {
         return std::nullopt;
     }
-    if (found.memory.gpu >= 0 && found.adopted_by == nullptr) {
+    if (found.memory.gpu >= 0 && found.adopted_by == nullptr && known_by != nullptr) {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's pointers are numbers
         void *base = reinterpret_cast<void *>(found.memory.base);
         if (mp_memory_adopt(known_by, base, found.memory.bytes, found.memory.gpu, found.handle.bytes.data()) ==

@@ -23,7 +23,7 @@ void note_opened(device_pointer base, const ipc_handle &handle) noexcept;
 /// Forgets what is about to be closed; mpgpu lets go of it.
 void forget_opened(device_pointer base) noexcept;
 
-/// The opened memory that an address lies in. mpgpu's context, if there is one, knows it then.
+/// The opened memory that an address lies in. mpgpu's context knows it then, if there is one yet.
 std::optional<opened> find_opened(device_pointer address, mp_context_t known_by);
 
 } // namespace mpgpu_preload
