@@ -7,9 +7,12 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace mpgpu_preload {
@@ -41,10 +44,64 @@ struct counter {
     std::atomic<std::uint64_t> bytes;
 };
 
-std::array<counter, outcomes> counters;
-std::atomic<std::uint64_t> saved_nanoseconds;
-std::atomic<std::uint64_t> compared;
-std::atomic<std::uint64_t> wrong;
+struct sums {
+    std::atomic<std::uint64_t> saved_nanoseconds;
+    std::atomic<std::uint64_t> compared;
+    std::atomic<std::uint64_t> wrong;
+    std::array<counter, outcomes> counters;
+};
+
+/// What `mpgpu run` shares with the processes under it (`rust/cli/run/sums.rs` reads it): what each counts is there at
+/// once, so that nothing is lost of one that is killed. Each process writes the same words into it.
+struct shared_sums {
+    std::array<char, 8> mark;
+    std::atomic<std::uint64_t> taken_kinds;
+    std::atomic<std::uint64_t> all_kinds;
+    std::atomic<std::uint64_t> processes;
+    sums all;
+    std::array<std::array<char, 96>, outcomes> texts;
+};
+
+constexpr std::array<char, 8> mark = {'m', 'p', 'g', 'p', 'u', 's', 'u', 'm'};
+constexpr off_t shared_bytes = 4096;
+static_assert(sizeof(shared_sums) <= shared_bytes);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+sums own;
+std::atomic<bool> has_counted;
+
+/// Null where nobody shares any. A name that is left of an `mpgpu run` which has ended may by now be another file's:
+/// only memory that cannot shrink under us and has the mark is written.
+shared_sums *open_sums() {
+    const char *name = std::getenv("MPGPU_PRELOAD_SUMS");
+    const int file = name == nullptr ? -1 : open(name, O_RDWR | O_CLOEXEC);
+    if (file < 0) {
+        return nullptr;
+    }
+    struct stat status {};
+    constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
+    const int seals = fcntl(file, F_GET_SEALS);
+    void *mapped = MAP_FAILED;
+    if (seals >= 0 && (seals & sealed) == sealed && fstat(file, &status) == 0 && status.st_size == shared_bytes) {
+        mapped = mmap(nullptr, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    }
+    close(file);
+    auto *const found = mapped == MAP_FAILED ? nullptr : static_cast<shared_sums *>(mapped);
+    if (found == nullptr || found->mark != mark) {
+        return nullptr;
+    }
+    for (std::size_t i = 0; i < outcomes; ++i) {
+        std::strncpy(found->texts[i].data(), texts[i], found->texts[i].size() - 1);
+    }
+    found->taken_kinds = kinds_taken;
+    found->all_kinds = outcomes;
+    return found;
+}
+
+shared_sums *shared() {
+    static shared_sums *const found = open_sums();
+    return found;
+}
 
 void add(std::atomic<std::uint64_t> &to, std::uint64_t what) {
     to.fetch_add(what, std::memory_order_relaxed);
@@ -60,19 +117,19 @@ std::string report() {
     };
     const auto pid = static_cast<long>(getpid());
     for (std::size_t i = 0; i < outcomes; ++i) {
-        const auto copies = counters[i].copies.load(std::memory_order_relaxed);
-        const auto bytes = counters[i].bytes.load(std::memory_order_relaxed);
+        const auto copies = own.counters[i].copies.load(std::memory_order_relaxed);
+        const auto bytes = own.counters[i].bytes.load(std::memory_order_relaxed);
         if (copies != 0) {
             line("mpgpu[%ld]: %-6s %8llu copies, %14llu bytes: %s\n", pid, i < kinds_taken ? "taken" : "passed",
                  static_cast<unsigned long long>(copies), static_cast<unsigned long long>(bytes), texts[i]);
         }
     }
-    if (saved_nanoseconds.load() != 0) {
-        line("mpgpu[%ld]: saved %.6f s, as modelled\n", pid, static_cast<double>(saved_nanoseconds.load()) * 1e-9);
+    if (own.saved_nanoseconds.load() != 0) {
+        line("mpgpu[%ld]: saved %.6f s, as modelled\n", pid, static_cast<double>(own.saved_nanoseconds.load()) * 1e-9);
     }
     if (!text.empty() && asked().verify) {
         line("mpgpu[%ld]: %llu taken copies compared byte by byte, %llu wrong\n", pid,
-             static_cast<unsigned long long>(compared.load()), static_cast<unsigned long long>(wrong.load()));
+             static_cast<unsigned long long>(own.compared.load()), static_cast<unsigned long long>(own.wrong.load()));
     }
     return text;
 }
@@ -80,27 +137,43 @@ std::string report() {
 } // namespace
 
 void count(outcome what, std::size_t bytes, double saved_seconds) {
-    auto &counter = counters[static_cast<std::size_t>(what)];
-    add(counter.copies, 1);
-    add(counter.bytes, bytes);
-    if (saved_seconds > 0) {
-        add(saved_nanoseconds, static_cast<std::uint64_t>(saved_seconds * 1e9));
+    const auto in = [&](sums &to) {
+        auto &counter = to.counters[static_cast<std::size_t>(what)];
+        add(counter.copies, 1);
+        add(counter.bytes, bytes);
+        if (saved_seconds > 0) {
+            add(to.saved_nanoseconds, static_cast<std::uint64_t>(saved_seconds * 1e9));
+        }
+    };
+    in(own);
+    if (shared() != nullptr) {
+        in(shared()->all);
+        if (!has_counted.load(std::memory_order_relaxed) && !has_counted.exchange(true)) {
+            add(shared()->processes, 1);
+        }
     }
 }
 
 void count_compared(bool equal) {
-    add(compared, 1);
-    add(wrong, equal ? 0 : 1);
+    const auto in = [&](sums &to) {
+        add(to.compared, 1);
+        add(to.wrong, equal ? 0 : 1);
+    };
+    in(own);
+    if (shared() != nullptr) {
+        in(shared()->all);
+    }
 }
 
 void forget_counts() {
-    for (auto &counter : counters) {
+    for (auto &counter : own.counters) {
         counter.copies = 0;
         counter.bytes = 0;
     }
-    saved_nanoseconds = 0;
-    compared = 0;
-    wrong = 0;
+    own.saved_nanoseconds = 0;
+    own.compared = 0;
+    own.wrong = 0;
+    has_counted = false;
 }
 
 void write_report() {

@@ -81,6 +81,7 @@ bool read() {
     }
     values.names_relays = std::getenv("MPGPU_RELAY_GPUS") != nullptr;
     values.report = std::getenv("MPGPU_PRELOAD_REPORT");
+    values.counts_all = values.report != nullptr || std::getenv("MPGPU_PRELOAD_SUMS") != nullptr;
     const char *verify = std::getenv("MPGPU_VERIFY");
     values.verify = verify != nullptr && std::strcmp(verify, "bytes") == 0;
     return values.on;
@@ -88,7 +89,7 @@ bool read() {
 
 [[gnu::constructor]] void start() {
     if (read()) {
-        looked_at_from.store(values.report != nullptr ? 0 : values.min_bytes, std::memory_order_relaxed);
+        looked_at_from.store(values.counts_all ? 0 : values.min_bytes, std::memory_order_relaxed);
     }
 }
 

@@ -21,6 +21,8 @@ struct settings {
     bool names_relays = false;
     /// `MPGPU_PRELOAD_REPORT`: `stderr`, a path, or null.
     const char *report = nullptr;
+    /// Whether anybody asks for counts, so that small copies are counted too.
+    bool counts_all = false;
     /// `MPGPU_VERIFY=bytes`: what becomes of each taken copy is asked for.
     bool verify = false;
 };

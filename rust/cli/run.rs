@@ -1,12 +1,20 @@
 //! `mpgpu run`: runs a program that is not changed, with the copies that gain taken by mpgpu.
 
+mod sums;
+
 use crate::arguments::Failure;
 use clap::Args;
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus};
+use sums::Sums;
 
 const LIBRARY: &str = "libmpgpu_preload.so";
 const AUDITOR: &str = "libmpgpu_audit.so";
@@ -15,7 +23,7 @@ pub const EXAMPLES: &str = "Examples:\n  \
     mpgpu run -- python train.py\n  \
     mpgpu run -- mpirun -n 4 ./simulation      where the launcher passes the environment on\n  \
     mpgpu run --check -- ./simulation          every taken copy is compared byte by byte\n\n\
-    At its end each process that has copied says how many copies were taken and why others were not.\n\
+    At its end it says how many copies were taken in all processes, and why others were not.\n\
     docs/guide/unchanged.md says what gains.";
 
 #[derive(Args)]
@@ -26,7 +34,7 @@ pub struct RunArguments {
     /// Also where a library is loaded with RTLD_DEEPBIND: sets LD_AUDIT to libmpgpu_audit.so, beside libmpgpu_preload.so
     #[arg(long)]
     audit: bool,
-    /// Append the reports of all processes to this file, and not to standard error
+    /// Append to this file what each process has copied, at that process's end
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Path of libmpgpu_preload.so [default: beside this command, in ../lib, or in LD_LIBRARY_PATH]
@@ -37,7 +45,8 @@ pub struct RunArguments {
     program: Vec<OsString>,
 }
 
-/// Becomes the program: its process, its signals, its exit code. Returns where that fails.
+/// Runs the program as a child of the same terminal, says what became of the copies of all processes under it, and ends as the program has
+/// ended: by its exit code or its signal. Returns where it cannot be run.
 pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     let library = match &arguments.library {
         Some(path) => path.canonicalize().map_err(|error| format!("--library {}: {error}", path.display()))?,
@@ -55,16 +64,52 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
         }
         program.env("LD_AUDIT", before("LD_AUDIT", &auditor));
     }
-    match &arguments.report {
-        Some(file) => program.env("MPGPU_PRELOAD_REPORT", std::path::absolute(file)?),
-        None if env::var_os("MPGPU_PRELOAD_REPORT").is_none() => program.env("MPGPU_PRELOAD_REPORT", "stderr"),
-        None => &mut program,
-    };
+    if let Some(file) = &arguments.report {
+        program.env("MPGPU_PRELOAD_REPORT", std::path::absolute(file)?);
+    }
     if arguments.check {
         program.env("MPGPU_VERIFY", "bytes");
     }
-    let error = program.exec();
-    Err(format!("{} cannot be run: {error}", Path::new(&arguments.program[0]).display()).into())
+    let sums = Sums::new()?;
+    program.env("MPGPU_PRELOAD_SUMS", sums.path());
+    // Before there is a child, so that no signal is lost between.
+    let ignored = ignored_signals()?;
+    let watched = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = SignalsInfo::new(watched.chain([SIGCHLD]))?;
+    let mut child = program.spawn().map_err(|error| format!("{} cannot be run: {error}", Path::new(&arguments.program[0]).display()))?;
+    let status = wait(&mut child, &mut signals)?;
+    // Nobody may read it any more: that is no reason to end otherwise than the program.
+    let _ = std::io::stderr().write_all(sums.report(arguments.check)?.as_bytes());
+    if let Some(signal) = status.signal() {
+        // The core is the program's, if anybody's.
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+        signal_hook::low_level::emulate_default_handler(signal)?;
+    }
+    std::process::exit(status.code().unwrap_or(1))
+}
+
+/// A bit for each signal from 1 up which this process was started to ignore, as by `nohup`: the program inherits it, unless we catch it.
+fn ignored_signals() -> Result<u64, Failure> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).ok_or("/proc/self/status has no SigIgn")?;
+    Ok(u64::from_str_radix(mask.trim(), 16)?)
+}
+
+/// Waits for the program, and passes on to it what this process is sent. What the terminal sends, the program has got too.
+fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<ExitStatus, Failure> {
+    loop {
+        for origin in signals.wait() {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            if origin.signal != SIGCHLD
+                && origin.cause != Cause::Kernel
+                && let Some(signal) = rustix::process::Signal::from_named_raw(origin.signal)
+            {
+                rustix::process::kill_process(rustix::process::Pid::from_child(child), signal)?;
+            }
+        }
+    }
 }
 
 /// A library before those that a variable of the loader names already.

@@ -4,14 +4,17 @@
 #include "driver.hpp"
 
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <functional>
 #include <mutex>
 #include <random>
 #include <string>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
 #include <type_traits>
@@ -587,29 +590,52 @@ void exporter() {
     }
 }
 
-/// `is_told`: the exporter runs under the interposer too, so that this process learns which GPU has the memory.
-void importer(const char *self, const std::string &way, bool is_told) {
-    std::array<int, 2> to{};
-    std::array<int, 2> from{};
-    check(pipe(to.data()) == 0 && pipe(from.data()) == 0, "pipes");
-    const pid_t child = fork();
-    if (child == 0) {
-        dup2(to[0], STDIN_FILENO);
-        dup2(from[1], STDOUT_FILENO);
-        for (const int file : {to[0], to[1], from[0], from[1]}) {
-            close(file);
+/// A process that has the case `exporter`, and the handle that it tells. `is_told`: it runs under the interposer too,
+/// so that this process learns which GPU has the memory.
+class other_process {
+  public:
+    other_process(const char *self, const std::string &way, bool is_told) {
+        std::array<int, 2> to{};
+        std::array<int, 2> from{};
+        check(pipe(to.data()) == 0 && pipe(from.data()) == 0, "pipes");
+        child_ = fork();
+        if (child_ == 0) {
+            dup2(to[0], STDIN_FILENO);
+            dup2(from[1], STDOUT_FILENO);
+            for (const int file : {to[0], to[1], from[0], from[1]}) {
+                close(file);
+            }
+            if (!is_told) {
+                unsetenv("LD_PRELOAD");
+            }
+            execl(self, self, way.c_str(), "exporter", nullptr);
+            std::_Exit(1);
         }
-        if (!is_told) {
-            unsetenv("LD_PRELOAD");
-        }
-        execl(self, self, way.c_str(), "exporter", nullptr);
-        std::_Exit(1);
+        close(to[0]);
+        close(from[1]);
+        stays_ = to[1];
+        check(read(from[0], &handle, sizeof(handle)) == static_cast<ssize_t>(sizeof(handle)), "a handle comes");
+        close(from[0]);
     }
-    close(to[0]);
-    close(from[1]);
-    CUipcMemHandle handle{};
-    check(read(from[0], &handle, sizeof(handle)) == static_cast<ssize_t>(sizeof(handle)), "a handle comes");
+    other_process(const other_process &) = delete;
+    other_process(other_process &&) = delete;
+    other_process &operator=(const other_process &) = delete;
+    other_process &operator=(other_process &&) = delete;
+    ~other_process() {
+        close(stays_);
+        int status = 0;
+        check(waitpid(child_, &status, 0) == child_ && status == 0, "the exporter ends well");
+    }
 
+    CUipcMemHandle handle{};
+
+  private:
+    pid_t child_ = -1;
+    int stays_ = -1;
+};
+
+void importer(const char *self, const std::string &way, bool is_told) {
+    const other_process other(self, way, is_told);
     find_driver(way);
     std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -618,7 +644,7 @@ void importer(const char *self, const std::string &way, bool is_told) {
     for (const CUdevice through : {0, 1}) {
         form into = forms[0];
         use(through);
-        check(cu.cuIpcOpenMemHandle_v2(&into.dst, handle, 1) == 0, "the memory opens");
+        check(cu.cuIpcOpenMemHandle_v2(&into.dst, other.handle, 1) == 0, "the memory opens");
         use(0);
         check(through != 0 || bytes_at(into.dst)[large - 1] == 3, "it is the other's memory");
         fill(into.src, large, 9 + static_cast<unsigned>(through));
@@ -636,10 +662,69 @@ void importer(const char *self, const std::string &way, bool is_told) {
         check(cu.cuIpcCloseMemHandle(into.dst) == 0, "it closes");
     }
     check_order(forms[0], stream, 6);
+}
 
-    close(to[1]);
+/// A program of one GPU, whose copies all end on a GPU that it does not use.
+void importer_of_unused(const char *self, const std::string &way) {
+    const other_process other(self, way, true);
+    find_driver(way);
+    const CUdeviceptr src = on_gpu(0);
+    CUdeviceptr dst = 0;
+    check(cu.cuIpcOpenMemHandle_v2(&dst, other.handle, 1) == 0, "the memory opens");
+    const CUstream stream = new_stream();
+    for (unsigned round = 0; round < 4; ++round) {
+        fill(src, large, round);
+        check(cu.cuMemcpyDtoDAsync_v2(dst, src, large, stream) == 0, "a copy");
+        synchronize(stream);
+        check(equal(dst, src, large), "its bytes arrive");
+    }
+    check(!has_context(1), "mpgpu has no context on a GPU that the program does not use");
+    check(cu.cuIpcCloseMemHandle(dst) == 0, "it closes");
+}
+
+// --- counts of several processes -------------------------------------------------------------------------------------
+
+/// What `mpgpu run` reads, as words: the mark, kinds that are taken, outcomes, processes, nanoseconds saved, two of
+/// comparing, then copies and bytes of each outcome.
+constexpr std::size_t sums_bytes = 4096;
+using words = std::array<std::uint64_t, sums_bytes / 8>;
+
+words read_words(int file) {
+    words all{};
+    check(pread(file, all.data(), sums_bytes, 0) == static_cast<ssize_t>(sums_bytes), "counts");
+    return all;
+}
+
+/// The program `self` with `WAY CASE` counts in `file`. Returns how it has ended.
+int run_counted(const char *self, const std::string &way, const char *name, int file) {
+    const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file);
+    const pid_t child = fork();
+    if (child == 0) {
+        setenv("MPGPU_PRELOAD_SUMS", path.c_str(), 1);
+        execl(self, self, way.c_str(), name, nullptr);
+        std::_Exit(1);
+    }
     int status = 0;
-    check(waitpid(child, &status, 0) == child && status == 0, "the exporter ends well");
+    check(waitpid(child, &status, 0) == child, "the other process ends");
+    return status;
+}
+
+/// Processes that are killed leave their counts, and what is not made for counts is left as it is.
+void sums(const char *self, const std::string &way) {
+    const int file = memfd_create("sums", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    check(ftruncate(file, sums_bytes) == 0 && pwrite(file, "mpgpusum", 8, 0) == 8, "memory for counts");
+    const words before = read_words(file);
+    check(WTERMSIG(run_counted(self, way, "killed", file)) == SIGKILL, "it is killed");
+    check(read_words(file) == before, "memory that can shrink is not written");
+
+    check(fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0, "seals");
+    check(WTERMSIG(run_counted(self, way, "killed", file)) == SIGKILL, "it is killed");
+    const words one = read_words(file);
+    check(one[1] == 3 && one[3] == 1 && one[4] > 0, "a process has counted");
+    check(one[7] > 0 && one[8] == one[7] * large, "copies between GPUs");
+    check(run_counted(self, way, "forks", file) == 0, "it ends well");
+    const words all = read_words(file);
+    check(all[3] == 4 && all[7] > one[7], "a process, and each of its children that has copied, counts once");
 }
 
 } // namespace
@@ -657,6 +742,10 @@ int main(int count, char **arguments) {
         forks(way);
     } else if (name == "failing_first") {
         failing_first(way);
+    } else if (name == "sums") {
+        sums(arguments[0], way);
+    } else if (name == "opened_unused") {
+        importer_of_unused(arguments[0], way);
     } else if (name == "opened" || name == "opened_unknown") {
         importer(arguments[0], way, name == "opened");
     } else {
@@ -673,6 +762,11 @@ int main(int count, char **arguments) {
             {"losing", losing},
             {"used", [] { between_two(false); }},
             {"relayed", [] { between_two(true); }},
+            {"killed",
+             [] {
+                 between_two(false);
+                 raise(SIGKILL);
+             }},
         };
         for (const auto &[known, run] : cases) {
             if (name == known) {

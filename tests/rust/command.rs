@@ -1,6 +1,7 @@
 //! The `mpgpu` command as a user runs it: what it prints, the files that it writes, and what its errors say to do.
 
 use serde_json::Value;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -496,7 +497,7 @@ fn the_pictures_of_the_docs_are_current() {
 }
 
 #[test]
-fn run_becomes_the_program_with_the_interposer_in_its_environment() {
+fn run_starts_the_program_with_the_interposer_in_its_environment_and_ends_as_it_ends() {
     let folder = Folder::new("run");
     // The loader passes over what is no library, with a line.
     let library = folder.file("libmpgpu_preload.so");
@@ -504,20 +505,63 @@ fn run_becomes_the_program_with_the_interposer_in_its_environment() {
     let run = |environment: &[(&str, &str)], arguments: &[&str], script: &str| {
         let all = [&["run", "--library", &library], arguments, &["--", "sh", "-c", script]].concat();
         let run = mpgpu_with(environment, &all);
-        (run.status.code(), String::from_utf8(run.stdout).expect("UTF-8"))
+        (run.status, String::from_utf8(run.stdout).expect("UTF-8"))
     };
     let auditor = folder.file("libmpgpu_audit.so");
     std::fs::write(&auditor, "").expect("written");
     let show = "echo $LD_PRELOAD $MPGPU_PRELOAD_REPORT $MPGPU_VERIFY; exit 7";
+    let code = |(status, text): (std::process::ExitStatus, String)| (status.code(), text);
     let library = Path::new(&library).canonicalize().expect("it is there");
     let library = library.display();
-    assert_eq!(run(&[], &[], show), (Some(7), format!("{library} stderr\n")));
-    assert_eq!(run(&[("LD_PRELOAD", "other.so")], &["--check"], show), (Some(7), format!("{library}:other.so stderr bytes\n")));
+    assert_eq!(code(run(&[], &[], show)), (Some(7), format!("{library}\n")));
+    assert_eq!(code(run(&[("LD_PRELOAD", "other.so")], &["--check"], show)), (Some(7), format!("{library}:other.so bytes\n")));
     let report = folder.file("report");
-    assert_eq!(run(&[], &["--report", &report], show), (Some(7), format!("{library} {report}\n")));
+    assert_eq!(code(run(&[], &["--report", &report], show)), (Some(7), format!("{library} {report}\n")));
     let audited = format!("{}\n", Path::new(&auditor).canonicalize().expect("it is there").display());
-    assert_eq!(run(&[], &["--audit"], "echo $LD_AUDIT"), (Some(0), audited));
-    assert_eq!(run(&[("MPGPU_PRELOAD_REPORT", "there")], &[], show), (Some(7), format!("{library} there\n")));
+    assert_eq!(code(run(&[], &["--audit"], "echo $LD_AUDIT")), (Some(0), audited));
+    assert_eq!(code(run(&[("MPGPU_PRELOAD_REPORT", "there")], &[], show)), (Some(7), format!("{library} there\n")));
+    // By the signal that ended the program, also where that was sent to the command.
+    assert_eq!(run(&[], &[], "kill -KILL $$").0.signal(), Some(9));
+    assert_eq!(run(&[], &[], "kill -TERM $PPID; sleep 60").0.signal(), Some(15));
+    assert_eq!(
+        code(run(&[], &[], "trap 'echo told; exit 3' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done")),
+        (Some(3), "told\n".into())
+    );
+}
+
+#[test]
+fn run_leaves_signals_ignored_that_were() {
+    let folder = Folder::new("nohup");
+    let library = folder.file("libmpgpu_preload.so");
+    std::fs::write(&library, "").expect("written");
+    let script = format!(
+        "trap '' HUP; exec {} run --library {library} -- sh -c 'kill -HUP $$; kill -HUP $PPID; echo alive'",
+        env!("CARGO_BIN_EXE_mpgpu")
+    );
+    let run = std::process::Command::new("sh").args(["-c", &script]).output().expect("sh");
+    assert_eq!((run.status.code(), String::from_utf8_lossy(&run.stdout).as_ref()), (Some(0), "alive\n"));
+}
+
+#[test]
+fn run_tells_what_processes_have_counted_that_were_killed() {
+    let folder = Folder::new("sums");
+    let library = folder.file("libmpgpu_preload.so");
+    std::fs::write(&library, "").expect("written");
+    // What the interposer writes: one outcome, taken; its copies and bytes, and its name.
+    let words = [1u64, 1, 2, 2_000_000, 0, 0, 5, 1 << 20];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).chain(*b"GPU to GPU").collect();
+    let counted = folder.file("counted");
+    std::fs::write(&counted, bytes).expect("written");
+    let script = format!("dd if={counted} of=$MPGPU_PRELOAD_SUMS bs=8 seek=1 conv=notrunc 2>/dev/null; kill -KILL $$");
+    let run = mpgpu_with(&[], &["run", "--library", &library, "--", "sh", "-c", &script]);
+    let told = String::from_utf8(run.stderr).expect("UTF-8");
+    let told: Vec<_> = told.lines().filter(|line| line.starts_with("mpgpu: ")).collect();
+    let expected =
+        ["mpgpu: taken         5 copies,        1048576 bytes: GPU to GPU", "mpgpu: saved 0.002000 s in 2 processes, as modelled"];
+    assert_eq!((run.status.signal(), &told[..]), (Some(9), &expected[..]));
+    // It cannot be made smaller under those that write it.
+    let run = mpgpu_with(&[], &["run", "--library", &library, "--", "sh", "-c", "truncate -s 0 $MPGPU_PRELOAD_SUMS || echo refused"]);
+    assert_eq!(String::from_utf8_lossy(&run.stdout), "refused\n");
 }
 
 #[test]

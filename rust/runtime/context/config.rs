@@ -130,7 +130,8 @@ pub const VARIABLES: [&str; 16] = [
 ];
 
 /// Variables of the interposer (`cpp/preload`), which reads them itself, when it is loaded. Contexts let them stand.
-pub const PRELOAD: [&str; 4] = ["MPGPU_PRELOAD", "MPGPU_PRELOAD_GPUS", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT"];
+pub const PRELOAD: [&str; 5] =
+    ["MPGPU_PRELOAD", "MPGPU_PRELOAD_GPUS", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT", "MPGPU_PRELOAD_SUMS"];
 
 /// Names with our prefix that CMake's `find_package` and environment modules set to say where the package lies. Not ours to read.
 pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];

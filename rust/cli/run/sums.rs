@@ -1,0 +1,92 @@
+//! What the interposer counts in the memory that `mpgpu run` shares with the processes under it: `cpp/preload/report.cpp` writes it.
+
+use rustix::fs::{self, MemfdFlags, SealFlags};
+use std::fmt::Write;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+const MARK: &[u8; 8] = b"mpgpusum";
+const BYTES: usize = 4096;
+/// Words before those of each outcome: the mark, taken kinds, outcomes, processes, nanoseconds saved, copies compared, wrong ones.
+const HEAD: usize = 7;
+/// Bytes of an outcome's name.
+const NAME: usize = 96;
+
+/// Counts of all processes, which those that are killed leave too.
+pub struct Sums(File);
+
+impl Sums {
+    /// Counts at 0, in memory that nobody can make smaller under those that write it.
+    pub fn new() -> io::Result<Sums> {
+        let file = File::from(fs::memfd_create("mpgpu-sums", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        file.set_len(BYTES as u64)?;
+        fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        file.write_all_at(MARK, 0)?;
+        Ok(Sums(file))
+    }
+
+    /// Where processes of this user find it while this one lives.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    /// A line for each outcome that there was; empty where no process has copied.
+    pub fn report(&self, compared: bool) -> io::Result<String> {
+        let mut bytes = [0; BYTES];
+        self.0.read_exact_at(&mut bytes, 0)?;
+        Ok(report(&bytes, compared))
+    }
+}
+
+fn report(bytes: &[u8; BYTES], compared: bool) -> String {
+    let word = |at: usize| bytes.get(8 * at..8 * at + 8).map_or(0, |word| u64::from_le_bytes(std::array::from_fn(|i| word[i])));
+    // Programs of the user write this memory: no figure in it leads out of it.
+    let outcomes = (word(2) as usize).min((BYTES - 8 * HEAD) / (NAME + 16));
+    let (taken, processes, saved) = (word(1), word(3), word(4));
+    let mut text = String::new();
+    for outcome in 0..outcomes {
+        let [copies, size] = [0, 1].map(|i| word(HEAD + 2 * outcome + i));
+        let name = &bytes[8 * (HEAD + 2 * outcomes) + NAME * outcome..][..NAME];
+        let name = String::from_utf8_lossy(name);
+        if copies != 0 {
+            let what = if (outcome as u64) < taken { "taken" } else { "passed" };
+            let _ = writeln!(text, "mpgpu: {what:6} {copies:8} copies, {size:14} bytes: {}", name.trim_end_matches('\0'));
+        }
+    }
+    if text.is_empty() {
+        return text;
+    }
+    let _ = writeln!(
+        text,
+        "mpgpu: saved {:.6} s in {processes} process{}, as modelled",
+        saved as f64 * 1e-9,
+        if processes == 1 { "" } else { "es" }
+    );
+    if compared {
+        let _ = writeln!(text, "mpgpu: {} taken copies compared byte by byte, {} wrong", word(5), word(6));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_is_told_and_what_cannot_be_is_left_out() {
+        let mut bytes = [0; BYTES];
+        assert_eq!(report(&bytes, true), "");
+        let mut put = |at: usize, word: u64| bytes[8 * at..8 * at + 8].copy_from_slice(&word.to_le_bytes());
+        for (at, word) in [(1, 1), (2, 2), (3, 1), (4, 1_500_000), (5, 4), (6, 1), (7, 4), (8, 4096), (9, 0), (10, 0)].into_iter() {
+            put(at, word);
+        }
+        bytes[88..98].copy_from_slice(b"GPU to GPU");
+        let taken = "mpgpu: taken         4 copies,           4096 bytes: GPU to GPU\nmpgpu: saved 0.001500 s in 1 process, as modelled\n";
+        assert_eq!(report(&bytes, false), taken);
+        assert_eq!(report(&bytes, true), format!("{taken}mpgpu: 4 taken copies compared byte by byte, 1 wrong\n"));
+        // Whatever stands there, it is read within bounds.
+        assert!(report(&[255; BYTES], true).contains("passed") || report(&[255; BYTES], true).contains("taken"));
+    }
+}
