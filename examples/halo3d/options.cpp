@@ -15,7 +15,7 @@ const char *const usage =
     "  -vars N          variables of 8 bytes (1)\n"
     "  -cycles N        exchanges (5)\n"
     "  -direct N        go straight into ghost cells in up to N pieces, else pack (measured)\n"
-    "  -joint WHEN      the ranks' processes plan their transfers jointly: on, off, or measured (off)\n"
+    "  -joint WHEN      the ranks' processes plan their transfers jointly: on, off, or measured (measured)\n"
     "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
     "                   after the other, and a table\n"
     "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"

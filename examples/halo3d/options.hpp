@@ -17,7 +17,7 @@ struct options {
     int vars = 1;                              ///< variables, of 8 bytes
     int cycles = 5;                            ///< exchanges
     std::optional<std::uint64_t> direct;       ///< halo::options::direct_pieces; empty: measured
-    std::optional<bool> joint = false;         ///< halo::options::joint
+    std::optional<bool> joint;                 ///< halo::options::joint
     std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`
     bool plain = false;                        ///< also by cudaMemcpyPeerAsync and events
     bool mpi = false;                          ///< also by MPI

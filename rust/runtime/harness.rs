@@ -212,12 +212,12 @@ impl<'a> TransferHarness<'a> {
         let [start, there, back] = [flags, flags + 8, flags + 16];
         let raised = |counter| Signal { counter, value: 1 };
         let [one, other] = streams;
-        self.backend.stream_take_flags(one, &[start])?;
+        self.backend.stream_take_flags(one, &[], &[start])?;
         for _ in 0..rounds {
             self.backend.stream_raise_signals(one, &[raised(there)])?;
-            self.backend.stream_take_flags(other, &[there])?;
+            self.backend.stream_take_flags(other, &[], &[there])?;
             self.backend.stream_raise_signals(other, &[raised(back)])?;
-            self.backend.stream_take_flags(one, &[back])?;
+            self.backend.stream_take_flags(one, &[], &[back])?;
         }
         let begin = Instant::now();
         self.backend.raise_signal(raised(start))?;

@@ -1,13 +1,17 @@
-//! Small parts of a step as one kernel does them: its CPU build, a thread for each rank, moves the right bytes step after step.
+//! Parts of a step, a thread for each rank, move the right bytes step after step: small ones as one kernel does them, by its CPU build; all
+//! of them bound to a backend that does at once what it is asked for.
 
-use super::{Addresses, SmallPart};
-use crate::backend::{Action, MemoryKind};
+use super::{Addresses, BoundPart, SmallPart};
+use crate::backend::{
+    Action, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal, SignalWait,
+    StreamHandle,
+};
 use crate::bridge::run_actions_on_cpu;
 use crate::plan::{self, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::topology::{Costs, DeviceId, Machine, preset};
 use proptest::prelude::*;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 /// Bytes that several threads write, by their address alone.
@@ -77,28 +81,18 @@ fn machine() -> Machine {
     Machine::new(topology).expect("well formed")
 }
 
-/// Lets every rank do its part, so many steps, as fast as it can.
-fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) {
-    let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
-    // A rank that waits for nobody takes no part.
-    let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
-    assert!(of_ranks.iter().enumerate().all(|(rank, small)| small.is_some() || !raised_for_nothing(rank)));
-    if of_ranks.iter().flatten().any(|small| small.actions.len() > 120) {
-        return;
-    }
+/// Lets every rank do its part, so many steps, as fast as it can. `none` where a rank is not among those that take part.
+fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u64, ranks: impl Iterator<Item = Option<Step>>) {
     thread::scope(|scope| {
-        for (rank, small) in of_ranks.iter().enumerate() {
-            let Some(small) = small else { continue };
+        for (rank, step_of_rank) in ranks.enumerate() {
+            let Some(mut step_of_rank) = step_of_rank else { continue };
             scope.spawn(move || {
-                let actions: Vec<_> =
-                    small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect();
                 let own = |of: fn(&EndRanks) -> u32| ends.iter().enumerate().filter(move |(_, ends)| of(ends) as usize == rank);
                 for step in 0..steps {
                     for (transfer, _) in own(|ends| ends.src) {
                         shared.src[transfer].each(|i, byte| *byte = pattern(transfer, step, i));
                     }
-                    // SAFETY: ends and flags are those of `shared`, which outlives the threads.
-                    unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) };
+                    step_of_rank();
                     for (transfer, _) in own(|ends| ends.dst) {
                         shared.dst[transfer].each(|i, byte| {
                             assert_eq!(*byte, pattern(transfer, step, i), "rank {rank}, step {step}, transfer {transfer}, byte {i}");
@@ -111,6 +105,169 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) {
     });
 }
 
+/// Every rank's part by one kernel.
+fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) {
+    let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
+    // A rank that waits for nobody takes no part.
+    let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
+    assert!(of_ranks.iter().enumerate().all(|(rank, small)| small.is_some() || !raised_for_nothing(rank)));
+    if of_ranks.iter().flatten().any(|small| small.actions.len() > 120) {
+        return;
+    }
+    let kernels = of_ranks.iter().map(|small| {
+        let small = small.as_ref()?;
+        let actions: Vec<_> = small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect();
+        // SAFETY: ends and flags are those of `shared`, which outlives the threads.
+        Some(move || unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) })
+    });
+    run_steps(ends, shared, steps, kernels);
+}
+
+/// Does at once, on the calling thread, what it is asked to enqueue, so that streams and events order nothing that is not in order already.
+#[derive(Default)]
+struct AtOnce {
+    /// Kernels that have waited for flags.
+    kernels: AtomicUsize,
+}
+
+fn counter(address: u64) -> &'static AtomicU64 {
+    // SAFETY: a flag of `Shared`, which outlives the threads that use it.
+    unsafe { &*std::ptr::with_exposed_provenance(address as usize) }
+}
+
+impl Backend for AtOnce {
+    fn name(&self) -> &'static str {
+        "at once"
+    }
+    fn allocate(&self, _: DeviceId, _: u64) -> Result<u64, BackendError> {
+        unreachable!()
+    }
+    fn allocate_shared(&self, _: DeviceId, _: u64) -> Result<u64, BackendError> {
+        unreachable!()
+    }
+    fn free(&self, _: u64) -> Result<(), BackendError> {
+        unreachable!()
+    }
+    fn locate(&self, _: u64) -> Result<Option<Allocation>, BackendError> {
+        unreachable!()
+    }
+    fn allocated_bytes(&self, _: DeviceId) -> u64 {
+        0
+    }
+    fn create_stream(&self, _: DeviceId) -> Result<StreamHandle, BackendError> {
+        Ok(StreamHandle(64))
+    }
+    fn destroy_stream(&self, _: StreamHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stream_count(&self, _: DeviceId) -> u64 {
+        0
+    }
+    fn synchronize_stream(&self, _: StreamHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn launch_host(&self, _: StreamHandle, _: HostFunction) -> Result<(), BackendError> {
+        unreachable!()
+    }
+    fn create_event(&self) -> Result<EventHandle, BackendError> {
+        Ok(EventHandle(1))
+    }
+    fn destroy_event(&self, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn record_event(&self, _: EventHandle, _: StreamHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stream_wait_event(&self, _: StreamHandle, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn synchronize_event(&self, _: EventHandle) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn synchronize(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
+        let at = |place| match place {
+            Place::Source { transfer, offset } => execution.endpoints[transfer as usize].src + offset,
+            Place::Destination { transfer, offset } => execution.endpoints[transfer as usize].dst + offset,
+            Place::Slot { .. } => unreachable!("a part has addresses alone"),
+        };
+        for copy in execution.program.ops.iter().flat_map(|op| &op.copies) {
+            let (from, to): (*const u8, *mut u8) =
+                (std::ptr::with_exposed_provenance(at(copy.from) as usize), std::ptr::with_exposed_provenance_mut(at(copy.to) as usize));
+            // SAFETY: memory of `Shared`; what orders the threads is what the test is about.
+            unsafe { from.copy_to_nonoverlapping(to, copy.bytes as usize) };
+        }
+        Ok(None)
+    }
+    fn stream_raise_signals(&self, _: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        signals.iter().for_each(|signal| assert_eq!(counter(signal.counter).swap(signal.value, Ordering::Release), 0, "it was taken"));
+        Ok(())
+    }
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+        self.stream_raise_signals(stream, raises)?;
+        for flag in flags {
+            while counter(*flag).load(Ordering::Acquire) == 0 {
+                thread::yield_now();
+            }
+            counter(*flag).store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
+        self.kernels.fetch_add(1, Ordering::Relaxed);
+        let actions: Vec<_> = actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect();
+        // SAFETY: ends and flags are those of `Shared`.
+        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) };
+        Ok(true)
+    }
+}
+
+/// Every rank's part as it is bound to streams. Returns how many kernels have waited for flags.
+fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, by: SignalWait, steps: u64) -> usize {
+    let backend = AtOnce::default();
+    let bound = parts.parts.iter().map(|part| {
+        let (mut bound, backend) = (BoundPart::new(part, shared, by, &backend).expect("bound"), &backend);
+        Some(move || bound.enqueue(StreamHandle(64), false, backend).expect("done"))
+    });
+    run_steps(ends, shared, steps, bound.collect::<Vec<_>>().into_iter());
+    backend.kernels.into_inner()
+}
+
+/// Copies from rank to rank with their bytes, planned for all, divided, and given memory. `None` where no rank moves anything for another.
+fn divided(ranks: u32, copies: &[(u32, u32, u64)]) -> Option<(Parts, Vec<EndRanks>, Shared)> {
+    let machine = machine();
+    let ends: Vec<EndRanks> = copies.iter().map(|&(src, dst, _)| EndRanks { src: src % ranks, dst: dst % ranks }).collect();
+    let device = MemoryKind::Device;
+    let shapes: Vec<Shape> = copies
+        .iter()
+        .zip(&ends)
+        .map(|(&(_, _, bytes), ends)| {
+            let (src_device, dst_device) = (DeviceId::gpu(ends.src), DeviceId::gpu(ends.dst));
+            Shape { dst_device, src_device, dst_kind: device, src_kind: device, bytes }
+        })
+        .collect();
+    let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
+    let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
+    let owners: Vec<u32> = (0..machine.gpu_count()).map(|gpu| gpu.min(ranks - 1)).collect();
+    let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
+    let parts = divide(&planned.program, &batch);
+    check_parts(&planned.program, &batch, &parts).expect("a right division");
+    let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
+    let shared = Shared {
+        src: memory(),
+        dst: memory(),
+        rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
+        slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
+        flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
+    };
+    // A rank alone with itself needs no flags, and its copies are the backend's.
+    let between = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src != ends.dst && shape.bytes > 0);
+    let alone = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src == ends.dst && shape.bytes > 0);
+    (between && !alone).then_some((parts, ends, shared))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
 
@@ -119,36 +276,23 @@ proptest! {
         ranks in 2_u32..=4,
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..20_000), 1..6),
     ) {
-        let machine = machine();
-        let copies: Vec<(u32, u32, u64)> = copies.into_iter().map(|(from, to, bytes)| (from % ranks, to % ranks, bytes)).collect();
-        let ends: Vec<EndRanks> = copies.iter().map(|&(src, dst, _)| EndRanks { src, dst }).collect();
-        let device = MemoryKind::Device;
-        let shapes: Vec<Shape> = copies
-            .iter()
-            .map(|&(from, to, bytes)| {
-                let (src_device, dst_device) = (DeviceId::gpu(from), DeviceId::gpu(to));
-                Shape { dst_device, src_device, dst_kind: device, src_kind: device, bytes }
-            })
-            .collect();
-        let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
-        let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
-        let owners: Vec<u32> = (0..machine.gpu_count()).map(|gpu| gpu.min(ranks - 1)).collect();
-        let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
-        let parts = divide(&planned.program, &batch);
-        check_parts(&planned.program, &batch, &parts).expect("a right division");
-        let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
-        let shared = Shared {
-            src: memory(),
-            dst: memory(),
-            rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
-            slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
-            flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
-        };
-        // A rank alone with itself needs no flags, and its copies are the backend's.
-        let between = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src != ends.dst && shape.bytes > 0);
-        let alone = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src == ends.dst && shape.bytes > 0);
-        prop_assume!(between && !alone);
+        let divided = divided(ranks, &copies);
+        prop_assume!(divided.is_some());
+        let (parts, ends, shared) = divided.expect("as assumed");
         run(&parts, &ends, &shared, 50);
+    }
+
+    #[test]
+    fn parts_bound_to_streams_move_the_right_bytes_whoever_waits_for_flags(
+        ranks in 2_u32..=4,
+        copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..300_000), 1..6),
+        is_kernel in any::<bool>(),
+    ) {
+        let divided = divided(ranks, &copies);
+        prop_assume!(divided.is_some());
+        let (parts, ends, shared) = divided.expect("as assumed");
+        let by = if is_kernel { SignalWait::Kernel } else { SignalWait::Operation };
+        prop_assert_eq!(run_bound(&parts, &ends, &shared, by, 10) > 0, is_kernel);
     }
 }
 

@@ -85,9 +85,9 @@ struct options {
     /// How the transfers are planned.
     plan_options transfers;
     /// Between processes: whether the ranks of a node plan their transfers jointly, as `mpgpu::node::plan` does, or
-    /// each its own, ordered by signals. Empty: what is faster by more than 5 %, which making the plan measures for
-    /// each of the forms above. Joint plans were not measured on GPUs yet, so they are to be asked for.
-    std::optional<bool> joint = false;
+    /// each its own, ordered by signals. Empty: jointly where that is faster by more than 5 %, which making the plan
+    /// measures for each of the forms above.
+    std::optional<bool> joint;
     /// For plans that span nodes.
     mpi_memory between_nodes = mpi_memory::automatic;
 };

@@ -394,12 +394,13 @@ pub trait Backend: Send + Sync {
         let _ = (stream, signals);
         Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
     }
-    /// Work enqueued in `stream` from now on starts when every flag has been raised to 1, and each is set back to 0 then. A flag is a counter
+    /// Raises counters as [`stream_raise_signals`](Backend::stream_raise_signals) does, and takes flags: work enqueued in `stream` from now
+    /// on starts when every flag has been raised to 1, and each is set back to 0 then. One call, because the driver takes both as one. A flag is a counter
     /// in memory of this process that lies in [`Backend::allocate_shared`]; it is raised again only after it was set back. Unlike a wait for
     /// signals this looks at no flag now: what it stands at may be for an earlier step. Where the process that was to raise one has ended, it
     /// ends as a wait for signals does.
-    fn stream_take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
-        let _ = (stream, flags);
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+        let _ = (stream, raises, flags);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
     /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags

@@ -197,8 +197,8 @@ impl Backend for CudaBackend {
         self.0.wait_signals(stream, signals, by)
     }
 
-    fn stream_take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
-        self.0.take_flags(stream, flags)
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+        self.0.take_flags(stream, raises, flags)
     }
 
     fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {

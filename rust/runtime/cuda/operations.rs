@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 impl Core {
     pub fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
-        let gpu = self.streams.gpu_of(&self.gpus, stream)?;
-        let primary = self.gpus.primary(gpu)?;
+        let found = self.streams.find(&self.gpus, stream)?;
+        let primary = self.gpus.primary(found.gpu)?;
         let _current = primary.enter()?;
         if !is_ours(event) {
             // SAFETY: the caller's event and stream.
             return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };
         }
         self.events.recorded(event)?;
-        let told = self.told(stream);
-        let recording = Recording { gpu, mark: Arc::new(primary.record(stream.0)?), told };
+        let told = self.told_of(stream, &found);
+        let recording = Recording { gpu: found.gpu, mark: Arc::new(primary.record(stream.0)?), told };
         self.events.note(event, recording)
     }
 

@@ -11,7 +11,7 @@ use super::owner::Owner;
 use super::peers::Checks;
 use super::reached::Reached;
 use super::sharing::Sharing;
-use super::streams::Streams;
+use super::streams::{Found, Streams};
 use super::verify::Verification;
 use crate::backend::failed_waits::{FailedWaits, Told};
 use crate::backend::{BackendError, StreamHandle};
@@ -60,6 +60,11 @@ impl Core {
     pub fn told(&self, stream: StreamHandle) -> Told {
         let number = || self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64);
         self.sharing.failed_waits.told(number)
+    }
+
+    /// The same for a stream that was found.
+    pub fn told_of(&self, stream: StreamHandle, found: &Found) -> Told {
+        found.number.map_or_else(|| self.told(stream), |number| self.sharing.failed_waits.told(|| number))
     }
 }
 

@@ -85,16 +85,18 @@ impl Core {
         enqueued
     }
 
-    /// Has a stream wait for flags and set each back. Nothing is looked at now, and every wait is enqueued: a flag that is up may be for an
+    /// Has a stream raise counters, then wait for flags and set each back. Nothing is looked at now, and every wait is enqueued: a flag that is up may be for an
     /// earlier step, whose wait is still in the queue. So these are entered as captured waits are, once and for all.
-    pub fn take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+    pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+        raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.enter_flags(flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
+            let raises = raises.iter().map(|signal| operation(SignalOperation::Raise, *signal));
             let takes = flags.iter().flat_map(|&flag| {
                 let of = |purpose, value| operation(purpose, Signal { counter: flag, value });
                 [of(SignalOperation::Wait, 1), of(SignalOperation::Raise, 0)]
             });
-            self.operate_all(raw, takes)
+            self.operate_all(raw, raises.chain(takes))
         })
     }
 
@@ -163,6 +165,9 @@ impl Core {
 
     /// Whether the stream is being captured. What the driver does not tell, as of default streams during a capture, counts as such.
     pub fn is_captured(&self, stream: StreamHandle) -> Result<bool, BackendError> {
+        if let Some(known) = self.streams.find(&self.gpus, stream)?.is_capturing {
+            return Ok(known);
+        }
         self.with_stream(stream, |_, raw| {
             let mut status = 0;
             // SAFETY: the caller's stream; the output is valid for the call.
@@ -183,7 +188,7 @@ impl Core {
     }
 
     fn operate_all(&self, raw: CUstream, operations: impl Iterator<Item = sys::CUstreamBatchMemOpParams>) -> Result<(), BackendError> {
-        let mut operations: Vec<_> = operations.collect();
+        let mut operations: SmallVec<[_; 4]> = operations.collect();
         for some in operations.chunks_mut(MOST_OPERATIONS) {
             // SAFETY: a list of this length, read during the call; the counters are pinned memory that the caller keeps for as long as the
             // stream works.

@@ -211,7 +211,7 @@ impl Streams {
         stream: StreamHandle,
         work: impl FnOnce(&Primary, CUstream) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let primary = gpus.primary(self.gpu_of(gpus, stream)?)?;
+        let primary = gpus.primary(self.find(gpus, stream)?.gpu)?;
         let _current = primary.enter()?;
         work(primary, handle(stream.0))
     }

@@ -299,7 +299,10 @@ impl Backend for HostBackend {
         self.wait(stream, Signals::from_slice(signals), false)
     }
 
-    fn stream_take_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+        if !raises.is_empty() {
+            self.stream_raise_signals(stream, raises)?;
+        }
         self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), true)
     }
 

@@ -197,7 +197,7 @@ fn a_flag_is_taken_once_for_each_raise_also_where_it_is_up_when_the_next_take_is
     let before = calls("cuStreamBatchMemOp");
     raise();
     for _ in 0..2 {
-        backend.stream_take_flags(taker, &[counters.base]).expect("enqueued");
+        backend.stream_take_flags(taker, &[], &[counters.base]).expect("enqueued");
     }
     // A wait and what sets back are one call each.
     assert_eq!(calls("cuStreamBatchMemOp") - before, 3);
@@ -206,5 +206,11 @@ fn a_flag_is_taken_once_for_each_raise_also_where_it_is_up_when_the_next_take_is
     }
     raise();
     backend.synchronize_stream(taker).expect("both were taken");
+    assert_eq!(backend.read_signal(counters.base).expect("a counter"), 0);
+    // Raised before it is taken, and with it.
+    let before = calls("cuStreamBatchMemOp");
+    backend.stream_take_flags(taker, &[Signal { counter: counters.base, value: 1 }], &[counters.base]).expect("enqueued");
+    assert_eq!(calls("cuStreamBatchMemOp") - before, 1);
+    backend.synchronize_stream(taker).expect("it was taken");
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 0);
 }
