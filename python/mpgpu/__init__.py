@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Moves data between the memories of one node (GPUs and host) over every link that can help at once.
+
+    import mpgpu
+    plan = mpgpu.Plan([(b, a), (d, c)])       # torch, CuPy, NumPy, JAX, mpgpu.empty(…)
+    for step in range(steps):
+        plan.execute()                        # in the current stream; does not wait
+
+Units are bytes and seconds. Devices are numbers: GPUs from 0 up, host memory ``HOST``. Every object may be used from any thread. What goes
+wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU everything runs on virtual devices (``MPGPU_BACKEND=host``).
+"""
+
+from ._context import Buffer, Context, DeviceStatistics, Statistics, default_context, devices, empty, host, probe, topo
+from ._library import HOST, version
+from ._node import End, Node, NodePlan, NodeTransfer
+from ._plan import Plan, PlanInfo, Request, copy
+from ._streams import Stream
+from .errors import (
+    ArgumentError,
+    ConfigurationError,
+    DataCorruption,
+    DriverError,
+    Error,
+    InternalError,
+    NotSupported,
+    OutOfMemory,
+    PeerGone,
+    RankError,
+    Timeout,
+)
+
+__all__ = [
+    "HOST",
+    "ArgumentError",
+    "Buffer",
+    "ConfigurationError",
+    "Context",
+    "DataCorruption",
+    "DeviceStatistics",
+    "DriverError",
+    "End",
+    "Error",
+    "InternalError",
+    "Node",
+    "NodePlan",
+    "NodeTransfer",
+    "NotSupported",
+    "OutOfMemory",
+    "PeerGone",
+    "Plan",
+    "PlanInfo",
+    "RankError",
+    "Request",
+    "Statistics",
+    "Stream",
+    "Timeout",
+    "copy",
+    "default_context",
+    "devices",
+    "empty",
+    "host",
+    "probe",
+    "topo",
+    "version",
+]
+
+__version__ = version()

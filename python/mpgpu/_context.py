@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Contexts, and memory of theirs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import _dropped, _library
+from ._library import AUTO, BACKEND, HEADER_VERSION, HOST, NULL, SIGNAL_WAIT, check, ffi, lib, sized
+from ._memory import Memory, itemsize_of
+from .errors import ArgumentError
+
+
+class Statistics(NamedTuple):
+    """What a context has done since it was created. Bytes are those of all transfers; the rest are counts."""
+
+    plan_cache_hits: int
+    plan_cache_misses: int
+    plan_cache_evictions: int
+    plan_cache_entries: int
+    executions: int
+    bytes: int
+    plan_cache_shape_hits: int
+    graph_launches: int
+    graph_hits: int
+    graph_misses: int
+    graph_instantiations: int
+    graph_repoints: int
+    graph_waits: int
+    graph_programs: int
+    graph_entries: int
+
+
+class DeviceStatistics(NamedTuple):
+    """What a context holds on one device: bytes of staging memory, bytes that were allocated, streams."""
+
+    staging_bytes: int
+    allocated_bytes: int
+    streams: int
+
+
+def host(domain: int = 0) -> int:
+    """Device number of the host memory of a NUMA domain: ``host()`` is ``HOST``, -1."""
+    if domain < 0:
+        raise ArgumentError(f"domain={domain}: NUMA domains are numbered from 0 up", argument="domain")
+    return HOST - domain
+
+
+class Context:
+    """A machine, a backend, and what is kept between calls: plans, staging memory, internal streams.
+
+    Several may exist; they share nothing. Any thread may use one. A context lives as long as anything that was made with it. What goes
+    last waits for all work of the context. A child of ``fork`` cannot use its parent's; ``multiprocessing`` with ``spawn`` can do all.
+
+    Args:
+        backend: ``"cuda"``, ``"host"`` (virtual devices on CPU threads), or ``None`` for what ``MPGPU_BACKEND`` says, and then for CUDA
+            where there is a GPU.
+        topology: name of a preset or path of a file; ``None`` for ``MPGPU_TOPOLOGY``, and then for what the machine shows.
+        staging_bytes: the most staging memory on each device, bytes.
+        cache_plans: how many plans are kept, so that making one again is a look-up.
+        signal_wait: ``"operation"`` or ``"kernel"``: how streams wait for other ranks (docs/guide/processes.md).
+
+    Raises:
+        ConfigurationError: topology or environment. NotSupported: no such backend here. ArgumentError: an option.
+    """
+
+    __slots__ = ("__weakref__", "_backend", "_device_count", "_handle", "_lock", "_streams")
+
+    def __init__(
+        self,
+        backend: str | None = None,
+        *,
+        topology: str | os.PathLike[str] | None = None,
+        staging_bytes: int | None = None,
+        cache_plans: int | None = None,
+        signal_wait: str | None = None,
+    ) -> None:
+        self._handle = NULL
+        options = sized("mp_context_options_t *")
+        options.backend = _library.choice("backend", BACKEND, backend)
+        name = NULL if topology is None else _library.path_text(topology)
+        options.topology = name
+        options.staging_bytes = _library.number("staging_bytes", staging_bytes)
+        options.cache_plans = _library.number("cache_plans", cache_plans)
+        options.signal_wait = _library.choice("signal_wait", SIGNAL_WAIT, signal_wait)
+        made = ffi.new("mp_context_t *")
+        check(lib.mp_context_create_versioned(options, HEADER_VERSION, made))
+        self._handle = made[0]
+        self._streams: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        backend_now = ffi.new("mp_backend_t *")
+        check(lib.mp_context_backend(self._handle, backend_now))
+        self._backend = "cuda" if backend_now[0] == lib.MP_BACKEND_CUDA else "host"
+        counts = ffi.new("int32_t[2]")
+        check(lib.mp_context_device_count(self._handle, counts, counts + 1))
+        self._device_count: tuple[int, int] = (counts[0], counts[1])
+
+    def __del__(self, destroy: Any = lib.mp_context_destroy) -> None:
+        # An object whose arguments were refused has none.
+        if getattr(self, "_handle", NULL) != NULL:
+            # Waits for all work, whose memory may go with this object. There is nobody to tell of a failure: waits raise them.
+            destroy(self._handle)
+
+    @property
+    def backend(self) -> str:
+        """``"cuda"`` or ``"host"``."""
+        return self._backend
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs there are: devices 0 up to this."""
+        return self._device_count[0]
+
+    @property
+    def host_domains(self) -> int:
+        """How many NUMA domains of host memory there are: devices ``host(0)``, ``host(1)``, …"""
+        return self._device_count[1]
+
+    @property
+    def devices(self) -> list[int]:
+        """The numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
+        return [*range(self.gpus), *(HOST - domain for domain in range(self.host_domains))]
+
+    def uuid(self, device: int) -> bytes:
+        """16 bytes that name a device in every process of the node."""
+        text = ffi.new("uint8_t[16]")
+        check(lib.mp_device_uuid(self._handle, device, text))
+        return bytes(ffi.buffer(text))
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "uint8", device: int = HOST, *, shared: bool = False) -> Buffer:
+        """Allocate memory of this context; see :class:`Buffer`."""
+        return Buffer(shape, dtype, device, shared=shared, context=self)
+
+    def topo(self) -> dict[str, Any]:
+        """The machine that plans are made for, in short: name, description, number of GPUs and host domains.
+
+        Its links, with capacities and latencies, are what the command ``mpgpu topo`` prints; the C ABI does not have them.
+        """
+        described: dict[str, Any] = self.describe_json()["topology"]
+        return described
+
+    def describe(self) -> str:
+        """Version, backend, topology and settings in force, for people."""
+        return _library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_TEXT)
+
+    def describe_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return _library.json_of(_library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_JSON))
+
+    def probe(self, file: str | os.PathLike[str] | None = None, *, keep: bool | None = None, quick: bool | None = None) -> str:
+        """Measure the machine, and return the topology file that comes of it, as TOML. Blocks for seconds and uses all links and devices.
+
+        The context goes on with the topology that it has; contexts that are created later find a probe that was kept.
+
+        Args:
+            file: where to write it; ``None`` for the user's cache directory, where contexts look.
+            keep: ``False`` writes no file.
+            quick: ``True`` for fewer and shorter measurements, without tuning.
+        """
+        options = sized("mp_probe_options_t *")
+        name = NULL if file is None else _library.path_text(file)
+        options.file = name
+        options.keep = _library.choice("keep", _library.SWITCH, keep)
+        options.quick = _library.choice("quick", _library.SWITCH, quick)
+        check(lib.mp_context_probe(self._handle, options))
+        return _library.text_of(lib.mp_context_probed, self._handle)
+
+    def statistics(self) -> Statistics:
+        """What the context has done since it was created."""
+        found = sized("mp_statistics_t *")
+        check(lib.mp_context_statistics(self._handle, found))
+        return Statistics(*(getattr(found, name) for name in Statistics._fields))
+
+    def device_statistics(self, device: int) -> DeviceStatistics:
+        """What the context holds on a device now."""
+        found = sized("mp_device_statistics_t *")
+        check(lib.mp_context_device_statistics(self._handle, device, found))
+        return DeviceStatistics(*(getattr(found, name) for name in DeviceStatistics._fields))
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Context: {self._backend} backend, {self.gpus} GPUs, {self.host_domains} host domains>"
+
+    def _own_stream(self, device: int) -> Any:
+        """The handle of the stream that executions without another one go to: one for each device."""
+        handle = self._streams.get(device)
+        if handle is None:
+            with self._lock:
+                handle = self._streams.get(device)
+                if handle is None:
+                    made = ffi.new("mp_stream_t *")
+                    check(lib.mp_stream_create(self._handle, device, made))
+                    handle = self._streams[device] = made[0]
+        return handle
+
+
+_default: Context | None = None
+_default_lock = threading.Lock()
+
+
+def default_context() -> Context:
+    """The context of all that is not given one: made at first use, with what the environment says."""
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = Context()
+    return _default
+
+
+def _forget_default() -> None:
+    # A child of fork needs one of its own, and the lock may have been held by a thread that it does not have.
+    global _default, _default_lock
+    _default, _default_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_default)
+
+
+_KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "complex": "c"}
+
+
+def _typestr(dtype: Any) -> str:
+    """NumPy's short name of an element type, from a name, a NumPy type or a torch type."""
+    text = getattr(dtype, "str", None)
+    if isinstance(text, str):
+        return text
+    if isinstance(dtype, type):
+        name = {int: "int64", float: "float64", complex: "complex128"}.get(dtype, dtype.__name__)
+    else:
+        name = str(dtype)
+    name = name.rsplit(".", 1)[-1].rstrip("_")
+    if name == "bool":
+        return "|b1"
+    kind = name.rstrip("0123456789")
+    bits = name[len(kind) :]
+    sizes = {"uint": (8, 64), "int": (8, 64), "float": (16, 64), "complex": (64, 128)}
+    if kind in sizes and bits in ("8", "16", "32", "64", "128") and sizes[kind][0] <= int(bits) <= sizes[kind][1]:
+        order = "|" if bits == "8" else ("<" if sys.byteorder == "little" else ">")
+        return f"{order}{_KINDS[kind]}{int(bits) // 8}"
+    raise ArgumentError(f"dtype={dtype!r}: must be a name such as 'uint8' or 'float32', or a NumPy type", argument="dtype")
+
+
+class Buffer:
+    """Memory of a context, as a contiguous array: on a GPU, or on the host where GPUs reach it (pinned).
+
+    Its contents are undefined at first. NumPy, CuPy, torch and Numba take it without a copy (``numpy.asarray(buffer)``), and keep it.
+    Memory of a GPU cannot be reached by the CPU, except on the host backend. Given back with the last reference, which waits for all work
+    of the context, as ``cudaFree`` does.
+
+    Args:
+        shape: number of elements, or one for each dimension.
+        dtype: type of the elements: a name such as ``"float32"``, or a NumPy type.
+        device: a GPU from 0 up, or a host domain: ``HOST``, ``host(1)``.
+        shared: whether other processes can map it whatever its size, as windows of node plans.
+        context: whose memory; by default that of :func:`default_context`.
+
+    Raises:
+        OutOfMemory; ArgumentError: no such device, shape or type; NotSupported: memory that cannot be shared.
+    """
+
+    __slots__ = ("__weakref__", "_base", "_context", "address", "device", "dtype", "itemsize", "nbytes", "shape")
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "uint8",
+        device: int = HOST,
+        *,
+        shared: bool = False,
+        context: Context | None = None,
+    ) -> None:
+        extents = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
+        if any(extent < 0 for extent in extents):
+            raise ArgumentError(f"shape={shape}: must not be negative", argument="shape")
+        self.shape: tuple[int, ...] = extents
+        self.dtype: str = _typestr(dtype)
+        self.itemsize: int = itemsize_of(self.dtype)
+        self.nbytes: int = self.itemsize
+        for extent in extents:
+            self.nbytes *= extent
+        self.device: int = device
+        self._context = context if context is not None else default_context()
+        _dropped.collect(1024)
+        made = ffi.new("void **")
+        # No byte is allocated as one, so that every buffer has an address of its own.
+        allocate = lib.mp_alloc_shared if shared else lib.mp_alloc
+        check(allocate(self._context._handle, device, max(self.nbytes, 1), made))
+        # Views of it hold this object, which gives the memory back; the closure holds the context.
+        self._base = ffi.gc(made[0], _Freed(self._context))
+        self.address: int = int(ffi.cast("uintptr_t", self._base))
+
+    @property
+    def context(self) -> Context:
+        """Whose memory it is."""
+        return self._context
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the CPU reaches it."""
+        return self.device < 0 or self._context._backend == "host"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a buffer without dimensions has no length")
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Buffer:
+        """Rows of the first dimension, as a view: ``buffer[2:5]``."""
+        if not isinstance(rows, slice) or rows.step not in (None, 1) or not self.shape:
+            raise TypeError("a buffer is cut by a slice of its first dimension with step 1; for more make an array of it (numpy.asarray)")
+        first, last, _ = rows.indices(self.shape[0])
+        count = max(last - first, 0)
+        row = self.nbytes // self.shape[0] if self.shape[0] else 0
+        view = object.__new__(Buffer)
+        view.shape, view.dtype, view.itemsize, view.device = (count, *self.shape[1:]), self.dtype, self.itemsize, self.device
+        view.nbytes, view.address, view._base, view._context = count * row, self.address + first * row, self._base, self._context
+        return view
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        self._must_be_on_host("__array_interface__")
+        return {"version": 3, "shape": self.shape, "typestr": self.dtype, "data": (self.address, False), "strides": None}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.device < 0 or self._context._backend == "host":
+            raise AttributeError(
+                f"memory of device {self.device} on the {self._context._backend} backend is host memory: use __array_interface__"
+            )
+        # No stream has work on it that mpgpu knows of and the caller does not.
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype,
+            "data": (self.address, False),
+            "strides": None,
+            "stream": None,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0) if self.on_host else (2, self.device)
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        """A DLPack capsule, by the framework that has this memory as an array: NumPy, on GPUs CuPy or torch."""
+        return self._array().__dlpack__(**arguments)
+
+    def _array(self) -> Any:
+        if self.on_host:
+            return self.numpy()
+        cupy = sys.modules.get("cupy")
+        if cupy is not None:
+            with cupy.cuda.Device(self.device):
+                return cupy.asarray(self)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            return torch.as_tensor(self, device=f"cuda:{self.device}")
+        raise BufferError("DLPack for memory of a GPU goes through CuPy or torch: import one of them, or use __cuda_array_interface__")
+
+    def memoryview(self) -> memoryview:
+        """The bytes, for the CPU to read and write."""
+        self._must_be_on_host("memoryview")
+        # Of a pointer that holds the owning one.
+        start = ffi.cast("char *", self._base) + (self.address - int(ffi.cast("uintptr_t", self._base)))
+        return memoryview(ffi.buffer(_held(start, self._base), self.nbytes))
+
+    def numpy(self) -> Any:
+        """The same memory as a NumPy array, which keeps it."""
+        self._must_be_on_host("a NumPy array")
+        import numpy
+
+        return numpy.asarray(self)
+
+    def _must_be_on_host(self, what: str) -> None:
+        if not self.on_host:
+            raise AttributeError(
+                f"{what}: memory of GPU {self.device} is not reached by the CPU: copy it to memory of HOST, or use __cuda_array_interface__"
+            )
+
+    def _mpgpu_memory(self) -> Memory:
+        return Memory(
+            self.address,
+            self.nbytes,
+            self._base,
+            device=self.device if self.nbytes else AUTO,
+            on_gpu=self.device >= 0,
+            context=self._context,
+        )
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Buffer of device {self.device}: shape {self.shape}, dtype {self.dtype}>"
+
+
+class _Freed:
+    """Gives memory back when nothing refers to it any more."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __call__(self, memory: Any, free: Any = lib.mp_free) -> None:
+        # Of a context of a parent process it is refused, and is its parent's.
+        free(self.context._handle, memory)
+
+
+def _held(pointer: Any, owner: Any) -> Any:
+    """A pointer that keeps another one."""
+    return ffi.gc(pointer, lambda _, owner=owner: None)
+
+
+def empty(
+    shape: int | Sequence[int],
+    dtype: Any = "uint8",
+    device: int = HOST,
+    *,
+    shared: bool = False,
+    context: Context | None = None,
+) -> Buffer:
+    """Allocate memory: on a GPU, or on the host where GPUs reach it. See :class:`Buffer`."""
+    return Buffer(shape, dtype, device, shared=shared, context=context)
+
+
+def probe(file: str | os.PathLike[str] | None = None, *, keep: bool | None = None, quick: bool | None = None) -> str:
+    """Measure the machine; see :meth:`Context.probe`."""
+    return default_context().probe(file, keep=keep, quick=quick)
+
+
+def topo() -> dict[str, Any]:
+    """The machine that plans are made for, in short; see :meth:`Context.topo`."""
+    return default_context().topo()
+
+
+def devices() -> list[int]:
+    """The numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
+    return default_context().devices

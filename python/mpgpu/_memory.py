@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What counts as memory: arrays and tensors of others, read through the protocols that they have."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ._library import AUTO, HOST, ffi
+from ._streams import Current
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    from ._context import Context
+
+# DLPack's numbers of devices (dlpack.h): memory of a GPU, and memory of the host that GPUs reach.
+_DL_CPU, _DL_CUDA, _DL_CUDA_HOST = 1, 2, 3
+
+
+class Memory:
+    """A contiguous range of bytes, and what keeps it allocated."""
+
+    __slots__ = ("address", "context", "current", "device", "keep", "nbytes", "on_gpu", "readonly", "settle")
+
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        keep: object,
+        *,
+        device: int = AUTO,
+        readonly: bool = False,
+        on_gpu: bool = False,
+        current: Current | None = None,
+        settle: bool = False,
+        context: Context | None = None,
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.keep = keep
+        self.device = device
+        self.readonly = readonly
+        # Whether only a GPU reaches it, so that whoever uses it next does so in a stream.
+        self.on_gpu = on_gpu
+        # The stream that copies go to where the caller names none.
+        self.current = current
+        # Whether what `current` has now is to be waited for: its producer is not known to order what comes later.
+        self.settle = settle
+        self.context = context
+
+
+def memory_of(value: Any, name: str) -> Memory:
+    """The memory of anything that has some. ``name`` is what messages call it: ``dst of transfer 3``."""
+    own = getattr(value, "_mpgpu_memory", None)
+    if own is not None:
+        memory: Memory = own()
+        return memory
+    # Frameworks are asked only where the program has imported them.
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_tensor(torch, value, name)
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None and isinstance(value, cupy.ndarray):
+        if not value.flags.c_contiguous:
+            raise _not_contiguous(name, value.shape, value.strides, "cupy.ascontiguousarray(x)")
+        device = int(value.device.id)
+        return Memory(int(value.data.ptr), int(value.nbytes), value.data, device=device, on_gpu=True, current=Current.cupy(device))
+
+    # JAX: computed in the background, and never to be written.
+    ready = getattr(value, "block_until_ready", None)
+    immutable = callable(ready)
+    if ready is not None and immutable:
+        ready()
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_interface(value, interface, name, immutable, on_gpu=True)
+    interface = getattr(value, "__array_interface__", None)
+    if interface is not None:
+        return _of_interface(value, interface, name, immutable, on_gpu=False)
+    try:
+        view = memoryview(value)
+    except (TypeError, BufferError, ValueError):
+        pass
+    else:
+        return _of_view(view, name, immutable)
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        return _of_dlpack(value, name, immutable)
+    raise TypeError(
+        f"{name} is a {type(value).__name__}: it must have __dlpack__, __cuda_array_interface__, __array_interface__ or the buffer protocol"
+    )
+
+
+def _not_contiguous(name: str, shape: Any, strides: Any, remedy: str) -> ArgumentError:
+    return ArgumentError(
+        f"{name}: shape {tuple(shape)} with strides {tuple(strides)} is not contiguous in C order: copy {remedy} instead, or one piece "
+        "for each contiguous part"
+    )
+
+
+def _of_tensor(torch: Any, tensor: Any, name: str) -> Memory:
+    if tensor.layout is not torch.strided:
+        raise ArgumentError(
+            f"{name}: a tensor of layout {tensor.layout} has no single range of memory: copy the tensors that it is made of"
+        )
+    where = tensor.device
+    if where.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"{name}: a tensor on {where} has no memory that mpgpu reaches: move it to the CPU or to a CUDA device")
+    if not tensor.is_contiguous():
+        raise _not_contiguous(name, tensor.shape, tensor.stride(), "x.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ArgumentError(f"{name}: a tensor whose conjugate or negative is pending: copy x.resolve_conj().resolve_neg() instead")
+    # An alias, so that the memory stays although the tensor is given another (`parameter.data = …`).
+    keep = tensor.detach()
+    on_gpu = where.type == "cuda"
+    return Memory(
+        int(keep.data_ptr()),
+        int(keep.numel() * keep.element_size()),
+        keep,
+        device=int(where.index) if on_gpu else AUTO,
+        on_gpu=on_gpu,
+        current=Current.torch(int(where.index)) if on_gpu else None,
+    )
+
+
+def itemsize_of(typestr: str) -> int:
+    """Bytes of an element of NumPy's type ``<f4``, ``<M8[s]`` or ``<U2``, whose length is in characters."""
+    count = int("".join(itertools.takewhile(str.isdigit, typestr[2:])))
+    return count * 4 if typestr[1] == "U" else count
+
+
+def _contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
+    """Whether elements lie one after the other in C order; ``strides`` in units of ``itemsize``."""
+    if strides is None or 0 in shape:
+        return True
+    expected = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides)):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: bool, *, on_gpu: bool) -> Memory:
+    shape = tuple(interface["shape"])
+    typestr = str(interface["typestr"])
+    strides = interface.get("strides")
+    if typestr[1] == "O" or getattr(getattr(value, "dtype", None), "hasobject", False):
+        raise ArgumentError(f"{name}: an array of Python objects holds addresses, not values: it cannot be copied byte by byte")
+    if interface.get("mask") is not None:
+        raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
+    itemsize = itemsize_of(typestr)
+    if not _contiguous(shape, strides, itemsize):
+        raise _not_contiguous(name, shape, strides, "a contiguous copy" if on_gpu else "numpy.ascontiguousarray(x)")
+    nbytes = itemsize
+    for extent in shape:
+        nbytes *= int(extent)
+    data = interface.get("data")
+    if not isinstance(data, tuple):
+        # Allowed by the protocol: the memory is that of the buffer protocol.
+        return _of_view(memoryview(data if data is not None else value), name, immutable)
+    current = None
+    if on_gpu and interface.get("stream") is not None:
+        current = Current.fixed(int(interface["stream"]))
+    return Memory(
+        int(data[0] or 0),
+        nbytes,
+        (value, interface),
+        readonly=bool(data[1]) or immutable,
+        on_gpu=on_gpu,
+        current=current,
+        settle=current is not None,
+    )
+
+
+def _of_view(view: memoryview, name: str, immutable: bool) -> Memory:
+    if not view.c_contiguous:
+        raise _not_contiguous(name, view.shape or (), view.strides or (), "bytes(x)")
+    if "O" in view.format:
+        raise ArgumentError(f"{name}: a buffer of Python objects holds addresses, not values: it cannot be copied byte by byte")
+    # Holds the export, so that a bytearray cannot be resized meanwhile.
+    held = ffi.from_buffer(view)
+    return Memory(int(ffi.cast("uintptr_t", held)), view.nbytes, held, readonly=view.readonly or immutable)
+
+
+# --- DLPack: read in place; the capsule is kept, and gives the memory back when it goes -------------------------------------
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+
+class _Type(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("owner", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_READ_ONLY = 1
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes, _is_valid.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+
+
+def _of_dlpack(value: Any, name: str, immutable: bool) -> Memory:
+    kind, number = (int(part) for part in value.__dlpack_device__())
+    if kind not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST):
+        raise ArgumentError(f"{name}: memory on DLPack's device type {kind} is not reached: move it to the CPU or to a CUDA device")
+    on_gpu = kind == _DL_CUDA
+    # What the producer still computes is to come before later work of the legacy default stream of its GPU.
+    arguments: dict[str, Any] = {"stream": 1} if on_gpu else {}
+    try:
+        capsule = value.__dlpack__(**arguments, max_version=(1, 0))
+    except TypeError:
+        capsule = value.__dlpack__(**arguments)
+    if _is_valid(capsule, b"dltensor_versioned"):
+        versioned = ctypes.cast(_pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
+        if versioned.major != 1:
+            raise ArgumentError(f"{name}: DLPack {versioned.major}.{versioned.minor} is not understood: 1 is")
+        tensor, readonly = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    elif _is_valid(capsule, b"dltensor"):
+        tensor, readonly = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents, False
+    else:
+        raise ArgumentError(f"{name}: __dlpack__ of {type(value).__name__} gave no DLPack capsule")
+    shape = [tensor.shape[i] for i in range(tensor.ndim)]
+    strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
+    if not _contiguous(shape, strides, 1):
+        raise _not_contiguous(name, shape, strides, "a contiguous copy")
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    nbytes = (elements * tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
+    device = number if on_gpu else (HOST if kind == _DL_CUDA_HOST else AUTO)
+    return Memory(
+        (tensor.data or 0) + tensor.byte_offset,
+        nbytes,
+        capsule,
+        device=device,
+        readonly=readonly or immutable,
+        on_gpu=on_gpu,
+        current=Current.fixed(1, device) if on_gpu else None,
+        settle=on_gpu,
+    )

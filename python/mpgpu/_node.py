@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Ranks of a machine that plan together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, NamedTuple, Union
+
+from . import _library
+from ._context import Context, default_context
+from ._library import NULL, failure, ffi, lib, sized
+from ._memory import Memory, memory_of
+from ._plan import Plan, _check_memory, _context_of, _options
+from .errors import ArgumentError
+
+Allgather = Callable[[bytes], Union[bytes, Sequence[bytes]]]
+"""Takes the bytes of this rank and returns those of all ranks, in their order, as a list or joined. All have the same length."""
+
+
+class End(NamedTuple):
+    """A byte in a window of a rank."""
+
+    rank: int
+    """Whose window it is."""
+    window: int
+    """Which of those that the rank hands in, from 0."""
+    offset: int = 0
+    """Bytes from its start."""
+
+
+class NodeTransfer(NamedTuple):
+    """A copy between windows of two ranks, or of one."""
+
+    dst: End
+    """Where the bytes go."""
+    src: End
+    """Where they come from."""
+    bytes: int
+    """How many."""
+
+
+class NodePlan(Plan):
+    """What all ranks of a node move in a step: each executes its part, every step. Made by :meth:`Node.plan`.
+
+    Dropping it waits for this rank's executions; ranks that have come further get :class:`PeerGone`.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError("a plan of a node is made by Node.plan, on all ranks together")
+
+
+class Node:
+    """Processes of one machine that plan together, each with a context of its own; all make it together.
+
+    Ranks find each other by one of
+
+    - ``comm``: a communicator of mpi4py, or anything with ``Get_rank()``, ``Get_size()`` and ``allgather(object)``;
+    - ``rank``, ``ranks`` and ``allgather``: a function of bytes that returns the bytes of all ranks;
+    - ``rank``, ``ranks`` and ``socket``: a path, the same on all ranks, in a folder that they all may write to. They wait a minute.
+
+    Args:
+        devices: the GPUs that this rank works for; by default those that it sees, shared out evenly where several ranks see them.
+        context: this rank's; by default :func:`default_context`.
+
+    Raises:
+        RankError: another rank has failed, for the reason in the text, or the allgather has; then what it raised is the ``__cause__``.
+        NotSupported: ranks on other machines, or none that knows how the GPUs are joined. ArgumentError.
+    """
+
+    __slots__ = ("__weakref__", "_allgather", "_callback", "_context", "_handle", "_raised", "rank", "ranks")
+
+    def __init__(
+        self,
+        comm: Any = None,
+        *,
+        rank: int | None = None,
+        ranks: int | None = None,
+        allgather: Allgather | None = None,
+        socket: str | os.PathLike[str] | None = None,
+        devices: Sequence[int] | None = None,
+        context: Context | None = None,
+    ) -> None:
+        self._handle = NULL
+        if comm is not None:
+            if (rank, ranks, allgather, socket) != (None, None, None, None):
+                raise TypeError("comm says rank, ranks and allgather: leave these and socket out")
+            rank, ranks, allgather = int(comm.Get_rank()), int(comm.Get_size()), comm.allgather
+        if rank is None or ranks is None:
+            raise TypeError("a node needs comm, or rank and ranks with allgather or socket")
+        if (allgather is None) == (socket is None):
+            raise TypeError("a node needs either an allgather or a socket at which the ranks meet")
+        self.rank = _library.number("rank", rank, 2**32 - 1)
+        self.ranks = _library.number("ranks", ranks, 2**32 - 1)
+        self._context = context if context is not None else default_context()
+        self._allgather = allgather
+        self._raised: BaseException | None = None
+        self._callback = NULL if allgather is None else ffi.callback("mp_allgather_t", self._gather, error=1, onerror=self._keep_error)
+        options = sized("mp_node_options_t *")
+        if devices is not None:
+            numbers = ffi.new("int32_t[]", list(devices))
+            options.devices, options.device_count = numbers, len(devices)
+        if socket is not None:
+            path = _library.path_text(socket)
+            options.socket = path
+        made = ffi.new("mp_node_t *")
+        self._check(lib.mp_node_create(self._context._handle, self.rank, self.ranks, self._callback, NULL, options, made))
+        self._handle = made[0]
+
+    def __del__(self, destroy: Any = lib.mp_node_destroy) -> None:
+        # An object whose arguments were refused has none.
+        if getattr(self, "_handle", NULL) != NULL:
+            destroy(self._handle)
+
+    @property
+    def context(self) -> Context:
+        """This rank's."""
+        return self._context
+
+    def plan(
+        self,
+        windows: Iterable[Any],
+        transfers: Iterable[NodeTransfer | tuple[Sequence[int], Sequence[int], int]],
+        *,
+        engine: str | None = None,
+        max_paths: int | None = None,
+        host_path: bool | None = None,
+        chunk_bytes: int | None = None,
+        min_bytes: int | None = None,
+        staging_bytes: int | None = None,
+        relay_gpus: Iterable[int] | None = None,
+    ) -> NodePlan:
+        """Plan what all ranks move in a step; all call it together.
+
+        Args:
+            windows: this rank's memory that transfers may name: contiguous and writable, on a device of the node, or on the host by
+                :func:`mpgpu.empty` with ``shared=True``. Ordinary host memory may be moved by its own rank alone.
+            transfers: those that this rank sends or receives; each is handed in by one of its two ranks. ``((rank, window, offset),
+                (rank, window, offset), bytes)`` does for a :class:`NodeTransfer`.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes: as for :class:`Plan`, the same on all ranks.
+            relay_gpus: as there; numbers in the order in which the ranks name their GPUs.
+
+        The plan holds the windows. Its executions are those of :class:`Plan`: later work of the stream sees all bytes that this rank
+        receives in the step, and may overwrite what it sent. Every rank executes every step.
+
+        Raises:
+            As :class:`Plan` and :class:`Node`.
+        """
+        try:
+            memories: list[Memory] = []
+            for index, window in enumerate(windows):
+                memory = memory_of(window, f"window {index}")
+                if memory.readonly:
+                    raise ArgumentError(
+                        f"window {index} is read-only: other ranks' transfers may write it; pass memory that may be written"
+                    )
+                memories.append(memory)
+            _context_of(memories, self._context)
+            array = ffi.new("mp_window_t[]", len(memories))
+            for index, memory in enumerate(memories):
+                _check_memory(self._context, memory, f"window {index}")
+                array[index].memory, array[index].bytes = ffi.cast("void *", memory.address), memory.nbytes
+            copies = [_transfer(index, transfer) for index, transfer in enumerate(transfers)]
+            moved = ffi.new("mp_node_transfer_t[]", copies)
+            options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
+        except BaseException:
+            # The other ranks are in the call and wait for this one: it goes there with a transfer that is refused.
+            self._fail_together()
+            raise
+        made = ffi.new("mp_plan_t *")
+        self._check(lib.mp_node_plan(self._handle, array, len(memories), moved, len(copies), options, made))
+        plan = NodePlan.__new__(NodePlan)
+        plan._own_plan(self._context, made[0], memories)
+        return plan
+
+    def _fail_together(self) -> None:
+        """Takes part in the planning of all ranks as one that has failed, so that none waits for it."""
+        nowhere = (self.rank, 2**32 - 1, 0)
+        refused = ffi.new("mp_node_transfer_t[]", [(nowhere, nowhere, 1)])
+        made = ffi.new("mp_plan_t *")
+        if lib.mp_node_plan(self._handle, NULL, 0, refused, 1, NULL, made) == 0:
+            lib.mp_plan_destroy(made[0])
+
+    def _gather(self, _: Any, send: Any, receive: Any, size: int) -> int:
+        assert self._allgather is not None
+        gathered = self._allgather(bytes(ffi.buffer(send, size)))
+        joined = bytes(gathered) if isinstance(gathered, (bytes, bytearray, memoryview)) else b"".join(gathered)
+        if len(joined) != size * self.ranks:
+            raise ValueError(f"the allgather gave {len(joined)} bytes for {self.ranks} ranks with {size} bytes each")
+        ffi.memmove(receive, joined, len(joined))
+        return 0
+
+    def _keep_error(self, _: Any, value: BaseException, __: Any) -> None:
+        self._raised = value
+
+    def _check(self, status: int) -> None:
+        raised, self._raised = self._raised, None
+        if status:
+            raise failure(status) from raised
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Node: rank {self.rank} of {self.ranks}>"
+
+
+def _transfer(index: int, transfer: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
+    try:
+        dst, src, size = transfer
+        ends = tuple((*end, 0) if len(end) == 2 else tuple(end) for end in (dst, src))
+        if any(len(end) != 3 for end in ends):
+            raise ValueError
+        if any(not isinstance(number, int) or number < 0 for number in (*ends[0], *ends[1], size)):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"transfer {index} is {transfer!r}: it must be ((rank, window, offset), (rank, window, offset), bytes), all from 0 up"
+        ) from None
+    return ends[0], ends[1], size

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Plans, their executions, and single copies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from . import _library
+from ._context import Context, default_context
+from ._dropped import collect
+from ._dropped import hold as _hold
+from ._library import ENGINE, NULL, SWITCH, check, failure, ffi, lib, sized
+from ._memory import Memory, memory_of
+from ._streams import LAST_DEFAULT, Current, Stream, given, make_current
+from .errors import ArgumentError, Error
+
+_new = ffi.new
+_cast = ffi.cast
+_execute = lib.mp_execute
+_wait = lib.mp_wait
+_test = lib.mp_test
+# Types that are looked up once: a name is parsed at every call.
+_REQUEST = ffi.typeof("mp_request_t *")
+_STREAM = ffi.typeof("mp_stream_t")
+_INT = ffi.typeof("int32_t *")
+
+Pair = tuple[Any, Any]
+"""Destination and source of a transfer: anything that has memory."""
+
+
+class PlanInfo(NamedTuple):
+    """What a plan is like. Times are seconds, as modelled and not measured; sizes are bytes."""
+
+    predicted_seconds: float
+    """One execution."""
+    direct_seconds: float
+    """The same transfers on one path each."""
+    bytes: int
+    """Of all transfers."""
+    paths: int
+    """Of all transfers together."""
+    operations: int
+    """Of one execution."""
+    staging_bytes: int
+    """In use on the device that needs most."""
+    undisturbed_seconds: float
+    """One execution while nobody else of the node copies through host memory."""
+
+
+class Request:
+    """One execution of a plan, which can be waited for.
+
+    Holds the plan and with it all memory that the execution needs. If it is dropped before the execution has finished, the context holds
+    them: nothing is waited for, and nothing is freed too early. Any thread.
+    """
+
+    __slots__ = ("__weakref__", "_error", "_lock", "_plan", "_request")
+
+    def __init__(self, plan: Plan, request: Any) -> None:
+        self._plan: Plan | None = plan
+        self._request = request
+        self._error: Error | None = None
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Block until the execution has finished. Raises what it met, each time. Lets other Python threads run."""
+        if self._plan is not None:
+            with self._lock:
+                if self._plan is not None:
+                    self._finished(_wait(self._request))
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether the execution has finished; does not block. Raises what it met."""
+        if self._plan is not None:
+            # Another thread that waits holds the lock.
+            if not self._lock.acquire(blocking=False):
+                return False
+            try:
+                if self._plan is not None:
+                    done = _new(_INT)
+                    status = _test(self._request, done)
+                    if status == 0 and not done[0]:
+                        return False
+                    self._finished(status)
+            finally:
+                self._lock.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _finished(self, status: int) -> None:
+        if status:
+            self._error = failure(status)
+        self._plan = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_plan", None) is not None:
+            _hold(self._request, self._plan)
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Request: {'finished' if self._plan is None else 'not waited for'}>"
+
+
+def _options(
+    engine: str | None,
+    max_paths: int | None,
+    host_path: bool | None,
+    chunk_bytes: int | None,
+    min_bytes: int | None,
+    staging_bytes: int | None,
+    relay_gpus: Iterable[int] | None,
+) -> Any:
+    options = sized("mp_plan_options_t *")
+    options.engine = _library.choice("engine", ENGINE, engine)
+    options.max_paths = _library.number("max_paths", max_paths, 2**32 - 1)
+    options.host_path = _library.choice("host_path", SWITCH, host_path)
+    options.chunk_bytes = _library.number("chunk_bytes", chunk_bytes)
+    options.min_bytes = _library.number("min_bytes", min_bytes)
+    options.staging_bytes = _library.number("staging_bytes", staging_bytes)
+    if relay_gpus is not None:
+        options.relay_gpus = sum({1 << _library.number("relay_gpus", gpu, 62) for gpu in relay_gpus}) or lib.MP_RELAY_NONE
+    return options
+
+
+def _context_of(memories: Iterable[Memory], context: Context | None) -> Context:
+    """The context that is given, or else that of the memory, or else the default one."""
+    for memory in memories:
+        if memory.context is not None:
+            if context is None:
+                context = memory.context
+            elif context is not memory.context:
+                raise ArgumentError(
+                    "the memory of a buffer belongs to another context: allocate it with the one that plans, or pass context="
+                )
+    return context if context is not None else default_context()
+
+
+def _check_memory(context: Context, memory: Memory, name: str) -> None:
+    if memory.on_gpu and memory.context is None and context._backend == "host":
+        raise ArgumentError(
+            f"{name} is memory of a GPU, and the context runs on the host backend: unset MPGPU_BACKEND or use Context('cuda')"
+        )
+
+
+class Plan:
+    """A plan for a batch of copies, made once and executed any number of times.
+
+    ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into the ``dst`` beside it. Types and shapes are not looked at, sizes are.
+    The copies of a batch run in no particular order: no destination may overlap another one or a source. The plan holds the memory of all
+    its arrays, so they may go out of scope; what they contain is read at each execution.
+
+    Args:
+        transfers: pairs of anything with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
+        context: by default that of the :class:`Buffer` objects among them, or else :func:`default_context`.
+        engine: ``"stream"``, ``"graph"``, ``"batch"`` or ``"kernel"``; ``None`` for what the model finds fastest.
+        max_paths: the most paths of one transfer; 1 gives plain copies.
+        host_path: whether copies between GPUs may pass through host memory.
+        chunk_bytes: bytes of one chunk on staged paths, 4096 or more.
+        min_bytes: smaller transfers take one path.
+        staging_bytes: the most staging memory on each device.
+        relay_gpus: the GPUs through which bytes of others may pass; ``()`` for none, ``None`` for all.
+
+    Raises:
+        ArgumentError: memory that is not contiguous, is read-only or overlaps, sizes that differ, an option; it names the transfer by its
+            index. TypeError: an object without memory. NotSupported: no path joins two devices. OutOfMemory.
+
+    Any thread, and several at once. Planning blocks for some microseconds; the same request again is a look-up.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_currents",
+        "_device",
+        "_events",
+        "_handle",
+        "_is_on_gpus",
+        "_keep",
+        "_lock",
+        "_own",
+        "_single",
+    )
+
+    def __init__(
+        self,
+        transfers: Iterable[Pair],
+        *,
+        context: Context | None = None,
+        engine: str | None = None,
+        max_paths: int | None = None,
+        host_path: bool | None = None,
+        chunk_bytes: int | None = None,
+        min_bytes: int | None = None,
+        staging_bytes: int | None = None,
+        relay_gpus: Iterable[int] | None = None,
+    ) -> None:
+        self._handle = NULL
+        pairs: list[tuple[Memory, Memory]] = []
+        for index, pair in enumerate(transfers):
+            try:
+                dst, src = pair
+            except (TypeError, ValueError):
+                raise TypeError(f"transfer {index} is a {type(pair).__name__}: it must be a pair (dst, src)") from None
+            dst_memory, src_memory = memory_of(dst, f"dst of transfer {index}"), memory_of(src, f"src of transfer {index}")
+            if dst_memory.nbytes != src_memory.nbytes:
+                raise ArgumentError(
+                    f"transfer {index}: dst has {dst_memory.nbytes} bytes and src {src_memory.nbytes}: they must have the same size"
+                )
+            if dst_memory.readonly:
+                raise ArgumentError(f"dst of transfer {index} is read-only: copy into memory that may be written")
+            pairs.append((dst_memory, src_memory))
+        memories = [memory for pair in pairs for memory in pair]
+        context = _context_of(memories, context)
+        collect(16)
+        array = ffi.new("mp_transfer_t[]", len(pairs))
+        for index, (dst, src) in enumerate(pairs):
+            _check_memory(context, dst, f"dst of transfer {index}")
+            _check_memory(context, src, f"src of transfer {index}")
+            transfer = array[index]
+            transfer.dst = ffi.cast("void *", dst.address)
+            transfer.dst_device = dst.device
+            transfer.src = ffi.cast("void *", src.address)
+            transfer.src_device = src.device
+            transfer.bytes = dst.nbytes
+        options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
+        made = ffi.new("mp_plan_t *")
+        check(lib.mp_plan(context._handle, array, len(pairs), options, made))
+        self._own_plan(context, made[0], memories)
+
+    def _own_plan(self, context: Context, handle: Any, memories: Sequence[Memory]) -> None:
+        """Takes over a plan of the library, and finds out which streams its arrays' owners use."""
+        self._context = context
+        self._handle = handle
+        self._keep = [memory.keep for memory in memories]
+        # Whether no end is memory of the host, which the caller may touch without asking a stream.
+        self._is_on_gpus = all(memory.on_gpu for memory in memories)
+        currents: dict[object, Current] = {}
+        for memory in memories:
+            current = memory.current
+            if current is None or context._backend != "cuda":
+                continue
+            if memory.settle:
+                stream = current.handle()
+                with _entered(current.here(stream)):
+                    check(lib.mp_stream_synchronize(context._handle, _cast(_STREAM, stream)))
+            currents.setdefault(current.key, current)
+        # Those of frameworks that order what comes later first: the plan runs in the first, and the others wait for it.
+        self._currents = tuple(sorted(currents.values(), key=lambda current: not current.is_known))
+        self._single = self._currents[0] if len(self._currents) == 1 else None
+        self._device = next(
+            (memory.device for memory in memories if 0 <= memory.device < context.gpus), 0 if context.gpus else _library.HOST
+        )
+        # The stream of executions that are given none, once it is known.
+        self._own: Any = None
+        self._events: list[Any] = []
+        self._lock = threading.Lock()
+
+    def __del__(self, destroy: Any = lib.mp_plan_destroy) -> None:
+        # An object whose arguments were refused has none.
+        if getattr(self, "_handle", NULL) != NULL:
+            for event in self._events:
+                lib.mp_event_destroy(self._context._handle, event)
+            destroy(self._handle)
+
+    @property
+    def context(self) -> Context:
+        """Whose plan it is."""
+        return self._context
+
+    def execute(self, stream: Any = None) -> Request:
+        """Enqueue one execution, and return without waiting for it.
+
+        It starts after all earlier work of the stream, and later work of the stream starts after it.
+
+        Args:
+            stream: a stream of torch, CuPy or mpgpu, anything with ``__cuda_stream__``, or a handle (0 is the default stream of the GPU
+                that is current). ``None`` is the caller's current stream: torch's or CuPy's, if arrays of theirs are among the
+                transfers; with arrays of several GPUs or of both it comes after the current streams of all and before their later work.
+                Without such arrays it is a stream of mpgpu's own, whose work is in order, and the request is what to wait for.
+
+        Raises:
+            ArgumentError: a stream that is none, or memory that was freed. NotSupported: what a captured stream cannot hold.
+        """
+        request = _new(_REQUEST)
+        if stream is None:
+            if self._own is None:
+                return self._execute_in_current(request)
+            handle = self._own
+        elif type(stream) is Stream:
+            if stream._context is not self._context:
+                # On the host backend streams of two contexts may have the same handle.
+                raise ArgumentError("the stream is not a stream of this context: make it with the context that plans", argument="stream")
+            handle = stream._handle
+        elif type(stream) is int and stream >= 0:
+            handle = _cast(_STREAM, stream)
+        else:
+            number, device = given(stream)
+            handle = _cast(_STREAM, number)
+            if device is not None:
+                with make_current(device):
+                    status = _execute(self._handle, handle, request)
+                if status:
+                    raise failure(status)
+                return Request(self, request)
+        status = _execute(self._handle, handle, request)
+        if status:
+            raise failure(status)
+        return Request(self, request)
+
+    def _execute_in_current(self, request: Any) -> Request:
+        current = self._single
+        if current is None:
+            if not self._currents:
+                self._own = self._context._own_stream(self._device)
+                return self.execute(self._own_stream_number())
+            with self._lock:
+                return self._execute_in_all(request)
+        number = current.handle()
+        here = current.here(number) if number <= LAST_DEFAULT else None
+        if here is None:
+            status = _execute(self._handle, _cast(_STREAM, number), request)
+        else:
+            with here:
+                status = _execute(self._handle, _cast(_STREAM, number), request)
+        if status:
+            raise failure(status)
+        return Request(self, request)
+
+    def _own_stream_number(self) -> int:
+        return int(_cast("uintptr_t", self._own))
+
+    def _execute_in_all(self, request: Any) -> Request:
+        """After the current streams of all owners, and before what comes later in them. The lock is held, for the events' sake."""
+        context = self._context._handle
+        streams = [(current, _cast(_STREAM, current.handle())) for current in self._currents]
+        while len(self._events) < len(streams):
+            made = _new("mp_event_t *")
+            check(lib.mp_event_create(context, made))
+            self._events.append(made[0])
+        (first, main), others = streams[0], streams[1:]
+
+        def on(current: Current, stream: Any) -> AbstractContextManager[Any]:
+            return _entered(current.here(int(_cast("uintptr_t", stream))))
+
+        for event, (current, stream) in zip(self._events[1:], others):
+            with on(current, stream):
+                check(lib.mp_event_record(context, event, stream))
+        with on(first, main):
+            for event in self._events[1:]:
+                check(lib.mp_stream_wait_event(context, main, event))
+            check(_execute(self._handle, main, request))
+            check(lib.mp_event_record(context, self._events[0], main))
+        for current, stream in others:
+            with on(current, stream):
+                check(lib.mp_stream_wait_event(context, stream, self._events[0]))
+        return Request(self, request)
+
+    def prepare(self, stream: Any = None) -> None:
+        """Make what the first execution in ``stream`` would otherwise make, so that it costs what later ones cost. Moves no byte."""
+        if stream is not None:
+            number, device = given(stream)
+            here = make_current(device) if device is not None else None
+        elif self._currents:
+            number = self._currents[0].handle()
+            here = self._currents[0].here(number)
+        else:
+            number, here = int(_cast("uintptr_t", self._context._own_stream(self._device))), None
+        with _entered(here):
+            check(lib.mp_plan_prepare(self._handle, _cast(_STREAM, number)))
+
+    def describe(self) -> str:
+        """Paths, shares, chunks, staging, modelled time, and why other paths were left out, for people."""
+        return _library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_TEXT)
+
+    def describe_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return _library.json_of(_library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_JSON))
+
+    @property
+    def info(self) -> PlanInfo:
+        """What the plan is like."""
+        found = sized("mp_plan_info_t *")
+        check(lib.mp_plan_get_info(self._handle, found))
+        return PlanInfo(*(getattr(found, name) for name in PlanInfo._fields))
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<mpgpu.{type(self).__name__}: {info.bytes} bytes over {info.paths} paths>"
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_NOTHING = _Nothing()
+
+
+def _entered(here: AbstractContextManager[Any] | None) -> AbstractContextManager[Any]:
+    return here if here is not None else _NOTHING
+
+
+def copy(dst: Any, src: Any, stream: Any = None, *, context: Context | None = None) -> Request:
+    """Copy all bytes of ``src`` into ``dst``: a plan of one transfer, executed once.
+
+    With a ``stream`` the copy is enqueued there and may still run on return. Without one it is enqueued in the current stream of torch or
+    CuPy if both ends are GPU memory of theirs, and has finished on return otherwise.
+
+    Arguments, streams and errors are those of :class:`Plan` and :meth:`Plan.execute`.
+    """
+    return copy_planned(Plan([(dst, src)], context=context), stream)
+
+
+def copy_planned(plan: Plan, stream: Any) -> Request:
+    """Executes a plan that is for one use, and waits where no stream tells the caller when the bytes are there."""
+    request = plan.execute(stream)
+    if stream is None and not (plan._is_on_gpus and plan._currents and plan._currents[-1].is_known):
+        request.wait()
+    return request

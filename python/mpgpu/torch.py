@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Tensors of a model in one batch: a state dict or a list of tensors is moved by one plan, over all links that help.
+
+    import mpgpu.torch
+    weights = mpgpu.torch.pin(torch.load(path))          # once: into host memory that every GPU reads directly
+    model.load_state_dict(mpgpu.torch.to(weights, "cuda:0"), assign=True)
+
+A *tree* is a tensor, or a dict, list or tuple of trees; what is no tensor stays as it is. Autograd does not see these copies. Streams,
+lifetimes and errors are those of :func:`mpgpu.copy`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from copy import copy as shallow_copy
+from typing import Any, Callable
+
+import torch
+
+from ._context import Buffer, Context
+from ._library import HOST
+from ._plan import Plan, Request, copy_planned
+from ._streams import LAST_DEFAULT, given
+from .errors import ArgumentError
+
+__all__ = ["copy", "empty", "empty_like", "pin", "plan", "to"]
+
+# Where tensors begin in an allocation that they share: what mp_alloc itself guarantees, and more than any kernel asks for.
+_ALIGNMENT = 256
+
+
+def empty(size: int | tuple[int, ...], dtype: Any = None, *, device: int = HOST, context: Context | None = None) -> Any:
+    """A CPU tensor in pinned memory of mpgpu, which plans spread over all GPUs' PCIe links. Its contents are undefined.
+
+    Args:
+        size: number of elements, or one for each dimension.
+        dtype: by default torch's default type.
+        device: host domain, :data:`mpgpu.HOST` or ``mpgpu.host(1)``.
+        context: whose memory; by default :func:`mpgpu.default_context`.
+    """
+    if device >= 0:
+        raise ArgumentError(f"device={device}: pinned memory is of the host: HOST or host(1); torch allocates on GPUs", argument="device")
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    return _carve([(shape, dtype or torch.get_default_dtype())], device, context)[0]
+
+
+def empty_like(tree: Any, *, device: int = HOST, context: Context | None = None) -> Any:
+    """Pinned tensors of the same shapes and types, in one allocation. Tensors that are the same memory in ``tree`` are so in the result."""
+    if device >= 0:
+        raise ArgumentError(f"device={device}: pinned memory is of the host: HOST or host(1); torch allocates on GPUs", argument="device")
+    return _twin(tree, lambda tensors: _carve([(tuple(each.shape), each.dtype) for each in tensors], device, context))
+
+
+def pin(tree: Any, *, device: int = HOST, context: Context | None = None) -> Any:
+    """The tensors of a tree in pinned memory, in one allocation. Returns when they are there."""
+    pinned = empty_like(tree, device=device, context=context)
+    with torch.no_grad():
+        for dst, src in zip(_tensors(pinned), _tensors(tree)):
+            # By torch, because these bytes are mostly in ordinary memory, which has one path.
+            dst.copy_(src)
+    return pinned
+
+
+def plan(dst: Any, src: Any, **options: Any) -> Plan:
+    """One plan that copies each tensor of ``src`` into the tensor at its place in ``dst``; ``options`` are those of :class:`mpgpu.Plan`.
+
+    Raises:
+        ArgumentError: trees of different form, types or shapes that differ, tensors that are not contiguous.
+    """
+    # What is tied in both trees is one copy.
+    distinct = {(_identity(one), _identity(other)): (one, other) for one, other in _pairs(dst, src, "")}
+    return Plan(distinct.values(), **options)
+
+
+def copy(dst: Any, src: Any, stream: Any = None, *, context: Context | None = None) -> Request:
+    """Copy each tensor of ``src`` into the tensor at its place in ``dst``, as one batch. Finished on return as :func:`mpgpu.copy` is."""
+    return copy_planned(plan(dst, src, context=context), stream)
+
+
+def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = None) -> Any:
+    """New tensors on ``device`` with the contents of those of ``tree``, moved as one batch.
+
+    Without a ``stream``, returns when host memory is no longer read; with one, work of that stream may use the tensors. Tensors that are
+    the same memory in ``tree`` are so in the result. None of them requires a gradient.
+    """
+    where = torch.device(device)
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
+    pairs: list[tuple[Any, Any]] = []
+
+    def moved(tensors: list[Any]) -> list[Any]:
+        with _allocating_for(stream, where):
+            new = [torch.empty(tuple(each.shape), dtype=each.dtype, device=where) for each in tensors]
+        pairs.extend(zip(new, (_plain(each) for each in tensors)))
+        return new
+
+    result = _twin(tree, moved)
+    copy_planned(Plan(pairs, context=context), stream)
+    return result
+
+
+def _allocating_for(stream: Any, where: Any) -> AbstractContextManager[Any]:
+    """Has torch take memory that work of ``stream`` may write at once: what was freed in another stream may still be in use there."""
+    if stream is None or where.type != "cuda":
+        return contextlib.nullcontext()
+    number, _ = given(stream)
+    if number <= LAST_DEFAULT:
+        user = torch.cuda.default_stream(where)
+    else:
+        user = torch.cuda.ExternalStream(number, device=where)
+    context: AbstractContextManager[Any] = torch.cuda.stream(user)
+    return context
+
+
+def _plain(tensor: Any) -> Any:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _carve(wanted: list[tuple[tuple[int, ...], Any]], device: int, context: Context | None) -> list[Any]:
+    """Tensors one behind the other in one allocation, which each of them holds."""
+    offsets, total = [], 0
+    for shape, dtype in wanted:
+        offsets.append(total)
+        total += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    if total == 0:
+        return [torch.empty(shape, dtype=dtype) for shape, dtype in wanted]
+    memory = torch.frombuffer(Buffer(total, device=device, context=context).memoryview(), dtype=torch.uint8)
+    return [
+        memory[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        if math.prod(shape)
+        else torch.empty(shape, dtype=dtype)
+        for offset, (shape, dtype) in zip(offsets, wanted)
+    ]
+
+
+def _twin(tree: Any, make: Callable[[list[Any]], list[Any]]) -> Any:
+    """The tree with other tensors in place of its own: ``make`` gets each once, however often it is in the tree."""
+    places: dict[object, int] = {}
+    distinct: list[Any] = []
+    for tensor in _tensors(tree):
+        if places.setdefault(_identity(tensor), len(distinct)) == len(distinct):
+            distinct.append(tensor)
+    made = make(distinct)
+
+    def rebuild(node: Any) -> Any:
+        if isinstance(node, torch.Tensor):
+            return made[places[_identity(node)]]
+        if isinstance(node, Mapping):
+            # With what torch hangs on a state dict: `_metadata`.
+            twin = shallow_copy(node) if isinstance(node, dict) else {}
+            for key, value in node.items():
+                twin[key] = rebuild(value)
+            return twin
+        if isinstance(node, (list, tuple)):
+            parts = [rebuild(value) for value in node]
+            return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
+        return node
+
+    return rebuild(tree)
+
+
+def _identity(tensor: Any) -> object:
+    return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else id(tensor)
+
+
+def _tensors(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _tensors(value)
+
+
+def _pairs(dst: Any, src: Any, where: str) -> Iterator[tuple[Any, Any]]:
+    at = where or "the tree"
+    if isinstance(dst, torch.Tensor) and isinstance(src, torch.Tensor):
+        if dst.dtype != src.dtype or dst.shape != src.shape:
+            raise ArgumentError(
+                f"{at}: dst is {tuple(dst.shape)} of {dst.dtype} and src {tuple(src.shape)} of {src.dtype}: they must be the same"
+            )
+        yield dst, src
+    elif isinstance(dst, Mapping) and isinstance(src, Mapping):
+        if dst.keys() != src.keys():
+            odd = sorted(map(repr, dst.keys() ^ src.keys()))
+            raise ArgumentError(f"{at}: only one of dst and src has {', '.join(odd)}")
+        for key in dst:
+            yield from _pairs(dst[key], src[key], f"{where}[{key!r}]")
+    elif isinstance(dst, (list, tuple)) and isinstance(src, (list, tuple)):
+        if len(dst) != len(src):
+            raise ArgumentError(f"{at}: dst has {len(dst)} entries and src {len(src)}")
+        for index, (one, other) in enumerate(zip(dst, src)):
+            yield from _pairs(one, other, f"{where}[{index}]")
+    elif isinstance(dst, (torch.Tensor, Mapping, list, tuple)) or isinstance(src, (torch.Tensor, Mapping, list, tuple)):
+        raise ArgumentError(f"{at}: dst is a {type(dst).__name__} and src a {type(src).__name__}")

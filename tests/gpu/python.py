@@ -1,0 +1,561 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Tests of the Python package on the GPUs of this machine, with torch and CuPy where they are installed. Needs no pytest, no compiler and
+no network.
+
+    python3 tests/gpu/python.py WHEEL...
+
+WHEEL is the wheel of mpgpu, and beside it those of what this Python lacks (cffi); without one the mpgpu that is installed is tested.
+Installs into a temporary folder. Tests of two GPUs or of a framework are skipped, each with a line, where these are missing. The last line
+is the sum; exits with 0 if all was right, 1 if not, 77 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+TESTS: list[Callable[[], None]] = []
+MIB = 2**20
+
+
+class Skipped(Exception):
+    """What a test needs is not here."""
+
+
+def test(function: Callable[[], None]) -> Callable[[], None]:
+    TESTS.append(function)
+    return function
+
+
+def need_torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise Skipped("torch is not installed") from None
+    if not torch.cuda.is_available():
+        raise Skipped("this torch sees no GPU")
+    return torch
+
+
+def need_cupy() -> Any:
+    try:
+        import cupy
+    except ImportError:
+        raise Skipped("CuPy is not installed") from None
+    return cupy
+
+
+def need_gpus(count: int) -> None:
+    import mpgpu
+
+    if mpgpu.default_context().gpus < count:
+        raise Skipped(f"fewer than {count} GPUs")
+
+
+@contextlib.contextmanager
+def refused(kind: type[BaseException], text: str) -> Any:
+    try:
+        yield
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised: {text}")
+
+
+def random(torch: Any, count: int, seed: int, device: str = "cpu") -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator).to(device)
+
+
+@test
+def random_batches_of_tensors_arrive_and_no_other_byte_is_touched() -> None:
+    torch = need_torch()
+    import random as numbers
+
+    import mpgpu
+    import mpgpu.torch
+
+    numbers.seed(1)
+    gpus = mpgpu.default_context().gpus
+    places = ["cpu", "pinned", "mpgpu", *(f"cuda:{gpu}" for gpu in range(gpus))]
+
+    def place(tensor: Any, where: str) -> Any:
+        if where == "mpgpu":
+            return mpgpu.torch.pin(tensor)
+        return tensor.pin_memory() if where == "pinned" else tensor.to(where)
+
+    for number in range(40):
+        pairs, expected = [], []
+        for index in range(numbers.randint(1, 12)):
+            count = numbers.choice([0, 1, 7, 4096, numbers.randint(1, 64 * MIB) // 2 ** numbers.randint(0, 12)])
+            before, after, offset = numbers.randint(0, 40), numbers.randint(0, 40), numbers.randint(0, 40)
+            dst = place(random(torch, before + count + after, 1000 * number + 2 * index), numbers.choice(places))
+            src = place(random(torch, offset + count, 1000 * number + 2 * index + 1), numbers.choice(places))
+            pairs.append((dst[before : before + count], src[offset:]))
+            wanted = dst.cpu().clone()
+            wanted[before : before + count] = src.cpu()[offset:]
+            expected.append((dst, wanted))
+        engine = numbers.choice([None, "stream", "graph"])
+        plan = mpgpu.Plan(pairs, engine=engine)
+        for _ in range(2):
+            plan.execute().wait()
+            for dst, wanted in expected:
+                assert torch.equal(dst.cpu(), wanted), (number, engine)
+
+
+@test
+def copies_come_after_earlier_and_before_later_work_of_the_current_stream() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            src, dst = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda"), torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
+            plan = mpgpu.Plan([(dst, src)])
+            for value in range(1, 20):
+                torch.cuda._sleep(2_000_000)
+                src.fill_(value)
+                request = mpgpu.copy(dst, src) if value % 2 else plan.execute()
+                seen = dst.clone()
+                src.fill_(255)
+                assert bool((seen == value).all()), value
+                request.wait()
+                assert request.done()
+
+
+@test
+def each_gpu_s_default_stream_is_meant_whichever_gpu_is_current() -> None:
+    torch = need_torch()
+    need_gpus(2)
+    import mpgpu
+
+    torch.cuda.set_device(0)
+    src, dst = (torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda:1") for _ in range(2))
+    plan = mpgpu.Plan([(dst, src)])
+    for stream in (None, torch.cuda.default_stream(1)):
+        with torch.cuda.device(1):
+            torch.cuda._sleep(200_000_000)
+            src.fill_(7)
+        plan.execute(stream)
+        assert torch.cuda.current_device() == 0
+        with torch.cuda.device(1):
+            seen = dst.clone()
+        assert bool((seen == 7).all())
+        with torch.cuda.device(1):
+            src.fill_(0)
+            dst.fill_(0)
+
+
+@test
+def a_plan_of_two_gpus_is_ordered_with_the_current_streams_of_both() -> None:
+    torch = need_torch()
+    need_gpus(2)
+    import mpgpu
+
+    one, other = (torch.zeros(8 * MIB, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in (0, 1))
+    back = torch.zeros_like(one)
+    there, again = mpgpu.Plan([(other, one)]), mpgpu.Plan([(back, other)])
+    streams = [torch.cuda.Stream(0), torch.cuda.Stream(1)]
+    for use_default in (True, False):
+        contexts = contextlib.ExitStack()
+        with contexts:
+            if not use_default:
+                for stream in streams:
+                    contexts.enter_context(torch.cuda.stream(stream))
+                torch.cuda.synchronize(0)
+                torch.cuda.synchronize(1)
+            for value in range(1, 10):
+                with torch.cuda.device(0):
+                    torch.cuda._sleep(5_000_000)
+                    one.fill_(value)
+                there.execute()
+                with torch.cuda.device(1):
+                    torch.cuda._sleep(5_000_000)
+                    other.add_(1)
+                again.execute()
+                one.fill_(0)
+                with torch.cuda.device(0):
+                    seen = back.clone()
+                assert bool((seen == value + 1).all()), (use_default, value)
+
+
+@test
+def host_memory_may_be_used_when_a_copy_returns() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    on_gpu = torch.zeros(16 * MIB, dtype=torch.uint8, device="cuda")
+    for host in (torch.empty(16 * MIB, dtype=torch.uint8), torch.empty(16 * MIB, dtype=torch.uint8).pin_memory()):
+        for value in (1, 2, 3):
+            torch.cuda._sleep(5_000_000)
+            on_gpu.fill_(value)
+            assert mpgpu.copy(host, on_gpu).done()
+            assert bool((host == value).all())
+            host.fill_(value + 10)
+            mpgpu.copy(on_gpu, host)
+            host.fill_(0)
+            assert bool((on_gpu == value + 10).all())
+
+
+@test
+def tensors_live_until_the_copy_that_nobody_holds_is_done() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    dst = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    src = torch.full((64 * MIB,), 7, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+    # In a stream that torch does not know to use the memory.
+    mpgpu.Plan([(dst, src)]).execute(stream)
+    del src
+    gc.collect()
+    others = [torch.full((64 * MIB,), 9, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    stream.synchronize()
+    assert bool((dst == 7).all()), "memory was given out again while it was copied"
+    assert len(others) == 4
+
+
+@test
+def a_tensor_that_is_given_other_memory_keeps_its_first_while_a_plan_has_it() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    parameter = torch.nn.Parameter(torch.full((MIB,), 1.0, device="cuda"))
+    dst = torch.zeros(MIB, device="cuda")
+    plan = mpgpu.Plan([(dst, parameter)])
+    parameter.data = torch.full((MIB,), 2.0, device="cuda")
+    torch.full((MIB,), 3.0, device="cuda")
+    plan.execute().wait()
+    assert bool((dst == 1).all())
+
+
+@test
+def streams_of_every_kind_are_taken() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    src, dst = random(torch, MIB, 1, "cuda"), torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    plan = mpgpu.Plan([(dst, src)])
+    torch.cuda.synchronize()
+    stream, own = torch.cuda.Stream(), mpgpu.Stream(0)
+    streams = [None, 0, stream, stream.cuda_stream, own, int(own), torch.cuda.default_stream(), torch.cuda.ExternalStream(int(own))]
+    with contextlib.suppress(Skipped):
+        cupy = need_cupy()
+        streams += [cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null, cupy.cuda.ExternalStream(stream.cuda_stream)]
+    for each in streams:
+        dst.zero_()
+        torch.cuda.synchronize()
+        plan.prepare(each)
+        plan.execute(each).wait()
+        assert torch.equal(src, dst), each
+
+
+@test
+def a_captured_plan_is_executed_by_every_replay() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    src, dst = torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda"), torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda")
+    plan = mpgpu.Plan([(dst, src)])
+    plan.execute().wait()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        src.add_(1)
+        plan.execute()
+    for value in range(1, 5):
+        graph.replay()
+        assert bool((dst == value).all())
+
+
+@test
+def buffers_are_tensors_and_arrays_without_a_copy() -> None:
+    import mpgpu
+
+    context = mpgpu.default_context()
+    assert context.backend == "cuda"
+    buffer, host = mpgpu.empty((16, 1024), "float32", device=0), mpgpu.empty((16, 1024), "float32")
+    assert not hasattr(buffer, "__array_interface__")
+    with refused(AttributeError, "is not reached by the CPU"):
+        buffer.numpy()
+    host.numpy()[:] = 3
+    mpgpu.copy(buffer, host)
+    checked = 0
+    with contextlib.suppress(Skipped):
+        torch = need_torch()
+        tensor = torch.as_tensor(buffer, device="cuda:0")
+        assert tensor.data_ptr() == buffer.address
+        assert tensor.shape == (16, 1024)
+        assert bool((tensor == 3).all())
+        assert torch.from_dlpack(buffer).data_ptr() == buffer.address
+        checked += 1
+    with contextlib.suppress(Skipped):
+        cupy = need_cupy()
+        array = cupy.asarray(buffer)
+        assert array.data.ptr == buffer.address
+        assert bool((array == 3).all())
+        del buffer
+        gc.collect()
+        assert bool((array == 3).all())
+        checked += 1
+    if not checked:
+        raise Skipped("neither torch nor CuPy is installed")
+
+
+@test
+def arrays_of_cupy_are_copied_in_its_current_stream() -> None:
+    cupy = need_cupy()
+    import mpgpu
+
+    with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
+        src, dst = cupy.zeros(16 * MIB, cupy.uint8), cupy.zeros(16 * MIB, cupy.uint8)
+        plan = mpgpu.Plan([(dst, src)])
+        for value in range(1, 20):
+            src[:] = value
+            plan.execute()
+            seen = dst.copy()
+            src[:] = 0
+            assert bool((seen == value).all())
+        with refused(ValueError, "is not contiguous"):
+            mpgpu.copy(dst[::2], src[::2])
+
+
+class Interface:
+    """An array that has `__cuda_array_interface__` alone."""
+
+    def __init__(self, owner: Any, stream: int | None) -> None:
+        self.owner, self.__cuda_array_interface__ = owner, {**owner.__cuda_array_interface__, "stream": stream}
+
+
+class Dlpack:
+    """An array that has DLPack alone."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    def __dlpack_device__(self) -> Any:
+        return self.owner.__dlpack_device__()
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self.owner.__dlpack__(**arguments)
+
+
+@test
+def what_a_producer_still_computes_is_waited_for() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    dst = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
+    for value, wrap in enumerate([lambda x, s: Interface(x, s.cuda_stream), lambda x, s: Dlpack(x)], 1):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            src = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
+            torch.cuda._sleep(100_000_000)
+            src.fill_(value)
+            plan = mpgpu.Plan([(Interface(dst, None), wrap(src, stream))])
+        own = mpgpu.Stream(0)
+        plan.execute(own).wait()
+        assert bool((dst == value).all())
+
+
+@test
+def jax_arrays_are_read_and_never_written() -> None:
+    try:
+        import jax
+    except ImportError:
+        raise Skipped("JAX is not installed") from None
+    import mpgpu
+
+    array = jax.numpy.arange(1 << 20, dtype=jax.numpy.int32) * 3
+    host = mpgpu.empty(1 << 20, "int32")
+    mpgpu.copy(host, array)
+    assert (host.numpy() == jax.device_get(array)).all()
+    with refused(ValueError, "is read-only"):
+        mpgpu.copy(array, host)
+
+
+@test
+def tensors_without_plain_memory_are_refused() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    plain = torch.zeros(4, 4, device="cuda")
+    with refused(ValueError, "copy x.contiguous() instead"):
+        mpgpu.copy(plain, plain.clone().t())
+    with refused(ValueError, "resolve_conj"):
+        mpgpu.copy(torch.zeros(4, dtype=torch.complex64, device="cuda"), torch.zeros(4, dtype=torch.complex64, device="cuda").conj())
+    with refused(ValueError, "tensor of layout torch.sparse_coo"):
+        mpgpu.copy(plain, plain.to_sparse())
+    with refused(ValueError, "a tensor on meta"):
+        mpgpu.copy(plain, plain.to("meta"))
+    with refused(ValueError, "they must have the same size"):
+        mpgpu.copy(plain, plain[:2])
+    host = mpgpu.Context("host")
+    with refused(ValueError, "the context runs on the host backend"):
+        mpgpu.copy(plain, plain.clone(), context=host)
+
+
+@test
+def a_state_dict_is_moved_as_one_batch() -> None:
+    torch = need_torch()
+    import mpgpu
+    import mpgpu.torch
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 500), torch.nn.BatchNorm1d(500), torch.nn.Linear(500, 10))
+    model[2].weight.data = model[2].weight.data.half()
+    state = model.state_dict()
+    state["tied"] = state["0.weight"]
+    state["extra"] = {"empty": torch.empty(0, 5), "number": 7, "list": [torch.arange(3), (torch.ones(2, 2).t(),)]}
+    pinned = mpgpu.torch.pin(state)
+    assert all(tensor.is_pinned() for tensor in pinned.values() if isinstance(tensor, torch.Tensor))
+    assert pinned["tied"].data_ptr() == pinned["0.weight"].data_ptr()
+    executions = mpgpu.default_context().statistics().executions
+    for stream in (None, torch.cuda.Stream()):
+        moved = mpgpu.torch.to(pinned, "cuda:0", stream)
+        torch.cuda.synchronize()
+        assert type(moved) is type(state)
+        assert moved._metadata == state._metadata
+        assert moved["tied"].data_ptr() == moved["0.weight"].data_ptr()
+        assert moved["extra"]["number"] == 7
+        assert moved["extra"]["empty"].shape == (0, 5)
+        for name, tensor in state.items():
+            if isinstance(tensor, torch.Tensor):
+                assert moved[name].device == torch.device("cuda:0")
+                assert moved[name].dtype == tensor.dtype
+                assert torch.equal(moved[name].cpu(), tensor), name
+        assert torch.equal(moved["extra"]["list"][1][0].cpu(), torch.ones(2, 2))
+    assert mpgpu.default_context().statistics().executions == executions + 2
+    back = mpgpu.torch.empty_like(moved)
+    mpgpu.torch.copy(back, moved)
+    assert torch.equal(back["0.weight"], state["0.weight"])
+    with refused(ValueError, "['0.bias']: dst is (500,) of torch.float32 and src (3,) of torch.float32"):
+        mpgpu.torch.copy({"0.bias": torch.zeros(500)}, {"0.bias": torch.zeros(3)})
+    with refused(ValueError, "only one of dst and src has 'b'"):
+        mpgpu.torch.copy({"a": torch.zeros(5)}, {"a": torch.zeros(5), "b": 1})
+    plain = mpgpu.torch.empty((3, 5), torch.bfloat16)
+    assert (plain.shape, plain.dtype, plain.is_pinned()) == ((3, 5), torch.bfloat16, True)
+
+
+@test
+def threads_copy_at_once_and_every_byte_arrives() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    gpus = mpgpu.default_context().gpus
+    failed: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            stream = torch.cuda.Stream(number % gpus)
+            with torch.cuda.stream(stream):
+                src = random(torch, 5 * MIB + number, number, f"cuda:{number % gpus}")
+                dst = torch.zeros_like(src, device=f"cuda:{(number + 1) % gpus}")
+                torch.cuda.synchronize(dst.device)
+                plan = mpgpu.Plan([(dst, src)])
+                for _ in range(50):
+                    src.add_(1)
+                    plan.execute(stream)
+                    assert plan.execute(stream).wait() is None
+                    assert torch.equal(src.cpu(), dst.cpu())
+        except BaseException:
+            failed.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]
+
+
+def rank_of_a_node(rank: int, ranks: int, socket: str, answers: Any) -> None:
+    try:
+        import mpgpu
+        import torch
+
+        torch.cuda.set_device(rank)
+        node = mpgpu.Node(rank=rank, ranks=ranks, socket=socket, devices=[rank])
+        sent, received = (torch.zeros(32 * MIB, dtype=torch.uint8, device=f"cuda:{rank}") for _ in range(2))
+        plan = node.plan([sent, received], [(((rank + 1) % ranks, 1), (rank, 0), 32 * MIB)])
+        for value in range(1, 10):
+            sent.fill_(10 * rank + value)
+            plan.execute()
+            seen = received.clone()
+            assert bool((seen == 10 * ((rank - 1) % ranks) + value).all())
+        torch.cuda.synchronize()
+        del plan
+        answers.put(None)
+    except BaseException:
+        answers.put(traceback.format_exc())
+
+
+@test
+def ranks_that_plan_together_receive_every_byte_of_every_step() -> None:
+    need_torch()
+    need_gpus(2)
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [spawn.Process(target=rank_of_a_node, args=(rank, 2, f"{folder}/ranks", answers)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        failed = [answer for answer in (answers.get(timeout=180) for _ in ranks) if answer]
+        for process in ranks:
+            process.join(30)
+    assert not failed, failed[0]
+
+
+def install(wheels: list[str]) -> None:
+    """Puts the wheels on the path of this process and of those that it starts."""
+    folder = tempfile.mkdtemp(prefix="mpgpu-python-")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", folder, *wheels], check=True)
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, os.environ.get("PYTHONPATH")) if part)
+
+
+def main() -> int:
+    if "-h" in sys.argv or "--help" in sys.argv:
+        print(__doc__)
+        return 0
+    found = subprocess.run("nvidia-smi --list-gpus", shell=True, capture_output=True, text=True).stdout
+    if not found.startswith("GPU "):
+        print("gpu python: skipped: no NVIDIA GPU on this machine")
+        return 77
+    if sys.argv[1:]:
+        install(sys.argv[1:])
+    import mpgpu
+
+    print(f"mpgpu {mpgpu.__version__}, {mpgpu.default_context()}")
+    passed = failed = skipped = 0
+    for function in TESTS:
+        name = function.__name__.replace("_", " ")
+        try:
+            function()
+        except Skipped as why:
+            skipped += 1
+            print(f"skipped: {name}: {why}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
+        else:
+            passed += 1
+            print(f"passed: {name}", flush=True)
+    print(f"gpu python: {passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Tests of the installed package `mpgpu` on the host backend. `tests/python/run` builds the wheel and runs them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+os.environ["MPGPU_BACKEND"] = "host"
+
+import mpgpu
+from mpgpu._library import NULL, check, ffi, lib
+
+
+@pytest.fixture(scope="session")
+def context() -> mpgpu.Context:
+    return mpgpu.default_context()
+
+
+class Gate:
+    """Holds the work of a stream back until it is opened."""
+
+    def __init__(self, stream: mpgpu.Stream) -> None:
+        self._open = threading.Event()
+        self._callback = ffi.callback("mp_host_function_t", self._wait)
+        check(lib.mp_stream_launch_host(stream._context._handle, stream._handle, self._callback, NULL))
+
+    def _wait(self, _: object) -> None:
+        # Not for ever: a test that forgets to open it is to fail and not to hang.
+        self._open.wait(60)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def stream() -> Iterator[mpgpu.Stream]:
+    stream = mpgpu.Stream(0)
+    yield stream
+    stream.synchronize()
+
+
+@pytest.fixture
+def gate(stream: mpgpu.Stream) -> Iterator[Gate]:
+    gate = Gate(stream)
+    yield gate
+    gate.open()
+    stream.synchronize()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What is wrong is refused with a text that names the value and the remedy."""
+
+from __future__ import annotations
+
+import mpgpu
+import numpy
+import pytest
+
+A = numpy.arange(64, dtype=numpy.uint8)
+
+
+class OnGpu:
+    """Says that it is memory of a GPU."""
+
+    def __init__(self, **more):
+        self.__cuda_array_interface__ = {"shape": (4,), "typestr": "|u1", "data": (1 << 40, False), "version": 3, **more}
+
+
+class Tpu:
+    def __dlpack_device__(self):
+        return (99, 0)
+
+    def __dlpack__(self, **_):
+        raise AssertionError("not asked for")
+
+
+class NoCapsule:
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_):
+        return "capsule"
+
+
+def writable():
+    return numpy.zeros(64, numpy.uint8)
+
+
+REFUSED = [
+    (lambda: mpgpu.copy(3, A), TypeError, r"dst of transfer 0 is a int: it must have __dlpack__, "),
+    (lambda: mpgpu.copy(writable(), [1, 2]), TypeError, r"src of transfer 0 is a list: it must have __dlpack__"),
+    (lambda: mpgpu.Plan([(writable(), A), 7]), TypeError, r"transfer 1 is a int: it must be a pair \(dst, src\)"),
+    (lambda: mpgpu.copy(writable()[:5], A), ValueError, r"transfer 0: dst has 5 bytes and src 64: they must have the same size"),
+    (lambda: mpgpu.copy(writable()[::2], A[:32]), ValueError, r"dst of transfer 0: shape \(32,\) with strides \(2,\) is not contiguous"),
+    (
+        lambda: mpgpu.copy(writable(), A.reshape(8, 8).T),
+        mpgpu.ArgumentError,
+        r"strides \(1, 8\) is not contiguous in C order: copy numpy\.ascontiguousarray\(x\) instead",
+    ),
+    (lambda: mpgpu.copy(bytearray(32), memoryview(A)[::2]), ValueError, r"shape \(32,\) with strides \(2,\) is not contiguous"),
+    (lambda: mpgpu.copy(bytes(64), A), ValueError, r"dst of transfer 0 is read-only: copy into memory that may be written"),
+    (lambda: mpgpu.copy(numpy.broadcast_to(A[:1], 64), A), ValueError, r"strides \(0,\) is not contiguous"),
+    (lambda: mpgpu.copy(writable(), numpy.array([None] * 8)), ValueError, r"an array of Python objects holds addresses"),
+    (lambda: mpgpu.copy(writable(), numpy.zeros(4, [("a", "O"), ("b", "i8")])), ValueError, r"an array of Python objects"),
+    (
+        lambda: mpgpu.copy(bytearray(4), OnGpu()),
+        ValueError,
+        r"src of transfer 0 is memory of a GPU, and the context runs on the host backend",
+    ),
+    (lambda: mpgpu.copy(bytearray(4), OnGpu(strides=(8,))), ValueError, r"shape \(4,\) with strides \(8,\) is not contiguous"),
+    (lambda: mpgpu.copy(bytearray(4), OnGpu(mask=A)), ValueError, r"a masked array is not copied with its mask"),
+    (lambda: mpgpu.copy(bytearray(4), Tpu()), ValueError, r"memory on DLPack's device type 99 is not reached: move it to the CPU"),
+    (lambda: mpgpu.copy(bytearray(4), NoCapsule()), ValueError, r"__dlpack__ of NoCapsule gave no DLPack capsule"),
+    (lambda: mpgpu.copy(A, A), ValueError, r"transfer 0: its destination .* overlaps its own source"),
+    (lambda: mpgpu.Plan([(A[:32], writable()[:32]), (A[16:48], writable()[:32])]), ValueError, r"overlap"),
+    (lambda: mpgpu.Plan([], engine="steam"), ValueError, r"engine='steam': must be one of None, 'auto', 'stream', 'graph'"),
+    (lambda: mpgpu.Plan([], max_paths=-1), ValueError, r"max_paths=-1: must be from 0 to 4294967295"),
+    (lambda: mpgpu.Plan([], max_paths=2**40), ValueError, r"max_paths=1099511627776: must be from 0 to 4294967295"),
+    (lambda: mpgpu.Plan([], min_bytes=2.5), TypeError, r"min_bytes=2\.5: must be a whole number"),
+    (lambda: mpgpu.Plan([], relay_gpus=[0, 63]), ValueError, r"relay_gpus=63: must be from 0 to 62"),
+    (lambda: mpgpu.Plan([], host_path="on"), ValueError, r"host_path='on': must be one of None, True, False"),
+    (lambda: mpgpu.Plan([], chunk_bytes=5), ValueError, r"chunk_bytes"),
+    (lambda: mpgpu.Plan([]).execute("default"), TypeError, r"stream is a str: it must be a stream of torch, CuPy or mpgpu"),
+    (lambda: mpgpu.Plan([]).execute(-1), TypeError, r"stream=-1: a handle is not negative"),
+    (lambda: mpgpu.Plan([]).execute(True), TypeError, r"stream is a bool"),
+    (lambda: mpgpu.Plan([]).execute(12345), ValueError, r"12345 is not a stream of this context"),
+    (lambda: mpgpu.Stream(99), ValueError, r"device 99 does not exist: this context has GPUs 0 to 7"),
+    (lambda: mpgpu.empty(4, device=99), ValueError, r"device 99 does not exist"),
+    (lambda: mpgpu.empty(-4), ValueError, r"shape=-4: must not be negative"),
+    (lambda: mpgpu.empty((2, -4)), ValueError, r"shape=\(2, -4\): must not be negative"),
+    (lambda: mpgpu.empty(4, "float31"), ValueError, r"dtype='float31': must be a name such as 'uint8' or 'float32'"),
+    (lambda: mpgpu.empty(4, "int7"), ValueError, r"dtype='int7'"),
+    (lambda: mpgpu.empty(1 << 60), MemoryError, r"."),
+    (lambda: mpgpu.empty(4)[1], TypeError, r"cut by a slice of its first dimension"),
+    (lambda: mpgpu.empty(4)[::2], TypeError, r"with step 1"),
+    (lambda: mpgpu.host(-1), ValueError, r"domain=-1: NUMA domains are numbered from 0 up"),
+    (lambda: mpgpu.Context("metal"), ValueError, r"backend='metal': must be one of None, 'auto', 'host', 'cuda'"),
+    (lambda: mpgpu.Context("host", topology="beluge"), mpgpu.ConfigurationError, r"beluge"),
+    (lambda: mpgpu.Context("host", signal_wait="spin"), ValueError, r"signal_wait='spin': must be one of"),
+    (lambda: mpgpu.Node(), TypeError, r"a node needs comm, or rank and ranks with allgather or socket"),
+    (lambda: mpgpu.Node(rank=0, ranks=1), TypeError, r"either an allgather or a socket"),
+    (lambda: mpgpu.Node(object(), rank=0), TypeError, r"comm says rank, ranks and allgather"),
+    (lambda: mpgpu.Node(rank=2, ranks=1, allgather=lambda x: x), ValueError, r"rank"),
+    (lambda: mpgpu.NodePlan(), TypeError, r"made by Node\.plan"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_wrong_is_refused_with_its_value_and_the_remedy(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call()
+    # And nothing is broken.
+    dst = bytearray(64)
+    mpgpu.copy(dst, A)
+    assert dst == A.tobytes()
+
+
+def test_errors_have_the_status_and_the_argument():
+    with pytest.raises(mpgpu.ArgumentError) as caught:
+        mpgpu.copy(A, A)
+    assert caught.value.status == "MP_ERROR_OVERLAP"
+    assert isinstance(caught.value, mpgpu.Error)
+    with pytest.raises(mpgpu.ArgumentError) as caught:
+        mpgpu.empty(4, device=99)
+    assert (caught.value.status, caught.value.argument, caught.value.driver_code) == ("MP_ERROR_INVALID_DEVICE", "device", 0)
+
+
+def test_a_variable_of_the_environment_that_is_wrong_is_named(monkeypatch):
+    monkeypatch.setenv("MPGPU_MAX_PATHS", "0")
+    with pytest.raises(mpgpu.ConfigurationError, match="MPGPU_MAX_PATHS=0: must be 1 or more") as caught:
+        mpgpu.Context("host")
+    assert caught.value.status == "MP_ERROR_ENVIRONMENT"
+
+
+def test_memory_of_two_contexts_is_not_mixed():
+    one, other = mpgpu.Context("host"), mpgpu.Context("host")
+    with pytest.raises(mpgpu.ArgumentError, match="belongs to another context"):
+        mpgpu.copy(one.empty(4), other.empty(4))
+    with pytest.raises(mpgpu.ArgumentError, match="belongs to another context"):
+        mpgpu.copy(one.empty(4), b"1234", context=other)
+
+
+def test_a_stream_of_another_context_is_refused():
+    other = mpgpu.Context("host")
+    with pytest.raises(mpgpu.ArgumentError, match="is not a stream of this context"):
+        mpgpu.Plan([]).execute(mpgpu.Stream(0, context=other))
+
+
+def test_memory_of_a_gpu_is_offered_by_the_interface_that_fits():
+    buffer = mpgpu.empty(4, device=0)
+    with pytest.raises(AttributeError, match="use __array_interface__"):
+        _ = buffer.__cuda_array_interface__
+    assert not hasattr(buffer, "__cuda_array_interface__")
+    assert buffer.__array_interface__["data"] == (buffer.address, False)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Node plans: two to four processes, which find each other by pipes, a socket or MPI."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+import mpgpu
+import numpy
+import pytest
+
+COUNT = 3 << 20
+STEPS = 5
+
+
+class Hub:
+    """An allgather by pipes: every rank sends to rank 0, which sends all to every rank."""
+
+    def __init__(self, rank: int, pipes: list[Connection]) -> None:
+        self.rank, self.pipes = rank, pipes
+
+    def __call__(self, own: bytes) -> list[bytes]:
+        if self.rank:
+            self.pipes[0].send_bytes(own)
+            return self.pipes[0].recv()
+        gathered = [own, *(pipe.recv_bytes() for pipe in self.pipes)]
+        for pipe in self.pipes:
+            pipe.send(gathered)
+        return gathered
+
+
+def pattern(rank, step, count):
+    return numpy.random.default_rng(1000 * rank + step).integers(0, 256, count, dtype=numpy.uint8)
+
+
+def ring(node, count, device):
+    """Every rank sends to the next one, every step another pattern; each looks at every byte that it gets."""
+    context = node.context
+    right, left = (node.rank + 1) % node.ranks, (node.rank - 1) % node.ranks
+    sent = context.empty(count, device=device, shared=True)
+    received = context.empty(count + 10, device=device, shared=True)
+    plan = node.plan([sent, received], [((right, 1, 10), (node.rank, 0), count)], max_paths=None)
+    assert isinstance(plan, mpgpu.NodePlan)
+    assert f"{node.ranks} transfer" in plan.describe()
+    received.numpy()[:] = 0
+    stream = mpgpu.Stream(max(device, 0), context=context)
+    plan.prepare(stream)
+    for step in range(STEPS):
+        sent.numpy()[:] = pattern(node.rank, step, count)
+        plan.execute(stream).wait()
+        assert numpy.array_equal(received.numpy()[10:], pattern(left, step, count))
+    assert not received.numpy()[:10].any()
+    # Others may still read what this rank sent in the last step until theirs is done: dropping the plan waits.
+    del plan
+    gc.collect()
+
+
+def by_pipes(rank, ranks, pipes, _):
+    node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    assert (node.rank, node.ranks) == (rank, ranks)
+    ring(node, COUNT, rank)
+
+
+def by_pipes_on_the_host(rank, ranks, pipes, _):
+    ring(mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes)), COUNT, mpgpu.HOST)
+
+
+def by_socket(rank, ranks, _, folder):
+    ring(mpgpu.Node(rank=rank, ranks=ranks, socket=folder / "ranks", devices=[rank]), COUNT, rank)
+
+
+def joined(rank, ranks, pipes, _):
+    """An allgather may give the bytes of all in one."""
+    hub = Hub(rank, pipes)
+    ring(mpgpu.Node(rank=rank, ranks=ranks, allgather=lambda own: b"".join(hub(own))), 1000, rank)
+
+
+def one_is_wrong(rank, ranks, pipes, _):
+    """What only one rank does wrong, before the library sees it, fails on all and leaves nobody waiting."""
+    node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    window = bytes(10) if rank == 1 else bytearray(10)
+    kind, text = (mpgpu.ArgumentError, "window 0 is read-only") if rank == 1 else (mpgpu.RankError, "rank 1")
+    with pytest.raises(kind, match=text):
+        node.plan([window], [])
+    # And the node is good for the next plan.
+    ring(node, 100, rank)
+
+
+def one_is_refused(rank, ranks, pipes, _):
+    """What the library refuses of one rank."""
+    node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    moved = [((0, 7), (1, 0), 10)] if rank == 1 else []
+    with pytest.raises(mpgpu.RankError, match="rank 1: transfer 0: its destination is window 7 of rank 0, which has none such"):
+        node.plan([mpgpu.empty(10, device=rank)], moved)
+
+
+def allgather_fails(rank, ranks, pipes, _):
+    """An exception of the allgather is the cause of what the call raises."""
+
+    def fails(own):
+        raise OSError("the network is down")
+
+    with pytest.raises(mpgpu.RankError) as caught:
+        mpgpu.Node(rank=rank, ranks=ranks, allgather=fails)
+    assert caught.value.status == "MP_ERROR_ALLGATHER"
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(mpgpu.RankError) as caught:
+        mpgpu.Node(rank=rank, ranks=ranks, allgather=lambda own: own)
+    assert "the allgather gave" in str(caught.value.__cause__)
+
+
+def peer_ends(rank, ranks, pipes, _):
+    """A rank that ends in the middle of the steps is reported, and nobody waits for it."""
+    node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    window = mpgpu.empty(100, device=rank, shared=True)
+    plan = node.plan([window, mpgpu.empty(100, device=rank, shared=True)], [(((rank + 1) % ranks, 1), (rank, 0), 100)])
+    plan.execute().wait()
+    if rank == 1:
+        os._exit(0)
+    with pytest.raises(mpgpu.PeerGone):
+        for _ in range(1000):
+            plan.execute().wait()
+
+
+def run(rank, ranks, pipes, folder, scenario, result):
+    try:
+        scenario(rank, ranks, pipes, folder)
+        result.send(None)
+    except BaseException:
+        result.send(traceback.format_exc())
+
+
+def start(ranks, scenario, folder):
+    """Runs a scenario by so many processes, and raises what any of them raises."""
+    spawn = multiprocessing.get_context("spawn")
+    ends = [spawn.Pipe() for _ in range(ranks - 1)]
+    results = [spawn.Pipe(duplex=False) for _ in range(ranks)]
+    processes = [
+        spawn.Process(
+            target=run,
+            args=(rank, ranks, [end for end, _ in ends] if rank == 0 else [ends[rank - 1][1]], folder, scenario, results[rank][1]),
+        )
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for _, result in results:
+        result.close()
+    answers = []
+    for rank, (answer, _) in enumerate(results):
+        try:
+            answers.append(answer.recv() if answer.poll(100) else f"rank {rank} did not come to an end")
+        except EOFError:
+            answers.append(None if scenario is peer_ends and rank == 1 else f"rank {rank} ended without a word")
+    for process in processes:
+        process.join(30)
+        if process.is_alive():
+            process.kill()
+    failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("scenario", [by_pipes, by_socket])
+def test_ranks_that_plan_together_receive_every_byte_of_every_step(scenario, ranks, tmp_path):
+    start(ranks, scenario, tmp_path)
+
+
+@pytest.mark.parametrize("scenario", [by_pipes_on_the_host, joined, one_is_wrong, one_is_refused, allgather_fails, peer_ends])
+def test_two_ranks(scenario, tmp_path):
+    start(2, scenario, tmp_path)
+
+
+def test_a_rank_alone_is_a_node():
+    ring(mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own]), 1000, 0)
+
+
+def test_a_transfer_of_a_node_that_is_none_is_refused():
+    node = mpgpu.Node(rank=0, ranks=1, allgather=lambda own: own)
+    for transfer in (7, ((0, 0), (0, 0)), ((0,), (0, 0), 1), ((0, 0, -1), (0, 0), 1), ((0, 0), (0, 0), 1.5)):
+        with pytest.raises(TypeError, match=r"transfer 0 is .*: it must be \(\(rank, window, offset\), \(rank, window, offset\), bytes\)"):
+            node.plan([bytearray(10)], [transfer])
+
+
+def mpi() -> None:
+    """What each rank of the test below runs."""
+    from mpi4py import MPI
+
+    ring(mpgpu.Node(MPI.COMM_WORLD), COUNT, MPI.COMM_WORLD.Get_rank())
+    print("right", flush=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_communicator_of_mpi4py_makes_a_node(ranks):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    if not shutil.which("mpirun"):
+        pytest.skip("mpirun is not installed")
+    # Options of Open MPI for several ranks on few cores, as root; other implementations do without.
+    environment = {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PYTHONPATH": str(pathlib.Path(__file__).parent),
+    }
+    command = ["mpirun", "-n", str(ranks), sys.executable, "-c", "import test_node; test_node.mpi()"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("right") == ranks

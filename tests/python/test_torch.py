@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""CPU tensors, where torch is installed; tests/gpu/python.py has those of GPUs."""
+
+from __future__ import annotations
+
+import mpgpu
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import mpgpu.torch  # noqa: E402
+
+
+def test_cpu_tensors_of_every_type_are_copied():
+    for dtype in (torch.uint8, torch.bfloat16, torch.float32, torch.complex64, torch.bool):
+        src, dst = torch.arange(1000).to(dtype), torch.zeros(1000, dtype=dtype)
+        mpgpu.copy(dst, src)
+        assert torch.equal(dst, src)
+
+
+def test_a_tensor_that_needs_a_gradient_is_read_and_written():
+    parameter = torch.nn.Parameter(torch.ones(10))
+    dst = torch.zeros(10)
+    mpgpu.copy(dst, parameter)
+    assert dst.sum() == 10
+    mpgpu.copy(parameter, torch.zeros(10))
+    assert parameter.sum() == 0
+
+
+def test_a_tensor_that_is_given_other_memory_keeps_its_first_while_a_plan_has_it():
+    parameter, dst = torch.nn.Parameter(torch.full((1000,), 1.0)), torch.zeros(1000)
+    plan = mpgpu.Plan([(dst, parameter)])
+    parameter.data = torch.full((1000,), 2.0)
+    plan.execute().wait()
+    assert bool((dst == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: torch.zeros(4, 4).t()[:2], r"copy x\.contiguous\(\) instead"),
+        (lambda: torch.zeros(4, dtype=torch.complex64).conj(), r"resolve_conj"),
+        (lambda: torch.zeros(4).to_sparse(), r"layout torch\.sparse_coo"),
+        (lambda: torch.zeros(4, device="meta"), r"a tensor on meta"),
+    ],
+)
+def test_tensors_without_plain_memory_are_refused(make, text):
+    with pytest.raises(mpgpu.ArgumentError, match=text):
+        mpgpu.copy(bytearray(32), make())
+
+
+def test_a_state_dict_keeps_its_form():
+    model = torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.BatchNorm1d(50))
+    state = model.state_dict()
+    state["tied"] = state["0.weight"]
+    state["extra"] = {"empty": torch.empty(0, 5), "number": 7, "list": [torch.arange(3), (torch.arange(6).view(2, 3).t(),)]}
+    for moved in (mpgpu.torch.to(state, "cpu"), mpgpu.torch.pin(state)):
+        assert type(moved) is type(state)
+        assert moved._metadata == state._metadata
+        assert moved["tied"].data_ptr() == moved["0.weight"].data_ptr() != state["tied"].data_ptr()
+        assert moved["extra"]["number"] == 7
+        assert moved["extra"]["empty"].shape == (0, 5)
+        assert torch.equal(moved["extra"]["list"][1][0], state["extra"]["list"][1][0])
+        for name, tensor in state.items():
+            if isinstance(tensor, torch.Tensor):
+                assert torch.equal(moved[name], tensor)
+        model.load_state_dict({name: tensor for name, tensor in moved.items() if name not in ("tied", "extra")})
+
+
+def test_tensors_that_are_tied_in_both_trees_are_copied_once():
+    weight = torch.arange(100)
+    src = {"in": weight, "out": weight}
+    dst = mpgpu.torch.empty_like(src)
+    mpgpu.torch.copy(dst, src)
+    assert torch.equal(dst["out"], weight)
+    assert mpgpu.torch.plan(dst, src).info.bytes == weight.nbytes
+
+
+def test_trees_of_different_form_are_refused():
+    with pytest.raises(mpgpu.ArgumentError, match=r"\['a'\]\[1\]: dst is \(5,\) of torch.float32 and src \(3,\) of torch.float32"):
+        mpgpu.torch.copy({"a": [torch.zeros(1), torch.zeros(5)]}, {"a": [torch.zeros(1), torch.zeros(3)]})
+    with pytest.raises(mpgpu.ArgumentError, match=r"the tree: only one of dst and src has 'b'"):
+        mpgpu.torch.copy({"a": torch.zeros(5)}, {"a": torch.zeros(5), "b": 1})
+    with pytest.raises(mpgpu.ArgumentError, match=r"the tree: dst has 1 entries and src 2"):
+        mpgpu.torch.copy([torch.zeros(5)], [torch.zeros(5), torch.zeros(5)])
+
+
+def test_pinned_memory_is_of_the_host():
+    tensor = mpgpu.torch.empty((3, 5), torch.bfloat16)
+    assert (tensor.shape, tensor.dtype) == ((3, 5), torch.bfloat16)
+    assert mpgpu.torch.empty(0).shape == (0,)
+    with pytest.raises(mpgpu.ArgumentError, match="device=0: pinned memory is of the host"):
+        mpgpu.torch.empty(4, device=0)
