@@ -173,6 +173,16 @@ typedef enum {
     MP_SIGNAL_WAIT_KERNEL = 2,
 } mp_signal_wait_t;
 
+/// Who moves partitions that are ready.
+typedef enum {
+    /// What the library chooses: at present copy engines.
+    MP_AGENT_AUTO = 0,
+    /// Copy engines, over all paths of the plan. Takes no multiprocessor.
+    MP_AGENT_COPY_ENGINE = 1,
+    /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
+    MP_AGENT_PRODUCER = 2,
+} mp_agent_t;
+
 /// Form of a description.
 typedef enum {
     /// Lines for people. Their form may change between versions.
@@ -419,6 +429,46 @@ typedef struct {
     /// How many bytes.
     uint64_t bytes;
 } mp_node_transfer_t;
+
+/// How transfers move in partitions. Initialise with `MP_PARTITION_OPTIONS_INIT`.
+typedef struct {
+    /// `sizeof(mp_partition_options_t)`.
+    size_t size;
+    /// Partitions of each transfer, at most 4096; 0 for as many as the model finds best. Partitions of other sizes are
+    /// transfers of their own.
+    uint32_t count;
+    /// Who moves them.
+    mp_agent_t agent;
+} mp_partition_options_t;
+
+/// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on
+/// the source's device. They are good until the plan is destroyed.
+typedef struct {
+    /// `sizeof(mp_trigger_t)`.
+    size_t size;
+    /// Where producers write: the source, or with `MP_AGENT_PRODUCER` the destination. NULL on a rank that does not send it.
+    void *data;
+    /// Flags that are set to 1 when a partition is ready, `ready_flags` for each, one partition after the other. NULL on a rank
+    /// that does not send it.
+    uint64_t *ready;
+    /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each. NULL on a rank that does not receive it.
+    const uint64_t *arrived;
+    /// A counter for each partition, in which its producers count; 0 between steps.
+    uint64_t *counters;
+    /// Bytes of the transfer.
+    uint64_t bytes;
+    /// Bytes of each partition but the last.
+    uint64_t partition_bytes;
+    /// How many partitions there are.
+    uint32_t partitions;
+    /// Flags of each partition that are set when it is ready.
+    uint32_t ready_flags;
+    /// Flags of each partition that tell of its arrival.
+    uint32_t arrived_flags;
+    /// 0.
+    uint32_t reserved;
+} mp_trigger_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -718,6 +768,7 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
+/// `MP_ERROR_INVALID_ARGUMENT` for a plan of `mp_node_plan_partitioned` that is not armed;
 /// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
 /// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
 /// pools or mappings of two GPUs neither of which may enter both.
@@ -938,8 +989,8 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 ///
 /// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
 /// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
-/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL where `options->socket` names a path at which the ranks
-/// meet. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
+/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL
+/// where `options->socket` names a path at which the ranks meet, and for one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
 /// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
 /// `MP_ERROR_RANK_FAILED` and its reason. Blocks until all ranks have called it.
@@ -986,6 +1037,57 @@ mp_status_t mp_node_plan(mp_node_t node,
                          const mp_plan_options_t *options,
                          mp_plan_t *plan);
 
+/// Plans what all ranks of the node move in a step, as `mp_node_plan` does, in partitions: each moves as soon as
+/// whoever produces it says that it is ready, while the rest is still being produced. For one process alone make a node of one
+/// rank. `partitions` says how transfers are divided, the same on all ranks; NULL leaves it to the model.
+///
+/// A step has three parts. `mp_plan_arm` enqueues its beginning. Then the caller enqueues what produces the partitions:
+/// kernels that mark them ready by the trigger that `mp_plan_get_trigger` gives (mpgpu/trigger.cuh). Last `mp_execute`
+/// enqueues what moves them, and its end: later work in that stream sees all bytes that this rank receives in the step,
+/// and may overwrite what it sent. Whoever receives may ask for the arrival of each partition before, by the trigger,
+/// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
+/// it is empty of news.
+///
+/// Every producer must be enqueued before `mp_execute` of the same step. On CUDA what waits for a producer may stand before it in a
+/// hardware queue otherwise, and neither ends.
+///
+/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED`
+/// where a rank would read host memory of another rank, whose producers cannot tell it.
+mp_status_t mp_node_plan_partitioned(mp_node_t node,
+                                     const mp_window_t *windows,
+                                     size_t window_count,
+                                     const mp_node_transfer_t *transfers,
+                                     size_t count,
+                                     const mp_partition_options_t *partitions,
+                                     const mp_plan_options_t *options,
+                                     mp_plan_t *plan);
+
+/// Begins a step of a plan of `mp_node_plan_partitioned`, in stream order, and returns. It starts after all earlier work in
+/// `stream` and after the last step; producers come after it, in `stream` or in one that has waited for it. Consumers of the last
+/// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`; a plan that is destroyed
+/// between the two leaves the other ranks `MP_ERROR_PEER_GONE`. Any thread, host functions excepted.
+///
+/// Errors: those of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` where it is armed already, or has no partitions.
+mp_status_t mp_plan_arm(mp_plan_t plan,
+                        mp_stream_t stream);
+
+/// Fills `*trigger` with what kernels of this rank need of a transfer: of number `transfer` among those that `rank`
+/// handed in, from 0. It is the same for all steps. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` where the plan has no partitions, and for a transfer
+/// that does not exist or of which this rank has no end.
+mp_status_t mp_plan_get_trigger(mp_plan_t plan, uint32_t rank, size_t transfer, mp_trigger_t *trigger);
+
+/// Blocks the calling thread until the last step that was executed has finished on this rank, at most `seconds`. For
+/// finding a producer that never comes: the error names the partitions that are missing. The step goes on; where it does
+/// not end within 10 seconds of `mp_plan_destroy`, that ends it without them and fails with `MP_ERROR_TIMEOUT`. Steps that were
+/// captured are not waited for. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a
+/// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.
+mp_status_t mp_plan_wait(mp_plan_t plan,
+                         double seconds);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -996,6 +1098,10 @@ mp_status_t mp_node_plan(mp_node_t node,
 #define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0}
 /// Initial value of `mp_node_options_t`: all defaults.
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL}
+/// Initial value of `mp_partition_options_t`: what the model says.
+#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO}
+/// Initial value of `mp_trigger_t`.
+#define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0}
 /// Initial value of `mp_probe_options_t`: all defaults.
 #define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_plan_info_t`.

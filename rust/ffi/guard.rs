@@ -67,7 +67,7 @@ impl From<Error> for Failure {
                 (MP_ERROR_INVALID_POINTER, Some(c"pointer"))
             }
             Error::BadSignal { .. } => (MP_ERROR_INVALID_POINTER, Some(c"signals")),
-            Error::SignalTimeout { .. } => (MP_ERROR_TIMEOUT, None),
+            Error::SignalTimeout { .. } | Error::PartitionTimeout { .. } => (MP_ERROR_TIMEOUT, None),
             Error::Share(share) => share_status(share),
             Error::ContextDestroyed | Error::Forked => (MP_ERROR_INVALID_HANDLE, Some(c"context")),
             Error::Topology(_) => (MP_ERROR_TOPOLOGY, Some(c"topology")),

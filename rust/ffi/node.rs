@@ -3,13 +3,14 @@
 use super::argument::{Out, array, text, versioned};
 use super::context::find;
 use super::guard::{Failure, guard};
+use super::partition::partitioning_of;
 use super::plan::{self, AnyPlan, plan_options};
 use super::table::Table;
 use super::types::*;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::Context;
 use mpgpu_runtime::context::PlanOptions;
-use mpgpu_runtime::context::node::{Allgather, NodeEnd, NodeGroup, NodeTransfer, Window};
+use mpgpu_runtime::context::node::{Allgather, Alone, NodeEnd, NodeGroup, NodeTransfer, Window};
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,8 +45,8 @@ impl Allgather for AllgatherCallback {
 ///
 /// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
 /// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
-/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL where `options->socket` names a path at which the ranks
-/// meet. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
+/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL
+/// where `options->socket` names a path at which the ranks meet, and for one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
 /// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
 /// `MP_ERROR_RANK_FAILED` and its reason. Blocks until all ranks have called it.
@@ -76,6 +77,7 @@ pub unsafe extern "C" fn mp_node_create(
         let made = match (allgather, socket) {
             (Some(function), _) => NodeGroup::new(&context, rank, ranks, Box::new(AllgatherCallback { function, user }), &devices),
             (None, Some(path)) => NodeGroup::at_socket(&context, rank, ranks, Path::new(path), &devices),
+            (None, None) if ranks == 1 => NodeGroup::new(&context, rank, ranks, Box::new(Alone), &devices),
             (None, None) => {
                 let message = "allgather is NULL, and options name no socket at which the ranks could meet";
                 return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"allgather", message));
@@ -123,6 +125,22 @@ pub unsafe extern "C" fn mp_node_plan(
     options: *const mp_plan_options_t,
     plan: *mut mp_plan_t,
 ) -> mp_status_t {
+    // SAFETY: the same promises.
+    unsafe { plan_of_ranks(node, windows, window_count, transfers, count, None, options, plan) }
+}
+
+/// Makes a plan of all ranks; `partitioning` where its transfers move in partitions.
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn plan_of_ranks(
+    node: mp_node_t,
+    windows: *const mp_window_t,
+    window_count: usize,
+    transfers: *const mp_node_transfer_t,
+    count: usize,
+    partitioning: Option<*const mp_partition_options_t>,
+    options: *const mp_plan_options_t,
+    plan: *mut mp_plan_t,
+) -> mp_status_t {
     guard(|| {
         let out = Out::new(plan, c"plan")?;
         let node = NODES.with(node.addr(), c"node", Arc::clone)?;
@@ -135,8 +153,9 @@ pub unsafe extern "C" fn mp_node_plan(
             .iter()
             .map(|t| NodeTransfer { dst: end(&t.dst), src: end(&t.src), bytes: t.bytes })
             .collect();
+        let partitioning = partitioning.map(partitioning_of).transpose()?;
         let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
-        let made = AnyPlan::Node(Arc::new(node.plan(&windows, &transfers, &options)?));
+        let made = AnyPlan::Node(Arc::new(node.plan_partitioned(&windows, &transfers, partitioning, &options)?));
         out.write(plan::insert(node.context().clone(), made)?);
         Ok(())
     })

@@ -71,6 +71,8 @@ pub type mp_engine_value = c_int;
 pub type mp_switch_value = c_int;
 /// An `mp_signal_wait_t` from the caller.
 pub type mp_signal_wait_value = c_int;
+/// An `mp_agent_t` from the caller.
+pub type mp_agent_value = c_int;
 /// An `mp_format_t` from the caller.
 pub type mp_format_value = c_int;
 /// An `mp_log_level_t` from the caller, and to its callback.
@@ -326,6 +328,62 @@ pub struct mp_node_options_t {
     pub socket: *const c_char,
 }
 
+/// Who moves partitions that are ready.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_agent_t {
+    /// What the library chooses: at present copy engines.
+    MP_AGENT_AUTO = 0,
+    /// Copy engines, over all paths of the plan. Takes no multiprocessor.
+    MP_AGENT_COPY_ENGINE = 1,
+    /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
+    MP_AGENT_PRODUCER = 2,
+}
+
+/// How transfers move in partitions. Initialise with `MP_PARTITION_OPTIONS_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_partition_options_t {
+    /// `sizeof(mp_partition_options_t)`.
+    pub size: usize,
+    /// Partitions of each transfer, at most 4096; 0 for as many as the model finds best. Partitions of other sizes are
+    /// transfers of their own.
+    pub count: u32,
+    /// Who moves them.
+    pub agent: mp_agent_value,
+}
+
+/// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on
+/// the source's device. They are good until the plan is destroyed.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_trigger_t {
+    /// `sizeof(mp_trigger_t)`.
+    pub size: usize,
+    /// Where producers write: the source, or with `MP_AGENT_PRODUCER` the destination. NULL on a rank that does not send it.
+    pub data: *mut c_void,
+    /// Flags that are set to 1 when a partition is ready, `ready_flags` for each, one partition after the other. NULL on a rank
+    /// that does not send it.
+    pub ready: *mut u64,
+    /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each. NULL on a rank that does not receive it.
+    pub arrived: *const u64,
+    /// A counter for each partition, in which its producers count; 0 between steps.
+    pub counters: *mut u64,
+    /// Bytes of the transfer.
+    pub bytes: u64,
+    /// Bytes of each partition but the last.
+    pub partition_bytes: u64,
+    /// How many partitions there are.
+    pub partitions: u32,
+    /// Flags of each partition that are set when it is ready.
+    pub ready_flags: u32,
+    /// Flags of each partition that tell of its arrival.
+    pub arrived_flags: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 /// A range of memory for another process of the node: bytes of a fixed size that may travel over MPI or anything else. A
 /// plain value that owns nothing; how long it is good for is the exporter's to say.
 #[repr(C)]
@@ -466,6 +524,8 @@ versioned! {
     mp_plan_options_t "MP_PLAN_OPTIONS_INIT" 48;
     mp_probe_options_t "MP_PROBE_OPTIONS_INIT" 24;
     mp_node_options_t "MP_NODE_OPTIONS_INIT" 32;
+    mp_partition_options_t "MP_PARTITION_OPTIONS_INIT" 16;
+    mp_trigger_t "MP_TRIGGER_INIT" 72;
     mp_plan_info_t "MP_PLAN_INFO_INIT" 48;
     mp_statistics_t "MP_STATISTICS_INIT" 64;
     mp_device_statistics_t "MP_DEVICE_STATISTICS_INIT" 32;

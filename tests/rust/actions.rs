@@ -228,7 +228,7 @@ impl Backend for AtOnce {
 fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, by: SignalWait, steps: u64) -> usize {
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
-        let (mut bound, backend) = (BoundPart::new(part, shared, by, &backend).expect("bound"), &backend);
+        let (mut bound, backend) = (BoundPart::new(part, shared, by, None, &backend).expect("bound"), &backend);
         Some(move || bound.enqueue(StreamHandle(64), false, backend).expect("done"))
     });
     run_steps(ends, shared, steps, bound.collect::<Vec<_>>().into_iter());

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 12] =
-    ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share", "node"];
+const SOURCES: [&str; 13] =
+    ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share", "node", "partition"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -20,6 +20,7 @@ mod killed;
 mod node;
 mod node_plans;
 mod nvtx;
+mod partitions;
 mod peer;
 mod probe_files;
 mod rings;

@@ -47,13 +47,13 @@ impl Allgather for Seat {
     }
 }
 
-fn context(topology: &str, visible: Option<Vec<u32>>) -> Arc<Context> {
+pub(crate) fn context(topology: &str, visible: Option<Vec<u32>>) -> Arc<Context> {
     let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some(topology.into()), ..ContextOptions::default() };
     Arc::new(Context::open(&options, Config { visible, ..Config::default() }).expect("a context"))
 }
 
 /// Runs `work` as each rank, on a thread of its own.
-fn as_ranks<T: Send>(ranks: u32, work: impl Fn(u32, Box<dyn Allgather>) -> T + Sync) -> Vec<T> {
+pub(crate) fn as_ranks<T: Send>(ranks: u32, work: impl Fn(u32, Box<dyn Allgather>) -> T + Sync) -> Vec<T> {
     let meeting = Meeting::new(ranks as usize);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
@@ -66,7 +66,7 @@ fn as_ranks<T: Send>(ranks: u32, work: impl Fn(u32, Box<dyn Allgather>) -> T + S
     })
 }
 
-fn end(rank: u32, window: u32, offset: u64) -> NodeEnd {
+pub(crate) fn end(rank: u32, window: u32, offset: u64) -> NodeEnd {
     NodeEnd { rank, window, offset }
 }
 
@@ -77,7 +77,7 @@ fn byte(index: usize, offset: u64, step: u64) -> u8 {
 
 /// Memory of the host backend.
 #[allow(clippy::mut_from_ref)]
-fn memory(address: u64, bytes: u64) -> &'static mut [u8] {
+pub(crate) fn memory(address: u64, bytes: u64) -> &'static mut [u8] {
     // SAFETY: memory of the test, which no copy touches meanwhile: the tests synchronise first.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), bytes as usize) }
 }

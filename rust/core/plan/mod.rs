@@ -16,6 +16,7 @@
 //! | `mechanism` | plain copies, a batched call or a kernel, and who issues them |
 //! | `executor` | streams or a graph |
 //! | `lower` | shares to a [`Program`] |
+//! | `partition` | the same for transfers that move in partitions |
 //! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
 //!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
@@ -30,6 +31,7 @@ mod executor;
 mod lower;
 mod mechanism;
 mod options;
+mod partition;
 mod planned;
 mod planner;
 mod reasons;
@@ -43,5 +45,6 @@ pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, 
 pub use candidates::{Reason, Rejection};
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};
+pub use partition::{best_partitions, partition};
 pub use planned::{PathPlan, Plan, TransferPlan};
 pub use planner::plan;

@@ -7,11 +7,13 @@
 //! [`Op::after`] orders. Nothing else is promised, and the validator (`validate`) assumes nothing else.
 
 mod engine;
+mod partitioned;
 pub mod ranks;
 mod shape;
 mod validate;
 
 pub use engine::Engine;
+pub use partitioned::{MOST_PARTITIONS, PartitionFlags, Partitions, ReadElsewhere, add_partition_flags};
 pub use shape::Shape;
 pub use validate::{Violation, validate};
 

@@ -66,11 +66,15 @@ pub struct PartStep {
 pub struct Part {
     /// Raised in the caller's stream before everything else.
     pub begins: Vec<FlagId>,
+    /// Taken in the caller's stream after that, before its kernels write to memory of other ranks.
+    pub arms: Vec<FlagId>,
     /// The device whose copy engine serves each lane.
     pub lanes: Vec<DeviceId>,
     /// In an order that respects every dependency, those through other ranks included.
     pub steps: Vec<PartStep>,
-    /// Taken in the caller's stream after all steps have finished.
+    /// Raised in the caller's stream after all steps have finished, where its kernels have written to memory of other ranks.
+    pub written: Vec<FlagId>,
+    /// Taken in the caller's stream after all of that.
     pub ends: Vec<FlagId>,
 }
 
@@ -247,7 +251,7 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
 }
 
 impl Parts {
-    fn flag(&mut self, raiser: u32, taker: u32) -> FlagId {
+    pub(super) fn flag(&mut self, raiser: u32, taker: u32) -> FlagId {
         self.flags.push(Flag { raiser, taker });
         FlagId(self.flags.len() as u32 - 1)
     }

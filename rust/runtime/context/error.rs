@@ -94,6 +94,9 @@ pub enum Error {
     /// A counter was not raised in time.
     #[error("the signal at {counter:#x} stands at {now} and has not reached {value} in {seconds} s")]
     SignalTimeout { counter: u64, now: u64, value: u64, seconds: f64 },
+    /// Partitions of a plan that nobody has made ready, or that have not arrived.
+    #[error("{missing}, after {seconds} s{}", if *.is_ended { ": their plan ends without them, and what it was to write is undefined" } else { "" })]
+    PartitionTimeout { missing: String, seconds: f64, is_ended: bool },
     /// Memory of another process could not be had, or was given to nobody.
     #[error("{0}")]
     Share(#[from] ipc::IpcError),

@@ -10,17 +10,20 @@
 //! | `rendezvous` | ranks that meet at a socket, without MPI |
 //! | `plan` | what all ranks move in a step, planned together and bound to memory |
 //! | `part` | one rank's part, enqueued |
+//! | `partitioned` | transfers that move in partitions, as these become ready |
 //! | `progress` | how far a rank has come, and those that have left |
 //! | `sight` | how GPUs are joined, those out of sight included |
 
 mod exchange;
 mod part;
+mod partitioned;
 mod plan;
 mod progress;
 mod rendezvous;
 mod sight;
 
-pub use exchange::Allgather;
+pub use exchange::{Allgather, Alone};
+pub use partitioned::{Agent, Partitioning, Trigger};
 pub use plan::{NodeEnd, NodePlan, NodeTransfer, Window};
 
 use self::exchange::Exchange;
@@ -153,6 +156,11 @@ impl NodeGroup {
         self.gpus.iter().position(|gpu| gpu.here == Some(device)).map(|number| DeviceId::gpu(number as u32))
     }
 
+    /// A device that this rank works for, as this context numbers it.
+    fn own_device(&self) -> DeviceId {
+        self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).find_map(|gpu| gpu.here).unwrap_or(DeviceId::HOST)
+    }
+
     /// A device of the node as this context numbers it. A GPU out of sight is stood in for by one of this rank's: it maps the memory and
     /// moves the bytes.
     fn device_here(&self, device: DeviceId) -> DeviceId {
@@ -160,9 +168,8 @@ impl NodeGroup {
             return device;
         }
         let here = self.gpus.get(device.0 as usize).and_then(|gpu| gpu.here);
-        let own = || self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).find_map(|gpu| gpu.here);
         let any = || self.gpus.iter().find_map(|gpu| gpu.here);
-        here.or_else(own).or_else(any).unwrap_or(DeviceId::HOST)
+        here.or_else(|| Some(self.own_device()).filter(|own| !own.is_host())).or_else(any).unwrap_or(DeviceId::HOST)
     }
 }
 

@@ -4,10 +4,11 @@
 //! The first lane is the caller's stream; each other one has a stream of its own, joined to the caller's by events. Flags are taken and
 //! raised by the streams themselves, so nothing here waits, and a stream that is being captured gets all of it as part of its graph.
 
+use super::partitioned::copy_of;
 use crate::backend::{
     Action, Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait, StreamHandle,
 };
-use crate::plan::{Copy, Lane, LaneId, Op, Place, Program};
+use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
@@ -51,6 +52,22 @@ struct SmallPart {
 /// docs/results.md), and every flag that a stream takes by itself costs about 6 us more.
 const SMALL_BYTES: u64 = 128 << 10;
 
+/// What comes before the producers of partitions.
+pub(super) struct Armed {
+    /// Flags that are taken.
+    takes: Vec<u64>,
+    /// A copy of zeros over the flags that tell of arrival, if there are any.
+    reset: Option<(Arc<Program>, Arc<[Endpoints]>)>,
+}
+
+impl Armed {
+    /// For `bytes` bytes of flags at `flags`, and as many zeros at `zeros`, on `device`.
+    pub fn new(part: &Part, at: &impl Addresses, device: DeviceId, flags: u64, zeros: u64, bytes: u64) -> Armed {
+        let reset = || copy_of(device, bytes, Endpoints { dst: flags, src: zeros });
+        Armed { takes: part.arms.iter().map(|flag| at.flag(*flag)).collect(), reset: (bytes > 0).then(reset) }
+    }
+}
+
 /// What this rank does in each step.
 pub(super) struct BoundPart {
     /// The same as everything below, where one kernel may do it.
@@ -58,7 +75,10 @@ pub(super) struct BoundPart {
     /// A program without copies for kernels that wait for flags, where kernels may.
     flags: Option<(Arc<Program>, Arc<[Endpoints]>)>,
     begins: Vec<Signal>,
+    /// Of a part that moves partitions.
+    armed: Option<Armed>,
     segments: Vec<PartSegment>,
+    written: Vec<Signal>,
     ends: Vec<u64>,
     /// Streams of all lanes but the first, each with the event that joins it.
     lanes: Vec<(StreamHandle, EventHandle)>,
@@ -89,7 +109,7 @@ struct Draft {
 
 impl Draft {
     /// Adds copies from address to address: each is a transfer of its own.
-    fn push(&mut self, mechanism: crate::plan::Mechanism, copies: &[Copy], at: &impl Addresses) {
+    fn push(&mut self, mechanism: Mechanism, copies: &[Copy], at: &impl Addresses) {
         let copies = copies.iter().map(|copy| {
             let transfer = self.bytes.len() as u32;
             self.bytes.push(copy.bytes);
@@ -140,9 +160,15 @@ impl SmallPart {
 }
 
 impl BoundPart {
-    /// Binds a part. `by` says whether kernels may wait for flags. Streams and events are made here; the caller gives them back by
-    /// [`BoundPart::release`].
-    pub fn new(part: &Part, at: &impl Addresses, by: SignalWait, backend: &dyn Backend) -> Result<BoundPart, BackendError> {
+    /// Binds a part, `armed` where it moves partitions. `by` says whether kernels may wait for flags. Streams and events are made here; the
+    /// caller gives them back by [`BoundPart::release`].
+    pub fn new(
+        part: &Part,
+        at: &impl Addresses,
+        by: SignalWait,
+        armed: Option<Armed>,
+        backend: &dyn Backend,
+    ) -> Result<BoundPart, BackendError> {
         let raise = |flag: &FlagId| Signal { counter: at.flag(*flag), value: 1 };
         let mut drafts: Vec<Draft> = Vec::new();
         // The segment of each step, and the last one of each lane.
@@ -193,9 +219,11 @@ impl BoundPart {
         let fork = backend.create_event()?;
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
         let mut bound = BoundPart {
-            small: if by == SignalWait::Kernel { SmallPart::new(part, at) } else { None },
+            small: if by == SignalWait::Kernel && armed.is_none() { SmallPart::new(part, at) } else { None },
             flags: (by == SignalWait::Kernel).then(|| (Arc::default(), Arc::from([]))),
             begins: part.begins.iter().map(raise).collect(),
+            armed,
+            written: part.written.iter().map(raise).collect(),
             segments: segments.collect(),
             ends: part.ends.iter().map(|flag| at.flag(*flag)).collect(),
             lanes: Vec::new(),
@@ -216,14 +244,34 @@ impl BoundPart {
         lanes.inspect_err(|_| bound.release(backend)).map(|()| bound)
     }
 
+    /// Enqueues what comes before the producers of partitions, and marks the place in `stream` at which the step begins.
+    pub fn arm(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
+        self.follow(stream, is_captured, backend)?;
+        let Some(Armed { takes, reset }) = &self.armed else { return Ok(()) };
+        if let Some((program, endpoints)) = reset {
+            backend.submit(&Execution { report: Report::Nothing, ..Execution::new(program, endpoints, &Arc::from([]), stream) })?;
+        }
+        if !takes.is_empty() {
+            self.take(stream, &self.begins, takes, backend)?;
+        } else if !self.begins.is_empty() {
+            backend.stream_raise_signals(stream, &self.begins)?;
+        }
+        backend.record_event(self.fork, stream)?;
+        self.mark(stream, is_captured, backend)
+    }
+
     /// Enqueues the part of one step: it starts after all earlier work in `stream` and after the last step, and later work in the stream starts
-    /// after it. Steps in a graph are ordered by whoever launches it.
+    /// after it. Steps in a graph are ordered by whoever launches it. One that was armed starts where that was done.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
-        // Default streams (0 to 2) are others for other threads and contexts.
-        if !is_captured && self.stream.is_some_and(|last| last != stream || stream.0 <= 2) {
-            backend.stream_wait_event(stream, self.end)?;
+        if self.armed.is_none() {
+            self.follow(stream, is_captured, backend)?;
         }
         self.enqueue_step(stream, backend)?;
+        self.mark(stream, is_captured, backend)
+    }
+
+    /// What is in the stream now is what the next step and the end of the plan come after.
+    fn mark(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured {
             backend.record_event(self.end, stream)?;
             self.stream = Some(stream);
@@ -231,7 +279,16 @@ impl BoundPart {
         Ok(())
     }
 
-    /// Blocks until the last step that was enqueued has finished.
+    /// Has the stream come after the last step.
+    fn follow(&self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
+        // Default streams (0 to 2) are others for other threads and contexts.
+        if !is_captured && self.stream.is_some_and(|last| last != stream || stream.0 <= 2) {
+            backend.stream_wait_event(stream, self.end)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks until all that was enqueued has finished.
     pub fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
     }
@@ -244,7 +301,7 @@ impl BoundPart {
             return Ok(());
         }
         // Raised with the next flags that the stream takes, or before what comes next in it.
-        let mut raises = &self.begins[..];
+        let mut raises = if self.armed.is_some() { &[] } else { &self.begins[..] };
         let raise = |lane: StreamHandle, raises: &mut &[Signal]| match std::mem::take(raises) {
             [] => Ok(()),
             some => backend.stream_raise_signals(lane, some),
@@ -252,7 +309,9 @@ impl BoundPart {
         let stream_of = |lane: usize| lane.checked_sub(1).map_or(stream, |other| self.lanes[other].0);
         if !self.lanes.is_empty() {
             raise(stream, &mut raises)?;
-            backend.record_event(self.fork, stream)?;
+            if self.armed.is_none() {
+                backend.record_event(self.fork, stream)?;
+            }
             self.lanes.iter().try_for_each(|(lane, _)| backend.stream_wait_event(*lane, self.fork))?;
         }
         for segment in &self.segments {
@@ -276,6 +335,9 @@ impl BoundPart {
         for (lane, joined) in &self.lanes {
             backend.record_event(*joined, *lane)?;
             backend.stream_wait_event(stream, *joined)?;
+        }
+        if !self.written.is_empty() {
+            raises = &self.written;
         }
         if self.ends.is_empty() { raise(stream, &mut raises) } else { self.take(stream, raises, &self.ends, backend) }
     }

@@ -8,13 +8,15 @@ use super::super::sharing::Import;
 use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::part::{Addresses, BoundPart};
+use super::partitioned::{Partitioned, Partitioning, Words};
 use super::progress::Progress;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
 use crate::ipc::{Handle, OnLeave, traffic};
 use crate::nvtx;
 use crate::plan::{self, Options, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
-use crate::sync::{Mutex, lock};
+use crate::backend::BackendError;
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,15 +85,19 @@ struct Offer {
 }
 
 /// Bytes of a flag.
-const FLAG_BYTES: u64 = 8;
+pub(super) const FLAG_BYTES: u64 = 8;
 
 /// What all ranks have made alike.
-struct Together {
-    plan: plan::Plan,
-    parts: Parts,
+pub(super) struct Together {
+    pub plan: plan::Plan,
+    pub parts: Parts,
     /// The batch: transfers, the ranks of their ends, and where they lie.
-    transfers: Vec<NodeTransfer>,
-    ends: Vec<EndRanks>,
+    pub transfers: Vec<NodeTransfer>,
+    pub ends: Vec<EndRanks>,
+    /// The device of each source, as the node numbers devices.
+    pub src_devices: Vec<DeviceId>,
+    /// Where transfers move in partitions.
+    pub partitioned: Option<Partitioned>,
     /// The rank in whose memory each ring is.
     ring_owners: Vec<u32>,
     /// The place of each flag among those that its taker takes.
@@ -100,20 +106,32 @@ struct Together {
 
 /// Memory that a rank has for a plan, or has mapped for it.
 #[derive(Default)]
-struct Held {
+pub(super) struct Held {
     /// Of this rank.
-    allocations: Vec<u64>,
+    pub allocations: Vec<u64>,
     /// Of others, mapped here.
     imports: Vec<u64>,
 }
 
 /// Where everything lies in this process.
-struct Bindings<'a> {
-    node: &'a NodeGroup,
-    together: &'a Together,
+pub(super) struct Bindings<'a> {
+    pub node: &'a NodeGroup,
+    pub together: &'a Together,
     windows: BTreeMap<(u32, u32), u64>,
     rings: BTreeMap<u32, u64>,
     flags: BTreeMap<u32, u64>,
+}
+
+impl Bindings<'_> {
+    /// See [`Addresses`].
+    pub fn address(&self, place: Place) -> u64 {
+        self.place(place)
+    }
+
+    /// See [`Addresses`].
+    pub fn flag_address(&self, flag: FlagId) -> u64 {
+        self.flag(flag)
+    }
 }
 
 impl Addresses for Bindings<'_> {
@@ -141,20 +159,29 @@ impl Addresses for Bindings<'_> {
 
 /// A plan of all ranks, of which this one executes its part. Executions follow each other, in whatever streams and threads they are asked for.
 pub struct NodePlan {
-    node: Arc<NodeGroup>,
-    together: Together,
+    pub(super) node: Arc<NodeGroup>,
+    pub(super) together: Together,
     /// Bytes that this rank sends or receives in a step.
     bytes: u64,
     /// Host domains through which bytes pass, where others of the node can be told.
     domains: u64,
     part: Mutex<BoundPart>,
+    /// Of transfers that move in partitions.
+    pub(super) words: Option<Words>,
     held: Mutex<Held>,
     /// Memory that an execution uses and that may be gone.
     used: Used,
     /// How far this rank has come, and how far others that have left.
-    progress: Arc<Progress>,
+    pub(super) progress: Arc<Progress>,
     /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
     is_broken: AtomicBool,
+}
+
+/// What a rank executes.
+struct Bound {
+    part: BoundPart,
+    used: Used,
+    words: Option<Words>,
 }
 
 /// Memory that executions use, and that may be gone when one is asked for.
@@ -203,21 +230,32 @@ impl NodeGroup {
     /// Plans what all ranks hand in, together. Each transfer has one end or both in a window of the rank that hands it in. All ranks call it
     /// together, each with windows and transfers of its own; where it fails on one it fails on all.
     pub fn plan(self: &Arc<NodeGroup>, windows: &[Window], transfers: &[NodeTransfer], options: &PlanOptions) -> Result<NodePlan, Error> {
-        let resolved = self.resolve(options);
-        let mine = resolved.and_then(|options| self.request(windows, transfers, &options).map(|request| (request, options)));
+        self.plan_partitioned(windows, transfers, None, options)
+    }
+
+    /// The same; `partitioning` says how transfers are to move in partitions.
+    pub fn plan_partitioned(
+        self: &Arc<NodeGroup>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        partitioning: Option<Partitioning>,
+        options: &PlanOptions,
+    ) -> Result<NodePlan, Error> {
+        let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(options));
+        let mine = resolved.and_then(|options| self.request(windows, transfers, partitioning, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = self.exchange.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike.
-        let together = Together::new(self, &requests, &options?)?;
+        let together = Together::new(self, &requests, partitioning, &options?)?;
         let (mut held, progress) = (Held::default(), Arc::new(Progress::new()));
         let made = self.bind(&requests, &together, windows, &progress, &mut held);
         match made {
-            Ok((part, used)) => {
+            Ok(Bound { part, used, words }) => {
                 let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
                 let (part, held) = (Mutex::new(part), Mutex::new(held));
                 let (domains, shared) = (host_domains(&together.plan.program), &node.context.shared);
                 let domains = if domains != 0 && shared.traffic.join(&shared.config.traffic_folder) { domains } else { 0 };
-                Ok(NodePlan { node, together, bytes, domains, part, held, used, progress, is_broken: AtomicBool::new(false) })
+                Ok(NodePlan { node, together, bytes, domains, part, words, held, used, progress, is_broken: AtomicBool::new(false) })
             }
             Err(error) => {
                 self.give_back(&mut held);
@@ -236,7 +274,13 @@ impl NodeGroup {
     }
 
     /// Looks at what this rank hands in.
-    fn request(&self, windows: &[Window], transfers: &[NodeTransfer], options: &Options) -> Result<RankRequest, Error> {
+    fn request(
+        &self,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        partitioning: Option<Partitioning>,
+        options: &Options,
+    ) -> Result<RankRequest, Error> {
         let _open = self.context.shared.enter()?;
         let mut told = Vec::with_capacity(windows.len());
         for (index, window) in windows.iter().enumerate() {
@@ -272,7 +316,7 @@ impl NodeGroup {
             );
             return Err(Error::NodeArgument { argument: c"transfers", reason });
         }
-        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: format!("{options:?}") })
+        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: format!("{options:?}{partitioning:?}") })
     }
 
     /// Gets the memory that the plan needs, and binds this rank's part to it.
@@ -283,7 +327,7 @@ impl NodeGroup {
         windows: &[Window],
         progress: &Arc<Progress>,
         held: &mut Held,
-    ) -> Result<(BoundPart, Used), Error> {
+    ) -> Result<Bound, Error> {
         let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
         let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
@@ -293,11 +337,13 @@ impl NodeGroup {
         }
         let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
             let part = &together.parts.parts[self.rank() as usize];
-            let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), self.context.backend())?;
+            let words = Words::new(&bindings, held)?;
+            let armed = words.as_ref().map(|words| words.armed(part, &bindings));
+            let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), armed, self.context.backend())?;
             let touched: Vec<u64> =
                 bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
             match Used::of(&self.context.shared, &touched) {
-                Ok(used) => Ok((bound, used)),
+                Ok(used) => Ok(Bound { part: bound, used, words }),
                 Err(error) => {
                     bound.release(self.context.backend());
                     Err(error)
@@ -308,8 +354,8 @@ impl NodeGroup {
         let agreed = self.exchange.all(failed.map_or(Ok(()), Err));
         match (agreed, bound) {
             (Ok(_), bound) => bound,
-            (Err(error), Ok((mut part, _))) => {
-                part.release(self.context.backend());
+            (Err(error), Ok(mut bound)) => {
+                bound.part.release(self.context.backend());
                 Err(error)
             }
             (Err(error), Err(_)) => Err(error),
@@ -415,13 +461,19 @@ struct Touched {
 
 impl Together {
     /// Plans the transfers of all ranks, and divides the work.
-    fn new(node: &NodeGroup, requests: &[RankRequest], options: &Options) -> Result<Together, Error> {
+    fn new(
+        node: &NodeGroup,
+        requests: &[RankRequest],
+        partitioning: Option<Partitioning>,
+        options: &Options,
+    ) -> Result<Together, Error> {
         let transfers: Vec<NodeTransfer> = requests.iter().flat_map(|request| &request.transfers).copied().collect();
         // A transfer in an error is named as its rank numbers it.
         let names: Vec<(u32, usize)> =
             (0..).zip(requests).flat_map(|(rank, request)| (0..request.transfers.len()).map(move |index| (rank, index))).collect();
+        let named = names.clone();
         let failed = |transfer: usize, reason: String| {
-            let (rank, index) = names[transfer];
+            let (rank, index) = named[transfer];
             Error::RankFailed { rank, reason: format!("transfer {index}: {reason}") }
         };
         if let Some(rank) = requests.iter().position(|request| request.options != requests[0].options) {
@@ -473,13 +525,28 @@ impl Together {
             );
             return Err(failed(a.transfer, reason));
         }
-        let plan = plan::plan(&node.machine, &shapes, options)?;
+        let sizes: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
+        if partitioning.is_some_and(|partitioning| partitioning.is_stored()) {
+            // Producers move the bytes.
+            shapes.iter_mut().for_each(|shape| shape.bytes = 0);
+        }
+        let mut plan = plan::plan(&node.machine, &shapes, options)?;
+        let partitions = partitioning.map(|partitioning| partitioning.divide(&node.machine, &plan, &sizes));
+        if let Some(partitions) = &partitions {
+            plan.program = Arc::new(plan::partition(&plan, partitions));
+        }
         plan::validate(&plan.program, options.staging_bytes)?;
         let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
         let owners = node.owners();
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
-        let parts = divide(&plan.program, &batch);
+        let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
+        let partitioned = match (partitioning, partitions) {
+            (Some(partitioning), Some(partitions)) => {
+                Some(Partitioned::new(partitioning, partitions, names, &mut parts, &batch, &failed)?)
+            }
+            _ => None,
+        };
         let ring_owners = ring_owners(&plan.program, &parts, &owners);
         let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
         let place = |taker: u32| {
@@ -488,7 +555,8 @@ impl Together {
             *count - 1
         };
         let flag_places = parts.flags.iter().map(|flag| flag.taker).map(place).collect();
-        Ok(Together { plan, parts, transfers, ends, ring_owners, flag_places })
+        let src_devices = shapes.iter().map(|shape| shape.src_device).collect();
+        Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, ring_owners, flag_places })
     }
 
     /// What each rank touches.
@@ -513,6 +581,11 @@ impl Together {
         }
         for flag in &self.parts.flags {
             all[flag.raiser as usize].flags.insert(flag.taker);
+        }
+        if self.is_stored() {
+            for NodeTransfer { dst, src, .. } in &self.transfers {
+                all[src.rank as usize].windows.extend([(src.rank, src.window), (dst.rank, dst.window)]);
+            }
         }
         all
     }
@@ -550,6 +623,11 @@ impl NodePlan {
     /// in the step, and may overwrite what it sent. Every rank executes every step.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         self.enqueue(stream)?;
+        self.mark(stream)
+    }
+
+    /// A completion of all work in the stream so far.
+    pub(super) fn mark(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
         let end = self.node.context.backend().submit(&Execution::new(&program, &endpoints, &rings, stream))?;
         end.ok_or_else(|| no_completion().into())
@@ -560,33 +638,69 @@ impl NodePlan {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         let (shared, backend) = (&self.node.context.shared, self.node.context.backend());
         let _open = shared.enter()?;
-        if self.is_broken.load(Ordering::Acquire) {
-            let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks are out of step; destroy it on all, and plan again";
-            return Err(Error::NotSupported(why.into()));
-        }
-        self.used.check(shared)?;
-        // Two steps at once would take each other's flags.
-        let mut part = lock(&self.part);
         let is_captured = backend.is_capturing(stream)?;
-        self.progress.begin(is_captured)?;
-        if self.domains != 0 && !is_captured {
-            // The share of a node plan is settled; those that plan alone give way to it.
-            shared.traffic.execute(traffic::now(), (self.together.plan.predicted * 1e9) as u64, self.domains);
-        }
-        if let Err(error) = part.enqueue(stream, is_captured, backend) {
-            self.progress.take_back(is_captured);
-            self.is_broken.store(true, Ordering::Release);
-            return Err(error.into());
+        match &self.words {
+            None => self.begin(is_captured, |part| part.enqueue(stream, is_captured, backend))?,
+            Some(words) => {
+                words.take_armed(is_captured)?;
+                let enqueued = self.unbroken()?.enqueue(stream, is_captured, backend);
+                enqueued.inspect_err(|_| self.is_broken.store(true, Ordering::Release))?;
+                if !is_captured {
+                    words.note(self.mark(stream)?);
+                }
+            }
         }
         shared.executions.fetch_add(1, Ordering::Relaxed);
         shared.bytes.fetch_add(self.bytes, Ordering::Relaxed);
         Ok(())
     }
 
+    /// Begins a step in which partitions move: it starts after all earlier work in `stream`. Their producers come after this, in this stream
+    /// or in one that has waited for it, and [`enqueue`](NodePlan::enqueue) after them.
+    pub fn arm(&self, stream: StreamHandle) -> Result<(), Error> {
+        let (shared, backend) = (&self.node.context.shared, self.node.context.backend());
+        let _open = shared.enter()?;
+        let words = self.words()?;
+        let is_captured = backend.is_capturing(stream)?;
+        words.arm(is_captured)?;
+        let begun = self.begin(is_captured, |part| part.arm(stream, is_captured, backend));
+        begun.inspect_err(|_| words.disarm())
+    }
+
+    /// Enqueues the first of a step, or all of it.
+    fn begin(&self, is_captured: bool, enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>) -> Result<(), Error> {
+        let shared = &self.node.context.shared;
+        // Two steps at once would take each other's flags.
+        let mut part = self.unbroken()?;
+        self.used.check(shared)?;
+        self.progress.begin(is_captured)?;
+        if self.domains != 0 && !is_captured {
+            // The share of a node plan is settled; those that plan alone give way to it.
+            shared.traffic.execute(traffic::now(), (self.together.plan.predicted * 1e9) as u64, self.domains);
+        }
+        enqueue(&mut part).map_err(|error| {
+            self.progress.take_back(is_captured);
+            self.is_broken.store(true, Ordering::Release);
+            error.into()
+        })
+    }
+
+    /// This rank's part, where the ranks are in step.
+    fn unbroken(&self) -> Result<MutexGuard<'_, BoundPart>, Error> {
+        let part = lock(&self.part);
+        if self.is_broken.load(Ordering::Acquire) {
+            let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks are out of step; destroy it on all, and plan again";
+            return Err(Error::NotSupported(why.into()));
+        }
+        Ok(part)
+    }
+
     /// Gives back what the plan has; blocks until the executions that this rank has asked for have finished. No other rank takes part: those
     /// that have gone further find out, and memory that others use stays until they have destroyed theirs.
     pub fn destroy(&self) -> Result<(), Error> {
         let node = &self.node;
+        // Partitions that nobody makes ready would keep the last step from its end.
+        let missed = self.words.as_ref().map_or(Ok(()), |words| words.end(self));
         let (was_broken, finished) = {
             let mut part = lock(&self.part);
             let was_broken = self.is_broken.swap(true, Ordering::AcqRel);
@@ -595,10 +709,11 @@ impl NodePlan {
             (was_broken, finished)
         };
         let mut held = lock(&self.held);
-        let has_failed = was_broken || finished.is_err() || self.progress.has_failed();
+        let has_failed = was_broken || missed.is_err() || finished.is_err() || self.progress.has_failed();
         let departure = self.progress.departure(has_failed);
         held.imports.iter().for_each(|address| node.context.leave_memory(*address, departure));
         node.give_back(&mut held);
+        missed?;
         Ok(finished?)
     }
 
@@ -644,6 +759,9 @@ impl NodePlan {
                 part.steps.len(),
                 part.lanes.len()
             );
+        }
+        if let Some(partitioned) = &self.together.partitioned {
+            partitioned.describe(&mut text);
         }
         text
     }

@@ -63,6 +63,11 @@ impl Progress {
         waits
     }
 
+    /// This rank has begun a step that it does not end.
+    pub fn fail(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+    }
+
     /// Whether a failure of another rank has reached this one.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)

@@ -1,0 +1,117 @@
+//! The program of a plan whose transfers move in partitions, each as soon as it is ready.
+//!
+//! The shares of the paths stay those of the plan, and every path gets its share of every partition: so all of them have work from the first
+//! partition on, and none is left with a part of the transfer that becomes ready last. A staged path whose share of one partition is smaller
+//! than a chunk takes none until it is owed a whole one.
+
+use super::lower::{DirectOp, Piece, StagedPath, copying_device, lower};
+use super::planned::{PathPlan, Plan};
+use crate::model::GRAIN;
+use crate::program::{Gpus, Mechanism, Op, OpId, Partitions, Place, Program, Ring};
+use crate::topology::{DeviceId, Machine};
+use smallvec::{SmallVec, smallvec};
+
+/// Partitions that the library chooses have at least so many bytes.
+const LEAST_BYTES: u64 = 64 << 10;
+
+/// Lanes of direct copies from one device: more transfers share them.
+const DIRECT_LANES: u32 = 16;
+
+/// The number with which a transfer ends first that is produced at the rate at which it moves, in `seconds`, where each partition costs
+/// its lane a hand-over and a copy more: then with `n` partitions one of them is late, and all costs are, `seconds / n + n * cost`,
+/// which is least at the root of their quotient.
+pub fn best_partitions(machine: &Machine, total: u64, seconds: f64) -> Partitions {
+    let costs = machine.costs();
+    let best = (seconds / (costs.copy + costs.hand_over)).sqrt();
+    let most = (total / LEAST_BYTES).clamp(1, 64);
+    Partitions::new(total, (best as u64).clamp(1, most) as u32)
+}
+
+/// The program of `plan` in which no copy reads from two partitions. One of `partitions` for each transfer.
+pub fn partition(plan: &Plan, partitions: &[Partitions]) -> Program {
+    let program = lowered(plan, partitions, |_| true);
+    let fits = |ring: &Ring| program.staging_bytes(ring.device) <= plan.options.staging_bytes;
+    if program.rings.iter().all(fits) {
+        return program;
+    }
+    // Paths that shared a ring have one each here. Without them, but for transfers that have no other.
+    lowered(plan, partitions, |path| path.via.is_none())
+}
+
+fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool) -> Program {
+    let (mut direct, mut staged) = (Vec::new(), Vec::new());
+    for (number, (transfer, partitions)) in (0..).zip(plan.transfers.iter().zip(partitions)) {
+        // The path that takes what the others leave.
+        let Some(main) = transfer.paths.iter().max_by_key(|path| (path.via.is_none(), path.bytes)) else { continue };
+        let others: SmallVec<[&PathPlan; 4]> = transfer.paths.iter().filter(|path| *path != main && helps(path)).collect();
+        let mut owed: SmallVec<[u64; 4]> = smallvec![0; others.len()];
+        let mut pieces: SmallVec<[SmallVec<[Piece; 1]>; 4]> = smallvec![SmallVec::new(); others.len()];
+        let mut rest: SmallVec<[Piece; 1]> = SmallVec::new();
+        for range in (0..partitions.count).map(|partition| partitions.range(partition)) {
+            let mut begin = range.start;
+            for ((path, owed), pieces) in others.iter().zip(&mut owed).zip(&mut pieces) {
+                *owed += (u128::from(range.end - range.start) * u128::from(path.bytes) / u128::from(partitions.total)) as u64;
+                let bytes = *owed / GRAIN * GRAIN;
+                if bytes >= path.chunk_bytes.min(path.bytes) && bytes > 0 && begin + bytes < range.end {
+                    pieces.push(Piece { transfer: number, offset: begin, bytes });
+                    (*owed, begin) = (*owed - bytes, begin + bytes);
+                }
+            }
+            rest.push(Piece { transfer: number, offset: begin, bytes: range.end - begin });
+        }
+        let shape = &transfer.shape;
+        let mut stage = |via: DeviceId, path: &PathPlan, pieces: SmallVec<[Piece; 1]>| {
+            let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
+            // Chunks of two partitions overlap also where the plan has a single one.
+            let slots = if path.slots == 1 && partitions.count > 1 { 2 } else { path.slots };
+            let slot_bytes = path.chunk_bytes.min(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).next_multiple_of(GRAIN));
+            if !pieces.is_empty() {
+                staged.push(StagedPath { pieces, lanes, ring: Ring { device: via, slot_bytes, slots } });
+            }
+        };
+        for (path, pieces) in others.iter().zip(pieces) {
+            if let Some(via) = path.via {
+                stage(via, path, pieces);
+            }
+        }
+        match main.via {
+            Some(via) => stage(via, main, rest),
+            None => {
+                let device = copying_device(shape.src_device, shape.dst_device);
+                let op = |piece| DirectOp { device, also: Gpus::NONE, mechanism: Mechanism::Copy, pieces: smallvec![piece] };
+                direct.extend(rest.into_iter().map(op));
+            }
+        }
+    }
+    let bytes = plan.transfers.iter().map(|transfer| transfer.shape.bytes).collect();
+    let key = |op: &DirectOp| (op.device, op.pieces.first().map(|piece| piece.transfer % DIRECT_LANES));
+    let mut program = lower(bytes, &direct, key, &staged);
+    by_partition(&mut program, partitions);
+    program
+}
+
+/// Sorts the operations by how early their partitions are expected, so that no lane waits until another's are issued.
+fn by_partition(program: &mut Program, partitions: &[Partitions]) {
+    let due = |op: &Op| {
+        let earliest = op.copies.iter().filter_map(|copy| match (copy.from, copy.to) {
+            (Place::Source { transfer, offset }, _) | (_, Place::Destination { transfer, offset }) => {
+                let Partitions { bytes, count, .. } = partitions[transfer as usize];
+                Some((offset / bytes.max(1) << 32) / u64::from(count.max(1)))
+            }
+            _ => None,
+        });
+        earliest.max().unwrap_or(0)
+    };
+    let mut order: Vec<u32> = (0..program.ops.len() as u32).collect();
+    // Stable: what belongs to one partition keeps its order, so both hops of a chunk do, and so do lanes and slots.
+    order.sort_by_key(|op| due(&program.ops[*op as usize]));
+    let mut place = vec![OpId(0); order.len()];
+    for (new, old) in (0..).zip(&order) {
+        place[*old as usize] = OpId(new);
+    }
+    let mut ops: Vec<Option<Op>> = std::mem::take(&mut program.ops).into_iter().map(Some).collect();
+    program.ops = order.iter().filter_map(|op| ops[*op as usize].take()).collect();
+    for after in program.ops.iter_mut().flat_map(|op| &mut op.after) {
+        *after = place[after.0 as usize];
+    }
+}

@@ -1,0 +1,115 @@
+//! Transfers that move in partitions.
+
+use super::argument::{VersionedOut, bad_value, versioned};
+use super::guard::{Failure, guard};
+use super::node::plan_of_ranks;
+use super::plan::node_plan;
+use super::types::*;
+use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_runtime::context::node::{Agent, Partitioning};
+use std::ffi::c_void;
+use std::time::Duration;
+
+/// How the caller wants transfers divided.
+pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<Partitioning, Failure> {
+    if options.is_null() {
+        return Ok(Partitioning { count: None, agent: Agent::CopyEngine });
+    }
+    let options = versioned(options, c"partitions")?;
+    let agent = match options.agent {
+        0 | 1 => Agent::CopyEngine,
+        2 => Agent::Producer,
+        other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER)")),
+    };
+    Ok(Partitioning { count: (options.count > 0).then_some(options.count), agent })
+}
+
+/// Plans what all ranks of the node move in a step, as `mp_node_plan` does, in partitions: each moves as soon as
+/// whoever produces it says that it is ready, while the rest is still being produced. For one process alone make a node of one
+/// rank. `partitions` says how transfers are divided, the same on all ranks; NULL leaves it to the model.
+///
+/// A step has three parts. `mp_plan_arm` enqueues its beginning. Then the caller enqueues what produces the partitions:
+/// kernels that mark them ready by the trigger that `mp_plan_get_trigger` gives (mpgpu/trigger.cuh). Last `mp_execute`
+/// enqueues what moves them, and its end: later work in that stream sees all bytes that this rank receives in the step,
+/// and may overwrite what it sent. Whoever receives may ask for the arrival of each partition before, by the trigger,
+/// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
+/// it is empty of news.
+///
+/// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
+/// come after the producers, which have stored the bytes then.
+///
+/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED`
+/// where a rank would read host memory of another rank, whose producers cannot tell it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_node_plan_partitioned(
+    node: mp_node_t,
+    windows: *const mp_window_t,
+    window_count: usize,
+    transfers: *const mp_node_transfer_t,
+    count: usize,
+    partitions: *const mp_partition_options_t,
+    options: *const mp_plan_options_t,
+    plan: *mut mp_plan_t,
+) -> mp_status_t {
+    // SAFETY: the same promises.
+    unsafe { plan_of_ranks(node, windows, window_count, transfers, count, Some(partitions), options, plan) }
+}
+
+/// Begins a step of a plan of `mp_node_plan_partitioned`, in stream order, and returns. It starts after all earlier work in
+/// `stream` and after the last step; producers come after it, in `stream` or in one that has waited for it. Consumers of the last
+/// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`. A plan that is destroyed
+/// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until
+/// they have destroyed theirs. Any thread, host functions excepted.
+///
+/// Errors: those of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` where it is armed already, or has no partitions.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_plan_arm(plan: mp_plan_t, stream: mp_stream_t) -> mp_status_t {
+    guard(|| Ok(node_plan(plan)?.arm(StreamHandle(stream.addr()))?))
+}
+
+/// Fills `*trigger` with what kernels of this rank need of a transfer: of number `transfer` among those that `rank`
+/// handed in, from 0. It is the same for all steps. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` where the plan has no partitions, and for a transfer
+/// that does not exist or of which this rank has no end.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfer: usize, trigger: *mut mp_trigger_t) -> mp_status_t {
+    guard(|| {
+        let out = VersionedOut::new(trigger, c"trigger")?;
+        let of = node_plan(plan)?.trigger(rank, transfer)?;
+        let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<c_void>(address as usize);
+        out.write(mp_trigger_t {
+            size: size_of::<mp_trigger_t>(),
+            data: pointer(of.data),
+            ready: pointer(of.ready).cast(),
+            arrived: pointer(of.arrived).cast(),
+            counters: pointer(of.counters).cast(),
+            bytes: of.partitions.total,
+            partition_bytes: of.partitions.bytes,
+            partitions: of.partitions.count,
+            ready_flags: of.ready_flags,
+            arrived_flags: of.arrived_flags,
+            reserved: 0,
+        });
+        Ok(())
+    })
+}
+
+/// Blocks the calling thread until the last step that was executed has finished on this rank, at most `seconds`. For
+/// finding a producer that never comes: the error names the partitions that are missing. The step goes on; where it does
+/// not end within 10 seconds of `mp_plan_destroy`, that ends it without them and fails with `MP_ERROR_TIMEOUT`. Steps that were
+/// captured are not waited for. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a
+/// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_plan_wait(plan: mp_plan_t, seconds: f64) -> mp_status_t {
+    guard(|| {
+        if seconds.is_nan() || seconds < 0.0 {
+            return Err(Failure::invalid(c"seconds", format!("seconds={seconds}: must be 0 or more")));
+        }
+        let patience = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        Ok(node_plan(plan)?.wait(patience)?)
+    })
+}

@@ -1,0 +1,298 @@
+//! Transfers that move in partitions, on the host backend: producers are threads that mark partitions in random orders, as blocks of a kernel do,
+//! and consumers look at the bytes of each partition as soon as it has arrived.
+
+use crate::common::{Random, config};
+use crate::node_plans::{as_ranks, context, end, memory};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodeTransfer, Partitioning, Trigger, Window};
+use mpgpu_runtime::context::{Context, Error, PlanOptions};
+use proptest::prelude::*;
+use std::sync::{Arc, Barrier};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What byte `offset` of a transfer is in a step.
+fn byte(transfer: usize, offset: u64, step: u64) -> u8 {
+    (offset.wrapping_mul(37) ^ (offset >> 7) ^ (transfer as u64).wrapping_mul(83) ^ step.wrapping_mul(71)) as u8
+}
+
+/// Words of a trigger.
+fn words(address: u64, count: u32) -> &'static [AtomicU64] {
+    // SAFETY: flags and counters of a plan that outlives the use.
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count as usize) }
+}
+
+/// As `mpgpu::trigger::ready` does it: counts bytes, and raises the flags with the last of them.
+fn written(trigger: &Trigger, partition: u32, bytes: u64) {
+    let counter = &words(trigger.counters, trigger.partitions.count)[partition as usize];
+    let range = trigger.partitions.range(partition);
+    if counter.fetch_add(bytes, Ordering::AcqRel) + bytes < range.end - range.start {
+        return;
+    }
+    counter.store(0, Ordering::Relaxed);
+    let flags = words(trigger.ready, trigger.partitions.count * trigger.ready_flags);
+    let first = (partition * trigger.ready_flags) as usize;
+    flags[first..first + trigger.ready_flags as usize].iter().for_each(|flag| flag.store(1, Ordering::Release));
+}
+
+fn has_arrived(trigger: &Trigger, partition: u32) -> bool {
+    let flags = words(trigger.arrived, trigger.partitions.count * trigger.arrived_flags);
+    let first = (partition * trigger.arrived_flags) as usize;
+    flags[first..first + trigger.arrived_flags as usize].iter().all(|flag| flag.load(Ordering::Acquire) != 0)
+}
+
+fn shuffled(random: &mut Random, count: u32) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..count).collect();
+    for last in (1..all.len()).rev() {
+        all.swap(last, random.below(last as u64 + 1) as usize);
+    }
+    all
+}
+
+struct Case {
+    topology: &'static str,
+    ranks: u32,
+    transfers: Vec<NodeTransfer>,
+    sizes: Vec<[u64; 2]>,
+    partitioning: Partitioning,
+    one_in_sight: bool,
+}
+
+impl Case {
+    fn random(random: &mut Random) -> Case {
+        let (topology, gpus) = [("beluga", 4), ("hgx-h200", 8), ("dgx1-v100", 8), ("gh200-4", 4)][random.below(4) as usize];
+        let ranks = 1 + random.below(gpus.min(4)) as u32;
+        let mut sizes = vec![[0, 0]; ranks as usize];
+        let mut transfers = Vec::new();
+        for _ in 0..1 + random.below(5) {
+            let (src, dst) = (random.below(u64::from(ranks)) as u32, random.below(u64::from(ranks)) as u32);
+            let bytes = match random.below(4) {
+                0 => random.below(70),
+                1 => random.below(9000),
+                2 => random.below(300_000),
+                _ => random.below(3 << 20),
+            };
+            let [from, to] = [sizes[src as usize][0], sizes[dst as usize][1]];
+            transfers.push(NodeTransfer { dst: end(dst, 1, to), src: end(src, 0, from), bytes });
+            sizes[src as usize][0] += bytes + random.below(3);
+            sizes[dst as usize][1] += bytes + random.below(3);
+        }
+        // Ranks hand in theirs one after the other, which is how transfers are numbered.
+        transfers.sort_by_key(|t| t.src.rank);
+        let count = [None, Some(1), Some(2), Some(1 + random.below(40) as u32)][random.below(4) as usize];
+        let agent = if random.chance(30) { Agent::Producer } else { Agent::CopyEngine };
+        Case { topology, ranks, transfers, sizes, partitioning: Partitioning { count, agent }, one_in_sight: random.chance(50) }
+    }
+
+    fn run(&self, steps: u64, options: &PlanOptions, seed: u64) {
+        as_ranks(self.ranks, |rank, seat| {
+            let mut random = Random(seed ^ u64::from(rank) << 32);
+            let context = context(self.topology, self.one_in_sight.then(|| vec![rank]));
+            let own = if self.one_in_sight { DeviceId::gpu(0) } else { DeviceId::gpu(rank) };
+            let node = Arc::new(NodeGroup::new(&context, rank, self.ranks, seat, &[own]).expect("a node"));
+            let sizes = self.sizes[rank as usize];
+            let [sent, received] = sizes.map(|bytes| context.allocate(own, bytes.max(1)).expect("memory"));
+            let windows = [Window { address: sent, bytes: sizes[0] }, Window { address: received, bytes: sizes[1] }];
+            let mine: Vec<NodeTransfer> = self.transfers.iter().filter(|t| t.src.rank == rank).copied().collect();
+            let plan = node.plan_partitioned(&windows, &mine, Some(self.partitioning), options).expect("a plan");
+            let stream = context.create_stream(own).expect("a stream");
+            let first_of = |of: u32| self.transfers.iter().position(|t| t.src.rank == of).unwrap_or(0);
+            let name = |index: usize| (self.transfers[index].src.rank, index - first_of(self.transfers[index].src.rank));
+            let trigger = |index: usize| plan.trigger(name(index).0, name(index).1).expect("a trigger");
+            let of_rank = |is_mine: &dyn Fn(&NodeTransfer) -> bool| -> Vec<(usize, NodeTransfer, Trigger)> {
+                (0..self.transfers.len()).filter(|i| is_mine(&self.transfers[*i])).map(|i| (i, self.transfers[i], trigger(i))).collect()
+            };
+            let (sends, receives) = (of_rank(&|t| t.src.rank == rank), of_rank(&|t| t.dst.rank == rank));
+            for step in 0..steps {
+                plan.arm(stream).expect("armed");
+                // Nothing that was enqueued waits for a producer.
+                context.synchronize_stream(stream).expect("it ends");
+                std::thread::scope(|scope| {
+                    let orders: Vec<Vec<u32>> = sends.iter().map(|(.., t)| shuffled(&mut random, t.partitions.count)).collect();
+                    let (early, pieces) = (random.chance(50), 1 + random.below(3));
+                    let mut producers = Vec::new();
+                    for ((index, _, trigger), order) in sends.iter().zip(orders) {
+                        producers.push(scope.spawn(move || {
+                            for partition in order {
+                                let range = trigger.partitions.range(partition);
+                                let each = (range.end - range.start).div_ceil(pieces).max(1);
+                                for begin in range.clone().step_by(each as usize) {
+                                    let bytes = each.min(range.end - begin);
+                                    let target = memory(trigger.data + begin, bytes);
+                                    (begin..).zip(target).for_each(|(offset, target)| *target = byte(*index, offset, step));
+                                    written(trigger, partition, bytes);
+                                }
+                            }
+                        }));
+                    }
+                    for (index, t, trigger) in receives.iter().filter(|_| early) {
+                        scope.spawn(move || {
+                            let mut missing: Vec<u32> = (0..trigger.partitions.count).collect();
+                            while !missing.is_empty() {
+                                missing.retain(|partition| {
+                                    let arrived = has_arrived(trigger, *partition);
+                                    if arrived {
+                                        let range = trigger.partitions.range(*partition);
+                                        let found = memory(received + t.dst.offset + range.start, range.end - range.start);
+                                        let wrong = range.clone().zip(found.iter()).find(|(offset, found)| **found != byte(*index, *offset, step));
+                                        assert_eq!(wrong, None, "rank {rank}, step {step}, transfer {index}, partition {partition}");
+                                    }
+                                    !arrived
+                                });
+                                std::thread::yield_now();
+                            }
+                        });
+                    }
+                    if self.partitioning.is_stored() {
+                        // In stream order, producers that store themselves come before the end of the step.
+                        producers.into_iter().for_each(|producer| producer.join().expect("no panic"));
+                    }
+                    plan.enqueue(stream).expect("it is enqueued");
+                    plan.wait(Duration::from_secs(60)).expect("it ends");
+                });
+                for (index, t, trigger) in &receives {
+                    assert!((0..trigger.partitions.count).all(|partition| has_arrived(trigger, partition)));
+                    let bytes = memory(received + t.dst.offset, t.bytes);
+                    let wrong = (0..).zip(bytes.iter()).find(|(offset, found)| **found != byte(*index, *offset, step));
+                    assert_eq!(wrong, None, "rank {rank}, step {step}, transfer {index} {t:?}");
+                    bytes.fill(0xEE);
+                }
+            }
+            plan.destroy().expect("it is given back");
+            [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
+            let left: u64 =
+                [own, DeviceId::HOST].map(|device| context.device_statistics(device).expect("a device").allocated_bytes).iter().sum();
+            assert_eq!(left, 0, "nothing of the plan is left");
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(config(40))]
+
+    #[test]
+    fn every_byte_arrives_with_its_partition_whatever_the_order(seed in any::<u64>()) {
+        let mut random = Random(seed);
+        let case = Case::random(&mut random);
+        let options = PlanOptions { min_bytes: Some(0), ..PlanOptions::default() };
+        let options = if random.chance(50) { PlanOptions { chunk_bytes: Some(4096 << random.below(5)), ..options } } else { options };
+        case.run(4, &options, random.next());
+    }
+}
+
+#[test]
+fn a_plan_is_used_ten_thousand_times() {
+    let transfers = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
+    let partitioning = Partitioning { count: Some(3), agent: Agent::CopyEngine };
+    let case = Case { topology: "beluga", ranks: 2, transfers, sizes: vec![[3000, 3000]; 2], partitioning, one_in_sight: true };
+    case.run(if std::env::var_os("LONG_TESTS").is_some() { 10_000 } else { 300 }, &PlanOptions::default(), 7);
+}
+
+/// One rank that sends to itself, from device 0 to device 1.
+fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, mpgpu_runtime::context::node::NodePlan, [u64; 2]) {
+    let context = context("beluga", None);
+    let node = Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node"));
+    let memory = [0, 1].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
+    let windows = memory.map(|address| Window { address, bytes });
+    let transfer = NodeTransfer { dst: end(0, 1, 0), src: end(0, 0, 0), bytes };
+    let plan = node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
+    (context, plan, memory)
+}
+
+#[test]
+fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_partitions_on() {
+    let (context, plan, memory) = alone(64 << 20, Partitioning { count: Some(16), agent: Agent::CopyEngine });
+    let program = &plan.planned().program;
+    assert!(plan.paths() > 1 && program.lanes.len() > 1, "{}", plan.describe());
+    assert!(plan.describe().contains("16 partitions of 4194304 bytes, moved by copy engines"), "{}", plan.describe());
+    // The staged paths' first bytes are among the first half of the transfer, and no copy reads two partitions.
+    let reads = |op: &mpgpu_core::plan::Op| match op.copies[0].from {
+        mpgpu_core::plan::Place::Source { offset, .. } => Some((offset, op.copies[0].bytes)),
+        _ => None,
+    };
+    for lane in 0..program.lanes.len() as u32 {
+        let of_lane: Vec<(u64, u64)> = program.ops.iter().filter(|op| op.lane.0 == lane).filter_map(reads).collect();
+        assert!(of_lane.iter().all(|(offset, bytes)| offset >> 22 == (offset + bytes - 1) >> 22), "{of_lane:?}");
+        assert!(of_lane.first().is_none_or(|(offset, _)| *offset < 32 << 20), "lane {lane}: {of_lane:?}");
+        assert!(of_lane.is_sorted(), "lane {lane} moves partitions in order");
+    }
+    plan.destroy().expect("given back");
+    memory.into_iter().for_each(|address| context.free(address).expect("freed"));
+}
+
+#[test]
+fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
+    let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent: Agent::CopyEngine });
+    let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    plan.arm(stream).expect("armed");
+    let trigger = plan.trigger(0, 0).expect("a trigger");
+    (0..10).filter(|partition| ![3, 7].contains(partition)).for_each(|partition| written(&trigger, partition, 100));
+    plan.enqueue(stream).expect("enqueued");
+    // Lanes take partitions in order, so those behind the first one that is missing have not arrived either.
+    let missing = plan.wait(Duration::from_millis(200)).expect_err("it cannot end");
+    assert_eq!(missing.to_string(), "partition 3 and 6 more of transfer 0 of rank 0 has not arrived, after 0.2 s");
+    let begin = Instant::now();
+    let ended = plan.destroy().expect_err("two partitions are missing");
+    assert!(matches!(&ended, Error::PartitionTimeout { is_ended: true, missing, .. } if missing.contains("partition 3")), "{ended}");
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    context.synchronize_stream(stream).expect("it has ended");
+    memory.into_iter().for_each(|address| context.free(address).expect("freed"));
+}
+
+#[test]
+fn steps_are_armed_once_and_executed_once() {
+    let (context, plan, memory) = alone(1000, Partitioning { count: None, agent: Agent::Producer });
+    let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    let said = |result: Result<(), Error>, text: &str| {
+        let error = result.expect_err("it is refused").to_string();
+        assert!(error.contains(text), "{error}");
+    };
+    said(plan.enqueue(stream), "not armed");
+    plan.arm(stream).expect("armed");
+    said(plan.arm(stream), "armed already");
+    written(&plan.trigger(0, 0).expect("a trigger"), 0, 1000);
+    plan.enqueue(stream).expect("executed");
+    said(plan.enqueue(stream), "not armed");
+    said(plan.trigger(0, 1).map(drop), "transfer 1 of rank 0");
+    plan.destroy().expect("given back");
+    let (node, windows) = (Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node")), []);
+    for (count, text) in [(0, "count=0"), (4097, "count=4097")] {
+        let partitioning = Partitioning { count: Some(count), agent: Agent::CopyEngine };
+        said(node.plan_partitioned(&windows, &[], Some(partitioning), &PlanOptions::default()).map(drop), text);
+    }
+    let whole = node.plan(&windows, &[], &PlanOptions::default()).expect("a plan");
+    said(whole.arm(stream), "do not move in partitions");
+    whole.destroy().expect("given back");
+    memory.into_iter().for_each(|address| context.free(address).expect("freed"));
+}
+
+#[test]
+fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
+    let armed = Barrier::new(2);
+    as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let [sent, received] = [0, 1].map(|_| context.allocate(DeviceId::gpu(0), 1000).expect("memory"));
+        let windows = [sent, received].map(|address| Window { address, bytes: 1000 });
+        let transfer = NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 1000 };
+        let partitioning = Partitioning { count: Some(2), agent: Agent::CopyEngine };
+        let plan = node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
+        let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        plan.arm(stream).expect("armed");
+        armed.wait();
+        if rank == 0 {
+            let trigger = plan.trigger(0, 0).expect("a trigger");
+            (0..2).for_each(|partition| written(&trigger, partition, 500));
+            plan.enqueue(stream).expect("executed");
+            // The other's partitions never come.
+            let error = plan.wait(Duration::from_secs(30)).expect_err("the other has left");
+            assert!(error.to_string().contains("destroyed") || error.to_string().contains("ended"), "{error}");
+            plan.destroy().expect_err("its last step has failed");
+        } else {
+            plan.destroy().expect("it has executed nothing");
+        }
+        // What the other was writing in the step stays until it has left too.
+        armed.wait();
+        [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
+    });
+}
