@@ -439,6 +439,11 @@ typedef struct {
     uint32_t count;
     /// Who moves them.
     mp_agent_t agent;
+    /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
+    /// it takes about 2 us for each partition. `MP_AGENT_PRODUCER` always tells.
+    mp_switch_t arrivals;
+    /// 0.
+    uint32_t reserved;
 } mp_partition_options_t;
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
@@ -449,10 +454,10 @@ typedef struct {
     size_t size;
     /// Where producers write: the source, or with `MP_AGENT_PRODUCER` the destination. NULL on a rank that does not send it.
     void *data;
-    /// Flags that are set to 1 when a partition is ready, `ready_flags` for each, one partition after the other. NULL on a rank
-    /// that does not send it.
+    /// Flags that are set to 1 when a partition is ready, one for each. NULL on a rank that does not send it.
     uint64_t *ready;
-    /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each. NULL on a rank that does not receive it.
+    /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each, one partition after the other. NULL on a
+    /// rank that does not receive it, or is not told.
     const uint64_t *arrived;
     /// A counter for each partition, in which its producers count; 0 between steps.
     uint64_t *counters;
@@ -462,12 +467,8 @@ typedef struct {
     uint64_t partition_bytes;
     /// How many partitions there are.
     uint32_t partitions;
-    /// Flags of each partition that are set when it is ready.
-    uint32_t ready_flags;
     /// Flags of each partition that tell of its arrival.
     uint32_t arrived_flags;
-    /// 0.
-    uint32_t reserved;
 } mp_trigger_t;
 
 #ifdef __cplusplus
@@ -1048,8 +1049,9 @@ mp_status_t mp_node_plan(mp_node_t node,
 /// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
 /// it is empty of news.
 ///
-/// Every producer must be enqueued before `mp_execute` of the same step. On CUDA what waits for a producer may stand before it in a
-/// hardware queue otherwise, and neither ends.
+/// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
+/// come after the producers, which have stored the bytes then.
 ///
 /// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED`
 /// where a rank would read host memory of another rank, whose producers cannot tell it.
@@ -1064,8 +1066,9 @@ mp_status_t mp_node_plan_partitioned(mp_node_t node,
 
 /// Begins a step of a plan of `mp_node_plan_partitioned`, in stream order, and returns. It starts after all earlier work in
 /// `stream` and after the last step; producers come after it, in `stream` or in one that has waited for it. Consumers of the last
-/// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`; a plan that is destroyed
-/// between the two leaves the other ranks `MP_ERROR_PEER_GONE`. Any thread, host functions excepted.
+/// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`. A plan that is destroyed
+/// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until
+/// they have destroyed theirs. Any thread, host functions excepted.
 ///
 /// Errors: those of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` where it is armed already, or has no partitions.
 mp_status_t mp_plan_arm(mp_plan_t plan,
@@ -1099,9 +1102,9 @@ mp_status_t mp_plan_wait(mp_plan_t plan,
 /// Initial value of `mp_node_options_t`: all defaults.
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL}
 /// Initial value of `mp_partition_options_t`: what the model says.
-#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO}
+#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, 0}
 /// Initial value of `mp_trigger_t`.
-#define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0}
+#define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}
 /// Initial value of `mp_probe_options_t`: all defaults.
 #define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_plan_info_t`.

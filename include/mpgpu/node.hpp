@@ -35,6 +35,20 @@ using window = mp_window_t;
 /// C struct.
 using node_transfer = mp_node_transfer_t;
 
+/// Who moves partitions that are ready.
+enum class agent : std::int32_t {
+    automatic = MP_AGENT_AUTO,          ///< what the library chooses
+    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths, without a multiprocessor
+    producer = MP_AGENT_PRODUCER        ///< the producing kernels: they store their bytes at the destination
+};
+
+/// How transfers move in partitions.
+struct partitioning {
+    std::uint32_t count = 0;        ///< partitions of each transfer; 0 for as many as the model finds best
+    agent mover = agent::automatic; ///< who moves those that are ready
+    bool arrivals = true;           ///< whether receivers are told of each arrival
+};
+
 /// All bytes of a span.
 template <class T> [[nodiscard]] window make_window(device_span<T> elements) noexcept {
     return {elements.data(), elements.size_bytes()};
@@ -68,6 +82,11 @@ class node {
         failed.report(mp_node_create(ctx.get(), rank, ranks, call, gather_.get(), &options, handle_.address()));
     }
 
+    /// A node of this process alone.
+    explicit node(const context &ctx, on_error failed = {}) {
+        failed.report(mp_node_create(ctx.get(), 0, 1, nullptr, nullptr, nullptr, handle_.address()));
+    }
+
     /// Plans what all ranks move in a step, together: each hands in its windows, and the transfers that it sends or
     /// receives. Collective. `mpgpu::plan::enqueue` then enqueues this rank's part of a step; every rank executes every
     /// step. `mp_node_plan` says more, and `mp_plan_destroy` what ranks get that have come further than one that
@@ -79,6 +98,23 @@ class node {
         const mp_plan_options_t c = detail::c_options(options);
         failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(), &c,
                                    made.handle_.address()));
+        return made;
+    }
+
+    /// The same with transfers that move in partitions, each as soon as it is ready, while the rest is being produced:
+    /// `plan::arm`, then what produces them, then `plan::enqueue` make a step. `mp_node_plan_partitioned` says more.
+    /// Throws as `plan` does.
+    [[nodiscard]] mpgpu::plan plan_partitioned(array_view<const window> windows,
+                                               array_view<const node_transfer> transfers, const partitioning &how = {},
+                                               const plan_options &options = {}, on_error failed = {}) const {
+        mpgpu::plan made;
+        const mp_plan_options_t c = detail::c_options(options);
+        mp_partition_options_t partitions = MP_PARTITION_OPTIONS_INIT;
+        partitions.count = how.count;
+        partitions.agent = static_cast<mp_agent_t>(how.mover);
+        partitions.arrivals = how.arrivals ? MP_ON : MP_OFF;
+        failed.report(mp_node_plan_partitioned(get(), windows.data(), windows.size(), transfers.data(),
+                                               transfers.size(), &partitions, &c, made.handle_.address()));
         return made;
     }
 

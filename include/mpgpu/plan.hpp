@@ -100,6 +100,23 @@ class plan {
         failed.report(mp_execute(get(), stream.get(), nullptr));
     }
 
+    /// Begins a step of a plan of `node::plan_partitioned`: after all earlier work in `stream`, before what makes its
+    /// partitions ready. `enqueue` or `execute` follows after that. `mp_plan_arm` says more. Throws `argument_error`,
+    /// `peer_gone`.
+    void arm(stream_view stream, on_error failed = {}) const { failed.report(mp_plan_arm(get(), stream.get())); }
+
+    /// What kernels need that produce or consume a transfer in partitions (mpgpu/trigger.cuh): number `transfer` of
+    /// those that `rank` handed in. Throws `argument_error`.
+    [[nodiscard]] mp_trigger_t trigger(std::uint32_t rank, std::size_t transfer, on_error failed = {}) const {
+        mp_trigger_t made = MP_TRIGGER_INIT;
+        failed.report(mp_plan_get_trigger(get(), rank, transfer, &made));
+        return made;
+    }
+
+    /// Blocks until the last step of a plan with partitions has finished here, at most so many seconds. The error names
+    /// the partitions that are missing. Throws `timeout`, `peer_gone`, `argument_error`.
+    void synchronize(double seconds, on_error failed = {}) const { failed.report(mp_plan_wait(get(), seconds)); }
+
     /// Paths, shares, chunks, modelled time, and why each other path was not taken. Throws `argument_error` when this
     /// is empty.
     [[nodiscard]] std::string describe(description form = description::text, on_error failed = {}) const {

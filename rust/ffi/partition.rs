@@ -1,6 +1,6 @@
 //! Transfers that move in partitions.
 
-use super::argument::{VersionedOut, bad_value, versioned};
+use super::argument::{VersionedOut, bad_value, switch, versioned};
 use super::guard::{Failure, guard};
 use super::node::plan_of_ranks;
 use super::plan::node_plan;
@@ -13,11 +13,12 @@ use std::time::Duration;
 /// How the caller wants transfers divided.
 pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<Partitioning, Failure> {
     if options.is_null() {
-        return Ok(Partitioning { count: None, agent: Agent::CopyEngine });
+        return Ok(Partitioning { count: None, agent: Agent::CopyEngine { tells: true } });
     }
     let options = versioned(options, c"partitions")?;
+    let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
     let agent = match options.agent {
-        0 | 1 => Agent::CopyEngine,
+        0 | 1 => Agent::CopyEngine { tells },
         2 => Agent::Producer,
         other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER)")),
     };
@@ -88,9 +89,7 @@ pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfe
             bytes: of.partitions.total,
             partition_bytes: of.partitions.bytes,
             partitions: of.partitions.count,
-            ready_flags: of.ready_flags,
             arrived_flags: of.arrived_flags,
-            reserved: 0,
         });
         Ok(())
     })

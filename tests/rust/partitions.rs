@@ -7,8 +7,8 @@ use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodeTransfer, Partitioning, Trigger, Window};
 use mpgpu_runtime::context::{Context, Error, PlanOptions};
 use proptest::prelude::*;
-use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// What byte `offset` of a transfer is in a step.
@@ -30,9 +30,7 @@ fn written(trigger: &Trigger, partition: u32, bytes: u64) {
         return;
     }
     counter.store(0, Ordering::Relaxed);
-    let flags = words(trigger.ready, trigger.partitions.count * trigger.ready_flags);
-    let first = (partition * trigger.ready_flags) as usize;
-    flags[first..first + trigger.ready_flags as usize].iter().for_each(|flag| flag.store(1, Ordering::Release));
+    words(trigger.ready, trigger.partitions.count)[partition as usize].store(1, Ordering::Release);
 }
 
 fn has_arrived(trigger: &Trigger, partition: u32) -> bool {
@@ -80,7 +78,7 @@ impl Case {
         // Ranks hand in theirs one after the other, which is how transfers are numbered.
         transfers.sort_by_key(|t| t.src.rank);
         let count = [None, Some(1), Some(2), Some(1 + random.below(40) as u32)][random.below(4) as usize];
-        let agent = if random.chance(30) { Agent::Producer } else { Agent::CopyEngine };
+        let agent = if random.chance(30) { Agent::Producer } else { Agent::CopyEngine { tells: random.chance(70) } };
         Case { topology, ranks, transfers, sizes, partitioning: Partitioning { count, agent }, one_in_sight: random.chance(50) }
     }
 
@@ -103,13 +101,14 @@ impl Case {
                 (0..self.transfers.len()).filter(|i| is_mine(&self.transfers[*i])).map(|i| (i, self.transfers[i], trigger(i))).collect()
             };
             let (sends, receives) = (of_rank(&|t| t.src.rank == rank), of_rank(&|t| t.dst.rank == rank));
+            let tells = self.partitioning.agent != Agent::CopyEngine { tells: false };
             for step in 0..steps {
                 plan.arm(stream).expect("armed");
                 // Nothing that was enqueued waits for a producer.
                 context.synchronize_stream(stream).expect("it ends");
                 std::thread::scope(|scope| {
                     let orders: Vec<Vec<u32>> = sends.iter().map(|(.., t)| shuffled(&mut random, t.partitions.count)).collect();
-                    let (early, pieces) = (random.chance(50), 1 + random.below(3));
+                    let (early, pieces) = (random.chance(50) && tells, 1 + random.below(3));
                     let mut producers = Vec::new();
                     for ((index, _, trigger), order) in sends.iter().zip(orders) {
                         producers.push(scope.spawn(move || {
@@ -134,7 +133,8 @@ impl Case {
                                     if arrived {
                                         let range = trigger.partitions.range(*partition);
                                         let found = memory(received + t.dst.offset + range.start, range.end - range.start);
-                                        let wrong = range.clone().zip(found.iter()).find(|(offset, found)| **found != byte(*index, *offset, step));
+                                        let wrong =
+                                            range.clone().zip(found.iter()).find(|(offset, found)| **found != byte(*index, *offset, step));
                                         assert_eq!(wrong, None, "rank {rank}, step {step}, transfer {index}, partition {partition}");
                                     }
                                     !arrived
@@ -151,7 +151,7 @@ impl Case {
                     plan.wait(Duration::from_secs(60)).expect("it ends");
                 });
                 for (index, t, trigger) in &receives {
-                    assert!((0..trigger.partitions.count).all(|partition| has_arrived(trigger, partition)));
+                    assert!(!tells || (0..trigger.partitions.count).all(|partition| has_arrived(trigger, partition)));
                     let bytes = memory(received + t.dst.offset, t.bytes);
                     let wrong = (0..).zip(bytes.iter()).find(|(offset, found)| **found != byte(*index, *offset, step));
                     assert_eq!(wrong, None, "rank {rank}, step {step}, transfer {index} {t:?}");
@@ -183,7 +183,7 @@ proptest! {
 #[test]
 fn a_plan_is_used_ten_thousand_times() {
     let transfers = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
-    let partitioning = Partitioning { count: Some(3), agent: Agent::CopyEngine };
+    let partitioning = Partitioning { count: Some(3), agent: Agent::CopyEngine { tells: true } };
     let case = Case { topology: "beluga", ranks: 2, transfers, sizes: vec![[3000, 3000]; 2], partitioning, one_in_sight: true };
     case.run(if std::env::var_os("LONG_TESTS").is_some() { 10_000 } else { 300 }, &PlanOptions::default(), 7);
 }
@@ -201,7 +201,7 @@ fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, mpgpu_runtime
 
 #[test]
 fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_partitions_on() {
-    let (context, plan, memory) = alone(64 << 20, Partitioning { count: Some(16), agent: Agent::CopyEngine });
+    let (context, plan, memory) = alone(64 << 20, Partitioning { count: Some(16), agent: Agent::CopyEngine { tells: true } });
     let program = &plan.planned().program;
     assert!(plan.paths() > 1 && program.lanes.len() > 1, "{}", plan.describe());
     assert!(plan.describe().contains("16 partitions of 4194304 bytes, moved by copy engines"), "{}", plan.describe());
@@ -222,15 +222,19 @@ fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_par
 
 #[test]
 fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
-    let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent: Agent::CopyEngine });
+    let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent: Agent::CopyEngine { tells: true } });
     let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
     plan.arm(stream).expect("armed");
+    context.synchronize_stream(stream).expect("it ends");
     let trigger = plan.trigger(0, 0).expect("a trigger");
     (0..10).filter(|partition| ![3, 7].contains(partition)).for_each(|partition| written(&trigger, partition, 100));
     plan.enqueue(stream).expect("enqueued");
     // Lanes take partitions in order, so those behind the first one that is missing have not arrived either.
     let missing = plan.wait(Duration::from_millis(200)).expect_err("it cannot end");
-    assert_eq!(missing.to_string(), "partition 3 and 6 more of transfer 0 of rank 0 has not arrived, after 0.2 s");
+    assert_eq!(
+        missing.to_string(),
+        "partition 3 (and 1 more) of transfer 0 of rank 0 was not made ready, partition 3 (and 6 more) of transfer 0 of rank 0 has not arrived, after 0.2 s"
+    );
     let begin = Instant::now();
     let ended = plan.destroy().expect_err("two partitions are missing");
     assert!(matches!(&ended, Error::PartitionTimeout { is_ended: true, missing, .. } if missing.contains("partition 3")), "{ended}");
@@ -250,6 +254,7 @@ fn steps_are_armed_once_and_executed_once() {
     said(plan.enqueue(stream), "not armed");
     plan.arm(stream).expect("armed");
     said(plan.arm(stream), "armed already");
+    context.synchronize_stream(stream).expect("it ends");
     written(&plan.trigger(0, 0).expect("a trigger"), 0, 1000);
     plan.enqueue(stream).expect("executed");
     said(plan.enqueue(stream), "not armed");
@@ -257,7 +262,7 @@ fn steps_are_armed_once_and_executed_once() {
     plan.destroy().expect("given back");
     let (node, windows) = (Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node")), []);
     for (count, text) in [(0, "count=0"), (4097, "count=4097")] {
-        let partitioning = Partitioning { count: Some(count), agent: Agent::CopyEngine };
+        let partitioning = Partitioning { count: Some(count), agent: Agent::CopyEngine { tells: true } };
         said(node.plan_partitioned(&windows, &[], Some(partitioning), &PlanOptions::default()).map(drop), text);
     }
     let whole = node.plan(&windows, &[], &PlanOptions::default()).expect("a plan");
@@ -275,10 +280,11 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
         let [sent, received] = [0, 1].map(|_| context.allocate(DeviceId::gpu(0), 1000).expect("memory"));
         let windows = [sent, received].map(|address| Window { address, bytes: 1000 });
         let transfer = NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 1000 };
-        let partitioning = Partitioning { count: Some(2), agent: Agent::CopyEngine };
+        let partitioning = Partitioning { count: Some(2), agent: Agent::CopyEngine { tells: true } };
         let plan = node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
         plan.arm(stream).expect("armed");
+        context.synchronize_stream(stream).expect("it ends");
         armed.wait();
         if rank == 0 {
             let trigger = plan.trigger(0, 0).expect("a trigger");

@@ -1,10 +1,10 @@
 //! Transfers that move in partitions: the flags by which a step waits until what it reads is ready, and says what has arrived.
 //!
-//! Each partition of a transfer has a flag for every lane that reads from it, raised by whoever produces it and taken by that lane, and a
-//! flag for every lane that writes to its destination, which stays up until the next step: whoever receives asks as often as it likes.
-//! Lanes that have nothing of a partition have their flags too, so that all partitions of a transfer have as many: the first kind is raised and
-//! never taken, the second is raised with another lane's. Of a transfer whose bytes the producers themselves store at the destination both
-//! kinds are one: they raise what tells of arrival.
+//! Each partition of a transfer has a flag that whoever produces it raises and that every lane awaits which reads from it, and, where
+//! arrivals are told, a flag for every lane that writes to its destination. All of them stay up until the next step begins: so whoever
+//! receives asks as often as it likes, and what is not up has not come. Lanes that have nothing of a partition have their flag of arrival
+//! too, so that all partitions of a transfer have as many: it is raised with another lane's. Of a transfer whose bytes the producers
+//! themselves store at the destination both kinds are one.
 
 use super::ranks::{FlagId, Parts, RankedBatch};
 use super::{Copy, Place};
@@ -50,26 +50,18 @@ impl Partitions {
     }
 }
 
-/// The flags of a transfer's partitions. Those of partition `p` are `first + p * lanes ..` and so many as there are lanes.
+/// The flags of a transfer's partitions.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartitionFlags {
-    /// The first one that a producer raises.
+    /// That of partition 0 which its producer raises; the others' follow.
     pub ready: u32,
-    /// Flags that a producer raises for each partition.
-    pub readers: u32,
     /// The first one that tells of arrival.
     pub arrived: u32,
-    /// Flags that tell of one partition's arrival: all are raised.
+    /// Flags that tell of one partition's arrival: all are raised. None where nobody asks.
     pub writers: u32,
 }
 
 impl PartitionFlags {
-    /// Those that a producer raises for a partition.
-    pub fn ready(&self, partition: u32) -> impl Iterator<Item = FlagId> {
-        let first = self.ready + partition * self.readers;
-        (first..first + self.readers).map(FlagId)
-    }
-
     /// Those that tell of a partition's arrival.
     pub fn arrived(&self, partition: u32) -> impl Iterator<Item = FlagId> {
         let first = self.arrived + partition * self.writers;
@@ -89,29 +81,41 @@ pub struct ReadElsewhere {
 /// A lane of a rank, and the number that it has among those of a transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
-/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program that was made for them. Where `is_stored`, that
-/// program does not move them: producers store their bytes.
+/// Who moves partitions, as far as flags care.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum PartitionUse {
+    /// The program.
+    Moved {
+        /// Whether it tells of arrivals.
+        tells: bool,
+    },
+    /// Producers store their bytes, and the program does not move them.
+    Stored,
+}
+
+/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program that was made for them.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
     partitions: &[Partitions],
-    is_stored: bool,
+    purpose: PartitionUse,
 ) -> Result<Vec<PartitionFlags>, ReadElsewhere> {
-    let mut readers: Vec<Lanes> = vec![Lanes::new(); partitions.len()];
-    let mut writers = readers.clone();
+    let mut writers: Vec<Lanes> = vec![Lanes::new(); partitions.len()];
     for (rank, part) in (0..).zip(&parts.parts) {
         for step in &part.steps {
             for copy in &step.copies {
-                for (lanes, range) in [(&mut readers, source(copy)), (&mut writers, destination(copy))] {
-                    if let Some((transfer, ..)) = range {
-                        let lanes = &mut lanes[transfer as usize];
-                        let number = lanes.len() as u32;
-                        lanes.entry((rank, step.lane)).or_insert(number);
-                    }
+                if let Some((transfer, ..)) = source(copy).filter(|(transfer, ..)| batch.ends[*transfer as usize].src != rank) {
+                    return Err(ReadElsewhere { transfer, rank });
+                }
+                if let Some((transfer, ..)) = destination(copy).filter(|_| purpose == PartitionUse::Moved { tells: true }) {
+                    let lanes = &mut writers[transfer as usize];
+                    let number = lanes.len() as u32;
+                    lanes.entry((rank, step.lane)).or_insert(number);
                 }
             }
         }
     }
+    let is_stored = purpose == PartitionUse::Stored;
     let mut flags = vec![PartitionFlags::default(); partitions.len()];
     let all = || (0..).zip(partitions.iter().zip(batch.ends));
     let mut add = |count: u32, raiser: u32, taker: u32| {
@@ -121,22 +125,16 @@ pub fn add_partition_flags(
         }
         first
     };
+    // First all of one kind, then all of the other: so those that lie with a rank lie together.
     for (transfer, (partitions, ends)) in all().filter(|_| !is_stored) {
-        let readers = &readers[transfer as usize];
-        if let Some((rank, _)) = readers.keys().copied().find(|(rank, _)| *rank != ends.src) {
-            return Err(ReadElsewhere { transfer, rank });
-        }
-        let flags = &mut flags[transfer as usize];
-        flags.readers = readers.len() as u32;
-        flags.ready = add(partitions.count * flags.readers, ends.src, ends.src);
+        flags[transfer].ready = add(partitions.count, ends.src, ends.src);
     }
-    // After the others, so that those of each rank lie together. They lie with whoever receives.
     for (transfer, (partitions, ends)) in all() {
-        let flags = &mut flags[transfer as usize];
-        flags.writers = if is_stored { 1 } else { writers[transfer as usize].len() as u32 };
+        let flags: &mut PartitionFlags = &mut flags[transfer];
+        flags.writers = if is_stored { 1 } else { writers[transfer].len() as u32 };
         flags.arrived = add(partitions.count * flags.writers, ends.src, ends.dst);
         if is_stored {
-            (flags.ready, flags.readers) = (flags.arrived, 1);
+            flags.ready = flags.arrived;
         }
     }
     if is_stored {
@@ -151,15 +149,15 @@ pub fn add_partition_flags(
         }
         return Ok(flags);
     }
-    for (rank, part) in (0..).zip(&mut parts.parts) {
-        let mut taken = BTreeSet::new();
+    for part in &mut parts.parts {
+        // By lane and flag.
+        let mut awaited = BTreeSet::new();
         for step in &mut part.steps {
             for (transfer, offset, bytes) in step.copies.iter().filter_map(source) {
-                let number = readers[transfer as usize][&(rank, step.lane)];
                 for partition in partitions[transfer as usize].touched(offset, bytes) {
-                    let flag = flags[transfer as usize].ready + partition * flags[transfer as usize].readers + number;
-                    if taken.insert(flag) {
-                        step.takes.push(FlagId(flag));
+                    let flag = flags[transfer as usize].ready + partition;
+                    if awaited.insert((step.lane, flag)) {
+                        step.awaits.push(FlagId(flag));
                     }
                 }
             }
@@ -181,7 +179,8 @@ fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[Partiti
     for (rank, part) in (0..).zip(&parts.parts) {
         for (number, step) in (0..).zip(&part.steps) {
             for (transfer, offset, bytes) in step.copies.iter().filter_map(destination) {
-                let (of, lane) = (&flags[transfer as usize], writers[transfer as usize][&(rank, step.lane)]);
+                let of = &flags[transfer as usize];
+                let Some(lane) = writers[transfer as usize].get(&(rank, step.lane)) else { continue };
                 for partition in partitions[transfer as usize].touched(offset, bytes) {
                     last.insert(of.arrived + partition * of.writers + lane, (rank, number));
                 }

@@ -51,6 +51,8 @@ pub struct PartStep {
     pub lane: u32,
     /// Flags that are taken before it.
     pub takes: SmallVec<[FlagId; 2]>,
+    /// Flags of partitions that it waits for, and leaves as they are.
+    pub awaits: SmallVec<[FlagId; 1]>,
     /// Steps of the same rank on other lanes that must have finished: indices into [`Part::steps`], each smaller than its own.
     pub after: SmallVec<[u32; 2]>,
     /// How it moves its copies.
@@ -203,6 +205,7 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
                 op: OpId(index as u32),
                 lane,
                 takes: SmallVec::new(),
+                awaits: SmallVec::new(),
                 after: SmallVec::new(),
                 mechanism: op.mechanism,
                 copies,

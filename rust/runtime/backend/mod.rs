@@ -403,6 +403,12 @@ pub trait Backend: Send + Sync {
         let _ = (stream, raises, flags);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
+    /// Work enqueued in `stream` from now on starts when every flag has been raised to 1. Flags as for
+    /// [`stream_take_flags`](Backend::stream_take_flags), but that they stay as they are: a step sets them back before it begins.
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        let _ = (stream, flags);
+        Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
+    }
     /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags
     /// as for [`stream_take_flags`](Backend::stream_take_flags). `false`, and nothing is enqueued, where this backend has no such kernel, or
     /// the stream is not of the GPU of the program's lane, or that GPU does not reach all memory by itself.

@@ -197,6 +197,10 @@ impl Backend for CudaBackend {
         self.0.wait_signals(stream, signals, by)
     }
 
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        self.0.await_flags(stream, flags)
+    }
+
     fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
         self.0.take_flags(stream, raises, flags)
     }

@@ -100,6 +100,15 @@ impl Core {
         })
     }
 
+    /// The same, and the flags stay up.
+    pub fn await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        self.enter_flags(flags.iter().copied())?;
+        self.with_stream(stream, |_, raw| {
+            let waits = flags.iter().map(|&flag| operation(SignalOperation::Wait, Signal { counter: flag, value: 1 }));
+            self.operate_all(raw, waits)
+        })
+    }
+
     fn enter_flags(&self, flags: impl Iterator<Item = u64>) -> Result<(), BackendError> {
         let mut waits = lock(&self.sharing.waits);
         for flag in flags {

@@ -306,6 +306,10 @@ impl Backend for HostBackend {
         self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), true)
     }
 
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), false)
+    }
+
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.queue.start()?;
         self.streams.with(stream, |stream| {

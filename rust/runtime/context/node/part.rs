@@ -29,6 +29,8 @@ struct PartSegment {
     lane: usize,
     /// Flags that are taken before.
     takes: Vec<u64>,
+    /// Flags that are awaited before.
+    awaits: Vec<u64>,
     /// Ends of other lanes' segments that come before: indices of events.
     after: Vec<usize>,
     program: Arc<Program>,
@@ -56,7 +58,7 @@ const SMALL_BYTES: u64 = 128 << 10;
 pub(super) struct Armed {
     /// Flags that are taken.
     takes: Vec<u64>,
-    /// A copy of zeros over the flags that tell of arrival, if there are any.
+    /// A copy of zeros over the flags of partitions, if there are any.
     reset: Option<(Arc<Program>, Arc<[Endpoints]>)>,
 }
 
@@ -99,6 +101,7 @@ pub(super) struct BoundPart {
 struct Draft {
     lane: usize,
     takes: Vec<u64>,
+    awaits: Vec<u64>,
     after: Vec<usize>,
     ops: Vec<Op>,
     bytes: Vec<u64>,
@@ -177,7 +180,7 @@ impl BoundPart {
         let mut marks = 0;
         for step in &part.steps {
             let lane = step.lane as usize;
-            let follows = step.takes.is_empty() && step.after.is_empty();
+            let follows = step.takes.is_empty() && step.awaits.is_empty() && step.after.is_empty();
             let index = match open[lane].filter(|index| follows && drafts[*index].raises.is_empty()) {
                 Some(index) => index,
                 None => {
@@ -196,6 +199,7 @@ impl BoundPart {
             }
             let draft = &mut drafts[index];
             draft.takes.extend(step.takes.iter().map(|flag| at.flag(*flag)));
+            draft.awaits.extend(step.awaits.iter().map(|flag| at.flag(*flag)));
             draft.push(step.mechanism, &step.copies, at);
             draft.raises.extend(step.raises.iter().map(raise));
             segment_of.push(index);
@@ -204,6 +208,7 @@ impl BoundPart {
         let segments = drafts.into_iter().map(|draft| PartSegment {
             lane: draft.lane,
             takes: draft.takes,
+            awaits: draft.awaits,
             after: draft.after,
             program: Arc::new(Program {
                 transfers: draft.bytes,
@@ -216,10 +221,12 @@ impl BoundPart {
             raises: draft.raises,
             end: draft.end,
         });
+        // A kernel that waits would come after the blocks of the producers that it waits for.
+        let by = if armed.is_some() { SignalWait::Operation } else { by };
         let fork = backend.create_event()?;
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
         let mut bound = BoundPart {
-            small: if by == SignalWait::Kernel && armed.is_none() { SmallPart::new(part, at) } else { None },
+            small: if by == SignalWait::Kernel { SmallPart::new(part, at) } else { None },
             flags: (by == SignalWait::Kernel).then(|| (Arc::default(), Arc::from([]))),
             begins: part.begins.iter().map(raise).collect(),
             armed,
@@ -321,6 +328,9 @@ impl BoundPart {
                 raise(lane, &mut raises)?;
             } else {
                 self.take(lane, std::mem::take(&mut raises), &segment.takes, backend)?;
+            }
+            if !segment.awaits.is_empty() {
+                backend.stream_await_flags(lane, &segment.awaits)?;
             }
             let execution = Execution::new(&segment.program, &segment.endpoints, &nothing, lane);
             backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), ..execution })?;

@@ -10,12 +10,12 @@ use super::NodeGroup;
 use super::part::{Addresses, BoundPart};
 use super::partitioned::{Partitioned, Partitioning, Words};
 use super::progress::Progress;
+use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
 use crate::ipc::{Handle, OnLeave, traffic};
 use crate::nvtx;
 use crate::plan::{self, Options, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
-use crate::backend::BackendError;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
@@ -461,12 +461,7 @@ struct Touched {
 
 impl Together {
     /// Plans the transfers of all ranks, and divides the work.
-    fn new(
-        node: &NodeGroup,
-        requests: &[RankRequest],
-        partitioning: Option<Partitioning>,
-        options: &Options,
-    ) -> Result<Together, Error> {
+    fn new(node: &NodeGroup, requests: &[RankRequest], partitioning: Option<Partitioning>, options: &Options) -> Result<Together, Error> {
         let transfers: Vec<NodeTransfer> = requests.iter().flat_map(|request| &request.transfers).copied().collect();
         // A transfer in an error is named as its rank numbers it.
         let names: Vec<(u32, usize)> =
@@ -542,9 +537,7 @@ impl Together {
         let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
         let partitioned = match (partitioning, partitions) {
-            (Some(partitioning), Some(partitions)) => {
-                Some(Partitioned::new(partitioning, partitions, names, &mut parts, &batch, &failed)?)
-            }
+            (Some(partitioning), Some(partitions)) => Some(Partitioned::new(partitioning, partitions, names, &mut parts, &batch, &failed)?),
             _ => None,
         };
         let ring_owners = ring_owners(&plan.program, &parts, &owners);

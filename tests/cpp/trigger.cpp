@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// mpgpu/trigger.cuh in its form for the CPU: threads are blocks of one thread. Every mapping from blocks to partitions,
+// in random orders, with consumers that look at each partition as soon as it has arrived.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <mpgpu/mpgpu.hpp>
+#include <mpgpu/trigger.cuh>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using std::size_t;
+using std::uint32_t;
+using std::uint64_t;
+using std::uint8_t;
+
+uint8_t value(uint64_t offset, uint64_t step) {
+    return static_cast<uint8_t>(offset * 29 ^ offset >> 8 ^ step * 113);
+}
+
+/// A transfer of one process from device 0 to device 1.
+class transfer {
+  public:
+    transfer(size_t bytes, uint32_t partitions, mpgpu::agent mover)
+        : node_(ctx_), source_(ctx_, mpgpu::device::gpu(0), bytes), destination_(ctx_, mpgpu::device::gpu(1), bytes),
+          plan_(node_.plan_partitioned({mpgpu::make_window(source_), mpgpu::make_window(destination_)},
+                                       {{{0, 1, 0}, {0, 0, 0}, bytes}}, {partitions, mover})),
+          stream_(ctx_, mpgpu::device::gpu(0)), mover_(mover) {}
+
+    /// One step: `blocks` threads run `produce(block)`, in a random order.
+    template <class Produce> void step(uint64_t number, uint32_t blocks, std::mt19937_64 &random, Produce produce) {
+        const mpgpu::trigger in = trigger();
+        plan_.arm(stream_);
+        stream_.synchronize();
+        std::vector<uint32_t> order(blocks);
+        std::iota(order.begin(), order.end(), 0U);
+        std::shuffle(order.begin(), order.end(), random);
+        std::atomic<size_t> next{0};
+        std::vector<std::thread> producers;
+        for (int i = 0; i < 3; ++i) {
+            producers.emplace_back([&] {
+                for (size_t at = next++; at < order.size(); at = next++) {
+                    produce(order[at]);
+                }
+            });
+        }
+        std::atomic<size_t> wrong{0};
+        std::thread consumer([&] {
+            std::vector<uint32_t> left(in.partitions());
+            std::iota(left.begin(), left.end(), 0U);
+            while (!left.empty()) {
+                const auto arrived =
+                    std::partition(left.begin(), left.end(), [&](uint32_t p) { return !in.arrived(p); });
+                for (auto it = arrived; it != left.end(); ++it) {
+                    for (uint64_t at = in.begin(*it); at < in.end(*it); ++at) {
+                        wrong += destination_.data()[at] != value(at, number) ? 1 : 0;
+                    }
+                }
+                left.erase(arrived, left.end());
+                std::this_thread::yield();
+            }
+        });
+        const auto join = [&] {
+            for (std::thread &producer : producers) {
+                producer.join();
+            }
+        };
+        if (mover_ == mpgpu::agent::producer) {
+            join();
+            plan_.enqueue(stream_);
+        } else {
+            plan_.enqueue(stream_);
+            join();
+        }
+        plan_.synchronize(60);
+        consumer.join();
+        CHECK(wrong == 0);
+        uint64_t at = 0;
+        CHECK(std::all_of(destination_.data(), destination_.data() + destination_.size(),
+                          [&](uint8_t found) { return found == value(at++, number); }));
+        std::fill(destination_.data(), destination_.data() + destination_.size(), uint8_t{0xee});
+    }
+
+    [[nodiscard]] mpgpu::trigger trigger() const { return mpgpu::trigger(plan_.trigger(0, 0)); }
+    [[nodiscard]] uint8_t *data() const { return static_cast<uint8_t *>(trigger().data()); }
+    [[nodiscard]] const mpgpu::plan &plan() const { return plan_; }
+    [[nodiscard]] const mpgpu::stream &stream() const { return stream_; }
+    void write(uint64_t first, uint64_t bytes, uint64_t step) const {
+        for (uint64_t at = first; at < first + bytes; ++at) {
+            data()[at] = value(at, step);
+        }
+    }
+
+  private:
+    mpgpu::context ctx_;
+    mpgpu::node node_;
+    mpgpu::buffer<uint8_t> source_;
+    mpgpu::buffer<uint8_t> destination_;
+    mpgpu::plan plan_;
+    mpgpu::stream stream_;
+    mpgpu::agent mover_;
+};
+
+const std::vector<mpgpu::agent> movers{mpgpu::agent::copy_engine, mpgpu::agent::producer};
+
+} // namespace
+
+TEST_CASE("blocks that count themselves") {
+    std::mt19937_64 random(1);
+    for (const mpgpu::agent mover : movers) {
+        transfer moved(100'000, 7, mover);
+        const mpgpu::trigger out = moved.trigger();
+        REQUIRE(out.partitions() == 7);
+        for (uint64_t step = 1; step <= 20; ++step) {
+            const auto each = static_cast<uint32_t>(1 + random() % 5); // blocks of each partition
+            moved.step(step, 7 * each, random, [&](uint32_t block) {
+                const uint32_t partition = block / each;
+                const uint64_t part = (out.end(partition) - out.begin(partition) + each - 1) / each;
+                const uint64_t begin = std::min(out.begin(partition) + block % each * part, out.end(partition));
+                moved.write(begin, std::min(part, out.end(partition) - begin), step);
+                out.ready(partition, each);
+            });
+        }
+    }
+}
+
+TEST_CASE("contiguous and strided blocks of any size, whatever partitions they touch") {
+    std::mt19937_64 random(2);
+    for (const mpgpu::agent mover : movers) {
+        for (const size_t bytes : {size_t{1}, size_t{4097}, size_t{250'001}, size_t{1} << 21}) {
+            transfer moved(bytes, static_cast<uint32_t>(1 + random() % 13), mover);
+            const mpgpu::trigger out = moved.trigger();
+            for (uint64_t step = 1; step <= 4; ++step) {
+                const uint64_t piece = 1 + random() % (bytes / 3 + 1);
+                const auto pieces = static_cast<uint32_t>((bytes + piece - 1) / piece);
+                const uint32_t blocks = 1 + static_cast<uint32_t>(random() % 9);
+                moved.step(step, blocks, random, [&](uint32_t block) {
+                    for (uint32_t i = block; i < pieces; i += blocks) {
+                        const uint64_t first = i * piece;
+                        const uint64_t size = std::min<uint64_t>(piece, bytes - first);
+                        moved.write(first, size, step);
+                        out.ready_range(first, size);
+                    }
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("blocks of a stencil that write parts of a face's rows") {
+    std::mt19937_64 random(3);
+    for (const mpgpu::agent mover : movers) {
+        constexpr uint64_t row = 600;
+        constexpr uint64_t rows = 400;
+        transfer moved(row * rows, 9, mover);
+        const mpgpu::trigger out = moved.trigger();
+        for (uint64_t step = 1; step <= 6; ++step) {
+            constexpr uint32_t across = 3;
+            constexpr uint32_t down = 8;
+            moved.step(step, across * down, random, [&](uint32_t block) {
+                const uint64_t left = block % across * (row / across);
+                const uint64_t top = block / across * (rows / down);
+                for (uint64_t y = top; y < top + rows / down; ++y) {
+                    moved.write(y * row + left, row / across, step);
+                }
+                out.ready_rows(top * row + left, row / across, rows / down, row);
+            });
+        }
+    }
+}
+
+TEST_CASE("a consumer waits for a partition") {
+    std::mt19937_64 random(4);
+    transfer moved(64'000, 4, mpgpu::agent::copy_engine);
+    const mpgpu::trigger both = moved.trigger();
+    std::thread waiting;
+    moved.step(1, 4, random, [&](uint32_t block) {
+        moved.write(both.begin(block), both.end(block) - both.begin(block), 1);
+        both.ready(block);
+    });
+    both.wait(3); // they stay up until the next step
+    CHECK(both.arrived(0));
+    moved.plan().arm(moved.stream());
+    moved.stream().synchronize();
+    CHECK(!both.arrived(0));
+    waiting = std::thread([&] { both.wait(2); });
+    for (uint32_t partition = 0; partition < 4; ++partition) {
+        both.ready(partition);
+    }
+    moved.plan().enqueue(moved.stream());
+    waiting.join();
+    moved.plan().synchronize(60);
+}
+
+TEST_CASE("what is missing is named") {
+    transfer moved(1000, 10, mpgpu::agent::copy_engine);
+    const mpgpu::trigger out = moved.trigger();
+    moved.plan().arm(moved.stream());
+    moved.stream().synchronize();
+    for (uint32_t partition = 0; partition < 9; ++partition) {
+        out.ready(partition);
+    }
+    moved.plan().enqueue(moved.stream());
+    try {
+        moved.plan().synchronize(0.05);
+        FAIL("one partition is missing");
+    } catch (const mpgpu::timeout &error) {
+        CHECK(std::string(error.what()).find("partition 9 of transfer 0 of rank 0") != std::string::npos);
+    }
+    out.ready(9);
+    moved.plan().synchronize(60);
+    std::error_code code;
+    moved.plan().enqueue(moved.stream(), code);
+    CHECK(code == mpgpu::status::invalid_argument);
+}

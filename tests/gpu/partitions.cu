@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// A kernel that computes as long as its result takes to move (PROACT's microbenchmark), and the result moved after it
+// or with it: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is checked.
+// Prints medians of the rounds.
+//   partitions [MiB, 256] [rounds, 15]
+#include <mpgpu/mpgpu.hpp>
+#include <mpgpu/trigger.cuh>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cuda_runtime.h>
+#include <exception>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using word = unsigned long long;
+
+constexpr unsigned threads = 256;
+constexpr unsigned blocks = 8192;
+constexpr word factor = 6364136223846793005ULL;
+constexpr word addend = 1442695040888963407ULL;
+
+void check(cudaError_t code, const char *what) {
+    if (code != cudaSuccess) {
+        throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(code));
+    }
+}
+
+/// Words of a block, which lie together: blocks that start first write what lies first.
+struct share {
+    std::size_t first;
+    std::size_t end;
+};
+__host__ __device__ share share_of(std::size_t words, unsigned block) {
+    const std::size_t each = (words + blocks - 1) / blocks;
+    const std::size_t first = block * each;
+    return {first < words ? first : words, first + each < words ? first + each : words};
+}
+
+__device__ void compute(word *out, share mine, word step, unsigned work) {
+    for (std::size_t i = mine.first + threadIdx.x; i < mine.end; i += threads) {
+        word value = i ^ step;
+        for (unsigned k = 0; k < work; ++k) {
+            value = value * factor + addend;
+        }
+        out[i] = value;
+    }
+}
+
+__global__ void produce(word *out, std::size_t words, word step, unsigned work) {
+    compute(out, share_of(words, blockIdx.x), step, work);
+}
+
+__global__ void produce_ready(mpgpu::trigger out, word step, unsigned work) {
+    const share mine = share_of(out.bytes() / sizeof(word), blockIdx.x);
+    compute(static_cast<word *>(out.data()), mine, step, work);
+    out.ready_range(mine.first * sizeof(word), (mine.end - mine.first) * sizeof(word));
+}
+
+/// Counts words that are not what the kernel makes of `step`.
+std::size_t wrong(const word *found, std::size_t words, word step, unsigned work) {
+    word scale = 1;
+    word offset = 0;
+    for (unsigned k = 0; k < work; ++k) {
+        scale *= factor;
+        offset = offset * factor + addend;
+    }
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < words; ++i) {
+        count += found[i] != (i ^ step) * scale + offset ? 1 : 0;
+    }
+    return count;
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+struct timing {
+    double all;    ///< seconds until everything has moved
+    double kernel; ///< seconds of the kernel alone
+};
+
+class benchmark {
+  public:
+    benchmark(std::size_t bytes, int rounds)
+        : bytes_(bytes), words_(bytes / sizeof(word)), rounds_(rounds), from_(mpgpu::device::gpu(0)),
+          to_(ctx_.devices().gpus > 1 ? mpgpu::device::gpu(1) : mpgpu::device::host()), node_(ctx_),
+          source_(ctx_, from_, words_), destination_(ctx_, to_, words_),
+          looked_at_(ctx_, mpgpu::device::host(), words_), stream_(ctx_, from_),
+          raw_(reinterpret_cast<cudaStream_t>(stream_.get())) {
+        check(cudaSetDevice(0), "cudaSetDevice");
+        for (cudaEvent_t &event : events_) {
+            check(cudaEventCreate(&event), "cudaEventCreate");
+        }
+    }
+    benchmark(const benchmark &) = delete;
+    benchmark(benchmark &&) = delete;
+    benchmark &operator=(const benchmark &) = delete;
+    benchmark &operator=(benchmark &&) = delete;
+    ~benchmark() {
+        for (cudaEvent_t event : events_) {
+            cudaEventDestroy(event);
+        }
+    }
+
+    void run() {
+        std::printf("%zu MiB, %s to %s\n", bytes_ >> 20, "gpu0", to_.id() < 0 ? "host memory" : "gpu1");
+        const auto copy = [&] {
+            check(cudaMemcpyAsync(destination_.data(), source_.data(), bytes_, cudaMemcpyDefault, raw_),
+                  "cudaMemcpyAsync");
+        };
+        const double alone = measure([&](word) {}, copy, false).all;
+        // As much work as the copy takes.
+        for (int i = 0; i < 6; ++i) {
+            const double kernel = kernel_alone().all;
+            work_ = std::max(1U, static_cast<unsigned>(work_ * alone / kernel + 0.5));
+        }
+        const double limit = kernel_alone().all;
+        std::printf("copy alone %.1f us, kernel alone %.1f us (%u operations of each word)\n", alone * 1e6, limit * 1e6,
+                    work_);
+        const timing bulk = measure([&](word step) { launch(step); }, copy);
+        report("plain copy after it", bulk, bulk.all, limit);
+        const mpgpu::node_transfer transfer{{0, 1, 0}, {0, 0, 0}, bytes_};
+        const std::vector<mpgpu::window> windows{mpgpu::make_window(source_), mpgpu::make_window(destination_)};
+        const mpgpu::plan whole(
+            ctx_, {mpgpu::make_transfer(mpgpu::device_span<word>(destination_), mpgpu::device_span<word>(source_))});
+        report("plan after it", measure([&](word step) { launch(step); }, [&] { whole.enqueue(stream_); }), bulk.all,
+               limit);
+        for (const std::uint32_t count : {0U, 8U, 16U, 24U, 32U, 64U}) {
+            const mpgpu::partitioning how{count, mpgpu::agent::copy_engine, count != 32};
+            const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, how);
+            const mp_trigger_t made = plan.trigger(0, 0);
+            const std::string name = "copy engines, " + std::to_string(made.partitions) + " partitions" +
+                                     (count == 0 ? " (model)" : "") + (how.arrivals ? "" : ", untold");
+            const auto begin = [&](word step) {
+                plan.arm(stream_);
+                check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
+                produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
+                check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
+            };
+            report(name, measure(begin, [&] { plan.enqueue(stream_); }), bulk.all, limit);
+            if (count == 16) {
+                report(name + ", captured", captured(plan, made), bulk.all, limit);
+                std::printf("%s", plan.describe().c_str());
+            }
+        }
+        {
+            // What the trigger costs the kernel: nothing moves meanwhile.
+            const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::copy_engine});
+            const mp_trigger_t made = plan.trigger(0, 0);
+            const auto begin = [&](word step) {
+                plan.arm(stream_);
+                check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
+                produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
+                check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
+            };
+            const auto end = [&] {
+                stream_.synchronize();
+                plan.enqueue(stream_);
+            };
+            report("triggers, and moved after it", measure(begin, end), bulk.all, limit);
+        }
+        const mpgpu::plan stored = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::producer});
+        const mp_trigger_t made = stored.trigger(0, 0);
+        const auto begin = [&](word step) {
+            stored.arm(stream_);
+            check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
+            produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
+            check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
+        };
+        report("stored by the kernel, 16 partitions", measure(begin, [&] { stored.enqueue(stream_); }), bulk.all,
+               limit);
+        std::printf("%s\n", failures_ == 0 ? "every byte of every form was right" : "BYTES WERE WRONG");
+        if (failures_ != 0) {
+            throw std::runtime_error("bytes were wrong");
+        }
+    }
+
+  private:
+    void launch(word step) {
+        check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
+        produce<<<blocks, threads, 0, raw_>>>(source_.data(), words_, step, work_);
+        check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
+    }
+
+    timing kernel_alone() {
+        return measure([&](word step) { launch(step); }, [] {}, false);
+    }
+
+    timing measure(const std::function<void(word)> &begin, const std::function<void()> &end, bool moves = true) {
+        std::vector<double> all;
+        std::vector<double> kernel;
+        for (int round = 0; round <= rounds_; ++round) {
+            const word step = ++step_ * 0x9e3779b97f4a7c15ULL;
+            if (moves && (round == 0 || round == rounds_)) {
+                std::fill_n(looked_at_.data(), words_, word{0});
+                check(cudaMemcpy(destination_.data(), looked_at_.data(), bytes_, cudaMemcpyDefault), "cudaMemcpy");
+            }
+            check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+            check(cudaEventRecord(events_[0], raw_), "cudaEventRecord");
+            begin(step);
+            end();
+            check(cudaEventRecord(events_[1], raw_), "cudaEventRecord");
+            stream_.synchronize();
+            float elapsed = 0;
+            check(cudaEventElapsedTime(&elapsed, events_[0], events_[1]), "cudaEventElapsedTime");
+            if (round > 0) {
+                all.push_back(elapsed * 1e-3);
+                if (cudaEventElapsedTime(&elapsed, events_[2], events_[3]) == cudaSuccess) {
+                    kernel.push_back(elapsed * 1e-3);
+                } else {
+                    cudaGetLastError();
+                    kernel.push_back(0);
+                }
+            }
+            if (moves && (round == 0 || round == rounds_)) {
+                look(step);
+            }
+        }
+        return {median(all), median(kernel)};
+    }
+
+    /// A step as a graph, launched again and again.
+    timing captured(const mpgpu::plan &plan, const mp_trigger_t &made) {
+        check(cudaStreamBeginCapture(raw_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+        const word step = 77;
+        plan.arm(stream_);
+        produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
+        plan.enqueue(stream_);
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamEndCapture(raw_, &graph), "cudaStreamEndCapture");
+        cudaGraphExec_t exec = nullptr;
+        check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+        std::fill_n(looked_at_.data(), words_, word{0});
+        check(cudaMemcpy(destination_.data(), looked_at_.data(), bytes_, cudaMemcpyDefault), "cudaMemcpy");
+        std::vector<double> all;
+        for (int round = 0; round <= 10 * rounds_; ++round) {
+            check(cudaEventRecord(events_[0], raw_), "cudaEventRecord");
+            check(cudaGraphLaunch(exec, raw_), "cudaGraphLaunch");
+            check(cudaEventRecord(events_[1], raw_), "cudaEventRecord");
+            stream_.synchronize();
+            float elapsed = 0;
+            check(cudaEventElapsedTime(&elapsed, events_[0], events_[1]), "cudaEventElapsedTime");
+            all.push_back(elapsed * 1e-3);
+        }
+        look(step);
+        cudaGraphExecDestroy(exec);
+        cudaGraphDestroy(graph);
+        return {median(all), 0};
+    }
+
+    void look(word step) {
+        check(cudaMemcpy(looked_at_.data(), destination_.data(), bytes_, cudaMemcpyDefault), "cudaMemcpy");
+        const std::size_t bad = wrong(looked_at_.data(), words_, step, work_);
+        if (bad != 0) {
+            ++failures_;
+            std::printf("%zu words are wrong\n", bad);
+        }
+    }
+
+    static void report(const std::string &what, timing took, double bulk, double limit) {
+        std::printf("%-44s %8.1f us  %5.3f of bulk  %5.3f of the limit", what.c_str(), took.all * 1e6, bulk / took.all,
+                    limit / took.all);
+        std::printf(took.kernel > 0 ? "  kernel %+.1f %%\n" : "\n", (took.kernel / limit - 1) * 100);
+        std::fflush(stdout);
+    }
+
+    std::size_t bytes_;
+    std::size_t words_;
+    int rounds_;
+    mpgpu::context ctx_;
+    mpgpu::device from_;
+    mpgpu::device to_;
+    mpgpu::node node_;
+    mpgpu::buffer<word> source_;
+    mpgpu::buffer<word> destination_;
+    mpgpu::buffer<word> looked_at_;
+    mpgpu::stream stream_;
+    cudaStream_t raw_;
+    cudaEvent_t events_[4]{};
+    unsigned work_ = 64;
+    word step_ = 0;
+    int failures_ = 0;
+};
+
+} // namespace
+
+int main(int count, char **arguments) {
+    try {
+        const std::size_t mebibytes = count > 1 ? std::stoul(arguments[1]) : 256;
+        benchmark(mebibytes << 20, count > 2 ? std::stoi(arguments[2]) : 15).run();
+        return 0;
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "partitions: %s\n", error.what());
+        return 1;
+    }
+}
