@@ -102,7 +102,7 @@ struct tile {
     std::uint32_t unused;
 };
 
-constexpr unsigned tile_lane_words = 8; // of each thread of a warp
+constexpr unsigned tile_lane_words = 4; // of each thread of a warp: with more, 1024 threads run out of registers
 constexpr std::uint64_t tile_words = 32 * tile_lane_words;
 
 /// What one launch copies; a plain value that the kernel takes, of lists in memory that it reaches.
