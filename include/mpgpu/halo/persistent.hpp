@@ -57,7 +57,7 @@ MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uin
     end = end < words ? end : words;
     Word *const message = reinterpret_cast<Word *>(p.message);
     for (std::uint64_t i = first; i < end; i += AtOnce * stride) {
-        Word read[AtOnce]; // no std::array, which device code may not index
+        Word read[AtOnce] = {}; // no std::array, which device code may not index
         for (unsigned n = 0; n < AtOnce; ++n) {
             const std::uint64_t at = i + n * stride;
             if (at < end) {
