@@ -103,7 +103,8 @@ lower_bound measure_lower_bound(const mpgpu::context &ctx, const mpgpu::mpi::nod
     sent.erase(std::remove_if(sent.begin(), sent.end(), [&](const message &m) { return !to_other_nodes(m); }),
                sent.end());
     const auto shorter = [](const message &a, const message &b) { return a.bytes < b.bytes; };
-    const auto [shortest, longest] = std::minmax_element(sent.begin(), sent.end(), shorter);
+    const auto shortest = std::min_element(sent.begin(), sent.end(), shorter);
+    const auto longest = std::max_element(sent.begin(), sent.end(), shorter);
     // As many on all ranks, where they have as many cells.
     found.bytes = static_cast<std::uint64_t>(of_all(static_cast<double>(longest->bytes), MPI_MIN));
     const mpgpu::device box = device_memory ? mine.where : mpgpu::device::host();

@@ -113,6 +113,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
         exchanges.push_back(std::move(one));
     }
     std::vector<exchange *> all;
+    all.reserve(exchanges.size());
     for (const std::unique_ptr<exchange> &one : exchanges) {
         all.push_back(one.get());
     }

@@ -36,7 +36,7 @@ template <direction Way> __global__ void copy_pieces(const piece *pieces) {
 }
 
 constexpr unsigned persistent_threads = 1024; // a block has a message for itself, which may lie in host memory
-constexpr unsigned persistent_blocks = 32;    // with all on one message: more than PCIe and a network keep busy
+constexpr unsigned persistent_blocks = 32;    // with all on one message: they keep PCIe and a network busy
 
 template <persistent_form Form>
 __global__ void __launch_bounds__(persistent_threads) exchange_kernel(persistent_work work, std::uint64_t exchange) {
@@ -132,9 +132,10 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
         }
         const auto received = static_cast<std::uint32_t>(lists.starts.size() - 1) - sent;
         constexpr unsigned warps = detail::persistent_threads / 32;
+        // With all on one message half of the GPU is left to others: a block takes a whole multiprocessor.
         const unsigned useful = each ? std::max(sent, received) + 1
                                      : std::min((lists.most_tiles() + warps - 1) / warps, detail::persistent_blocks);
-        const unsigned blocks = std::clamp(useful, least, most);
+        const unsigned blocks = std::clamp(useful, least, each ? most : std::max(most / 2, least));
         const auto pieces = detail::on_device<piece>(ctx, where, lists.pieces);
         const auto tiles = detail::on_device<detail::tile>(ctx, where, lists.tiles);
         const auto starts = detail::on_device<std::uint32_t>(ctx, where, lists.starts);

@@ -50,6 +50,7 @@ template <class Kernel> std::vector<std::thread> launch(std::uint32_t blocks, un
     std::iota(order.begin(), order.end(), 0U);
     std::shuffle(order.begin(), order.end(), std::mt19937(seed));
     std::vector<std::thread> grid;
+    grid.reserve(blocks);
     for (const std::uint32_t index : order) {
         grid.emplace_back([kernel, index, blocks] { kernel(notify_block{index, blocks, 0, 1}); });
     }
@@ -70,7 +71,7 @@ std::uint64_t word(std::uint64_t round, std::size_t which) {
 
 TEST_CASE("what each block wrote is there when its notification is, and the other way round, in any order") {
     constexpr std::uint32_t blocks = 5;
-    counters all(2 * blocks);
+    counters all(std::size_t{2} * blocks);
     const notifier tell = all.view();
     std::vector<std::uint64_t> up(blocks);   // written by blocks
     std::vector<std::uint64_t> down(blocks); // written by the thread

@@ -225,6 +225,7 @@ void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier 
     const persistent_work work = {lists.pieces.data(), lists.tiles.data(), lists.starts.data(), sent, received, tell};
     constexpr std::uint32_t blocks = 3;
     std::vector<std::thread> grid;
+    grid.reserve(blocks);
     for (std::uint32_t index = 0; index < blocks; ++index) {
         grid.emplace_back([&work, exchange, index] { exchange_messages<Form>({index, blocks, 0, 1}, work, exchange); });
     }
