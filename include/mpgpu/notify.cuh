@@ -45,14 +45,14 @@ namespace mpgpu {
 
 /// A counter that has its cache line for itself: 128 bytes, the longest of today's CPUs and what GPUs fetch at once.
 struct alignas(128) notification_counter {
-    std::uint64_t value;
+    std::uint64_t value; ///< only grows
 };
 
 /// What blocks of the kernel tell each other of a notification, in device memory. 0 at first.
 struct notification_mirror {
     std::uint64_t value;   ///< the counter as the polling block has last seen it
     std::uint32_t arrived; ///< blocks that have come to `raise_by_all`
-    std::uint32_t unused;
+    std::uint32_t unused;  ///< 0
 };
 
 /// The calling block: where it is in its grid, and the calling thread in it.
