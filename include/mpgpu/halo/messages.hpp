@@ -34,6 +34,36 @@ namespace mpgpu::halo::detail {
 #endif
 }
 
+/// A part of a message between two ranks: some of its pieces.
+struct message_part {
+    std::uint64_t offset; ///< in the message
+    std::uint64_t bytes;
+    std::size_t first_piece;
+    std::size_t pieces;
+};
+
+/// The parts in which a message of elements of these sizes is sent, the same on both ranks: each of as many pieces as
+/// make 32 KiB, so that large messages are under way while they are packed. One where no sizes are given.
+[[nodiscard]] inline std::vector<message_part> parts_of(const rank_pair &p,
+                                                        const std::vector<std::size_t> &element_bytes) {
+    constexpr std::uint64_t enough = 32768; // MPI takes about as long for it as for a message of no bytes
+    if (element_bytes.empty()) {
+        return {{0, p.bytes, 0, 0}};
+    }
+    std::vector<message_part> parts = {{0, 0, 0, 0}};
+    for (const region &r : p.packed) {
+        for (const std::size_t bytes : element_bytes) {
+            if (parts.back().bytes >= enough) {
+                const message_part &last = parts.back();
+                parts.push_back({last.offset + last.bytes, 0, last.first_piece + last.pieces, 0});
+            }
+            parts.back().bytes += aligned(cells_of(r) * bytes, piece_alignment);
+            ++parts.back().pieces;
+        }
+    }
+    return parts;
+}
+
 /// Requests of MPI for all messages to and from ranks of other nodes, made once, on a communicator of their own.
 class mpi_requests : public off_node {
   public:
@@ -56,19 +86,22 @@ class mpi_requests : public off_node {
     }
 
   protected:
-    /// What MPI is given of a message: bytes of the rank's outbox or inbox, or of their staging.
+    /// What MPI sends or receives at once: bytes of the rank's outbox or inbox, or of their staging.
     struct message {
-        const rank_pair *of; ///< of the schedule
+        const rank_pair *of; ///< of the schedule, which is there in constructors only
+        message_part part;
+        int tag; ///< parts are sent in any order
         std::byte *box;
         std::byte *given;
     };
 
-    /// `outbox`, `inbox`: of this rank, on its device. Collective over all ranks of the node's communicator.
-    mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
-                 memory &inbox, const options &how) {
+    /// `outbox`, `inbox`: of this rank, on its device. Messages have several parts where `element_bytes` is given.
+    /// Collective over all ranks of the node's communicator.
+    mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
+                 const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
         if (how.persistent != persistent_form::none) { // here, where no rank has had anything to refuse yet
-            count_sharing(ctx, outbox.location());
+            count_sharing(ctx, where);
         }
         const bool staged = how.between_nodes == mpi_memory::staged || (how.between_nodes == mpi_memory::automatic &&
                                                                         ctx.backend() != backend::host && !gpu_aware());
@@ -88,14 +121,17 @@ class mpi_requests : public off_node {
                 }
                 std::byte *const box = (receives ? inbox : outbox).data();
                 std::byte *const staging = (receives ? staging_in_ : staging_out_).data();
-                const std::uint64_t offset = receives ? p.inbox_offset : p.outbox_offset;
-                made.push_back({&p, box + offset, (staged ? staging : box) + offset});
+                int tag = 0;
+                for (const message_part &part : parts_of(p, element_bytes)) {
+                    const std::uint64_t offset = (receives ? p.inbox_offset : p.outbox_offset) + part.offset;
+                    made.push_back({&p, part, tag++, box + offset, (staged ? staging : box) + offset});
+                }
             }
             // Short ones are packed first, so that MPI has something to do early.
             std::stable_sort(made.begin(), made.end(),
-                             [](const message &a, const message &b) { return a.of->bytes < b.of->bytes; });
+                             [](const message &a, const message &b) { return a.part.bytes < b.part.bytes; });
             for (const message &m : made) {
-                add(receives, m.given, m.of->bytes, receives ? m.of->from : m.of->to, unit);
+                add(receives, m, unit);
             }
         }
         mpi::detail::check(MPI_Type_free(&unit), "MPI_Type_free"); // the requests still have it
@@ -105,22 +141,22 @@ class mpi_requests : public off_node {
     [[nodiscard]] MPI_Request *sends() noexcept { return requests_.data() + received_.size(); }
     [[nodiscard]] int count() const noexcept { return static_cast<int>(requests_.size()); }
 
-    std::vector<message> received_; ///< in the order of the requests; the schedule is there in constructors only
+    std::vector<message> received_; ///< in the order of the requests
     std::vector<message> sent_;
     int sharing_ = 1; ///< ranks that have this rank's device, counted where a kernel is to be persistent
 
   private:
-    void add(bool receives, std::byte *data, std::uint64_t bytes, int peer, MPI_Datatype unit) {
-        const std::uint64_t units = bytes / piece_alignment;
+    void add(bool receives, const message &m, MPI_Datatype unit) {
+        const std::uint64_t units = m.part.bytes / piece_alignment;
         if (units > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
             fail(refusal(status::not_supported, "arrays",
-                         "a message of " + std::to_string(bytes) +
+                         "a message of " + std::to_string(m.part.bytes) +
                              " bytes to another node: 32 GiB are possible; exchange fewer variables in a plan"));
         }
         const auto number = static_cast<int>(units);
         MPI_Request &made = requests_.emplace_back(MPI_REQUEST_NULL);
-        mpi::detail::check(receives ? MPI_Recv_init(data, number, unit, peer, 0, messages_.get(), &made)
-                                    : MPI_Send_init(data, number, unit, peer, 0, messages_.get(), &made),
+        mpi::detail::check(receives ? MPI_Recv_init(m.given, number, unit, m.of->from, m.tag, messages_.get(), &made)
+                                    : MPI_Send_init(m.given, number, unit, m.of->to, m.tag, messages_.get(), &made),
                            receives ? "MPI_Recv_init" : "MPI_Send_init");
     }
 
@@ -145,12 +181,12 @@ class mpi_messages final : public mpi_requests {
   public:
     mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
                  memory &inbox, const options &how)
-        : mpi_requests(ctx, node, all, rank, outbox, inbox, how), packed_(ctx) {
+        : mpi_requests(ctx, node, all, rank, outbox.location(), {}, outbox, inbox, how), packed_(ctx) {
         const auto copies = [&](std::optional<mpgpu::plan> &made, const std::vector<message> &messages, bool down) {
             std::vector<transfer> transfers;
             for (const message &m : messages) {
                 if (m.given != m.box) {
-                    const auto bytes = static_cast<std::size_t>(m.of->bytes);
+                    const auto bytes = static_cast<std::size_t>(m.part.bytes);
                     const device_span<std::byte> box({m.box, bytes}, outbox.location());
                     const device_span<std::byte> staging({m.given, bytes}, device::host());
                     transfers.push_back(down ? make_transfer(staging, box) : make_transfer(box, staging));
@@ -196,8 +232,9 @@ class persistent_messages final : public mpi_requests {
   public:
     persistent_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
                         const rank_arrays &arrays, memory &outbox, memory &inbox, const options &how)
-        : mpi_requests(ctx, node, all, rank, outbox, inbox, how), context_(ctx.get()), side_(ctx, arrays[0].location),
-          forked_(ctx), ended_(ctx), told_(ctx, arrays[0].location, 1 + sent_.size() + received_.size()),
+        : mpi_requests(ctx, node, all, rank, arrays[0].location, element_sizes(arrays), outbox, inbox, how),
+          context_(ctx.get()), side_(ctx, arrays[0].location), forked_(ctx), ended_(ctx),
+          told_(ctx, arrays[0].location, 1 + sent_.size() + received_.size()),
           completed_(static_cast<std::size_t>(count())) {
         alone_ = std::none_of(all.pairs.begin(), all.pairs.end(),
                               [rank](const rank_pair &p) { return p.on_node && (p.from == rank || p.to == rank); });
@@ -213,9 +250,9 @@ class persistent_messages final : public mpi_requests {
         for (const bool receives : {false, true}) {
             const direction way = receives ? direction::unpack : direction::pack;
             for (const message &m : receives ? received_ : sent_) {
-                std::vector<piece> pieces;
-                add_pieces(pieces, *m.of, g, arrays, m.given, way);
-                lists.add(pieces);
+                std::vector<piece> pieces; // of all parts
+                add_pieces(pieces, *m.of, g, arrays, m.given - m.part.offset, way);
+                lists.add({pieces.data() + m.part.first_piece, m.part.pieces});
             }
         }
         kernel_ = make(ctx, arrays[0].location, lists, sent(), told_.in_kernel(), how.persistent, sharing_);

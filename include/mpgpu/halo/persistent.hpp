@@ -122,7 +122,7 @@ struct persistent_lists {
     std::vector<std::uint32_t> starts = {0};
 
     /// Adds a message; those that are sent first.
-    void add(const std::vector<piece> &message) {
+    void add(array_view<const piece> message) {
         for (const piece &p : message) {
             const std::uint64_t words = p.count[0] * p.element_bytes / word_bytes(p) * p.count[1] * p.count[2];
             for (std::uint64_t first = 0; first < words; first += tile_words) {
