@@ -210,8 +210,12 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     for (std::size_t d = 0; d < 3; ++d) {
         g.cells.at(d) = 5 * std::int64_t{g.ranks.at(d)} + 1;
     }
+    halo::grid large = g; // of messages that are sent in several parts
+    large.ranks = {1, 1, node.size()};
+    large.cells = {80, 90, 3 * std::int64_t{node.size()}};
     for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
         run_cycles(ctx, node, g, {8, 4, 1}, 0, false, cycles, false, halo::mpi_memory::automatic, form);
+        run_cycles(ctx, node, large, {8, 4, 8}, 0, false, 4, false, halo::mpi_memory::automatic, form);
     }
 }
 
