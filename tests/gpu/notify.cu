@@ -232,6 +232,9 @@ void time_copies(const mpgpu::context &ctx, mpgpu::device where, const cudaDevic
                 [&] { CHECK(cudaMemcpyAsync(host.data(), here.data(), bytes, cudaMemcpyDeviceToHost, copying)); });
     const bool has_peer = ctx.devices().gpus > 1;
     const mpgpu::device other = mpgpu::device::gpu(has_peer ? 1 : 0);
+    if (has_peer && cudaDeviceEnablePeerAccess(other.id(), 0) != cudaSuccess) {
+        static_cast<void>(cudaGetLastError()); // it is enabled, or copies go through host memory and are slow
+    }
     mpgpu::buffer<std::byte> there(ctx, other, bytes);
     time_beside(ctx, where, gpu, waiting, copying, bytes, has_peer ? "GPU to GPU" : "within the GPU",
                 [&] { CHECK(cudaMemcpyPeerAsync(there.data(), other.id(), here.data(), where.id(), bytes, copying)); });
