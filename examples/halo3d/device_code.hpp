@@ -27,6 +27,8 @@ struct device_code {
     void (*compare)(const mpgpu::stream &stream, const variable &v, unsigned long long *first_wrong);
     /// Pack and unpack.
     mpgpu::halo::copier (*copier)();
+    /// The kernel between nodes that `halo::options::persistent` asks for; empty: the library's, of CPU threads.
+    mpgpu::halo::persistent_copier (*persistent)();
 };
 
 /// For the virtual devices of the host backend: CPU code. In device_code_host.cpp.

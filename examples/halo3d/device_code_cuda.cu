@@ -57,7 +57,7 @@ void compare(const mpgpu::stream &stream, const variable &v, unsigned long long 
 
 } // namespace
 
-const device_code on_gpus = {set, compare, mpgpu::halo::cuda_copier};
+const device_code on_gpus = {set, compare, mpgpu::halo::cuda_copier, mpgpu::halo::cuda_persistent};
 
 bool is_on_gpu(const void *memory) {
     cudaPointerAttributes attributes{};

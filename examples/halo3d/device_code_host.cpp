@@ -39,6 +39,10 @@ halo::copier copier() {
     };
 }
 
+halo::persistent_copier persistent() {
+    return {};
+}
+
 } // namespace
 
-const device_code on_virtual_devices = {set, compare, copier};
+const device_code on_virtual_devices = {set, compare, copier, persistent};

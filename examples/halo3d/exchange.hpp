@@ -5,6 +5,7 @@
 #include <mpgpu/halo.hpp>
 
 #include <string>
+#include <utility>
 
 /// One way of exchanging the ghost cells, as the cycles see it.
 class exchange {
@@ -26,17 +27,18 @@ class exchange {
     virtual void close() {}
 };
 
-/// The one that the example is about.
+/// The one that the example is about, in any of its forms.
 class by_plan final : public exchange {
   public:
-    explicit by_plan(mpgpu::halo::plan &plan) : plan_(plan) {}
+    explicit by_plan(mpgpu::halo::plan &plan, std::string name = "mpgpu") : plan_(plan), name_(std::move(name)) {}
 
-    [[nodiscard]] std::string name() const override { return "mpgpu"; }
+    [[nodiscard]] std::string name() const override { return name_; }
     void start(const mpgpu::stream &stream) override { plan_.start(stream); }
     void finish(const mpgpu::stream &stream) override { plan_.finish(stream); }
 
   private:
     mpgpu::halo::plan &plan_;
+    std::string name_;
 };
 
 #endif // MPGPU_EXAMPLES_HALO3D_EXCHANGE_HPP

@@ -18,6 +18,8 @@ const char *const usage =
     "  -joint WHEN      the ranks' processes plan their transfers jointly: on, off, or measured (measured)\n"
     "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
     "                   after the other, and a table\n"
+    "  -nodes N         take the ranks for N nodes, with MPI between them (the nodes that they are on)\n"
+    "  -persistent      also by one kernel between nodes: a block for each message, and all blocks on each\n"
     "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"
     "  -mpi             also by MPI, with pointers of the devices, where it says that it is GPU-aware\n"
     "  -gpu-aware       the same wherever: an MPI built without CUDA is GPU-aware through UCX, and does not say so\n"
@@ -99,6 +101,10 @@ options parse(int argc, const char *const *argv) {
                 }
                 rest.remove_prefix(more ? end + 1 : rest.size());
             }
+        } else if (flag == "-nodes") {
+            result.nodes = number(flag, value(), 1);
+        } else if (flag == "-persistent") {
+            result.persistent = true;
         } else if (flag == "-plain") {
             result.plain = true;
         } else if (flag == "-mpi") {

@@ -19,6 +19,8 @@ struct options {
     std::optional<std::uint64_t> direct;       ///< halo::options::direct_pieces; empty: measured
     std::optional<bool> joint;                 ///< halo::options::joint
     std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`
+    int nodes = 0;                             ///< the ranks are taken for so many; 0: as they are
+    bool persistent = false;                   ///< also by persistent kernels between nodes
     bool plain = false;                        ///< also by cudaMemcpyPeerAsync and events
     bool mpi = false;                          ///< also by MPI
     bool gpu_aware = false;                    ///< MPI takes pointers of GPUs, whatever it says

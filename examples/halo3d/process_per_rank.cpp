@@ -4,6 +4,7 @@
 // -plain and -mpi the same is also done without mpgpu, by turns, to see what it gains.
 #include "by_mpi.hpp"
 #include "cycles.hpp"
+#include "lower_bound.hpp"
 #include "options.hpp"
 
 #include <mpgpu/halo_mpi.hpp>
@@ -17,8 +18,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdio>
+#include <deque>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -34,7 +37,22 @@ struct result {
     std::array<double, 2> bytes{}; // of all ranks in one exchange: packed, straight into ghost cells
     std::vector<std::string> names;
     std::vector<timings> measured;
+    lower_bound least; // of messages to other nodes; no bytes where there are none
 };
+
+/// The ranks that this one shares a node with, or is taken to.
+mpgpu::mpi::node node_of(const options &opt, const mpgpu::context &ctx, int rank) {
+    if (opt.nodes == 0) {
+        return {ctx, MPI_COMM_WORLD};
+    }
+    int ranks = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Comm local = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, static_cast<int>(std::int64_t{rank} * opt.nodes / ranks), rank, &local);
+    mpgpu::mpi::node made(ctx, MPI_COMM_WORLD, local);
+    MPI_Comm_free(&local);
+    return made;
+}
 
 /// The exchanges that `mine` is held against.
 std::vector<std::unique_ptr<exchange>> others(const options &opt, const mpgpu::context &ctx,
@@ -78,11 +96,25 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     how.direct_pieces = opt.direct;
     how.joint = opt.joint;
     how.copy = mine.code->copier();
-    halo::plan plan(ctx, node, g, mine.arrays(), how);
-    by_plan exchanged_by_plan(plan);
-    const std::vector<std::unique_ptr<exchange>> compared = others(opt, ctx, node, g, mine);
-    std::vector<exchange *> all = {&exchanged_by_plan};
-    for (const std::unique_ptr<exchange> &one : compared) {
+    how.persistent_copy = mine.code->persistent();
+    std::deque<halo::plan> plans;
+    std::vector<std::unique_ptr<exchange>> exchanges;
+    const auto add = [&](halo::persistent_form persistent, const char *name) {
+        how.persistent = persistent;
+        exchanges.push_back(std::make_unique<by_plan>(plans.emplace_back(ctx, node, g, mine.arrays(), how), name));
+    };
+    add(halo::persistent_form::none, "mpgpu");
+    if (opt.persistent) {
+        add(halo::persistent_form::block_each, "mpgpu, a block a message");
+        add(halo::persistent_form::all_blocks, "mpgpu, all blocks on one");
+    }
+    const halo::plan &plan = plans.front();
+    for (std::unique_ptr<exchange> &one : others(opt, ctx, node, g, mine)) {
+        exchanges.push_back(std::move(one));
+    }
+    std::vector<exchange *> all;
+    all.reserve(exchanges.size());
+    for (const std::unique_ptr<exchange> &one : exchanges) {
         all.push_back(one.get());
     }
     if (rank == 0) {
@@ -91,7 +123,9 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
             std::printf("-mpi is left out: %s\n", why_not_gpu_aware()->c_str());
         }
     }
-    result found{g, {}, {}, run_cycles(opt, ctx, streams, all, parts, [] { MPI_Barrier(MPI_COMM_WORLD); })};
+    result found{g, {}, {}, run_cycles(opt, ctx, streams, all, parts, [] { MPI_Barrier(MPI_COMM_WORLD); }), {}};
+    found.least = measure_lower_bound(ctx, node, g, mine,
+                                      mine.code == &on_virtual_devices || opt.gpu_aware || !why_not_gpu_aware());
 
     // Of each cycle, the slowest rank.
     for (timings &measured : found.measured) {
@@ -117,8 +151,13 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
         }
         all[i]->close();
     }
-    plan.destroy();
+    for (halo::plan &one : plans) {
+        one.destroy();
+    }
     if (rank == 0) {
+        if (found.least.bytes > 0) {
+            print(found.least);
+        }
         std::printf("Every cell is right.\n\n");
         std::fflush(stdout); // a run that is cut short leaves what it has measured
     }
@@ -141,6 +180,10 @@ void print_table(const std::vector<result> &results) {
                         r.names[i].c_str(), other * 1e6, other / one, r.measured[i].in_a_row * 1e6,
                         r.measured[i].in_a_row / r.measured[0].in_a_row);
         }
+        if (r.least.bytes > 0) {
+            std::printf("%-16s %14.0f  %-28s %10.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1], "lower bound",
+                        r.least.seconds() * 1e6, r.least.seconds() / one);
+        }
     }
 }
 
@@ -156,7 +199,7 @@ int main(int argc, char *argv[]) {
             std::fputs(rank == 0 ? usage : "", stdout);
         } else {
             const mpgpu::context ctx = open_machine(opt);
-            const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+            const mpgpu::mpi::node node = node_of(opt, ctx, rank);
             std::vector<result> results;
             for (const halo::grid &g : grids_of(opt, node.size())) {
                 results.push_back(run(opt, ctx, node, g, rank));

@@ -35,6 +35,7 @@
 
 #include <mpgpu/halo/measure.hpp>
 #include <mpgpu/halo/mesh.hpp>
+#include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/pieces.hpp>
 #include <mpgpu/halo/plan.hpp>
 #include <mpgpu/halo/schedule.hpp>

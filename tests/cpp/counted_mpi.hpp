@@ -53,6 +53,12 @@ MPGPU_COUNTED(Recv_init, (void *to, int count, MPI_Datatype type, int rank, int 
               (to, count, type, rank, tag, comm, made))
 MPGPU_COUNTED(Startall, (int count, MPI_Request *requests), (count, requests))
 MPGPU_COUNTED(Waitall, (int count, MPI_Request *requests, MPI_Status *statuses), (count, requests, statuses))
+MPGPU_COUNTED(Start, (MPI_Request * request), (request))
+MPGPU_COUNTED(Testsome, (int count, MPI_Request *requests, int *done, int *which, MPI_Status *statuses),
+              (count, requests, done, which, statuses))
+MPGPU_COUNTED(Request_get_status, (MPI_Request request, int *done, MPI_Status *status), (request, done, status))
+MPGPU_COUNTED(Cancel, (MPI_Request * request), (request))
+MPGPU_COUNTED(Wait, (MPI_Request * request, MPI_Status *status), (request, status))
 MPGPU_COUNTED(Request_free, (MPI_Request * request), (request))
 
 #undef MPGPU_COUNTED

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <random>
@@ -52,13 +53,15 @@ std::optional<bool> random_joint(std::mt19937 &random) {
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
                 const std::vector<std::size_t> &sizes, std::optional<std::uint64_t> direct_pieces,
                 std::optional<bool> joint, std::uint64_t cycles, bool in_two,
-                halo::mpi_memory between_nodes = halo::mpi_memory::automatic) {
+                halo::mpi_memory between_nodes = halo::mpi_memory::automatic,
+                halo::persistent_form persistent = halo::persistent_form::none) {
     const halo_test::part mine(ctx, g, world_rank, sizes);
     const mpgpu::stream stream(ctx, mine.where());
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
     how.joint = joint;
     how.between_nodes = between_nodes;
+    how.persistent = persistent;
     halo::plan halo(ctx, node, g, mine.arrays(), how);
     require(!direct_pieces || !joint || halo.measured().empty(), "nothing is measured where the form is given");
     require(halo.joint() == joint.value_or(halo.joint()), "the form that was asked for is taken");
@@ -194,6 +197,49 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
     }
 }
 
+/// Many exchanges by each persistent kernel, all neighbours of all ranks on one mesh.
+void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
+    halo::grid g;
+    g.ranks = {1, 1, node.size()};
+    if (node.size() % 4 == 0) {
+        g.ranks = {2, 2, node.size() / 4};
+    }
+    g.periodic = {true, true, true};
+    g.ghost = {1, 2, 1};
+    for (std::size_t d = 0; d < 3; ++d) {
+        g.cells.at(d) = 5 * std::int64_t{g.ranks.at(d)} + 1;
+    }
+    halo::grid large = g; // of messages that are sent in several parts
+    large.ranks = {1, 1, node.size()};
+    large.cells = {80, 90, 3 * std::int64_t{node.size()}};
+    for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
+        run_cycles(ctx, node, g, {8, 4, 1}, 0, false, cycles, false, halo::mpi_memory::automatic, form);
+        run_cycles(ctx, node, large, {8, 4, 8}, 0, false, 4, false, halo::mpi_memory::automatic, form);
+    }
+}
+
+/// A plan that ends between `start` and `finish` lets its kernel end, which waits for messages to unpack. Last, because
+/// messages that nobody takes any more may still be under way.
+void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    halo::grid g;
+    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
+    g.ranks = {1, node.size(), 1};
+    g.ghost = {1, 1, 0};
+    const halo_test::part mine(ctx, g, world_rank, {8});
+    for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
+        halo::options how = halo_test::options_for(ctx);
+        how.direct_pieces = 0;
+        how.joint = false;
+        how.persistent = form;
+        const mpgpu::stream stream(ctx, mine.where());
+        halo::plan plan(ctx, node, g, mine.arrays(), how);
+        plan.exchange(stream);
+        plan.start(stream);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
 /// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by signals, the others by MPI.
 void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
@@ -204,8 +250,15 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
         for (int problem = 0; problem < problems; ++problem) {
             const auto [g, sizes] = reference::random_problem(random, node.size());
             const std::optional<std::uint64_t> form = random_form(random, ctx);
+            constexpr std::array<halo::persistent_form, 3> kernels = {
+                halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks};
+            const auto which = static_cast<std::size_t>(problem) % kernels.size();
             run_cycles(ctx, node, g, sizes, form, random_joint(random), few_cycles, problem % 2 == 1,
-                       problem % 3 == 0 ? halo::mpi_memory::automatic : halo::mpi_memory::staged);
+                       problem % 4 < 2 ? halo::mpi_memory::automatic : halo::mpi_memory::staged, kernels.at(which));
+        }
+        run_in_a_row(ctx, node);
+        if (nodes == node.size()) {
+            give_up_in_the_middle(ctx, node);
         }
     }
     MPI_Comm_free(&local);
@@ -221,8 +274,10 @@ void run() {
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
         const std::optional<std::uint64_t> form = random_form(random, ctx);
+        const halo::persistent_form kernel = // which does not matter within a node
+            problem % 3 == 0 ? halo::persistent_form::block_each : halo::persistent_form::none;
         run_cycles(ctx, node, g, sizes, form, random_joint(random), problem < 4 ? many_cycles : few_cycles,
-                   problem % 2 == 1);
+                   problem % 2 == 1, halo::mpi_memory::automatic, kernel);
     }
     if (!halo_test::can_pack(ctx)) {
         if (world_rank == 0) {

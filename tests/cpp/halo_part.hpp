@@ -45,6 +45,7 @@ inline mpgpu::halo::options options_for([[maybe_unused]] const mpgpu::context &c
 #ifdef __CUDACC__
     if (!on_host_backend(ctx)) {
         how.copy = mpgpu::halo::cuda_copier();
+        how.persistent_copy = mpgpu::halo::cuda_persistent();
     }
 #endif
     return how;

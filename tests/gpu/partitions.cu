@@ -44,7 +44,8 @@ __host__ __device__ share share_of(std::size_t words, unsigned block) {
     return {first < words ? first : words, first + each < words ? first + each : words};
 }
 
-__device__ void compute(word *out, share mine, word step, unsigned work) {
+/// Not inlined: the same code in both kernels, so that what differs is the trigger.
+__device__ __noinline__ void compute(word *out, share mine, word step, unsigned work) {
     for (std::size_t i = mine.first + threadIdx.x; i < mine.end; i += threads) {
         word value = i ^ step;
         for (unsigned k = 0; k < work; ++k) {

@@ -5,6 +5,7 @@
 /// @file
 /// Part of mpgpu/halo_mpi.hpp, which programs include: messages to ranks of other nodes.
 
+#include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/plan.hpp>
 #include <mpgpu/mpi.hpp>
 
@@ -13,11 +14,13 @@
 #include <mpi-ext.h> // says whether it is GPU-aware
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace mpgpu::halo::detail {
@@ -31,14 +34,75 @@ namespace mpgpu::halo::detail {
 #endif
 }
 
-/// Messages to and from ranks of other nodes by MPI: persistent requests, on a communicator of their own.
-class mpi_messages final : public off_node {
+/// A part of a message between two ranks: some of its pieces.
+struct message_part {
+    std::uint64_t offset; ///< in the message
+    std::uint64_t bytes;
+    std::size_t first_piece;
+    std::size_t pieces;
+};
+
+/// The parts in which a message of elements of these sizes is sent, the same on both ranks: each of as many pieces as
+/// make 32 KiB, so that large messages are under way while they are packed. One where no sizes are given.
+[[nodiscard]] inline std::vector<message_part> parts_of(const rank_pair &p,
+                                                        const std::vector<std::size_t> &element_bytes) {
+    constexpr std::uint64_t enough = 32768; // MPI takes about as long for it as for a message of no bytes
+    if (element_bytes.empty()) {
+        return {{0, p.bytes, 0, 0}};
+    }
+    std::vector<message_part> parts = {{0, 0, 0, 0}};
+    for (const region &r : p.packed) {
+        for (const std::size_t bytes : element_bytes) {
+            if (parts.back().bytes >= enough) {
+                const message_part &last = parts.back();
+                parts.push_back({last.offset + last.bytes, 0, last.first_piece + last.pieces, 0});
+            }
+            parts.back().bytes += aligned(cells_of(r) * bytes, piece_alignment);
+            ++parts.back().pieces;
+        }
+    }
+    return parts;
+}
+
+/// Requests of MPI for all messages to and from ranks of other nodes, made once, on a communicator of their own.
+class mpi_requests : public off_node {
   public:
-    /// `outbox`, `inbox`: of this rank, on its device. Collective over all ranks of the node's communicator.
-    mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
-                 memory &inbox, const options &how)
-        : packed_(ctx) {
+    mpi_requests(const mpi_requests &) = delete;
+    mpi_requests(mpi_requests &&) = delete;
+    mpi_requests &operator=(const mpi_requests &) = delete;
+    mpi_requests &operator=(mpi_requests &&) = delete;
+    ~mpi_requests() override {
+        int finalised = 0;
+        if (MPI_Finalized(&finalised) == MPI_SUCCESS && finalised == 0) {
+            for (MPI_Request &request : requests_) {
+                int done = 0; // or not started
+                if (MPI_Request_get_status(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0) {
+                    static_cast<void>(MPI_Cancel(&request)); // the plan ends within an exchange
+                    static_cast<void>(MPI_Wait(&request, MPI_STATUS_IGNORE));
+                }
+                static_cast<void>(MPI_Request_free(&request));
+            }
+        }
+    }
+
+  protected:
+    /// What MPI sends or receives at once: bytes of the rank's outbox or inbox, or of their staging.
+    struct message {
+        const rank_pair *of; ///< of the schedule, which is there in constructors only
+        message_part part;
+        int tag; ///< parts are sent in any order
+        std::byte *box;
+        std::byte *given;
+    };
+
+    /// `outbox`, `inbox`: of this rank, on its device. Messages have several parts where `element_bytes` is given.
+    /// Collective over all ranks of the node's communicator.
+    mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
+                 const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
+        if (how.persistent != persistent_form::none) { // here, where no rank has had anything to refuse yet
+            count_sharing(ctx, where);
+        }
         const bool staged = how.between_nodes == mpi_memory::staged || (how.between_nodes == mpi_memory::automatic &&
                                                                         ctx.backend() != backend::host && !gpu_aware());
         if (staged) {
@@ -49,43 +113,91 @@ class mpi_messages final : public off_node {
         mpi::detail::check(MPI_Type_contiguous(static_cast<int>(piece_alignment), MPI_BYTE, &unit),
                            "MPI_Type_contiguous");
         mpi::detail::check(MPI_Type_commit(&unit), "MPI_Type_commit");
-        std::vector<transfer> down;
-        std::vector<transfer> up;
         for (const bool receives : {true, false}) {
+            std::vector<message> &made = receives ? received_ : sent_;
             for (const rank_pair &p : all.pairs) {
                 if (p.on_node || p.bytes == 0 || (receives ? p.to : p.from) != rank) {
                     continue;
                 }
-                memory &box = receives ? inbox : outbox;
-                memory &staging = receives ? staging_in_ : staging_out_;
-                const std::uint64_t offset = receives ? p.inbox_offset : p.outbox_offset;
-                if (staged && receives) {
-                    up.push_back(make_transfer(box.subspan(offset, p.bytes), staging.subspan(offset, p.bytes)));
-                } else if (staged) {
-                    down.push_back(make_transfer(staging.subspan(offset, p.bytes), box.subspan(offset, p.bytes)));
+                std::byte *const box = (receives ? inbox : outbox).data();
+                std::byte *const staging = (receives ? staging_in_ : staging_out_).data();
+                int tag = 0;
+                for (const message_part &part : parts_of(p, element_bytes)) {
+                    const std::uint64_t offset = (receives ? p.inbox_offset : p.outbox_offset) + part.offset;
+                    made.push_back({&p, part, tag++, box + offset, (staged ? staging : box) + offset});
                 }
-                add(receives, (staged ? staging : box).data() + offset, p.bytes, receives ? p.from : p.to, unit);
+            }
+            // Short ones are packed first, so that MPI has something to do early.
+            std::stable_sort(made.begin(), made.end(),
+                             [](const message &a, const message &b) { return a.part.bytes < b.part.bytes; });
+            for (const message &m : made) {
+                add(receives, m, unit);
             }
         }
         mpi::detail::check(MPI_Type_free(&unit), "MPI_Type_free"); // the requests still have it
-        if (!down.empty()) {
-            down_.emplace(ctx, down, how.transfers);
-        }
-        if (!up.empty()) {
-            up_.emplace(ctx, up, how.transfers);
-        }
     }
-    mpi_messages(const mpi_messages &) = delete;
-    mpi_messages(mpi_messages &&) = delete;
-    mpi_messages &operator=(const mpi_messages &) = delete;
-    mpi_messages &operator=(mpi_messages &&) = delete;
-    ~mpi_messages() override {
-        int finalised = 0;
-        if (MPI_Finalized(&finalised) == MPI_SUCCESS && finalised == 0) {
-            for (MPI_Request &request : requests_) {
-                static_cast<void>(MPI_Request_free(&request));
-            }
+
+    [[nodiscard]] MPI_Request *receives() noexcept { return requests_.data(); }
+    [[nodiscard]] MPI_Request *sends() noexcept { return requests_.data() + received_.size(); }
+    [[nodiscard]] int count() const noexcept { return static_cast<int>(requests_.size()); }
+
+    std::vector<message> received_; ///< in the order of the requests
+    std::vector<message> sent_;
+    int sharing_ = 1; ///< ranks that have this rank's device, counted where a kernel is to be persistent
+
+  private:
+    void add(bool receives, const message &m, MPI_Datatype unit) {
+        const std::uint64_t units = m.part.bytes / piece_alignment;
+        if (units > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
+            fail(refusal(status::not_supported, "arrays",
+                         "a message of " + std::to_string(m.part.bytes) +
+                             " bytes to another node: 32 GiB are possible; exchange fewer variables in a plan"));
         }
+        const auto number = static_cast<int>(units);
+        MPI_Request &made = requests_.emplace_back(MPI_REQUEST_NULL);
+        mpi::detail::check(receives ? MPI_Recv_init(m.given, number, unit, m.of->from, m.tag, messages_.get(), &made)
+                                    : MPI_Send_init(m.given, number, unit, m.of->to, m.tag, messages_.get(), &made),
+                           receives ? "MPI_Recv_init" : "MPI_Send_init");
+    }
+
+    /// Ranks that are taken for other nodes may share the device too.
+    void count_sharing(const context &ctx, device where) {
+        const mpi::device_uuid own = mpi::uuid_of(ctx, where);
+        std::vector<mpi::device_uuid> uuids(static_cast<std::size_t>(messages_.size()));
+        mpi::detail::check(MPI_Allgather(own.data(), static_cast<int>(own.size()), MPI_BYTE, uuids.data(),
+                                         static_cast<int>(own.size()), MPI_BYTE, messages_.get()),
+                           "MPI_Allgather");
+        sharing_ = static_cast<int>(std::count(uuids.begin(), uuids.end(), own));
+    }
+
+    mpi::detail::communicator messages_; ///< so that no message of another plan or of the caller's is taken for one
+    memory staging_out_;
+    memory staging_in_;
+    std::vector<MPI_Request> requests_; ///< receives, then sends
+};
+
+/// Messages to and from ranks of other nodes that kernels have packed and will unpack.
+class mpi_messages final : public mpi_requests {
+  public:
+    mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
+                 memory &inbox, const options &how)
+        : mpi_requests(ctx, node, all, rank, outbox.location(), {}, outbox, inbox, how), packed_(ctx) {
+        const auto copies = [&](std::optional<mpgpu::plan> &made, const std::vector<message> &messages, bool down) {
+            std::vector<transfer> transfers;
+            for (const message &m : messages) {
+                if (m.given != m.box) {
+                    const auto bytes = static_cast<std::size_t>(m.part.bytes);
+                    const device_span<std::byte> box({m.box, bytes}, outbox.location());
+                    const device_span<std::byte> staging({m.given, bytes}, device::host());
+                    transfers.push_back(down ? make_transfer(staging, box) : make_transfer(box, staging));
+                }
+            }
+            if (!transfers.empty()) {
+                made.emplace(ctx, transfers, how.transfers);
+            }
+        };
+        copies(down_, sent_, true);
+        copies(up_, received_, false);
     }
 
     void packed(stream_view order) override {
@@ -98,39 +210,176 @@ class mpi_messages final : public off_node {
     void start() override {
         // The last messages have been unpacked too: that is earlier in the same stream.
         packed_.synchronize();
-        mpi::detail::check(MPI_Startall(static_cast<int>(requests_.size()), requests_.data()), "MPI_Startall");
+        mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
     }
 
     void arrived(stream_view order) override {
-        mpi::detail::check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
-                           "MPI_Waitall");
+        mpi::detail::check(MPI_Waitall(count(), receives(), MPI_STATUSES_IGNORE), "MPI_Waitall");
         if (up_) {
             up_->enqueue(order);
         }
     }
 
   private:
-    void add(bool receives, std::byte *data, std::uint64_t bytes, int peer, MPI_Datatype unit) {
-        const std::uint64_t units = bytes / piece_alignment;
-        if (units > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
-            fail(refusal(status::not_supported, "arrays",
-                         "a message of " + std::to_string(bytes) +
-                             " bytes to another node: 32 GiB are possible; exchange fewer variables in a plan"));
-        }
-        const auto count = static_cast<int>(units);
-        MPI_Request &made = requests_.emplace_back(MPI_REQUEST_NULL);
-        mpi::detail::check(receives ? MPI_Recv_init(data, count, unit, peer, 0, messages_.get(), &made)
-                                    : MPI_Send_init(data, count, unit, peer, 0, messages_.get(), &made),
-                           receives ? "MPI_Recv_init" : "MPI_Send_init");
-    }
-
-    mpi::detail::communicator messages_; ///< so that no message of another plan or of the caller's is taken for one
     event packed_;
-    memory staging_out_;
-    memory staging_in_;
     std::optional<mpgpu::plan> down_;
     std::optional<mpgpu::plan> up_;
-    std::vector<MPI_Request> requests_; ///< receives, then sends
+};
+
+/// The same by one kernel that runs for as long as the exchange: the thread polls for messages that it has packed, and
+/// tells it of those that have arrived.
+class persistent_messages final : public mpi_requests {
+  public:
+    persistent_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
+                        const rank_arrays &arrays, memory &outbox, memory &inbox, const options &how)
+        : mpi_requests(ctx, node, all, rank, arrays[0].location, element_sizes(arrays), outbox, inbox, how),
+          context_(ctx.get()), side_(ctx, arrays[0].location), forked_(ctx), ended_(ctx),
+          told_(ctx, arrays[0].location, 1 + sent_.size() + received_.size()),
+          completed_(static_cast<std::size_t>(count())) {
+        alone_ = std::none_of(all.pairs.begin(), all.pairs.end(),
+                              [rank](const rank_pair &p) { return p.on_node && (p.from == rank || p.to == rank); });
+        const persistent_copier make = how.persistent_copy
+                                           ? how.persistent_copy
+                                           : (ctx.backend() == backend::host ? cpu_persistent() : persistent_copier());
+        if (!make) {
+            fail(refusal(status::not_supported, "how",
+                         "options::persistent takes a kernel on the CUDA backend: set options::persistent_copy to "
+                         "mpgpu::halo::cuda_persistent() of mpgpu/halo.cuh, in a source that nvcc compiles"));
+        }
+        persistent_lists lists;
+        for (const bool receives : {false, true}) {
+            const direction way = receives ? direction::unpack : direction::pack;
+            for (const message &m : receives ? received_ : sent_) {
+                std::vector<piece> pieces; // of all parts
+                add_pieces(pieces, *m.of, g, arrays, m.given - m.part.offset, way);
+                lists.add({pieces.data() + m.part.first_piece, m.part.pieces});
+            }
+        }
+        kernel_ = make(ctx, arrays[0].location, lists, sent(), told_.in_kernel(), how.persistent, sharing_);
+    }
+    persistent_messages(const persistent_messages &) = delete;
+    persistent_messages(persistent_messages &&) = delete;
+    persistent_messages &operator=(const persistent_messages &) = delete;
+    persistent_messages &operator=(persistent_messages &&) = delete;
+    ~persistent_messages() override { release(); } // or what frees the kernel's memory would wait for ever
+
+    void packed(stream_view order) override {
+        if (released_) {
+            fail(refusal(status::rank_failed, "stream",
+                         "an earlier exchange with ranks on other nodes has failed; make the plan anew"));
+        }
+        if (!alone_) { // at the same time as what is exchanged with ranks of this node
+            forked_.record(order);
+            side_.wait(forked_);
+        }
+        runs_in_ = alone_ ? order : stream_view(side_);
+    }
+
+    /// Sends each message when it is packed. Those that are received are posted when the kernel begins: the last one
+    /// has ended then, and has unpacked what it got.
+    void start() override {
+        or_release([this] {
+            kernel_.launch(runs_in_, ++exchange_);
+            arrived_ = 0;
+            left_ = count();
+            wait_for([this] { return told_.test(begun, exchange_); });
+            if (!received_.empty()) {
+                mpi::detail::check(MPI_Startall(static_cast<int>(received_.size()), receives()), "MPI_Startall");
+            }
+            std::size_t started = 0;
+            started_.assign(sent_.size(), false);
+            wait_for([&] {
+                for (std::size_t m = 0; m < sent_.size(); ++m) {
+                    if (!started_[m] && told_.test(packed_at(m), exchange_)) {
+                        mpi::detail::check(MPI_Start(sends() + m), "MPI_Start");
+                        started_[m] = true;
+                        ++started;
+                    }
+                }
+                test();
+                return started == sent_.size();
+            });
+        });
+    }
+
+    /// Tells the kernel of each message that arrives. Returns when all have, and all of this rank's are sent: the next
+    /// kernel may overwrite them.
+    void arrived(stream_view order) override {
+        or_release([this] {
+            wait_for([this] {
+                test();
+                return left_ == 0;
+            });
+        });
+        if (!alone_) {
+            ended_.record(side_);
+            check(mp_stream_wait_event(context_, order.get(), ended_.get()));
+        }
+    }
+
+  private:
+    [[nodiscard]] std::uint32_t sent() const noexcept { return static_cast<std::uint32_t>(sent_.size()); }
+
+    /// Brings MPI on, and tells the kernel of what has arrived.
+    void test() {
+        int done = 0;
+        mpi::detail::check(MPI_Testsome(count(), receives(), &done, completed_.data(), MPI_STATUSES_IGNORE),
+                           "MPI_Testsome");
+        for (int i = 0; done != MPI_UNDEFINED && i < done; ++i) {
+            const auto request = static_cast<std::uint32_t>(completed_[static_cast<std::size_t>(i)]);
+            if (request < received_.size()) {
+                told_.raise(arrived_at(sent(), arrived_++), arrival(exchange_, request));
+            }
+            --left_;
+        }
+    }
+
+    /// Polls until `holds()`, and looks now and then whether the kernel has failed: it would tell no more.
+    template <class Holds> void wait_for(const Holds &holds) {
+        constexpr unsigned look = 1024;
+        for (unsigned polls = 1; !holds(); ++polls) {
+            if (polls % look == 0) {
+                kernel_.check(runs_in_);
+                std::this_thread::yield();
+            }
+        }
+    }
+
+    /// Lets the kernel end, whatever has arrived.
+    void release() noexcept {
+        released_ = true;
+        for (std::size_t k = 0; k < received_.size(); ++k) {
+            told_.raise(arrived_at(sent(), k), given_up);
+        }
+    }
+
+    template <class Step> void or_release(const Step &step) {
+#if MPGPU_EXCEPTIONS
+        try {
+            step();
+        } catch (...) {
+            release();
+            throw;
+        }
+#else
+        step(); // ends the process where it fails
+#endif
+    }
+
+    mp_context_t context_;
+    stream side_; ///< of the kernel, while streams exchange with ranks of this node
+    event forked_;
+    event ended_;
+    notifications told_;
+    persistent_kernel kernel_;
+    stream_view runs_in_ = stream_view::default_stream();
+    bool alone_ = false; ///< nothing is exchanged with ranks of this node
+    bool released_ = false;
+    std::uint64_t exchange_ = 0; ///< number of the last
+    std::size_t arrived_ = 0;    ///< messages, in this exchange
+    int left_ = 0;               ///< requests that are not complete
+    std::vector<bool> started_;  ///< of the sends
+    std::vector<int> completed_; ///< for MPI_Testsome
 };
 
 } // namespace mpgpu::halo::detail

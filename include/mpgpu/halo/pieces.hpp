@@ -6,6 +6,7 @@
 /// Part of mpgpu/halo.hpp, which programs include: cells that are packed into messages, and who does it.
 
 #include <mpgpu/halo/mesh.hpp>
+#include <mpgpu/notify.cuh>
 
 #include <cstddef>
 #include <cstdint>
@@ -64,6 +65,31 @@ inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept 
     }
 }
 
+/// Whether one kernel moves all messages of a rank to and from other nodes.
+enum class persistent_form : std::int32_t {
+    none,       ///< a kernel packs, the host waits for it and calls MPI, and another kernel unpacks
+    block_each, ///< one kernel, a block of it for each message
+    all_blocks  ///< one kernel, all blocks of it on one message after the other
+};
+
+namespace detail {
+struct persistent_lists;
+} // namespace detail
+
+/// A kernel that packs, waits and unpacks.
+struct persistent_kernel {
+    /// Enqueues exchange n, which counts from 1.
+    std::function<void(stream_view, std::uint64_t)> launch;
+    /// Throws where the kernel, launched in this stream, has failed; never blocks.
+    std::function<void(stream_view)> check;
+};
+
+/// Makes a `persistent_kernel` for one device: of lists in host memory, gone after the call, of which the first
+/// messages, so many, are sent; with the notifications of that kernel, its form, and the number of processes that share
+/// the device.
+using persistent_copier = std::function<persistent_kernel(const context &, device, const detail::persistent_lists &,
+                                                          std::uint32_t, notifier, persistent_form, int)>;
+
 /// What MPI is given where messages go to other nodes.
 enum class mpi_memory : std::int32_t {
     automatic, ///< device memory where MPI says that it takes it, and on the host backend; else staged
@@ -90,6 +116,11 @@ struct options {
     std::optional<bool> joint;
     /// For plans that span nodes.
     mpi_memory between_nodes = mpi_memory::automatic;
+    /// For plans that span nodes; the same on all ranks.
+    persistent_form persistent = persistent_form::none;
+    /// The kernel for that: on CUDA `cuda_persistent()` of mpgpu/halo.cuh. Empty: CPU threads, which only the host
+    /// backend can use.
+    persistent_copier persistent_copy;
 };
 
 namespace detail {

@@ -398,11 +398,14 @@ class plan {
             const rank_arrays &own = peers[static_cast<std::size_t>(l.rank)].arrays;
             for (const detail::rank_pair &p : all.pairs) {
                 std::byte *sent = l.outbox.data() + p.outbox_offset;
+                const bool copied = p.on_node || how.persistent == persistent_form::none; // here, not by off_node_
                 if (p.from == l.rank) {
-                    detail::add_pieces(pack, p, g, own, sent, direction::pack);
                     count(p, own);
                 }
-                if (p.to == l.rank) {
+                if (copied && p.from == l.rank) {
+                    detail::add_pieces(pack, p, g, own, sent, direction::pack);
+                }
+                if (copied && p.to == l.rank) {
                     std::byte *got = p.from == p.to ? sent : l.inbox.data() + p.inbox_offset;
                     detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, g, own, got, direction::unpack);
                 }

@@ -124,6 +124,7 @@ template <> struct processes<mpi::node> {
         add(how.direct_pieces.value_or(0));
         add(how.joint.has_value());
         add(how.joint.value_or(false));
+        add(how.persistent);
         for (const rank_array &one : arrays) {
             add(one.element_bytes);
         }
@@ -133,7 +134,8 @@ template <> struct processes<mpi::node> {
                            "MPI_Allreduce");
         if (least[0] != ~least[1]) { // the least and the greatest print
             fail(invalid("grid",
-                         "the ranks have passed different grids, variables or values of direct_pieces or joint"));
+                         "the ranks have passed different grids, variables or values of direct_pieces, joint or "
+                         "persistent"));
         }
     }
 
@@ -265,7 +267,7 @@ template <> struct processes<mpi::node> {
             made->imports_ = kept;
             made->build(ctx, g, all, peers, how);
         };
-        const auto reach_other_nodes = [&] { add_messages(ctx, node, all, rank, how, *made); };
+        const auto reach_other_nodes = [&] { add_messages(ctx, node, g, all, rank, arrays, how, *made); };
         const form which{limit, false};
         bool done = attempt(node, which, out, allocate);
         if (done) {
@@ -285,11 +287,17 @@ template <> struct processes<mpi::node> {
     }
 
     /// Messages to and from ranks of other nodes, where there are any.
-    static void add_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank,
-                             const options &how, plan &made) {
-        if (node.ranks().size() != static_cast<std::size_t>(node.size())) {
-            plan::lane &own = made.lanes_[0];
+    static void add_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
+                             const rank_arrays &arrays, const options &how, plan &made) {
+        if (node.ranks().size() == static_cast<std::size_t>(node.size())) {
+            return;
+        }
+        plan::lane &own = made.lanes_[0];
+        if (how.persistent == persistent_form::none) {
             made.off_node_ = std::make_shared<mpi_messages>(ctx, node, all, rank, own.outbox, own.inbox, how);
+        } else {
+            made.off_node_ =
+                std::make_shared<persistent_messages>(ctx, node, g, all, rank, arrays, own.outbox, own.inbox, how);
         }
     }
 
@@ -310,7 +318,7 @@ template <> struct processes<mpi::node> {
             std::vector<plan::peer> peers(static_cast<std::size_t>(rank_count(g)), {{}, {{}, device::host()}});
             peers[static_cast<std::size_t>(rank)].arrays = arrays;
             made->add_copies(ctx, g, all, peers, how);
-            add_messages(ctx, node, all, rank, how, *made);
+            add_messages(ctx, node, g, all, rank, arrays, how, *made);
         };
         const auto connect = [&] {
             const std::vector<node_transfer> transfers = transfers_of(node, g, all, rank, arrays);
