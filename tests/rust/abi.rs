@@ -43,6 +43,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut shared, mut uuid) = (mp_memory_handle_t { bytes: [0; 128] }, [0_u8; 16]);
     let (mut out_counters, mut counted) = (poison(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
+    let (bad_partitions, mut trigger) = (partition_options(3), trigger());
     // SAFETY: the output is valid for the call, and a node of one rank is told what it said.
     ok(unsafe { mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), &mut ranks) });
     use mp_status_t::{MP_ERROR_INVALID_ARGUMENT as ARGUMENT, MP_ERROR_INVALID_HANDLE as HANDLE};
@@ -51,13 +52,45 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
         vec![
             ("mp_last_error_info", mp_last_error_info(null_mut()), "info", ARGUMENT),
             ("mp_node_create", mp_node_create(null_mut(), 0, 1, Some(alone), null_mut(), null(), &mut out_node), "context", HANDLE),
-            ("mp_node_create", mp_node_create(c, 0, 1, None, null_mut(), null(), &mut out_node), "allgather", ARGUMENT),
+            ("mp_node_create", mp_node_create(c, 0, 2, None, null_mut(), null(), &mut out_node), "allgather", ARGUMENT),
             ("mp_node_create", mp_node_create(c, 1, 1, Some(alone), null_mut(), null(), &mut out_node), "rank", ARGUMENT),
             ("mp_node_create", mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), null_mut()), "node", ARGUMENT),
             ("mp_node_plan", mp_node_plan(null_mut(), null(), 0, null(), 0, null(), &mut none), "node", HANDLE),
             ("mp_node_plan", mp_node_plan(ranks, null(), 1, null(), 0, null(), &mut none), "windows", ARGUMENT),
             ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 1, null(), &mut none), "transfers", ARGUMENT),
             ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, null(), null_mut()), "plan", ARGUMENT),
+            (
+                "mp_node_plan_partitioned",
+                mp_node_plan_partitioned(null_mut(), null(), 0, null(), 0, null(), null(), &mut none),
+                "node",
+                HANDLE,
+            ),
+            (
+                "mp_node_plan_partitioned",
+                mp_node_plan_partitioned(ranks, null(), 1, null(), 0, null(), null(), &mut none),
+                "windows",
+                ARGUMENT,
+            ),
+            (
+                "mp_node_plan_partitioned",
+                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, &bad_partitions, null(), &mut none),
+                "agent",
+                ARGUMENT,
+            ),
+            (
+                "mp_node_plan_partitioned",
+                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, null(), null(), null_mut()),
+                "plan",
+                ARGUMENT,
+            ),
+            ("mp_plan_arm", mp_plan_arm(null_mut(), null_mut()), "plan", HANDLE),
+            ("mp_plan_arm", mp_plan_arm(plan, null_mut()), "plan", ARGUMENT),
+            ("mp_plan_get_trigger", mp_plan_get_trigger(null_mut(), 0, 0, &mut trigger), "plan", HANDLE),
+            ("mp_plan_get_trigger", mp_plan_get_trigger(plan, 0, 0, &mut trigger), "plan", ARGUMENT),
+            ("mp_plan_get_trigger", mp_plan_get_trigger(plan, 0, 0, null_mut()), "trigger", ARGUMENT),
+            ("mp_plan_wait", mp_plan_wait(null_mut(), 0.0), "plan", HANDLE),
+            ("mp_plan_wait", mp_plan_wait(plan, 0.0), "plan", ARGUMENT),
+            ("mp_plan_wait", mp_plan_wait(plan, -1.0), "seconds", ARGUMENT),
             ("mp_node_destroy", mp_node_destroy(null_mut()), "node", HANDLE),
             ("mp_log_set_callback", mp_log_set_callback(6, None, null_mut()), "max_level", ARGUMENT),
             ("mp_context_create_versioned", mp_context_create_versioned(null(), MP_VERSION, null_mut()), "context", ARGUMENT),

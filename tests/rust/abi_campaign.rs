@@ -646,6 +646,27 @@ impl Fuzzer<'_> {
         } else {
             assert_eq!(plan, poison(), "an output was written");
         }
+        let options =
+            mp_partition_options_t { count: self.odd() as u32 % 5000, arrivals: self.odd_i32(), ..partition_options(self.below(4) as i32) };
+        let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
+        // Often one that every plan accepts.
+        let none = mp_node_end_t { rank: 0, window: 0, offset: 0 };
+        let transfer = if self.one_in(2) { mp_node_transfer_t { dst: none, src: none, bytes: 0 } } else { transfer };
+        let mut plan = poison();
+        let out = self.out(&mut plan);
+        if call!(self, mp_node_plan_partitioned(node, &window, windows, &transfer, transfers, options, null(), out)) {
+            let (stream, room) = (self.a_stream(), self.sized(trigger()));
+            call!(self, mp_plan_get_trigger(plan, self.below(2) as u32, self.below(2) as usize, room));
+            call!(self, mp_plan_arm(plan, stream));
+            if windows * transfers == 0 {
+                call!(self, mp_execute(plan, null_mut(), null_mut()));
+                call!(self, mp_plan_wait(plan, if self.one_in(4) { -1.0 } else { 10.0 }));
+            }
+            // Armed and not executed where nobody makes its partitions ready.
+            call!(self, mp_plan_destroy(plan));
+        } else {
+            assert_eq!(plan, poison(), "an output was written");
+        }
         call!(self, mp_node_destroy(node));
         if self.one_in(4) {
             call!(self, mp_node_destroy(node));

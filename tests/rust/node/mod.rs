@@ -63,6 +63,26 @@ pub fn plan_options() -> mp_plan_options_t {
     }
 }
 
+/// Partitions that the model chooses, and who moves them.
+pub fn partition_options(agent: i32) -> mp_partition_options_t {
+    mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, reserved: 0 }
+}
+
+/// A trigger to be filled in.
+pub fn trigger() -> mp_trigger_t {
+    mp_trigger_t {
+        size: size_of::<mp_trigger_t>(),
+        data: std::ptr::null_mut(),
+        ready: std::ptr::null_mut(),
+        arrived: std::ptr::null(),
+        counters: std::ptr::null_mut(),
+        bytes: 0,
+        partition_bytes: 0,
+        partitions: 0,
+        arrived_flags: 0,
+    }
+}
+
 pub fn plan_info() -> mp_plan_info_t {
     mp_plan_info_t {
         size: size_of::<mp_plan_info_t>(),

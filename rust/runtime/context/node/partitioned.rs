@@ -135,7 +135,7 @@ pub struct Trigger {
 
 /// How far a step is.
 #[derive(Debug, Default)]
-struct StepState {
+struct ArmedState {
     /// Armed and not executed; whether in a capture.
     armed: Option<bool>,
     /// The last execution.
@@ -143,7 +143,7 @@ struct StepState {
 }
 
 /// One rank's flags and counters.
-pub(super) struct Words {
+pub(super) struct PartitionWords {
     /// Of each transfer that this rank sends or receives.
     triggers: BTreeMap<(u32, usize), Trigger>,
     /// Flags of partitions that lie with this rank: the first, and bytes of all.
@@ -151,15 +151,15 @@ pub(super) struct Words {
     /// As many zeros, on a device that can copy them there.
     zeros: u64,
     device: DeviceId,
-    state: Mutex<StepState>,
+    state: Mutex<ArmedState>,
 }
 
 /// A destroyed plan waits so long for partitions that nobody has made ready.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Words {
+impl PartitionWords {
     /// Allocates what this rank needs; `None` where the plan has no partitions.
-    pub fn new(at: &Bindings<'_>, held: &mut Held) -> Result<Option<Words>, Error> {
+    pub fn new(at: &Bindings<'_>, held: &mut Held) -> Result<Option<PartitionWords>, Error> {
         let Some(partitioned) = &at.together.partitioned else { return Ok(None) };
         let (rank, context) = (at.node.rank(), at.node.context());
         let mut allocate = |device: DeviceId, bytes: u64| {
@@ -200,7 +200,7 @@ impl Words {
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
         cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
         clear(at, &cleared, &mut allocate)?;
-        Ok(Some(Words { triggers, flags, zeros, device, state: Mutex::default() }))
+        Ok(Some(PartitionWords { triggers, flags, zeros, device, state: Mutex::default() }))
     }
 
     /// What comes before producers.
@@ -344,7 +344,7 @@ pub(super) fn copy_of(device: DeviceId, bytes: u64, ends: Endpoints) -> (Arc<Pro
 
 impl NodePlan {
     /// The flags of a plan whose transfers move in partitions.
-    pub(super) fn words(&self) -> Result<&Words, Error> {
+    pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
         self.words.as_ref().ok_or_else(|| {
             let reason = "its transfers do not move in partitions: make it with mp_node_plan_partitioned".into();
             Error::NodeArgument { argument: c"plan", reason }

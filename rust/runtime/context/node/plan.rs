@@ -8,7 +8,7 @@ use super::super::sharing::Import;
 use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::part::{Addresses, BoundPart};
-use super::partitioned::{Partitioned, Partitioning, Words};
+use super::partitioned::{PartitionWords, Partitioned, Partitioning};
 use super::progress::Progress;
 use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
@@ -167,7 +167,7 @@ pub struct NodePlan {
     domains: u64,
     part: Mutex<BoundPart>,
     /// Of transfers that move in partitions.
-    pub(super) words: Option<Words>,
+    pub(super) words: Option<PartitionWords>,
     held: Mutex<Held>,
     /// Memory that an execution uses and that may be gone.
     used: Used,
@@ -178,10 +178,10 @@ pub struct NodePlan {
 }
 
 /// What a rank executes.
-struct Bound {
+struct BoundRank {
     part: BoundPart,
     used: Used,
-    words: Option<Words>,
+    words: Option<PartitionWords>,
 }
 
 /// Memory that executions use, and that may be gone when one is asked for.
@@ -250,7 +250,7 @@ impl NodeGroup {
         let (mut held, progress) = (Held::default(), Arc::new(Progress::new()));
         let made = self.bind(&requests, &together, windows, &progress, &mut held);
         match made {
-            Ok(Bound { part, used, words }) => {
+            Ok(BoundRank { part, used, words }) => {
                 let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
                 let (part, held) = (Mutex::new(part), Mutex::new(held));
                 let (domains, shared) = (host_domains(&together.plan.program), &node.context.shared);
@@ -327,7 +327,7 @@ impl NodeGroup {
         windows: &[Window],
         progress: &Arc<Progress>,
         held: &mut Held,
-    ) -> Result<Bound, Error> {
+    ) -> Result<BoundRank, Error> {
         let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
         let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
@@ -337,13 +337,13 @@ impl NodeGroup {
         }
         let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
             let part = &together.parts.parts[self.rank() as usize];
-            let words = Words::new(&bindings, held)?;
+            let words = PartitionWords::new(&bindings, held)?;
             let armed = words.as_ref().map(|words| words.armed(part, &bindings));
             let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), armed, self.context.backend())?;
             let touched: Vec<u64> =
                 bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
             match Used::of(&self.context.shared, &touched) {
-                Ok(used) => Ok(Bound { part: bound, used, words }),
+                Ok(used) => Ok(BoundRank { part: bound, used, words }),
                 Err(error) => {
                     bound.release(self.context.backend());
                     Err(error)
