@@ -36,7 +36,7 @@
 
 namespace mpgpu {
 
-namespace detail {
+namespace trigger_detail {
 
 #ifdef __CUDACC__
 MPGPU_TRIGGER_FUNCTION void meet() {
@@ -99,7 +99,7 @@ inline void rest() {
 }
 #endif
 
-} // namespace detail
+} // namespace trigger_detail
 
 /// One end of a transfer that moves in partitions, as a kernel gets it: a value of a few words, the same in every step,
 /// good until its plan is destroyed.
@@ -138,8 +138,8 @@ class trigger {
     /// The calling block has written its part of a partition. `producers` blocks say so, each once in a step; the last
     /// one starts the partition.
     MPGPU_TRIGGER_FUNCTION void ready(std::uint32_t partition, std::uint64_t producers = 1) const {
-        detail::meet();
-        if (detail::is_first_thread()) {
+        trigger_detail::meet();
+        if (trigger_detail::is_first_thread()) {
             add(partition, 1, producers);
         }
     }
@@ -155,8 +155,8 @@ class trigger {
     /// part of a face.
     MPGPU_TRIGGER_FUNCTION void ready_rows(std::uint64_t first, std::uint64_t bytes, std::uint64_t rows,
                                            std::uint64_t stride) const {
-        detail::meet();
-        if (!detail::is_first_thread() || bytes == 0 || rows == 0) {
+        trigger_detail::meet();
+        if (!trigger_detail::is_first_thread() || bytes == 0 || rows == 0) {
             return;
         }
         // Rows of one partition are counted together, because each count is a trip to memory.
@@ -193,19 +193,19 @@ class trigger {
     /// Waits until a partition has arrived. One thread of the block looks, once in a microsecond; blocks that wait keep
     /// others from running, so launch no more of them than fit beside what they wait for.
     MPGPU_TRIGGER_FUNCTION void wait(std::uint32_t partition) const {
-        if (detail::is_first_thread()) {
+        if (trigger_detail::is_first_thread()) {
             while (!is_up(partition)) {
-                detail::rest();
+                trigger_detail::rest();
             }
         }
-        detail::meet();
+        trigger_detail::meet();
     }
 
   private:
     /// The partition that a byte lies in. Without a division, which takes a thread hundreds of instructions while all
     /// others of its block have finished.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint32_t partition_of(std::uint64_t at) const {
-        auto partition = static_cast<std::uint32_t>(detail::multiply_high(at, reciprocal_));
+        auto partition = static_cast<std::uint32_t>(trigger_detail::multiply_high(at, reciprocal_));
         // Rounded down twice, it may be one too small.
         return partition + (end(partition) <= at ? 1 : 0);
     }
@@ -213,17 +213,17 @@ class trigger {
     /// Counts what is ready of a partition. The last of it sets the counter back and raises the flags.
     MPGPU_TRIGGER_FUNCTION void add(std::uint32_t partition, std::uint64_t amount, std::uint64_t all) const {
         if (amount < all) {
-            if (detail::count(counters_ + partition, amount) != all) {
+            if (trigger_detail::count(counters_ + partition, amount) != all) {
                 return;
             }
-            detail::set_back(counters_ + partition);
+            trigger_detail::set_back(counters_ + partition);
         }
-        detail::raise(ready_ + partition);
+        trigger_detail::raise(ready_ + partition);
     }
 
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool is_up(std::uint32_t partition) const {
         for (std::uint32_t flag = 0; flag < arrived_flags_; ++flag) {
-            if (detail::look(arrived_ + std::uint64_t{partition} * arrived_flags_ + flag) == 0) {
+            if (trigger_detail::look(arrived_ + std::uint64_t{partition} * arrived_flags_ + flag) == 0) {
                 return false;
             }
         }

@@ -47,6 +47,7 @@ class transfer {
         std::shuffle(order.begin(), order.end(), random);
         std::atomic<size_t> next{0};
         std::vector<std::thread> producers;
+        producers.reserve(3);
         for (int i = 0; i < 3; ++i) {
             producers.emplace_back([&] {
                 for (size_t at = next++; at < order.size(); at = next++) {
