@@ -44,7 +44,7 @@ __host__ __device__ share share_of(std::size_t words, unsigned block) {
     return {first < words ? first : words, first + each < words ? first + each : words};
 }
 
-/// Not inlined, and as many blocks at a time in both kernels: what differs is the trigger.
+/// Not inlined: the same code in both kernels, so that what differs is the trigger.
 __device__ __noinline__ void compute(word *out, share mine, word step, unsigned work) {
     for (std::size_t i = mine.first + threadIdx.x; i < mine.end; i += threads) {
         word value = i ^ step;
@@ -55,11 +55,11 @@ __device__ __noinline__ void compute(word *out, share mine, word step, unsigned 
     }
 }
 
-__global__ void __launch_bounds__(threads, 8) produce(word *out, std::size_t words, word step, unsigned work) {
+__global__ void __launch_bounds__(threads) produce(word *out, std::size_t words, word step, unsigned work) {
     compute(out, share_of(words, blockIdx.x), step, work);
 }
 
-__global__ void __launch_bounds__(threads, 8) produce_ready(mpgpu::trigger out, word step, unsigned work) {
+__global__ void __launch_bounds__(threads) produce_ready(mpgpu::trigger out, word step, unsigned work) {
     const share mine = share_of(out.bytes() / sizeof(word), blockIdx.x);
     compute(static_cast<word *>(out.data()), mine, step, work);
     out.ready_range(mine.first * sizeof(word), (mine.end - mine.first) * sizeof(word));

@@ -19,7 +19,7 @@ const DIRECT_LANES: u32 = 16;
 
 /// The number with which a transfer ends first that is produced at the rate at which it moves, in `seconds`, where each partition costs its
 /// lane a hand-over: one of `n` partitions is late, and all of them cost, `seconds / n + n * hand_over`, which is least at the root of their
-/// quotient. On H200 a partition cost 5.3 us, and 24 to 32 were best for 4.9 ms, 8 for 0.6 ms and 4 for 0.08 ms (docs/results.md).
+/// quotient. On H200 a partition cost 5.3 us, and 24 to 32 were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
 pub fn best_partitions(machine: &Machine, total: u64, seconds: f64) -> Partitions {
     let best = (seconds / machine.costs().hand_over).sqrt();
     let most = (total / LEAST_BYTES).clamp(1, 64);
