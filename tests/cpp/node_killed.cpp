@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // A rank is killed while ranks execute a plan of theirs: every other rank gets the status peer_gone within a bounded
 // time, whether it has to do with the dead rank or only with ranks that have, and afterwards nothing of the library is
-// mapped or open. The argument says when: between steps, with steps enqueued that wait for others, or at a random time.
-// Or no rank is killed, and one leaves by an exception.
+// mapped or open. The argument says when: between steps, with steps enqueued that wait for others, or at a random time;
+// or at a random time while transfers move in partitions. Or no rank is killed, and one leaves by an exception.
 //
 // Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so survivors hold out against
 // SIGTERM until they have looked; each prints a line, and the caller looks for all of them.
 #include "ranks.hpp"
 
 #include <mpgpu/mpi.hpp>
+#include <mpgpu/trigger.cuh>
 
 #include <mpi.h>
 
@@ -21,6 +22,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -44,17 +46,30 @@ struct part {
     mpgpu::plan plan;
     mpgpu::stream stream;
 
-    explicit part(std::uint32_t ranks)
+    bool in_partitions;
+
+    part(std::uint32_t ranks, bool partitioned)
         : gpu(mpgpu::device::gpu(world_rank % ctx.devices().gpus)),
           node(mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu})), sent(ctx, gpu, bytes), received(ctx, gpu, bytes),
-          plan(node.plan({mpgpu::make_window(sent), mpgpu::make_window(received)},
-                         {{{(static_cast<std::uint32_t>(world_rank) + 1) % ranks, 1, 0},
-                           {static_cast<std::uint32_t>(world_rank), 0, 0},
-                           bytes}})),
-          stream(ctx, gpu) {}
+          plan(planned(ranks, partitioned)), stream(ctx, gpu), in_partitions(partitioned) {}
+
+    mpgpu::plan planned(std::uint32_t ranks, bool partitioned) {
+        const auto rank = static_cast<std::uint32_t>(world_rank);
+        const std::vector<mpgpu::window> windows{mpgpu::make_window(sent), mpgpu::make_window(received)};
+        const mpgpu::node_transfer to_next{{(rank + 1) % ranks, 1, 0}, {rank, 0, 0}, bytes};
+        return partitioned ? node.plan_partitioned(windows, {to_next}, {6}) : node.plan(windows, {to_next});
+    }
 
     void step(int times) {
         for (int i = 0; i < times; ++i) {
+            if (in_partitions) {
+                plan.arm(stream);
+                stream.synchronize();
+                const mpgpu::trigger out(plan.trigger(static_cast<std::uint32_t>(world_rank), 0));
+                for (std::uint32_t partition = 0; partition < out.partitions(); ++partition) {
+                    out.ready(partition);
+                }
+            }
             plan.enqueue(stream);
         }
         stream.synchronize();
@@ -67,7 +82,7 @@ void meet_the_end(part &mine, const std::string &when) {
         for (int i = 0; i < 4; ++i) {
             mine.plan.enqueue(mine.stream);
         }
-    } else if (when == "anytime") {
+    } else if (when == "anytime" || mine.in_partitions) {
         std::thread([] {
             std::this_thread::sleep_for(std::chrono::microseconds(std::random_device()() % 20'000));
             std::raise(SIGKILL);
@@ -100,7 +115,7 @@ void run(const std::string &when) {
     int ranks = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     try {
-        part mine(static_cast<std::uint32_t>(ranks));
+        part mine(static_cast<std::uint32_t>(ranks), when == "partitions");
         mine.step(healthy);
         if (left_over().empty()) {
             end(1, "nothing of the library is mapped in the middle: this test looks for the wrong names");
