@@ -181,7 +181,7 @@ class trigger {
     }
 
     /// Whether a partition has arrived in this step: then its bytes may be read. For a rank that receives the transfer,
-    /// after `mp_plan_arm`. Each thread gets the same answer.
+    /// after `mp_plan_arm`; never, where its plan does not tell of arrivals. Each thread gets the same answer.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool arrived(std::uint32_t partition) const {
 #ifdef __CUDACC__
         return __syncthreads_and(is_up(partition)) != 0;
@@ -222,12 +222,12 @@ class trigger {
     }
 
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool is_up(std::uint32_t partition) const {
-        for (std::uint32_t flag = 0; flag < arrived_flags_; ++flag) {
-            if (trigger_detail::look(arrived_ + std::uint64_t{partition} * arrived_flags_ + flag) == 0) {
-                return false;
-            }
+        std::uint32_t up = 0;
+        while (up < arrived_flags_ &&
+               trigger_detail::look(arrived_ + std::uint64_t{partition} * arrived_flags_ + up) != 0) {
+            ++up;
         }
-        return true;
+        return up > 0 && up == arrived_flags_;
     }
 
     void *data_;

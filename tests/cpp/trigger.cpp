@@ -203,6 +203,25 @@ TEST_CASE("a consumer waits for a partition") {
     moved.plan().synchronize(60);
 }
 
+TEST_CASE("a plan that does not tell of arrivals never says that one has come") {
+    const mpgpu::context ctx;
+    const mpgpu::node node(ctx);
+    mpgpu::buffer<uint8_t> from(ctx, mpgpu::device::gpu(0), 1000);
+    mpgpu::buffer<uint8_t> to(ctx, mpgpu::device::gpu(1), 1000);
+    const mpgpu::plan plan =
+        node.plan_partitioned({mpgpu::make_window(from), mpgpu::make_window(to)}, {{{0, 1, 0}, {0, 0, 0}, 1000}},
+                              {2, mpgpu::agent::copy_engine, false});
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+    const mpgpu::trigger both(plan.trigger(0, 0));
+    plan.arm(stream);
+    stream.synchronize();
+    both.ready(0);
+    both.ready(1);
+    plan.enqueue(stream);
+    plan.synchronize(60);
+    CHECK(!both.arrived(0));
+}
+
 TEST_CASE("what is missing is named") {
     transfer moved(1000, 10, mpgpu::agent::copy_engine);
     const mpgpu::trigger out = moved.trigger();
