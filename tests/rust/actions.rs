@@ -1,7 +1,7 @@
 //! Parts of a step, a thread for each rank, move the right bytes step after step: small ones as one kernel does them, by its CPU build; all
 //! of them bound to a backend that does at once what it is asked for.
 
-use super::{Addresses, BoundPart, SmallPart};
+use super::{Addresses, Armed, BoundPart, SmallPart};
 use crate::backend::{
     Action, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal, SignalWait,
     StreamHandle,
@@ -9,6 +9,8 @@ use crate::backend::{
 use crate::bridge::run_actions_on_cpu;
 use crate::plan::{self, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
+use crate::program::{PartitionUse, Partitions, add_partition_flags};
+use crate::sync::{Mutex, lock};
 use crate::topology::{Costs, DeviceId, Machine, preset};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -128,7 +130,12 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) {
 struct AtOnce {
     /// Kernels that have waited for flags.
     kernels: AtomicUsize,
+    /// Streams that have waited for partitions.
+    awaiting: Mutex<Vec<StreamHandle>>,
 }
+
+/// A stream that the backend has not made.
+const CALLERS: StreamHandle = StreamHandle(65);
 
 fn counter(address: u64) -> &'static AtomicU64 {
     // SAFETY: a flag of `Shared`, which outlives the threads that use it.
@@ -215,6 +222,13 @@ impl Backend for AtOnce {
         }
         Ok(())
     }
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        lock(&self.awaiting).push(stream);
+        while flags.iter().any(|flag| counter(*flag).load(Ordering::Acquire) == 0) {
+            thread::yield_now();
+        }
+        Ok(())
+    }
     fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
         self.kernels.fetch_add(1, Ordering::Relaxed);
         let actions: Vec<_> = actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect();
@@ -229,7 +243,7 @@ fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, by: SignalWait, 
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
         let (mut bound, backend) = (BoundPart::new(part, shared, by, None, &backend).expect("bound"), &backend);
-        Some(move || bound.enqueue(StreamHandle(64), false, backend).expect("done"))
+        Some(move || bound.enqueue(CALLERS, false, backend).expect("done"))
     });
     run_steps(ends, shared, steps, bound.collect::<Vec<_>>().into_iter());
     backend.kernels.into_inner()
@@ -325,4 +339,62 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
     // The receiver moves nothing, so one kernel may wait for it whatever the sender does.
     assert!(matches!(&small(super::SMALL_BYTES + 1, away)[..], [None, Some(_)]));
     assert_eq!(small(100, EndRanks { src: 1, dst: 1 }), [None, None]);
+}
+
+#[test]
+fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
+    let machine = machine();
+    let (bytes, ends) = (1 << 20, [EndRanks { src: 0, dst: 1 }, EndRanks { src: 1, dst: 0 }]);
+    let shape = |from, to| Shape {
+        dst_device: DeviceId::gpu(to),
+        src_device: DeviceId::gpu(from),
+        dst_kind: MemoryKind::Device,
+        src_kind: MemoryKind::Device,
+        bytes,
+    };
+    let shapes = [shape(0, 1), shape(1, 0)];
+    let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
+    let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
+    let partitions = [Partitions::new(bytes, 7), Partitions::new(bytes, 3)];
+    let program = plan::partition(&planned, &partitions);
+    plan::validate(&program, options.staging_bytes).expect("a valid program");
+    let batch = RankedBatch { ranks: 2, shapes: &shapes, ends: &ends, owners: &[0, 1, 1, 1] };
+    let mut parts = divide(&program, &batch);
+    check_parts(&program, &batch, &parts).expect("a right division");
+    let before = parts.flags.len();
+    let flags = add_partition_flags(&mut parts, &batch, &partitions, PartitionUse::Moved { tells: true }).expect("each reads its own");
+    assert!(flags.iter().all(|of| of.writers > 1), "several paths: {flags:?}");
+    let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
+    let shared = Shared {
+        src: memory(),
+        dst: memory(),
+        rings: program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
+        slot_bytes: program.rings.iter().map(|ring| ring.slot_bytes).collect(),
+        flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
+    };
+    // Flags of partitions stay up until the step after: whose they are sets them back before it begins.
+    let of_rank = |rank: u32| -> Vec<usize> { (before..parts.flags.len()).filter(|flag| parts.flags[*flag].taker == rank).collect() };
+    let backends = [AtOnce::default(), AtOnce::default()];
+    let step_of_rank = |rank: usize| {
+        let (backend, shared) = (&backends[rank], &shared);
+        let armed = Armed::new(&parts.parts[rank], shared, DeviceId::gpu(0), 0, 0, 0);
+        let mut bound = BoundPart::new(&parts.parts[rank], shared, SignalWait::Kernel, Some(armed), backend).expect("bound");
+        let own = of_rank(rank as u32);
+        let ready: Vec<u32> = (0..partitions[rank].count).map(|partition| flags[rank].ready + partition).collect();
+        let arrived: Vec<FlagId> = (0..partitions[1 - rank].count).flat_map(|partition| flags[1 - rank].arrived(partition)).collect();
+        Some(move || {
+            own.iter().for_each(|flag| shared.flags[*flag].store(0, Ordering::Relaxed));
+            lock(&backend.awaiting).clear();
+            bound.arm(CALLERS, false, backend).expect("armed");
+            assert!(lock(&backend.awaiting).is_empty(), "nothing waits before the producers");
+            ready.iter().for_each(|flag| shared.flags[*flag as usize].store(1, Ordering::Release));
+            bound.enqueue(CALLERS, false, backend).expect("done");
+            let awaiting = lock(&backend.awaiting);
+            assert!(!awaiting.is_empty() && !awaiting.contains(&CALLERS), "{awaiting:?}");
+            assert!(arrived.iter().all(|flag| shared.flags[flag.0 as usize].load(Ordering::Acquire) == 1), "all have arrived");
+        })
+    };
+    let steps: Vec<_> = (0..2).map(step_of_rank).collect();
+    run_steps(&ends, &shared, 50, steps.into_iter());
+    assert_eq!(backends.map(|backend| backend.kernels.into_inner()), [0, 0], "a kernel would wait behind its producers");
 }
