@@ -107,9 +107,9 @@ class plan {
 
     /// What kernels need that produce or consume a transfer in partitions (mpgpu/trigger.cuh): number `transfer` of
     /// those that `rank` handed in. Throws `argument_error`.
-    [[nodiscard]] mp_trigger_t trigger(std::uint32_t rank, std::size_t transfer, on_error failed = {}) const {
+    [[nodiscard]] mp_trigger_t trigger(std::uint32_t rank, std::size_t index, on_error failed = {}) const {
         mp_trigger_t made = MP_TRIGGER_INIT;
-        failed.report(mp_plan_get_trigger(get(), rank, transfer, &made));
+        failed.report(mp_plan_get_trigger(get(), rank, index, &made));
         return made;
     }
 

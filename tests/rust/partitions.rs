@@ -181,6 +181,17 @@ proptest! {
 }
 
 #[test]
+fn ranks_between_which_nothing_moves_do_not_need_each_other() {
+    let transfer = |dst, src, bytes| NodeTransfer { dst: end(dst, 1, 0), src: end(src, 0, 0), bytes };
+    let transfers = vec![transfer(0, 0, 1104), transfer(1, 1, 2194), NodeTransfer { dst: end(0, 1, 1105), src: end(1, 0, 0), bytes: 0 }];
+    for agent in [Agent::Producer, Agent::CopyEngine { tells: true }] {
+        let partitioning = Partitioning { count: Some(2), agent };
+        let (transfers, sizes) = (transfers.clone(), vec![[1104, 1105], [2196, 2196]]);
+        Case { topology: "beluga", ranks: 2, transfers, sizes, partitioning, one_in_sight: true }.run(20, &PlanOptions::default(), 3);
+    }
+}
+
+#[test]
 fn a_plan_is_used_ten_thousand_times() {
     let transfers = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
     let partitioning = Partitioning { count: Some(3), agent: Agent::CopyEngine { tells: true } };

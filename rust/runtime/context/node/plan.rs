@@ -576,7 +576,7 @@ impl Together {
             all[flag.raiser as usize].flags.insert(flag.taker);
         }
         if self.is_stored() {
-            for NodeTransfer { dst, src, .. } in &self.transfers {
+            for NodeTransfer { dst, src, .. } in self.transfers.iter().filter(|t| t.bytes > 0) {
                 all[src.rank as usize].windows.extend([(src.rank, src.window), (dst.rank, dst.window)]);
             }
         }
