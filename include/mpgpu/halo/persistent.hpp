@@ -103,15 +103,15 @@ struct tile {
 };
 
 constexpr unsigned tile_lane_words = 4; // of each thread of a warp: with more, 1024 threads run out of registers
-constexpr std::uint64_t tile_words = 32 * tile_lane_words;
+constexpr std::uint64_t tile_words = std::uint64_t{32} * tile_lane_words;
 
 /// What one launch copies; a plain value that the kernel takes, of lists in memory that it reaches.
 struct persistent_work {
-    const piece *pieces;
-    const tile *tiles;
-    const std::uint32_t *starts; ///< tiles of message m are those from `starts[m]` to `starts[m + 1]`
-    std::uint32_t sent;          ///< messages, which come first
-    std::uint32_t received;      ///< messages
+    const piece *pieces = nullptr;
+    const tile *tiles = nullptr;
+    const std::uint32_t *starts = nullptr; ///< tiles of message m are those from `starts[m]` to `starts[m + 1]`
+    std::uint32_t sent = 0;                ///< messages, which come first
+    std::uint32_t received = 0;            ///< messages
     notifier tell;
 };
 
