@@ -142,12 +142,7 @@ class benchmark {
             const mp_trigger_t made = plan.trigger(0, 0);
             const std::string name = "copy engines, " + std::to_string(made.partitions) + " partitions" +
                                      (count == 0 ? " (model)" : "") + (how.arrivals ? "" : ", untold");
-            const auto begin = [&](word step) {
-                plan.arm(stream_);
-                check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
-                produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
-                check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
-            };
+            const auto begin = [&](word step) { launch_armed(plan, made, step); };
             report(name, measure(begin, [&] { plan.enqueue(stream_); }), bulk.all, limit);
             if (count == 16) {
                 report(name + ", captured", captured(plan, made), bulk.all, limit);
@@ -158,12 +153,7 @@ class benchmark {
             // What the trigger costs the kernel: nothing moves meanwhile.
             const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::copy_engine});
             const mp_trigger_t made = plan.trigger(0, 0);
-            const auto begin = [&](word step) {
-                plan.arm(stream_);
-                check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
-                produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
-                check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
-            };
+            const auto begin = [&](word step) { launch_armed(plan, made, step); };
             const auto end = [&] {
                 stream_.synchronize();
                 plan.enqueue(stream_);
@@ -172,12 +162,7 @@ class benchmark {
         }
         const mpgpu::plan stored = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::producer});
         const mp_trigger_t made = stored.trigger(0, 0);
-        const auto begin = [&](word step) {
-            stored.arm(stream_);
-            check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
-            produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
-            check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
-        };
+        const auto begin = [&](word step) { launch_armed(stored, made, step); };
         report("stored by the kernel, 16 partitions", measure(begin, [&] { stored.enqueue(stream_); }), bulk.all,
                limit);
         std::printf("%s\n", failures_ == 0 ? "every byte of every form was right" : "BYTES WERE WRONG");
@@ -190,6 +175,14 @@ class benchmark {
     void launch(word step) {
         check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
         produce<<<blocks, threads, 0, raw_>>>(source_.data(), words_, step, work_);
+        check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
+    }
+
+    /// The beginning of a step, and the kernel that makes its partitions ready.
+    void launch_armed(const mpgpu::plan &plan, const mp_trigger_t &made, word step) {
+        plan.arm(stream_);
+        check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
+        produce_ready<<<blocks, threads, 0, raw_>>>(mpgpu::trigger(made), step, work_);
         check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
     }
 
