@@ -3,12 +3,14 @@
 #define MPGPU_HALO_CUH
 
 /// @file
-/// Pack and unpack of mpgpu/halo.hpp on CUDA: one kernel launch for all neighbours and variables of a rank. For sources
+/// The kernels of mpgpu/halo.hpp on CUDA: one launch packs, or unpacks, for all neighbours and variables of a rank, or is
+/// all of an exchange. For sources
 /// that nvcc compiles; the only header of mpgpu that needs the CUDA runtime.
 ///
 /// @code
 /// mpgpu::halo::options how;
 /// how.copy = mpgpu::halo::cuda_copier();
+/// how.pushed_copy = mpgpu::halo::cuda_pushed();
 /// mpgpu::halo::plan halo(ctx, grid, arrays, how);
 /// @endcode
 
@@ -21,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace mpgpu::halo {
 
@@ -41,6 +44,13 @@ constexpr unsigned persistent_blocks = 32;    // with all on one message: they k
 template <persistent_form Form>
 __global__ void __launch_bounds__(persistent_threads) exchange_kernel(persistent_work work, std::uint64_t exchange) {
     exchange_messages<Form>(notify_block::current(), work, exchange);
+}
+
+constexpr unsigned pushed_threads = 256; // so that a face of a small mesh is packed by many multiprocessors
+
+/// Four blocks a multiprocessor: what hides the latency of memory takes so many loads.
+__global__ void __launch_bounds__(pushed_threads, 4) push_kernel(const __grid_constant__ pushed_work work) {
+    push_messages(notify_block::current(), work);
 }
 
 inline void check_cuda(cudaError_t code, const char *what) {
@@ -64,9 +74,57 @@ class current_device {
     int before_ = 0;
 };
 
+/// How many blocks of a kernel run at once in this process's part of a GPU, which is current. Refused where they are
+/// less than `least`.
+template <class Kernel>
+unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, device where, int sharing, unsigned least) {
+    int resident = 0;
+    int multiprocessors = 0;
+    // This also loads the kernel: at its launch that might wait for others that run.
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), 0),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, where.id()),
+               "cudaDeviceGetAttribute");
+    const auto most = static_cast<unsigned>(resident * multiprocessors / sharing);
+    if (most < least) {
+        fail(refusal(status::not_supported, "how",
+                     std::string(form) + ": " + std::to_string(sharing) + " processes share a GPU that holds " +
+                         std::to_string(resident * multiprocessors) + " blocks at once, and each takes at least " +
+                         std::to_string(least) + ": blocks that wait for others must all run"));
+    }
+    return most;
+}
+
+/// Lets kernels of the current device write to where messages lie in this process.
+inline void reach(const pushed_messages &messages, device where) {
+    for (const pushed_message &m : messages.sent) {
+        cudaPointerAttributes there{};
+        check_cuda(cudaPointerGetAttributes(&there, m.pieces.front().message), "cudaPointerGetAttributes");
+        if (there.device == where.id()) {
+            continue; // also memory of other processes, which is opened through this device
+        }
+        int can = 0;
+        check_cuda(cudaDeviceCanAccessPeer(&can, where.id(), there.device), "cudaDeviceCanAccessPeer");
+        if (can == 0) {
+            fail(refusal(status::not_supported, "how",
+                         "options::pushed: GPU " + std::to_string(where.id()) + " cannot write to memory of GPU " +
+                             std::to_string(there.device) + "; leave it out where GPUs have no peer access"));
+        }
+        const cudaError_t enabled = cudaDeviceEnablePeerAccess(there.device, 0);
+        if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
+            static_cast<void>(cudaGetLastError()); // it is remembered as the last error
+        } else {
+            check_cuda(enabled, "cudaDeviceEnablePeerAccess");
+        }
+    }
+}
+
 /// A list in memory of a device, freed with the last copy of the pointer, after what is enqueued has finished.
 template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, device where, array_view<const T> list) {
     const auto kept = std::make_shared<buffer<T>>(ctx, where, list.size());
+    if (list.empty()) {
+        return kept;
+    }
     buffer<T> host(ctx, device::host(), list.size());
     std::copy(list.begin(), list.end(), host.data());
     const stream upload(ctx, where);
@@ -113,23 +171,9 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
         auto *const kernel = each ? &detail::exchange_kernel<persistent_form::block_each>
                                   : &detail::exchange_kernel<persistent_form::all_blocks>;
         const detail::current_device current(where);
-        int resident = 0;
-        int multiprocessors = 0;
-        // This also loads the kernel: at its launch that might wait for others that run.
-        detail::check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                               &resident, kernel, static_cast<int>(detail::persistent_threads), 0),
-                           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-        detail::check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, where.id()),
-                           "cudaDeviceGetAttribute");
-        const auto most = static_cast<unsigned>(resident * multiprocessors / sharing);
         const unsigned least = each ? 2 : 1;
-        if (most < least) {
-            detail::fail(detail::refusal(
-                status::not_supported, "how",
-                "options::persistent: " + std::to_string(sharing) + " processes share a GPU that holds " +
-                    std::to_string(resident * multiprocessors) + " blocks at once, and each takes at least " +
-                    std::to_string(least) + ": blocks that wait for others must all run"));
-        }
+        const unsigned most =
+            detail::blocks_at_once("options::persistent", kernel, detail::persistent_threads, where, sharing, least);
         const auto received = static_cast<std::uint32_t>(lists.starts.size() - 1) - sent;
         constexpr unsigned warps = detail::persistent_threads / 32;
         // With all on one message half of the GPU is left to others: a block takes a whole multiprocessor.
@@ -152,6 +196,31 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
                     detail::check_cuda(state == cudaErrorNotReady ? cudaSuccess : state,
                                        "the kernel that exchanges messages with other nodes");
                 }};
+    };
+}
+
+/// The kernel of `options::pushed`, for arrays on GPUs of the CUDA backend. Between processes its blocks wait for other
+/// ranks, so it has no more than this process's part of the GPU holds at once: processes that share a GPU take equal
+/// parts, and run at the same time only under MPS.
+[[nodiscard]] inline pushing_copier cuda_pushed() {
+    return [](const context &ctx, device where, const detail::pushed_messages &messages, int sharing) -> launch_function {
+        const detail::current_device current(where);
+        const unsigned most =
+            detail::blocks_at_once("options::pushed", &detail::push_kernel, detail::pushed_threads, where, sharing, 1);
+        detail::reach(messages, where);
+        const detail::pushed_lists lists(messages);
+        constexpr unsigned warps = detail::pushed_threads / 32;
+        const unsigned blocks = std::clamp((lists.most_tiles(messages) + warps - 1) / warps, 1U, most);
+        const auto pieces = detail::on_device<piece>(ctx, where, lists.pieces);
+        const auto tiles = detail::on_device<detail::tile>(ctx, where, lists.tiles);
+        const auto state = detail::on_device<detail::pushed_state>(ctx, where, std::vector<detail::pushed_state>(1));
+        const auto work = std::make_shared<const detail::pushed_work>(
+            detail::work_of(messages, lists, blocks, pieces->data(), tiles->data(), state->data()));
+        return [pieces, tiles, state, work, where, blocks](stream_view stream) {
+            const detail::current_device now(where);
+            detail::push_kernel<<<blocks, detail::pushed_threads, 0, static_cast<cudaStream_t>(stream.get())>>>(*work);
+            detail::check_cuda(cudaGetLastError(), "the kernel that pushes messages");
+        };
     };
 }
 

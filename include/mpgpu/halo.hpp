@@ -38,6 +38,7 @@
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/pieces.hpp>
 #include <mpgpu/halo/plan.hpp>
+#include <mpgpu/halo/pushed.hpp>
 #include <mpgpu/halo/schedule.hpp>
 
 #endif // MPGPU_HALO_HPP

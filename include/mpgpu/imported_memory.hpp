@@ -56,6 +56,25 @@ template <class T> class imported_memory : public detail::memory_owner<T, detail
         }
         failed.report(outcome);
     }
+    /// Maps it for kernels of `where`, which have it at `in_kernels()`, also where it is on a GPU that this process does
+    /// not see: `mp_memory_import_for` says more. Throws as above.
+    imported_memory(mp_context_t ctx, const memory_handle &handle, device where, on_error failed = {}) {
+        void *mapped = nullptr;
+        void *address = nullptr;
+        std::uint64_t bytes = 0;
+        const mp_status_t outcome = mp_memory_import_for(ctx, &handle, where.id(), &mapped, &address, &bytes);
+        if (outcome == MP_SUCCESS) {
+            this->own(mapped, {ctx, static_cast<std::size_t>(bytes / sizeof(T)), where.id()});
+            in_kernels_ = static_cast<T *>(address);
+        }
+        failed.report(outcome);
+    }
+
+    /// The first element, for kernels of the device that it was mapped for; null where it was mapped for none.
+    [[nodiscard]] T *in_kernels() const noexcept { return in_kernels_; }
+
+  private:
+    T *in_kernels_ = nullptr; ///< good for as long as this owns the mapping
 };
 
 } // namespace mpgpu

@@ -643,6 +643,12 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 mp_status_t mp_stream_synchronize(mp_context_t context,
                                   mp_stream_t stream);
 
+/// Writes the device of `stream`: only kernels of that device can be launched in it. `MP_DEVICE_HOST` for the default
+/// streams of CUDA, which are of whatever GPU is current when they are used. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `device` is NULL.
+mp_status_t mp_stream_device(mp_context_t context, mp_stream_t stream, int32_t *device);
+
 /// Tells whether `stream` is being captured into a graph: `*capturing` is 1 or 0. Work that is enqueued in it then runs at
 /// every launch of the graph. Always 0 on the host backend. Any thread.
 ///
@@ -874,6 +880,20 @@ mp_status_t mp_memory_import(mp_context_t context,
                              int32_t *device,
                              uint64_t *bytes);
 
+/// Maps the memory that a handle of `mp_memory_export` describes for kernels of the device `device`, which read and write
+/// it at `*address`: as `mp_memory_import`, whatever GPU is current in the calling thread, and also where the memory is on
+/// a GPU that this process does not see. `*pointer` is what `mp_memory_close` takes; it is no end of transfers where the
+/// memory's GPU is out of sight. `bytes` may be NULL. Any thread, host functions excepted.
+///
+/// Errors: as `mp_memory_import`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED` where `device` has no access to the
+/// memory's GPU.
+mp_status_t mp_memory_import_for(mp_context_t context,
+                                 const mp_memory_handle_t *handle,
+                                 int32_t device,
+                                 void **pointer,
+                                 void **address,
+                                 uint64_t *bytes);
+
 /// Takes note of memory of another process that the caller has mapped by `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
 /// so that it may be an end of transfers: the driver calls it memory of the GPU through which it was opened, and `device`
 /// says on which it really is. `pointer` is what was returned, `bytes` how many it has been mapped with, `ipc_handle` the
@@ -928,6 +948,20 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// nothing is enqueued; `MP_ERROR_INVALID_ARGUMENT` when `signals` is NULL and `count` is not 0.
 mp_status_t mp_stream_wait_signals(mp_context_t context,
                                    mp_stream_t stream,
+                                   const mp_signal_t *signals,
+                                   size_t count);
+
+/// Says that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed: when a
+/// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
+/// it, and whoever synchronises is told, as `mp_stream_wait_signals` says. So a kernel that polls such a counter, for a
+/// value that no process raises it to, learns that it waits in vain. Does not wait, and enqueues nothing; of each counter
+/// one value counts, and a call once more only looks for errors.
+///
+/// Counters as for `mp_stream_wait_signals`. `signals` is read during the call only. Any thread.
+///
+/// Errors: as `mp_stream_wait_signals`, without those of streams; `MP_ERROR_PEER_GONE` wherever a process that had mapped a
+/// counter's memory has ended without closing it.
+mp_status_t mp_kernel_wait_signals(mp_context_t context,
                                    const mp_signal_t *signals,
                                    size_t count);
 

@@ -239,7 +239,10 @@ class node {
     }
     /// The same for several ranges of each rank at once, found by rank and index: `of(rank, i)`. Some may be empty, and
     /// ranks may offer different numbers of them.
-    template <class T> [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine) const {
+    /// With `kernels`, for kernels of that device (`imported_memory::in_kernels`), memory of GPUs out of sight included.
+    template <class T>
+    [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
+                                            std::optional<device> kernels = std::nullopt) const {
         int most = static_cast<int>(mine.size());
         detail::check(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, local_.get()), "MPI_Allreduce");
         const auto ranges = static_cast<std::size_t>(most);
@@ -284,7 +287,8 @@ class node {
                     continue;
                 }
                 std::error_code ec;
-                mapped.memory = imported_memory<T>(context_, offer.handle, ec);
+                mapped.memory = kernels ? imported_memory<T>(context_, offer.handle, *kernels, ec)
+                                        : imported_memory<T>(context_, offer.handle, ec);
                 if (ec) {
                     mapped.status = static_cast<mpgpu::status>(ec.value());
                     mapped.why = last_error().message;

@@ -79,10 +79,7 @@ pub unsafe extern "C" fn mp_memory_import(
         let device = if device.is_null() { None } else { Some(Out::new(device, c"device")?) };
         let bytes = if bytes.is_null() { None } else { Some(Out::new(bytes, c"bytes")?) };
         let context = find(context)?;
-        let [handle] = array(handle, 1, c"handle", c"handle")? else {
-            return Err(Failure::invalid(c"handle", "handle is NULL"));
-        };
-        let handle = Handle::decode(&handle.bytes).map_err(|error| Failure::from(mpgpu_runtime::context::Error::from(error)))?;
+        let handle = handle_of(handle)?;
         let (address, on) = context.import_memory(&handle).map_err(Failure::blame(c"handle"))?;
         if let Some(device) = device {
             device.write(on.0);
@@ -93,6 +90,45 @@ pub unsafe extern "C" fn mp_memory_import(
         out.write(std::ptr::with_exposed_provenance_mut(address as usize));
         Ok(())
     })
+}
+
+/// Maps the memory that a handle of `mp_memory_export` describes for kernels of the device `device`, which read and write
+/// it at `*address`: as `mp_memory_import`, whatever GPU is current in the calling thread, and also where the memory is on
+/// a GPU that this process does not see. `*pointer` is what `mp_memory_close` takes; it is no end of transfers where the
+/// memory's GPU is out of sight. `bytes` may be NULL. Any thread, host functions excepted.
+///
+/// Errors: as `mp_memory_import`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED` where `device` has no access to the
+/// memory's GPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_import_for(
+    context: mp_context_t,
+    handle: *const mp_memory_handle_t,
+    device: i32,
+    pointer: *mut *mut c_void,
+    address: *mut *mut c_void,
+    bytes: *mut u64,
+) -> mp_status_t {
+    guard(|| {
+        let pointer = Out::new(pointer, c"pointer")?;
+        let address = Out::new(address, c"address")?;
+        let bytes = if bytes.is_null() { None } else { Some(Out::new(bytes, c"bytes")?) };
+        let context = find(context)?;
+        let handle = handle_of(handle)?;
+        let (mapped, seen) = context.import_memory_for(&handle, DeviceId(device)).map_err(Failure::blame(c"handle"))?;
+        if let Some(out) = bytes {
+            out.write(handle.bytes);
+        }
+        address.write(std::ptr::with_exposed_provenance_mut(seen as usize));
+        pointer.write(std::ptr::with_exposed_provenance_mut(mapped as usize));
+        Ok(())
+    })
+}
+
+fn handle_of(handle: *const mp_memory_handle_t) -> Result<Handle, Failure> {
+    let [handle] = array(handle, 1, c"handle", c"handle")? else {
+        return Err(Failure::invalid(c"handle", "handle is NULL"));
+    };
+    Handle::decode(&handle.bytes).map_err(|error| Failure::from(mpgpu_runtime::context::Error::from(error)))
 }
 
 /// Takes note of memory of another process that the caller has mapped by `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
@@ -195,6 +231,24 @@ pub unsafe extern "C" fn mp_stream_wait_signals(
     guard(|| {
         let signals = signals_of(signals, count)?;
         Ok(find(context)?.stream_wait_signals(StreamHandle(stream.addr()), &signals)?)
+    })
+}
+
+/// Says that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed: when a
+/// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
+/// it, and whoever synchronises is told, as `mp_stream_wait_signals` says. So a kernel that polls such a counter, for a
+/// value that no process raises it to, learns that it waits in vain. Does not wait, and enqueues nothing; of each counter
+/// one value counts, and a call once more only looks for errors.
+///
+/// Counters as for `mp_stream_wait_signals`. `signals` is read during the call only. Any thread.
+///
+/// Errors: as `mp_stream_wait_signals`, without those of streams; `MP_ERROR_PEER_GONE` wherever a process that had mapped a
+/// counter's memory has ended without closing it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_kernel_wait_signals(context: mp_context_t, signals: *const mp_signal_t, count: usize) -> mp_status_t {
+    guard(|| {
+        let signals = signals_of(signals, count)?;
+        Ok(find(context)?.kernel_wait_signals(&signals)?)
     })
 }
 

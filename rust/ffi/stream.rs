@@ -52,6 +52,19 @@ pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream
     guard(|| Ok(find(context)?.synchronize_stream(stream_of(stream))?))
 }
 
+/// Writes the device of `stream`: only kernels of that device can be launched in it. `MP_DEVICE_HOST` for the default
+/// streams of CUDA, which are of whatever GPU is current when they are used. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `device` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_stream_device(context: mp_context_t, stream: mp_stream_t, device: *mut i32) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(device, c"device")?;
+        out.write(find(context)?.stream_device(stream_of(stream))?.0);
+        Ok(())
+    })
+}
+
 /// Tells whether `stream` is being captured into a graph: `*capturing` is 1 or 0. Work that is enqueued in it then runs at
 /// every launch of the graph. Always 0 on the host backend. Any thread.
 ///

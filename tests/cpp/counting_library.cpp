@@ -488,6 +488,13 @@ mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t /*stream*/,
     return enter(kind::context, context);
 }
 
+mp_status_t mp_kernel_wait_signals(mp_context_t context, const mp_signal_t * /*signals*/, size_t /*count*/) {
+    return enter(kind::context, context);
+}
+mp_status_t mp_stream_device(mp_context_t context, mp_stream_t /*stream*/, int32_t *device) {
+    *device = MP_DEVICE_HOST;
+    return enter(kind::context, context);
+}
 mp_status_t mp_signal_alloc(mp_context_t context, uint64_t count, uint64_t **counters) {
     void *memory = nullptr;
     const mp_status_t status = mp_alloc(context, MP_DEVICE_HOST, count * sizeof(uint64_t), &memory);

@@ -113,11 +113,14 @@ TEST_CASE("every cell of random decompositions is as in a mesh of one piece, ove
         const std::vector<std::size_t> &sizes = problem.second;
         const auto direct_pieces =
             std::array<std::optional<std::uint64_t>, 5>{0, 1, 5, never_pack, std::nullopt}.at(random() % 5);
-        INFO(text_of(g, sizes, direct_pieces));
-        mesh all(ctx, g, sizes);
         halo::options how;
         how.direct_pieces = direct_pieces;
+        how.pushed = direct_pieces ? std::nullopt : std::array<std::optional<bool>, 3>{true, false}.at(random() % 3);
+        INFO(text_of(g, sizes, direct_pieces), how.pushed ? (*how.pushed ? ", pushed" : ", not pushed") : "");
+        mesh all(ctx, g, sizes);
         halo::plan halo(ctx, g, all.arrays, how);
+        CHECK(halo.pushed() == how.pushed.value_or(halo.pushed() && !direct_pieces));
+        CHECK((!halo.pushed() || halo.direct_bytes() == 0));
         check_cycles(all, stream, 5, [&](const mpgpu::stream &s) { halo.exchange(s); });
         CHECK(halo.direct_bytes() + halo.packed_bytes() == reference::exchanged_bytes(g, sizes));
         CHECK((!direct_pieces || halo.direct_pieces() == *direct_pieces));
@@ -230,22 +233,25 @@ TEST_CASE("left open, the form is the fastest of those that differ, and the desc
         const std::string text = halo.describe();
         INFO(text);
         CHECK(text.find("up to " + std::to_string(halo.direct_pieces()) + " piece") != std::string::npos);
-        CHECK((text.find("measurement") != std::string::npos) == (forms.size() > 1));
-        if (forms.size() < 2) {
+        CHECK((text.find("measurement") != std::string::npos) == !forms.empty());
+        if (forms.empty()) {
             CHECK(halo.measured().empty());
-            CHECK(halo.direct_pieces() == forms.at(0));
+            CHECK(halo.direct_pieces() == 0);
+            CHECK_FALSE(halo.pushed());
             return;
         }
-        REQUIRE(halo.measured().size() == forms.size());
+        REQUIRE(halo.measured().size() == forms.size() + 1); // the last is pushed
         std::vector<double> seconds;
-        std::size_t chosen = forms.size();
-        for (std::size_t i = 0; i < forms.size(); ++i) {
+        std::size_t chosen = halo.measured().size();
+        for (std::size_t i = 0; i <= forms.size(); ++i) {
             const halo::measured_form &form = halo.measured()[i];
-            CHECK(form.direct_pieces == forms[i]);
+            CHECK(form.pushed == (i == forms.size()));
+            CHECK(form.direct_pieces == (form.pushed ? 0 : forms[i]));
             CHECK(form.seconds > 0);
-            CHECK(text.find(", up to " + std::to_string(forms[i]) + ": ") != (i == 0 ? 0 : std::string::npos));
+            const std::string name = form.pushed ? "pushed: " : "up to " + std::to_string(forms[i]) + ": ";
+            CHECK(text.find(", " + name) != (i == 0 ? 0 : std::string::npos));
             seconds.push_back(form.seconds);
-            chosen = form.direct_pieces == halo.direct_pieces() ? i : chosen;
+            chosen = form.direct_pieces == halo.direct_pieces() && form.pushed == halo.pushed() ? i : chosen;
         }
         CHECK(chosen == halo::detail::fastest_of(seconds));
     };
@@ -253,7 +259,7 @@ TEST_CASE("left open, the form is the fastest of those that differ, and the desc
     halo::grid g;
     g.cells = {100, 1, 1};
     g.ranks = {4, 1, 1};
-    check(g, {0}); // nothing to exchange
+    check(g, {}); // nothing to exchange
     g.ghost = {2, 0, 0};
     check(g, {0, 1});
     g = {};
@@ -273,6 +279,17 @@ TEST_CASE("left open, the form is the fastest of those that differ, and the desc
     const halo::plan asked(ctx, g, all.arrays, how);
     CHECK(asked.direct_pieces() == 3);
     CHECK(asked.measured().empty());
+    how.pushed = true;
+    CHECK_THROWS_WITH_AS(halo::plan(ctx, g, all.arrays, how), doctest::Contains("direct_pieces=3"),
+                         mpgpu::argument_error);
+    how.direct_pieces = 0;
+    const halo::plan pushed(ctx, g, all.arrays, how);
+    CHECK(pushed.pushed());
+    CHECK(pushed.measured().empty());
+    CHECK(pushed.transfers() == nullptr);
+    CHECK(pushed.describe().find("pushed into the memory of their receivers") != std::string::npos);
+    how.joint = true;
+    CHECK_THROWS_WITH_AS(halo::plan(ctx, g, all.arrays, how), doctest::Contains("with joint"), mpgpu::argument_error);
 }
 
 TEST_CASE("forms that are compared take turns in rows, and neither a first exchange nor a lone one counts") {

@@ -46,9 +46,11 @@ struct world {
         counting::executions_take(all, {}, {});
     }
 
-    [[nodiscard]] halo::plan plan(std::optional<std::uint64_t> direct_pieces = std::nullopt) const {
+    [[nodiscard]] halo::plan plan(std::optional<std::uint64_t> direct_pieces = std::nullopt,
+                                  std::optional<bool> pushed = false) const {
         halo::options how;
         how.direct_pieces = direct_pieces;
+        how.pushed = pushed;
         return {ctx, g, arrays, how};
     }
 
@@ -72,6 +74,32 @@ TEST_CASE("a form that is slow in a row is not taken for being fast alone, and t
     REQUIRE(row.measured().size() == 2);
     CHECK(row.measured()[0].seconds >= 2e-3);
     CHECK(row.describe().find("chosen by measurement, in a row") != std::string::npos);
+}
+
+TEST_CASE("messages are pushed where that is faster or asked for, without a transfer") {
+    const world w;
+    counting::executions_take(messages, {6e-3, 6e-3}, {2e-3, 2e-3}); // of transfers, which it has none of
+    const halo::plan measured = w.plan(std::nullopt, std::nullopt);
+    CHECK(measured.pushed());
+    CHECK(measured.direct_pieces() == 0);
+    REQUIRE(measured.measured().size() == 3);
+    CHECK(measured.measured()[2].pushed);
+    CHECK(measured.transfers() == nullptr);
+    CHECK(w.plan(std::nullopt, true).measured().empty());
+    CHECK_FALSE(w.plan(0, std::nullopt).pushed());
+    CHECK_FALSE(w.plan(std::nullopt, false).pushed());
+    // A kernel of the caller's that refuses is out where it is one of several forms.
+    halo::options how;
+    how.pushed_copy = [](const mpgpu::context &, mpgpu::device, const halo::detail::pushed_messages &,
+                         int) -> halo::launch_function {
+        mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "no peer access"});
+    };
+    const halo::plan others(w.ctx, w.g, w.arrays, how);
+    CHECK_FALSE(others.pushed());
+    CHECK(others.measured().size() == 2);
+    CHECK(others.describe().find("not possible here: pushed: no peer access") != std::string::npos);
+    how.pushed = true;
+    CHECK_THROWS_AS(halo::plan(w.ctx, w.g, w.arrays, how), mpgpu::not_supported);
 }
 
 TEST_CASE("a form that is refused is out, and the others are there") {
@@ -116,6 +144,7 @@ TEST_CASE("where all forms are refused the error is that of the first, and error
     // A packing copier of the caller's that refuses, before the double refuses the rest.
     counting::refuse_plans(messages, MP_ERROR_OUT_OF_MEMORY);
     halo::options how;
+    how.pushed = false;
     how.copy = [](const mpgpu::context &, mpgpu::device, mpgpu::array_view<const halo::piece>,
                   halo::direction) -> halo::launch_function {
         mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "the first"});

@@ -81,7 +81,7 @@ mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &str
     }
 }
 
-void run(std::uint64_t direct_pieces, bool joint) {
+void run(std::uint64_t direct_pieces, const std::string &form) {
     std::optional<mpgpu::context> ctx(std::in_place);
     halo_test::select_device(*ctx, world_rank);
     std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD);
@@ -93,7 +93,8 @@ void run(std::uint64_t direct_pieces, bool joint) {
     std::optional<halo_test::part> mine(std::in_place, *ctx, g, world_rank, std::vector<std::size_t>{8});
     halo::options how = halo_test::options_for(*ctx);
     how.direct_pieces = direct_pieces;
-    how.joint = joint;
+    how.joint = form == "joint";
+    how.pushed = form == "pushed";
     std::optional<halo::plan> plan(std::in_place, *ctx, *node, g, mine->arrays(), how);
     std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());
     // An allocation is mapped once, so that these are the addresses of the plan's too, where it writes to arrays
@@ -160,5 +161,5 @@ void run(std::uint64_t direct_pieces, bool joint) {
 } // namespace
 
 int main(int argc, char *argv[]) {
-    return ranks_test::run_surviving(argc, argv, [&] { run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2); });
+    return ranks_test::run_surviving(argc, argv, [&] { run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2 ? argv[2] : ""); });
 }

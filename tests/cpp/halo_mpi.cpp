@@ -10,6 +10,7 @@
 #include <mpi.h>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -51,20 +53,14 @@ std::optional<bool> random_joint(std::mt19937 &random) {
 
 /// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
-                const std::vector<std::size_t> &sizes, std::optional<std::uint64_t> direct_pieces,
-                std::optional<bool> joint, std::uint64_t cycles, bool in_two,
-                halo::mpi_memory between_nodes = halo::mpi_memory::automatic,
-                halo::persistent_form persistent = halo::persistent_form::none) {
+                const std::vector<std::size_t> &sizes, const halo::options &how, std::uint64_t cycles, bool in_two) {
     const halo_test::part mine(ctx, g, world_rank, sizes);
     const mpgpu::stream stream(ctx, mine.where());
-    halo::options how = halo_test::options_for(ctx);
-    how.direct_pieces = direct_pieces;
-    how.joint = joint;
-    how.between_nodes = between_nodes;
-    how.persistent = persistent;
     halo::plan halo(ctx, node, g, mine.arrays(), how);
-    require(!direct_pieces || !joint || halo.measured().empty(), "nothing is measured where the form is given");
-    require(halo.joint() == joint.value_or(halo.joint()), "the form that was asked for is taken");
+    require(!(how.pushed.value_or(false) || (how.direct_pieces && how.joint)) || halo.measured().empty(),
+            "nothing is measured where the form is given");
+    require(halo.joint() == how.joint.value_or(halo.joint()), "the form that was asked for is taken");
+    require(halo.pushed() == how.pushed.value_or(halo.pushed() && !how.direct_pieces), "and no other");
     for (const halo::measured_form &form : halo.measured()) {
         std::array<double, 2> readings = {form.seconds, -form.seconds};
         MPI_Allreduce(MPI_IN_PLACE, readings.data(), 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -102,6 +98,89 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     halo.destroy();
 }
 
+/// Pushed messages: random problems, the ranks delayed by chance, in two streams by turns.
+void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 &random) {
+    halo::options how = halo_test::options_for(ctx);
+    how.pushed = true;
+    const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
+    for (int problem = 0; problem < problems; ++problem) {
+        const auto [g, sizes] = reference::random_problem(random, node.size());
+        run_cycles(ctx, node, g, sizes, how, cycles, problem % 2 == 1);
+    }
+    // Of one that is large for this test, so that all blocks have a part of each message.
+    halo::grid g;
+    g.ranks = {node.size(), 1, 1};
+    g.cells = {3 * std::int64_t{node.size()}, 40, 30};
+    g.periodic = {true, true, true};
+    g.ghost = {2, 1, 1};
+    run_cycles(ctx, node, g, {8, 4, 1, 12}, how, few_cycles, false);
+
+    g.cells = {2 * std::int64_t{node.size()} + 1, 5, 4};
+    const halo_test::part mine(ctx, g, world_rank, {8, 4});
+    const std::array<mpgpu::stream, 2> streams = {mpgpu::stream(ctx, mine.where()), mpgpu::stream(ctx, mine.where())};
+    mpgpu::event before(ctx);
+    halo::plan halo(ctx, node, g, mine.arrays(), how);
+    std::string difference;
+    std::mt19937 own(static_cast<unsigned>(world_rank)); // others on each rank
+    const std::uint64_t many = 10 * many_cycles;
+    for (std::uint64_t cycle = 1; cycle <= many; ++cycle) {
+        const mpgpu::stream &stream = streams.at(own() % 2);
+        stream.wait(before);
+        const auto pause = std::chrono::microseconds(own() % 8 == 0 ? own() % 300 : 0);
+        stream.launch_host([&mine, cycle, pause] {
+            std::this_thread::sleep_for(pause);
+            mine.fill(cycle);
+        });
+        mine.upload(stream);
+        if (own() % 3 == 0) {
+            halo.start(stream);
+            halo.finish(stream);
+        } else {
+            halo.exchange(stream);
+        }
+        mine.download(stream);
+        stream.launch_host([&mine, &difference, cycle] {
+            difference = difference.empty() ? mine.first_difference(cycle) : difference;
+        });
+        before.record(stream);
+    }
+    before.synchronize();
+    require(difference.empty(), difference);
+    // Nothing between exchanges: whatever stream they are in, each comes after the last.
+    mine.fill(1);
+    mine.upload(streams[0]);
+    streams[0].synchronize();
+    for (std::uint64_t cycle = 0; cycle < many; ++cycle) {
+        halo.exchange(streams.at(cycle % 2));
+    }
+    halo.finish(streams[0]);
+    mine.download(streams[0]);
+    streams[0].synchronize();
+    difference = mine.first_difference(1);
+    require(difference.empty(), difference);
+    halo.destroy();
+}
+
+/// Ranks that see one GPU each write into each other's inboxes too; the other forms are refused or measured as ever.
+void push_with_one_gpu_in_sight(std::mt19937 &random) {
+    int gpus = 0;
+    {
+        const mpgpu::context ctx;
+        if (!halo_test::on_host_backend(ctx)) {
+            return; // the caller sets CUDA_VISIBLE_DEVICES
+        }
+        gpus = ctx.devices().gpus;
+    }
+    setenv("MPGPU_HOST_VISIBLE_DEVICES", std::to_string(world_rank % gpus).c_str(), 1);
+    {
+        const mpgpu::context ctx;
+        require(ctx.devices().gpus == 1, "one GPU is in sight");
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+        push(ctx, node, random);
+    }
+    unsetenv("MPGPU_HOST_VISIBLE_DEVICES");
+}
+
 /// What one rank gets wrong is thrown on all of them, and nobody waits for anybody.
 void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
@@ -110,9 +189,10 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     g.ghost = {1, 1, 0};
     const halo_test::part mine(ctx, g, world_rank, {8, 4});
     const halo::options how = halo_test::options_for(ctx);
-    const auto refused = [&](const halo::grid &with, const halo::rank_arrays &arrays) {
+    const auto refused = [&](const halo::grid &with, const halo::rank_arrays &arrays,
+                             std::optional<halo::options> form = std::nullopt) {
         try {
-            const halo::plan made(ctx, node, with, arrays, how);
+            const halo::plan made(ctx, node, with, arrays, form.value_or(how));
             return false;
         } catch (const mpgpu::argument_error &) {
             return true;
@@ -125,10 +205,17 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     halo::grid other = g;
     other.ranks[1] += 1;
     require(refused(other, mine.arrays()), "a grid of more ranks than the communicator has is refused");
+    halo::options bad = how;
+    bad.pushed = true;
+    bad.direct_pieces = 3;
+    require(refused(g, mine.arrays(), bad), "pushed messages and direct pieces are refused");
     if (node.size() > 1) {
         other = g;
         other.periodic[1] = last;
         require(refused(other, mine.arrays()), "grids that differ are refused on all ranks");
+        bad = how;
+        bad.pushed = last;
+        require(refused(g, mine.arrays(), bad), "forms that differ are refused on all ranks");
     }
     halo::plan(ctx, node, g, mine.arrays(), how).destroy(); // nothing of that has left a trace
 }
@@ -155,6 +242,7 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
         int launched = 0;
         halo::options how;
         how.joint = joint;
+        how.pushed = false;
         how.copy = [&](const mpgpu::context &context, mpgpu::device where, mpgpu::array_view<const halo::piece> pieces,
                        halo::direction way) -> halo::launch_function {
             if (last && when_made) {
@@ -197,6 +285,66 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
     }
 }
 
+/// The same of a kernel that pushes: it is out where one rank refuses it, and where asked for by name all throw.
+void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    if (node.size() < 2 || !halo_test::on_host_backend(ctx)) {
+        return;
+    }
+    halo::grid g;
+    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
+    g.ranks = {1, node.size(), 1};
+    g.ghost = {1, 1, 0};
+    const halo_test::part mine(ctx, g, world_rank, {8, 4});
+    const bool last = world_rank + 1 == node.size();
+    const auto refuse = [] {
+        mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "no pushing on the last rank"});
+    };
+    for (const bool when_made : {true, false}) {
+        int launched = 0;
+        halo::options how;
+        how.joint = false;
+        how.pushed_copy = [&](const mpgpu::context &context, mpgpu::device where,
+                              const halo::detail::pushed_messages &messages, int sharing) -> halo::launch_function {
+            if (last && when_made) {
+                refuse();
+            }
+            return [&, launch = halo::detail::cpu_pushed()(context, where, messages, sharing)](
+                       mpgpu::stream_view stream) {
+                if (last && ++launched > 4) { // in a row: the others wait for this rank's messages
+                    refuse();
+                }
+                launch(stream);
+            };
+        };
+        const mpgpu::stream stream(ctx, mine.where());
+        halo::plan plan(ctx, node, g, mine.arrays(), how);
+        require(!plan.pushed(), "a form that nobody refuses is taken");
+        const std::string why =
+            std::string("pushed: ") + (last ? "no pushing on the last rank" : "refused on another rank");
+        require(plan.describe().find(why) != std::string::npos, plan.describe());
+        mine.fill(1);
+        mine.upload(stream);
+        plan.exchange(stream);
+        mine.download(stream);
+        stream.synchronize();
+        const std::string difference = mine.first_difference(1);
+        require(difference.empty(), difference);
+        plan.destroy();
+        how.pushed = true;
+        if (when_made) {
+            bool thrown = false;
+            try {
+                const halo::plan made(ctx, node, g, mine.arrays(), how);
+            } catch (const mpgpu::not_supported &) {
+                thrown = last;
+            } catch (const mpgpu::argument_error &) {
+                thrown = !last;
+            }
+            require(thrown, "all ranks throw, and the one that refused says why");
+        }
+    }
+}
+
 /// Many exchanges by each persistent kernel, all neighbours of all ranks on one mesh.
 void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
@@ -213,9 +361,13 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid large = g; // of messages that are sent in several parts
     large.ranks = {1, 1, node.size()};
     large.cells = {80, 90, 3 * std::int64_t{node.size()}};
+    halo::options how = halo_test::options_for(ctx);
+    how.direct_pieces = 0;
+    how.joint = false;
     for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
-        run_cycles(ctx, node, g, {8, 4, 1}, 0, false, cycles, false, halo::mpi_memory::automatic, form);
-        run_cycles(ctx, node, large, {8, 4, 8}, 0, false, 4, false, halo::mpi_memory::automatic, form);
+        how.persistent = form;
+        run_cycles(ctx, node, g, {8, 4, 1}, how, cycles, false);
+        run_cycles(ctx, node, large, {8, 4, 8}, how, 4, false);
     }
 }
 
@@ -240,6 +392,24 @@ void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &no
     }
 }
 
+/// Messages to other nodes are not pushed.
+void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    halo::grid g;
+    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
+    g.ranks = {1, node.size(), 1};
+    g.ghost = {1, 1, 0};
+    const halo_test::part mine(ctx, g, world_rank, {8});
+    halo::options how = halo_test::options_for(ctx);
+    how.pushed = true;
+    bool refused = false;
+    try {
+        const halo::plan made(ctx, node, g, mine.arrays(), how);
+    } catch (const mpgpu::not_supported &) {
+        refused = true;
+    }
+    require(refused, "pushing to ranks of other nodes is refused");
+}
+
 /// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by signals, the others by MPI.
 void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
@@ -247,14 +417,18 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     {
         const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, local);
         refuse_on_all_ranks(ctx, node);
+        refuse_to_push(ctx, node);
         for (int problem = 0; problem < problems; ++problem) {
             const auto [g, sizes] = reference::random_problem(random, node.size());
-            const std::optional<std::uint64_t> form = random_form(random, ctx);
             constexpr std::array<halo::persistent_form, 3> kernels = {
                 halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks};
             const auto which = static_cast<std::size_t>(problem) % kernels.size();
-            run_cycles(ctx, node, g, sizes, form, random_joint(random), few_cycles, problem % 2 == 1,
-                       problem % 4 < 2 ? halo::mpi_memory::automatic : halo::mpi_memory::staged, kernels.at(which));
+            halo::options how = halo_test::options_for(ctx);
+            how.direct_pieces = random_form(random, ctx);
+            how.joint = random_joint(random);
+            how.between_nodes = problem % 4 < 2 ? halo::mpi_memory::automatic : halo::mpi_memory::staged;
+            how.persistent = kernels.at(which);
+            run_cycles(ctx, node, g, sizes, how, few_cycles, problem % 2 == 1);
         }
         run_in_a_row(ctx, node);
         if (nodes == node.size()) {
@@ -270,14 +444,20 @@ void run() {
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
     refuse_on_all_ranks(ctx, node);
     leave_out_what_one_rank_refuses(ctx, node);
+    leave_out_kernels_that_one_rank_refuses(ctx, node);
     std::mt19937 random(20261121); // the same problems on all ranks
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
-        const std::optional<std::uint64_t> form = random_form(random, ctx);
-        const halo::persistent_form kernel = // which does not matter within a node
+        halo::options how = halo_test::options_for(ctx);
+        how.direct_pieces = random_form(random, ctx);
+        how.joint = random_joint(random);
+        how.persistent = // which does not matter within a node
             problem % 3 == 0 ? halo::persistent_form::block_each : halo::persistent_form::none;
-        run_cycles(ctx, node, g, sizes, form, random_joint(random), problem < 4 ? many_cycles : few_cycles,
-                   problem % 2 == 1, halo::mpi_memory::automatic, kernel);
+        run_cycles(ctx, node, g, sizes, how, problem < 4 ? many_cycles : few_cycles, problem % 2 == 1);
+    }
+    if (halo_test::can_pack(ctx)) {
+        push(ctx, node, random);
+        push_with_one_gpu_in_sight(random);
     }
     if (!halo_test::can_pack(ctx)) {
         if (world_rank == 0) {

@@ -46,6 +46,7 @@ inline mpgpu::halo::options options_for([[maybe_unused]] const mpgpu::context &c
     if (!on_host_backend(ctx)) {
         how.copy = mpgpu::halo::cuda_copier();
         how.persistent_copy = mpgpu::halo::cuda_persistent();
+        how.pushed_copy = mpgpu::halo::cuda_pushed();
     }
 #endif
     return how;

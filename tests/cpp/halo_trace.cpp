@@ -26,7 +26,7 @@ namespace halo = mpgpu::halo;
 
 constexpr int exchanges = 20;
 
-void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t direct_pieces) {
+void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t direct_pieces, bool pushed = false) {
     halo::grid g;
     g.cells = {12, 10, 6 * std::int64_t{node.size()}};
     g.ranks = {1, 1, node.size()};
@@ -39,6 +39,7 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     *gate.data() = 0;
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
+    how.pushed = pushed;
     halo::plan plan(ctx, node, g, mine.arrays(), how);
 
     // Before the gate is closed: the first launch of a kernel loads it, which may wait for the device.
@@ -74,8 +75,8 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     plan.destroy();
     if (world_rank == 0) {
         std::printf(
-            "direct_pieces %llu: %d exchanges enqueued behind a closed gate, 0 calls into MPI, every cell right\n",
-            static_cast<unsigned long long>(direct_pieces), exchanges);
+            "direct_pieces %llu%s: %d exchanges enqueued behind a closed gate, 0 calls into MPI, every cell right\n",
+            static_cast<unsigned long long>(direct_pieces), pushed ? ", pushed" : "", exchanges);
     }
 }
 
@@ -93,6 +94,7 @@ int main(int argc, char *argv[]) {
         if (halo_test::can_pack(ctx)) {
             run(ctx, node, 0);
             run(ctx, node, 1);
+            run(ctx, node, 0, true);
         }
     } catch (const std::exception &e) {
         require(false, e.what());

@@ -37,6 +37,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     ok(unsafe { mp_event_create(c, &mut event) });
     let (mut length, mut number, mut backend) = (77_usize, 77_i32, mp_backend_t::MP_BACKEND_AUTO);
     let (mut out_plan, mut out_memory, mut out_stream, mut out_event) = (poison(), poison(), poison(), poison());
+    let mut out_address = poison();
     let (mut no_request, mut info) = (null_mut(), plan_info());
     let (mut counts, mut device) = (statistics(), device_statistics());
     let ipc = [0_u8; 64];
@@ -144,6 +145,10 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_memory_import", mp_memory_import(c, null(), &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
             ("mp_memory_import", mp_memory_import(c, &shared, null_mut(), null_mut(), null_mut()), "pointer", ARGUMENT),
             ("mp_memory_import", mp_memory_import(c, &shared, &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
+            ("mp_memory_import_for", mp_memory_import_for(null_mut(), &shared, 0, &mut out_memory, &mut out_address, null_mut()), "context", HANDLE),
+            ("mp_memory_import_for", mp_memory_import_for(c, null(), 0, &mut out_memory, &mut out_address, null_mut()), "handle", ARGUMENT),
+            ("mp_memory_import_for", mp_memory_import_for(c, &shared, 0, null_mut(), &mut out_address, null_mut()), "pointer", ARGUMENT),
+            ("mp_memory_import_for", mp_memory_import_for(c, &shared, 0, &mut out_memory, null_mut(), null_mut()), "address", ARGUMENT),
             ("mp_memory_adopt", mp_memory_adopt(null_mut(), memory.cast(), 8, 0, ipc.as_ptr().cast()), "context", HANDLE),
             ("mp_memory_adopt", mp_memory_adopt(c, null_mut(), 8, 0, ipc.as_ptr().cast()), "pointer", ARGUMENT),
             ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 0, 0, ipc.as_ptr().cast()), "bytes", ARGUMENT),
@@ -153,6 +158,11 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_stream_wait_signals", mp_stream_wait_signals(null_mut(), null_mut(), null(), 0), "context", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(c, poison(), null(), 0), "stream", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(c, null_mut(), null(), 1), "signals", ARGUMENT),
+            ("mp_kernel_wait_signals", mp_kernel_wait_signals(null_mut(), null(), 0), "context", HANDLE),
+            ("mp_kernel_wait_signals", mp_kernel_wait_signals(c, null(), 1), "signals", ARGUMENT),
+            ("mp_stream_device", mp_stream_device(null_mut(), null_mut(), &mut number), "context", HANDLE),
+            ("mp_stream_device", mp_stream_device(c, poison(), &mut number), "stream", HANDLE),
+            ("mp_stream_device", mp_stream_device(c, null_mut(), null_mut()), "device", ARGUMENT),
             ("mp_stream_is_capturing", mp_stream_is_capturing(null_mut(), null_mut(), &mut number), "context", HANDLE),
             ("mp_stream_is_capturing", mp_stream_is_capturing(c, null_mut(), null_mut()), "capturing", ARGUMENT),
             ("mp_stream_raise_signals", mp_stream_raise_signals(null_mut(), null_mut(), null(), 0), "context", HANDLE),

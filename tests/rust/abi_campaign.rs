@@ -346,6 +346,10 @@ impl Fuzzer<'_> {
             let mut capturing = -1;
             let out = self.out(&mut capturing);
             call!(self, mp_stream_is_capturing(context, null_mut(), out));
+            let (mut of, stream) = (77, self.a_stream());
+            let out = self.out(&mut of);
+            call!(self, mp_stream_device(context, stream, out));
+            assert!((MP_DEVICE_HOST..=77).contains(&of));
         }
         if self.one_in(2) {
             // One that lasts is not destroyed before its round ends.
@@ -750,6 +754,12 @@ impl Fuzzer<'_> {
         } else {
             assert_eq!((memory, device, bytes), (poison(), 77, 77), "an output was written");
         }
+        let (mut seen, device) = (poison(), self.below(6) as i32 - 1);
+        let outs = (self.out(&mut memory), self.out(&mut seen), self.out(&mut bytes));
+        if call!(self, mp_memory_import_for(context, handle, device, outs.0, outs.1, outs.2)) {
+            assert_eq!(memory, seen, "virtual devices have one address for all");
+            call!(self, mp_memory_close(context, memory));
+        }
         let address = self.an_address();
         call!(self, mp_memory_close(context, pointer(address)));
         let (adopted, bytes, device) = (pointer(self.an_address()), self.below(99), self.below(6) as i32 - 1);
@@ -827,6 +837,8 @@ impl Fuzzer<'_> {
             4 => {
                 let huge = self.odd() as usize;
                 call!(self, mp_stream_wait_signals(context, stream, null_mut(), huge));
+                call!(self, mp_kernel_wait_signals(context, null_mut(), huge));
+                call!(self, mp_kernel_wait_signals(owner, good.as_ptr(), 1));
                 call!(self, mp_stream_raise_signals(context, stream, null_mut(), huge));
             }
             _ => {

@@ -428,6 +428,38 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
 }
 
 #[test]
+fn kernels_get_memory_of_a_gpu_out_of_sight() {
+    let node = Node::new(c"beluga");
+    let mut peer = Peer::start();
+    peer.tell("alloc 3 4096 1");
+    let in_sight = from_hex(&peer.tell("export 0 0 4096"));
+    let out_of_sight = forged(&in_sight, |handle| handle.device[15] ^= 1);
+    let import_for = |handle: &mp_memory_handle_t, device: i32| {
+        let (mut pointer, mut address, mut bytes) = (poison::<std::ffi::c_void>(), poison::<std::ffi::c_void>(), 77);
+        // SAFETY: handle and outputs are valid for the call.
+        let status = unsafe { mp_memory_import_for(node.context, handle, device, &mut pointer, &mut address, &mut bytes) };
+        (status, pointer, address.cast::<u8>(), bytes)
+    };
+    for handle in [in_sight, out_of_sight] {
+        let (status, pointer, address, bytes) = import_for(&handle, 2);
+        assert_eq!((status, bytes), (MP_SUCCESS, 4096));
+        assert!(holds(address, 4096, 1, 0), "other bytes");
+        fill(address, 4096, 2);
+        close(&node, pointer.cast());
+        let theirs = import(&node, &in_sight);
+        assert!(holds(theirs, 4096, 2, 0), "they are not written there");
+        fill(theirs, 4096, 1);
+        close(&node, theirs);
+    }
+    for (device, expected) in [(4, MP_ERROR_INVALID_DEVICE), (-3, MP_ERROR_INVALID_DEVICE)] {
+        let (status, pointer, ..) = import_for(&in_sight, device);
+        assert_eq!((status, pointer), (expected, poison()));
+    }
+    import_refused(&node, &out_of_sight, MP_ERROR_NOT_SUPPORTED); // for plans
+    node.still_works();
+}
+
+#[test]
 fn every_corrupted_byte_is_noticed() {
     let node = Node::new(c"beluga");
     let memory = node.alloc(0, 4096);

@@ -143,6 +143,64 @@ fn what_a_process_that_has_ended_did_not_raise_is_an_error_to_who_asks_and_what_
     node.still_works();
 }
 
+fn kernels_wait(node: &Node, signals: &[mp_signal_t]) -> mp_status_t {
+    // SAFETY: a list of this length; the addresses are the library's to check.
+    unsafe { mp_kernel_wait_signals(node.context, signals.as_ptr(), signals.len()) }
+}
+
+#[test]
+fn kernels_that_wait_for_a_process_that_ends_are_told_and_whoever_synchronises_too() {
+    const GONE: u64 = 1 << 40;
+    let node = Node::new(c"beluga");
+    let (flags, others) = (counters(&node, 3), counters(&node, 1));
+    let mut peer = Peer::start();
+    peer.tell(&format!("import {}", hex(&export(&node, flags.cast(), 24))));
+    let stream = node.stream(1);
+    let at = |index: usize| flags.wrapping_add(index);
+    // Twice is once, and the first value counts. The third is waited for by nobody, the second has been raised that far, and the other
+    // memory was not mapped.
+    for value in [GONE, GONE + 1] {
+        ok(kernels_wait(&node, &[signal(at(0), value), signal(at(1), 5), signal(others, GONE)]));
+    }
+    peer.tell("raise 0 3");
+    ok(wait_for(&node, at(0), 3, 60.0));
+    // SAFETY: one of these counters.
+    ok(unsafe { mp_signal_raise(node.context, at(1), 6) });
+    ok(mp_stream_synchronize(node.context, stream));
+    peer.kill();
+    // As a kernel that polls.
+    let begin = std::time::Instant::now();
+    while read(&node, at(0)) != GONE {
+        assert!(begin.elapsed().as_secs() < 60, "the counter stands at {}", read(&node, at(0)));
+    }
+    assert_eq!((read(&node, at(1)), read(&node, at(2)), read(&node, others)), (6, 0, 0));
+    let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
+    assert!(message.contains("stands at 3 and was waited for to reach 1099511627776"), "{message}");
+    ok(mp_stream_synchronize(node.context, stream));
+    // From now on, whatever the counter stands at.
+    refused(kernels_wait(&node, &[signal(at(1), 5)]), MP_ERROR_PEER_GONE);
+    ok(kernels_wait(&node, &[signal(others, GONE)]));
+    refused(kernels_wait(&node, &[signal(at(0).wrapping_byte_add(4), 1)]), MP_ERROR_INVALID_POINTER);
+    node.still_works();
+}
+
+#[test]
+fn what_kernels_waited_for_in_memory_that_was_freed_is_forgotten() {
+    let node = Node::new(c"beluga");
+    for _ in 0..20 {
+        let flags = counters(&node, 1);
+        let mut peer = Peer::start();
+        peer.tell(&format!("import {}", hex(&export(&node, flags.cast(), 8))));
+        ok(kernels_wait(&node, &[signal(flags, 9)]));
+        node.free(flags.cast());
+        let again = counters(&node, 1);
+        peer.kill();
+        node.still_works();
+        assert_eq!(read(&node, again), 0);
+        node.free(again.cast());
+    }
+}
+
 #[test]
 fn allocated_counters_stand_at_zero_however_often_memory_is_given_back() {
     let node = Node::new(c"beluga");

@@ -26,6 +26,7 @@ struct measured_form {
     bool joint;                  ///< as in `options`
     double seconds;              ///< of one of several exchanges in a row, no host waiting between them, from the first
                                  ///< call until the slowest rank has finished the last: the least seen
+    bool pushed;                 ///< as in `options`
 };
 
 namespace detail {
@@ -85,6 +86,7 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
 struct form {
     std::uint64_t direct_pieces; ///< as in `options`
     bool joint;                  ///< as in `options`
+    bool pushed = false;         ///< as in `options`
 };
 
 /// A form that cannot be had here.
@@ -129,6 +131,23 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     fail(invalid("arrays", first.why));
 }
 
+/// What is wrong with the form that is asked for.
+[[nodiscard]] inline std::optional<error_details> wrong(const options &how) {
+    if (how.pushed.value_or(false) && (how.direct_pieces.value_or(0) != 0 || how.joint.value_or(false))) {
+        return invalid("how", "options::pushed with " +
+                                  (how.joint.value_or(false)
+                                       ? std::string("joint")
+                                       : "direct_pieces=" + std::to_string(*how.direct_pieces)) +
+                                  ": pushed messages are all packed, and no transfers are planned; leave the other out");
+    }
+    return std::nullopt;
+}
+
+/// Whether messages are to be pushed, or it is to be tried whether that is faster.
+[[nodiscard]] inline bool tries_pushed(const grid &g, const options &how, bool can_push) {
+    return how.pushed.value_or(can_push && !how.direct_pieces && !how.joint.value_or(false) && packs(g, 0));
+}
+
 /// How long `work()` takes, in seconds.
 template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     const auto started = std::chrono::steady_clock::now();
@@ -154,18 +173,19 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
 
 [[nodiscard]] inline std::string text_of(const std::vector<measured_form> &measured,
                                          const std::vector<refused_form> &refused) {
-    const auto name = [](std::uint64_t direct_pieces, bool joint) {
-        return "up to " + std::to_string(direct_pieces) + (joint ? " jointly: " : ": ");
+    const auto name = [](const auto &of) {
+        return of.pushed ? "pushed: "
+                         : "up to " + std::to_string(of.direct_pieces) + (of.joint ? " jointly: " : ": ");
     };
     std::string text;
     for (const measured_form &one : measured) {
         char microseconds[32];
         static_cast<void>(std::snprintf(microseconds, sizeof microseconds, "%.1f", one.seconds * 1e6));
         text += (text.empty() ? "\nchosen by measurement, in a row (a later one if faster by more than 5 %): " : ", ") +
-                name(one.direct_pieces, one.joint) + microseconds + " us";
+                name(one) + microseconds + " us";
     }
     for (const refused_form &one : refused) {
-        text += "\nnot possible here: " + name(one.which.direct_pieces, one.which.joint) + one.why;
+        text += "\nnot possible here: " + name(one.which) + one.why;
     }
     return text;
 }

@@ -34,6 +34,17 @@ namespace mpgpu::halo::detail {
 #endif
 }
 
+/// How many ranks of a communicator have this rank's device.
+[[nodiscard]] inline int ranks_sharing(const context &ctx, device where, MPI_Comm all) {
+    int ranks = 0;
+    mpi::detail::check(MPI_Comm_size(all, &ranks), "MPI_Comm_size");
+    const mpi::device_uuid own = mpi::uuid_of(ctx, where);
+    std::vector<mpi::device_uuid> uuids(static_cast<std::size_t>(ranks));
+    const auto bytes = static_cast<int>(own.size());
+    mpi::detail::check(MPI_Allgather(own.data(), bytes, MPI_BYTE, uuids.data(), bytes, MPI_BYTE, all), "MPI_Allgather");
+    return static_cast<int>(std::count(uuids.begin(), uuids.end(), own));
+}
+
 /// A part of a message between two ranks: some of its pieces.
 struct message_part {
     std::uint64_t offset; ///< in the message
@@ -101,7 +112,7 @@ class mpi_requests : public off_node {
                  const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
         if (how.persistent != persistent_form::none) { // here, where no rank has had anything to refuse yet
-            count_sharing(ctx, where);
+            sharing_ = ranks_sharing(ctx, where, messages_.get()); // those that are taken for other nodes too
         }
         const bool staged = how.between_nodes == mpi_memory::staged || (how.between_nodes == mpi_memory::automatic &&
                                                                         ctx.backend() != backend::host && !gpu_aware());
@@ -158,16 +169,6 @@ class mpi_requests : public off_node {
         mpi::detail::check(receives ? MPI_Recv_init(m.given, number, unit, m.of->from, m.tag, messages_.get(), &made)
                                     : MPI_Send_init(m.given, number, unit, m.of->to, m.tag, messages_.get(), &made),
                            receives ? "MPI_Recv_init" : "MPI_Send_init");
-    }
-
-    /// Ranks that are taken for other nodes may share the device too.
-    void count_sharing(const context &ctx, device where) {
-        const mpi::device_uuid own = mpi::uuid_of(ctx, where);
-        std::vector<mpi::device_uuid> uuids(static_cast<std::size_t>(messages_.size()));
-        mpi::detail::check(MPI_Allgather(own.data(), static_cast<int>(own.size()), MPI_BYTE, uuids.data(),
-                                         static_cast<int>(own.size()), MPI_BYTE, messages_.get()),
-                           "MPI_Allgather");
-        sharing_ = static_cast<int>(std::count(uuids.begin(), uuids.end(), own));
     }
 
     mpi::detail::communicator messages_; ///< so that no message of another plan or of the caller's is taken for one

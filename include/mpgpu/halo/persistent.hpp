@@ -38,14 +38,46 @@ struct __attribute__((may_alias)) word_of_1 {
     return ((a | b) >> half) == 0 ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
 }
 
-/// Word `i` of a piece, among its cells.
-template <class Word>
-[[nodiscard]] MPGPU_NOTIFY_BOTH inline Word *cell_word(const piece &p, std::uint64_t row_words, std::uint64_t i) {
-    const std::uint64_t row = quotient(i, row_words);
-    const std::uint64_t plane = quotient(row, p.count[1]);
-    std::byte *const start = p.cells + plane * p.plane_bytes + (row - plane * p.count[1]) * p.row_bytes;
-    return reinterpret_cast<Word *>(start) + (i - row * row_words);
-}
+/// Every `stride`-th of a piece's words, among its cells, one after the other from word `first` on. Divisions are made
+/// once, and not for each word.
+template <class Word> class cell_walk {
+  public:
+    MPGPU_NOTIFY_BOTH cell_walk(const piece &p, std::uint64_t row_words, std::uint64_t first, std::uint64_t stride)
+        : p_(p), row_words_(row_words) {
+        place(first, x_, y_, z_);
+        place(stride, dx_, dy_, dz_);
+    }
+
+    /// Where the word is; then it is the next one's turn.
+    [[nodiscard]] MPGPU_NOTIFY_BOTH Word *next() {
+        Word *const here = reinterpret_cast<Word *>(p_.cells + z_ * p_.plane_bytes + y_ * p_.row_bytes) + x_;
+        x_ += dx_;
+        y_ += dy_;
+        z_ += dz_;
+        if (x_ >= row_words_) {
+            x_ -= row_words_;
+            ++y_;
+        }
+        if (y_ >= p_.count[1]) {
+            y_ -= p_.count[1];
+            ++z_;
+        }
+        return here;
+    }
+
+  private:
+    MPGPU_NOTIFY_BOTH void place(std::uint64_t word, std::uint64_t &x, std::uint64_t &y, std::uint64_t &z) const {
+        const std::uint64_t row = quotient(word, row_words_);
+        z = quotient(row, p_.count[1]);
+        y = row - z * p_.count[1];
+        x = word - row * row_words_;
+    }
+
+    const piece &p_;
+    std::uint64_t row_words_;
+    std::uint64_t x_, y_, z_;
+    std::uint64_t dx_, dy_, dz_;
+};
 
 /// Copies every `stride`-th word of a piece from word `first` on, as far as word `end`. A thread reads `AtOnce` of them
 /// before it writes the first: several where few threads copy, and from host memory, a microsecond and more away.
@@ -56,18 +88,19 @@ MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uin
     const std::uint64_t words = row_words * p.count[1] * p.count[2];
     end = end < words ? end : words;
     Word *const message = reinterpret_cast<Word *>(p.message);
+    cell_walk<Word> cells(p, row_words, first, stride);
     for (std::uint64_t i = first; i < end; i += AtOnce * stride) {
         Word read[AtOnce] = {}; // no std::array, which device code may not index
         for (unsigned n = 0; n < AtOnce; ++n) {
             const std::uint64_t at = i + n * stride;
             if (at < end) {
-                read[n] = way == direction::pack ? *cell_word<Word>(p, row_words, at) : message[at];
+                read[n] = way == direction::pack ? *cells.next() : message[at];
             }
         }
         for (unsigned n = 0; n < AtOnce; ++n) {
             const std::uint64_t at = i + n * stride;
             if (at < end) {
-                *(way == direction::pack ? message + at : cell_word<Word>(p, row_words, at)) = read[n];
+                *(way == direction::pack ? message + at : cells.next()) = read[n];
             }
         }
     }

@@ -6,6 +6,7 @@
 /// Part of mpgpu/halo.hpp, which programs include: the exchange itself.
 
 #include <mpgpu/halo/measure.hpp>
+#include <mpgpu/halo/pushed.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -82,7 +83,7 @@ class plan {
     /// that do not go together, `not_supported` when cells must be packed on the CUDA backend and there is no `copier`,
     /// and what `mpgpu::plan` throws.
     plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
-        : plan(fastest(ctx, g, arrays, how, checked(g, arrays))) {}
+        : plan(fastest(ctx, g, arrays, how, checked(g, arrays, how))) {}
 
     /// One process for each rank, which gives the arrays of its own; `node` is an `mpi::node`, and this takes
     /// mpgpu/halo_mpi.hpp. Ranks have the numbers in the node's communicator that they have in the grid. Collective
@@ -116,6 +117,9 @@ class plan {
         plan whole = std::move(*this); // everything goes with it
         whole.complete();
         detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
+        if (whole.push_) { // also in streams of the caller's
+            whole.finished_.synchronize();
+        }
         if (whole.imports_) {
             whole.imports_->barrier(); // nobody writes to anybody any more
             whole.transfers_.reset();
@@ -127,6 +131,15 @@ class plan {
     /// Enqueues an exchange: after all earlier work in `stream`, before all later work in it. Never blocks, but with
     /// ranks on other nodes: see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`.
     void exchange(stream_view stream) {
+        if (push_) {
+            choose_signals(stream);
+            std::int32_t of = MP_DEVICE_HOST;
+            detail::check(mp_stream_device(context_, stream.get(), &of));
+            if (!by_flags_ && of == lanes_.front().inbox.location().id()) {
+                push(stream); // where nothing has to join it
+                return;
+            }
+        }
         start(stream);
         finish(stream);
     }
@@ -139,10 +152,14 @@ class plan {
     void start(stream_view stream) {
         complete();
         choose_signals(stream);
-        ++exchanges_;
         const mpgpu::stream &order = lanes_.front().order;
         begun_.record(stream);
         order.wait(begun_);
+        if (push_) {
+            push(order);
+            return;
+        }
+        ++exchanges_;
         raise(ghosts_free_);
         if (was_captured_) { // also where there are only messages: the earlier ones are unpacked, in stream order
             raise(taken_);
@@ -178,7 +195,7 @@ class plan {
     /// Throws `argument_error`, `driver_error`.
     void finish(stream_view stream) {
         complete();
-        detail::check(mp_stream_wait_event(context_, stream.get(), finished_.get()));
+        detail::check(mp_stream_wait_event(context_, stream.get(), end_of_last().get()));
     }
 
     /// Bytes that this process's ranks send in one exchange, to themselves included: straight into ghost cells.
@@ -191,6 +208,8 @@ class plan {
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
     /// `options::joint` as it is in force. False in one process, which plans all its transfers together anyway.
     [[nodiscard]] bool joint() const noexcept { return joint_; }
+    /// `options::pushed` as it is in force.
+    [[nodiscard]] bool pushed() const noexcept { return pushed_; }
     /// The forms that were measured to choose it, with the same times on all ranks; empty where there was no choice.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
     /// What is exchanged in which form, what was measured, and which forms were refused, for people.
@@ -198,6 +217,7 @@ class plan {
         return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
                " bytes straight into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
                (direct_pieces_ == 1 ? " piece" : " pieces") + (joint_ ? ", planned jointly" : "") +
+               (pushed_ ? ", pushed into the memory of their receivers by the kernel that packs" : "") +
                detail::text_of(measured_, refused_) + "\n";
     }
 
@@ -230,8 +250,9 @@ class plan {
 
     plan(const context &ctx, valid) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
 
-    static valid checked(const grid &g, array_view<const rank_arrays> arrays) {
+    static valid checked(const grid &g, array_view<const rank_arrays> arrays, const options &how) {
         std::optional<error_details> wrong = detail::wrong(g);
+        wrong = wrong ? wrong : detail::wrong(how);
         if (!wrong && arrays.size() != static_cast<std::size_t>(rank_count(g))) {
             wrong = detail::invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks: the grid has " +
                                                   std::to_string(rank_count(g)));
@@ -268,26 +289,68 @@ class plan {
         return made;
     }
 
+    /// One in which messages are pushed, ordered by streams as the others are.
+    static plan with_pushed(const context &ctx, const grid &g, array_view<const rank_arrays> arrays,
+                            const options &how) {
+        detail::schedule all = detail::schedule_of(g, detail::element_sizes(arrays[0]), 0, [](int) { return true; });
+        const detail::pushed_inboxes at(all);
+        all.inbox_bytes = at.half;
+        all.outbox_bytes.assign(all.inbox_bytes.size(), 0);
+        const pushing_copier make = pusher(ctx, how);
+        plan made(ctx, valid{});
+        made.pushed_ = true;
+        for (int rank = 0; rank < rank_count(g); ++rank) {
+            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)][0].location);
+        }
+        for (lane &l : made.lanes_) {
+            const rank_arrays &own = arrays[static_cast<std::size_t>(l.rank)];
+            detail::pushed_messages sent;
+            detail::pushed_messages received;
+            for (std::size_t i = 0; i < all.pairs.size(); ++i) {
+                const detail::rank_pair &p = all.pairs[i];
+                std::byte *const message = made.lanes_[static_cast<std::size_t>(p.to)].inbox.data() + at.offset(i);
+                if (p.from == l.rank) {
+                    made.count(p, own);
+                    detail::add_pieces(sent.sent.emplace_back().pieces, p, g, own, message, direction::pack);
+                }
+                if (p.to == l.rank) {
+                    detail::add_pieces(received.received.emplace_back().pieces, p, g, own, message, direction::unpack);
+                }
+            }
+            if (!sent.sent.empty()) {
+                l.pack = make(ctx, own[0].location, sent, 1);
+                l.unpack = make(ctx, own[0].location, received, 1);
+                made.packs_ = true;
+            }
+        }
+        return made;
+    }
+
     static plan fastest(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
                         valid) {
         std::vector<plan> made;
         std::vector<detail::refused_form> out;
-        const auto attempt = [&out](std::uint64_t limit, const auto &step) {
-            std::optional<detail::refused_form> refusal = detail::refused({limit, false}, step);
+        const auto attempt = [&out](detail::form which, const auto &step) {
+            std::optional<detail::refused_form> refusal = detail::refused(which, step);
             if (refusal) {
                 out.push_back(std::move(*refusal));
             }
         };
-        for (const std::uint64_t limit :
-             detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), true)) {
-            attempt(limit, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
+        if (!how.pushed.value_or(false)) {
+            for (const std::uint64_t limit :
+                 detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), true)) {
+                attempt({limit, false}, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
+            }
+        }
+        if (detail::tries_pushed(g, how, can_push(ctx, how))) {
+            attempt({0, false, true}, [&] { made.push_back(with_pushed(ctx, g, arrays, how)); });
         }
         std::vector<double> seconds;
         if (made.size() > 1) {
             const stream order(ctx, arrays[0][0].location);
             seconds = detail::least_seconds(made.size(), [&](std::size_t form, int exchanges) {
                 double all = std::numeric_limits<double>::infinity();
-                attempt(made[form].direct_pieces_,
+                attempt(made[form].which(),
                         [&] { all = detail::seconds_of([&] { made[form].run(order, exchanges); }); });
                 return all;
             });
@@ -300,6 +363,21 @@ class plan {
     }
 
     static bool can_pack(const context &ctx, const options &how) { return how.copy || ctx.backend() == backend::host; }
+    static bool can_push(const context &ctx, const options &how) {
+        return how.pushed_copy || ctx.backend() == backend::host;
+    }
+
+    /// What makes kernels that push.
+    static pushing_copier pusher(const context &ctx, const options &how) {
+        if (!can_push(ctx, how)) {
+            detail::fail(detail::refusal(status::not_supported, "how",
+                                         "options::pushed takes a kernel on the CUDA backend: set options::pushed_copy to "
+                                         "mpgpu::halo::cuda_pushed() of mpgpu/halo.cuh, in a source that nvcc compiles"));
+        }
+        return how.pushed_copy ? how.pushed_copy : detail::cpu_pushed();
+    }
+
+    [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, joint_, pushed_}; }
 
     /// Exchanges so many times and waits. Where that fails, other processes are told that all have been made, so that
     /// they do not wait for this one: by signals, or by taking part in all.
@@ -320,6 +398,9 @@ class plan {
             raise(sent_);
             raise(taken_);
             take_part(last_transferred);
+            for (std::uint64_t *const gone : gone_there_) {
+                static_cast<void>(mp_signal_raise(context_, gone, 1)); // their kernels give up
+            }
             throw;
         }
 #endif
@@ -350,7 +431,8 @@ class plan {
         }
         for (std::size_t form = 0; form < seconds.size(); ++form) {
             if (seconds[form] != never) {
-                forms[best].measured_.push_back({forms[form].direct_pieces_, forms[form].joint_, seconds[form]});
+                const detail::form is = forms[form].which();
+                forms[best].measured_.push_back({is.direct_pieces, is.joint, seconds[form], is.pushed});
             }
         }
         forms[best].refused_ = out;
@@ -440,6 +522,22 @@ class plan {
             }
         }
     }
+
+    /// Launches the kernel that is the whole of an exchange, after the last exchange, in a stream of its device.
+    void push(stream_view stream) {
+        detail::check(mp_kernel_wait_signals(context_, &gone_, 1));
+        ++exchanges_;
+        event &end = end_of_last();
+        if (!by_flags_) {
+            detail::check(mp_stream_wait_event(context_, stream.get(), end.get()));
+        }
+        push_(stream);
+        end.record(stream);
+    }
+
+    /// What stands for the end of the last exchange. Of a kernel that pushes, another event in a capture: exchanges that
+    /// are not captured come after each other, in whatever streams, and those of a capture are in one.
+    [[nodiscard]] event &end_of_last() noexcept { return push_ && by_flags_ ? lanes_.front().done : finished_; }
 
     /// Brings an exchange with other nodes to its end, on the host; the rest is enqueued.
     void complete() {
@@ -535,6 +633,10 @@ class plan {
     bool was_captured_ = false;     ///< an exchange was: see `choose_signals`
     std::uint64_t direct_pieces_ = 0;
     bool joint_ = false;
+    bool pushed_ = false;
+    launch_function push_;                    ///< between processes, where messages are pushed
+    signal_value gone_{nullptr, 1};           ///< raised when a rank has ended: `push_` waits no longer
+    std::vector<std::uint64_t *> gone_there_; ///< the same of the ranks that are waited for
     std::vector<measured_form> measured_;
     std::vector<detail::refused_form> refused_; ///< forms that were refused
     std::uint64_t direct_bytes_ = 0;

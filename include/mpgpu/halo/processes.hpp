@@ -52,6 +52,20 @@ template <> struct processes<mpi::node> {
         }
     };
 
+    /// What a plan maps of other ranks whose kernels push.
+    struct pushed_memory final : joint_memory {
+        using joint_memory::joint_memory;
+
+        signal_counters gone; ///< one: raised when a rank has ended
+        mpi::shared_memory<std::uint64_t> gone_there;
+        mpi::shared_memory<std::byte> inboxes;
+
+        void unmap() noexcept override {
+            gone_there = {};
+            inboxes = {};
+        }
+    };
+
     static int rank_of(const mpi::node &node) {
         int index = 0;
         mpi::detail::check(MPI_Comm_rank(node.communicator(), &index), "MPI_Comm_rank");
@@ -97,8 +111,10 @@ template <> struct processes<mpi::node> {
         return done;
     }
 
-    static void check_arguments(const mpi::node &node, const grid &g, int rank, const rank_arrays &arrays) {
+    static void check_arguments(const mpi::node &node, const grid &g, int rank, const rank_arrays &arrays,
+                                const options &how) {
         std::optional<error_details> found = wrong(g);
+        found = found ? found : wrong(how);
         if (!found && rank_count(g) != node.size()) {
             found = invalid("grid", "a rank grid of " + std::to_string(rank_count(g)) +
                                         " ranks: the communicator has " + std::to_string(node.size()));
@@ -125,6 +141,8 @@ template <> struct processes<mpi::node> {
         add(how.joint.has_value());
         add(how.joint.value_or(false));
         add(how.persistent);
+        add(how.pushed.has_value());
+        add(how.pushed.value_or(false));
         for (const rank_array &one : arrays) {
             add(one.element_bytes);
         }
@@ -134,8 +152,8 @@ template <> struct processes<mpi::node> {
                            "MPI_Allreduce");
         if (least[0] != ~least[1]) { // the least and the greatest print
             fail(invalid("grid",
-                         "the ranks have passed different grids, variables or values of direct_pieces, joint or "
-                         "persistent"));
+                         "the ranks have passed different grids, variables or values of direct_pieces, joint, "
+                         "persistent or pushed"));
         }
     }
 
@@ -174,7 +192,7 @@ template <> struct processes<mpi::node> {
     static plan make(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
                      const options &how) {
         const int rank = rank_of(node);
-        together(node, [&] { check_arguments(node, g, rank, arrays); });
+        together(node, [&] { check_arguments(node, g, rank, arrays, how); });
         check_agreement(node, g, arrays, how);
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
         std::vector<plan> forms;
@@ -184,14 +202,15 @@ template <> struct processes<mpi::node> {
                 forms.push_back(std::move(*made));
             }
         };
-        if (!how.joint.value_or(false)) {
+        const bool only_pushed = how.pushed.value_or(false);
+        if (!only_pushed && !how.joint.value_or(false)) {
             for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, false)) {
                 keep(make_with_limit(ctx, node, g, rank, arrays, how, limit, out));
             }
         }
         // A rank that is alone on its node plans for itself.
         const bool is_alone = everywhere(node.everyone(), node.ranks().size() == 1);
-        if (how.joint.value_or(!is_alone)) {
+        if (!only_pushed && how.joint.value_or(!is_alone)) {
             std::optional<mpgpu::node> planner;
             const auto meet = [&] {
                 const device own = arrays[0].location;
@@ -204,10 +223,15 @@ template <> struct processes<mpi::node> {
                 }
             }
         }
+        const bool is_one_node = node.ranks().size() == static_cast<std::size_t>(node.size());
+        if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node && plan::can_push(ctx, how)))) {
+            keep(make_pushed(ctx, node, g, rank, arrays, how, out));
+        }
         // All by messages where memory cannot be mapped, whatever was to go straight.
         const bool alike =
             everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
-                           return form.direct_pieces_ == forms[0].direct_pieces_ && form.joint_ == forms[0].joint_;
+                           return form.direct_pieces_ == forms[0].direct_pieces_ && form.joint_ == forms[0].joint_ &&
+                                  form.pushed_ == forms[0].pushed_;
                        }));
         std::vector<double> seconds;
         if (!alike) {
@@ -215,7 +239,7 @@ template <> struct processes<mpi::node> {
             seconds = least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
                 double own = 0;
                 const auto measured = [&] { own = seconds_of([&] { forms[form].run(order, exchanges); }); };
-                return attempt(node, {forms[form].direct_pieces_, forms[form].joint_}, out, measured)
+                return attempt(node, forms[form].which(), out, measured)
                            ? slowest(node, own)
                            : std::numeric_limits<double>::infinity();
             });
@@ -340,6 +364,88 @@ template <> struct processes<mpi::node> {
         }
         kept->barrier(); // nobody has anybody's memory mapped any more
         return std::nullopt;
+    }
+
+    /// The same by one kernel, which writes straight into the inboxes of other ranks.
+    static std::optional<plan> make_pushed(const context &ctx, const mpi::node &node, const grid &g, int rank,
+                                           const rank_arrays &arrays, const options &how,
+                                           std::vector<refused_form> &out) {
+        const auto kept = std::make_shared<pushed_memory>(node);
+        const device where = arrays[0].location;
+        const auto own = static_cast<std::size_t>(rank);
+        const auto here = [&node](int other) { return node.contains(other); };
+        schedule all = schedule_of(g, element_sizes(arrays), 0, here);
+        const pushed_inboxes at(all);
+        const int sharing = ranks_sharing(ctx, where, node.communicator());
+        std::optional<plan> made;
+        const auto allocate = [&] {
+            if (!sends_both_ways(all) || node.ranks().size() != static_cast<std::size_t>(node.size())) {
+                fail(refusal(status::not_supported, "how",
+                             "options::pushed is for ranks of one node: leave it out where there are others"));
+            }
+            static_cast<void>(plan::pusher(ctx, how));
+            all.outbox_bytes[own] = 0;
+            all.inbox_bytes[own] = 2 * at.half[own] + at.flag_bytes(own);
+            made.emplace(plan(ctx, plan::valid{}));
+            made->pushed_ = true;
+            made->imports_ = kept;
+            made->add_lane(ctx, all, rank, where);
+            clear(ctx, made->lanes_[0].inbox, 2 * at.half[own], made->lanes_[0].order);
+            kept->gone = signal_counters(ctx, 1);
+        };
+        const auto connect = [&] {
+            pushed_messages messages;
+            messages.gone = kept->gone.data();
+            for (std::size_t i = 0; i < all.pairs.size(); ++i) {
+                const rank_pair &p = all.pairs[i];
+                const auto to = static_cast<std::size_t>(p.to);
+                const auto add = [&](std::vector<pushed_message> &list, std::byte *inbox, direction way) {
+                    pushed_message &m = list.emplace_back();
+                    add_pieces(m.pieces, p, g, arrays, inbox + at.offset(i), way);
+                    m.half = at.half[to];
+                    m.flag = reinterpret_cast<std::uint64_t *>(inbox + at.flag_offset(i, to));
+                };
+                std::byte *const mine = made->lanes_[0].inbox.data();
+                if (p.from == rank) {
+                    made->count(p, arrays);
+                    const std::uint64_t bytes = 2 * at.half[to] + at.flag_bytes(to);
+                    add(messages.sent, p.to == rank ? mine : mapped(kept->inboxes, p.to, bytes).in_kernels(),
+                        direction::pack);
+                }
+                if (p.to == rank) {
+                    add(messages.received, mine, direction::unpack);
+                }
+                if (p.from == rank && p.to != rank) {
+                    made->gone_there_.push_back(mapped(kept->gone_there, p.to, sizeof(std::uint64_t)).data());
+                }
+            }
+            made->gone_ = {kept->gone.data(), 1};
+            check(mp_kernel_wait_signals(ctx.get(), &made->gone_, 1));
+            made->push_ = plan::pusher(ctx, how)(ctx, where, messages, sharing);
+        };
+        const form which{0, false, true};
+        bool done = attempt(node, which, out, allocate);
+        if (done) {
+            kept->gone_there = node.exchange(kept->gone);
+            kept->inboxes = node.exchange<std::byte>({device_span<std::byte>(made->lanes_[0].inbox)}, where);
+            done = attempt(node, which, out, connect);
+        }
+        if (!done) {
+            kept->unmap();
+            kept->barrier(); // nobody has anybody's memory mapped any more
+            return std::nullopt;
+        }
+        return made;
+    }
+
+    /// Sets the bytes of a buffer from `offset` on to 0, and waits for it.
+    static void clear(const context &ctx, memory &of, std::uint64_t offset, const stream &order) {
+        const std::size_t bytes = of.size() - static_cast<std::size_t>(offset);
+        if (bytes > 0) {
+            memory zeros(ctx, device::host(), bytes);
+            std::fill_n(zeros.data(), bytes, std::byte{0});
+            mpgpu::plan(ctx, {make_transfer(of.subspan(offset, bytes), zeros)}).execute(order).synchronize();
+        }
     }
 
     /// What a rank sends to ranks of its node, itself included. Windows of a rank are its arrays, its outbox and its

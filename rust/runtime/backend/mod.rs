@@ -384,6 +384,11 @@ pub trait Backend: Send + Sync {
         let _ = (stream, signals, by);
         Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
     }
+    /// The device of a stream; [`DeviceId::HOST`] for a default stream, which is of no device for good.
+    fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {
+        let _ = stream;
+        Ok(DeviceId::HOST)
+    }
     /// Whether `stream` is being captured into a graph, which may run later, and again.
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, BackendError> {
         let _ = stream;
@@ -415,6 +420,17 @@ pub trait Backend: Send + Sync {
     fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
         let _ = (execution, actions);
         Ok(false)
+    }
+    /// Kernels of the caller's wait for these counters, from now until their memory is freed: [`fail_waits`](Backend::fail_waits) raises each that is
+    /// below its value then, as that of a wait. An error where a process that might have raised one has ended, and then none is entered.
+    fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), BackendError> {
+        let _ = signals;
+        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+    }
+    /// The address at which kernels of a device reach what lies at `address`, memory of another process that is mapped here.
+    fn address_for(&self, device: DeviceId, address: u64) -> Result<u64, BackendError> {
+        let _ = device;
+        Ok(address)
     }
     /// What a counter stands at, and with it everything that was written before it was raised. [`BackendError::NotSupported`] for memory
     /// that the CPU cannot read.

@@ -392,6 +392,12 @@ impl Context {
         Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
     }
 
+    /// The device of a stream; the host for a default stream.
+    pub fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().stream_device(stream)?)
+    }
+
     /// Whether `stream` is being captured into a graph.
     pub fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Error> {
         let _open = self.shared.enter()?;

@@ -237,6 +237,19 @@ impl Context {
         self.import_through(handle, None)
     }
 
+    /// The same for kernels of `device`: the address to close, and the one that these kernels have. The memory may be on a GPU out of sight.
+    pub fn import_memory_for(&self, handle: &Handle, device: DeviceId) -> Result<(u64, u64), Error> {
+        self.check_device(device)?;
+        let (address, _) = self.import_through(handle, Some(device))?;
+        match self.backend().address_for(device, address) {
+            Ok(seen) => Ok((address, seen)),
+            Err(error) => {
+                self.close_memory(address)?;
+                Err(error.into())
+            }
+        }
+    }
+
     /// The same; where the memory is on a GPU out of sight, it is mapped through `instead`, and taken for memory of that one.
     pub(super) fn import_through(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<(u64, DeviceId), Error> {
         let _open = self.shared.enter()?;

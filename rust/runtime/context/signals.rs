@@ -33,6 +33,13 @@ impl Context {
         Ok(self.backend().stream_raise_signals(stream, signals)?)
     }
 
+    /// Kernels wait for these counters until their memory is freed.
+    pub fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        self.check_signals(signals, SignalUse::Wait)?;
+        Ok(self.backend().kernel_wait_signals(signals)?)
+    }
+
     /// Host memory for `count` counters, at most [`MOST_SIGNALS`], each of which stands at 0. An allocation as any other.
     pub fn allocate_signals(&self, count: u64) -> Result<u64, Error> {
         let first = self.allocate(DeviceId::HOST, 8 * count)?;

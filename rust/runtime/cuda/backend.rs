@@ -209,12 +209,32 @@ impl Backend for CudaBackend {
         self.0.run_actions(execution, actions)
     }
 
+    fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {
+        let found = self.0.streams.find(&self.0.gpus, stream)?;
+        Ok(if stream.0 <= 2 { DeviceId::HOST } else { DeviceId::gpu(found.gpu as u32) })
+    }
+
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, BackendError> {
         self.0.is_captured(stream)
     }
 
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.0.raise_signals(stream, signals)
+    }
+
+    fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), BackendError> {
+        self.0.sharing.capture_waits(signals.iter().copied())
+    }
+
+    fn address_for(&self, device: DeviceId, address: u64) -> Result<u64, BackendError> {
+        match self.0.sharing.opened_for(&self.0.gpus, device.0 as usize, address) {
+            None => Ok(address),
+            Some(Some(opened)) => Ok(opened),
+            Some(None) => Err(BackendError::NotSupported(format!(
+                "kernels of GPU {} cannot reach {address:#x}, memory of another process: there is no peer access between their GPUs",
+                device.0
+            ))),
+        }
     }
 
     fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {

@@ -244,7 +244,21 @@ impl Sharing {
         self.at(counter, |held| held.lost_peer).flatten()
     }
 
-    /// Lets the streams go on that wait for counters in an allocation.
+    /// Enters waits of which nobody says when they end: those of graphs, and of the caller's kernels.
+    pub fn capture_waits(&self, signals: impl Iterator<Item = Signal>) -> Result<(), BackendError> {
+        let mut waits = lock(&self.waits);
+        for wanted in signals {
+            // Also that the CPU reaches it, to raise it in place of a peer.
+            let now = self.read_signal(wanted.counter)?;
+            if let Some(peer) = self.lost_peer(wanted.counter) {
+                return Err(FailedWait { wanted, now, peer }.error());
+            }
+            waits.capture(wanted);
+        }
+        Ok(())
+    }
+
+    /// Lets the streams and kernels go on that wait for counters in an allocation.
     pub fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
         let mut waits = lock(&self.waits);
         self.note_lost_peer(allocation, peer);

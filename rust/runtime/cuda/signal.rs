@@ -110,15 +110,7 @@ impl Core {
     }
 
     fn enter_flags(&self, flags: impl Iterator<Item = u64>) -> Result<(), BackendError> {
-        let mut waits = lock(&self.sharing.waits);
-        for flag in flags {
-            let wanted = Signal { counter: flag, value: 1 };
-            if let Some(peer) = self.sharing.lost_peer(flag) {
-                return Err(FailedWait { wanted, now: self.sharing.read_signal(flag)?, peer }.error());
-            }
-            waits.capture(wanted);
-        }
-        Ok(())
+        self.sharing.capture_waits(flags.map(|flag| Signal { counter: flag, value: 1 }))
     }
 
     /// Flags and copies of one rank by one kernel, which waits in place of the stream.

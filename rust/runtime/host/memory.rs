@@ -29,6 +29,8 @@ struct Entry {
     pages: Pages,
     /// Why counters in it may never be raised, if that is so.
     lost_peer: Option<LostPeer>,
+    /// What kernels wait for.
+    kernel_waits: Vec<Signal>,
 }
 
 /// Where an allocation's pages come from.
@@ -75,7 +77,8 @@ impl HostMemory {
 
     fn insert(&self, allocation: Allocation, pages: Pages) -> u64 {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        held(self.entries.write()).insert(allocation.base, Entry { allocation: Allocation { id, ..allocation }, pages, lost_peer: None });
+        let entry = Entry { allocation: Allocation { id, ..allocation }, pages, lost_peer: None, kernel_waits: Vec::new() };
+        held(self.entries.write()).insert(allocation.base, entry);
         allocation.base
     }
 
@@ -139,12 +142,36 @@ impl HostMemory {
         (!signal::reached(now, wanted.value)).then_some(FailedWait { wanted: *wanted, now, peer })
     }
 
-    /// Counters in this allocation may never be raised.
-    pub(super) fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
+    /// Counters in this allocation may never be raised. Those that kernels wait for are raised here, each failed wait being noted before: kernels
+    /// look at nothing else.
+    pub(super) fn fail_waits(&self, allocation: &Allocation, peer: LostPeer, note: impl Fn(FailedWait)) {
         let mut entries = held(self.entries.write());
         if let Some(entry) = entries.get_mut(&allocation.base).filter(|entry| entry.allocation.id == allocation.id) {
             entry.lost_peer = Some(peer);
+            for &wanted in &entry.kernel_waits {
+                // SAFETY: as in `read_signal`.
+                let now = unsafe { signal::load(wanted.counter) };
+                if !signal::reached(now, wanted.value) {
+                    note(FailedWait { wanted, now, peer });
+                    // SAFETY: as in `raise_signal`.
+                    unsafe { signal::store(wanted.counter, wanted.value) };
+                }
+            }
         }
+    }
+
+    /// Kernels wait for a counter, until its memory is freed. Of each counter one wait is kept, the first.
+    pub(super) fn kernel_wait_signal(&self, wanted: Signal) -> Result<(), BackendError> {
+        let now = self.read_signal(wanted.counter)?;
+        let mut entries = held(self.entries.write());
+        let entry = entries.range_mut(..=wanted.counter).next_back().ok_or(BackendError::InvalidPointer(wanted.counter))?.1;
+        if let Some(peer) = entry.lost_peer {
+            return Err(FailedWait { wanted, now, peer }.error());
+        }
+        if entry.kernel_waits.iter().all(|known| known.counter != wanted.counter) {
+            entry.kernel_waits.push(wanted);
+        }
+        Ok(())
     }
 
     /// Why the counter at an address may never be raised.

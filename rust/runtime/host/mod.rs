@@ -202,6 +202,10 @@ impl Backend for HostBackend {
         Ok(())
     }
 
+    fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {
+        self.streams.with(stream, |stream| Ok(stream.device.unwrap_or(DeviceId::HOST)))
+    }
+
     fn stream_count(&self, device: DeviceId) -> u64 {
         self.streams.count(device)
     }
@@ -318,6 +322,10 @@ impl Backend for HostBackend {
         })
     }
 
+    fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), BackendError> {
+        signals.iter().try_for_each(|wanted| self.memory.kernel_wait_signal(*wanted))
+    }
+
     fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
         self.memory.read_signal(counter)
     }
@@ -327,7 +335,7 @@ impl Backend for HostBackend {
     }
 
     fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
-        self.memory.fail_waits(allocation, peer);
+        self.memory.fail_waits(allocation, peer, |wait| self.failed_waits.note(wait));
     }
 
     fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
