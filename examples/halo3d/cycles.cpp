@@ -73,15 +73,19 @@ class work {
 
     /// An exchange is in the order of the first stream; the others join it.
     void start(exchange &by) {
-        for (std::size_t i = 1; i < parts_.size(); ++i) {
-            done_[i].record(streams_[i]);
-            streams_[0].wait(done_[i]);
-        }
+        join();
         by.start(streams_[0]);
     }
     void finish(exchange &by) {
         for (const mpgpu::stream &stream : streams_) {
             by.finish(stream);
+        }
+    }
+    void run(exchange &by) {
+        join();
+        by.run(streams_[0]);
+        for (std::size_t i = 1; i < parts_.size(); ++i) {
+            by.finish(streams_[i]);
         }
     }
 
@@ -92,6 +96,13 @@ class work {
     }
 
   private:
+    void join() {
+        for (std::size_t i = 1; i < parts_.size(); ++i) {
+            done_[i].record(streams_[i]);
+            streams_[0].wait(done_[i]);
+        }
+    }
+
     static variable of(part &p, std::size_t v, int cycle) {
         return {p.cells, p.vars[v].data(), p.where.id(), static_cast<int>(v), cycle};
     }
@@ -206,8 +217,7 @@ std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
         align();
         const steady::time_point begin = steady::now();
         for (int cycle = 0; cycle < opt.cycles; ++cycle) {
-            all.start(*exchanges[i]);
-            all.finish(*exchanges[i]);
+            all.run(*exchanges[i]);
         }
         measured[i].enqueue = seconds(steady::now() - begin).count() / opt.cycles;
         all.synchronize();

@@ -29,6 +29,8 @@ struct device_code {
     mpgpu::halo::copier (*copier)();
     /// The kernel between nodes that `halo::options::persistent` asks for; empty: the library's, of CPU threads.
     mpgpu::halo::persistent_copier (*persistent)();
+    /// The kernel that pushes messages; empty: the library's, of CPU threads.
+    mpgpu::halo::pushing_copier (*pushing)();
 };
 
 /// For the virtual devices of the host backend: CPU code. In device_code_host.cpp.

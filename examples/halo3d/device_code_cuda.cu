@@ -57,7 +57,8 @@ void compare(const mpgpu::stream &stream, const variable &v, unsigned long long 
 
 } // namespace
 
-const device_code on_gpus = {set, compare, mpgpu::halo::cuda_copier, mpgpu::halo::cuda_persistent};
+const device_code on_gpus = {set, compare, mpgpu::halo::cuda_copier, mpgpu::halo::cuda_persistent,
+                             mpgpu::halo::cuda_pushed};
 
 bool is_on_gpu(const void *memory) {
     cudaPointerAttributes attributes{};

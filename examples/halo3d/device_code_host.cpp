@@ -43,6 +43,10 @@ halo::persistent_copier persistent() {
     return {};
 }
 
+halo::pushing_copier pushing() {
+    return {};
+}
+
 } // namespace
 
-const device_code on_virtual_devices = {set, compare, copier, persistent};
+const device_code on_virtual_devices = {set, compare, copier, persistent, pushing};

@@ -23,6 +23,11 @@ class exchange {
     virtual void start(const mpgpu::stream &stream) = 0;
     /// Later work in `stream` starts when the ghost cells are there.
     virtual void finish(const mpgpu::stream &stream) = 0;
+    /// Both, where nothing is between.
+    virtual void run(const mpgpu::stream &stream) {
+        start(stream);
+        finish(stream);
+    }
     /// Ends it; on all ranks, after their last exchange.
     virtual void close() {}
 };
@@ -35,6 +40,7 @@ class by_plan final : public exchange {
     [[nodiscard]] std::string name() const override { return name_; }
     void start(const mpgpu::stream &stream) override { plan_.start(stream); }
     void finish(const mpgpu::stream &stream) override { plan_.finish(stream); }
+    void run(const mpgpu::stream &stream) override { plan_.exchange(stream); }
 
   private:
     mpgpu::halo::plan &plan_;

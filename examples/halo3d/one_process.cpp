@@ -6,8 +6,11 @@
 
 #include <mpgpu/halo.hpp>
 
+#include <cstddef>
 #include <cstdio>
+#include <deque>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -28,12 +31,28 @@ void run(const options &opt, const mpgpu::context &ctx, const halo::grid &g) {
     halo::options how;
     how.direct_pieces = opt.direct;
     how.copy = parts.front().code->copier();
-    halo::plan plan(ctx, g, arrays, how);
-    by_plan exchange(plan);
+    how.pushed_copy = parts.front().code->pushing();
+    std::deque<halo::plan> plans;
+    std::deque<by_plan> exchanges;
+    const auto add = [&](std::optional<bool> pushed, const char *name) {
+        how.pushed = pushed;
+        exchanges.emplace_back(plans.emplace_back(ctx, g, arrays, how), name);
+    };
+    add(opt.pushed, "mpgpu");
+    if (opt.both) {
+        add(true, "mpgpu, pushed");
+        add(false, "mpgpu, not pushed");
+    }
+    std::vector<exchange *> all;
+    for (by_plan &one : exchanges) {
+        all.push_back(&one);
+    }
     print_problem(opt, g, parts.front(), devices);
-    const std::vector<timings> measured = run_cycles(opt, ctx, streams, {&exchange}, parts, [] {});
-    print_plan(plan);
-    print_phases(exchange.name(), measured.front());
+    const std::vector<timings> measured = run_cycles(opt, ctx, streams, all, parts, [] {});
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        print_plan(plans[i]);
+        print_phases(all[i]->name(), measured[i]);
+    }
     std::printf("Every cell is right.\n");
 }
 

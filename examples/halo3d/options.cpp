@@ -16,6 +16,8 @@ const char *const usage =
     "  -cycles N        exchanges (5)\n"
     "  -direct N        go straight into ghost cells in up to N pieces, else pack (measured)\n"
     "  -joint WHEN      the ranks' processes plan their transfers jointly: on, off, or measured (measured)\n"
+    "  -pushed WHEN     the kernel that packs writes into the receiver's memory: on, off, measured, or\n"
+    "                   both, which compares (measured)\n"
     "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
     "                   after the other, and a table\n"
     "  -nodes N         take the ranks for N nodes, with MPI between them (the nodes that they are on)\n"
@@ -89,6 +91,13 @@ options parse(int argc, const char *const *argv) {
                 throw std::invalid_argument("-joint " + std::string(text) + ": must be on, off or measured");
             }
             result.joint = text == "measured" ? std::nullopt : std::optional<bool>(text == "on");
+        } else if (flag == "-pushed") {
+            const std::string_view text = value();
+            if (text != "on" && text != "off" && text != "measured" && text != "both") {
+                throw std::invalid_argument("-pushed " + std::string(text) + ": must be on, off, measured or both");
+            }
+            result.both = text == "both";
+            result.pushed = text == "on" || text == "off" ? std::optional<bool>(text == "on") : std::nullopt;
         } else if (flag == "-each") {
             const std::string_view text = value();
             std::string_view rest = text;

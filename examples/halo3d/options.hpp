@@ -18,6 +18,8 @@ struct options {
     int cycles = 5;                            ///< exchanges
     std::optional<std::uint64_t> direct;       ///< halo::options::direct_pieces; empty: measured
     std::optional<bool> joint;                 ///< halo::options::joint
+    std::optional<bool> pushed;                ///< halo::options::pushed
+    bool both = false;                         ///< also with that true, and with that false
     std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`
     int nodes = 0;                             ///< the ranks are taken for so many; 0: as they are
     bool persistent = false;                   ///< also by persistent kernels between nodes

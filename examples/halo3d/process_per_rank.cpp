@@ -97,16 +97,22 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     how.joint = opt.joint;
     how.copy = mine.code->copier();
     how.persistent_copy = mine.code->persistent();
+    how.pushed_copy = mine.code->pushing();
     std::deque<halo::plan> plans;
     std::vector<std::unique_ptr<exchange>> exchanges;
-    const auto add = [&](halo::persistent_form persistent, const char *name) {
+    const auto add = [&](halo::persistent_form persistent, std::optional<bool> pushed, const char *name) {
         how.persistent = persistent;
+        how.pushed = pushed;
         exchanges.push_back(std::make_unique<by_plan>(plans.emplace_back(ctx, node, g, mine.arrays(), how), name));
     };
-    add(halo::persistent_form::none, "mpgpu");
+    add(halo::persistent_form::none, opt.pushed, "mpgpu");
+    if (opt.both) {
+        add(halo::persistent_form::none, true, "mpgpu, pushed");
+        add(halo::persistent_form::none, false, "mpgpu, not pushed");
+    }
     if (opt.persistent) {
-        add(halo::persistent_form::block_each, "mpgpu, a block a message");
-        add(halo::persistent_form::all_blocks, "mpgpu, all blocks on one");
+        add(halo::persistent_form::block_each, false, "mpgpu, a block a message");
+        add(halo::persistent_form::all_blocks, false, "mpgpu, all blocks on one");
     }
     const halo::plan &plan = plans.front();
     for (std::unique_ptr<exchange> &one : others(opt, ctx, node, g, mine)) {
@@ -141,6 +147,9 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     if (rank == 0) {
         std::printf("On rank 0: ");
         print_plan(plan);
+        if (opt.both) {
+            std::printf("Not pushed: %s", plans[2].describe().c_str());
+        }
         std::printf("Each cycle: %.0f bytes packed, %.0f bytes straight into ghost cells\n", found.bytes[0],
                     found.bytes[1]);
     }

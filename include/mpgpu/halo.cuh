@@ -95,13 +95,17 @@ unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, devi
     return most;
 }
 
-/// Lets kernels of the current device write to where messages lie in this process.
+/// Lets kernels of the current device write to messages in memory of other GPUs of this process. Memory of other
+/// processes is mapped for the device already, and their GPUs get no context here.
 inline void reach(const pushed_messages &messages, device where) {
     for (const pushed_message &m : messages.sent) {
         cudaPointerAttributes there{};
+        if (m.flag != nullptr) {
+            continue;
+        }
         check_cuda(cudaPointerGetAttributes(&there, m.pieces.front().message), "cudaPointerGetAttributes");
         if (there.device == where.id()) {
-            continue; // also memory of other processes, which is opened through this device
+            continue;
         }
         int can = 0;
         check_cuda(cudaDeviceCanAccessPeer(&can, where.id(), there.device), "cudaDeviceCanAccessPeer");

@@ -62,7 +62,8 @@ void check_indexing() {
     }
 }
 
-void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> direct_pieces, unsigned seed) {
+void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> direct_pieces, std::optional<bool> pushed,
+                     unsigned seed) {
     std::mt19937 random(seed);
     const int gpus = ctx.devices().gpus;
     constexpr int problems = 20;
@@ -76,6 +77,7 @@ void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> dir
         }
         halo::options how = halo_test::options_for(ctx);
         how.direct_pieces = direct_pieces;
+        how.pushed = pushed;
         halo::plan exchange(ctx, g, arrays, how);
         if (problem == 0 && !direct_pieces) {
             std::printf("%s", exchange.describe().c_str());
@@ -96,6 +98,7 @@ void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> dir
                 if (!difference.empty()) {
                     throw std::runtime_error("problem " + std::to_string(problem) + ", direct_pieces " +
                                              std::to_string(exchange.direct_pieces()) +
+                                             (exchange.pushed() ? ", pushed" : "") +
                                              (direct_pieces ? "" : ", measured") + ": " + difference);
                 }
             }
@@ -136,8 +139,9 @@ int run() {
     constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
     for (const std::optional<std::uint64_t> direct_pieces :
          {std::optional<std::uint64_t>(0), {1}, {5}, {never_pack}, {std::nullopt}}) {
-        check_exchanges(ctx, direct_pieces, 20261121);
+        check_exchanges(ctx, direct_pieces, std::nullopt, 20261121);
     }
+    check_exchanges(ctx, 0, true, 20261124);
     std::printf("exchanges on %d GPUs: every cell right\n", ctx.devices().gpus);
     return 0;
 }

@@ -78,7 +78,7 @@ TEST_CASE("a form that is slow in a row is not taken for being fast alone, and t
 
 TEST_CASE("messages are pushed where that is faster or asked for, without a transfer") {
     const world w;
-    counting::executions_take(messages, {6e-3, 6e-3}, {2e-3, 2e-3}); // of transfers, which it has none of
+    counting::executions_take(messages, {30e-3, 30e-3}, {30e-3, 30e-3}); // of transfers, which it has none of
     const halo::plan measured = w.plan(std::nullopt, std::nullopt);
     CHECK(measured.pushed());
     CHECK(measured.direct_pieces() == 0);

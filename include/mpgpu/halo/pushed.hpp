@@ -123,7 +123,7 @@ constexpr std::uint32_t none_arrives = ~std::uint32_t{0};
 /// is in vain. By one thread of a block.
 MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std::uint32_t left,
                                                     std::uint64_t exchange) {
-    constexpr std::uint32_t look = 512; // a fraction of a millisecond: all blocks look at host memory, so rarely
+    constexpr std::uint32_t look = 4096; // some milliseconds: all blocks look at host memory, so rarely
     for (std::uint32_t polls = 1;; ++polls) {
         for (std::uint32_t m = 0; m < work.received; ++m) {
             const std::uint64_t *const flag = work.flags[work.sent + m];
@@ -136,7 +136,9 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std
             mpgpu::detail::load<mpgpu::detail::reach::system>(work.gone) != 0) {
             return none_arrives;
         }
-#ifndef __CUDA_ARCH__
+#ifdef __CUDA_ARCH__
+        __nanosleep(32); // each look empties the first-level cache of those that still pack
+#else
         std::this_thread::yield(); // ranks and blocks that are threads may be more than there are cores
 #endif
     }
@@ -252,9 +254,10 @@ struct pushed_lists : persistent_lists {
 
 /// The kernel as a function of a stream that starts threads for blocks; for what the CPU reaches.
 [[nodiscard]] inline pushing_copier cpu_pushed() {
+    constexpr static std::uint32_t worth_a_thread = 32; // tiles: one takes as long to start as it takes to copy these
     struct kernel {
-        kernel(const pushed_messages &messages, std::uint32_t most)
-            : lists(messages), blocks(std::clamp(lists.most_tiles(messages), 1U, most)),
+        explicit kernel(const pushed_messages &messages)
+            : lists(messages), blocks(lists.most_tiles(messages) < worth_a_thread ? 1 : 2),
               work(work_of(messages, lists, blocks, lists.pieces.data(), lists.tiles.data(), &state)) {}
         kernel(const kernel &) = delete;
         kernel(kernel &&) = delete;
@@ -279,9 +282,8 @@ struct pushed_lists : persistent_lists {
         pushed_work work;
     };
     return [](const context &ctx, device, const pushed_messages &messages, int) -> launch_function {
-        constexpr std::uint32_t most_blocks = 2; // more threads take longer to start than they save
         // Shared with what is enqueued, which may outlive the plan.
-        const auto kept = std::make_shared<const kernel>(messages, most_blocks);
+        const auto kept = std::make_shared<const kernel>(messages);
         return [context = ctx.get(), kept](stream_view stream) {
             check(mpgpu::detail::launch_host(context, stream.get(), [kept] { kept->run(); }));
         };
