@@ -222,3 +222,25 @@ fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu_and_its_flags_end
     let (refused, launches) = run(own, &actions);
     assert!(matches!(&refused, Err(BackendError::PeerGone(_))) && launches == 0, "{refused:?}");
 }
+
+#[test]
+fn kernels_that_wait_are_told_by_their_counter_until_its_memory_is_freed() {
+    let (backend, counters) = backend();
+    let stream = backend.create_stream(GPU0).expect("a stream");
+    let gone = Signal { counter: counters.base, value: 1 << 40 };
+    backend.kernel_wait_signals(&[gone]).expect("entered");
+    backend.kernel_wait_signals(&[gone]).expect("once more");
+    backend.raise_signal(Signal { value: 7, ..gone }).expect("a counter");
+    backend.synchronize_stream(stream).expect("nobody has gone");
+    backend.fail_waits(&counters, PEER);
+    assert_eq!(backend.read_signal(gone.counter).expect("a counter"), gone.value, "a kernel that waits would wait for ever");
+    told(backend.synchronize_stream(stream));
+    told(backend.kernel_wait_signals(&[gone]));
+    // Another process, which has not heard of it, and whose message the kernel has waited for before.
+    backend.raise_signal(Signal { value: 8, ..gone }).expect("a counter");
+    assert!(backend.fail_waits_again());
+    assert_eq!(backend.read_signal(gone.counter).expect("a counter"), gone.value);
+    backend.free(counters.base).expect("allocated");
+    assert!(!backend.fail_waits_again(), "freed memory is looked after");
+    assert!(backend.kernel_wait_signals(&[gone]).is_err(), "no memory that the CPU reaches");
+}

@@ -74,6 +74,34 @@ fn each_gpu_works_on_memory_of_another_process_at_its_own_address() {
 }
 
 #[test]
+fn kernels_of_each_gpu_are_given_its_own_address_which_goes_with_the_import() {
+    let backend = on(double::driver());
+    backend.allocate(DeviceId::gpu(0), 1).expect("memory");
+    let (_, ours) = import(&backend);
+    let seen = [0, 1].map(|gpu| backend.address_for(DeviceId::gpu(gpu), ours + 100).expect("an address"));
+    assert_eq!(calls("cuIpcOpenMemHandle"), 2);
+    assert_ne!(seen[0], seen[1]);
+    assert!(seen.contains(&(ours + 100)), "the GPU that has mapped it has it there");
+    assert_eq!(backend.address_for(DeviceId::gpu(1), ours + 100).expect("an address"), seen[1], "it was opened again");
+    let own = backend.allocate(DeviceId::gpu(0), 64).expect("memory");
+    assert_eq!(backend.address_for(DeviceId::gpu(1), own).expect("an address"), own);
+    assert!(backend.0.sharing.release(&backend.0.gpus, ours).expect("closed"));
+    assert_eq!(calls("cuIpcCloseMemHandle"), 2);
+}
+
+#[test]
+fn a_stream_is_of_its_gpu_and_a_default_stream_of_none() {
+    let backend = on(double::driver());
+    for gpu in [0, 1] {
+        let stream = backend.create_stream(DeviceId::gpu(gpu)).expect("a stream");
+        assert_eq!(backend.stream_device(stream).expect("a device"), DeviceId::gpu(gpu));
+    }
+    for stream in [0, 1, 2] {
+        assert_eq!(backend.stream_device(crate::backend::StreamHandle(stream)).expect("a device"), DeviceId::HOST);
+    }
+}
+
+#[test]
 fn memory_that_the_program_has_opened_is_adopted_and_left_to_it() {
     let driver = double::driver();
     let backend = on(driver);
