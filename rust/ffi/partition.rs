@@ -6,6 +6,7 @@ use super::node::plan_of_ranks;
 use super::plan::node_plan;
 use super::types::*;
 use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_runtime::context::Error;
 use mpgpu_runtime::context::node::{Agent, Partitioning};
 use std::ffi::c_void;
 use std::time::Duration;
@@ -20,8 +21,13 @@ pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<
     let agent = match options.agent {
         0 | 1 => Agent::CopyEngine { tells },
         2 => Agent::Producer,
-        other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER)")),
+        3 => return Err(Error::NotSupported("MP_AGENT_POLLING_KERNEL is not there yet; use another agent".into()).into()),
+        other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 3 (MP_AGENT_POLLING_KERNEL)")),
     };
+    if options.blocks > 0 {
+        let reason = "only the polling kernel (MP_AGENT_POLLING_KERNEL) has blocks; let it be 0";
+        return Err(Failure::invalid(c"blocks", format!("blocks={}: {reason}", options.blocks)));
+    }
     Ok(Partitioning { count: (options.count > 0).then_some(options.count), agent })
 }
 
@@ -40,8 +46,9 @@ pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<
 /// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
 /// come after the producers, which have stored the bytes then.
 ///
-/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED`
-/// where a rank would read host memory of another rank, whose producers cannot tell it.
+/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another
+/// agent than `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank,
+/// whose producers cannot tell it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_plan_partitioned(
     node: mp_node_t,
