@@ -14,6 +14,7 @@
 //! | `progress` | how far a rank has come, and those that have left |
 //! | `sight` | how GPUs are joined, those out of sight included |
 
+mod binding;
 mod exchange;
 mod part;
 mod partitioned;

@@ -8,8 +8,9 @@
 //! caller's kernel does through a [`Trigger`] (`mpgpu/trigger.cuh`).
 
 use super::super::error::Error;
+use super::binding::{Bindings, FLAG_BYTES, Held};
 use super::part::Armed;
-use super::plan::{Bindings, FLAG_BYTES, Held, NodePlan, Together};
+use super::plan::{NodePlan, Together};
 use crate::backend::{Completion, Endpoints, Execution, Signal};
 use crate::ipc::signal;
 use crate::plan::{self, Lane, LaneId, Mechanism, Op, Place, Program};
