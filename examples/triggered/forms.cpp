@@ -34,6 +34,10 @@ mpgpu::context_options machine_of(const options &opt) {
 
 constexpr int most_gpus = 4; // unless more are asked for
 
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 } // namespace
 
 machine::machine(const options &opt) : ctx(machine_of(opt)), code(code_for(ctx)), node(ctx) {
@@ -136,7 +140,7 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
     }
 }
 
-double run::seconds() {
+double run::seconds(double &enqueued) {
     app_.reset();
     const auto synchronize = [&] {
         for (const part &p : parts_) {
@@ -175,9 +179,9 @@ double run::seconds() {
             }
         }
     }
+    enqueued = seconds_since(begin) / step;
     synchronize();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    return took.count() / step;
+    return seconds_since(begin) / step;
 }
 
 double median(std::vector<double> values) {
@@ -210,13 +214,16 @@ int compare(const machine &m, const application &app, const application *one, co
         }
     }
     std::vector<std::vector<double>> times(runs.size());
+    std::vector<std::vector<double>> enqueued(runs.size());
     std::set<std::string> wrong;
     // By turns, so that whatever else the machine does strikes all forms alike.
     for (int round = 0; round <= opt.rounds; ++round) {
         for (std::size_t i = 0; i < runs.size(); ++i) {
-            const double took = runs[i]->seconds();
+            double enqueuing = 0;
+            const double took = runs[i]->seconds(enqueuing);
             if (round > 0) {
                 times[i].push_back(took);
+                enqueued[i].push_back(enqueuing);
             }
             if (runs[i]->ended_wrong()) {
                 std::printf("%s, round %d: WRONG number of steps\n", runs[i]->name().c_str(), round);
@@ -236,12 +243,14 @@ int compare(const machine &m, const application &app, const application *one, co
     const double limit = median(times[first]);
     const double copies = median(times[first + 1]);
     const double plan = median(times[first + 2]);
-    std::printf("%-38s %10s %21s  %s%9s %9s %9s\n", m.is_virtual() ? "CPU threads, not GPUs" : "", "us a step",
-                "least to most", one != nullptr ? "  one GPU " : "", "copies", "plan", "of limit");
+    std::printf("%-38s %10s %21s %10s  speed-up against\n%-38s %10s %21s %10s  %s%9s %9s %9s\n", "", "us a step", "",
+                "of these", m.is_virtual() ? "CPU threads, not GPUs" : "", "(median)", "least to most", "to enqueue",
+                one != nullptr ? "  one GPU " : "", "copies", "plan", "of limit");
     for (std::size_t i = 0; i < runs.size(); ++i) {
         const double took = median(times[i]);
         const auto [least, most] = std::minmax_element(times[i].begin(), times[i].end());
-        std::printf("%-38s %10.1f %10.1f %10.1f  ", runs[i]->name().c_str(), took * 1e6, *least * 1e6, *most * 1e6);
+        std::printf("%-38s %10.1f %10.1f %10.1f %10.1f  ", runs[i]->name().c_str(), took * 1e6, *least * 1e6,
+                    *most * 1e6, median(enqueued[i]) * 1e6);
         if (one != nullptr) {
             std::printf("%9.3f ", median(times[0]) / took);
         }

@@ -85,8 +85,8 @@ class mover {
 class run {
   public:
     run(const machine &m, const application &app, form way);
-    /// Seconds of a step: of all in a row, over their number.
-    double seconds();
+    /// Seconds of a step: of all in a row, over their number. `enqueued` is the part in which the host enqueues.
+    double seconds(double &enqueued);
     [[nodiscard]] const std::string &name() const { return form_.name; }
     [[nodiscard]] bool moves() const { return form_.how != form::way::alone; }
     /// Whether it has ended after another number of steps than a CPU.

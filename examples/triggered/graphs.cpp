@@ -181,7 +181,7 @@ int compare_on(const machine &m, const options &opt, const graph &g, const std::
 } // namespace
 
 int graphs(const machine &m, const options &opt) {
-    const graph g = generate(opt.scale > 0 ? opt.scale : m.is_virtual() ? 11 : 22, opt.degree, opt.seed);
+    const graph g = generate(opt.scale > 0 ? opt.scale : m.is_virtual() ? 11 : 23, opt.degree, opt.seed);
     if (opt.program == "pagerank") {
         const int steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 6 : 20;
         return compare_on(m, opt, g, ranks(g, damping, 0), ranks(g, damping, steps), steps, 0);

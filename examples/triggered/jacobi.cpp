@@ -23,14 +23,24 @@ struct part {
     }
 };
 
+/// The whole domain in host memory.
+struct whole {
+    whole(const machine &m, std::size_t columns, std::size_t rows, int sweeps);
+    std::size_t nx;
+    std::size_t ny;
+    int steps;
+    mpgpu::buffer<float> first;    ///< before the first sweep
+    mpgpu::buffer<float> poisoned; ///< what is computed is wrong: nothing of an earlier form passes for this one's
+    mpgpu::buffer<float> seen;     ///< of a GPU
+    std::vector<float> expected;   ///< after the last sweep
+};
+
 /// The domain on one GPU or more.
 class domain {
   public:
     /// With `to_host` the first and the last row go to host memory, for want of another GPU.
-    domain(const machine &m, std::size_t nx, std::size_t ny, int gpus, bool to_host, int steps,
-           const mpgpu::buffer<float> &first, const std::vector<float> &expected)
-        : machine_(m), nx_(nx), first_(first), expected_(expected),
-          poisoned_(m.ctx, mpgpu::device::host(), first.size()), seen_(m.ctx, mpgpu::device::host(), first.size()) {
+    domain(const machine &m, whole &values, int gpus, bool to_host) : machine_(m), values_(values), nx_(values.nx) {
+        const std::size_t ny = values.ny;
         const auto count = static_cast<std::size_t>(gpus);
         if ((ny - 2) / count < 2) {
             throw std::invalid_argument("-ny " + std::to_string(ny) + ": must be " + std::to_string(2 * count + 2) +
@@ -40,19 +50,14 @@ class domain {
         for (std::size_t gpu = 0; gpu < count; ++gpu) {
             const std::size_t rows = (ny - 2) / count + (gpu < (ny - 2) % count ? 1 : 0);
             const mpgpu::device where = mpgpu::device::gpu(static_cast<int>(gpu));
-            parts_.push_back({row, rows, {{{m.ctx, where, (rows + 2) * nx}, {m.ctx, where, (rows + 2) * nx}}}});
+            parts_.push_back({row, rows, {{{m.ctx, where, (rows + 2) * nx_}, {m.ctx, where, (rows + 2) * nx_}}}});
             row += rows;
         }
         if (to_host) {
-            to_host_ = mpgpu::buffer<float>(m.ctx, mpgpu::device::host(), 2 * nx);
-        }
-        // What is computed is poisoned, so that nothing of an earlier form passes for what this one has moved.
-        std::copy_n(first.data(), first.size(), poisoned_.data());
-        for (std::size_t y = 1; y + 1 < ny; ++y) {
-            std::fill_n(poisoned_.data() + y * nx + 1, nx - 2, poison);
+            to_host_ = mpgpu::buffer<float>(m.ctx, mpgpu::device::host(), 2 * nx_);
         }
         app_.gpus = gpus;
-        app_.steps = steps;
+        app_.steps = values.steps;
         app_.sends = [this](int gpu, int parity) { return sends(gpu, parity); };
         app_.launch = [this](const mpgpu::stream &stream, int gpu, int step, const outputs &out) {
             launch(stream, gpu, step, out);
@@ -101,8 +106,8 @@ class domain {
     void reset() {
         for (part &p : parts_) {
             const std::size_t begin = (p.first - 1) * nx_;
-            copy_now(machine_, p.a[0], first_.subspan(begin, p.a[0].size()));
-            copy_now(machine_, p.a[1], poisoned_.subspan(begin, p.a[1].size()));
+            copy_now(machine_, p.a[0], values_.first.subspan(begin, p.a[0].size()));
+            copy_now(machine_, p.a[1], values_.poisoned.subspan(begin, p.a[1].size()));
         }
         std::fill_n(to_host_.data(), to_host_.size(), poison);
     }
@@ -114,8 +119,8 @@ class domain {
         for (part &p : parts_) {
             const std::size_t size = p.a.at(last).size();
             const std::size_t begin = (p.first - 1) * nx_;
-            copy_now(machine_, seen_.subspan(0, size), p.a.at(last));
-            bad += differ(seen_.data(), begin, size);
+            copy_now(machine_, values_.seen.subspan(0, size), p.a.at(last));
+            bad += differ(values_.seen.data(), begin, size);
         }
         if (to_host_.size() > 0) {
             const part &p = parts_[0];
@@ -129,17 +134,14 @@ class domain {
     [[nodiscard]] std::size_t differ(const float *found, std::size_t begin, std::size_t count) const {
         std::size_t bad = 0;
         for (std::size_t i = 0; i < count; ++i) {
-            bad += found[i] != expected_[begin + i] ? 1 : 0;
+            bad += found[i] != values_.expected[begin + i] ? 1 : 0;
         }
         return bad;
     }
 
     const machine &machine_;
+    whole &values_;
     std::size_t nx_;
-    const mpgpu::buffer<float> &first_;
-    const std::vector<float> &expected_;
-    mpgpu::buffer<float> poisoned_;
-    mpgpu::buffer<float> seen_;
     mpgpu::buffer<float> to_host_;
     std::vector<part> parts_;
     application app_;
@@ -174,20 +176,36 @@ std::vector<float> swept(const mpgpu::buffer<float> &first, std::size_t nx, std:
     return a;
 }
 
+whole::whole(const machine &m, std::size_t columns, std::size_t rows, int sweeps)
+    : nx(columns), ny(rows), steps(sweeps), first(m.ctx, mpgpu::device::host(), nx * ny),
+      poisoned(m.ctx, mpgpu::device::host(), nx * ny), seen(m.ctx, mpgpu::device::host(), nx * ny) {
+    set_first(first, nx, ny);
+    std::copy_n(first.data(), first.size(), poisoned.data());
+    for (std::size_t y = 1; y + 1 < ny; ++y) {
+        std::fill_n(poisoned.data() + y * nx + 1, nx - 2, poison);
+    }
+    expected = swept(first, nx, ny, steps);
+}
+
 } // namespace
 
 int jacobi(const machine &m, const options &opt) {
-    const std::size_t nx = opt.nx > 0 ? opt.nx : m.is_virtual() ? 4096 : 1048576;
-    const std::size_t ny = opt.ny > 0 ? opt.ny : m.is_virtual() ? 66 : 258;
-    const int steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 6 : 20;
-    mpgpu::buffer<float> first(m.ctx, mpgpu::device::host(), nx * ny);
-    set_first(first, nx, ny);
-    const std::vector<float> expected = swept(first, nx, ny, steps);
-    const domain one(m, nx, ny, 1, false, steps, first, expected);
-    const domain all(m, nx, ny, m.gpus, m.gpus == 1, steps, first, expected);
+    whole values(m,
+                 opt.nx > 0       ? opt.nx
+                 : m.is_virtual() ? 4096
+                                  : 2097152,
+                 opt.ny > 0       ? opt.ny
+                 : m.is_virtual() ? 66
+                                  : 258,
+                 opt.steps > 0    ? opt.steps
+                 : m.is_virtual() ? 6
+                                  : 20);
+    const domain one(m, values, 1, false);
+    const domain all(m, values, m.gpus, m.gpus == 1);
     std::printf(
         "\njacobi, %zu x %zu points over %d GPUs, %d sweeps in a row, halo rows of %zu bytes%s; bitwise equal to a "
         "CPU's\n",
-        ny, nx, m.gpus, steps, nx * sizeof(float), m.gpus > 1 ? "" : " to host memory, as there is one GPU");
+        values.ny, values.nx, m.gpus, values.steps, values.nx * sizeof(float),
+        m.gpus > 1 ? "" : " to host memory, as there is one GPU");
     return compare(m, all.app(), &one.app(), opt);
 }

@@ -18,9 +18,6 @@ int main(int argc, char *argv[]) {
             return 0;
         }
         const machine m(opt);
-        if (m.is_virtual()) {
-            std::printf("virtual devices: CPU threads compute and copy, so times say nothing about GPUs\n");
-        }
         const int wrong = opt.program == "microbenchmark" ? microbenchmark(m, opt)
                           : opt.program == "jacobi"       ? jacobi(m, opt)
                           : opt.program == "pipeline"     ? pipeline(m, opt)

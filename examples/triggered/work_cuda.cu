@@ -10,9 +10,14 @@
 
 namespace {
 
-/// Blocks of a multiprocessor, 2048 threads on A100 and H100: a kernel that is told of transfers keeps as many as one
-/// that is not, because it is the same one.
+// As many blocks on a multiprocessor as it has threads for, 2048 on those of data centres, whether or not a kernel is
+// told of transfers.
+#if defined(__CUDA_ARCH__) &&                                                                                          \
+    (__CUDA_ARCH__ == 700 || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
 constexpr unsigned resident = 8;
+#else
+constexpr unsigned resident = 4;
+#endif
 
 #define TRIGGERED_KERNEL __global__ void __launch_bounds__(threads_per_block, resident)
 
@@ -68,10 +73,13 @@ void make(const mpgpu::stream &stream, int gpu, const making &task, const output
 void consume(const mpgpu::stream &stream, int gpu, const consuming &task, const outputs &out) {
     enter(gpu);
     int multiprocessors = 0;
+    int at_once = 0;
     check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "cudaDeviceGetAttribute");
-    // Room is left for the watching block and a polling kernel; for the producer, where this is its GPU too.
-    const unsigned each = task.shares ? 2 : resident - 1;
-    const unsigned workers = std::min(static_cast<unsigned>(multiprocessors) * each, making_blocks);
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, consume_kernel, threads_per_block, 0),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    // Room is left for the watching block and a polling kernel, and for the producer, where this is its GPU too.
+    const int each = std::max(1, task.shares ? at_once / 4 : at_once - 1);
+    const unsigned workers = std::min(static_cast<unsigned>(multiprocessors * each), making_blocks);
     consume_kernel<<<workers + 1, threads_per_block, 0, stream.get()>>>(task, blocks::incoming(task), receivers(out));
     check(cudaGetLastError(), "the kernel that works on a result");
 }
