@@ -233,11 +233,11 @@ TRIGGERED_FUNCTION void sweep(const sweeping &task, const receivers &out, unsign
 struct rank_rule {
     using value = float;
     const ranking &task;
-    TRIGGERED_FUNCTION value none() const { return 0; }
-    TRIGGERED_FUNCTION value along(value of, std::uint32_t, std::uint32_t) const { return of; }
-    TRIGGERED_FUNCTION value both(value a, value b) const { return a + b; }
+    [[nodiscard]] TRIGGERED_FUNCTION value none() const { return 0; }
+    [[nodiscard]] TRIGGERED_FUNCTION value along(value of, std::uint32_t, std::uint32_t) const { return of; }
+    [[nodiscard]] TRIGGERED_FUNCTION value both(value a, value b) const { return a + b; }
     /// The fused multiplication and addition is named, so that all compilers round once.
-    TRIGGERED_FUNCTION value made(value sum, std::size_t row) const {
+    [[nodiscard]] TRIGGERED_FUNCTION value made(value sum, std::size_t row) const {
 #ifdef __CUDACC__
         return __fmaf_rn(task.damping, sum, task.base) * task.weight[row];
 #else
@@ -250,12 +250,12 @@ struct rank_rule {
 struct distance_rule {
     using value = std::uint32_t;
     const shortening &task;
-    TRIGGERED_FUNCTION value none() const { return unreached; }
-    TRIGGERED_FUNCTION value along(value of, std::uint32_t from, std::uint32_t to) const {
+    [[nodiscard]] TRIGGERED_FUNCTION value none() const { return unreached; }
+    [[nodiscard]] TRIGGERED_FUNCTION value along(value of, std::uint32_t from, std::uint32_t to) const {
         return of == unreached ? unreached : of + edge_length(from, to);
     }
-    TRIGGERED_FUNCTION value both(value a, value b) const { return a < b ? a : b; }
-    TRIGGERED_FUNCTION value made(value least, std::size_t row) const {
+    [[nodiscard]] TRIGGERED_FUNCTION value both(value a, value b) const { return a < b ? a : b; }
+    [[nodiscard]] TRIGGERED_FUNCTION value made(value least, std::size_t row) const {
         const value old = task.x[task.part.first + row];
         if (least < old) {
             *task.changed = task.step; // whoever writes writes the same

@@ -64,6 +64,7 @@ std::vector<form> all_forms(const options &opt) {
     add(mpgpu::agent::producer, "inline");
     add(mpgpu::agent::polling_kernel, "polling kernel");
     add(mpgpu::agent::copy_engine, "copy engines");
+    add(mpgpu::agent::automatic, "as the library chooses");
     return forms;
 }
 
@@ -83,7 +84,8 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
         std::vector<mpgpu::node_transfer> transfers;
         for (const mpgpu::transfer &copy : copies) {
             const auto first = static_cast<std::uint32_t>(windows.size());
-            // A window may be written; that this one is only read is the transfer's to say.
+            // That this window is only read is the transfer's to say.
+            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
             windows.push_back({const_cast<void *>(copy.src), copy.bytes});
             windows.push_back({copy.dst, copy.bytes});
             transfers.push_back({{0, first + 1, 0}, {0, first, 0}, copy.bytes});
@@ -91,10 +93,10 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
         plan_.emplace(m.node.plan_partitioned(windows, transfers, {way.partitions, way.mover}, plan_options));
         is_armed_ = true;
         out_.count = static_cast<unsigned>(copies.size());
-        out_.stores = way.mover == mpgpu::agent::producer;
         for (std::size_t i = 0; i < copies.size(); ++i) {
             out_.to.at(i) = plan_->trigger(0, i);
         }
+        out_.stores = out_.to[0].data == copies[0].dst; // whoever chose that
     }
 }
 
@@ -148,6 +150,7 @@ double run::seconds(double &enqueued) {
         }
     };
     const auto begin = std::chrono::steady_clock::now();
+    double waited = 0;
     int step = 0;
     while (step < app_.steps) {
         const auto parity = static_cast<std::size_t>(step % 2);
@@ -171,7 +174,9 @@ double run::seconds(double &enqueued) {
         }
         ++step;
         if (app_.check > 0 && step % app_.check == 0) {
+            const auto enqueued_so_far = std::chrono::steady_clock::now();
             synchronize();
+            waited += seconds_since(enqueued_so_far);
             // A CPU has said after how many steps.
             if (app_.has_ended(step) != (step == app_.steps) && moves()) {
                 ended_wrong_ = true;
@@ -179,7 +184,7 @@ double run::seconds(double &enqueued) {
             }
         }
     }
-    enqueued = seconds_since(begin) / step;
+    enqueued = (seconds_since(begin) - waited) / step;
     synchronize();
     return seconds_since(begin) / step;
 }

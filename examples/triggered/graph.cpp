@@ -20,7 +20,7 @@ std::uint64_t mix(std::uint64_t value) { // SplitMix64
 
 /// A permutation of the numbers below 2^scale: each step can be undone.
 std::uint32_t renumbered(std::uint32_t vertex, unsigned scale) {
-    const std::uint32_t mask = static_cast<std::uint32_t>((std::uint64_t{1} << scale) - 1);
+    const auto mask = static_cast<std::uint32_t>((std::uint64_t{1} << scale) - 1);
     for (int round = 0; round < 3; ++round) {
         vertex = (vertex * 0x9e3779b1U) & mask;
         vertex ^= vertex >> (scale / 2);

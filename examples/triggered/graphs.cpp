@@ -26,7 +26,7 @@ template <class Value> class on_graph {
         if (to_host) {
             to_host_ = mpgpu::buffer<Value>(m.ctx, mpgpu::device::host(), first.size());
         }
-        const std::size_t count = static_cast<std::size_t>(gpus);
+        const auto count = static_cast<std::size_t>(gpus);
         for (std::size_t gpu = 0; gpu < count; ++gpu) {
             parts_.push_back(std::make_unique<part>(m, g, static_cast<int>(gpu), g.vertices() * gpu / count,
                                                     g.vertices() * (gpu + 1) / count));

@@ -19,6 +19,7 @@ int to(const machine &m, const options &opt, int receivers) {
     mpgpu::buffer<word> source(m.ctx, mpgpu::device::gpu(0), words);
     mpgpu::buffer<word> seen(m.ctx, mpgpu::device::host(), words);
     std::vector<mpgpu::buffer<word>> destinations;
+    destinations.reserve(static_cast<std::size_t>(receivers));
     for (int i = 0; i < receivers; ++i) {
         // Where there is one GPU, to host memory.
         destinations.emplace_back(m.ctx, m.gpus > 1 ? mpgpu::device::gpu(i + 1) : mpgpu::device::host(), words);
@@ -28,6 +29,7 @@ int to(const machine &m, const options &opt, int receivers) {
     app.steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 3 : 10;
     app.sends = [&](int, int) {
         std::vector<mpgpu::transfer> copies;
+        copies.reserve(destinations.size());
         for (mpgpu::buffer<word> &destination : destinations) {
             copies.push_back(mpgpu::make_transfer(destination, source));
         }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
@@ -175,7 +176,7 @@ int pipeline(const machine &m, const options &opt) {
         const double kernel = time_of([&](const mpgpu::stream &stream) {
             m.code.make(stream, 0, {t.source.data(), t.words, 0, t.work}, {});
         });
-        t.work = std::max(1U, static_cast<unsigned>(t.work * copy / kernel + 0.5));
+        t.work = std::max(1U, static_cast<unsigned>(std::lround(t.work * copy / kernel)));
     }
     std::printf(
         "\npipeline, %zu MiB from GPU 0 to %s to %s; a plain copy takes %.1f us, and each kernel alone as long\n", mib,
