@@ -2,6 +2,7 @@
 #include "forms.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -204,6 +205,18 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t first, 
     for (std::thread &thread : threads) {
         thread.join();
     }
+}
+
+std::size_t count_wrong(std::size_t count, const std::function<bool(std::size_t index)> &is_wrong) {
+    std::atomic<std::size_t> wrong{0};
+    in_parallel(count, [&](std::size_t first, std::size_t end) {
+        std::size_t here = 0;
+        for (std::size_t i = first; i < end; ++i) {
+            here += is_wrong(i) ? 1 : 0;
+        }
+        wrong += here;
+    });
+    return wrong;
 }
 
 int compare(const machine &m, const application &app, const application *one, const options &opt) {

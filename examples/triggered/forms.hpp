@@ -116,6 +116,9 @@ double median(std::vector<double> values);
 /// Calls `task(first, end)` for parts of `count` elements on several threads, and waits.
 void in_parallel(std::size_t count, const std::function<void(std::size_t first, std::size_t end)> &task);
 
+/// How many of `count` elements are wrong.
+std::size_t count_wrong(std::size_t count, const std::function<bool(std::size_t index)> &is_wrong);
+
 /// Copies, and waits.
 template <class Dst, class Src> void copy_now(const machine &m, Dst &&dst, Src &&src) {
     const mpgpu::plan plan(m.ctx, {mpgpu::make_transfer(dst, src)});

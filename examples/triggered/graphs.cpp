@@ -140,9 +140,7 @@ template <class Value> class on_graph {
         const auto last = static_cast<std::size_t>(app_.steps % 2);
         std::size_t bad = 0;
         const auto compare = [&](const Value *found) {
-            for (std::size_t i = 0; i < expected_.size(); ++i) {
-                bad += found[i] != expected_[i] ? 1 : 0;
-            }
+            bad += count_wrong(expected_.size(), [&](std::size_t i) { return found[i] != expected_[i]; });
         };
         for (const std::unique_ptr<part> &p : parts_) {
             copy_now(machine_, seen_, p->x.at(last));

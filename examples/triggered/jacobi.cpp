@@ -132,11 +132,7 @@ class domain {
     }
 
     [[nodiscard]] std::size_t differ(const float *found, std::size_t begin, std::size_t count) const {
-        std::size_t bad = 0;
-        for (std::size_t i = 0; i < count; ++i) {
-            bad += found[i] != values_.expected[begin + i] ? 1 : 0;
-        }
-        return bad;
+        return count_wrong(count, [&](std::size_t i) { return found[i] != values_.expected[begin + i]; });
     }
 
     const machine &machine_;

@@ -52,9 +52,7 @@ int to(const machine &m, const options &opt, int receivers) {
         std::size_t wrong = 0;
         for (mpgpu::buffer<word> &destination : destinations) {
             copy_now(m, seen, destination);
-            for (std::size_t i = 0; i < words; ++i) {
-                wrong += seen.data()[i] != (i ^ last) * scale + offset ? 1 : 0;
-            }
+            wrong += count_wrong(words, [&](std::size_t i) { return seen.data()[i] != (i ^ last) * scale + offset; });
         }
         return wrong;
     };

@@ -63,11 +63,7 @@ struct task {
             offset = offset * factor + addend;
         }
         copy_now(m, seen, output);
-        std::size_t bad = 0;
-        for (std::size_t i = 0; i < words; ++i) {
-            bad += seen.data()[i] != (i ^ step) * scale + offset ? 1 : 0;
-        }
-        return bad;
+        return count_wrong(words, [&](std::size_t i) { return seen.data()[i] != (i ^ step) * scale + offset; });
     }
 };
 
