@@ -6,7 +6,6 @@ use super::node::plan_of_ranks;
 use super::plan::node_plan;
 use super::types::*;
 use mpgpu_runtime::backend::StreamHandle;
-use mpgpu_runtime::context::Error;
 use mpgpu_runtime::context::node::{Agent, Partitioning};
 use std::ffi::c_void;
 use std::time::Duration;
@@ -14,21 +13,23 @@ use std::time::Duration;
 /// How the caller wants transfers divided.
 pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<Partitioning, Failure> {
     if options.is_null() {
-        return Ok(Partitioning { count: None, agent: Agent::CopyEngine { tells: true } });
+        return Ok(Partitioning { count: None, agent: Agent::Auto { tells: true } });
     }
     let options = versioned(options, c"partitions")?;
     let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
+    let count = (options.count > 0).then_some(options.count);
     let agent = match options.agent {
-        0 | 1 => Agent::CopyEngine { tells },
+        0 => Agent::Auto { tells },
+        1 => Agent::CopyEngine { tells },
         2 => Agent::Producer,
-        3 => return Err(Error::NotSupported("MP_AGENT_POLLING_KERNEL is not there yet; use another agent".into()).into()),
+        3 => return Ok(Partitioning { count, agent: Agent::PollingKernel { blocks: (options.blocks > 0).then_some(options.blocks) } }),
         other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 3 (MP_AGENT_POLLING_KERNEL)")),
     };
     if options.blocks > 0 {
         let reason = "only the polling kernel (MP_AGENT_POLLING_KERNEL) has blocks; let it be 0";
         return Err(Failure::invalid(c"blocks", format!("blocks={}: {reason}", options.blocks)));
     }
-    Ok(Partitioning { count: (options.count > 0).then_some(options.count), agent })
+    Ok(Partitioning { count, agent })
 }
 
 /// Plans what all ranks of the node move in a step, as `mp_node_plan` does, in partitions: each moves as soon as

@@ -7,7 +7,8 @@ use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::binding::{BoundRank, Held, Used};
 use super::part::BoundPart;
-use super::partitioned::{PartitionWords, Partitioned, Partitioning};
+use super::partitioned::{PartitionWords, Partitioned};
+use super::partitioning::{Agent, Partitioning, Settled};
 use super::progress::Progress;
 use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
@@ -126,6 +127,27 @@ impl NodeGroup {
         partitioning: Option<Partitioning>,
         options: &PlanOptions,
     ) -> Result<NodePlan, Error> {
+        let planned = self.plan_once(windows, transfers, partitioning, options);
+        match (&planned, partitioning) {
+            // A kernel of some rank does not reach what it would move, of which all ranks were told. All choose again, alike.
+            (
+                Err(Error::NotSupported(_) | Error::Backend(BackendError::NotSupported(_)) | Error::RankFailed { .. }),
+                Some(Partitioning { count, agent: Agent::Auto { tells } }),
+            ) => {
+                let partitioning = Partitioning { count, agent: Agent::CopyEngine { tells } };
+                self.plan_once(windows, transfers, Some(partitioning), options)
+            }
+            _ => planned,
+        }
+    }
+
+    fn plan_once(
+        self: &Arc<NodeGroup>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        partitioning: Option<Partitioning>,
+        options: &PlanOptions,
+    ) -> Result<NodePlan, Error> {
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(options));
         let mine = resolved.and_then(|options| self.request(windows, transfers, partitioning, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
@@ -217,6 +239,10 @@ impl Together {
             let (rank, index) = named[transfer];
             Error::RankFailed { rank, reason: format!("transfer {index}: {reason}") }
         };
+        let unsupported = |transfer: usize, reason: String| {
+            let (rank, index) = named[transfer];
+            Error::NotSupported(format!("transfer {index} of rank {rank}: {reason}"))
+        };
         if let Some(rank) = requests.iter().position(|request| request.options != requests[0].options) {
             let reason =
                 format!("it plans with {}, rank 0 with {}: pass all ranks the same options", requests[rank].options, requests[0].options);
@@ -266,25 +292,22 @@ impl Together {
             );
             return Err(failed(a.transfer, reason));
         }
-        let sizes: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
-        if partitioning.is_some_and(|partitioning| partitioning.is_stored()) {
-            // Producers move the bytes.
-            shapes.iter_mut().for_each(|shape| shape.bytes = 0);
-        }
-        let mut plan = plan::plan(&node.machine, &shapes, options)?;
-        let partitions = partitioning.map(|partitioning| partitioning.divide(&node.machine, &plan, &sizes));
-        if let Some(partitions) = &partitions {
-            plan.program = Arc::new(plan::partition(&plan, partitions));
-        }
+        let (plan, settled) = match partitioning {
+            None => (plan::plan(&node.machine, &shapes, options)?, None),
+            Some(partitioning) => {
+                let Settled { plan, forecast, agent } = partitioning.plan(&node.machine, &mut shapes, options, &unsupported)?;
+                (plan, Some((agent, forecast.partitions)))
+            }
+        };
         plan::validate(&plan.program, options.staging_bytes)?;
         let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
         let owners = node.owners();
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
         let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
-        let partitioned = match (partitioning, partitions) {
-            (Some(partitioning), Some(partitions)) => Some(Partitioned::new(partitioning, partitions, names, &mut parts, &batch, &failed)?),
-            _ => None,
+        let partitioned = match settled {
+            Some((agent, partitions)) => Some(Partitioned::new(agent, partitions, names, &mut parts, &batch, &unsupported)?),
+            None => None,
         };
         let ring_owners = ring_owners(&plan.program, &parts, &owners);
         let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
