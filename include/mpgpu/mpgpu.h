@@ -181,6 +181,8 @@ typedef enum {
     MP_AGENT_COPY_ENGINE = 1,
     /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
     MP_AGENT_PRODUCER = 2,
+    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores.
+    MP_AGENT_POLLING_KERNEL = 3,
 } mp_agent_t;
 
 /// Form of a description.
@@ -442,8 +444,8 @@ typedef struct {
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
     /// it takes about 2 us for each partition. `MP_AGENT_PRODUCER` always tells.
     mp_switch_t arrivals;
-    /// 0.
-    uint32_t reserved;
+    /// Thread blocks of the polling kernel, at most 1024; 0 for as many as the model finds best. 0 with other agents.
+    uint32_t blocks;
 } mp_partition_options_t;
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
@@ -1087,8 +1089,9 @@ mp_status_t mp_node_plan(mp_node_t node,
 /// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
 /// come after the producers, which have stored the bytes then.
 ///
-/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED`
-/// where a rank would read host memory of another rank, whose producers cannot tell it.
+/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another
+/// agent than `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank,
+/// whose producers cannot tell it.
 mp_status_t mp_node_plan_partitioned(mp_node_t node,
                                      const mp_window_t *windows,
                                      size_t window_count,

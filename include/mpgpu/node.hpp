@@ -37,9 +37,10 @@ using node_transfer = mp_node_transfer_t;
 
 /// Who moves partitions that are ready.
 enum class agent : std::int32_t {
-    automatic = MP_AGENT_AUTO,          ///< what the library chooses
-    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths, without a multiprocessor
-    producer = MP_AGENT_PRODUCER        ///< the producing kernels: they store their bytes at the destination
+    automatic = MP_AGENT_AUTO,               ///< what the library chooses
+    copy_engine = MP_AGENT_COPY_ENGINE,      ///< copy engines, over all paths, without a multiprocessor
+    producer = MP_AGENT_PRODUCER,            ///< the producing kernels: they store their bytes at the destination
+    polling_kernel = MP_AGENT_POLLING_KERNEL ///< a kernel of few blocks that looks for partitions and copies them
 };
 
 /// How transfers move in partitions.
@@ -47,6 +48,7 @@ struct partitioning {
     std::uint32_t count = 0;        ///< partitions of each transfer; 0 for as many as the model finds best
     agent mover = agent::automatic; ///< who moves those that are ready
     bool arrivals = true;           ///< whether receivers are told of each arrival
+    std::uint32_t blocks = 0;       ///< thread blocks of the polling kernel; 0 for as many as the model finds best
 };
 
 /// All bytes of a span.
@@ -113,6 +115,7 @@ class node {
         partitions.count = how.count;
         partitions.agent = static_cast<mp_agent_t>(how.mover);
         partitions.arrivals = how.arrivals ? MP_ON : MP_OFF;
+        partitions.blocks = how.blocks;
         failed.report(mp_node_plan_partitioned(get(), windows.data(), windows.size(), transfers.data(),
                                                transfers.size(), &partitions, &c, made.handle_.address()));
         return made;

@@ -13,16 +13,23 @@ use std::time::Duration;
 /// How the caller wants transfers divided.
 pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<Partitioning, Failure> {
     if options.is_null() {
-        return Ok(Partitioning { count: None, agent: Agent::CopyEngine { tells: true } });
+        return Ok(Partitioning { count: None, agent: Agent::Auto { tells: true } });
     }
     let options = versioned(options, c"partitions")?;
     let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
+    let count = (options.count > 0).then_some(options.count);
     let agent = match options.agent {
-        0 | 1 => Agent::CopyEngine { tells },
+        0 => Agent::Auto { tells },
+        1 => Agent::CopyEngine { tells },
         2 => Agent::Producer,
-        other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER)")),
+        3 => return Ok(Partitioning { count, agent: Agent::PollingKernel { blocks: (options.blocks > 0).then_some(options.blocks) } }),
+        other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 3 (MP_AGENT_POLLING_KERNEL)")),
     };
-    Ok(Partitioning { count: (options.count > 0).then_some(options.count), agent })
+    if options.blocks > 0 {
+        let reason = "only the polling kernel (MP_AGENT_POLLING_KERNEL) has blocks; let it be 0";
+        return Err(Failure::invalid(c"blocks", format!("blocks={}: {reason}", options.blocks)));
+    }
+    Ok(Partitioning { count, agent })
 }
 
 /// Plans what all ranks of the node move in a step, as `mp_node_plan` does, in partitions: each moves as soon as
@@ -40,8 +47,9 @@ pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<
 /// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
 /// come after the producers, which have stored the bytes then.
 ///
-/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED`
-/// where a rank would read host memory of another rank, whose producers cannot tell it.
+/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another
+/// agent than `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank,
+/// whose producers cannot tell it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_plan_partitioned(
     node: mp_node_t,

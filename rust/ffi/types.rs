@@ -338,6 +338,8 @@ pub enum mp_agent_t {
     MP_AGENT_COPY_ENGINE = 1,
     /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
     MP_AGENT_PRODUCER = 2,
+    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores.
+    MP_AGENT_POLLING_KERNEL = 3,
 }
 
 /// How transfers move in partitions. Initialise with `MP_PARTITION_OPTIONS_INIT`.
@@ -354,8 +356,8 @@ pub struct mp_partition_options_t {
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
     /// it takes about 2 us for each partition. `MP_AGENT_PRODUCER` always tells.
     pub arrivals: mp_switch_value,
-    /// 0.
-    pub reserved: u32,
+    /// Thread blocks of the polling kernel, at most 1024; 0 for as many as the model finds best. 0 with other agents.
+    pub blocks: u32,
 }
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with

@@ -2,7 +2,8 @@
 // A rank is killed while ranks execute a plan of theirs: every other rank gets the status peer_gone within a bounded
 // time, whether it has to do with the dead rank or only with ranks that have, and afterwards nothing of the library is
 // mapped or open. The argument says when: between steps, with steps enqueued that wait for others, or at a random time;
-// or at a random time while transfers move in partitions. Or no rank is killed, and one leaves by an exception.
+// or at a random time while transfers move in partitions, by copy engines or by kernels that poll. Or no rank is
+// killed, and one leaves by an exception.
 //
 // Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so survivors hold out against
 // SIGTERM until they have looked; each prints a line, and the caller looks for all of them.
@@ -48,16 +49,16 @@ struct part {
 
     bool in_partitions;
 
-    part(std::uint32_t ranks, bool partitioned)
+    part(std::uint32_t ranks, std::optional<mpgpu::agent> mover)
         : gpu(mpgpu::device::gpu(world_rank % ctx.devices().gpus)),
           node(mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu})), sent(ctx, gpu, bytes), received(ctx, gpu, bytes),
-          plan(planned(ranks, partitioned)), stream(ctx, gpu), in_partitions(partitioned) {}
+          plan(planned(ranks, mover)), stream(ctx, gpu), in_partitions(mover) {}
 
-    mpgpu::plan planned(std::uint32_t ranks, bool partitioned) {
+    mpgpu::plan planned(std::uint32_t ranks, std::optional<mpgpu::agent> mover) {
         const auto rank = static_cast<std::uint32_t>(world_rank);
         const std::vector<mpgpu::window> windows{mpgpu::make_window(sent), mpgpu::make_window(received)};
         const mpgpu::node_transfer to_next{{(rank + 1) % ranks, 1, 0}, {rank, 0, 0}, bytes};
-        return partitioned ? node.plan_partitioned(windows, {to_next}, {6}) : node.plan(windows, {to_next});
+        return mover ? node.plan_partitioned(windows, {to_next}, {6, *mover}) : node.plan(windows, {to_next});
     }
 
     void step(int times) {
@@ -115,7 +116,10 @@ void run(const std::string &when) {
     int ranks = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     try {
-        part mine(static_cast<std::uint32_t>(ranks), when == "partitions");
+        const std::optional<mpgpu::agent> mover = when == "partitions" ? std::optional(mpgpu::agent::copy_engine)
+                                                  : when == "polling"  ? std::optional(mpgpu::agent::polling_kernel)
+                                                                       : std::nullopt;
+        part mine(static_cast<std::uint32_t>(ranks), mover);
         mine.step(healthy);
         if (left_over().empty()) {
             end(1, "nothing of the library is mapped in the middle: this test looks for the wrong names");

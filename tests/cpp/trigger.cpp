@@ -112,7 +112,7 @@ class transfer {
     mpgpu::agent mover_;
 };
 
-const std::vector<mpgpu::agent> movers{mpgpu::agent::copy_engine, mpgpu::agent::producer};
+const std::vector<mpgpu::agent> movers{mpgpu::agent::copy_engine, mpgpu::agent::producer, mpgpu::agent::polling_kernel};
 
 } // namespace
 
@@ -223,23 +223,25 @@ TEST_CASE("a plan that does not tell of arrivals never says that one has come") 
 }
 
 TEST_CASE("what is missing is named") {
-    transfer moved(1000, 10, mpgpu::agent::copy_engine);
-    const mpgpu::trigger out = moved.trigger();
-    moved.plan().arm(moved.stream());
-    moved.stream().synchronize();
-    for (uint32_t partition = 0; partition < 9; ++partition) {
-        out.ready(partition);
+    for (const mpgpu::agent mover : {mpgpu::agent::copy_engine, mpgpu::agent::polling_kernel}) {
+        transfer moved(1000, 10, mover);
+        const mpgpu::trigger out = moved.trigger();
+        moved.plan().arm(moved.stream());
+        moved.stream().synchronize();
+        for (uint32_t partition = 0; partition < 9; ++partition) {
+            out.ready(partition);
+        }
+        moved.plan().enqueue(moved.stream());
+        try {
+            moved.plan().synchronize(0.05);
+            FAIL("one partition is missing");
+        } catch (const mpgpu::timeout &error) {
+            CHECK(std::string(error.what()).find("partition 9 of transfer 0 of rank 0") != std::string::npos);
+        }
+        out.ready(9);
+        moved.plan().synchronize(60);
+        std::error_code code;
+        moved.plan().enqueue(moved.stream(), code);
+        CHECK(code == mpgpu::status::invalid_argument);
     }
-    moved.plan().enqueue(moved.stream());
-    try {
-        moved.plan().synchronize(0.05);
-        FAIL("one partition is missing");
-    } catch (const mpgpu::timeout &error) {
-        CHECK(std::string(error.what()).find("partition 9 of transfer 0 of rank 0") != std::string::npos);
-    }
-    out.ready(9);
-    moved.plan().synchronize(60);
-    std::error_code code;
-    moved.plan().enqueue(moved.stream(), code);
-    CHECK(code == mpgpu::status::invalid_argument);
 }

@@ -44,7 +44,8 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut shared, mut uuid) = (mp_memory_handle_t { bytes: [0; 128] }, [0_u8; 16]);
     let (mut out_counters, mut counted) = (poison(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
-    let (bad_partitions, mut trigger) = (partition_options(3), trigger());
+    let (bad_agent, mut trigger) = (partition_options(4), trigger());
+    let blocks_of_copy_engines = mp_partition_options_t { blocks: 4, ..partition_options(1) };
     // SAFETY: the output is valid for the call, and a node of one rank is told what it said.
     ok(unsafe { mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), &mut ranks) });
     use mp_status_t::{MP_ERROR_INVALID_ARGUMENT as ARGUMENT, MP_ERROR_INVALID_HANDLE as HANDLE};
@@ -74,8 +75,14 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ),
             (
                 "mp_node_plan_partitioned",
-                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, &bad_partitions, null(), &mut none),
+                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, &bad_agent, null(), &mut none),
                 "agent",
+                ARGUMENT,
+            ),
+            (
+                "mp_node_plan_partitioned",
+                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, &blocks_of_copy_engines, null(), &mut none),
+                "blocks",
                 ARGUMENT,
             ),
             (

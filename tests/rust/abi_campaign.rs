@@ -650,8 +650,12 @@ impl Fuzzer<'_> {
         } else {
             assert_eq!(plan, poison(), "an output was written");
         }
-        let options =
-            mp_partition_options_t { count: self.odd() as u32 % 5000, arrivals: self.odd_i32(), ..partition_options(self.below(4) as i32) };
+        let options = mp_partition_options_t {
+            count: self.odd() as u32 % 5000,
+            arrivals: self.odd_i32(),
+            blocks: self.below(2) as u32,
+            ..partition_options(self.below(5) as i32)
+        };
         let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
         // Often one that every plan accepts.
         let none = mp_node_end_t { rank: 0, window: 0, offset: 0 };

@@ -4,7 +4,7 @@
 use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, memory};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodeTransfer, Partitioning, Trigger, Window};
+use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, Partitioning, Trigger, Window};
 use mpgpu_runtime::context::{Context, Error, PlanOptions};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +78,10 @@ impl Case {
         // Ranks hand in theirs one after the other, which is how transfers are numbered.
         transfers.sort_by_key(|t| t.src.rank);
         let count = [None, Some(1), Some(2), Some(1 + random.below(40) as u32)][random.below(4) as usize];
-        let agent = if random.chance(30) { Agent::Producer } else { Agent::CopyEngine { tells: random.chance(70) } };
+        let tells = random.chance(70);
+        let blocks = [None, Some(1), Some(2 + random.below(9) as u32)][random.below(3) as usize];
+        let agent = [Agent::Producer, Agent::CopyEngine { tells }, Agent::PollingKernel { blocks }, Agent::Auto { tells }]
+            [random.below(4) as usize];
         Case { topology, ranks, transfers, sizes, partitioning: Partitioning { count, agent }, one_in_sight: random.chance(50) }
     }
 
@@ -101,7 +104,7 @@ impl Case {
                 (0..self.transfers.len()).filter(|i| is_mine(&self.transfers[*i])).map(|i| (i, self.transfers[i], trigger(i))).collect()
             };
             let (sends, receives) = (of_rank(&|t| t.src.rank == rank), of_rank(&|t| t.dst.rank == rank));
-            let tells = self.partitioning.agent != Agent::CopyEngine { tells: false };
+            let tells = !matches!(self.partitioning.agent, Agent::CopyEngine { tells: false } | Agent::Auto { tells: false });
             for step in 0..steps {
                 plan.arm(stream).expect("armed");
                 // Nothing that was enqueued waits for a producer.
@@ -143,7 +146,7 @@ impl Case {
                             }
                         });
                     }
-                    if self.partitioning.is_stored() {
+                    if self.partitioning.agent == Agent::Producer {
                         // In stream order, producers that store themselves come before the end of the step.
                         producers.into_iter().for_each(|producer| producer.join().expect("no panic"));
                     }
@@ -184,7 +187,7 @@ proptest! {
 fn ranks_between_which_nothing_moves_do_not_need_each_other() {
     let transfer = |dst, src, bytes| NodeTransfer { dst: end(dst, 1, 0), src: end(src, 0, 0), bytes };
     let transfers = vec![transfer(0, 0, 1104), transfer(1, 1, 2194), NodeTransfer { dst: end(0, 1, 1105), src: end(1, 0, 0), bytes: 0 }];
-    for agent in [Agent::Producer, Agent::CopyEngine { tells: true }] {
+    for agent in [Agent::Producer, Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: None }] {
         let partitioning = Partitioning { count: Some(2), agent };
         let (transfers, sizes) = (transfers.clone(), vec![[1104, 1105], [2196, 2196]]);
         Case { topology: "beluga", ranks: 2, transfers, sizes, partitioning, one_in_sight: true }.run(20, &PlanOptions::default(), 3);
@@ -193,15 +196,21 @@ fn ranks_between_which_nothing_moves_do_not_need_each_other() {
 
 #[test]
 fn a_plan_is_used_ten_thousand_times() {
-    let transfers = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
-    let partitioning = Partitioning { count: Some(3), agent: Agent::CopyEngine { tells: true } };
-    let case = Case { topology: "beluga", ranks: 2, transfers, sizes: vec![[3000, 3000]; 2], partitioning, one_in_sight: true };
-    case.run(if std::env::var_os("LONG_TESTS").is_some() { 10_000 } else { 300 }, &PlanOptions::default(), 7);
+    let transfers: Vec<_> = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
+    for agent in [Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: Some(3) }] {
+        let (transfers, partitioning) = (transfers.clone(), Partitioning { count: Some(3), agent });
+        let case = Case { topology: "beluga", ranks: 2, transfers, sizes: vec![[3000, 3000]; 2], partitioning, one_in_sight: true };
+        case.run(if std::env::var_os("LONG_TESTS").is_some() { 10_000 } else { 300 }, &PlanOptions::default(), 7);
+    }
 }
 
 /// One rank that sends to itself, from device 0 to device 1.
-fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, mpgpu_runtime::context::node::NodePlan, [u64; 2]) {
-    let context = context("beluga", None);
+fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, NodePlan, [u64; 2]) {
+    alone_on("beluga", bytes, partitioning)
+}
+
+fn alone_on(topology: &'static str, bytes: u64, partitioning: Partitioning) -> (Arc<Context>, NodePlan, [u64; 2]) {
+    let context = context(topology, None);
     let node = Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node"));
     let memory = [0, 1].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
     let windows = memory.map(|address| Window { address, bytes });
@@ -233,25 +242,72 @@ fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_par
 
 #[test]
 fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
-    let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent: Agent::CopyEngine { tells: true } });
-    let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
-    plan.arm(stream).expect("armed");
-    context.synchronize_stream(stream).expect("it ends");
-    let trigger = plan.trigger(0, 0).expect("a trigger");
-    (0..10).filter(|partition| ![3, 7].contains(partition)).for_each(|partition| written(&trigger, partition, 100));
-    plan.enqueue(stream).expect("enqueued");
-    // Lanes take partitions in order, so those behind the first one that is missing have not arrived either.
-    let missing = plan.wait(Duration::from_millis(200)).expect_err("it cannot end");
-    assert_eq!(
-        missing.to_string(),
-        "partition 3 (and 1 more) of transfer 0 of rank 0 was not made ready, partition 3 (and 6 more) of transfer 0 of rank 0 has not arrived, after 0.2 s"
-    );
-    let begin = Instant::now();
-    let ended = plan.destroy().expect_err("two partitions are missing");
-    assert!(matches!(&ended, Error::PartitionTimeout { is_ended: true, missing, .. } if missing.contains("partition 3")), "{ended}");
-    assert!(begin.elapsed() < Duration::from_secs(60));
-    context.synchronize_stream(stream).expect("it has ended");
-    memory.into_iter().for_each(|address| context.free(address).expect("freed"));
+    // Lanes take partitions in order, so those behind the first one that is missing have not arrived either. A kernel takes what is ready.
+    for (agent, not_arrived) in [
+        (Agent::CopyEngine { tells: true }, "partition 3 (and 6 more) of transfer 0 of rank 0 has not arrived"),
+        (Agent::PollingKernel { blocks: Some(2) }, "partition 3 (and 1 more) of transfer 0 of rank 0 has not arrived"),
+    ] {
+        let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent });
+        let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        plan.arm(stream).expect("armed");
+        context.synchronize_stream(stream).expect("it ends");
+        let trigger = plan.trigger(0, 0).expect("a trigger");
+        (0..10).filter(|partition| ![3, 7].contains(partition)).for_each(|partition| written(&trigger, partition, 100));
+        plan.enqueue(stream).expect("enqueued");
+        let missing = plan.wait(Duration::from_millis(500)).expect_err("it cannot end");
+        let text = format!("partition 3 (and 1 more) of transfer 0 of rank 0 was not made ready, {not_arrived}, after 0.5 s");
+        assert_eq!(missing.to_string(), text);
+        let begin = Instant::now();
+        let ended = plan.destroy().expect_err("two partitions are missing");
+        assert!(matches!(&ended, Error::PartitionTimeout { is_ended: true, missing, .. } if missing.contains("partition 3")), "{ended}");
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        context.synchronize_stream(stream).expect("it has ended");
+        memory.into_iter().for_each(|address| context.free(address).expect("freed"));
+    }
+}
+
+#[test]
+fn what_a_polling_kernel_cannot_move_is_refused_with_the_reason_or_left_to_copy_engines() {
+    let context = context("beluga", None);
+    let node = Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node"));
+    let [gpu, host] = [DeviceId::gpu(0), DeviceId::HOST].map(|device| context.allocate(device, 1 << 20).expect("memory"));
+    let ordinary = vec![0_u8; 1 << 20];
+    let window = |address| Window { address, bytes: 1 << 20 };
+    let windows = [window(gpu), window(host), window(ordinary.as_ptr().expose_provenance() as u64)];
+    let plan = |from, to, agent| {
+        let transfer = NodeTransfer { dst: end(0, to, 0), src: end(0, from, 0), bytes: 1 << 20 };
+        node.plan_partitioned(&windows, &[transfer], Some(Partitioning { count: None, agent }), &PlanOptions::default())
+    };
+    let polling = Agent::PollingKernel { blocks: None };
+    for (from, to, reason) in [(1, 0, "its source is host memory"), (0, 2, "GPUs do not write to ordinary host memory")] {
+        let error = plan(from, to, polling).expect_err("it is refused");
+        assert!(matches!(error, Error::NotSupported(_)), "{error}");
+        assert!(error.to_string().starts_with("transfer 0 of rank 0: ") && error.to_string().contains(reason), "{error}");
+        let instead = plan(from, to, Agent::Auto { tells: true }).expect("a plan");
+        assert!(instead.describe().contains("moved by copy engines"), "{}", instead.describe());
+        instead.destroy().expect("given back");
+    }
+    let to_host = plan(0, 1, polling).expect("a plan");
+    assert!(to_host.describe().contains("moved by polling kernels of "), "{}", to_host.describe());
+    to_host.destroy().expect("given back");
+    let error = plan(0, 1, Agent::PollingKernel { blocks: Some(1025) }).expect_err("too many");
+    assert!(error.to_string().contains("blocks=1025: 1 to 1024 thread blocks"), "{error}");
+    [gpu, host].into_iter().for_each(|address| context.free(address).expect("freed"));
+}
+
+#[test]
+fn the_model_lets_kernels_move_what_is_short_and_copy_engines_what_is_long() {
+    let agent = |bytes| {
+        let (context, plan, memory) = alone_on("hgx-h200", bytes, Partitioning { count: None, agent: Agent::Auto { tells: true } });
+        let text = plan.describe();
+        plan.destroy().expect("given back");
+        memory.into_iter().for_each(|address| context.free(address).expect("freed"));
+        text
+    };
+    // What copy engines hand over is a part of a short transfer, and multiprocessors that producers lack a part of a long one.
+    let [short, long] = [agent(16 << 20), agent(512 << 20)];
+    assert!(short.contains("moved by polling kernels of "), "{short}");
+    assert!(long.contains("moved by copy engines"), "{long}");
 }
 
 #[test]

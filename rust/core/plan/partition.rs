@@ -5,11 +5,12 @@
 //! than a chunk takes none until it is owed a whole one.
 
 use super::lower::{DirectOp, Piece, StagedPath, copying_device, lower};
-use super::planned::{PathPlan, Plan};
+use super::planned::{PathPlan, Plan, TransferPlan};
 use crate::model::GRAIN;
 use crate::program::{Gpus, Mechanism, Op, OpId, Partitions, Place, Program, Ring};
 use crate::topology::{DeviceId, Machine};
 use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
 
 /// Partitions that the library chooses have at least so many bytes.
 const LEAST_BYTES: u64 = 64 << 10;
@@ -17,27 +18,83 @@ const LEAST_BYTES: u64 = 64 << 10;
 /// Lanes of direct copies from one device: more transfers share them.
 const DIRECT_LANES: u32 = 16;
 
-/// The number with which a transfer ends first that is produced at the rate at which it moves, in `seconds`, where each partition costs its
-/// lane a hand-over: one of `n` partitions is late, and all of them cost, `seconds / n + n * hand_over`, which is least at the root of their
-/// quotient. On H200 a partition cost 5.3 us, and 24 to 32 were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
-pub fn best_partitions(machine: &Machine, total: u64, seconds: f64) -> Partitions {
-    let best = (seconds / machine.costs().hand_over).sqrt();
-    let most = (total / LEAST_BYTES).clamp(1, 64);
-    Partitions::new(total, (best.round() as u64).clamp(1, most) as u32)
+/// Bytes per second that a block of the polling kernel moves: one block that copies between two H200, and four that write host memory 47 GB/s.
+const BLOCK_RATE: f64 = 45e9;
+
+/// The polling kernel never takes more blocks by itself: eight have nine tenths of a port between two H200.
+const MOST_BLOCKS: f64 = 16.0;
+
+/// What a partition costs the polling kernel: its flag is seen, and its last tiles are waited for. Flags in a GPU's memory are seen in less than a
+/// microsecond, and a tile takes a block a few.
+const POLLED_PARTITION: f64 = 2e-6;
+
+/// Multiprocessors of the GPU that produces, of which each block takes one. No topology says how many there are; H100 and H200 have 132.
+const MULTIPROCESSORS: f64 = 132.0;
+
+/// How transfers would move in partitions that are produced at the rate at which they move.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartitionForecast {
+    /// Of each transfer.
+    pub partitions: Vec<Partitions>,
+    /// Thread blocks of a kernel that moves them; 0 without one.
+    pub blocks: u32,
+    /// From the beginning of the first producer to the end of the last transfer.
+    pub seconds: f64,
+}
+
+/// How copy engines would move `totals` bytes over the paths of `plan`, in `count` partitions or as many as are best. Each partition costs its
+/// lane a hand-over. On H200 a partition cost 5.3 us, and 24 to 32 were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
+pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>) -> PartitionForecast {
+    forecast(plan.predicted, machine.costs().hand_over, totals, count)
+}
+
+/// How a kernel of `blocks` blocks, or as many as it takes, would move them over the direct paths, which are all that `plan` has. The kernel
+/// has a part of a link's rate, and its blocks keep those of producers from as many multiprocessors.
+pub fn forecast_polled(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>, blocks: Option<u32>) -> PartitionForecast {
+    let mut by_source: BTreeMap<DeviceId, u64> = BTreeMap::new();
+    for (transfer, total) in plan.transfers.iter().zip(totals) {
+        *by_source.entry(transfer.shape.src_device).or_default() += total;
+    }
+    let most = by_source.into_values().max().unwrap_or(0) as f64;
+    let seconds = plan.predicted / machine.costs().kernel_efficiency;
+    let needed = if seconds > 0.0 { (most / seconds / BLOCK_RATE).ceil() } else { 1.0 };
+    let blocks = blocks.unwrap_or(needed.clamp(1.0, MOST_BLOCKS) as u32);
+    let moved = seconds.max(most / (f64::from(blocks) * BLOCK_RATE));
+    let produced = plan.predicted * (1.0 + f64::from(blocks) / MULTIPROCESSORS);
+    PartitionForecast { blocks, ..forecast(moved.max(produced), POLLED_PARTITION, totals, count) }
+}
+
+/// One of `n` partitions is late, and all of them cost: `seconds / n + n * cost`, which is least at the root of their quotient.
+fn forecast(seconds: f64, cost: f64, totals: &[u64], count: Option<u32>) -> PartitionForecast {
+    let best = (seconds / cost).sqrt().round() as u64;
+    let divided = |total: &u64| {
+        let most = (total / LEAST_BYTES).clamp(1, 64);
+        Partitions::new(*total, count.unwrap_or(best.clamp(1, most) as u32))
+    };
+    let partitions: Vec<Partitions> = totals.iter().map(divided).collect();
+    let n = f64::from(partitions.iter().map(|partitions| partitions.count).max().unwrap_or(1).max(1));
+    PartitionForecast { partitions, blocks: 0, seconds: seconds + seconds / n + n * cost }
+}
+
+/// The program of `plan` for kernels that move one partition after the other: on one lane for each source. `None` where a transfer has no
+/// direct path.
+pub fn partition_polled(plan: &Plan, partitions: &[Partitions]) -> Option<Program> {
+    let is_direct = |transfer: &TransferPlan| transfer.paths.iter().all(|path| path.via.is_none());
+    plan.transfers.iter().all(is_direct).then(|| lowered(plan, partitions, |_| true, Mechanism::Kernel))
 }
 
 /// The program of `plan` in which no copy reads from two partitions. One of `partitions` for each transfer.
 pub fn partition(plan: &Plan, partitions: &[Partitions]) -> Program {
-    let program = lowered(plan, partitions, |_| true);
+    let program = lowered(plan, partitions, |_| true, Mechanism::Copy);
     let fits = |ring: &Ring| program.staging_bytes(ring.device) <= plan.options.staging_bytes;
     if program.rings.iter().all(fits) {
         return program;
     }
     // Paths that shared a ring have one each here. Without them, but for transfers that have no other.
-    lowered(plan, partitions, |path| path.via.is_none())
+    lowered(plan, partitions, |path| path.via.is_none(), Mechanism::Copy)
 }
 
-fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool) -> Program {
+fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool, mechanism: Mechanism) -> Program {
     let (mut direct, mut staged) = (Vec::new(), Vec::new());
     for (number, (transfer, partitions)) in (0..).zip(plan.transfers.iter().zip(partitions)) {
         // The path that takes what the others leave.
@@ -77,13 +134,15 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
             Some(via) => stage(via, main, rest),
             None => {
                 let device = copying_device(shape.src_device, shape.dst_device);
-                let op = |piece| DirectOp { device, also: Gpus::NONE, mechanism: Mechanism::Copy, pieces: smallvec![piece] };
+                let op = |piece| DirectOp { device, also: Gpus::NONE, mechanism, pieces: smallvec![piece] };
                 direct.extend(rest.into_iter().map(op));
             }
         }
     }
     let bytes = plan.transfers.iter().map(|transfer| transfer.shape.bytes).collect();
-    let key = |op: &DirectOp| (op.device, op.pieces.first().map(|piece| piece.transfer % DIRECT_LANES));
+    // A kernel moves whatever is ready.
+    let lanes = if mechanism == Mechanism::Kernel { 1 } else { DIRECT_LANES };
+    let key = |op: &DirectOp| (op.device, op.pieces.first().map(|piece| piece.transfer % lanes));
     let mut program = lower(bytes, &direct, key, &staged);
     by_partition(&mut program, partitions);
     program

@@ -91,6 +91,8 @@ pub enum PartitionUse {
     },
     /// Producers store their bytes, and the program does not move them.
     Stored,
+    /// The program, by kernels that have flags of their own in place of those that producers raise, and that tell of arrivals.
+    Polled,
 }
 
 /// Adds the flags of `partitions`, one entry for each transfer, to a division of a program that was made for them.
@@ -126,12 +128,13 @@ pub fn add_partition_flags(
         first
     };
     // First all of one kind, then all of the other: so those that lie with a rank lie together.
-    for (transfer, (partitions, ends)) in all().filter(|_| !is_stored) {
+    let is_moved = matches!(purpose, PartitionUse::Moved { .. });
+    for (transfer, (partitions, ends)) in all().filter(|_| is_moved) {
         flags[transfer].ready = add(partitions.count, ends.src, ends.src);
     }
     for (transfer, (partitions, ends)) in all() {
         let flags: &mut PartitionFlags = &mut flags[transfer];
-        flags.writers = if is_stored { 1 } else { writers[transfer].len() as u32 };
+        flags.writers = if is_moved { writers[transfer].len() as u32 } else { 1 };
         flags.arrived = add(partitions.count * flags.writers, ends.src, ends.dst);
         if is_stored {
             flags.ready = flags.arrived;
@@ -149,7 +152,7 @@ pub fn add_partition_flags(
         }
         return Ok(flags);
     }
-    for part in &mut parts.parts {
+    for part in parts.parts.iter_mut().filter(|_| is_moved) {
         // By lane and flag.
         let mut awaited = BTreeSet::new();
         for step in &mut part.steps {
@@ -163,7 +166,9 @@ pub fn add_partition_flags(
             }
         }
     }
-    raise_arrivals(parts, partitions, &flags, &writers);
+    if is_moved {
+        raise_arrivals(parts, partitions, &flags, &writers);
+    }
     for part in parts.parts.iter_mut().filter(|part| !part.lanes.is_empty()) {
         // The first lane is the caller's stream, in which the producers are: nothing that waits for them may stand there.
         part.lanes.insert(0, part.lanes[0]);

@@ -6,9 +6,10 @@ use super::identity::identity;
 use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
-    Action, Allocation, Backend, BackendError, Completion, EventHandle, Execution, GraphStatistics, HostFunction, Identity, LostPeer,
-    Signal, SignalWait, StreamHandle,
+    Action, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics, HostFunction, Identity,
+    LostPeer, PolledList, Signal, SignalWait, StreamHandle,
 };
+use crate::plan::Program;
 use crate::topology::DeviceId;
 use std::fmt;
 use std::sync::Arc;
@@ -103,7 +104,12 @@ impl Backend for CudaBackend {
 
     /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
-        self.0.streams.create(&self.0.gpus, device)
+        self.0.streams.create(&self.0.gpus, device, false)
+    }
+
+    /// One of highest priority.
+    fn create_urgent_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        self.0.streams.create(&self.0.gpus, device, true)
     }
 
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
@@ -212,6 +218,14 @@ impl Backend for CudaBackend {
     fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {
         let found = self.0.streams.find(&self.0.gpus, stream)?;
         Ok(if stream.0 <= 2 { DeviceId::HOST } else { DeviceId::gpu(found.gpu as u32) })
+    }
+
+    fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        self.0.polled_ends(device, program, ends)
+    }
+
+    fn stream_copy_polled(&self, stream: StreamHandle, list: &PolledList, blocks: u32) -> Result<(), BackendError> {
+        self.0.copy_polled(stream, list, blocks)
     }
 
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, BackendError> {

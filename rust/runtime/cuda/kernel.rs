@@ -6,7 +6,7 @@
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
 use crate::backend::{BackendError, Signal};
-use crate::bridge::Segment;
+use crate::bridge::{PolledList, Segment};
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,6 +84,8 @@ pub(super) struct Kernel {
     wait: usize,
     /// Takes an [`ActionList`].
     actions: usize,
+    /// Takes a [`PolledList`].
+    polled: usize,
     /// Takes a [`Many`].
     many: usize,
     /// Takes a [`Few`].
@@ -167,6 +169,7 @@ impl Kernel {
             module: module.expose_provenance(),
             wait: function(c"mpgpu_wait_signals")?,
             actions: function(c"mpgpu_run_actions")?,
+            polled: function(c"mpgpu_copy_polled")?,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
@@ -214,6 +217,19 @@ impl Kernel {
         let (function, none) = (handle(self.actions), std::ptr::null_mut());
         // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
         unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
+    }
+
+    /// Enqueues the kernel that moves partitions as they become ready, in `stream`, a stream of the kernel's context, which is current.
+    ///
+    /// # Safety
+    ///
+    /// The list and all that it names are memory that the GPU reaches; they stay valid until the kernel has run.
+    pub unsafe fn copy_polled(&self, driver: &Driver, list: &PolledList, blocks: u32, stream: CUstream) -> Result<(), BackendError> {
+        let mut list = *list;
+        let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
+        let (function, none) = (handle(self.polled), std::ptr::null_mut());
+        // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
+        unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
     }
 
     /// # Safety
@@ -292,6 +308,7 @@ mod tests {
         }
         assert!(include_str!("../../../cpp/actions.hpp").contains("kActionsPerLaunch = 120;"));
         assert!(PTX.contains(&format!(".b8 mpgpu_run_actions_param_0[{}]", size_of::<ActionList>())), "parameter of the PTX");
+        assert!(PTX.contains(&format!(".b8 mpgpu_copy_polled_param_0[{}]", size_of::<PolledList>())), "parameter of the PTX");
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
         assert!(PTX.contains(&format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
     }
@@ -307,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel { module: 0, wait: 0, actions: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let kernel = Kernel { module: 0, wait: 0, actions: 0, polled: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
             kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))

@@ -17,13 +17,15 @@
 use super::driver::{CUstream, call_optional, lock};
 use super::kernel::{ACTIONS_PER_LAUNCH, SIGNALS_PER_WAIT};
 use super::parts::Core;
-use crate::backend::{Action, BackendError, Execution, FailedWait, Signal, SignalWait, StreamHandle};
-use crate::bridge::Segment;
+use crate::backend::{Action, BackendError, Endpoints, Execution, FailedWait, Signal, SignalWait, StreamHandle};
+use crate::bridge::{PolledList, Segment};
 use crate::ipc::signal;
+use crate::plan::Program;
 use crate::topology::DeviceId;
 use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::ffi::c_uint;
+use std::sync::Arc;
 
 /// The driver takes so many operations in one call.
 const MOST_OPERATIONS: usize = 256;
@@ -139,6 +141,31 @@ impl Core {
         })
     }
 
+    /// The ends of a program's transfers as the kernel of a GPU has them that moves partitions.
+    pub fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        self.gpus.check_device(device)?;
+        self.gpus.load_kernels();
+        let (gpu, nothing) = (device.0 as usize, Arc::from([]));
+        if self.gpus.peered(gpu)?.kernel().is_none() {
+            return Err(no_polling(gpu, "its driver does not load the library's kernels"));
+        }
+        let execution = Execution::new(program, ends, &nothing, StreamHandle(0));
+        if !self.plan_is_reached(&execution, gpu)? {
+            return Err(no_polling(gpu, "it does not reach all destinations by its own stores"));
+        }
+        Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
+    }
+
+    /// Enqueues the kernel that moves partitions as they become ready.
+    pub fn copy_polled(&self, stream: StreamHandle, list: &PolledList, blocks: u32) -> Result<(), BackendError> {
+        self.with_stream(stream, |primary, raw| {
+            let kernel = primary.kernel().ok_or_else(|| no_polling(primary.gpu(), "its driver does not load the library's kernels"))?;
+            // SAFETY: `polled_ends` has found that the GPU reaches every end; flags are its own memory, and pinned memory that has one address for
+            // the CPU and all GPUs (`share`); the caller keeps all of it for as long as the stream works.
+            unsafe { kernel.copy_polled(self.gpus.driver, list, blocks, raw) }
+        })
+    }
+
     /// Notes the waits that a stream is about to be given: those that are not reached, and in a capture all.
     fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
         // What is captured runs when the counter may have been set back.
@@ -197,6 +224,10 @@ impl Core {
         }
         Ok(())
     }
+}
+
+fn no_polling(gpu: usize, reason: &str) -> BackendError {
+    BackendError::NotSupported(format!("GPU {gpu} cannot move partitions by a polling kernel: {reason}; let copy engines move them"))
 }
 
 #[cfg(test)]

@@ -78,12 +78,13 @@ impl KnownGpus {
 }
 
 impl Streams {
-    /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
-    pub fn create(&self, gpus: &Gpus, device: DeviceId) -> Result<StreamHandle, BackendError> {
+    /// A non-blocking stream, of highest priority where it `is_urgent`. One of a host domain is a stream of a GPU that is in use, or of the
+    /// first.
+    pub fn create(&self, gpus: &Gpus, device: DeviceId, is_urgent: bool) -> Result<StreamHandle, BackendError> {
         gpus.check_device(device)?;
         gpus.check_alive()?;
         let primary = gpus.primary(if device.is_host() { gpus.any_used() } else { device.0 as usize })?;
-        let stream = primary.caller_stream()?;
+        let stream = primary.caller_stream(is_urgent)?;
         self.count_destroyed(|destroyed| {
             destroyed.remove(&stream);
         });

@@ -6,8 +6,8 @@
 //!
 //! Enqueued work is a graph of nodes that count their unfinished predecessors; a queue with a bounded number of
 //! threads runs what is ready. Waits for signals, which other processes raise, are watched by one thread, so that a stream that waits
-//! takes none from the others. Host functions may block, so each stream that has any runs them on a thread of its own. Threads
-//! start when they are first needed.
+//! takes none from the others. Host functions may block, so each stream that has any runs them on a thread of its own, and so do the
+//! blocks of kernels that wait for partitions. Threads start when they are first needed.
 //!
 //! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its
 //! completion. It does not stop the stream: later work runs.
@@ -29,7 +29,7 @@ mod times;
 use self::memory::HostMemory;
 use self::node::Node;
 use self::queue::Queue;
-use self::run::{HostWork, Run, Signals, Wait};
+use self::run::{HostWork, Polled, Run, Signals, Wait};
 use self::schedule::Schedule;
 use self::streams::{StreamTable, key};
 use self::times::Times;
@@ -37,9 +37,10 @@ use crate::backend::Shared;
 use crate::backend::failed_waits::{FailedWaits, Told};
 use crate::backend::uuid_of_number;
 use crate::backend::{
-    Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, LostPeer, Report, Signal, SignalWait,
-    StreamHandle,
+    Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, HostFunction, Identity, LostPeer, PolledList, Report,
+    Signal, SignalWait, StreamHandle,
 };
+use crate::plan::Program;
 use crate::sync::{Mutex, held, lock};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
@@ -57,6 +58,9 @@ struct Recorded {
 
 /// More threads than this add nothing: a few saturate a node's memory, and a program rarely has more lanes.
 const MOST_THREADS: usize = 16;
+
+/// Blocks of a kernel that waits for partitions which run at the same time. They wait for producers, so they have threads of their own.
+const MOST_BLOCKS_AT_ONCE: usize = 4;
 
 /// The host backend. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
 #[derive(Debug)]
@@ -324,6 +328,19 @@ impl Backend for HostBackend {
 
     fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), BackendError> {
         signals.iter().try_for_each(|wanted| self.memory.kernel_wait_signal(*wanted))
+    }
+
+    fn polled_ends(&self, _: DeviceId, _: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        Ok(Arc::clone(ends))
+    }
+
+    fn stream_copy_polled(&self, stream: StreamHandle, list: &PolledList, blocks: u32) -> Result<(), BackendError> {
+        self.streams.with(stream, |stream| {
+            let queue = stream.blocks.get_or_init(|| Queue::new("mpgpu-block", MOST_BLOCKS_AT_ONCE));
+            queue.start()?;
+            stream.chain.append(&Node::new(HostWork::Polled(Polled::new(*list, blocks)), queue));
+            Ok(())
+        })
     }
 
     fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {

@@ -6,10 +6,11 @@ use super::node::Work;
 use super::schedule::Schedule;
 use super::times::Times;
 use crate::backend::failed_waits::{FailedWaits, Told};
-use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, Signal, address};
+use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, PolledList, Signal, address};
+use crate::bridge::copy_polled_on_cpu;
 use crate::ipc::signal;
 use crate::plan::{Mechanism, Place, Program};
-use crate::sync::{Mutex, lock};
+use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -27,6 +28,23 @@ pub(super) enum HostWork {
     Wait(Wait),
     /// Counters to be raised.
     Raise(Signals),
+    /// Blocks of a kernel that moves partitions.
+    Polled(Polled),
+}
+
+/// A launch of the kernel that moves partitions as they become ready: a step for each block.
+#[derive(Debug)]
+pub(super) struct Polled {
+    list: PolledList,
+    blocks: u32,
+    /// Blocks that have not ended.
+    left: AtomicU32,
+}
+
+impl Polled {
+    pub(super) fn new(list: PolledList, blocks: u32) -> Polled {
+        Polled { list, blocks, left: AtomicU32::new(blocks) }
+    }
 }
 
 /// Counters and their values.
@@ -60,12 +78,13 @@ pub(super) struct Run {
 
 impl Work for HostWork {
     fn roots(&self) -> impl Iterator<Item = u32> {
-        let (function, run) = match self {
-            HostWork::Join => (None, None),
-            HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => (Some(0), None),
-            HostWork::Run(run) => (None, Some(run.schedule.roots())),
+        let (own, run) = match self {
+            HostWork::Join => (0..0, None),
+            HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => (0..1, None),
+            HostWork::Run(run) => (0..0, Some(run.schedule.roots())),
+            HostWork::Polled(polled) => (0..polled.blocks, None),
         };
-        function.into_iter().chain(run.into_iter().flatten())
+        own.chain(run.into_iter().flatten())
     }
 
     fn run(&self, step: u32) -> Result<(), BackendError> {
@@ -83,6 +102,9 @@ impl Work for HostWork {
                 Some(times) => times.note(step, || run.copy(step)),
             },
             HostWork::Wait(wait) => wait.conclude()?,
+            // SAFETY: the plan that made the list keeps its words and its memory until this has ended, and producers have a partition to
+            // themselves until it is ready.
+            HostWork::Polled(polled) => unsafe { copy_polled_on_cpu(&polled.list, u64::from(step), u64::from(polled.blocks)) },
             // SAFETY: the engine has checked alignment and range, and whoever frees or unmaps the memory waits for this first.
             HostWork::Raise(signals) => signals.iter().for_each(|raised| unsafe { signal::store(raised.counter, raised.value) }),
         }
@@ -98,8 +120,8 @@ impl Work for HostWork {
 
     fn finished(&self, step: u32) -> impl Iterator<Item = u32> {
         match self {
-            HostWork::Join | HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => None,
             HostWork::Run(run) => Some(run.schedule.finished(step)),
+            _ => None,
         }
         .into_iter()
         .flatten()
@@ -107,8 +129,9 @@ impl Work for HostWork {
 
     fn was_last(&self) -> bool {
         match self {
-            HostWork::Join | HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => true,
             HostWork::Run(run) => run.schedule.was_last(),
+            HostWork::Polled(polled) => polled.left.fetch_sub(1, Ordering::AcqRel) == 1,
+            _ => true,
         }
     }
 
@@ -129,7 +152,7 @@ impl Work for HostWork {
     fn times(&self) -> Option<OpTimes> {
         match self {
             HostWork::Run(run) => run.times.as_ref().map(Times::read),
-            HostWork::Join | HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => None,
+            _ => None,
         }
     }
 
@@ -140,6 +163,7 @@ impl Work for HostWork {
             HostWork::Run(_) => format!("operation {step} of a program"),
             HostWork::Wait(_) => "a wait for signals".into(),
             HostWork::Raise(_) => "raising signals".into(),
+            HostWork::Polled(_) => format!("block {step} of a kernel that moves partitions"),
         }
     }
 }
@@ -210,6 +234,7 @@ impl fmt::Debug for HostWork {
             HostWork::Run(run) => run.fmt(f),
             HostWork::Wait(wait) => wait.fmt(f),
             HostWork::Raise(signals) => f.debug_tuple("Raise").field(signals).finish(),
+            HostWork::Polled(polled) => polled.fmt(f),
         }
     }
 }

@@ -10,6 +10,7 @@ mod lanes;
 mod launches;
 mod lost;
 mod opened_memory;
+mod polled;
 mod prepared;
 mod queues;
 mod refusals;

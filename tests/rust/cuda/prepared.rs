@@ -47,7 +47,7 @@ fn made() -> (Vec<u32>, usize) {
     (calls(&MAKING), held().events)
 }
 
-fn context(driver: &'static Driver) -> Context {
+pub(super) fn context(driver: &'static Driver) -> Context {
     let seen = discover::look_at(driver, no_nvml).expect("the double has GPUs");
     let machine = Machine::new(topology(&seen)).expect("well formed");
     let backend = CudaBackend::on(driver, 1).expect("the double has GPUs");

@@ -14,16 +14,20 @@
 //! | `progress` | how far a rank has come, and those that have left |
 //! | `sight` | how GPUs are joined, those out of sight included |
 
+mod binding;
 mod exchange;
 mod part;
 mod partitioned;
+mod partitioning;
 mod plan;
+mod polled;
 mod progress;
 mod rendezvous;
 mod sight;
 
 pub use exchange::{Allgather, Alone};
-pub use partitioned::{Agent, Partitioning, Trigger};
+pub use partitioned::Trigger;
+pub use partitioning::{Agent, Partitioning};
 pub use plan::{NodeEnd, NodePlan, NodeTransfer, Window};
 
 use self::exchange::Exchange;

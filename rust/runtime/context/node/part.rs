@@ -5,6 +5,7 @@
 //! raised by the streams themselves, so nothing here waits, and a stream that is being captured gets all of it as part of its graph.
 
 use super::partitioned::copy_of;
+use super::polled::PolledLane;
 use crate::backend::{
     Action, Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait, StreamHandle,
 };
@@ -12,6 +13,7 @@ use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Where things of a plan lie in this process: what a part touches, and nothing else.
@@ -35,6 +37,8 @@ struct PartSegment {
     after: Vec<usize>,
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
+    /// Launched in place of the program.
+    polled: Option<PolledLane>,
     state: PlanState,
     /// Flags that are raised after.
     raises: Vec<Signal>,
@@ -60,13 +64,16 @@ pub(super) struct Armed {
     takes: Vec<u64>,
     /// A copy of zeros over the flags of partitions, if there are any.
     reset: Option<(Arc<Program>, Arc<[Endpoints]>)>,
+    /// Lanes whose copies a kernel makes as what they read becomes ready.
+    pub polled: BTreeMap<u32, PolledLane>,
 }
 
 impl Armed {
     /// For `bytes` bytes of flags at `flags`, and as many zeros at `zeros`, on `device`.
     pub fn new(part: &Part, at: &impl Addresses, device: DeviceId, flags: u64, zeros: u64, bytes: u64) -> Armed {
         let reset = || copy_of(device, bytes, Endpoints { dst: flags, src: zeros });
-        Armed { takes: part.arms.iter().map(|flag| at.flag(*flag)).collect(), reset: (bytes > 0).then(reset) }
+        let takes = part.arms.iter().map(|flag| at.flag(*flag)).collect();
+        Armed { takes, reset: (bytes > 0).then(reset), polled: BTreeMap::new() }
     }
 }
 
@@ -178,10 +185,13 @@ impl BoundPart {
         let mut segment_of: Vec<usize> = Vec::new();
         let mut open: Vec<Option<usize>> = vec![None; part.lanes.len()];
         let mut marks = 0;
+        let polled = |lane: usize| armed.as_ref().and_then(|armed| armed.polled.get(&(lane as u32)).copied());
         for step in &part.steps {
             let lane = step.lane as usize;
-            let follows = step.takes.is_empty() && step.awaits.is_empty() && step.after.is_empty();
-            let index = match open[lane].filter(|index| follows && drafts[*index].raises.is_empty()) {
+            // One kernel for all steps of a lane, whose flags are taken before and raised after it: none waits for what another raises.
+            let is_polled = polled(lane).is_some();
+            let follows = is_polled || step.takes.is_empty() && step.awaits.is_empty() && step.after.is_empty();
+            let index = match open[lane].filter(|index| follows && (is_polled || drafts[*index].raises.is_empty())) {
                 Some(index) => index,
                 None => {
                     drafts.push(Draft { lane, ..Draft::default() });
@@ -200,13 +210,16 @@ impl BoundPart {
             let draft = &mut drafts[index];
             draft.takes.extend(step.takes.iter().map(|flag| at.flag(*flag)));
             draft.awaits.extend(step.awaits.iter().map(|flag| at.flag(*flag)));
-            draft.push(step.mechanism, &step.copies, at);
+            if !is_polled {
+                draft.push(step.mechanism, &step.copies, at);
+            }
             draft.raises.extend(step.raises.iter().map(raise));
             segment_of.push(index);
         }
         let device = |lane: usize| at.device(part.lanes[lane]);
         let segments = drafts.into_iter().map(|draft| PartSegment {
             lane: draft.lane,
+            polled: polled(draft.lane),
             takes: draft.takes,
             awaits: draft.awaits,
             after: draft.after,
@@ -221,6 +234,8 @@ impl BoundPart {
             raises: draft.raises,
             end: draft.end,
         });
+        let segments: Vec<PartSegment> = segments.collect();
+        let urgent: Vec<bool> = (0..part.lanes.len()).map(|lane| polled(lane).is_some()).collect();
         // A kernel that waits would come after the blocks of the producers that it waits for.
         let by = if armed.is_some() { SignalWait::Operation } else { by };
         let fork = backend.create_event()?;
@@ -231,7 +246,7 @@ impl BoundPart {
             begins: part.begins.iter().map(raise).collect(),
             armed,
             written: part.written.iter().map(raise).collect(),
-            segments: segments.collect(),
+            segments,
             ends: part.ends.iter().map(|flag| at.flag(*flag)).collect(),
             lanes: Vec::new(),
             marks: Vec::new(),
@@ -242,7 +257,8 @@ impl BoundPart {
         };
         let lanes = (1..part.lanes.len())
             .try_for_each(|lane| {
-                let stream = backend.create_stream(device(lane))?;
+                // The kernel is to get the first multiprocessor that producers leave.
+                let stream = if urgent[lane] { backend.create_urgent_stream(device(lane)) } else { backend.create_stream(device(lane)) }?;
                 let joined = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
                 bound.lanes.push((stream, joined));
                 Ok(())
@@ -254,7 +270,7 @@ impl BoundPart {
     /// Enqueues what comes before the producers of partitions, and marks the place in `stream` at which the step begins.
     pub fn arm(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         self.follow(stream, is_captured, backend)?;
-        let Some(Armed { takes, reset }) = &self.armed else { return Ok(()) };
+        let Some(Armed { takes, reset, .. }) = &self.armed else { return Ok(()) };
         if let Some((program, endpoints)) = reset {
             backend.submit(&Execution { report: Report::Nothing, ..Execution::new(program, endpoints, &Arc::from([]), stream) })?;
         }
@@ -332,8 +348,12 @@ impl BoundPart {
             if !segment.awaits.is_empty() {
                 backend.stream_await_flags(lane, &segment.awaits)?;
             }
-            let execution = Execution::new(&segment.program, &segment.endpoints, &nothing, lane);
-            backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), ..execution })?;
+            if let Some(PolledLane { list, blocks }) = &segment.polled {
+                backend.stream_copy_polled(lane, list, *blocks)?;
+            } else {
+                let execution = Execution::new(&segment.program, &segment.endpoints, &nothing, lane);
+                backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), ..execution })?;
+            }
             raises = &segment.raises;
             if !self.lanes.is_empty() {
                 raise(lane, &mut raises)?;

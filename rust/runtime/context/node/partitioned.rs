@@ -8,107 +8,55 @@
 //! caller's kernel does through a [`Trigger`] (`mpgpu/trigger.cuh`).
 
 use super::super::error::Error;
+use super::binding::{Bindings, FLAG_BYTES, Held};
 use super::part::Armed;
-use super::plan::{Bindings, FLAG_BYTES, Held, NodePlan, Together};
+use super::partitioning::Agent;
+use super::plan::{NodePlan, Together};
+use super::polled::{Filling, PolledLane, bind_polled};
 use crate::backend::{Completion, Endpoints, Execution, Signal};
 use crate::ipc::signal;
-use crate::plan::{self, Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::plan::{Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part, Parts, RankedBatch};
-use crate::program::{Copy, MOST_PARTITIONS, PartitionFlags, PartitionUse, Partitions, add_partition_flags};
+use crate::program::{Copy, PartitionFlags, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
-use crate::topology::{DeviceId, Machine};
+use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Who moves partitions that are ready.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Agent {
-    /// Copy engines, over all paths of the plan, without a multiprocessor.
-    CopyEngine {
-        /// Whether they tell the receiver what has arrived, which takes them about 2 us for each partition (H200).
-        tells: bool,
-    },
-    /// The producers: they store their bytes at the destination.
-    Producer,
-}
-
-/// How transfers of a plan move in partitions.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Partitioning {
-    /// Partitions of each transfer; `None` leaves the number to the model.
-    pub count: Option<u32>,
-    /// Who moves them.
-    pub agent: Agent,
-}
-
-impl Partitioning {
-    /// Whether the producers move the bytes.
-    pub fn is_stored(self) -> bool {
-        self.agent == Agent::Producer
-    }
-
-    fn purpose(self) -> PartitionUse {
-        match self.agent {
-            Agent::CopyEngine { tells } => PartitionUse::Moved { tells },
-            Agent::Producer => PartitionUse::Stored,
-        }
-    }
-
-    /// Refuses numbers out of range.
-    pub(super) fn check(self) -> Result<(), Error> {
-        match self.count {
-            Some(count) if !(1..=MOST_PARTITIONS).contains(&count) => {
-                let reason = format!("1 to {MOST_PARTITIONS} partitions, or 0 for what the model says");
-                Err(Error::Option { name: "count", value: count.to_string(), reason })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The partitions of each transfer of a plan, of `sizes` bytes.
-    pub(super) fn divide(self, machine: &Machine, plan: &plan::Plan, sizes: &[u64]) -> Vec<Partitions> {
-        let divided = |total: &u64| match self.count {
-            Some(count) => Partitions::new(*total, count),
-            None => plan::best_partitions(machine, *total, plan.predicted),
-        };
-        sizes.iter().map(divided).collect()
-    }
-}
-
 /// What all ranks know of partitions.
 pub(super) struct Partitioned {
-    pub partitioning: Partitioning,
+    pub agent: Agent,
     /// The rank that has handed in each transfer, and its number there.
     names: Vec<(u32, usize)>,
-    partitions: Vec<Partitions>,
-    flags: Vec<PartitionFlags>,
+    pub partitions: Vec<Partitions>,
+    pub flags: Vec<PartitionFlags>,
 }
 
 impl Partitioned {
     pub fn new(
-        partitioning: Partitioning,
+        agent: Agent,
         partitions: Vec<Partitions>,
         names: Vec<(u32, usize)>,
         parts: &mut Parts,
         batch: &RankedBatch<'_>,
-        failed: &dyn Fn(usize, String) -> Error,
+        unsupported: &dyn Fn(usize, String) -> Error,
     ) -> Result<Partitioned, Error> {
-        let flags = add_partition_flags(parts, batch, &partitions, partitioning.purpose()).map_err(|elsewhere| {
+        let flags = add_partition_flags(parts, batch, &partitions, agent.purpose()).map_err(|elsewhere| {
             let reason = format!(
                 "rank {} would read it, whose lanes a producer of another rank cannot tell: let host memory be sent by the rank of a GPU that it \
                  goes to",
                 elsewhere.rank
             );
-            failed(elsewhere.transfer as usize, reason)
+            unsupported(elsewhere.transfer as usize, reason)
         })?;
-        Ok(Partitioned { partitioning, names, partitions, flags })
+        Ok(Partitioned { agent, names, partitions, flags })
     }
 
     /// For people.
     pub fn describe(&self, text: &mut String) {
-        let agent = if self.partitioning.is_stored() { "stored by their producers" } else { "moved by copy engines" };
+        let agent = self.agent.describe();
         for ((rank, index), Partitions { count, bytes, .. }) in self.names.iter().zip(&self.partitions) {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "  transfer {index} of rank {rank}: {count} partitions of {bytes} bytes, {agent}");
@@ -151,7 +99,21 @@ pub(super) struct PartitionWords {
     /// As many zeros, on a device that can copy them there.
     zeros: u64,
     device: DeviceId,
+    /// Where kernels move them.
+    polled: Option<Polled>,
+    /// Host memory in which words come from and go to devices.
+    passed: u64,
     state: Mutex<ArmedState>,
+}
+
+/// What a rank has of partitions that kernels move.
+struct Polled {
+    /// By lane.
+    lanes: BTreeMap<u32, PolledLane>,
+    /// A word in host memory by which their wait for producers is ended.
+    stop: u64,
+    /// Of each transfer that this rank sends, where it tells the receiver of arrivals.
+    told: BTreeMap<(u32, usize), u64>,
 }
 
 /// A destroyed plan waits so long for partitions that nobody has made ready.
@@ -168,7 +130,10 @@ impl PartitionWords {
             Ok::<u64, Error>(address)
         };
         let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
-        let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
+        let mut fillings: Vec<Filling> = Vec::new();
+        let zeros_of = |bytes: u64| vec![0; (bytes / 8) as usize];
+        let blocks = if let Agent::PollingKernel { blocks } = partitioned.agent { blocks } else { None };
+        let (mut polled_ready, mut told) = (BTreeMap::new(), BTreeMap::new());
         let (mut triggers, mut flags) = (BTreeMap::new(), (u64::MAX, 0));
         let mut own = |first: u32, count: u32| {
             let address = at.flag_address(FlagId(first));
@@ -179,14 +144,21 @@ impl PartitionWords {
             let mut trigger = Trigger { partitions: *partitions, arrived_flags: of.writers, ..Trigger::default() };
             if transfer.src.rank == rank && partitions.count > 0 {
                 let transfer = index as u32;
-                (trigger.data, trigger.ready) = match partitioned.partitioning.agent {
-                    Agent::CopyEngine { .. } => (at.address(Place::Source { transfer, offset: 0 }), own(of.ready, partitions.count)),
+                let (device, words) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count));
+                trigger.counters = allocate(device, 2 * words * 8)?;
+                fillings.push((device, trigger.counters, zeros_of(2 * words * 8)));
+                let source = at.address(Place::Source { transfer, offset: 0 });
+                (trigger.data, trigger.ready) = match partitioned.agent {
+                    Agent::Auto { .. } | Agent::CopyEngine { .. } => (source, own(of.ready, partitions.count)),
                     // These lie with the receiver.
                     Agent::Producer => (at.address(Place::Destination { transfer, offset: 0 }), at.flag_address(FlagId(of.ready))),
+                    Agent::PollingKernel { .. } => {
+                        let ready = trigger.counters + words * 8;
+                        polled_ready.insert(transfer, ready);
+                        told.insert(*name, at.flag_address(FlagId(of.arrived)));
+                        (source, ready)
+                    }
                 };
-                let (device, bytes) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
-                trigger.counters = allocate(device, bytes)?;
-                cleared.push((device, trigger.counters, bytes));
             }
             if transfer.dst.rank == rank && partitions.count * of.writers > 0 {
                 trigger.arrived = own(of.arrived, partitions.count * of.writers);
@@ -198,14 +170,26 @@ impl PartitionWords {
         // A device that can copy is one that the rank works for.
         let device = at.node.own_device();
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
-        cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
-        clear(at, &cleared, &mut allocate)?;
-        Ok(Some(PartitionWords { triggers, flags, zeros, device, state: Mutex::default() }))
+        fillings.extend((flags.1 > 0).then(|| (device, zeros, zeros_of(flags.1))));
+        let polled = match blocks {
+            None => None,
+            Some(blocks) => {
+                let stop = allocate(DeviceId::HOST, 8)?;
+                let part = &at.together.parts.parts[rank as usize];
+                let lanes = bind_polled(at, part, partitioned, blocks, &polled_ready, stop, &mut allocate, &mut fillings)?;
+                Some(Polled { lanes, stop, told })
+            }
+        };
+        let passed = fill(at, &fillings, &mut allocate)?;
+        Ok(Some(PartitionWords { triggers, flags, zeros, device, polled, passed, state: Mutex::default() }))
     }
 
     /// What comes before producers.
     pub fn armed(&self, part: &Part, at: &Bindings<'_>) -> Armed {
-        Armed::new(part, at, self.device, self.flags.0, self.zeros, self.flags.1)
+        let polled = self.polled.as_ref().map(|polled| polled.lanes.clone()).unwrap_or_default();
+        let mut armed = Armed::new(part, at, self.device, self.flags.0, self.zeros, self.flags.1);
+        armed.polled = polled;
+        armed
     }
 
     /// Notes that a step is armed.
@@ -264,9 +248,10 @@ impl PartitionWords {
         let waited = self.wait(plan, PATIENCE, true);
         // Flags of bytes that producers store tell their receiver of arrival, and nothing here awaits them.
         if matches!(waited, Err(Error::PartitionTimeout { .. })) && !plan.together.is_stored() {
-            let backend = plan.node.context().backend();
-            for flag in self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags) {
-                backend.raise_signal(Signal { counter: flag, value: 1 })?;
+            let raise = |flag| plan.node.context().backend().raise_signal(Signal { counter: flag, value: 1 });
+            match &self.polled {
+                Some(polled) => raise(polled.stop)?,
+                None => self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise)?,
             }
         }
         if lock(&self.state).armed.take().is_some() {
@@ -280,30 +265,61 @@ impl PartitionWords {
     fn missing(&self, plan: &NodePlan) -> Result<String, Error> {
         let backend = plan.node.context().backend();
         let mut text = String::new();
-        for ((rank, index), trigger) in &self.triggers {
-            for (base, flags, what) in
-                [(trigger.ready, 1, "was not made ready"), (trigger.arrived, trigger.arrived_flags, "has not arrived")]
-            {
-                let mut missing = Vec::new();
-                for partition in 0..if base == 0 { 0 } else { trigger.partitions.count } {
-                    let first = base + u64::from(partition * flags) * FLAG_BYTES;
-                    let mut is_up = true;
-                    for flag in 0..flags {
-                        is_up &= backend.read_signal(first + u64::from(flag) * FLAG_BYTES)? != 0;
-                    }
-                    if !is_up {
-                        missing.push(partition);
-                    }
-                }
-                if let Some(first) = missing.first() {
-                    let (comma, rest) = (if text.is_empty() { "" } else { ", " }, missing.len() - 1);
+        // Whether all `flags` flags of each partition are up, and none of a transfer that has no such flags.
+        let ups = |first: u64, flags: u32, count: u32| -> Result<Vec<bool>, Error> {
+            let is_up = |partition: u32| {
+                (0..flags).try_fold(true, |up, flag| {
+                    Ok::<bool, Error>(up & (backend.read_signal(first + u64::from(partition * flags + flag) * FLAG_BYTES)? != 0))
+                })
+            };
+            (0..if first == 0 { 0 } else { count }).map(is_up).collect()
+        };
+        for (name, trigger) in &self.triggers {
+            let count = trigger.partitions.count;
+            let ready = match &self.polled {
+                None => ups(trigger.ready, 1, count)?,
+                Some(polled) => self.ready_or_moved(plan, trigger, ups(polled.told.get(name).copied().unwrap_or(0), 1, count)?)?,
+            };
+            let arrived = ups(trigger.arrived, trigger.arrived_flags, count)?;
+            for (up, what) in [(ready, "was not made ready"), (arrived, "has not arrived")] {
+                let mut missing = (0..).zip(up).filter(|(_, is_up)| !is_up).map(|(partition, _): (u32, _)| partition);
+                if let Some(first) = missing.next() {
+                    let (comma, rest) = (if text.is_empty() { "" } else { ", " }, missing.count());
                     let more = if rest > 0 { format!(" (and {rest} more)") } else { String::new() };
+                    let (rank, index) = name;
                     // Writing to a String cannot fail.
                     let _ = write!(text, "{comma}partition {first}{more} of transfer {index} of rank {rank} {what}");
                 }
             }
         }
         Ok(if text.is_empty() { "the step has not ended, though its partitions have come as far as this rank sees".into() } else { text })
+    }
+}
+
+impl PartitionWords {
+    /// Which partitions that kernels move were made ready, given which have arrived: a kernel that has moved all sets its flags back. The flags are
+    /// copied to host memory; a device that does not do that in time says nothing of them.
+    fn ready_or_moved(&self, plan: &NodePlan, trigger: &Trigger, moved: Vec<bool>) -> Result<Vec<bool>, Error> {
+        let backend = plan.node.context().backend();
+        if moved.iter().all(|moved| *moved) {
+            return Ok(moved);
+        }
+        let Some(device) = backend.locate(trigger.ready)?.map(|found| found.device) else { return Ok(moved) };
+        let (program, endpoints) = copy_of(device, moved.len() as u64 * FLAG_BYTES, Endpoints { dst: self.passed, src: trigger.ready });
+        let stream = backend.create_stream(device)?;
+        let submitted = backend.submit(&Execution::new(&program, &endpoints, &Arc::from([]), stream));
+        backend.destroy_stream(stream)?;
+        let Some(end) = submitted? else { return Ok(moved) };
+        let (begin, mut looks) = (Instant::now(), 0);
+        while !end.is_done()? {
+            if begin.elapsed() > Duration::from_secs(1) {
+                return Ok(moved);
+            }
+            signal::rest(looks);
+            looks += 1;
+        }
+        let is_up = |(flag, moved): (u64, bool)| Ok(moved || backend.read_signal(self.passed + flag * FLAG_BYTES)? != 0);
+        (0..).zip(moved).map(is_up).collect()
     }
 }
 
@@ -314,25 +330,23 @@ impl Trigger {
     }
 }
 
-/// Fills memory of devices with zeros, and waits for that. Shared host memory is zero when it is new.
-fn clear(
-    at: &Bindings<'_>,
-    memory: &[(DeviceId, u64, u64)],
-    allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>,
-) -> Result<(), Error> {
-    let most = memory.iter().filter(|(device, ..)| !device.is_host()).map(|(.., bytes)| *bytes).max().unwrap_or(0);
-    if most == 0 {
-        return Ok(());
-    }
-    let (backend, zeros) = (at.node.context().backend(), allocate(DeviceId::HOST, most)?);
-    for &(device, address, bytes) in memory.iter().filter(|(device, ..)| !device.is_host()) {
-        let (program, endpoints) = copy_of(device, bytes, Endpoints { dst: address, src: zeros });
-        let stream = backend.create_stream(device)?;
+/// Writes words to memory of devices, and waits for that. Shared host memory is zero when it is new. Returns host memory for as many words as the
+/// most of these.
+fn fill(at: &Bindings<'_>, fillings: &[Filling], allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>) -> Result<u64, Error> {
+    let fillings = || fillings.iter().filter(|(device, ..)| !device.is_host());
+    let Some(most) = fillings().map(|(.., words)| words.len() as u64).max() else { return Ok(0) };
+    let (backend, passed) = (at.node.context().backend(), allocate(DeviceId::HOST, most * 8)?);
+    for (device, address, words) in fillings() {
+        for (index, word) in (0..).zip(words) {
+            backend.raise_signal(Signal { counter: passed + index * 8, value: *word })?;
+        }
+        let (program, endpoints) = copy_of(*device, words.len() as u64 * 8, Endpoints { dst: *address, src: passed });
+        let stream = backend.create_stream(*device)?;
         let submitted = backend.submit(&Execution::new(&program, &endpoints, &Arc::from([]), stream));
         let done = submitted.and_then(|end| end.map_or(Ok(()), |end| end.wait()));
         done.and(backend.destroy_stream(stream))?;
     }
-    Ok(())
+    Ok(passed)
 }
 
 /// A program of one copy.
@@ -370,6 +384,6 @@ impl NodePlan {
 impl Together {
     /// Whether producers store the bytes of its transfers.
     pub fn is_stored(&self) -> bool {
-        self.partitioned.as_ref().is_some_and(|partitioned| partitioned.partitioning.is_stored())
+        self.partitioned.as_ref().is_some_and(|partitioned| partitioned.agent == Agent::Producer)
     }
 }

@@ -3,26 +3,26 @@
 use super::super::batch::{ByteRange, End, first_overlap};
 use super::super::config::{PlanOptions, Verify};
 use super::super::error::Error;
-use super::super::lifetime::ContextState;
-use super::super::sharing::Import;
 use super::super::traffic::host_domains;
 use super::NodeGroup;
-use super::part::{Addresses, BoundPart};
-use super::partitioned::{PartitionWords, Partitioned, Partitioning};
+use super::binding::{BoundRank, Held, Used};
+use super::part::BoundPart;
+use super::partitioned::{PartitionWords, Partitioned};
+use super::partitioning::{Agent, Partitioning, Settled};
 use super::progress::Progress;
 use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
-use crate::ipc::{Handle, OnLeave, traffic};
+use crate::ipc::traffic;
 use crate::nvtx;
 use crate::plan::{self, Options, Place, Program, Shape};
-use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
+use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory of a rank that transfers of a plan may name.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -57,9 +57,9 @@ pub struct NodeTransfer {
 
 /// A window as all ranks are told of it.
 #[derive(Serialize, Deserialize)]
-struct ToldWindow {
+pub(super) struct ToldWindow {
     /// As the node numbers devices.
-    device: i32,
+    pub device: i32,
     /// Whether copy engines reach it, and other processes can map it.
     is_pageable: bool,
     address: u64,
@@ -68,24 +68,12 @@ struct ToldWindow {
 
 /// What a rank hands in.
 #[derive(Serialize, Deserialize)]
-struct RankRequest {
-    windows: Vec<ToldWindow>,
+pub(super) struct RankRequest {
+    pub windows: Vec<ToldWindow>,
     transfers: Vec<NodeTransfer>,
     /// How it wants them planned.
     options: String,
 }
-
-/// What a rank lets others map, and which plan it has made.
-#[derive(Serialize, Deserialize)]
-struct Offer {
-    digest: u64,
-    windows: Vec<(u32, Vec<u8>)>,
-    rings: Vec<(u32, Vec<u8>)>,
-    flags: Option<Vec<u8>>,
-}
-
-/// Bytes of a flag.
-pub(super) const FLAG_BYTES: u64 = 8;
 
 /// What all ranks have made alike.
 pub(super) struct Together {
@@ -99,62 +87,9 @@ pub(super) struct Together {
     /// Where transfers move in partitions.
     pub partitioned: Option<Partitioned>,
     /// The rank in whose memory each ring is.
-    ring_owners: Vec<u32>,
+    pub ring_owners: Vec<u32>,
     /// The place of each flag among those that its taker takes.
-    flag_places: Vec<u64>,
-}
-
-/// Memory that a rank has for a plan, or has mapped for it.
-#[derive(Default)]
-pub(super) struct Held {
-    /// Of this rank.
-    pub allocations: Vec<u64>,
-    /// Of others, mapped here.
-    imports: Vec<u64>,
-}
-
-/// Where everything lies in this process.
-pub(super) struct Bindings<'a> {
-    pub node: &'a NodeGroup,
-    pub together: &'a Together,
-    windows: BTreeMap<(u32, u32), u64>,
-    rings: BTreeMap<u32, u64>,
-    flags: BTreeMap<u32, u64>,
-}
-
-impl Bindings<'_> {
-    /// See [`Addresses`].
-    pub fn address(&self, place: Place) -> u64 {
-        self.place(place)
-    }
-
-    /// See [`Addresses`].
-    pub fn flag_address(&self, flag: FlagId) -> u64 {
-        self.flag(flag)
-    }
-}
-
-impl Addresses for Bindings<'_> {
-    fn place(&self, place: Place) -> u64 {
-        let end = |end: NodeEnd, offset: u64| self.windows.get(&(end.rank, end.window)).map_or(0, |base| base + end.offset + offset);
-        match place {
-            Place::Source { transfer, offset } => end(self.together.transfers[transfer as usize].src, offset),
-            Place::Destination { transfer, offset } => end(self.together.transfers[transfer as usize].dst, offset),
-            Place::Slot { ring, slot } => {
-                let bytes = self.together.plan.program.rings[ring.0 as usize].slot_bytes;
-                self.rings.get(&ring.0).map_or(0, |base| base + u64::from(slot) * bytes)
-            }
-        }
-    }
-
-    fn flag(&self, flag: FlagId) -> u64 {
-        let taker = self.together.parts.flags[flag.0 as usize].taker;
-        self.flags.get(&taker).map_or(0, |base| base + FLAG_BYTES * self.together.flag_places[flag.0 as usize])
-    }
-
-    fn device(&self, device: DeviceId) -> DeviceId {
-        self.node.device_here(device)
-    }
+    pub flag_places: Vec<u64>,
 }
 
 /// A plan of all ranks, of which this one executes its part. Executions follow each other, in whatever streams and threads they are asked for.
@@ -177,55 +112,6 @@ pub struct NodePlan {
     is_broken: AtomicBool,
 }
 
-/// What a rank executes.
-struct BoundRank {
-    part: BoundPart,
-    used: Used,
-    words: Option<PartitionWords>,
-}
-
-/// Memory that executions use, and that may be gone when one is asked for.
-struct Used {
-    /// What this process has of its own: an address, and the allocation that it was of.
-    allocations: Vec<(u64, u64)>,
-    /// The context's count of frees when the allocations were last seen alive.
-    alive_at: AtomicU64,
-    imports: Box<[Weak<Import>]>,
-}
-
-impl Used {
-    fn of(shared: &ContextState, addresses: &[u64]) -> Result<Used, Error> {
-        let frees = shared.holdings.frees();
-        let mut allocations = Vec::new();
-        for &address in addresses {
-            if let Some(allocation) = shared.locate(address)? {
-                allocations.push((address, allocation.id));
-            }
-        }
-        let imports = shared.sharing.imports_of(addresses.iter().copied());
-        Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
-    }
-
-    /// Refuses memory that was freed, here or by its owner, and memory of a rank that has ended.
-    fn check(&self, shared: &ContextState) -> Result<(), Error> {
-        for import in self.imports.iter().filter_map(Weak::upgrade) {
-            import.check()?;
-        }
-        let frees = shared.holdings.frees();
-        if self.alive_at.load(Ordering::Relaxed) != frees {
-            for &(address, id) in &self.allocations {
-                if shared.locate(address)?.map(|found| found.id) != Some(id) {
-                    let reason =
-                        format!("{address:#x}, memory of this node plan, was freed; destroy the plan on all ranks, and plan again");
-                    return Err(Error::NodeArgument { argument: c"plan", reason });
-                }
-            }
-            self.alive_at.store(frees, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-}
-
 impl NodeGroup {
     /// Plans what all ranks hand in, together. Each transfer has one end or both in a window of the rank that hands it in. All ranks call it
     /// together, each with windows and transfers of its own; where it fails on one it fails on all.
@@ -235,6 +121,27 @@ impl NodeGroup {
 
     /// The same; `partitioning` says how transfers are to move in partitions.
     pub fn plan_partitioned(
+        self: &Arc<NodeGroup>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        partitioning: Option<Partitioning>,
+        options: &PlanOptions,
+    ) -> Result<NodePlan, Error> {
+        let planned = self.plan_once(windows, transfers, partitioning, options);
+        match (&planned, partitioning) {
+            // A kernel of some rank does not reach what it would move, of which all ranks were told. All choose again, alike.
+            (
+                Err(Error::NotSupported(_) | Error::Backend(BackendError::NotSupported(_)) | Error::RankFailed { .. }),
+                Some(Partitioning { count, agent: Agent::Auto { tells } }),
+            ) => {
+                let partitioning = Partitioning { count, agent: Agent::CopyEngine { tells } };
+                self.plan_once(windows, transfers, Some(partitioning), options)
+            }
+            _ => planned,
+        }
+    }
+
+    fn plan_once(
         self: &Arc<NodeGroup>,
         windows: &[Window],
         transfers: &[NodeTransfer],
@@ -318,145 +225,6 @@ impl NodeGroup {
         }
         Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: format!("{options:?}{partitioning:?}") })
     }
-
-    /// Gets the memory that the plan needs, and binds this rank's part to it.
-    fn bind(
-        &self,
-        requests: &[RankRequest],
-        together: &Together,
-        windows: &[Window],
-        progress: &Arc<Progress>,
-        held: &mut Held,
-    ) -> Result<BoundRank, Error> {
-        let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
-        let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
-        let digest = offers[self.rank() as usize].digest;
-        if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
-            let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
-            return Err(Error::RankFailed { rank: rank as u32, reason });
-        }
-        let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
-            let part = &together.parts.parts[self.rank() as usize];
-            let words = PartitionWords::new(&bindings, held)?;
-            let armed = words.as_ref().map(|words| words.armed(part, &bindings));
-            let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), armed, self.context.backend())?;
-            let touched: Vec<u64> =
-                bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
-            match Used::of(&self.context.shared, &touched) {
-                Ok(used) => Ok(BoundRank { part: bound, used, words }),
-                Err(error) => {
-                    bound.release(self.context.backend());
-                    Err(error)
-                }
-            }
-        });
-        let failed = bound.as_ref().err().cloned();
-        let agreed = self.exchange.all(failed.map_or(Ok(()), Err));
-        match (agreed, bound) {
-            (Ok(_), bound) => bound,
-            (Err(error), Ok(mut bound)) => {
-                bound.part.release(self.context.backend());
-                Err(error)
-            }
-            (Err(error), Err(_)) => Err(error),
-        }
-    }
-
-    /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.
-    fn offer(
-        &self,
-        together: &Together,
-        windows: &[Window],
-        progress: &Arc<Progress>,
-        bindings: &mut Bindings<'_>,
-        held: &mut Held,
-    ) -> Result<Offer, Error> {
-        let (rank, program) = (self.rank(), &together.plan.program);
-        let mut allocate = |device: DeviceId, bytes: u64| {
-            let address = self.context.allocate_shared(device, bytes)?;
-            held.allocations.push(address);
-            Ok::<u64, Error>(address)
-        };
-        let touched = together.touched();
-        let others = |of: &dyn Fn(&Touched) -> bool| touched.iter().enumerate().any(|(other, touched)| other as u32 != rank && of(touched));
-        let export = |address: u64, bytes: u64| Ok::<Vec<u8>, Error>(self.context.export_memory(address, bytes)?.encode().to_vec());
-        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None };
-        for (ring, staging) in (0..).zip(&program.rings).filter(|(ring, _)| together.ring_owners[*ring as usize] == rank) {
-            let address = allocate(self.device_here(staging.device), staging.bytes())?;
-            bindings.rings.insert(ring, address);
-            if others(&|touched| touched.rings.contains(&ring)) {
-                offer.rings.push((ring, export(address, staging.bytes())?));
-            }
-        }
-        let flags = together.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
-        if flags > 0 {
-            let address = allocate(DeviceId::HOST, flags * FLAG_BYTES)?;
-            bindings.flags.insert(rank, address);
-            let (bytes, progress) = (flags * FLAG_BYTES, Arc::clone(progress));
-            let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
-            offer.flags = Some(self.context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
-        }
-        for (index, window) in (0..).zip(windows) {
-            bindings.windows.insert((rank, index), window.address);
-            if others(&|touched| touched.windows.contains(&(rank, index))) {
-                offer.windows.push((index, export(window.address, window.bytes)?));
-            }
-        }
-        Ok(offer)
-    }
-
-    /// Maps what this rank touches of others.
-    fn import(
-        &self,
-        requests: &[RankRequest],
-        together: &Together,
-        offers: &[Offer],
-        bindings: &mut Bindings<'_>,
-        held: &mut Held,
-    ) -> Result<(), Error> {
-        let rank = self.rank();
-        let mut import = |device: DeviceId, handle: Option<&Vec<u8>>| {
-            let bytes: &[u8] = handle.map_or(&[], Vec::as_slice);
-            let handle = Handle::decode(bytes.try_into().unwrap_or(&[0; 128]))?;
-            let instead = if device.is_host() { None } else { Some(self.device_here(device)) };
-            let (address, _) = self.context.import_through(&handle, instead)?;
-            held.imports.push(address);
-            Ok::<u64, Error>(address)
-        };
-        let touched = &together.touched()[rank as usize];
-        for &(other, window) in touched.windows.iter().filter(|(other, _)| *other != rank) {
-            let handle = offers[other as usize].windows.iter().find(|(index, _)| *index == window).map(|(_, handle)| handle);
-            let device = DeviceId(requests[other as usize].windows[window as usize].device);
-            bindings.windows.insert((other, window), import(device, handle)?);
-        }
-        for &ring in touched.rings.iter().filter(|ring| together.ring_owners[**ring as usize] != rank) {
-            let owner = together.ring_owners[ring as usize] as usize;
-            let handle = offers[owner].rings.iter().find(|(index, _)| *index == ring).map(|(_, handle)| handle);
-            bindings.rings.insert(ring, import(together.plan.program.rings[ring as usize].device, handle)?);
-        }
-        for &taker in touched.flags.iter().filter(|taker| **taker != rank) {
-            bindings.flags.insert(taker, import(DeviceId::HOST, offers[taker as usize].flags.as_ref())?);
-        }
-        Ok(())
-    }
-
-    /// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
-    fn give_back(&self, held: &mut Held) {
-        let closed = held.imports.drain(..).map(|address| self.context.close_memory(address));
-        let freed = held.allocations.drain(..).map(|address| self.context.free_unmapped(address));
-        for error in closed.chain(freed).filter_map(Result::err) {
-            log::debug!("giving back memory of a node plan: {error}");
-        }
-    }
-}
-
-/// What a rank's part touches.
-#[derive(Clone, Default)]
-struct Touched {
-    windows: BTreeSet<(u32, u32)>,
-    rings: BTreeSet<u32>,
-    /// Ranks in whose memory it raises or takes flags.
-    flags: BTreeSet<u32>,
 }
 
 impl Together {
@@ -470,6 +238,10 @@ impl Together {
         let failed = |transfer: usize, reason: String| {
             let (rank, index) = named[transfer];
             Error::RankFailed { rank, reason: format!("transfer {index}: {reason}") }
+        };
+        let unsupported = |transfer: usize, reason: String| {
+            let (rank, index) = named[transfer];
+            Error::NotSupported(format!("transfer {index} of rank {rank}: {reason}"))
         };
         if let Some(rank) = requests.iter().position(|request| request.options != requests[0].options) {
             let reason =
@@ -520,25 +292,22 @@ impl Together {
             );
             return Err(failed(a.transfer, reason));
         }
-        let sizes: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
-        if partitioning.is_some_and(|partitioning| partitioning.is_stored()) {
-            // Producers move the bytes.
-            shapes.iter_mut().for_each(|shape| shape.bytes = 0);
-        }
-        let mut plan = plan::plan(&node.machine, &shapes, options)?;
-        let partitions = partitioning.map(|partitioning| partitioning.divide(&node.machine, &plan, &sizes));
-        if let Some(partitions) = &partitions {
-            plan.program = Arc::new(plan::partition(&plan, partitions));
-        }
+        let (plan, settled) = match partitioning {
+            None => (plan::plan(&node.machine, &shapes, options)?, None),
+            Some(partitioning) => {
+                let Settled { plan, forecast, agent } = partitioning.plan(&node.machine, &mut shapes, options, &unsupported)?;
+                (plan, Some((agent, forecast.partitions)))
+            }
+        };
         plan::validate(&plan.program, options.staging_bytes)?;
         let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
         let owners = node.owners();
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
         let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
-        let partitioned = match (partitioning, partitions) {
-            (Some(partitioning), Some(partitions)) => Some(Partitioned::new(partitioning, partitions, names, &mut parts, &batch, &failed)?),
-            _ => None,
+        let partitioned = match settled {
+            Some((agent, partitions)) => Some(Partitioned::new(agent, partitions, names, &mut parts, &batch, &unsupported)?),
+            None => None,
         };
         let ring_owners = ring_owners(&plan.program, &parts, &owners);
         let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
@@ -552,39 +321,8 @@ impl Together {
         Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, ring_owners, flag_places })
     }
 
-    /// What each rank touches.
-    fn touched(&self) -> Vec<Touched> {
-        let mut all = vec![Touched::default(); self.parts.parts.len()];
-        for (touched, part) in all.iter_mut().zip(&self.parts.parts) {
-            for copy in part.steps.iter().flat_map(|step| &step.copies) {
-                for place in [copy.from, copy.to] {
-                    match place {
-                        Place::Source { transfer, .. } => {
-                            let end = self.transfers[transfer as usize].src;
-                            touched.windows.insert((end.rank, end.window));
-                        }
-                        Place::Destination { transfer, .. } => {
-                            let end = self.transfers[transfer as usize].dst;
-                            touched.windows.insert((end.rank, end.window));
-                        }
-                        Place::Slot { ring, .. } => drop(touched.rings.insert(ring.0)),
-                    }
-                }
-            }
-        }
-        for flag in &self.parts.flags {
-            all[flag.raiser as usize].flags.insert(flag.taker);
-        }
-        if self.is_stored() {
-            for NodeTransfer { dst, src, .. } in self.transfers.iter().filter(|t| t.bytes > 0) {
-                all[src.rank as usize].windows.extend([(src.rank, src.window), (dst.rank, dst.window)]);
-            }
-        }
-        all
-    }
-
     /// What all ranks must have alike.
-    fn digest(&self) -> u64 {
+    pub fn digest(&self) -> u64 {
         hash([&*format!("{:?}", self.plan.program), &*format!("{:?}", self.parts)])
     }
 

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// What one block of each kernel does: the same source for GPUs, where blocks have many threads, and for virtual
+// devices, where a block is one thread.
+#ifndef MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
+#define MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
+
+#include "outputs.hpp"
+#include "work.hpp"
+
+#include <mpgpu/trigger.cuh>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#ifndef __CUDACC__
+#include <array>
+#include <cmath>
+#endif
+
+#ifdef __CUDACC__
+#define TRIGGERED_FUNCTION __device__ __forceinline__
+#else
+#define TRIGGERED_FUNCTION inline
+#endif
+
+namespace blocks {
+
+#ifdef __CUDACC__
+TRIGGERED_FUNCTION unsigned thread() {
+    return threadIdx.x;
+}
+TRIGGERED_FUNCTION constexpr unsigned threads() {
+    return threads_per_block;
+}
+#else
+constexpr unsigned thread() {
+    return 0;
+}
+constexpr unsigned threads() {
+    return 1;
+}
+#endif
+
+/// `outputs` as kernels use it.
+class receivers {
+  public:
+    explicit receivers(const outputs &made) : receivers(made, std::make_index_sequence<most_receivers>()) {}
+
+    /// Stores an element at all destinations, where this kernel does.
+    template <class T> TRIGGERED_FUNCTION void store(std::size_t index, T value) const {
+        if (stores_) {
+            for (unsigned i = 0; i < count_; ++i) {
+                static_cast<T *>(to_[i].data())[index] = value;
+            }
+        }
+    }
+
+    /// The whole block has written `count` elements from `first` on.
+    template <class T> TRIGGERED_FUNCTION void ready(std::size_t first, std::size_t count) const {
+        for (unsigned i = 0; i < count_; ++i) {
+            to_[i].ready_range(first * sizeof(T), count * sizeof(T));
+        }
+    }
+
+    /// The same for transfer `i` alone.
+    template <class T> TRIGGERED_FUNCTION void store_at(unsigned i, std::size_t index, T value) const {
+        if (stores_) {
+            static_cast<T *>(to_[i].data())[index] = value;
+        }
+    }
+    template <class T> TRIGGERED_FUNCTION void ready_at(unsigned i, std::size_t first, std::size_t count) const {
+        if (i < count_) {
+            to_[i].ready_range(first * sizeof(T), count * sizeof(T));
+        }
+    }
+
+    [[nodiscard]] TRIGGERED_FUNCTION bool stores() const { return stores_; }
+
+  private:
+    template <std::size_t... I>
+    receivers(const outputs &made, std::index_sequence<I...>)
+        : to_{mpgpu::trigger(made.to[I])...}, count_(made.count), stores_(made.stores) {}
+
+    mpgpu::trigger to_[most_receivers];
+    unsigned count_;
+    bool stores_;
+};
+
+struct range {
+    std::size_t first;
+    std::size_t end;
+};
+
+/// Elements of a block: they lie together, so that blocks that start first write what lies first.
+TRIGGERED_FUNCTION range share_of(std::size_t elements, unsigned block, unsigned of) {
+    const std::size_t each = (elements + of - 1) / of;
+    const std::size_t first = block * each;
+    return {first < elements ? first : elements, first + each < elements ? first + each : elements};
+}
+
+TRIGGERED_FUNCTION word compute(word value, unsigned work) {
+    for (unsigned k = 0; k < work; ++k) {
+        value = value * factor + addend;
+    }
+    return value;
+}
+
+/// The microbenchmark, and the first GPU of the pipeline.
+TRIGGERED_FUNCTION void make(const making &task, const receivers &out, unsigned block) {
+    const range mine = share_of(task.words, block, making_blocks);
+    for (std::size_t i = mine.first + thread(); i < mine.end; i += threads()) {
+        const word value = compute(i ^ task.step, task.work);
+        if (out.stores()) {
+            out.store(i, value);
+        } else {
+            task.out[i] = value;
+        }
+    }
+    out.ready<word>(mine.first, mine.end - mine.first);
+}
+
+/// What a kernel waits for that works on partitions as they arrive.
+struct incoming {
+    explicit incoming(const consuming &task) : from(task.in_trigger), arrived(task.arrived), before(task.before) {}
+    mpgpu::trigger from;
+    std::uint64_t *arrived;
+    std::uint64_t before;
+};
+
+#ifdef __CUDACC__
+/// One block looks at host memory, where flags of arrival lie, and tells the others through memory of the GPU: many
+/// blocks that look at host memory take its link from copies.
+TRIGGERED_FUNCTION void watch(const incoming &in) {
+    for (std::uint32_t partition = 0; partition < in.from.partitions(); ++partition) {
+        in.from.wait(partition);
+        if (threadIdx.x == 0) {
+            asm volatile("st.release.gpu.u64 [%0], %1;" : : "l"(in.arrived), "l"(in.before + partition + 1) : "memory");
+        }
+    }
+}
+TRIGGERED_FUNCTION void wait_for(const incoming &in, std::size_t last_byte) {
+    if (threadIdx.x == 0) {
+        const std::uint64_t until = in.before + last_byte / in.from.partition_bytes() + 1;
+        std::uint64_t arrived = 0;
+        for (;;) {
+            asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(arrived) : "l"(in.arrived) : "memory");
+            if (arrived >= until) {
+                break;
+            }
+            __nanosleep(200);
+        }
+    }
+    __syncthreads();
+}
+#else
+inline void wait_for(const incoming &in, std::size_t last_byte) {
+    const auto last = static_cast<std::uint32_t>(last_byte / in.from.partition_bytes());
+    for (std::uint32_t partition = 0; partition <= last; ++partition) {
+        in.from.wait(partition);
+    }
+}
+#endif
+
+/// The second GPU of the pipeline: works on one share of its input.
+TRIGGERED_FUNCTION void consume(const consuming &task, const incoming &in, const receivers &out, unsigned share) {
+    const range mine = share_of(task.words, share, making_blocks);
+    if (task.early && mine.end > mine.first) {
+        wait_for(in, mine.end * sizeof(word) - 1);
+    }
+    for (std::size_t i = mine.first + thread(); i < mine.end; i += threads()) {
+        const word value = compute(task.in[i], task.work);
+        if (out.stores()) {
+            out.store(i, value);
+        } else {
+            task.out[i] = value;
+        }
+    }
+    out.ready<word>(mine.first, mine.end - mine.first);
+}
+
+/// A point from its neighbours. The same operands in the same order everywhere, so results are bitwise equal however
+/// the rows are divided.
+TRIGGERED_FUNCTION float relaxed(float left, float right, float above, float below) {
+    return 0.25F * ((right + left) + (below + above));
+}
+
+/// Jacobi: the first blocks make the rows that are sent, each a piece of one row, so that they move while the others
+/// compute.
+TRIGGERED_FUNCTION void sweep(const sweeping &task, const receivers &out, unsigned block) {
+    const std::size_t nx = task.nx;
+    const auto pieces = static_cast<unsigned>(edge_pieces(nx));
+    if (block < 2 * pieces) {
+        const std::size_t row = block < pieces ? 1 : task.rows;
+        const std::size_t first = std::size_t{block < pieces ? block : block - pieces} * edge_columns;
+        const std::size_t end = first + edge_columns < nx ? first + edge_columns : nx;
+        const unsigned to = block < pieces ? task.up : task.down;
+        const float *here = task.a + row * nx;
+        for (std::size_t x = first + thread(); x < end; x += threads()) {
+            if (x > 0 && x + 1 < nx) {
+                const float value = relaxed(here[x - 1], here[x + 1], *(here + x - nx), here[x + nx]);
+                task.a_new[row * nx + x] = value;
+                if (to < most_receivers) {
+                    out.store_at(to, x, value);
+                }
+            }
+        }
+        out.ready_at<float>(to, first, end - first);
+        return;
+    }
+    const auto columns = static_cast<unsigned>(inner_columns(nx));
+    const unsigned inner = block - 2 * pieces;
+    const std::size_t first_row = 2 + std::size_t{inner / columns} * inner_rows;
+    const std::size_t end_row = first_row + inner_rows < task.rows ? first_row + inner_rows : task.rows;
+    const std::size_t first = std::size_t{inner % columns} * threads_per_block;
+    for (std::size_t x = first + thread(); x < first + threads_per_block; x += threads()) {
+        if (x == 0 || x + 1 >= nx) {
+            continue;
+        }
+        const float *here = task.a + first_row * nx + x;
+        float above = *(here - nx);
+        float middle = *here;
+        for (std::size_t row = first_row; row < end_row; ++row) {
+            const float below = here[nx];
+            task.a_new[row * nx + x] = relaxed(*(here - 1), here[1], above, below);
+            above = middle;
+            middle = below;
+            here += nx;
+        }
+    }
+}
+
+/// PageRank: the vector holds each vertex's rank divided by its edges, which is what its neighbours read.
+struct rank_rule {
+    using value = float;
+    const ranking &task;
+    [[nodiscard]] TRIGGERED_FUNCTION value none() const { return 0; }
+    [[nodiscard]] TRIGGERED_FUNCTION value along(value of, std::uint32_t, std::uint32_t) const { return of; }
+    [[nodiscard]] TRIGGERED_FUNCTION value both(value a, value b) const { return a + b; }
+    /// The fused multiplication and addition is named, so that all compilers round once.
+    [[nodiscard]] TRIGGERED_FUNCTION value made(value sum, std::size_t row) const {
+#ifdef __CUDACC__
+        return __fmaf_rn(task.damping, sum, task.base) * task.weight[row];
+#else
+        return std::fma(task.damping, sum, task.base) * task.weight[row];
+#endif
+    }
+};
+
+/// Shortest paths, a sweep of Bellman and Ford's: the vector holds distances.
+struct distance_rule {
+    using value = std::uint32_t;
+    const shortening &task;
+    [[nodiscard]] TRIGGERED_FUNCTION value none() const { return unreached; }
+    [[nodiscard]] TRIGGERED_FUNCTION value along(value of, std::uint32_t from, std::uint32_t to) const {
+        return of == unreached ? unreached : of + edge_length(from, to);
+    }
+    [[nodiscard]] TRIGGERED_FUNCTION value both(value a, value b) const { return a < b ? a : b; }
+    [[nodiscard]] TRIGGERED_FUNCTION value made(value least, std::size_t row) const {
+        const value old = task.x[task.part.first + row];
+        if (least < old) {
+            *task.changed = task.step; // whoever writes writes the same
+            return least;
+        }
+        return old;
+    }
+};
+
+/// What the edges of a row give: 32 parts, then a tree of pairs. The parts and the tree are the same on CPU and GPU, so
+/// sums are bitwise equal.
+template <class Rule, class Value>
+TRIGGERED_FUNCTION Value along_edges(const Rule &rule, const graph_part &part, const Value *x, std::size_t row) {
+    const std::uint64_t begin = part.offsets[row];
+    const std::uint64_t end = part.offsets[row + 1];
+    const auto to = static_cast<std::uint32_t>(part.first + row);
+#ifdef __CUDACC__
+    Value mine = rule.none();
+    for (std::uint64_t edge = begin + threadIdx.x % lanes; edge < end; edge += lanes) {
+        const std::uint32_t from = part.sources[edge];
+        mine = rule.both(mine, rule.along(x[from], from, to));
+    }
+    for (unsigned apart = lanes / 2; apart > 0; apart /= 2) {
+        mine = rule.both(mine, __shfl_xor_sync(~0U, mine, apart));
+    }
+    return mine;
+#else
+    std::array<Value, lanes> parts{};
+    parts.fill(rule.none());
+    for (std::uint64_t edge = begin; edge < end; ++edge) {
+        const std::uint32_t from = part.sources[edge];
+        Value &mine = parts[(edge - begin) % lanes];
+        mine = rule.both(mine, rule.along(x[from], from, to));
+    }
+    for (unsigned apart = lanes / 2; apart > 0; apart /= 2) {
+        for (unsigned lane = 0; lane < apart; ++lane) {
+            parts[lane] = rule.both(parts[lane], parts[lane + apart]);
+        }
+    }
+    return parts[0];
+#endif
+}
+
+/// A step of a graph's algorithm: a warp makes the values of 32 rows, and stores them together.
+template <class Rule, class Value>
+TRIGGERED_FUNCTION void step(const Rule &rule, const graph_part &part, const Value *x, Value *x_new,
+                             const receivers &out, unsigned block) {
+    const std::size_t first = std::size_t{block} * rows_per_block;
+    const std::size_t end = first + rows_per_block < part.rows ? first + rows_per_block : part.rows;
+#ifdef __CUDACC__
+    const std::size_t first_of_warp = first + threadIdx.x / lanes * lanes;
+    const unsigned lane = threadIdx.x % lanes;
+    Value mine = rule.none();
+    for (unsigned i = 0; i < lanes && first_of_warp + i < end; ++i) {
+        const Value all = along_edges(rule, part, x, first_of_warp + i);
+        mine = lane == i ? all : mine;
+    }
+    const std::size_t row = first_of_warp + lane;
+    if (row < end) {
+        const Value value = rule.made(mine, row);
+        x_new[part.first + row] = value;
+        out.store(row, value);
+    }
+#else
+    for (std::size_t row = first; row < end; ++row) {
+        const Value value = rule.made(along_edges(rule, part, x, row), row);
+        x_new[part.first + row] = value;
+        out.store(row, value);
+    }
+#endif
+    out.ready<Value>(first, end - first);
+}
+
+} // namespace blocks
+
+#endif // MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#include "forms.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace {
+
+const device_code &code_for(const mpgpu::context &ctx) {
+#ifdef TRIGGERED_CUDA
+    if (ctx.backend() != mpgpu::backend::host) {
+        return on_gpus;
+    }
+#endif
+    static_cast<void>(ctx);
+    return on_virtual_devices;
+}
+
+mpgpu::context_options machine_of(const options &opt) {
+    mpgpu::context_options result;
+    result.topology = opt.topology;
+#ifndef TRIGGERED_CUDA
+    result.backend =
+        mpgpu::backend::host; // the kernels are CPU code, which reaches the memory of virtual devices alone
+#endif
+    return result;
+}
+
+constexpr int most_gpus = 4; // unless more are asked for
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+} // namespace
+
+machine::machine(const options &opt) : ctx(machine_of(opt)), code(code_for(ctx)), node(ctx) {
+    const int available = ctx.devices().gpus;
+    gpus = opt.gpus > 0 ? opt.gpus : std::min(available, most_gpus);
+    if (gpus > available) {
+        throw std::invalid_argument("-gpus " + std::to_string(gpus) + ": this machine has " +
+                                    std::to_string(available));
+    }
+    code.connect(gpus);
+}
+
+std::vector<form> all_forms(const options &opt) {
+    using way = form::way;
+    std::vector<form> forms{{way::alone, {}, 0, "kernels alone (the limit)"},
+                            {way::copies, {}, 0, "plain copies after the kernel"},
+                            {way::plan, {}, 0, "plan after the kernel"}};
+    const auto add = [&](mpgpu::agent mover, const std::string &name) {
+        for (const std::uint32_t count : opt.partitions) {
+            forms.push_back({way::agent, mover, count,
+                             name + (count > 0 ? ", " + std::to_string(count) + " partitions" : std::string())});
+        }
+    };
+    add(mpgpu::agent::producer, "inline");
+    add(mpgpu::agent::polling_kernel, "polling kernel");
+    add(mpgpu::agent::copy_engine, "copy engines");
+    add(mpgpu::agent::automatic, "as the library chooses");
+    return forms;
+}
+
+mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths)
+    : machine_(m) {
+    if (copies.empty() || way.how == form::way::alone) {
+        return;
+    }
+    mpgpu::plan_options plan_options;
+    plan_options.max_paths = paths;
+    if (way.how == form::way::copies) {
+        copies_ = copies;
+    } else if (way.how == form::way::plan) {
+        plan_.emplace(m.ctx, copies, plan_options);
+    } else {
+        std::vector<mpgpu::window> windows;
+        std::vector<mpgpu::node_transfer> transfers;
+        for (const mpgpu::transfer &copy : copies) {
+            const auto first = static_cast<std::uint32_t>(windows.size());
+            // That this window is only read is the transfer's to say.
+            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+            windows.push_back({const_cast<void *>(copy.src), copy.bytes});
+            windows.push_back({copy.dst, copy.bytes});
+            transfers.push_back({{0, first + 1, 0}, {0, first, 0}, copy.bytes});
+        }
+        plan_.emplace(m.node.plan_partitioned(windows, transfers, {way.partitions, way.mover}, plan_options));
+        is_armed_ = true;
+        out_.count = static_cast<unsigned>(copies.size());
+        for (std::size_t i = 0; i < copies.size(); ++i) {
+            out_.to.at(i) = plan_->trigger(0, i);
+        }
+        out_.stores = out_.to[0].data == copies[0].dst; // whoever chose that
+    }
+}
+
+void mover::arm(const mpgpu::stream &stream) const {
+    if (is_armed_) {
+        plan_->arm(stream);
+    }
+}
+
+void mover::move(const mpgpu::stream &stream, int gpu) const {
+    if (plan_) {
+        plan_->enqueue(stream);
+    }
+    for (const mpgpu::transfer &copy : copies_) {
+        machine_.code.copy(stream, gpu, copy);
+    }
+}
+
+run::run(const machine &m, const application &app, form way) : app_(app), form_(std::move(way)) {
+    int producers = 0;
+    for (int gpu = 0; gpu < app.gpus; ++gpu) {
+        producers += app.sends(gpu, 0).empty() ? 0 : 1;
+    }
+    // Plans that do not know of each other would fight for host memory: where several GPUs send at once, each transfer
+    // takes the link between the two alone.
+    const std::uint32_t paths = producers > 1 ? 1 : 0;
+    std::vector<std::set<int>> senders(static_cast<std::size_t>(app.gpus));
+    for (int gpu = 0; gpu < app.gpus; ++gpu) {
+        const mpgpu::device where = mpgpu::device::gpu(gpu);
+        parts_.push_back({mpgpu::stream(m.ctx, where), mpgpu::event(m.ctx), {}, {}});
+        for (int parity = 0; parity < 2; ++parity) {
+            const std::vector<mpgpu::transfer> copies = app.sends(gpu, parity);
+            parts_.back().movers.emplace_back(m, form_, copies, paths);
+            for (const mpgpu::transfer &copy : copies) {
+                if (copy.dst_device >= 0 && copy.dst_device < app.gpus) {
+                    senders[static_cast<std::size_t>(copy.dst_device)].insert(gpu);
+                }
+            }
+        }
+    }
+    for (std::size_t gpu = 0; gpu < parts_.size(); ++gpu) {
+        parts_[gpu].senders.assign(senders[gpu].begin(), senders[gpu].end());
+    }
+}
+
+double run::seconds(double &enqueued) {
+    app_.reset();
+    const auto synchronize = [&] {
+        for (const part &p : parts_) {
+            p.stream.synchronize();
+        }
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    double waited = 0;
+    int step = 0;
+    while (step < app_.steps) {
+        const auto parity = static_cast<std::size_t>(step % 2);
+        // All waits come before the first event of this step: they are for the last one's.
+        for (const part &p : parts_) {
+            for (const int sender : p.senders) {
+                if (step > 0) {
+                    p.stream.wait(parts_[static_cast<std::size_t>(sender)].done);
+                }
+            }
+        }
+        for (int gpu = 0; gpu < app_.gpus; ++gpu) {
+            const part &p = parts_[static_cast<std::size_t>(gpu)];
+            p.movers[parity].arm(p.stream);
+            app_.launch(p.stream, gpu, step, p.movers[parity].out());
+        }
+        for (int gpu = 0; gpu < app_.gpus; ++gpu) {
+            part &p = parts_[static_cast<std::size_t>(gpu)];
+            p.movers[parity].move(p.stream, gpu);
+            p.done.record(p.stream);
+        }
+        ++step;
+        if (app_.check > 0 && step % app_.check == 0) {
+            const auto enqueued_so_far = std::chrono::steady_clock::now();
+            synchronize();
+            waited += seconds_since(enqueued_so_far);
+            // A CPU has said after how many steps.
+            if (app_.has_ended(step) != (step == app_.steps) && moves()) {
+                ended_wrong_ = true;
+                break;
+            }
+        }
+    }
+    enqueued = (seconds_since(begin) - waited) / step;
+    synchronize();
+    return seconds_since(begin) / step;
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+void in_parallel(std::size_t count, const std::function<void(std::size_t first, std::size_t end)> &task) {
+    const std::size_t parts = std::max(1U, std::min(std::thread::hardware_concurrency(), 32U));
+    const std::size_t each = (count + parts - 1) / parts;
+    std::vector<std::thread> threads;
+    for (std::size_t first = 0; first < count; first += each) {
+        threads.emplace_back(task, first, std::min(first + each, count));
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+}
+
+std::size_t count_wrong(std::size_t count, const std::function<bool(std::size_t index)> &is_wrong) {
+    std::atomic<std::size_t> wrong{0};
+    in_parallel(count, [&](std::size_t first, std::size_t end) {
+        std::size_t here = 0;
+        for (std::size_t i = first; i < end; ++i) {
+            here += is_wrong(i) ? 1 : 0;
+        }
+        wrong += here;
+    });
+    return wrong;
+}
+
+int compare(const machine &m, const application &app, const application *one, const options &opt) {
+    std::vector<std::unique_ptr<run>> runs;
+    if (one != nullptr) {
+        runs.push_back(std::make_unique<run>(m, *one, form{form::way::alone, {}, 0, "one GPU"}));
+    }
+    for (const form &way : all_forms(opt)) {
+        try {
+            runs.push_back(std::make_unique<run>(m, app, way));
+        } catch (const mpgpu::not_supported &error) {
+            std::printf("%-38s not supported: %s\n", way.name.c_str(), error.what());
+        }
+    }
+    std::vector<std::vector<double>> times(runs.size());
+    std::vector<std::vector<double>> enqueued(runs.size());
+    std::set<std::string> wrong;
+    // By turns, so that whatever else the machine does strikes all forms alike.
+    for (int round = 0; round <= opt.rounds; ++round) {
+        for (std::size_t i = 0; i < runs.size(); ++i) {
+            double enqueuing = 0;
+            const double took = runs[i]->seconds(enqueuing);
+            if (round > 0) {
+                times[i].push_back(took);
+                enqueued[i].push_back(enqueuing);
+            }
+            if (runs[i]->ended_wrong()) {
+                std::printf("%s, round %d: WRONG number of steps\n", runs[i]->name().c_str(), round);
+                wrong.insert(runs[i]->name());
+            }
+            const bool is_checked = runs[i]->moves() || &runs[i]->app() == one;
+            if (is_checked && (round == 0 || round == opt.rounds)) {
+                const std::size_t bad = runs[i]->app().wrong();
+                if (bad > 0) {
+                    std::printf("%s, round %d: %zu elements are WRONG\n", runs[i]->name().c_str(), round, bad);
+                    wrong.insert(runs[i]->name());
+                }
+            }
+        }
+    }
+    const std::size_t first = one != nullptr ? 1 : 0;
+    const double limit = median(times[first]);
+    const double copies = median(times[first + 1]);
+    const double plan = median(times[first + 2]);
+    std::printf("%-38s %10s %21s %10s  speed-up against\n%-38s %10s %21s %10s  %s%9s %9s %9s\n", "", "us a step", "",
+                "of these", m.is_virtual() ? "CPU threads, not GPUs" : "", "(median)", "least to most", "to enqueue",
+                one != nullptr ? "  one GPU " : "", "copies", "plan", "of limit");
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+        const double took = median(times[i]);
+        const auto [least, most] = std::minmax_element(times[i].begin(), times[i].end());
+        std::printf("%-38s %10.1f %10.1f %10.1f %10.1f  ", runs[i]->name().c_str(), took * 1e6, *least * 1e6,
+                    *most * 1e6, median(enqueued[i]) * 1e6);
+        if (one != nullptr) {
+            std::printf("%9.3f ", median(times[0]) / took);
+        }
+        std::printf("%9.3f %9.3f %9.3f%s\n", copies / took, plan / took, limit / took,
+                    runs[i]->moves() || i < first ? "" : "  not checked: nothing moves");
+    }
+    std::printf("%s\n", wrong.empty() ? "all results are right" : "RESULTS ARE WRONG");
+    return static_cast<int>(wrong.size());
+}

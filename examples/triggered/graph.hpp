@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_TRIGGERED_GRAPH_HPP
+#define MPGPU_EXAMPLES_TRIGGERED_GRAPH_HPP
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+/// A directed graph by its incoming edges.
+struct graph {
+    std::vector<std::uint64_t> offsets; ///< of each vertex's first edge in `sources`; one more than vertices
+    std::vector<std::uint32_t> sources;
+    std::vector<std::uint32_t> outgoing; ///< edges from each vertex
+    [[nodiscard]] std::size_t vertices() const { return outgoing.size(); }
+};
+
+/// An R-MAT graph (Chakrabarti, Zhan and Faloutsos, SDM 2004) of 2^scale vertices with so many edges for each. The
+/// vertices are then numbered at random, so that equal parts have equally many edges. The same seed, the same graph.
+graph generate(unsigned scale, unsigned degree, std::uint64_t seed);
+
+/// The distances from `root` along `edge_length`, and after how many sweeps nothing changes: the last one of these is
+/// the first without a change. As the kernels do it: each sweep reads what the last one left.
+std::vector<std::uint32_t> distances(const graph &g, std::uint32_t root, int &sweeps);
+
+/// PageRank over outgoing edges after so many steps, divided as the kernels sum it up: bitwise equal.
+std::vector<float> ranks(const graph &g, float damping, int steps);
+
+#endif // MPGPU_EXAMPLES_TRIGGERED_GRAPH_HPP

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Two-dimensional Jacobi relaxation: rows are divided over the GPUs, and the first blocks of a sweep make the rows that
+// the neighbours need, which move while the others compute. Values at the rim of the domain are fixed.
+#include "forms.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+
+namespace {
+
+constexpr float poison = -1e30F;
+
+/// Rows of one GPU, between two halo rows.
+struct part {
+    std::size_t first; ///< row of the domain that lies in row 1 here
+    std::size_t rows;
+    std::array<mpgpu::buffer<float>, 2> a; ///< before and after a sweep, by turns
+    [[nodiscard]] mpgpu::device_span<float> row(int parity, std::size_t index, std::size_t nx) {
+        return a.at(static_cast<std::size_t>(parity)).subspan(index * nx, nx);
+    }
+};
+
+/// The whole domain in host memory.
+struct whole {
+    whole(const machine &m, std::size_t columns, std::size_t rows, int sweeps);
+    std::size_t nx;
+    std::size_t ny;
+    int steps;
+    mpgpu::buffer<float> first;    ///< before the first sweep
+    mpgpu::buffer<float> poisoned; ///< what is computed is wrong: nothing of an earlier form passes for this one's
+    mpgpu::buffer<float> seen;     ///< of a GPU
+    std::vector<float> expected;   ///< after the last sweep
+};
+
+/// The domain on one GPU or more.
+class domain {
+  public:
+    /// With `to_host` the first and the last row go to host memory, for want of another GPU.
+    domain(const machine &m, whole &values, int gpus, bool to_host) : machine_(m), values_(values), nx_(values.nx) {
+        const std::size_t ny = values.ny;
+        const auto count = static_cast<std::size_t>(gpus);
+        if ((ny - 2) / count < 2) {
+            throw std::invalid_argument("-ny " + std::to_string(ny) + ": must be " + std::to_string(2 * count + 2) +
+                                        " or more for " + std::to_string(gpus) + " GPUs");
+        }
+        std::size_t row = 1;
+        for (std::size_t gpu = 0; gpu < count; ++gpu) {
+            const std::size_t rows = (ny - 2) / count + (gpu < (ny - 2) % count ? 1 : 0);
+            const mpgpu::device where = mpgpu::device::gpu(static_cast<int>(gpu));
+            parts_.push_back({row, rows, {{{m.ctx, where, (rows + 2) * nx_}, {m.ctx, where, (rows + 2) * nx_}}}});
+            row += rows;
+        }
+        if (to_host) {
+            to_host_ = mpgpu::buffer<float>(m.ctx, mpgpu::device::host(), 2 * nx_);
+        }
+        app_.gpus = gpus;
+        app_.steps = values.steps;
+        app_.sends = [this](int gpu, int parity) { return sends(gpu, parity); };
+        app_.launch = [this](const mpgpu::stream &stream, int gpu, int step, const outputs &out) {
+            launch(stream, gpu, step, out);
+        };
+        app_.reset = [this] { reset(); };
+        app_.wrong = [this] { return wrong(); };
+    }
+
+    [[nodiscard]] const application &app() const { return app_; }
+
+  private:
+    std::vector<mpgpu::transfer> sends(int gpu, int parity) {
+        const auto index = static_cast<std::size_t>(gpu);
+        part &here = parts_[index];
+        // Step n writes the array that n + 1 reads.
+        const int written = 1 - parity;
+        std::vector<mpgpu::transfer> rows;
+        if (index > 0) {
+            part &above = parts_[index - 1];
+            rows.push_back(mpgpu::make_transfer(above.row(written, above.rows + 1, nx_), here.row(written, 1, nx_)));
+        }
+        if (index + 1 < parts_.size()) {
+            rows.push_back(
+                mpgpu::make_transfer(parts_[index + 1].row(written, 0, nx_), here.row(written, here.rows, nx_)));
+        }
+        if (to_host_.size() > 0) {
+            rows.push_back(mpgpu::make_transfer(to_host_.subspan(0, nx_), here.row(written, 1, nx_)));
+            rows.push_back(mpgpu::make_transfer(to_host_.subspan(nx_, nx_), here.row(written, here.rows, nx_)));
+        }
+        return rows;
+    }
+
+    void launch(const mpgpu::stream &stream, int gpu, int step, const outputs &out) {
+        const auto index = static_cast<std::size_t>(gpu);
+        const bool up = index > 0 || to_host_.size() > 0;
+        const bool down = index + 1 < parts_.size() || to_host_.size() > 0;
+        part &here = parts_[index];
+        const auto from = static_cast<std::size_t>(step % 2);
+        const unsigned second = up ? 1 : 0;
+        machine_.code.sweep(stream, gpu,
+                            {here.a.at(from).data(), here.a.at(1 - from).data(), nx_, here.rows,
+                             up ? 0U : most_receivers, down ? second : most_receivers},
+                            out);
+    }
+
+    void reset() {
+        for (part &p : parts_) {
+            const std::size_t begin = (p.first - 1) * nx_;
+            copy_now(machine_, p.a[0], values_.first.subspan(begin, p.a[0].size()));
+            copy_now(machine_, p.a[1], values_.poisoned.subspan(begin, p.a[1].size()));
+        }
+        std::fill_n(to_host_.data(), to_host_.size(), poison);
+    }
+
+    /// Each GPU's rows, its halo rows among them, which the neighbours have computed.
+    std::size_t wrong() {
+        const auto last = static_cast<std::size_t>(app_.steps % 2);
+        std::size_t bad = 0;
+        for (part &p : parts_) {
+            const std::size_t size = p.a.at(last).size();
+            const std::size_t begin = (p.first - 1) * nx_;
+            copy_now(machine_, values_.seen.subspan(0, size), p.a.at(last));
+            bad += differ(values_.seen.data(), begin, size);
+        }
+        if (to_host_.size() > 0) {
+            const part &p = parts_[0];
+            // The kernel does not store fixed values; copies move them.
+            bad += differ(to_host_.data() + 1, p.first * nx_ + 1, nx_ - 2) +
+                   differ(to_host_.data() + nx_ + 1, (p.first + p.rows - 1) * nx_ + 1, nx_ - 2);
+        }
+        return bad;
+    }
+
+    [[nodiscard]] std::size_t differ(const float *found, std::size_t begin, std::size_t count) const {
+        return count_wrong(count, [&](std::size_t i) { return found[i] != values_.expected[begin + i]; });
+    }
+
+    const machine &machine_;
+    whole &values_;
+    std::size_t nx_;
+    mpgpu::buffer<float> to_host_;
+    std::vector<part> parts_;
+    application app_;
+};
+
+/// Zero, with a sine at both ends of x.
+void set_first(mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny) {
+    std::fill_n(first.data(), first.size(), 0.0F);
+    for (std::size_t y = 0; y < ny; ++y) {
+        const auto value =
+            static_cast<float>(std::sin(6.283185307179586 * static_cast<double>(y) / static_cast<double>(ny - 1)));
+        first.data()[y * nx] = value;
+        first.data()[y * nx + nx - 1] = value;
+    }
+}
+
+/// What `steps` sweeps make of it, by a CPU: the same operands in the same order as in blocks.hpp.
+std::vector<float> swept(const mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny, int steps) {
+    std::vector<float> a(first.data(), first.data() + first.size());
+    std::vector<float> a_new = a;
+    for (int step = 0; step < steps; ++step) {
+        in_parallel(ny - 2, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t y = begin + 1; y < end + 1; ++y) {
+                const float *here = a.data() + y * nx;
+                for (std::size_t x = 1; x + 1 < nx; ++x) {
+                    a_new[y * nx + x] = 0.25F * ((here[x + 1] + here[x - 1]) + (here[x + nx] + *(here + x - nx)));
+                }
+            }
+        });
+        a.swap(a_new);
+    }
+    return a;
+}
+
+whole::whole(const machine &m, std::size_t columns, std::size_t rows, int sweeps)
+    : nx(columns), ny(rows), steps(sweeps), first(m.ctx, mpgpu::device::host(), nx * ny),
+      poisoned(m.ctx, mpgpu::device::host(), nx * ny), seen(m.ctx, mpgpu::device::host(), nx * ny) {
+    set_first(first, nx, ny);
+    std::copy_n(first.data(), first.size(), poisoned.data());
+    for (std::size_t y = 1; y + 1 < ny; ++y) {
+        std::fill_n(poisoned.data() + y * nx + 1, nx - 2, poison);
+    }
+    expected = swept(first, nx, ny, steps);
+}
+
+} // namespace
+
+int jacobi(const machine &m, const options &opt) {
+    whole values(m,
+                 opt.nx > 0       ? opt.nx
+                 : m.is_virtual() ? 4096
+                                  : 2097152,
+                 opt.ny > 0       ? opt.ny
+                 : m.is_virtual() ? 66
+                                  : 258,
+                 opt.steps > 0    ? opt.steps
+                 : m.is_virtual() ? 6
+                                  : 20);
+    const domain one(m, values, 1, false);
+    const domain all(m, values, m.gpus, m.gpus == 1);
+    std::printf(
+        "\njacobi, %zu x %zu points over %d GPUs, %d sweeps in a row, halo rows of %zu bytes%s; bitwise equal to a "
+        "CPU's\n",
+        values.ny, values.nx, m.gpus, values.steps, values.nx * sizeof(float),
+        m.gpus > 1 ? "" : " to host memory, as there is one GPU");
+    return compare(m, all.app(), &one.app(), opt);
+}

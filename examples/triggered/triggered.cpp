@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// Transfers that begin while their data is made, in programs of PROACT (Muthukrishnan et al., ISCA 2021) and beside
+// what else there is: plain copies and plans after the kernel, stores by the kernel itself, a polling kernel, copy
+// engines, and the limit in which transfers cost nothing. One process drives all GPUs. Read forms.cpp first, then
+// jacobi.cpp.
+#include "forms.hpp"
+#include "options.hpp"
+
+#include <cstdio>
+#include <exception>
+
+int main(int argc, char *argv[]) {
+    try {
+        const options opt = parse(argc, argv);
+        if (opt.help) {
+            std::fputs(usage, stdout);
+            return 0;
+        }
+        const machine m(opt);
+        const int wrong = opt.program == "microbenchmark" ? microbenchmark(m, opt)
+                          : opt.program == "jacobi"       ? jacobi(m, opt)
+                          : opt.program == "pipeline"     ? pipeline(m, opt)
+                                                          : graphs(m, opt);
+        return wrong == 0 ? 0 : 1;
+    } catch (const std::exception &e) {
+        std::fprintf(stderr, "triggered: %s\n", e.what());
+        return 2;
+    }
+}

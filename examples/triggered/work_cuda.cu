@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#include "blocks.hpp"
+#include "work.hpp"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace {
+
+// As many blocks on a multiprocessor as it has threads for, 2048 on those of data centres, whether or not a kernel is
+// told of transfers.
+#if defined(__CUDA_ARCH__) &&                                                                                          \
+    (__CUDA_ARCH__ == 700 || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+constexpr unsigned resident = 8;
+#else
+constexpr unsigned resident = 4;
+#endif
+
+#define TRIGGERED_KERNEL __global__ void __launch_bounds__(threads_per_block, resident)
+
+using blocks::receivers;
+
+TRIGGERED_KERNEL make_kernel(const __grid_constant__ making task, const __grid_constant__ receivers out) {
+    blocks::make(task, out, blockIdx.x);
+}
+
+/// Blocks that wait for what arrives must all run at once, so there are few of them, and each works on several shares
+/// one after the other. The first only watches.
+TRIGGERED_KERNEL consume_kernel(const __grid_constant__ consuming task, const __grid_constant__ blocks::incoming in,
+                                const __grid_constant__ receivers out) {
+    if (blockIdx.x == 0) {
+        if (task.early) {
+            blocks::watch(in);
+        }
+        return;
+    }
+    for (unsigned share = blockIdx.x - 1; share < making_blocks; share += gridDim.x - 1) {
+        blocks::consume(task, in, out, share);
+    }
+}
+
+TRIGGERED_KERNEL sweep_kernel(const __grid_constant__ sweeping task, const __grid_constant__ receivers out) {
+    blocks::sweep(task, out, blockIdx.x);
+}
+
+TRIGGERED_KERNEL rank_kernel(const __grid_constant__ ranking task, const __grid_constant__ receivers out) {
+    blocks::step(blocks::rank_rule{task}, task.part, task.x, task.x_new, out, blockIdx.x);
+}
+
+TRIGGERED_KERNEL shorten_kernel(const __grid_constant__ shortening task, const __grid_constant__ receivers out) {
+    blocks::step(blocks::distance_rule{task}, task.part, task.x, task.x_new, out, blockIdx.x);
+}
+
+void check(cudaError_t error, const char *what) {
+    if (error != cudaSuccess) {
+        throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+    }
+}
+
+void enter(int gpu) {
+    check(cudaSetDevice(gpu), "cudaSetDevice");
+}
+
+void make(const mpgpu::stream &stream, int gpu, const making &task, const outputs &out) {
+    enter(gpu);
+    make_kernel<<<making_blocks, threads_per_block, 0, stream.get()>>>(task, receivers(out));
+    check(cudaGetLastError(), "the kernel that makes a result");
+}
+
+void consume(const mpgpu::stream &stream, int gpu, const consuming &task, const outputs &out) {
+    enter(gpu);
+    int multiprocessors = 0;
+    int at_once = 0;
+    check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "cudaDeviceGetAttribute");
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, consume_kernel, threads_per_block, 0),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    // Room is left for the watching block and a polling kernel, and for the producer, where this is its GPU too.
+    const int each = std::max(1, task.shares ? at_once / 4 : at_once - 1);
+    const unsigned workers = std::min(static_cast<unsigned>(multiprocessors * each), making_blocks);
+    consume_kernel<<<workers + 1, threads_per_block, 0, stream.get()>>>(task, blocks::incoming(task), receivers(out));
+    check(cudaGetLastError(), "the kernel that works on a result");
+}
+
+void sweep(const mpgpu::stream &stream, int gpu, const sweeping &task, const outputs &out) {
+    enter(gpu);
+    const std::size_t inner = (task.rows - 2 + inner_rows - 1) / inner_rows * inner_columns(task.nx);
+    sweep_kernel<<<static_cast<unsigned>(2 * edge_pieces(task.nx) + inner), threads_per_block, 0, stream.get()>>>(
+        task, receivers(out));
+    check(cudaGetLastError(), "the sweep");
+}
+
+unsigned blocks_of(const graph_part &part) {
+    return static_cast<unsigned>((part.rows + rows_per_block - 1) / rows_per_block);
+}
+
+void rank(const mpgpu::stream &stream, int gpu, const ranking &task, const outputs &out) {
+    enter(gpu);
+    rank_kernel<<<blocks_of(task.part), threads_per_block, 0, stream.get()>>>(task, receivers(out));
+    check(cudaGetLastError(), "the step of PageRank");
+}
+
+void shorten(const mpgpu::stream &stream, int gpu, const shortening &task, const outputs &out) {
+    enter(gpu);
+    shorten_kernel<<<blocks_of(task.part), threads_per_block, 0, stream.get()>>>(task, receivers(out));
+    check(cudaGetLastError(), "the step of shortest paths");
+}
+
+void copy(const mpgpu::stream &stream, int gpu, const mpgpu::transfer &copied) {
+    enter(gpu);
+    const auto raw = static_cast<cudaStream_t>(stream.get());
+    check(cudaMemcpyAsync(copied.dst, copied.src, copied.bytes, cudaMemcpyDefault, raw), "cudaMemcpyAsync");
+}
+
+void connect(int gpus) {
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+        enter(gpu);
+        for (int peer = 0; peer < gpus; ++peer) {
+            int can = 0;
+            if (peer != gpu) {
+                check(cudaDeviceCanAccessPeer(&can, gpu, peer), "cudaDeviceCanAccessPeer");
+            }
+            if (can == 0) {
+                continue;
+            }
+            const cudaError_t enabled = cudaDeviceEnablePeerAccess(peer, 0);
+            if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
+                cudaGetLastError(); // it is remembered as the last error, which it is not
+            } else {
+                check(enabled, "cudaDeviceEnablePeerAccess");
+            }
+        }
+    }
+}
+
+} // namespace
+
+const device_code on_gpus = {make, consume, sweep, rank, shorten, copy, connect};

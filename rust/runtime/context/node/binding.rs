@@ -1,0 +1,306 @@
+//! Binds a node plan to memory: what each rank allocates and lets others map, what it maps of others, and where all of it lies here.
+
+use super::super::error::Error;
+use super::super::lifetime::ContextState;
+use super::super::sharing::Import;
+use super::NodeGroup;
+use super::part::{Addresses, BoundPart};
+use super::partitioned::PartitionWords;
+use super::plan::{NodeEnd, NodeTransfer, RankRequest, Together, Window};
+use super::progress::Progress;
+use crate::ipc::{Handle, OnLeave};
+use crate::plan::Place;
+use crate::program::ranks::FlagId;
+use crate::topology::DeviceId;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// What a rank lets others map, and which plan it has made.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    digest: u64,
+    windows: Vec<(u32, Vec<u8>)>,
+    rings: Vec<(u32, Vec<u8>)>,
+    flags: Option<Vec<u8>>,
+}
+
+/// Bytes of a flag.
+pub(super) const FLAG_BYTES: u64 = 8;
+
+/// Memory that a rank has for a plan, or has mapped for it.
+#[derive(Default)]
+pub(super) struct Held {
+    /// Of this rank.
+    pub allocations: Vec<u64>,
+    /// Of others, mapped here.
+    pub imports: Vec<u64>,
+}
+
+/// Where everything lies in this process.
+pub(super) struct Bindings<'a> {
+    pub node: &'a NodeGroup,
+    pub together: &'a Together,
+    windows: BTreeMap<(u32, u32), u64>,
+    rings: BTreeMap<u32, u64>,
+    flags: BTreeMap<u32, u64>,
+}
+
+impl Bindings<'_> {
+    /// See [`Addresses`].
+    pub fn address(&self, place: Place) -> u64 {
+        self.place(place)
+    }
+
+    /// See [`Addresses`].
+    pub fn flag_address(&self, flag: FlagId) -> u64 {
+        self.flag(flag)
+    }
+}
+
+impl Addresses for Bindings<'_> {
+    fn place(&self, place: Place) -> u64 {
+        let end = |end: NodeEnd, offset: u64| self.windows.get(&(end.rank, end.window)).map_or(0, |base| base + end.offset + offset);
+        match place {
+            Place::Source { transfer, offset } => end(self.together.transfers[transfer as usize].src, offset),
+            Place::Destination { transfer, offset } => end(self.together.transfers[transfer as usize].dst, offset),
+            Place::Slot { ring, slot } => {
+                let bytes = self.together.plan.program.rings[ring.0 as usize].slot_bytes;
+                self.rings.get(&ring.0).map_or(0, |base| base + u64::from(slot) * bytes)
+            }
+        }
+    }
+
+    fn flag(&self, flag: FlagId) -> u64 {
+        let taker = self.together.parts.flags[flag.0 as usize].taker;
+        self.flags.get(&taker).map_or(0, |base| base + FLAG_BYTES * self.together.flag_places[flag.0 as usize])
+    }
+
+    fn device(&self, device: DeviceId) -> DeviceId {
+        self.node.device_here(device)
+    }
+}
+
+/// What a rank executes.
+pub(super) struct BoundRank {
+    pub part: BoundPart,
+    pub used: Used,
+    pub words: Option<PartitionWords>,
+}
+
+/// Memory that executions use, and that may be gone when one is asked for.
+pub(super) struct Used {
+    /// What this process has of its own: an address, and the allocation that it was of.
+    allocations: Vec<(u64, u64)>,
+    /// The context's count of frees when the allocations were last seen alive.
+    alive_at: AtomicU64,
+    imports: Box<[Weak<Import>]>,
+}
+
+impl Used {
+    fn of(shared: &ContextState, addresses: &[u64]) -> Result<Used, Error> {
+        let frees = shared.holdings.frees();
+        let mut allocations = Vec::new();
+        for &address in addresses {
+            if let Some(allocation) = shared.locate(address)? {
+                allocations.push((address, allocation.id));
+            }
+        }
+        let imports = shared.sharing.imports_of(addresses.iter().copied());
+        Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
+    }
+
+    /// Refuses memory that was freed, here or by its owner, and memory of a rank that has ended.
+    pub fn check(&self, shared: &ContextState) -> Result<(), Error> {
+        for import in self.imports.iter().filter_map(Weak::upgrade) {
+            import.check()?;
+        }
+        let frees = shared.holdings.frees();
+        if self.alive_at.load(Ordering::Relaxed) != frees {
+            for &(address, id) in &self.allocations {
+                if shared.locate(address)?.map(|found| found.id) != Some(id) {
+                    let reason =
+                        format!("{address:#x}, memory of this node plan, was freed; destroy the plan on all ranks, and plan again");
+                    return Err(Error::NodeArgument { argument: c"plan", reason });
+                }
+            }
+            self.alive_at.store(frees, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// What a rank's part touches.
+#[derive(Clone, Default)]
+struct Touched {
+    windows: BTreeSet<(u32, u32)>,
+    rings: BTreeSet<u32>,
+    /// Ranks in whose memory it raises or takes flags.
+    flags: BTreeSet<u32>,
+}
+
+impl NodeGroup {
+    /// Gets the memory that the plan needs, and binds this rank's part to it.
+    pub(super) fn bind(
+        &self,
+        requests: &[RankRequest],
+        together: &Together,
+        windows: &[Window],
+        progress: &Arc<Progress>,
+        held: &mut Held,
+    ) -> Result<BoundRank, Error> {
+        let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
+        let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
+        let digest = offers[self.rank() as usize].digest;
+        if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
+            let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
+            return Err(Error::RankFailed { rank: rank as u32, reason });
+        }
+        let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
+            let part = &together.parts.parts[self.rank() as usize];
+            let words = PartitionWords::new(&bindings, held)?;
+            let armed = words.as_ref().map(|words| words.armed(part, &bindings));
+            let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), armed, self.context.backend())?;
+            let touched: Vec<u64> =
+                bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
+            match Used::of(&self.context.shared, &touched) {
+                Ok(used) => Ok(BoundRank { part: bound, used, words }),
+                Err(error) => {
+                    bound.release(self.context.backend());
+                    Err(error)
+                }
+            }
+        });
+        let failed = bound.as_ref().err().cloned();
+        let agreed = self.exchange.all(failed.map_or(Ok(()), Err));
+        match (agreed, bound) {
+            (Ok(_), bound) => bound,
+            (Err(error), Ok(mut bound)) => {
+                bound.part.release(self.context.backend());
+                Err(error)
+            }
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+
+    /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.
+    fn offer(
+        &self,
+        together: &Together,
+        windows: &[Window],
+        progress: &Arc<Progress>,
+        bindings: &mut Bindings<'_>,
+        held: &mut Held,
+    ) -> Result<Offer, Error> {
+        let (rank, program) = (self.rank(), &together.plan.program);
+        let mut allocate = |device: DeviceId, bytes: u64| {
+            let address = self.context.allocate_shared(device, bytes)?;
+            held.allocations.push(address);
+            Ok::<u64, Error>(address)
+        };
+        let touched = together.touched();
+        let others = |of: &dyn Fn(&Touched) -> bool| touched.iter().enumerate().any(|(other, touched)| other as u32 != rank && of(touched));
+        let export = |address: u64, bytes: u64| Ok::<Vec<u8>, Error>(self.context.export_memory(address, bytes)?.encode().to_vec());
+        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None };
+        for (ring, staging) in (0..).zip(&program.rings).filter(|(ring, _)| together.ring_owners[*ring as usize] == rank) {
+            let address = allocate(self.device_here(staging.device), staging.bytes())?;
+            bindings.rings.insert(ring, address);
+            if others(&|touched| touched.rings.contains(&ring)) {
+                offer.rings.push((ring, export(address, staging.bytes())?));
+            }
+        }
+        let flags = together.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
+        if flags > 0 {
+            let address = allocate(DeviceId::HOST, flags * FLAG_BYTES)?;
+            bindings.flags.insert(rank, address);
+            let (bytes, progress) = (flags * FLAG_BYTES, Arc::clone(progress));
+            let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
+            offer.flags = Some(self.context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
+        }
+        for (index, window) in (0..).zip(windows) {
+            bindings.windows.insert((rank, index), window.address);
+            if others(&|touched| touched.windows.contains(&(rank, index))) {
+                offer.windows.push((index, export(window.address, window.bytes)?));
+            }
+        }
+        Ok(offer)
+    }
+
+    /// Maps what this rank touches of others.
+    fn import(
+        &self,
+        requests: &[RankRequest],
+        together: &Together,
+        offers: &[Offer],
+        bindings: &mut Bindings<'_>,
+        held: &mut Held,
+    ) -> Result<(), Error> {
+        let rank = self.rank();
+        let mut import = |device: DeviceId, handle: Option<&Vec<u8>>| {
+            let bytes: &[u8] = handle.map_or(&[], Vec::as_slice);
+            let handle = Handle::decode(bytes.try_into().unwrap_or(&[0; 128]))?;
+            let instead = if device.is_host() { None } else { Some(self.device_here(device)) };
+            let (address, _) = self.context.import_through(&handle, instead)?;
+            held.imports.push(address);
+            Ok::<u64, Error>(address)
+        };
+        let touched = &together.touched()[rank as usize];
+        for &(other, window) in touched.windows.iter().filter(|(other, _)| *other != rank) {
+            let handle = offers[other as usize].windows.iter().find(|(index, _)| *index == window).map(|(_, handle)| handle);
+            let device = DeviceId(requests[other as usize].windows[window as usize].device);
+            bindings.windows.insert((other, window), import(device, handle)?);
+        }
+        for &ring in touched.rings.iter().filter(|ring| together.ring_owners[**ring as usize] != rank) {
+            let owner = together.ring_owners[ring as usize] as usize;
+            let handle = offers[owner].rings.iter().find(|(index, _)| *index == ring).map(|(_, handle)| handle);
+            bindings.rings.insert(ring, import(together.plan.program.rings[ring as usize].device, handle)?);
+        }
+        for &taker in touched.flags.iter().filter(|taker| **taker != rank) {
+            bindings.flags.insert(taker, import(DeviceId::HOST, offers[taker as usize].flags.as_ref())?);
+        }
+        Ok(())
+    }
+
+    /// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
+    pub(super) fn give_back(&self, held: &mut Held) {
+        let closed = held.imports.drain(..).map(|address| self.context.close_memory(address));
+        let freed = held.allocations.drain(..).map(|address| self.context.free_unmapped(address));
+        for error in closed.chain(freed).filter_map(Result::err) {
+            log::debug!("giving back memory of a node plan: {error}");
+        }
+    }
+}
+
+impl Together {
+    /// What each rank touches.
+    fn touched(&self) -> Vec<Touched> {
+        let mut all = vec![Touched::default(); self.parts.parts.len()];
+        for (touched, part) in all.iter_mut().zip(&self.parts.parts) {
+            for copy in part.steps.iter().flat_map(|step| &step.copies) {
+                for place in [copy.from, copy.to] {
+                    match place {
+                        Place::Source { transfer, .. } => {
+                            let end = self.transfers[transfer as usize].src;
+                            touched.windows.insert((end.rank, end.window));
+                        }
+                        Place::Destination { transfer, .. } => {
+                            let end = self.transfers[transfer as usize].dst;
+                            touched.windows.insert((end.rank, end.window));
+                        }
+                        Place::Slot { ring, .. } => drop(touched.rings.insert(ring.0)),
+                    }
+                }
+            }
+        }
+        for flag in &self.parts.flags {
+            all[flag.raiser as usize].flags.insert(flag.taker);
+        }
+        if self.is_stored() {
+            for NodeTransfer { dst, src, .. } in self.transfers.iter().filter(|t| t.bytes > 0) {
+                all[src.rank as usize].windows.extend([(src.rank, src.window), (dst.rank, dst.window)]);
+            }
+        }
+        all
+    }
+}
