@@ -121,7 +121,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     mpgpu::event before(ctx);
     halo::plan halo(ctx, node, g, mine.arrays(), how);
     std::string difference;
-    std::mt19937 own(static_cast<unsigned>(world_rank)); // others on each rank
+    std::mt19937 own(static_cast<unsigned>(world_rank));                                 // others on each rank
     const std::uint64_t many = (halo_test::on_host_backend(ctx) ? 10 : 2) * many_cycles; // ranks may share a GPU
     for (std::uint64_t cycle = 1; cycle <= many; ++cycle) {
         const mpgpu::stream &stream = streams.at(own() % 2);
@@ -308,13 +308,13 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
             if (last && when_made) {
                 refuse();
             }
-            return [&, launch = halo::detail::cpu_pushed()(context, where, messages, sharing)](
-                       mpgpu::stream_view stream) {
-                if (last && ++launched > 4) { // in a row: the others wait for this rank's messages
-                    refuse();
-                }
-                launch(stream);
-            };
+            return
+                [&, launch = halo::detail::cpu_pushed()(context, where, messages, sharing)](mpgpu::stream_view stream) {
+                    if (last && ++launched > 4) { // in a row: the others wait for this rank's messages
+                        refuse();
+                    }
+                    launch(stream);
+                };
         };
         const mpgpu::stream stream(ctx, mine.where());
         halo::plan plan(ctx, node, g, mine.arrays(), how);

@@ -87,7 +87,8 @@ struct world {
     /// In the inbox of `to`, with one end's cells.
     detail::pushed_message message(std::size_t from, std::size_t to, std::uint64_t *cells) {
         std::byte *const inbox = ranks[to].inbox.data();
-        auto *const aligned = reinterpret_cast<std::byte *>((reinterpret_cast<std::uintptr_t>(inbox) + 127) / 128 * 128);
+        auto *const aligned =
+            reinterpret_cast<std::byte *>((reinterpret_cast<std::uintptr_t>(inbox) + 127) / 128 * 128);
         std::byte *const at = aligned + from * 1000 * sizeof(std::uint64_t);
         const std::uint64_t words = words_of(from, to);
         const std::uint64_t rows = (words - 40) / 2;
@@ -189,7 +190,8 @@ TEST_CASE("every word arrives in every exchange, however ranks and blocks are de
     }
 }
 
-TEST_CASE("a rank is at most one exchange ahead of those that it sends to, which is all that two halves of an inbox take") {
+TEST_CASE(
+    "a rank is at most one exchange ahead of those that it sends to, which is all that two halves of an inbox take") {
     world w(3, 2, {{false, true, true}, {true, false, false}, {true, false, false}});
     std::array<std::atomic<std::uint64_t>, 3> ended{};
     std::atomic<int> far{0};
@@ -255,7 +257,8 @@ TEST_CASE("the threads of a block, and all blocks, copy each word of a message o
                     messages.at(which).resize(2 * half / 8);
                     std::mt19937 same(static_cast<unsigned>(turn));
                     for (auto *memory : {&cells.at(which), &messages.at(which)}) {
-                        std::generate(memory->begin(), memory->end(), [&] { return std::uint64_t{same()} << 20 ^ same(); });
+                        std::generate(memory->begin(), memory->end(),
+                                      [&] { return std::uint64_t{same()} << 20 ^ same(); });
                     }
                     halo::piece p{reinterpret_cast<std::byte *>(cells.at(which).data()),
                                   reinterpret_cast<std::byte *>(messages.at(which).data()),

@@ -370,9 +370,10 @@ class plan {
     /// What makes kernels that push.
     static pushing_copier pusher(const context &ctx, const options &how) {
         if (!can_push(ctx, how)) {
-            detail::fail(detail::refusal(status::not_supported, "how",
-                                         "options::pushed takes a kernel on the CUDA backend: set options::pushed_copy to "
-                                         "mpgpu::halo::cuda_pushed() of mpgpu/halo.cuh, in a source that nvcc compiles"));
+            detail::fail(
+                detail::refusal(status::not_supported, "how",
+                                "options::pushed takes a kernel on the CUDA backend: set options::pushed_copy to "
+                                "mpgpu::halo::cuda_pushed() of mpgpu/halo.cuh, in a source that nvcc compiles"));
         }
         return how.pushed_copy ? how.pushed_copy : detail::cpu_pushed();
     }
@@ -535,9 +536,11 @@ class plan {
         end.record(stream);
     }
 
-    /// What stands for the end of the last exchange. Of a kernel that pushes, another event in a capture: exchanges that
-    /// are not captured come after each other, in whatever streams, and those of a capture are in one.
-    [[nodiscard]] event &end_of_last() noexcept { return push_ && by_flags_ ? lanes_.front().done : finished_; }
+    /// What stands for the end of the last exchange. Of a kernel that pushes, another event in a capture: exchanges
+    /// that are not captured come after each other, in whatever streams, and those of a capture are in one.
+    [[nodiscard]] event &end_of_last() noexcept {
+        return push_ && by_flags_ ? lanes_.front().done : finished_;
+    }
 
     /// Brings an exchange with other nodes to its end, on the host; the rest is enqueued.
     void complete() {

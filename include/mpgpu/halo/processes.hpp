@@ -151,9 +151,8 @@ template <> struct processes<mpi::node> {
         mpi::detail::check(MPI_Allreduce(mine.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, node.everyone()),
                            "MPI_Allreduce");
         if (least[0] != ~least[1]) { // the least and the greatest print
-            fail(invalid("grid",
-                         "the ranks have passed different grids, variables or values of direct_pieces, joint, "
-                         "persistent or pushed"));
+            fail(invalid("grid", "the ranks have passed different grids, variables or values of direct_pieces, joint, "
+                                 "persistent or pushed"));
         }
     }
 
@@ -228,20 +227,18 @@ template <> struct processes<mpi::node> {
             keep(make_pushed(ctx, node, g, rank, arrays, how, out));
         }
         // All by messages where memory cannot be mapped, whatever was to go straight.
-        const bool alike =
-            everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
-                           return form.direct_pieces_ == forms[0].direct_pieces_ && form.joint_ == forms[0].joint_ &&
-                                  form.pushed_ == forms[0].pushed_;
-                       }));
+        const bool alike = everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
+                                          return form.direct_pieces_ == forms[0].direct_pieces_ &&
+                                                 form.joint_ == forms[0].joint_ && form.pushed_ == forms[0].pushed_;
+                                      }));
         std::vector<double> seconds;
         if (!alike) {
             const stream order(ctx, arrays[0].location);
             seconds = least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
                 double own = 0;
                 const auto measured = [&] { own = seconds_of([&] { forms[form].run(order, exchanges); }); };
-                return attempt(node, forms[form].which(), out, measured)
-                           ? slowest(node, own)
-                           : std::numeric_limits<double>::infinity();
+                return attempt(node, forms[form].which(), out, measured) ? slowest(node, own)
+                                                                         : std::numeric_limits<double>::infinity();
             });
         }
         const std::size_t best = plan::choose(forms, seconds, out);

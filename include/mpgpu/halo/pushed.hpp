@@ -14,9 +14,9 @@
 /// **Two halves.** An inbox has two halves, and exchange n uses half n % 2. Nobody says that a half is free again,
 /// because ranks send to each other both ways (`sends_both_ways`). Let rank i write message n to rank j. The kernel of
 /// i's exchange n - 1 has ended: kernels of a rank run one after the other. So it has found j's flag at n - 1 or more.
-/// That flag was raised by the kernel of j's exchange n - 1, which has begun after that of j's exchange n - 2 had ended,
-/// and this has unpacked i's message n - 2, the last one in that half. So j can be one exchange ahead of i, never two,
-/// and a flag that i waits for at n stands at n + 1 at most: `>=` is the comparison.
+/// That flag was raised by the kernel of j's exchange n - 1, which has begun after that of j's exchange n - 2 had
+/// ended, and this has unpacked i's message n - 2, the last one in that half. So j can be one exchange ahead of i,
+/// never two, and a flag that i waits for at n stands at n + 1 at most: `>=` is the comparison.
 ///
 /// The proof asks that the kernels of one plan follow each other on each rank, and that all ranks launch as many. How
 /// they are launched, by calls or by graphs, does not matter.
@@ -45,8 +45,8 @@ namespace mpgpu::halo::detail {
 
 /// A message as its sender or its receiver sees it.
 struct pushed_message {
-    std::vector<piece> pieces; ///< with the message in the first half of the receiver's inbox
-    std::uint64_t half = 0;    ///< bytes from there to the same in the second half
+    std::vector<piece> pieces;     ///< with the message in the first half of the receiver's inbox
+    std::uint64_t half = 0;        ///< bytes from there to the same in the second half
     std::uint64_t *flag = nullptr; ///< at the receiver; null where streams order the ranks
 };
 
@@ -73,12 +73,12 @@ struct pushed_work {
     const tile *tiles = nullptr;
     pushed_state *state = nullptr;
     const std::uint64_t *gone = nullptr;
-    std::uint32_t sent = 0;                           ///< messages, which come first
-    std::uint32_t received = 0;                       ///< messages
-    std::uint32_t starts[2 * most_pushed + 1] = {};   ///< tiles of message m are those from `starts[m]` to the next
-    std::uint32_t packers[most_pushed] = {};          ///< blocks that pack a part of message m
-    std::uint64_t halves[2 * most_pushed] = {};       ///< as in `pushed_message`
-    std::uint64_t *flags[2 * most_pushed] = {};       ///< as in `pushed_message`
+    std::uint32_t sent = 0;                         ///< messages, which come first
+    std::uint32_t received = 0;                     ///< messages
+    std::uint32_t starts[2 * most_pushed + 1] = {}; ///< tiles of message m are those from `starts[m]` to the next
+    std::uint32_t packers[most_pushed] = {};        ///< blocks that pack a part of message m
+    std::uint64_t halves[2 * most_pushed] = {};     ///< as in `pushed_message`
+    std::uint64_t *flags[2 * most_pushed] = {};     ///< as in `pushed_message`
 };
 
 /// Some of the tiles.
