@@ -190,9 +190,9 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     const halo_test::part mine(ctx, g, world_rank, {8, 4});
     const halo::options how = halo_test::options_for(ctx);
     const auto refused = [&](const halo::grid &with, const halo::rank_arrays &arrays,
-                             std::optional<halo::options> form = std::nullopt) {
+                             const halo::options *form = nullptr) {
         try {
-            const halo::plan made(ctx, node, with, arrays, form.value_or(how));
+            const halo::plan made(ctx, node, with, arrays, form != nullptr ? *form : how);
             return false;
         } catch (const mpgpu::argument_error &) {
             return true;
@@ -208,14 +208,14 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     halo::options bad = how;
     bad.pushed = true;
     bad.direct_pieces = 3;
-    require(refused(g, mine.arrays(), bad), "pushed messages and direct pieces are refused");
+    require(refused(g, mine.arrays(), &bad), "pushed messages and direct pieces are refused");
     if (node.size() > 1) {
         other = g;
         other.periodic[1] = last;
         require(refused(other, mine.arrays()), "grids that differ are refused on all ranks");
         bad = how;
         bad.pushed = last;
-        require(refused(g, mine.arrays(), bad), "forms that differ are refused on all ranks");
+        require(refused(g, mine.arrays(), &bad), "forms that differ are refused on all ranks");
     }
     halo::plan(ctx, node, g, mine.arrays(), how).destroy(); // nothing of that has left a trace
 }
