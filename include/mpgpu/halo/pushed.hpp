@@ -319,6 +319,49 @@ struct pushed_inboxes {
     std::vector<std::uint64_t> numbers;
 };
 
+/// The messages of a rank between its arrays and inboxes: `inbox(to)` is that of a rank that it sends to, or its own.
+/// Without flags only the first half is used.
+template <class Inbox>
+[[nodiscard]] pushed_messages messages_of(const schedule &all, const pushed_inboxes &at, const grid &g, int rank,
+                                          const rank_arrays &arrays, const Inbox &inbox, bool has_flags) {
+    pushed_messages made;
+    for (std::size_t i = 0; i < all.pairs.size(); ++i) {
+        const rank_pair &p = all.pairs[i];
+        const auto to = static_cast<std::size_t>(p.to);
+        const auto add = [&](std::vector<pushed_message> &list, direction way) {
+            std::byte *const whole = inbox(p.to);
+            pushed_message &m = list.emplace_back();
+            add_pieces(m.pieces, p, g, arrays, whole + at.offset(i), way);
+            if (has_flags) {
+                m.half = at.half[to];
+                m.flag = reinterpret_cast<std::uint64_t *>(whole + at.flag_offset(i, to));
+            }
+        };
+        if (p.from == rank) {
+            add(made.sent, direction::pack);
+        }
+        if (p.to == rank) {
+            add(made.received, direction::unpack);
+        }
+    }
+    return made;
+}
+
+/// Whether there is something that makes kernels that push.
+[[nodiscard]] inline bool can_push(const context &ctx, const options &how) {
+    return how.pushed_copy || ctx.backend() == backend::host;
+}
+
+/// What makes them.
+[[nodiscard]] inline pushing_copier pusher(const context &ctx, const options &how) {
+    if (!can_push(ctx, how)) {
+        fail(refusal(status::not_supported, "how",
+                     "options::pushed takes a kernel on the CUDA backend: set options::pushed_copy to "
+                     "mpgpu::halo::cuda_pushed() of mpgpu/halo.cuh, in a source that nvcc compiles"));
+    }
+    return how.pushed_copy ? how.pushed_copy : cpu_pushed();
+}
+
 /// Whether each rank gets a message from all that it sends one to: what the two halves of an inbox rely on. It holds on
 /// every grid.
 [[nodiscard]] inline bool sends_both_ways(const schedule &all) {
