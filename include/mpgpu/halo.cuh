@@ -3,9 +3,8 @@
 #define MPGPU_HALO_CUH
 
 /// @file
-/// The kernels of mpgpu/halo.hpp on CUDA: one launch packs, or unpacks, for all neighbours and variables of a rank, or is
-/// all of an exchange. For sources
-/// that nvcc compiles; the only header of mpgpu that needs the CUDA runtime.
+/// The kernels of mpgpu/halo.hpp on CUDA: one launch packs, or unpacks, for all neighbours and variables of a rank, or
+/// is all of an exchange. For sources that nvcc compiles; the only header of mpgpu that needs the CUDA runtime.
 ///
 /// @code
 /// mpgpu::halo::options how;
@@ -21,7 +20,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,48 @@ unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, devi
     }
     return most;
 }
+
+/// The blocks of a kernel that waits for other ranks. Kernels of several plans may wait at the same time, on each rank
+/// others, so the blocks of all plans of this process must run at once: a plan takes half of what others have left.
+class waiting_blocks {
+  public:
+    /// At most `useful` of the `at_once` blocks of a device.
+    waiting_blocks(device where, unsigned at_once, unsigned useful) : where_(where.id()) {
+        const std::lock_guard<std::mutex> locked(all().mutex);
+        unsigned &taken = all().taken[where_];
+        if (taken >= at_once) {
+            fail(refusal(status::not_supported, "how",
+                         "options::pushed: other plans of this process have all " + std::to_string(at_once) +
+                             " blocks that run at once on GPU " + std::to_string(where_) +
+                             ", and their kernels wait for other ranks; destroy one, or leave it out"));
+        }
+        count_ = std::clamp(useful, 1U, std::max((at_once - taken) / 2, 1U));
+        taken += count_;
+    }
+    waiting_blocks(const waiting_blocks &) = delete;
+    waiting_blocks(waiting_blocks &&) = delete;
+    waiting_blocks &operator=(const waiting_blocks &) = delete;
+    waiting_blocks &operator=(waiting_blocks &&) = delete;
+    ~waiting_blocks() {
+        const std::lock_guard<std::mutex> locked(all().mutex);
+        all().taken[where_] -= count_;
+    }
+
+    [[nodiscard]] unsigned count() const noexcept { return count_; }
+
+  private:
+    struct table {
+        std::mutex mutex;
+        std::map<int, unsigned> taken; ///< by device
+    };
+    static table &all() {
+        static table one;
+        return one;
+    }
+
+    int where_;
+    unsigned count_ = 0;
+};
 
 /// Lets kernels of the current device write to messages in memory of other GPUs of this process. Memory of other
 /// processes is mapped for the device already, and their GPUs get no context here.
@@ -204,23 +247,27 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
 }
 
 /// The kernel of `options::pushed`, for arrays on GPUs of the CUDA backend. Between processes its blocks wait for other
-/// ranks, so it has no more than this process's part of the GPU holds at once: processes that share a GPU take equal
-/// parts, and run at the same time only under MPS.
+/// ranks, so it has at most half of what this process's part of the GPU holds at once, and those of all plans together
+/// no more than all. Processes that share a GPU take equal parts, and run at the same time only under MPS.
 [[nodiscard]] inline pushing_copier cuda_pushed() {
-    return [](const context &ctx, device where, const detail::pushed_messages &messages, int sharing) -> launch_function {
+    return [](const context &ctx, device where, const detail::pushed_messages &messages,
+              int sharing) -> launch_function {
         const detail::current_device current(where);
         const unsigned most =
             detail::blocks_at_once("options::pushed", &detail::push_kernel, detail::pushed_threads, where, sharing, 1);
         detail::reach(messages, where);
         const detail::pushed_lists lists(messages);
         constexpr unsigned warps = detail::pushed_threads / 32;
-        const unsigned blocks = std::clamp((lists.most_tiles(messages) + warps - 1) / warps, 1U, most);
+        const unsigned useful = (lists.most_tiles(messages) + warps - 1) / warps;
+        const bool waits = messages.gone != nullptr;
+        const auto reserved = waits ? std::make_shared<const detail::waiting_blocks>(where, most, useful) : nullptr;
+        const unsigned blocks = waits ? reserved->count() : std::clamp(useful, 1U, most);
         const auto pieces = detail::on_device<piece>(ctx, where, lists.pieces);
         const auto tiles = detail::on_device<detail::tile>(ctx, where, lists.tiles);
         const auto state = detail::on_device<detail::pushed_state>(ctx, where, std::vector<detail::pushed_state>(1));
         const auto work = std::make_shared<const detail::pushed_work>(
             detail::work_of(messages, lists, blocks, pieces->data(), tiles->data(), state->data()));
-        return [pieces, tiles, state, work, where, blocks](stream_view stream) {
+        return [reserved, pieces, tiles, state, work, where, blocks](stream_view stream) {
             const detail::current_device now(where);
             detail::push_kernel<<<blocks, detail::pushed_threads, 0, static_cast<cudaStream_t>(stream.get())>>>(*work);
             detail::check_cuda(cudaGetLastError(), "the kernel that pushes messages");

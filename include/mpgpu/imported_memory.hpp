@@ -56,8 +56,8 @@ template <class T> class imported_memory : public detail::memory_owner<T, detail
         }
         failed.report(outcome);
     }
-    /// Maps it for kernels of `where`, which have it at `in_kernels()`, also where it is on a GPU that this process does
-    /// not see: `mp_memory_import_for` says more. Throws as above.
+    /// Maps it for kernels of `where`, which have it at `in_kernels()`, also where it is on a GPU that this process
+    /// does not see: `mp_memory_import_for` says more. Throws as above.
     imported_memory(mp_context_t ctx, const memory_handle &handle, device where, on_error failed = {}) {
         void *mapped = nullptr;
         void *address = nullptr;

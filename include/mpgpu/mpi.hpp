@@ -239,7 +239,8 @@ class node {
     }
     /// The same for several ranges of each rank at once, found by rank and index: `of(rank, i)`. Some may be empty, and
     /// ranks may offer different numbers of them.
-    /// With `kernels`, for kernels of that device (`imported_memory::in_kernels`), memory of GPUs out of sight included.
+    /// With `kernels`, for kernels of that device (`imported_memory::in_kernels`), memory of GPUs out of sight
+    /// included.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             std::optional<device> kernels = std::nullopt) const {

@@ -161,5 +161,6 @@ void run(std::uint64_t direct_pieces, const std::string &form) {
 } // namespace
 
 int main(int argc, char *argv[]) {
-    return ranks_test::run_surviving(argc, argv, [&] { run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2 ? argv[2] : ""); });
+    return ranks_test::run_surviving(argc, argv,
+                                     [&] { run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2 ? argv[2] : ""); });
 }

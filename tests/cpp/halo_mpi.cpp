@@ -121,7 +121,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     mpgpu::event before(ctx);
     halo::plan halo(ctx, node, g, mine.arrays(), how);
     std::string difference;
-    std::mt19937 own(static_cast<unsigned>(world_rank)); // others on each rank
+    std::mt19937 own(static_cast<unsigned>(world_rank));                                 // others on each rank
     const std::uint64_t many = (halo_test::on_host_backend(ctx) ? 10 : 2) * many_cycles; // ranks may share a GPU
     for (std::uint64_t cycle = 1; cycle <= many; ++cycle) {
         const mpgpu::stream &stream = streams.at(own() % 2);
@@ -190,9 +190,9 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     const halo_test::part mine(ctx, g, world_rank, {8, 4});
     const halo::options how = halo_test::options_for(ctx);
     const auto refused = [&](const halo::grid &with, const halo::rank_arrays &arrays,
-                             std::optional<halo::options> form = std::nullopt) {
+                             const halo::options *form = nullptr) {
         try {
-            const halo::plan made(ctx, node, with, arrays, form.value_or(how));
+            const halo::plan made(ctx, node, with, arrays, form != nullptr ? *form : how);
             return false;
         } catch (const mpgpu::argument_error &) {
             return true;
@@ -208,14 +208,14 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     halo::options bad = how;
     bad.pushed = true;
     bad.direct_pieces = 3;
-    require(refused(g, mine.arrays(), bad), "pushed messages and direct pieces are refused");
+    require(refused(g, mine.arrays(), &bad), "pushed messages and direct pieces are refused");
     if (node.size() > 1) {
         other = g;
         other.periodic[1] = last;
         require(refused(other, mine.arrays()), "grids that differ are refused on all ranks");
         bad = how;
         bad.pushed = last;
-        require(refused(g, mine.arrays(), bad), "forms that differ are refused on all ranks");
+        require(refused(g, mine.arrays(), &bad), "forms that differ are refused on all ranks");
     }
     halo::plan(ctx, node, g, mine.arrays(), how).destroy(); // nothing of that has left a trace
 }
@@ -308,13 +308,13 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
             if (last && when_made) {
                 refuse();
             }
-            return [&, launch = halo::detail::cpu_pushed()(context, where, messages, sharing)](
-                       mpgpu::stream_view stream) {
-                if (last && ++launched > 4) { // in a row: the others wait for this rank's messages
-                    refuse();
-                }
-                launch(stream);
-            };
+            return
+                [&, launch = halo::detail::cpu_pushed()(context, where, messages, sharing)](mpgpu::stream_view stream) {
+                    if (last && ++launched > 4) { // in a row: the others wait for this rank's messages
+                        refuse();
+                    }
+                    launch(stream);
+                };
         };
         const mpgpu::stream stream(ctx, mine.where());
         halo::plan plan(ctx, node, g, mine.arrays(), how);

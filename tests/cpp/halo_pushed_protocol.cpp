@@ -18,6 +18,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -51,7 +52,7 @@ std::uint64_t words_of(std::size_t from, std::size_t to) {
 struct rank_memory {
     std::vector<std::uint64_t> cells;  ///< to each rank, one after the other; a word between them that is nobody's
     std::vector<std::uint64_t> ghosts; ///< from each rank
-    std::vector<std::byte> inbox;
+    std::vector<mpgpu::notification_counter> inbox; ///< for its alignment
     std::unique_ptr<detail::pushed_lists> lists;
     detail::pushed_state state{};
     detail::pushed_work work;
@@ -60,14 +61,14 @@ struct rank_memory {
 
 /// Ranks with memory of their own, which send to each other as `neighbours` says, both ways.
 struct world {
-    world(std::size_t count, std::uint32_t blocks_of_each, const std::vector<std::vector<bool>> &neighbours)
-        : ranks(count), blocks(blocks_of_each), sends(neighbours) {
+    world(std::size_t count, std::uint32_t blocks_of_each, std::vector<std::vector<bool>> neighbours)
+        : ranks(count), blocks(blocks_of_each), sends(std::move(neighbours)) {
         const auto place = [count](std::size_t other) { return other * 1000 + count; };
         for (rank_memory &r : ranks) {
             r.cells.assign(1000 * count + 1000, 0);
             r.ghosts.assign(1000 * count + 1000, 0);
-            half = 16 * ((1000 * count * sizeof(std::uint64_t)) / 16 + 1);
-            r.inbox.assign(2 * half + (count + 1) * sizeof(mpgpu::notification_counter), std::byte{0});
+            half = 1024 * count * sizeof(std::uint64_t);
+            r.inbox.assign(2 * half / sizeof(mpgpu::notification_counter) + count, {});
         }
         for (std::size_t from = 0; from < count; ++from) {
             detail::pushed_messages all;
@@ -86,14 +87,13 @@ struct world {
 
     /// In the inbox of `to`, with one end's cells.
     detail::pushed_message message(std::size_t from, std::size_t to, std::uint64_t *cells) {
-        std::byte *const inbox = ranks[to].inbox.data();
-        auto *const aligned = reinterpret_cast<std::byte *>((reinterpret_cast<std::uintptr_t>(inbox) + 127) / 128 * 128);
-        std::byte *const at = aligned + from * 1000 * sizeof(std::uint64_t);
+        auto *const inbox = reinterpret_cast<std::byte *>(ranks[to].inbox.data());
+        std::byte *const at = inbox + from * 1000 * sizeof(std::uint64_t);
         const std::uint64_t words = words_of(from, to);
         const std::uint64_t rows = (words - 40) / 2;
         detail::pushed_message m;
         m.half = half;
-        m.flag = reinterpret_cast<std::uint64_t *>(aligned + 2 * half) + from * 16;
+        m.flag = reinterpret_cast<std::uint64_t *>(inbox + 2 * half) + from * 16;
         auto *const bytes = reinterpret_cast<std::byte *>(cells);
         m.pieces.push_back({bytes, at, 8, {2, rows, 1}, 16, 16 * rows});
         m.pieces.push_back({bytes + 16 * rows, at + 16 * rows, 8, {words - 2 * rows, 1, 1}, 8, 8});
@@ -175,7 +175,7 @@ TEST_CASE("every word arrives in every exchange, however ranks and blocks are de
             world w(count, blocks, random_neighbours(count, random));
             std::atomic<int> wrong{0};
             run_ranks(count, [&](std::size_t rank) {
-                std::mt19937 own(static_cast<unsigned>(100 * count + 10 * blocks + rank));
+                std::mt19937 own(static_cast<unsigned>(100 * count + std::size_t{10} * blocks + rank));
                 for (std::uint64_t round = 1; round <= rounds() / count / blocks + 10; ++round) {
                     w.fill(rank, round);
                     dawdle(own);
@@ -189,7 +189,8 @@ TEST_CASE("every word arrives in every exchange, however ranks and blocks are de
     }
 }
 
-TEST_CASE("a rank is at most one exchange ahead of those that it sends to, which is all that two halves of an inbox take") {
+TEST_CASE(
+    "a rank is at most one exchange ahead of those that it sends to, which is all that two halves of an inbox take") {
     world w(3, 2, {{false, true, true}, {true, false, false}, {true, false, false}});
     std::array<std::atomic<std::uint64_t>, 3> ended{};
     std::atomic<int> far{0};
@@ -245,7 +246,7 @@ TEST_CASE("the threads of a block, and all blocks, copy each word of a message o
             const std::array<std::uint64_t, 3> count = {1 + random() % 9, 1 + random() % 40, 1 + random() % 9};
             const std::uint64_t row = (count[0] + random() % 3) * bytes;
             const std::uint64_t plane = row * (count[1] + random() % 3);
-            constexpr std::uint64_t half = 65536 * 4;
+            constexpr std::uint64_t half = 262144;
             for (const halo::direction way : {halo::direction::pack, halo::direction::unpack}) {
                 std::array<std::vector<std::uint64_t>, 2> cells;
                 std::array<std::vector<std::uint64_t>, 2> messages;
@@ -255,7 +256,8 @@ TEST_CASE("the threads of a block, and all blocks, copy each word of a message o
                     messages.at(which).resize(2 * half / 8);
                     std::mt19937 same(static_cast<unsigned>(turn));
                     for (auto *memory : {&cells.at(which), &messages.at(which)}) {
-                        std::generate(memory->begin(), memory->end(), [&] { return std::uint64_t{same()} << 20 ^ same(); });
+                        std::generate(memory->begin(), memory->end(),
+                                      [&] { return std::uint64_t{same()} << 20 ^ same(); });
                     }
                     halo::piece p{reinterpret_cast<std::byte *>(cells.at(which).data()),
                                   reinterpret_cast<std::byte *>(messages.at(which).data()),
@@ -274,7 +276,7 @@ TEST_CASE("the threads of a block, and all blocks, copy each word of a message o
                 const detail::pushed_lists lists(all);
                 detail::pushed_state state{};
                 const auto blocks = static_cast<std::uint32_t>(1 + random() % 5);
-                const std::uint32_t threads = 32 << random() % 3;
+                const std::uint32_t threads = 32U << random() % 3;
                 const detail::pushed_work work =
                     detail::work_of(all, lists, blocks, lists.pieces.data(), lists.tiles.data(), &state);
                 for (std::uint32_t block = 0; block < blocks; ++block) {

@@ -152,7 +152,12 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_memory_import", mp_memory_import(c, null(), &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
             ("mp_memory_import", mp_memory_import(c, &shared, null_mut(), null_mut(), null_mut()), "pointer", ARGUMENT),
             ("mp_memory_import", mp_memory_import(c, &shared, &mut out_memory, null_mut(), null_mut()), "handle", ARGUMENT),
-            ("mp_memory_import_for", mp_memory_import_for(null_mut(), &shared, 0, &mut out_memory, &mut out_address, null_mut()), "context", HANDLE),
+            (
+                "mp_memory_import_for",
+                mp_memory_import_for(null_mut(), &shared, 0, &mut out_memory, &mut out_address, null_mut()),
+                "context",
+                HANDLE,
+            ),
             ("mp_memory_import_for", mp_memory_import_for(c, null(), 0, &mut out_memory, &mut out_address, null_mut()), "handle", ARGUMENT),
             ("mp_memory_import_for", mp_memory_import_for(c, &shared, 0, null_mut(), &mut out_address, null_mut()), "pointer", ARGUMENT),
             ("mp_memory_import_for", mp_memory_import_for(c, &shared, 0, &mut out_memory, null_mut(), null_mut()), "address", ARGUMENT),

@@ -134,11 +134,11 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
 /// What is wrong with the form that is asked for.
 [[nodiscard]] inline std::optional<error_details> wrong(const options &how) {
     if (how.pushed.value_or(false) && (how.direct_pieces.value_or(0) != 0 || how.joint.value_or(false))) {
-        return invalid("how", "options::pushed with " +
-                                  (how.joint.value_or(false)
-                                       ? std::string("joint")
-                                       : "direct_pieces=" + std::to_string(*how.direct_pieces)) +
-                                  ": pushed messages are all packed, and no transfers are planned; leave the other out");
+        return invalid("how",
+                       "options::pushed with " +
+                           (how.joint.value_or(false) ? std::string("joint")
+                                                      : "direct_pieces=" + std::to_string(*how.direct_pieces)) +
+                           ": pushed messages are all packed, and no transfers are planned; leave the other out");
     }
     return std::nullopt;
 }
@@ -174,8 +174,7 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
 [[nodiscard]] inline std::string text_of(const std::vector<measured_form> &measured,
                                          const std::vector<refused_form> &refused) {
     const auto name = [](const auto &of) {
-        return of.pushed ? "pushed: "
-                         : "up to " + std::to_string(of.direct_pieces) + (of.joint ? " jointly: " : ": ");
+        return of.pushed ? "pushed: " : "up to " + std::to_string(of.direct_pieces) + (of.joint ? " jointly: " : ": ");
     };
     std::string text;
     for (const measured_form &one : measured) {

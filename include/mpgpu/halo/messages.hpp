@@ -111,7 +111,7 @@ class mpi_requests : public off_node {
     mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
                  const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
-        if (how.persistent != persistent_form::none) { // here, where no rank has had anything to refuse yet
+        if (how.persistent != persistent_form::none) {             // here, where no rank has had anything to refuse yet
             sharing_ = ranks_sharing(ctx, where, messages_.get()); // those that are taken for other nodes too
         }
         const bool staged = how.between_nodes == mpi_memory::staged || (how.between_nodes == mpi_memory::automatic &&

@@ -75,8 +75,12 @@ template <class Word> class cell_walk {
 
     const piece &p_;
     std::uint64_t row_words_;
-    std::uint64_t x_, y_, z_;
-    std::uint64_t dx_, dy_, dz_;
+    std::uint64_t x_ = 0; ///< of the next word: in its row; then its row and its plane
+    std::uint64_t y_ = 0;
+    std::uint64_t z_ = 0;
+    std::uint64_t dx_ = 0; ///< the stride in these
+    std::uint64_t dy_ = 0;
+    std::uint64_t dz_ = 0;
 };
 
 /// Copies every `stride`-th word of a piece from word `first` on, as far as word `end`. A thread reads `AtOnce` of them

@@ -94,8 +94,7 @@ using persistent_copier = std::function<persistent_kernel(const context &, devic
 /// Makes the kernel of an exchange in which messages are pushed, for one device: of messages in host memory, gone after
 /// the call, and the number of processes that share the device. The kernel is launched once in each exchange, always
 /// after the last launch has ended.
-using pushing_copier =
-    std::function<launch_function(const context &, device, const detail::pushed_messages &, int)>;
+using pushing_copier = std::function<launch_function(const context &, device, const detail::pushed_messages &, int)>;
 
 /// What MPI is given where messages go to other nodes.
 enum class mpi_memory : std::int32_t {
@@ -128,11 +127,11 @@ struct options {
     /// The kernel for that: on CUDA `cuda_persistent()` of mpgpu/halo.cuh. Empty: CPU threads, which only the host
     /// backend can use.
     persistent_copier persistent_copy;
-    /// Whether the kernel that packs writes each message straight into the memory of the rank that receives it and tells
-    /// it, so that nothing is copied; between processes the same kernel unpacks what arrives, and is all of an exchange.
-    /// All ranks must be on one node. Everything is packed: true goes with no `direct_pieces` but 0, and with no
-    /// `joint` but false. Empty: measured beside the forms above, where `direct_pieces` is left empty and `joint` is not
-    /// true, and taken if faster by more than 5 %.
+    /// Whether the kernel that packs writes each message straight into the memory of the rank that receives it and
+    /// tells it, so that nothing is copied; between processes the same kernel unpacks what arrives, and is all of an
+    /// exchange. All ranks must be on one node. Everything is packed: true goes with no `direct_pieces` but 0, and with
+    /// no `joint` but false. Empty: measured beside the forms above, where `direct_pieces` is left empty and `joint` is
+    /// not true, and taken if faster by more than 5 %.
     std::optional<bool> pushed;
     /// The kernel for that: on CUDA `cuda_pushed()` of mpgpu/halo.cuh. Empty: CPU threads, which only the host backend
     /// can use.

@@ -296,27 +296,19 @@ class plan {
         const detail::pushed_inboxes at(all);
         all.inbox_bytes = at.half;
         all.outbox_bytes.assign(all.inbox_bytes.size(), 0);
-        const pushing_copier make = pusher(ctx, how);
+        const pushing_copier make = detail::pusher(ctx, how);
         plan made(ctx, valid{});
         made.pushed_ = true;
         for (int rank = 0; rank < rank_count(g); ++rank) {
             made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)][0].location);
         }
+        const auto inbox = [&made](int rank) { return made.lanes_[static_cast<std::size_t>(rank)].inbox.data(); };
         for (lane &l : made.lanes_) {
             const rank_arrays &own = arrays[static_cast<std::size_t>(l.rank)];
-            detail::pushed_messages sent;
+            detail::pushed_messages sent = detail::messages_of(all, at, g, l.rank, own, inbox, false);
             detail::pushed_messages received;
-            for (std::size_t i = 0; i < all.pairs.size(); ++i) {
-                const detail::rank_pair &p = all.pairs[i];
-                std::byte *const message = made.lanes_[static_cast<std::size_t>(p.to)].inbox.data() + at.offset(i);
-                if (p.from == l.rank) {
-                    made.count(p, own);
-                    detail::add_pieces(sent.sent.emplace_back().pieces, p, g, own, message, direction::pack);
-                }
-                if (p.to == l.rank) {
-                    detail::add_pieces(received.received.emplace_back().pieces, p, g, own, message, direction::unpack);
-                }
-            }
+            received.received.swap(sent.received);
+            made.count_sent(all, l.rank, own);
             if (!sent.sent.empty()) {
                 l.pack = make(ctx, own[0].location, sent, 1);
                 l.unpack = make(ctx, own[0].location, received, 1);
@@ -342,7 +334,7 @@ class plan {
                 attempt({limit, false}, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
             }
         }
-        if (detail::tries_pushed(g, how, can_push(ctx, how))) {
+        if (detail::tries_pushed(g, how, detail::can_push(ctx, how))) {
             attempt({0, false, true}, [&] { made.push_back(with_pushed(ctx, g, arrays, how)); });
         }
         std::vector<double> seconds;
@@ -363,19 +355,6 @@ class plan {
     }
 
     static bool can_pack(const context &ctx, const options &how) { return how.copy || ctx.backend() == backend::host; }
-    static bool can_push(const context &ctx, const options &how) {
-        return how.pushed_copy || ctx.backend() == backend::host;
-    }
-
-    /// What makes kernels that push.
-    static pushing_copier pusher(const context &ctx, const options &how) {
-        if (!can_push(ctx, how)) {
-            detail::fail(detail::refusal(status::not_supported, "how",
-                                         "options::pushed takes a kernel on the CUDA backend: set options::pushed_copy to "
-                                         "mpgpu::halo::cuda_pushed() of mpgpu/halo.cuh, in a source that nvcc compiles"));
-        }
-        return how.pushed_copy ? how.pushed_copy : detail::cpu_pushed();
-    }
 
     [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, joint_, pushed_}; }
 
@@ -478,12 +457,10 @@ class plan {
             std::vector<piece> unpack;
             std::vector<piece> unpack_off_node;
             const rank_arrays &own = peers[static_cast<std::size_t>(l.rank)].arrays;
+            count_sent(all, l.rank, own);
             for (const detail::rank_pair &p : all.pairs) {
                 std::byte *sent = l.outbox.data() + p.outbox_offset;
                 const bool copied = p.on_node || how.persistent == persistent_form::none; // here, not by off_node_
-                if (p.from == l.rank) {
-                    count(p, own);
-                }
                 if (copied && p.from == l.rank) {
                     detail::add_pieces(pack, p, g, own, sent, direction::pack);
                 }
@@ -512,14 +489,19 @@ class plan {
         }
     }
 
-    void count(const detail::rank_pair &p, const rank_arrays &own) noexcept {
-        for (const rank_array &one : own) {
-            for (const detail::region &r : p.direct) {
-                direct_bytes_ += detail::cells_of(r) * one.element_bytes;
+    void count_sent(const detail::schedule &all, int rank, const rank_arrays &own) noexcept {
+        const auto bytes = [&own](const std::vector<detail::region> &regions) {
+            std::uint64_t sum = 0;
+            for (const detail::region &r : regions) {
+                for (const rank_array &one : own) {
+                    sum += detail::cells_of(r) * one.element_bytes;
+                }
             }
-            for (const detail::region &r : p.packed) {
-                packed_bytes_ += detail::cells_of(r) * one.element_bytes;
-            }
+            return sum;
+        };
+        for (const detail::rank_pair &p : all.pairs) {
+            direct_bytes_ += p.from == rank ? bytes(p.direct) : 0;
+            packed_bytes_ += p.from == rank ? bytes(p.packed) : 0;
         }
     }
 
@@ -535,9 +517,11 @@ class plan {
         end.record(stream);
     }
 
-    /// What stands for the end of the last exchange. Of a kernel that pushes, another event in a capture: exchanges that
-    /// are not captured come after each other, in whatever streams, and those of a capture are in one.
-    [[nodiscard]] event &end_of_last() noexcept { return push_ && by_flags_ ? lanes_.front().done : finished_; }
+    /// What stands for the end of the last exchange. Of a kernel that pushes, another event in a capture: exchanges
+    /// that are not captured come after each other, in whatever streams, and those of a capture are in one.
+    [[nodiscard]] event &end_of_last() noexcept {
+        return push_ && by_flags_ ? lanes_.front().done : finished_;
+    }
 
     /// Brings an exchange with other nodes to its end, on the host; the rest is enqueued.
     void complete() {

@@ -151,9 +151,8 @@ template <> struct processes<mpi::node> {
         mpi::detail::check(MPI_Allreduce(mine.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, node.everyone()),
                            "MPI_Allreduce");
         if (least[0] != ~least[1]) { // the least and the greatest print
-            fail(invalid("grid",
-                         "the ranks have passed different grids, variables or values of direct_pieces, joint, "
-                         "persistent or pushed"));
+            fail(invalid("grid", "the ranks have passed different grids, variables or values of direct_pieces, joint, "
+                                 "persistent or pushed"));
         }
     }
 
@@ -224,24 +223,22 @@ template <> struct processes<mpi::node> {
             }
         }
         const bool is_one_node = node.ranks().size() == static_cast<std::size_t>(node.size());
-        if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node && plan::can_push(ctx, how)))) {
+        if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node && can_push(ctx, how)))) {
             keep(make_pushed(ctx, node, g, rank, arrays, how, out));
         }
         // All by messages where memory cannot be mapped, whatever was to go straight.
-        const bool alike =
-            everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
-                           return form.direct_pieces_ == forms[0].direct_pieces_ && form.joint_ == forms[0].joint_ &&
-                                  form.pushed_ == forms[0].pushed_;
-                       }));
+        const bool alike = everywhere(node.everyone(), std::all_of(forms.begin(), forms.end(), [&](const plan &form) {
+                                          return form.direct_pieces_ == forms[0].direct_pieces_ &&
+                                                 form.joint_ == forms[0].joint_ && form.pushed_ == forms[0].pushed_;
+                                      }));
         std::vector<double> seconds;
         if (!alike) {
             const stream order(ctx, arrays[0].location);
             seconds = least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
                 double own = 0;
                 const auto measured = [&] { own = seconds_of([&] { forms[form].run(order, exchanges); }); };
-                return attempt(node, forms[form].which(), out, measured)
-                           ? slowest(node, own)
-                           : std::numeric_limits<double>::infinity();
+                return attempt(node, forms[form].which(), out, measured) ? slowest(node, own)
+                                                                         : std::numeric_limits<double>::infinity();
             });
         }
         const std::size_t best = plan::choose(forms, seconds, out);
@@ -383,7 +380,7 @@ template <> struct processes<mpi::node> {
                 fail(refusal(status::not_supported, "how",
                              "options::pushed is for ranks of one node: leave it out where there are others"));
             }
-            static_cast<void>(plan::pusher(ctx, how));
+            static_cast<void>(pusher(ctx, how));
             all.outbox_bytes[own] = 0;
             all.inbox_bytes[own] = 2 * at.half[own] + at.flag_bytes(own);
             made.emplace(plan(ctx, plan::valid{}));
@@ -394,34 +391,22 @@ template <> struct processes<mpi::node> {
             kept->gone = signal_counters(ctx, 1);
         };
         const auto connect = [&] {
-            pushed_messages messages;
+            const auto inbox = [&](int to) {
+                const auto of = static_cast<std::size_t>(to);
+                return to == rank ? made->lanes_[0].inbox.data()
+                                  : mapped(kept->inboxes, to, 2 * at.half[of] + at.flag_bytes(of)).in_kernels();
+            };
+            pushed_messages messages = messages_of(all, at, g, rank, arrays, inbox, true);
             messages.gone = kept->gone.data();
-            for (std::size_t i = 0; i < all.pairs.size(); ++i) {
-                const rank_pair &p = all.pairs[i];
-                const auto to = static_cast<std::size_t>(p.to);
-                const auto add = [&](std::vector<pushed_message> &list, std::byte *inbox, direction way) {
-                    pushed_message &m = list.emplace_back();
-                    add_pieces(m.pieces, p, g, arrays, inbox + at.offset(i), way);
-                    m.half = at.half[to];
-                    m.flag = reinterpret_cast<std::uint64_t *>(inbox + at.flag_offset(i, to));
-                };
-                std::byte *const mine = made->lanes_[0].inbox.data();
-                if (p.from == rank) {
-                    made->count(p, arrays);
-                    const std::uint64_t bytes = 2 * at.half[to] + at.flag_bytes(to);
-                    add(messages.sent, p.to == rank ? mine : mapped(kept->inboxes, p.to, bytes).in_kernels(),
-                        direction::pack);
-                }
-                if (p.to == rank) {
-                    add(messages.received, mine, direction::unpack);
-                }
+            made->count_sent(all, rank, arrays);
+            for (const rank_pair &p : all.pairs) {
                 if (p.from == rank && p.to != rank) {
                     made->gone_there_.push_back(mapped(kept->gone_there, p.to, sizeof(std::uint64_t)).data());
                 }
             }
             made->gone_ = {kept->gone.data(), 1};
             check(mp_kernel_wait_signals(ctx.get(), &made->gone_, 1));
-            made->push_ = plan::pusher(ctx, how)(ctx, where, messages, sharing);
+            made->push_ = pusher(ctx, how)(ctx, where, messages, sharing);
         };
         const form which{0, false, true};
         bool done = attempt(node, which, out, allocate);

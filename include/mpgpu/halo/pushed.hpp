@@ -14,9 +14,9 @@
 /// **Two halves.** An inbox has two halves, and exchange n uses half n % 2. Nobody says that a half is free again,
 /// because ranks send to each other both ways (`sends_both_ways`). Let rank i write message n to rank j. The kernel of
 /// i's exchange n - 1 has ended: kernels of a rank run one after the other. So it has found j's flag at n - 1 or more.
-/// That flag was raised by the kernel of j's exchange n - 1, which has begun after that of j's exchange n - 2 had ended,
-/// and this has unpacked i's message n - 2, the last one in that half. So j can be one exchange ahead of i, never two,
-/// and a flag that i waits for at n stands at n + 1 at most: `>=` is the comparison.
+/// That flag was raised by the kernel of j's exchange n - 1, which has begun after that of j's exchange n - 2 had
+/// ended, and this has unpacked i's message n - 2, the last one in that half. So j can be one exchange ahead of i,
+/// never two, and a flag that i waits for at n stands at n + 1 at most: `>=` is the comparison.
 ///
 /// The proof asks that the kernels of one plan follow each other on each rank, and that all ranks launch as many. How
 /// they are launched, by calls or by graphs, does not matter.
@@ -45,8 +45,8 @@ namespace mpgpu::halo::detail {
 
 /// A message as its sender or its receiver sees it.
 struct pushed_message {
-    std::vector<piece> pieces; ///< with the message in the first half of the receiver's inbox
-    std::uint64_t half = 0;    ///< bytes from there to the same in the second half
+    std::vector<piece> pieces;     ///< with the message in the first half of the receiver's inbox
+    std::uint64_t half = 0;        ///< bytes from there to the same in the second half
     std::uint64_t *flag = nullptr; ///< at the receiver; null where streams order the ranks
 };
 
@@ -73,12 +73,12 @@ struct pushed_work {
     const tile *tiles = nullptr;
     pushed_state *state = nullptr;
     const std::uint64_t *gone = nullptr;
-    std::uint32_t sent = 0;                           ///< messages, which come first
-    std::uint32_t received = 0;                       ///< messages
-    std::uint32_t starts[2 * most_pushed + 1] = {};   ///< tiles of message m are those from `starts[m]` to the next
-    std::uint32_t packers[most_pushed] = {};          ///< blocks that pack a part of message m
-    std::uint64_t halves[2 * most_pushed] = {};       ///< as in `pushed_message`
-    std::uint64_t *flags[2 * most_pushed] = {};       ///< as in `pushed_message`
+    std::uint32_t sent = 0;                         ///< messages, which come first
+    std::uint32_t received = 0;                     ///< messages
+    std::uint32_t starts[2 * most_pushed + 1] = {}; ///< tiles of message m are those from `starts[m]` to the next
+    std::uint32_t packers[most_pushed] = {};        ///< blocks that pack a part of message m
+    std::uint64_t halves[2 * most_pushed] = {};     ///< as in `pushed_message`
+    std::uint64_t *flags[2 * most_pushed] = {};     ///< as in `pushed_message`
 };
 
 /// Some of the tiles.
@@ -318,6 +318,49 @@ struct pushed_inboxes {
     std::vector<std::uint64_t> offsets;
     std::vector<std::uint64_t> numbers;
 };
+
+/// The messages of a rank between its arrays and inboxes: `inbox(to)` is that of a rank that it sends to, or its own.
+/// Without flags only the first half is used.
+template <class Inbox>
+[[nodiscard]] pushed_messages messages_of(const schedule &all, const pushed_inboxes &at, const grid &g, int rank,
+                                          const rank_arrays &arrays, const Inbox &inbox, bool has_flags) {
+    pushed_messages made;
+    for (std::size_t i = 0; i < all.pairs.size(); ++i) {
+        const rank_pair &p = all.pairs[i];
+        const auto to = static_cast<std::size_t>(p.to);
+        const auto add = [&](std::vector<pushed_message> &list, direction way) {
+            std::byte *const whole = inbox(p.to);
+            pushed_message &m = list.emplace_back();
+            add_pieces(m.pieces, p, g, arrays, whole + at.offset(i), way);
+            if (has_flags) {
+                m.half = at.half[to];
+                m.flag = reinterpret_cast<std::uint64_t *>(whole + at.flag_offset(i, to));
+            }
+        };
+        if (p.from == rank) {
+            add(made.sent, direction::pack);
+        }
+        if (p.to == rank) {
+            add(made.received, direction::unpack);
+        }
+    }
+    return made;
+}
+
+/// Whether there is something that makes kernels that push.
+[[nodiscard]] inline bool can_push(const context &ctx, const options &how) {
+    return how.pushed_copy || ctx.backend() == backend::host;
+}
+
+/// What makes them.
+[[nodiscard]] inline pushing_copier pusher(const context &ctx, const options &how) {
+    if (!can_push(ctx, how)) {
+        fail(refusal(status::not_supported, "how",
+                     "options::pushed takes a kernel on the CUDA backend: set options::pushed_copy to "
+                     "mpgpu::halo::cuda_pushed() of mpgpu/halo.cuh, in a source that nvcc compiles"));
+    }
+    return how.pushed_copy ? how.pushed_copy : cpu_pushed();
+}
 
 /// Whether each rank gets a message from all that it sends one to: what the two halves of an inbox rely on. It holds on
 /// every grid.
