@@ -69,7 +69,8 @@ std::vector<form> all_forms(const options &opt) {
     return forms;
 }
 
-mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths)
+mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
+             bool arrivals)
     : machine_(m) {
     if (copies.empty() || way.how == form::way::alone) {
         return;
@@ -91,7 +92,7 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
             windows.push_back({copy.dst, copy.bytes});
             transfers.push_back({{0, first + 1, 0}, {0, first, 0}, copy.bytes});
         }
-        plan_.emplace(m.node.plan_partitioned(windows, transfers, {way.partitions, way.mover}, plan_options));
+        plan_.emplace(m.node.plan_partitioned(windows, transfers, {way.partitions, way.mover, arrivals}, plan_options));
         is_armed_ = true;
         out_.count = static_cast<unsigned>(copies.size());
         for (std::size_t i = 0; i < copies.size(); ++i) {
@@ -130,7 +131,8 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
         parts_.push_back({mpgpu::stream(m.ctx, where), mpgpu::event(m.ctx), {}, {}});
         for (int parity = 0; parity < 2; ++parity) {
             const std::vector<mpgpu::transfer> copies = app.sends(gpu, parity);
-            parts_.back().movers.emplace_back(m, form_, copies, paths);
+            // Who reads them waits for the end of a step.
+            parts_.back().movers.emplace_back(m, form_, copies, paths, false);
             for (const mpgpu::transfer &copy : copies) {
                 if (copy.dst_device >= 0 && copy.dst_device < app.gpus) {
                     senders[static_cast<std::size_t>(copy.dst_device)].insert(gpu);

@@ -64,8 +64,10 @@ struct machine {
 /// Makes copies move in a form.
 class mover {
   public:
-    /// `paths` as in `mpgpu::plan_options::max_paths`. Throws `mpgpu::not_supported`.
-    mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths);
+    /// `paths` as in `mpgpu::plan_options::max_paths`, `arrivals` as in `mpgpu::partitioning`. Throws
+    /// `mpgpu::not_supported`.
+    mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
+          bool arrivals);
     /// Before the kernel, in its stream.
     void arm(const mpgpu::stream &stream) const;
     /// After it.
