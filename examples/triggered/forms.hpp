@@ -23,9 +23,8 @@ struct form {
         agent   ///< in partitions, while the kernel runs
     };
     way how = way::alone;
-    mpgpu::agent mover = mpgpu::agent::automatic;
-    std::uint32_t partitions = 0;
     std::string name;
+    mpgpu::partitioning partitions{}; ///< and who moves them
 };
 
 /// The forms that this example compares: the limit first, then the two in bulk.
