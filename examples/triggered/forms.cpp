@@ -53,13 +53,15 @@ machine::machine(const options &opt) : ctx(machine_of(opt)), code(code_for(ctx))
 
 std::vector<form> all_forms(const options &opt) {
     using way = form::way;
-    std::vector<form> forms{{way::alone, {}, 0, "kernels alone (the limit)"},
-                            {way::copies, {}, 0, "plain copies after the kernel"},
-                            {way::plan, {}, 0, "plan after the kernel"}};
+    std::vector<form> forms{{way::alone, "kernels alone (the limit)"},
+                            {way::copies, "plain copies after the kernel"},
+                            {way::plan, "plan after the kernel"}};
     const auto add = [&](mpgpu::agent mover, const std::string &name) {
         for (const std::uint32_t count : opt.partitions) {
-            forms.push_back({way::agent, mover, count,
-                             name + (count > 0 ? ", " + std::to_string(count) + " partitions" : std::string())});
+            const std::uint32_t blocks = mover == mpgpu::agent::polling_kernel ? opt.blocks : 0;
+            forms.push_back({way::agent,
+                             name + (count > 0 ? ", " + std::to_string(count) + " partitions" : std::string()),
+                             {count, mover, true, blocks}});
         }
     };
     add(mpgpu::agent::producer, "inline");
@@ -69,7 +71,8 @@ std::vector<form> all_forms(const options &opt) {
     return forms;
 }
 
-mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths)
+mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
+             bool arrivals)
     : machine_(m) {
     if (copies.empty() || way.how == form::way::alone) {
         return;
@@ -91,7 +94,9 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
             windows.push_back({copy.dst, copy.bytes});
             transfers.push_back({{0, first + 1, 0}, {0, first, 0}, copy.bytes});
         }
-        plan_.emplace(m.node.plan_partitioned(windows, transfers, {way.partitions, way.mover}, plan_options));
+        mpgpu::partitioning how = way.partitions;
+        how.arrivals = arrivals;
+        plan_.emplace(m.node.plan_partitioned(windows, transfers, how, plan_options));
         is_armed_ = true;
         out_.count = static_cast<unsigned>(copies.size());
         for (std::size_t i = 0; i < copies.size(); ++i) {
@@ -130,7 +135,8 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
         parts_.push_back({mpgpu::stream(m.ctx, where), mpgpu::event(m.ctx), {}, {}});
         for (int parity = 0; parity < 2; ++parity) {
             const std::vector<mpgpu::transfer> copies = app.sends(gpu, parity);
-            parts_.back().movers.emplace_back(m, form_, copies, paths);
+            // Who reads them waits for the end of a step.
+            parts_.back().movers.emplace_back(m, form_, copies, paths, false);
             for (const mpgpu::transfer &copy : copies) {
                 if (copy.dst_device >= 0 && copy.dst_device < app.gpus) {
                     senders[static_cast<std::size_t>(copy.dst_device)].insert(gpu);
@@ -222,7 +228,7 @@ std::size_t count_wrong(std::size_t count, const std::function<bool(std::size_t 
 int compare(const machine &m, const application &app, const application *one, const options &opt) {
     std::vector<std::unique_ptr<run>> runs;
     if (one != nullptr) {
-        runs.push_back(std::make_unique<run>(m, *one, form{form::way::alone, {}, 0, "one GPU"}));
+        runs.push_back(std::make_unique<run>(m, *one, form{form::way::alone, "one GPU"}));
     }
     for (const form &way : all_forms(opt)) {
         try {

@@ -23,9 +23,8 @@ struct form {
         agent   ///< in partitions, while the kernel runs
     };
     way how = way::alone;
-    mpgpu::agent mover = mpgpu::agent::automatic;
-    std::uint32_t partitions = 0;
     std::string name;
+    mpgpu::partitioning partitions{}; ///< and who moves them
 };
 
 /// The forms that this example compares: the limit first, then the two in bulk.
@@ -64,8 +63,10 @@ struct machine {
 /// Makes copies move in a form.
 class mover {
   public:
-    /// `paths` as in `mpgpu::plan_options::max_paths`. Throws `mpgpu::not_supported`.
-    mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths);
+    /// `paths` as in `mpgpu::plan_options::max_paths`, `arrivals` as in `mpgpu::partitioning`. Throws
+    /// `mpgpu::not_supported`.
+    mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
+          bool arrivals);
     /// Before the kernel, in its stream.
     void arm(const mpgpu::stream &stream) const;
     /// After it.

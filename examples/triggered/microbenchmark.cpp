@@ -57,7 +57,7 @@ int to(const machine &m, const options &opt, int receivers) {
         return wrong;
     };
     const auto median_of = [&](form::way how) {
-        run timed(m, app, {how, {}, 0, {}});
+        run timed(m, app, {how, {}});
         std::vector<double> times;
         for (int round = 0; round < 4; ++round) {
             double enqueued = 0;

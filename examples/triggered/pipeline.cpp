@@ -77,8 +77,8 @@ class piped {
           t_(t), early_(early), streams_{mpgpu::stream(t.m.ctx, t.where.first),
                                          mpgpu::stream(t.m.ctx, mpgpu::device::gpu(t.where.second_gpu))},
           begun_(t.m.ctx), sent_(t.m.ctx), consumed_(t.m.ctx),
-          first_(t.m, way, {mpgpu::make_transfer(t.input, t.source)}, 0),
-          second_(t.m, way, {mpgpu::make_transfer(t.output, t.result)}, 0),
+          first_(t.m, way, {mpgpu::make_transfer(t.input, t.source)}, 0, early),
+          second_(t.m, way, {mpgpu::make_transfer(t.output, t.result)}, 0, false),
           arrived_(t.m.ctx, mpgpu::device::gpu(t.where.second_gpu), 1) {
         mpgpu::buffer<std::uint64_t> zero(t.m.ctx, mpgpu::device::host(), 1);
         *zero.data() = 0;
