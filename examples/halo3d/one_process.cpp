@@ -44,6 +44,7 @@ void run(const options &opt, const mpgpu::context &ctx, const halo::grid &g) {
         add(false, "mpgpu, not pushed");
     }
     std::vector<exchange *> all;
+    all.reserve(exchanges.size());
     for (by_plan &one : exchanges) {
         all.push_back(&one);
     }
