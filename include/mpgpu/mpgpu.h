@@ -175,13 +175,15 @@ typedef enum {
 
 /// Who moves partitions that are ready.
 typedef enum {
-    /// What the library chooses: at present copy engines.
+    /// Copy engines or a polling kernel: what `mp_node_tune_partitions` has found for such transfers, where the tuning file
+    /// of rank 0 has it, else what the model expects to end first.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
     /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
     MP_AGENT_PRODUCER = 2,
-    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores.
+    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores. Not
+    /// for sources in host memory, nor for destinations that the GPU does not write to by itself.
     MP_AGENT_POLLING_KERNEL = 3,
 } mp_agent_t;
 
@@ -442,15 +444,15 @@ typedef struct {
     /// Who moves them.
     mp_agent_t agent;
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
-    /// it takes about 2 us for each partition. `MP_AGENT_PRODUCER` always tells.
+    /// it takes about 2 us for each partition. Other agents always tell.
     mp_switch_t arrivals;
     /// Thread blocks of the polling kernel, at most 1024; 0 for as many as the model finds best. 0 with other agents.
     uint32_t blocks;
 } mp_partition_options_t;
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
-/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on
-/// the source's device. They are good until the plan is destroyed.
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, and with
+/// `MP_AGENT_POLLING_KERNEL` `ready`, which lie on the source's device. They are good until the plan is destroyed.
 typedef struct {
     /// `sizeof(mp_trigger_t)`.
     size_t size;
@@ -472,6 +474,29 @@ typedef struct {
     /// Flags of each partition that tell of its arrival.
     uint32_t arrived_flags;
 } mp_trigger_t;
+
+/// Launches in `stream` what produces one step of a plan in partitions: `triggers` are those of the transfers that this rank
+/// has handed in, `count` of them, in their order. Returns 0, or another number when it has failed. May call functions of
+/// this library, but none that all ranks call together. Must return (no `longjmp`, no exception).
+typedef int (*mp_produce_t)(void *user, const mp_trigger_t *triggers, size_t count, mp_stream_t stream);
+
+/// What `mp_node_tune_partitions` tries. Initialise with `MP_PARTITION_TUNING_INIT`.
+typedef struct {
+    /// `sizeof(mp_partition_tuning_t)`.
+    size_t size;
+    /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines and the polling kernel.
+    /// `MP_AGENT_PRODUCER` only where producers write nowhere but to what the trigger names.
+    uint32_t agents;
+    /// Timed steps of each candidate, at most 1000; 0 for 7.
+    uint32_t rounds;
+    /// As in `mp_partition_options_t`.
+    mp_switch_t arrivals;
+    /// 0.
+    uint32_t reserved;
+    /// The tuning file of which rank 0 replaces the entry of these transfers; it is made where there is none. NULL for that
+    /// of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
+    const char *file;
+} mp_partition_tuning_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1067,6 +1092,29 @@ mp_status_t mp_node_plan_partitioned(mp_node_t node,
                                      const mp_plan_options_t *options,
                                      mp_plan_t *plan);
 
+/// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
+/// `mp_node_plan_partitioned` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
+/// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan_partitioned`; what is best without
+/// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
+///
+/// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
+/// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
+///
+/// Errors: those of `mp_node_plan_partitioned`, where no candidate can be planned; `MP_ERROR_INVALID_ARGUMENT` for agents
+/// or rounds out of range, for a transfer that another rank sends, and where `produce` has failed;
+/// `MP_ERROR_NOT_SUPPORTED` where the file cannot be written; `MP_ERROR_ENVIRONMENT` where it is of another machine.
+mp_status_t mp_node_tune_partitions(mp_node_t node,
+                                    const mp_window_t *windows,
+                                    size_t window_count,
+                                    const mp_node_transfer_t *transfers,
+                                    size_t count,
+                                    mp_produce_t produce,
+                                    void *user,
+                                    const mp_partition_tuning_t *tuning,
+                                    const mp_plan_options_t *options,
+                                    mp_partition_options_t *best);
+
 /// Begins a step of a plan of `mp_node_plan_partitioned`, in stream order, and returns. It starts after all earlier work in
 /// `stream` and after the last step; producers come after it, in `stream` or in one that has waited for it. Consumers of the last
 /// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`. A plan that is destroyed
@@ -1106,6 +1154,8 @@ mp_status_t mp_plan_wait(mp_plan_t plan,
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL}
 /// Initial value of `mp_partition_options_t`: what the model says.
 #define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, 0}
+/// Initial value of `mp_partition_tuning_t`: copy engines and the polling kernel.
+#define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
 /// Initial value of `mp_trigger_t`.
 #define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}
 /// Initial value of `mp_probe_options_t`: all defaults.

@@ -21,8 +21,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,6 +51,15 @@ struct partitioning {
     agent mover = agent::automatic; ///< who moves those that are ready
     bool arrivals = true;           ///< whether receivers are told of each arrival
     std::uint32_t blocks = 0;       ///< thread blocks of the polling kernel; 0 for as many as the model finds best
+};
+
+/// What `node::tune_partitions` tries.
+struct partition_tuning {
+    /// Who may move partitions: with `agent::producer` the kernel writes nowhere but to what the trigger names.
+    std::vector<agent> agents{agent::copy_engine, agent::polling_kernel};
+    std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
+    bool arrivals = true;     ///< whether receivers are told of each arrival
+    std::string file{};       ///< where the best is kept; empty for the file of MPGPU_TUNING_FILE
 };
 
 /// All bytes of a span.
@@ -119,6 +130,47 @@ class node {
         failed.report(mp_node_plan_partitioned(get(), windows.data(), windows.size(), transfers.data(),
                                                transfers.size(), &partitions, &c, made.handle_.address()));
         return made;
+    }
+
+    /// Finds the best partitioning of these transfers by trying, on all ranks together: `produce` launches the
+    /// producers of a step in a stream, given the triggers of the transfers that this rank has handed in, all of which
+    /// it sends. Its exceptions end the call. Destinations are overwritten. `mp_node_tune_partitions` says more. Throws
+    /// as `plan_partitioned` does.
+    [[nodiscard]] partitioning
+    tune_partitions(array_view<const window> windows, array_view<const node_transfer> transfers,
+                    const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce,
+                    const partition_tuning &trials = {}, const plan_options &options = {}, on_error failed = {}) const {
+        struct call {
+            const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce;
+            std::exception_ptr thrown;
+        } launch{produce, nullptr};
+        const mp_produce_t trampoline = [](void *user, const mp_trigger_t *triggers, std::size_t count,
+                                           mp_stream_t stream) -> int {
+            auto &of = *static_cast<call *>(user);
+            try {
+                of.produce(array_view<const mp_trigger_t>(triggers, count), stream_view(stream));
+                return 0;
+            } catch (...) {
+                of.thrown = std::current_exception();
+                return 1;
+            }
+        };
+        mp_partition_tuning_t tuning = MP_PARTITION_TUNING_INIT;
+        for (const agent each : trials.agents) {
+            tuning.agents |= 1U << static_cast<std::uint32_t>(each);
+        }
+        tuning.rounds = trials.rounds;
+        tuning.arrivals = trials.arrivals ? MP_ON : MP_OFF;
+        tuning.file = trials.file.empty() ? nullptr : trials.file.c_str();
+        const mp_plan_options_t c = detail::c_options(options);
+        mp_partition_options_t best = MP_PARTITION_OPTIONS_INIT;
+        const mp_status_t status = mp_node_tune_partitions(get(), windows.data(), windows.size(), transfers.data(),
+                                                           transfers.size(), trampoline, &launch, &tuning, &c, &best);
+        if (launch.thrown) {
+            std::rethrow_exception(launch.thrown);
+        }
+        failed.report(status);
+        return {best.count, static_cast<agent>(best.agent), trials.arrivals, best.blocks};
     }
 
     /// The C handle, still owned by this object.

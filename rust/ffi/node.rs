@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
 
-static NODES: Table<Arc<NodeGroup>> = Table::new(4);
+pub(super) static NODES: Table<Arc<NodeGroup>> = Table::new(4);
 
 /// Makes every node of a closed context an invalid handle.
 pub(super) fn forget_all(context: &Arc<Context>) {
@@ -144,19 +144,30 @@ pub(super) unsafe fn plan_of_ranks(
     guard(|| {
         let out = Out::new(plan, c"plan")?;
         let node = NODES.with(node.addr(), c"node", Arc::clone)?;
-        let windows: Vec<Window> = array(windows, window_count, c"windows", c"window_count")?
-            .iter()
-            .map(|window| Window { address: window.memory.addr() as u64, bytes: window.bytes })
-            .collect();
-        let end = |end: &mp_node_end_t| NodeEnd { rank: end.rank, window: end.window, offset: end.offset };
-        let transfers: Vec<NodeTransfer> = array(transfers, count, c"transfers", c"count")?
-            .iter()
-            .map(|t| NodeTransfer { dst: end(&t.dst), src: end(&t.src), bytes: t.bytes })
-            .collect();
+        let (windows, transfers) = windows_and_transfers(windows, window_count, transfers, count)?;
         let partitioning = partitioning.map(partitioning_of).transpose()?;
         let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
         let made = AnyPlan::Node(Arc::new(node.plan_partitioned(&windows, &transfers, partitioning, &options)?));
         out.write(plan::insert(node.context().clone(), made)?);
         Ok(())
     })
+}
+
+/// What a rank hands in.
+pub(super) fn windows_and_transfers(
+    windows: *const mp_window_t,
+    window_count: usize,
+    transfers: *const mp_node_transfer_t,
+    count: usize,
+) -> Result<(Vec<Window>, Vec<NodeTransfer>), Failure> {
+    let windows: Vec<Window> = array(windows, window_count, c"windows", c"window_count")?
+        .iter()
+        .map(|window| Window { address: window.memory.addr() as u64, bytes: window.bytes })
+        .collect();
+    let end = |end: &mp_node_end_t| NodeEnd { rank: end.rank, window: end.window, offset: end.offset };
+    let transfers: Vec<NodeTransfer> = array(transfers, count, c"transfers", c"count")?
+        .iter()
+        .map(|t| NodeTransfer { dst: end(&t.dst), src: end(&t.src), bytes: t.bytes })
+        .collect();
+    Ok((windows, transfers))
 }

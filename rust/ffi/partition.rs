@@ -1,13 +1,17 @@
 //! Transfers that move in partitions.
 
-use super::argument::{VersionedOut, bad_value, switch, versioned};
+use super::argument::{VersionedOut, bad_value, switch, text, versioned};
 use super::guard::{Failure, guard};
-use super::node::plan_of_ranks;
-use super::plan::node_plan;
+use super::node::{NODES, plan_of_ranks, windows_and_transfers};
+use super::plan::{node_plan, plan_options};
 use super::types::*;
+use mpgpu_measure::tune::PartitionMover;
 use mpgpu_runtime::backend::StreamHandle;
-use mpgpu_runtime::context::node::{Agent, Partitioning};
+use mpgpu_runtime::context::node::{Agent, PartitionTrials, Partitioning, Trigger};
+use mpgpu_runtime::context::{NO_TUNING, PlanOptions};
 use std::ffi::c_void;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How the caller wants transfers divided.
@@ -65,6 +69,102 @@ pub unsafe extern "C" fn mp_node_plan_partitioned(
     unsafe { plan_of_ranks(node, windows, window_count, transfers, count, Some(partitions), options, plan) }
 }
 
+/// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
+/// `mp_node_plan_partitioned` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
+/// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan_partitioned`; what is best without
+/// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
+///
+/// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
+/// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
+///
+/// Errors: those of `mp_node_plan_partitioned`, where no candidate can be planned; `MP_ERROR_INVALID_ARGUMENT` for agents
+/// or rounds out of range, for a transfer that another rank sends, and where `produce` has failed;
+/// `MP_ERROR_NOT_SUPPORTED` where the file cannot be written; `MP_ERROR_ENVIRONMENT` where it is of another machine.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn mp_node_tune_partitions(
+    node: mp_node_t,
+    windows: *const mp_window_t,
+    window_count: usize,
+    transfers: *const mp_node_transfer_t,
+    count: usize,
+    produce: mp_produce_t,
+    user: *mut c_void,
+    tuning: *const mp_partition_tuning_t,
+    options: *const mp_plan_options_t,
+    best: *mut mp_partition_options_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = VersionedOut::new(best, c"best")?;
+        let node = NODES.with(node.addr(), c"node", Arc::clone)?;
+        let (windows, transfers) = windows_and_transfers(windows, window_count, transfers, count)?;
+        let Some(produce) = produce else { return Err(Failure::invalid(c"produce", "produce is NULL")) };
+        let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, reserved: 0, file: std::ptr::null() };
+        let tuning = if tuning.is_null() { zeros } else { versioned(tuning, c"tuning")? };
+        let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
+        let named = text(tuning.file, c"file")?.map(Path::new);
+        let file = named.or(node.context().config().tuning_file.as_deref().filter(|path| *path != NO_TUNING).map(Path::new));
+        let movers = movers(tuning.agents)?;
+        if tuning.rounds > 1000 {
+            return Err(Failure::invalid(c"rounds", format!("rounds={}: must be at most 1000, or 0 for 7", tuning.rounds)));
+        }
+        let rounds = if tuning.rounds > 0 { tuning.rounds } else { 7 };
+        let tells = switch(c"arrivals", tuning.arrivals)?.unwrap_or(true);
+        let trials = PartitionTrials { movers: &movers, tells, rounds, file };
+        let mut launch = |triggers: &[Trigger], stream: StreamHandle| {
+            let triggers: Vec<mp_trigger_t> = triggers.iter().map(trigger_of).collect();
+            let stream = std::ptr::with_exposed_provenance_mut(stream.0);
+            // SAFETY: the caller's function, which the header demands to take these and to return.
+            match unsafe { produce(user, triggers.as_ptr(), triggers.len(), stream) } {
+                0 => Ok(()),
+                code => Err(format!("has returned {code}")),
+            }
+        };
+        let found = node.tune_partitions(&windows, &transfers, &options, &trials, &mut launch)?;
+        let (agent, blocks) = match found.agent {
+            Agent::Auto { .. } => (mp_agent_t::MP_AGENT_AUTO, 0),
+            Agent::CopyEngine { .. } => (mp_agent_t::MP_AGENT_COPY_ENGINE, 0),
+            Agent::Producer => (mp_agent_t::MP_AGENT_PRODUCER, 0),
+            Agent::PollingKernel { blocks } => (mp_agent_t::MP_AGENT_POLLING_KERNEL, blocks.unwrap_or(0)),
+        };
+        out.write(mp_partition_options_t {
+            size: size_of::<mp_partition_options_t>(),
+            count: found.count.unwrap_or(0),
+            agent: agent as mp_agent_value,
+            arrivals: tuning.arrivals,
+            blocks,
+        });
+        Ok(())
+    })
+}
+
+/// The agents that the bits of `agents` name.
+fn movers(agents: u32) -> Result<Vec<PartitionMover>, Failure> {
+    let all = [PartitionMover::CopyEngine, PartitionMover::Producer, PartitionMover::PollingKernel];
+    if agents & !0b1110 != 0 {
+        let reason = "bits 1 (MP_AGENT_COPY_ENGINE) to 3 (MP_AGENT_POLLING_KERNEL), or 0 for the first and the last of these";
+        return Err(Failure::invalid(c"agents", format!("agents={agents:#x}: must be {reason}")));
+    }
+    let agents = if agents == 0 { 0b1010 } else { agents };
+    Ok((1..).zip(all).filter(|(bit, _)| agents >> bit & 1 != 0).map(|(_, mover): (u32, _)| mover).collect())
+}
+
+fn trigger_of(of: &Trigger) -> mp_trigger_t {
+    let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<c_void>(address as usize);
+    mp_trigger_t {
+        size: size_of::<mp_trigger_t>(),
+        data: pointer(of.data),
+        ready: pointer(of.ready).cast(),
+        arrived: pointer(of.arrived).cast(),
+        counters: pointer(of.counters).cast(),
+        bytes: of.partitions.total,
+        partition_bytes: of.partitions.bytes,
+        partitions: of.partitions.count,
+        arrived_flags: of.arrived_flags,
+    }
+}
+
 /// Begins a step of a plan of `mp_node_plan_partitioned`, in stream order, and returns. It starts after all earlier work in
 /// `stream` and after the last step; producers come after it, in `stream` or in one that has waited for it. Consumers of the last
 /// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`. A plan that is destroyed
@@ -86,19 +186,7 @@ pub extern "C" fn mp_plan_arm(plan: mp_plan_t, stream: mp_stream_t) -> mp_status
 pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfer: usize, trigger: *mut mp_trigger_t) -> mp_status_t {
     guard(|| {
         let out = VersionedOut::new(trigger, c"trigger")?;
-        let of = node_plan(plan)?.trigger(rank, transfer)?;
-        let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<c_void>(address as usize);
-        out.write(mp_trigger_t {
-            size: size_of::<mp_trigger_t>(),
-            data: pointer(of.data),
-            ready: pointer(of.ready).cast(),
-            arrived: pointer(of.arrived).cast(),
-            counters: pointer(of.counters).cast(),
-            bytes: of.partitions.total,
-            partition_bytes: of.partitions.bytes,
-            partitions: of.partitions.count,
-            arrived_flags: of.arrived_flags,
-        });
+        out.write(trigger_of(&node_plan(plan)?.trigger(rank, transfer)?));
         Ok(())
     })
 }

@@ -332,13 +332,15 @@ pub struct mp_node_options_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_agent_t {
-    /// What the library chooses: at present copy engines.
+    /// Copy engines or a polling kernel: what `mp_node_tune_partitions` has found for such transfers, where the tuning file
+    /// of rank 0 has it, else what the model expects to end first.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
     /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
     MP_AGENT_PRODUCER = 2,
-    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores.
+    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores. Not
+    /// for sources in host memory, nor for destinations that the GPU does not write to by itself.
     MP_AGENT_POLLING_KERNEL = 3,
 }
 
@@ -354,15 +356,35 @@ pub struct mp_partition_options_t {
     /// Who moves them.
     pub agent: mp_agent_value,
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
-    /// it takes about 2 us for each partition. `MP_AGENT_PRODUCER` always tells.
+    /// it takes about 2 us for each partition. Other agents always tell.
     pub arrivals: mp_switch_value,
     /// Thread blocks of the polling kernel, at most 1024; 0 for as many as the model finds best. 0 with other agents.
     pub blocks: u32,
 }
 
+/// What `mp_node_tune_partitions` tries. Initialise with `MP_PARTITION_TUNING_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_partition_tuning_t {
+    /// `sizeof(mp_partition_tuning_t)`.
+    pub size: usize,
+    /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines and the polling kernel.
+    /// `MP_AGENT_PRODUCER` only where producers write nowhere but to what the trigger names.
+    pub agents: u32,
+    /// Timed steps of each candidate, at most 1000; 0 for 7.
+    pub rounds: u32,
+    /// As in `mp_partition_options_t`.
+    pub arrivals: mp_switch_value,
+    /// 0.
+    pub reserved: u32,
+    /// The tuning file of which rank 0 replaces the entry of these transfers; it is made where there is none. NULL for that
+    /// of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
+    pub file: *const c_char,
+}
+
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
-/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on
-/// the source's device. They are good until the plan is destroyed.
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, and with
+/// `MP_AGENT_POLLING_KERNEL` `ready`, which lie on the source's device. They are good until the plan is destroyed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_trigger_t {
@@ -507,6 +529,12 @@ pub type mp_log_callback_t =
 /// ranks, in their order. Returns 0, or another number when it has failed. Must return (no `longjmp`, no exception).
 pub type mp_allgather_t = Option<unsafe extern "C" fn(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> c_int>;
 
+/// Launches in `stream` what produces one step of a plan in partitions: `triggers` are those of the transfers that this rank
+/// has handed in, `count` of them, in their order. Returns 0, or another number when it has failed. May call functions of
+/// this library, but none that all ranks call together. Must return (no `longjmp`, no exception).
+pub type mp_produce_t =
+    Option<unsafe extern "C" fn(user: *mut c_void, triggers: *const mp_trigger_t, count: usize, stream: mp_stream_t) -> c_int>;
+
 /// A function to run on a CPU thread in stream order. Must return (no `longjmp`, no exception).
 pub type mp_host_function_t = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
@@ -528,6 +556,7 @@ versioned! {
     mp_probe_options_t "MP_PROBE_OPTIONS_INIT" 24;
     mp_node_options_t "MP_NODE_OPTIONS_INIT" 32;
     mp_partition_options_t "MP_PARTITION_OPTIONS_INIT" 24;
+    mp_partition_tuning_t "MP_PARTITION_TUNING_INIT" 32;
     mp_trigger_t "MP_TRIGGER_INIT" 64;
     mp_plan_info_t "MP_PLAN_INFO_INIT" 48;
     mp_statistics_t "MP_STATISTICS_INIT" 64;

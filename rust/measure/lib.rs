@@ -11,4 +11,4 @@
 pub mod probe;
 pub mod tune;
 
-use mpgpu_core::{model, plan, topology};
+use mpgpu_core::{model, plan, program, topology};

@@ -49,16 +49,22 @@ struct part {
 
     bool in_partitions;
 
-    part(std::uint32_t ranks, std::optional<mpgpu::agent> mover)
+    part(std::uint32_t ranks, const std::string &when)
         : gpu(mpgpu::device::gpu(world_rank % ctx.devices().gpus)),
           node(mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu})), sent(ctx, gpu, bytes), received(ctx, gpu, bytes),
-          plan(planned(ranks, mover)), stream(ctx, gpu), in_partitions(mover) {}
+          plan(planned(ranks, when)), stream(ctx, gpu), in_partitions(when == "partitions" || when == "polling") {}
 
-    mpgpu::plan planned(std::uint32_t ranks, std::optional<mpgpu::agent> mover) {
+    mpgpu::plan planned(std::uint32_t ranks, const std::string &when) {
         const auto rank = static_cast<std::uint32_t>(world_rank);
         const std::vector<mpgpu::window> windows{mpgpu::make_window(sent), mpgpu::make_window(received)};
         const mpgpu::node_transfer to_next{{(rank + 1) % ranks, 1, 0}, {rank, 0, 0}, bytes};
-        return mover ? node.plan_partitioned(windows, {to_next}, {6, *mover}) : node.plan(windows, {to_next});
+        if (when == "partitions") {
+            return node.plan_partitioned(windows, {to_next}, {6, mpgpu::agent::copy_engine});
+        }
+        if (when == "polling") {
+            return node.plan_partitioned(windows, {to_next}, {6, mpgpu::agent::polling_kernel});
+        }
+        return node.plan(windows, {to_next});
     }
 
     void step(int times) {
@@ -116,10 +122,7 @@ void run(const std::string &when) {
     int ranks = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     try {
-        const std::optional<mpgpu::agent> mover = when == "partitions" ? std::optional(mpgpu::agent::copy_engine)
-                                                  : when == "polling"  ? std::optional(mpgpu::agent::polling_kernel)
-                                                                       : std::nullopt;
-        part mine(static_cast<std::uint32_t>(ranks), mover);
+        part mine(static_cast<std::uint32_t>(ranks), when);
         mine.step(healthy);
         if (left_over().empty()) {
             end(1, "nothing of the library is mapped in the middle: this test looks for the wrong names");

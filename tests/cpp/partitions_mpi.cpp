@@ -112,6 +112,35 @@ class part {
     mpgpu::stream stream_;
 };
 
+/// All ranks find the same, and none is left behind.
+void tune(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::uint32_t ranks) {
+    constexpr std::size_t bytes = 70'001;
+    const auto rank = static_cast<std::uint32_t>(world_rank);
+    mpgpu::buffer<unsigned char> sent(ctx, gpu, bytes);
+    mpgpu::buffer<unsigned char> received(ctx, gpu, bytes);
+    const auto produce = [&](mpgpu::array_view<const mp_trigger_t> triggers, mpgpu::stream_view stream) {
+        const mpgpu::trigger out(triggers[0]);
+        ctx.launch_host(stream, [out] {
+            for (std::uint64_t at = 0; at < out.bytes(); ++at) {
+                static_cast<unsigned char *>(out.data())[at] = byte(at, static_cast<std::uint64_t>(world_rank), 3);
+            }
+            out.ready_range(0, out.bytes());
+        });
+    };
+    mpgpu::partition_tuning trials;
+    trials.rounds = 1;
+    const mpgpu::partitioning best =
+        node.tune_partitions({mpgpu::make_window(sent), mpgpu::make_window(received)},
+                             {{{(rank + 1) % ranks, 1, 0}, {rank, 0, 0}, bytes}}, produce, trials);
+    const std::vector<unsigned> mine{best.count, static_cast<unsigned>(best.mover), best.blocks};
+    std::vector<unsigned> first = mine;
+    MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_UNSIGNED, 0, MPI_COMM_WORLD);
+    require(mine == first, "ranks have found different partitionings");
+    for (std::uint64_t at = 0; at < bytes; ++at) {
+        require(received.data()[at] == byte(at, (rank + ranks - 1) % ranks, 3), "byte " + std::to_string(at));
+    }
+}
+
 void with_sight_of(bool all_gpus, std::uint64_t steps) {
     int ranks = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -121,6 +150,7 @@ void with_sight_of(bool all_gpus, std::uint64_t steps) {
     const mpgpu::context ctx;
     const mpgpu::device gpu = mpgpu::device::gpu(all_gpus ? world_rank % ctx.devices().gpus : 0);
     const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
+    tune(ctx, node, gpu, static_cast<std::uint32_t>(ranks));
     std::mt19937_64 same(7);
     std::mt19937_64 own(static_cast<std::uint64_t>(world_rank));
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{70'001}, std::size_t{5} << 20U}) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -220,6 +221,46 @@ TEST_CASE("a plan that does not tell of arrivals never says that one has come") 
     plan.enqueue(stream);
     plan.synchronize(60);
     CHECK(!both.arrived(0));
+}
+
+TEST_CASE("a program finds the best partitioning for its kernel by trying") {
+    constexpr size_t bytes = 200'000;
+    const mpgpu::context ctx;
+    const mpgpu::node node(ctx);
+    mpgpu::buffer<uint8_t> from(ctx, mpgpu::device::gpu(0), bytes);
+    mpgpu::buffer<uint8_t> to(ctx, mpgpu::device::gpu(1), bytes);
+    const std::vector<mpgpu::window> windows{mpgpu::make_window(from), mpgpu::make_window(to)};
+    const std::vector<mpgpu::node_transfer> transfers{{{0, 1, 0}, {0, 0, 0}, bytes}};
+    mpgpu::partition_tuning trials;
+    trials.agents.push_back(mpgpu::agent::producer);
+    trials.rounds = 2;
+    int launches = 0;
+    const auto produce = [&](mpgpu::array_view<const mp_trigger_t> triggers, mpgpu::stream_view stream) {
+        REQUIRE(triggers.size() == 1);
+        ++launches;
+        const mpgpu::trigger out(triggers[0]);
+        ctx.launch_host(stream, [out] {
+            for (uint64_t at = 0; at < out.bytes(); ++at) {
+                static_cast<uint8_t *>(out.data())[at] = value(at, 5);
+            }
+            out.ready_range(0, out.bytes());
+        });
+    };
+    const mpgpu::partitioning best = node.tune_partitions(windows, transfers, produce, trials);
+    CHECK(launches > 20);
+    CHECK(best.count > 0);
+    CHECK(best.mover != mpgpu::agent::automatic);
+    CHECK((best.blocks > 0) == (best.mover == mpgpu::agent::polling_kernel));
+    uint64_t at = 0;
+    CHECK(std::all_of(to.data(), to.data() + bytes, [&](uint8_t found) { return found == value(at++, 5); }));
+    const auto fails = [](mpgpu::array_view<const mp_trigger_t>, mpgpu::stream_view) {
+        throw std::runtime_error("the program's own");
+    };
+    CHECK_THROWS_WITH_AS((void)node.tune_partitions(windows, transfers, fails), "the program's own",
+                         std::runtime_error);
+    trials.agents.clear();
+    trials.agents.push_back(mpgpu::agent::automatic);
+    CHECK_THROWS_AS((void)node.tune_partitions(windows, transfers, produce, trials), mpgpu::argument_error);
 }
 
 TEST_CASE("what is missing is named") {

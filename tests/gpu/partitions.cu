@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // A kernel that computes as long as its result takes to move (PROACT's microbenchmark), and the result moved after it
-// or with it: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is checked.
+// or with it, by each agent: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is checked.
 // Prints medians of the rounds.
 //   partitions [MiB, 256] [rounds, 15]
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/trigger.cuh>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -142,13 +143,31 @@ class benchmark {
             const mp_trigger_t made = plan.trigger(0, 0);
             const std::string name = "copy engines, " + std::to_string(made.partitions) + " partitions" +
                                      (count == 0 ? " (model)" : "") + (how.arrivals ? "" : ", untold");
-            const auto begin = [&](word step) { launch_armed(plan, made, step); };
-            report(name, measure(begin, [&] { plan.enqueue(stream_); }), bulk.all, limit);
+            report(name, step_of(plan, made), bulk.all, limit);
             if (count == 16) {
                 report(name + ", captured", captured(plan, made), bulk.all, limit);
                 std::printf("%s", plan.describe().c_str());
             }
         }
+        for (const std::uint32_t blocks_of_agent : {0U, 4U, 8U, 16U, 32U, 64U}) {
+            for (const std::uint32_t count : {0U, 8U, 16U, 32U, 64U}) {
+                if ((blocks_of_agent == 0) != (count == 0)) {
+                    continue;
+                }
+                const mpgpu::partitioning how{count, mpgpu::agent::polling_kernel, true, blocks_of_agent};
+                const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, how);
+                const mp_trigger_t made = plan.trigger(0, 0);
+                const std::string name =
+                    "polling kernel, " + std::to_string(made.partitions) + " partitions, " +
+                    (blocks_of_agent == 0 ? "blocks of the model" : std::to_string(blocks_of_agent) + " blocks");
+                report(name, step_of(plan, made), bulk.all, limit);
+                if (count == 0 || (count == 16 && blocks_of_agent == 8)) {
+                    report(name + ", captured", captured(plan, made), bulk.all, limit);
+                    std::printf("%s", plan.describe().c_str());
+                }
+            }
+        }
+        tuned(windows, transfer, bulk.all, limit);
         {
             // What the trigger costs the kernel: nothing moves meanwhile.
             const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::copy_engine});
@@ -162,9 +181,7 @@ class benchmark {
         }
         const mpgpu::plan stored = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::producer});
         const mp_trigger_t made = stored.trigger(0, 0);
-        const auto begin = [&](word step) { launch_armed(stored, made, step); };
-        report("stored by the kernel, 16 partitions", measure(begin, [&] { stored.enqueue(stream_); }), bulk.all,
-               limit);
+        report("stored by the kernel, 16 partitions", step_of(stored, made), bulk.all, limit);
         std::printf("%s\n", failures_ == 0 ? "every byte of every form was right" : "BYTES WERE WRONG");
         if (failures_ != 0) {
             throw std::runtime_error("bytes were wrong");
@@ -172,6 +189,31 @@ class benchmark {
     }
 
   private:
+    /// What the library finds by trying, and what it chooses without.
+    void tuned(const std::vector<mpgpu::window> &windows, const mpgpu::node_transfer &transfer, double bulk,
+               double limit) {
+        const auto produce_in = [&](mpgpu::array_view<const mp_trigger_t> sent, mpgpu::stream_view stream) {
+            produce_ready<<<blocks, threads, 0, reinterpret_cast<cudaStream_t>(stream.get())>>>(mpgpu::trigger(sent[0]),
+                                                                                                word{1}, work_);
+        };
+        const auto begin = std::chrono::steady_clock::now();
+        const mpgpu::partitioning best = node_.tune_partitions(windows, {transfer}, produce_in);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        std::printf("tuning took %.2f s\n", took.count());
+        for (const mpgpu::partitioning &how : {best, mpgpu::partitioning{}}) {
+            const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, how);
+            const std::string description = plan.describe();
+            const std::size_t line = description.rfind("transfer 0 of rank 0: ");
+            const std::string name = description.substr(line + 22, description.find('\n', line) - line - 22);
+            report((how.mover == mpgpu::agent::automatic ? "automatic: " : "tuned: ") + name,
+                   step_of(plan, plan.trigger(0, 0)), bulk, limit);
+        }
+    }
+
+    timing step_of(const mpgpu::plan &plan, const mp_trigger_t &made) {
+        return measure([&](word step) { launch_armed(plan, made, step); }, [&] { plan.enqueue(stream_); });
+    }
+
     void launch(word step) {
         check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
         produce<<<blocks, threads, 0, raw_>>>(source_.data(), words_, step, work_);
@@ -233,7 +275,7 @@ class benchmark {
         cudaGraph_t graph = nullptr;
         check(cudaStreamEndCapture(raw_, &graph), "cudaStreamEndCapture");
         cudaGraphExec_t exec = nullptr;
-        check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+        check(cudaGraphInstantiate(&exec, graph, cudaGraphInstantiateFlagUseNodePriority), "cudaGraphInstantiate");
         std::fill_n(looked_at_.data(), words_, word{0});
         check(cudaMemcpy(destination_.data(), looked_at_.data(), bytes_, cudaMemcpyDefault), "cudaMemcpy");
         std::vector<double> all;
@@ -262,7 +304,7 @@ class benchmark {
     }
 
     static void report(const std::string &what, timing took, double bulk, double limit) {
-        std::printf("%-44s %8.1f us  %5.3f of bulk  %5.3f of the limit", what.c_str(), took.all * 1e6, bulk / took.all,
+        std::printf("%-56s %8.1f us  %5.3f of bulk  %5.3f of the limit", what.c_str(), took.all * 1e6, bulk / took.all,
                     limit / took.all);
         std::printf(took.kernel > 0 ? "  kernel %+.1f %%\n" : "\n", (took.kernel / limit - 1) * 100);
         std::fflush(stdout);

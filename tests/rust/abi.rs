@@ -44,6 +44,10 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut out_counters, mut counted) = (poison(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
     let (bad_agent, mut trigger) = (partition_options(4), trigger());
+    unsafe extern "C" fn no_producer(_: *mut c_void, _: *const mp_trigger_t, _: usize, _: mp_stream_t) -> i32 {
+        0
+    }
+    let (all_agents, mut best) = (partition_tuning(u32::MAX), partition_options(0));
     let blocks_of_copy_engines = mp_partition_options_t { blocks: 4, ..partition_options(1) };
     // SAFETY: the output is valid for the call, and a node of one rank is told what it said.
     ok(unsafe { mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), &mut ranks) });
@@ -88,6 +92,30 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
                 "mp_node_plan_partitioned",
                 mp_node_plan_partitioned(ranks, null(), 0, null(), 0, null(), null(), null_mut()),
                 "plan",
+                ARGUMENT,
+            ),
+            (
+                "mp_node_tune_partitions",
+                mp_node_tune_partitions(null_mut(), null(), 0, null(), 0, Some(no_producer), null_mut(), null(), null(), &mut best),
+                "node",
+                HANDLE,
+            ),
+            (
+                "mp_node_tune_partitions",
+                mp_node_tune_partitions(ranks, null(), 0, null(), 0, None, null_mut(), null(), null(), &mut best),
+                "produce",
+                ARGUMENT,
+            ),
+            (
+                "mp_node_tune_partitions",
+                mp_node_tune_partitions(ranks, null(), 0, null(), 0, Some(no_producer), null_mut(), &all_agents, null(), &mut best),
+                "agents",
+                ARGUMENT,
+            ),
+            (
+                "mp_node_tune_partitions",
+                mp_node_tune_partitions(ranks, null(), 0, null(), 0, Some(no_producer), null_mut(), null(), null(), null_mut()),
+                "best",
                 ARGUMENT,
             ),
             ("mp_plan_arm", mp_plan_arm(null_mut(), null_mut()), "plan", HANDLE),

@@ -157,6 +157,18 @@ fn pointer<T>(address: usize) -> *mut T {
     std::ptr::without_provenance_mut(address)
 }
 
+/// Marks all partitions ready at once, or fails where there is none.
+unsafe extern "C" fn produced(_: *mut c_void, triggers: *const mp_trigger_t, count: usize, _: mp_stream_t) -> i32 {
+    for index in 0..count {
+        // SAFETY: the library passes so many triggers, with a flag for each partition. What they name lives until the step has ended.
+        unsafe {
+            let trigger = *triggers.add(index);
+            (0..trigger.partitions as usize).for_each(|partition| trigger.ready.add(partition).write_volatile(1));
+        }
+    }
+    0
+}
+
 impl Fuzzer<'_> {
     /// What is done, and how often beside the others.
     #[expect(clippy::type_complexity, reason = "a table")]
@@ -671,6 +683,10 @@ impl Fuzzer<'_> {
         } else {
             assert_eq!(plan, poison(), "an output was written");
         }
+        let tuning = mp_partition_tuning_t { rounds: self.odd() as u32 % 3, ..partition_tuning(self.odd() as u32 % 32) };
+        let (tuning, best) = (if self.one_in(2) { null_mut() } else { self.sized(tuning) }, self.sized(partition_options(0)));
+        let produce: mp_produce_t = if self.one_in(8) { None } else { Some(produced) };
+        call!(self, mp_node_tune_partitions(node, &window, windows, &transfer, transfers, produce, null_mut(), tuning, null(), best));
         call!(self, mp_node_destroy(node));
         if self.one_in(4) {
             call!(self, mp_node_destroy(node));

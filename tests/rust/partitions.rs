@@ -4,9 +4,12 @@
 use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, memory};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, Partitioning, Trigger, Window};
-use mpgpu_runtime::context::{Context, Error, PlanOptions};
+use mpgpu_measure::tune::{self, PartitionMover, PartitionSetting};
+use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, PartitionTrials, Partitioning, Trigger, Window};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
 use proptest::prelude::*;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -368,4 +371,120 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
         armed.wait();
         [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
     });
+}
+
+/// Produces a step of one rank's transfers in a stream: writes bytes, and marks what is written.
+fn produce(context: &Context, triggers: &[Trigger], stream: StreamHandle, step: u64) {
+    let triggers = triggers.to_vec();
+    let work = move || {
+        for (index, trigger) in triggers.iter().enumerate() {
+            for partition in 0..trigger.partitions.count {
+                let range = trigger.partitions.range(partition);
+                let target = memory(trigger.data + range.start, range.end - range.start);
+                range.clone().zip(target).for_each(|(offset, target)| *target = byte(index, offset, step));
+                written(trigger, partition, range.end - range.start);
+            }
+        }
+    };
+    context.launch_host(stream, Box::new(work)).expect("enqueued");
+}
+
+/// Two ranks, each with a GPU in sight, that send to each other.
+fn tuned<T: Send>(
+    file: Option<&Path>,
+    bytes: u64,
+    work: impl Fn(u32, &Arc<Context>, &Arc<NodeGroup>, [Window; 2], NodeTransfer) -> T + Sync,
+) -> Vec<T> {
+    as_ranks(2, |rank, seat| {
+        let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some("beluga".into()), ..ContextOptions::default() };
+        let tuning_file = file.filter(|file| file.exists()).map(|file| file.to_string_lossy().into_owned());
+        let config = Config { visible: Some(vec![rank]), tuning_file, ..Config::default() };
+        let context = Arc::new(Context::open(&options, config).expect("a context"));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let windows = [0, 1].map(|_| Window { address: context.allocate(DeviceId::gpu(0), bytes).expect("memory"), bytes });
+        let transfer = NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes };
+        let done = work(rank, &context, &node, windows, transfer);
+        windows.into_iter().for_each(|window| context.free(window.address).expect("freed"));
+        done
+    })
+}
+
+#[test]
+fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
+    const BYTES: u64 = 300_000;
+    let file = std::env::temp_dir().join(format!("mpgpu-partitions-{}.toml", std::process::id()));
+    let all = [PartitionMover::CopyEngine, PartitionMover::PollingKernel, PartitionMover::Producer];
+    for movers in [&all[..2], &all[..]] {
+        let best = tuned(None, BYTES, |_, context, node, windows, transfer| {
+            let trials = PartitionTrials { movers, tells: true, rounds: 2, file: Some(&file) };
+            let mut step = 0;
+            let mut launch = |triggers: &[Trigger], stream| {
+                step += 1;
+                produce(context, triggers, stream, step);
+                Ok(())
+            };
+            let best = node.tune_partitions(&windows, &[transfer], &PlanOptions::default(), &trials, &mut launch).expect("it ends");
+            assert!(step > 20, "several candidates, three steps each: {step}");
+            let plan = node.plan_partitioned(&windows, &[transfer], Some(best), &PlanOptions::default()).expect("a plan");
+            let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+            plan.arm(stream).expect("armed");
+            produce(context, &[plan.trigger(node.rank(), 0).expect("a trigger")], stream, 77);
+            plan.enqueue(stream).expect("executed");
+            plan.wait(Duration::from_secs(60)).expect("it ends");
+            assert!((0..).zip(memory(windows[1].address, BYTES).iter()).all(|(offset, found)| *found == byte(0, offset, 77)));
+            plan.destroy().expect("given back");
+            best
+        });
+        assert_eq!(best[0], best[1]);
+        let kept = tune::read(&file).expect("a file").partitions;
+        assert_eq!((kept.len(), kept[0].bytes), (1, BYTES), "the second run replaces what the first has found");
+        assert_ne!(kept[0].setting.mover, PartitionMover::Producer);
+        let describe = |file: Option<&Path>| {
+            let texts = tuned(file, BYTES, |_, _, node, windows, transfer| {
+                let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true } };
+                let plan = node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
+                let text = plan.describe();
+                plan.destroy().expect("given back");
+                text
+            });
+            texts.into_iter().next().expect("two")
+        };
+        // Something that the model would not choose.
+        let mut tuning = tune::read(&file).expect("a file");
+        tuning.partitions[0].setting = PartitionSetting { mover: PartitionMover::CopyEngine, count: 17, blocks: 0 };
+        std::fs::write(&file, tuning.to_toml()).expect("written");
+        let text = describe(Some(&file));
+        assert!(text.contains("17 partitions of 17648 bytes, moved by copy engines"), "{text}");
+        assert!(!describe(None).contains("17 partitions"));
+    }
+    std::fs::remove_file(&file).expect("it is there");
+}
+
+#[test]
+fn tuning_that_fails_on_one_rank_fails_on_all() {
+    let errors = tuned(None, 5000, |rank, context, node, windows, transfer| {
+        let trials = PartitionTrials { movers: &[PartitionMover::PollingKernel], tells: true, rounds: 3, file: None };
+        let mut step = 0;
+        let mut launch = |triggers: &[Trigger], stream| {
+            step += 1;
+            if (rank, step) == (1, 6) {
+                return Err("has returned 3".into());
+            }
+            produce(context, triggers, stream, step);
+            Ok(())
+        };
+        node.tune_partitions(&windows, &[transfer], &PlanOptions::default(), &trials, &mut launch).expect_err("one rank fails")
+    });
+    assert!(errors[1].to_string().contains("has returned 3"), "{}", errors[1]);
+    assert!(!matches!(errors[0], Error::NodeArgument { .. }), "{}", errors[0]);
+
+    let errors = tuned(None, 5000, |rank, _, node, windows, transfer| {
+        // Handed in by the receiver, and with other rounds.
+        let transfer = if rank == 0 { NodeTransfer { dst: end(0, 1, 0), src: end(1, 0, 0), bytes: 10 } } else { transfer };
+        let trials = PartitionTrials { movers: &[PartitionMover::CopyEngine], tells: true, rounds: 1 + rank, file: None };
+        let mut never = |_: &[Trigger], _| panic!("nothing is launched");
+        node.tune_partitions(&windows, &[transfer], &PlanOptions::default(), &trials, &mut never).expect_err("refused").to_string()
+    });
+    assert!(errors[0].contains("transfer 0 is sent by rank 1"), "{errors:?}");
+    assert!(errors[1].contains("rank 0: transfer 0 is sent by rank 1"), "{errors:?}");
 }

@@ -25,6 +25,9 @@ pub struct Partitions {
 /// The most partitions of a transfer: each costs its lanes a wait and a copy, and a kernel's argument may name few flags.
 pub const MOST_PARTITIONS: u32 = 4096;
 
+/// The most blocks of a kernel that moves partitions.
+pub const MOST_BLOCKS: u32 = 1024;
+
 impl Partitions {
     /// `count` partitions of `total` bytes; fewer where whole ones of that size are enough.
     pub fn new(total: u64, count: u32) -> Partitions {
@@ -214,3 +217,7 @@ fn source(copy: &Copy) -> Option<(u32, u64, u64)> {
 fn destination(copy: &Copy) -> Option<(u32, u64, u64)> {
     if let Place::Destination { transfer, offset } = copy.to { Some((transfer, offset, copy.bytes)) } else { None }
 }
+
+#[cfg(all(test, loom))]
+#[path = "../../../tests/rust/trigger_model.rs"]
+mod trigger_model;

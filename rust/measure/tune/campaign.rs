@@ -189,7 +189,13 @@ impl Campaign<'_> {
                 graph: self.of_engine(&own, Engine::Graph, |point| &point.graph, score)?,
             });
         }
-        Ok(Tuning { topology: self.machine.topology().name.clone(), digest: digest(self.machine.topology()), origin, classes })
+        Ok(Tuning {
+            topology: self.machine.topology().name.clone(),
+            digest: digest(self.machine.topology()),
+            origin,
+            classes,
+            partitions: Vec::new(),
+        })
     }
 
     fn of_engine<S: Score>(

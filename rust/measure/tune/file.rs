@@ -2,9 +2,12 @@
 
 use super::class::{Class, Pattern, Side};
 use super::error::TuningError;
-use super::tuning::{ClassTuning, EngineTuning, Origin, Preference, Setting, SizeTuning, Tuning};
+use super::tuning::{
+    ClassTuning, EngineTuning, Origin, PartitionMover, PartitionSetting, PartitionTuning, Preference, Setting, SizeTuning, Tuning,
+};
 use crate::model::GRAIN;
 use crate::plan::{Engine, WEIGHTS};
+use crate::program::{MOST_BLOCKS, MOST_PARTITIONS};
 use crate::topology::{Machine, shorten, toml_place};
 use serde::Deserialize;
 use std::fmt::{Display, Write};
@@ -29,6 +32,18 @@ struct FileEntry {
     origin: Origin,
     #[serde(default)]
     class: Vec<Spanned<ClassEntry>>,
+    #[serde(default)]
+    partitions: Vec<PartitionsEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartitionsEntry {
+    shape: Spanned<String>,
+    bytes: u64,
+    mover: Spanned<PartitionMover>,
+    count: Spanned<u32>,
+    blocks: Option<Spanned<u32>>,
 }
 
 /// Read before anything else, so that a file of another version is not refused for a key that this one lacks.
@@ -103,10 +118,7 @@ pub fn parse(text: &str) -> Result<Tuning, TuningError> {
     }
     let file: FileEntry = toml::from_str(text).map_err(syntax)?;
     let lines = Lines(text);
-    if file.digest.as_ref().len() != 16 || !file.digest.as_ref().bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        let must = "the 16 hexadecimal digits that `mpgpu tune` wrote";
-        return Err(lines.refuse(&file.digest, "digest", shorten(file.digest.as_ref(), 32), must));
-    }
+    lines.digits(&file.digest, "digest")?;
     let mut classes: Vec<(usize, ClassTuning)> = Vec::with_capacity(file.class.len());
     for entry in file.class {
         let line = lines.of(entry.span().start);
@@ -116,11 +128,21 @@ pub fn parse(text: &str) -> Result<Tuning, TuningError> {
         }
         classes.push((line, tuned));
     }
+    let mut partitions: Vec<PartitionTuning> = Vec::with_capacity(file.partitions.len());
+    for entry in file.partitions {
+        let line = lines.of(entry.shape.span().start);
+        let tuned = of_partitions(&lines, entry)?;
+        if partitions.iter().any(|known| known.shape == tuned.shape) {
+            return Err(TuningError::Invalid(format!("line {line}: shape = {} is there twice; remove one of them", tuned.shape)));
+        }
+        partitions.push(tuned);
+    }
     Ok(Tuning {
         topology: file.topology,
         digest: file.digest.into_inner(),
         origin: file.origin,
         classes: classes.into_iter().map(|(_, tuned)| tuned).collect(),
+        partitions,
     })
 }
 
@@ -167,6 +189,14 @@ impl Lines<'_> {
         TuningError::Invalid(format!("line {}: {key} = {value}: must be {must}", self.of(place.span().start)))
     }
 
+    /// Refuses anything but the digits of a hash.
+    fn digits(&self, text: &Spanned<String>, key: &str) -> Result<(), TuningError> {
+        if text.as_ref().len() == 16 && text.as_ref().bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Ok(());
+        }
+        Err(self.refuse(text, key, shorten(text.as_ref(), 32), "the 16 hexadecimal digits that tuning wrote"))
+    }
+
     /// Refuses sizes that do not ascend.
     fn ascending<T>(&self, entries: &[Spanned<T>], from: impl Fn(&T) -> u64) -> Result<(), TuningError> {
         for two in entries.windows(2) {
@@ -178,6 +208,29 @@ impl Lines<'_> {
         }
         Ok(())
     }
+}
+
+fn of_partitions(lines: &Lines<'_>, entry: PartitionsEntry) -> Result<PartitionTuning, TuningError> {
+    lines.digits(&entry.shape, "shape")?;
+    let is_polling = *entry.mover.as_ref() == PartitionMover::PollingKernel;
+    if *entry.mover.as_ref() == PartitionMover::Producer {
+        let must = "copy-engine or polling-kernel: producers move partitions where the program says so";
+        return Err(lines.refuse(&entry.mover, "mover", "producer", must));
+    }
+    if !(1..=MOST_PARTITIONS).contains(entry.count.as_ref()) {
+        return Err(lines.refuse(&entry.count, "count", entry.count.as_ref(), format!("1 to {MOST_PARTITIONS}")));
+    }
+    let blocks = match &entry.blocks {
+        None if is_polling => return Err(lines.refuse(&entry.mover, "mover", "polling-kernel", "with its blocks")),
+        None => 0,
+        Some(blocks) if !is_polling || !(1..=MOST_BLOCKS).contains(blocks.as_ref()) => {
+            let must = format!("1 to {MOST_BLOCKS}, and for the polling kernel alone");
+            return Err(lines.refuse(blocks, "blocks", blocks.as_ref(), must));
+        }
+        Some(blocks) => *blocks.as_ref(),
+    };
+    let setting = PartitionSetting { mover: entry.mover.into_inner(), count: entry.count.into_inner(), blocks };
+    Ok(PartitionTuning { shape: entry.shape.into_inner(), bytes: entry.bytes, setting })
 }
 
 fn class(lines: &Lines<'_>, entry: ClassEntry) -> Result<ClassTuning, TuningError> {
@@ -273,6 +326,12 @@ impl Tuning {
                     write_size(size, out)?;
                 }
                 writeln!(out, "]")?;
+            }
+        }
+        for PartitionTuning { shape, bytes, setting: PartitionSetting { mover, count, blocks } } in &self.partitions {
+            writeln!(out, "\n[[partitions]]\nshape = \"{shape}\"\nbytes = {bytes}\nmover = \"{}\"\ncount = {count}", mover.name())?;
+            if *blocks > 0 {
+                writeln!(out, "blocks = {blocks}")?;
             }
         }
         Ok(())

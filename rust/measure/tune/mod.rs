@@ -13,6 +13,7 @@
 //! | `trial` | plans that were scored, none of them twice |
 //! | `short` | the search that starts from the model |
 //! | `grid` | the exhaustive search |
+//! | `partitions` | who moves partitions, and in how many |
 //! | `campaign` | all cases and sizes, and the size from which several paths pay |
 //! | `tuning` | what was found, and what it says about a batch |
 //! | `file` | the same as TOML |
@@ -25,6 +26,7 @@ mod class;
 mod error;
 mod file;
 mod grid;
+mod partitions;
 mod score;
 mod short;
 mod simulated;
@@ -37,8 +39,12 @@ pub use class::{Class, Pattern, Side};
 pub use error::{TuneError, TuningError};
 pub use file::{MAX_FILE_BYTES, load, parse, read};
 pub use grid::grid;
+pub use partitions::search_partitions;
 pub use score::{Score, Verdict};
 pub use short::short;
 pub use simulated::Simulated;
 pub use trial::{Found, Trial, Trials};
-pub use tuning::{Advice, ClassTuning, EngineTuning, Origin, Preference, Setting, SizeTuning, Tuning, digest};
+pub use tuning::{
+    Advice, ClassTuning, EngineTuning, Origin, PartitionMover, PartitionSetting, PartitionTuning, Preference, Setting, SizeTuning, Tuning,
+    digest, shape_of,
+};

@@ -5,7 +5,7 @@ use super::error::TuningError;
 use crate::model::GRAIN;
 use crate::plan::{Engine, Options, Shape, Tuned};
 use crate::topology::{Machine, Topology};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What a tuner may change about a plan. `None` leaves it to the model.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -78,6 +78,66 @@ pub struct Tuning {
     pub origin: Origin,
     /// No two alike.
     pub classes: Vec<ClassTuning>,
+    /// Of transfers that move in partitions; no two of one shape.
+    pub partitions: Vec<PartitionTuning>,
+}
+
+/// Who moves partitions that are ready.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PartitionMover {
+    /// Copy engines.
+    CopyEngine,
+    /// A kernel of few blocks.
+    PollingKernel,
+    /// The producers. Never in a file: only whoever writes the kernel knows that it can.
+    Producer,
+}
+
+impl PartitionMover {
+    /// As in a tuning file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PartitionMover::CopyEngine => "copy-engine",
+            PartitionMover::PollingKernel => "polling-kernel",
+            PartitionMover::Producer => "producer",
+        }
+    }
+}
+
+/// How transfers move in partitions.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionSetting {
+    /// By whom.
+    pub mover: PartitionMover,
+    /// In how many, each transfer.
+    pub count: u32,
+    /// Blocks of a polling kernel; 0 of others.
+    pub blocks: u32,
+}
+
+/// What was best for transfers of one shape, with the kernel that was at hand.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionTuning {
+    /// [`shape_of`] them.
+    pub shape: String,
+    /// Bytes of all together, for people.
+    pub bytes: u64,
+    /// What was best.
+    pub setting: PartitionSetting,
+}
+
+/// Tells batches apart by devices, kinds of memory and bytes: 16 hexadecimal digits.
+pub fn shape_of(batch: &[Shape]) -> String {
+    let words = batch.iter().map(|shape| {
+        let Shape { dst_device, src_device, dst_kind, src_kind, bytes } = shape;
+        format!("{} {} {dst_kind:?} {src_kind:?} {bytes}\n", dst_device.0, src_device.0)
+    });
+    format!("{:016x}", fnv(words.collect::<String>().bytes()))
+}
+
+fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// What holds for one class of batches.
@@ -201,11 +261,12 @@ impl Tuning {
     pub fn summary(&self) -> String {
         let sizes: usize = self.classes.iter().map(|tuned| tuned.stream.sizes.len() + tuned.graph.sizes.len()).sum();
         format!(
-            "made for {} ({}) on the {}, {} classes of batches, {sizes} settings",
+            "made for {} ({}) on the {}, {} classes of batches, {sizes} settings, {} of partitions",
             self.topology,
             self.digest,
             self.origin.name(),
-            self.classes.len()
+            self.classes.len(),
+            self.partitions.len()
         )
     }
 }
@@ -219,6 +280,5 @@ fn holding<T>(ascending: &[T], bytes: u64, from: impl Fn(&T) -> u64) -> Option<&
 /// description are left out; they change nothing about a plan.
 pub fn digest(topology: &Topology) -> String {
     let bare = Topology { name: String::new(), description: String::new(), ..topology.clone() };
-    let hash = bare.to_toml().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    format!("{hash:016x}")
+    format!("{:016x}", fnv(bare.to_toml().bytes()))
 }

@@ -285,7 +285,7 @@ fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<To
 }
 
 /// Writes all of `text` or nothing: into a file beside it first, which then takes its place.
-fn write(path: &Path, text: &str) -> std::io::Result<()> {
+pub(super) fn write(path: &Path, text: &str) -> std::io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;

@@ -68,6 +68,11 @@ pub fn partition_options(agent: i32) -> mp_partition_options_t {
     mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, blocks: 0 }
 }
 
+/// Agents that are tried.
+pub fn partition_tuning(agents: u32) -> mp_partition_tuning_t {
+    mp_partition_tuning_t { size: size_of::<mp_partition_tuning_t>(), agents, rounds: 1, arrivals: 0, reserved: 0, file: std::ptr::null() }
+}
+
 /// A trigger to be filled in.
 pub fn trigger() -> mp_trigger_t {
     mp_trigger_t {

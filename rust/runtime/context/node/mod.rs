@@ -24,7 +24,9 @@ mod polled;
 mod progress;
 mod rendezvous;
 mod sight;
+mod tune;
 
+pub use self::tune::{PartitionTrials, Produce};
 pub use exchange::{Allgather, Alone};
 pub use partitioned::Trigger;
 pub use partitioning::{Agent, Partitioning};

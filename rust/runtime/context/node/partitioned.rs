@@ -20,6 +20,7 @@ use crate::program::ranks::{FlagId, Part, Parts, RankedBatch};
 use crate::program::{Copy, PartitionFlags, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
 use crate::topology::DeviceId;
+use crate::tune::{PartitionMover, PartitionSetting};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ use std::time::{Duration, Instant};
 /// What all ranks know of partitions.
 pub(super) struct Partitioned {
     pub agent: Agent,
+    /// What tells these transfers apart from others (`tune::shape_of`).
+    shape: String,
     /// The rank that has handed in each transfer, and its number there.
     names: Vec<(u32, usize)>,
     pub partitions: Vec<Partitions>,
@@ -37,6 +40,7 @@ pub(super) struct Partitioned {
 impl Partitioned {
     pub fn new(
         agent: Agent,
+        shape: String,
         partitions: Vec<Partitions>,
         names: Vec<(u32, usize)>,
         parts: &mut Parts,
@@ -51,7 +55,7 @@ impl Partitioned {
             );
             unsupported(elsewhere.transfer as usize, reason)
         })?;
-        Ok(Partitioned { agent, names, partitions, flags })
+        Ok(Partitioned { agent, shape, names, partitions, flags })
     }
 
     /// For people.
@@ -378,6 +382,21 @@ impl NodePlan {
     /// Blocks until the last execution has finished, at most so long.
     pub fn wait(&self, patience: Duration) -> Result<(), Error> {
         self.words()?.wait(self, patience, false)
+    }
+}
+
+impl NodePlan {
+    /// How its transfers move in partitions: the most of one, by `mover`, who is the one that moves them.
+    pub(super) fn partition_setting(&self, mover: PartitionMover) -> PartitionSetting {
+        let partitioned = self.together.partitioned.as_ref();
+        let count = partitioned.and_then(|all| all.partitions.iter().map(|partitions| partitions.count).max());
+        let blocks = partitioned.map(|all| if let Agent::PollingKernel { blocks } = all.agent { blocks } else { None });
+        PartitionSetting { mover, count: count.unwrap_or(1).max(1), blocks: blocks.flatten().unwrap_or(0) }
+    }
+
+    /// [`Partitioned::shape`].
+    pub(super) fn shape(&self) -> &str {
+        self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Who moves partitions, and in how many a transfer is divided: what the caller says, and what is chosen for it.
 
 use super::super::error::Error;
+use super::tune::agent_of;
 use crate::plan::{self, Options, PartitionForecast, Plan, Shape};
-use crate::program::{MOST_PARTITIONS, PartitionUse};
+use crate::program::{MOST_BLOCKS, MOST_PARTITIONS, PartitionUse};
 use crate::topology::{Machine, MemoryKind};
+use crate::tune::PartitionSetting;
 use std::sync::Arc;
 
 /// Who moves partitions that are ready.
@@ -37,9 +39,6 @@ pub struct Partitioning {
     pub agent: Agent,
 }
 
-/// The polling kernel has at most so many blocks.
-const MOST_BLOCKS: u32 = 1024;
-
 /// A plan for partitions, and what was settled of what the caller had left open.
 pub(super) struct Settled {
     pub plan: Plan,
@@ -63,14 +62,22 @@ impl Partitioning {
         }
     }
 
-    /// Plans the transfers, of which nothing is left in `shapes` that the plan does not move. `unsupported` names a transfer in an error.
+    /// Plans the transfers, of which nothing is left in `shapes` that the plan does not move. What was measured for them is taken where the agent is
+    /// left open. `unsupported` names a transfer in an error.
     pub(super) fn plan(
         self,
         machine: &Machine,
         shapes: &mut [Shape],
         options: &Options,
+        tuned: Option<PartitionSetting>,
         unsupported: &dyn Fn(usize, String) -> Error,
     ) -> Result<Settled, Error> {
+        if let (Agent::Auto { tells }, Some(setting)) = (self.agent, tuned) {
+            let measured = Partitioning { count: self.count.or(Some(setting.count)), agent: agent_of(setting, tells) };
+            if let Ok(settled) = measured.plan(machine, shapes, options, None, unsupported) {
+                return Ok(settled);
+            }
+        }
         let polled = |shapes: &[Shape], blocks| self.plan_polled(machine, shapes, options, blocks, unsupported);
         let engines = |shapes: &[Shape], tells| {
             let mut plan = plan::plan(machine, shapes, options)?;

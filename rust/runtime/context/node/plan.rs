@@ -18,6 +18,7 @@ use crate::plan::{self, Options, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::{DeviceId, hash};
+use crate::tune::{self, PartitionTuning};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -73,6 +74,8 @@ pub(super) struct RankRequest {
     transfers: Vec<NodeTransfer>,
     /// How it wants them planned.
     options: String,
+    /// Of rank 0 what was measured, where the agent of partitions is left open: all go by that.
+    tuned: Vec<PartitionTuning>,
 }
 
 /// What all ranks have made alike.
@@ -223,7 +226,9 @@ impl NodeGroup {
             );
             return Err(Error::NodeArgument { argument: c"transfers", reason });
         }
-        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: format!("{options:?}{partitioning:?}") })
+        let is_open = self.rank() == 0 && partitioning.is_some_and(|partitioning| matches!(partitioning.agent, Agent::Auto { .. }));
+        let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.clone()).unwrap_or_default();
+        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: format!("{options:?}{partitioning:?}"), tuned })
     }
 }
 
@@ -295,8 +300,10 @@ impl Together {
         let (plan, settled) = match partitioning {
             None => (plan::plan(&node.machine, &shapes, options)?, None),
             Some(partitioning) => {
-                let Settled { plan, forecast, agent } = partitioning.plan(&node.machine, &mut shapes, options, &unsupported)?;
-                (plan, Some((agent, forecast.partitions)))
+                let shape = tune::shape_of(&shapes);
+                let tuned = requests[0].tuned.iter().find(|tuned| tuned.shape == shape).map(|tuned| tuned.setting);
+                let Settled { plan, forecast, agent } = partitioning.plan(&node.machine, &mut shapes, options, tuned, &unsupported)?;
+                (plan, Some((agent, forecast.partitions, shape)))
             }
         };
         plan::validate(&plan.program, options.staging_bytes)?;
@@ -306,7 +313,7 @@ impl Together {
         let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
         let partitioned = match settled {
-            Some((agent, partitions)) => Some(Partitioned::new(agent, partitions, names, &mut parts, &batch, &unsupported)?),
+            Some((agent, partitions, shape)) => Some(Partitioned::new(agent, shape, partitions, names, &mut parts, &batch, &unsupported)?),
             None => None,
         };
         let ring_owners = ring_owners(&plan.program, &parts, &owners);

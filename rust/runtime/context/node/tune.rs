@@ -1,0 +1,228 @@
+//! Finds by measurement who moves partitions, in how many, and by how many blocks: plans candidates on all ranks, executes each with the caller's own
+//! kernels, and keeps what was best.
+
+use super::super::config::PlanOptions;
+use super::super::error::Error;
+use super::super::probe::write;
+use super::NodeGroup;
+use super::partitioned::Trigger;
+use super::partitioning::{Agent, Partitioning};
+use super::plan::{NodePlan, NodeTransfer, Window};
+use crate::backend::StreamHandle;
+use crate::context::Context;
+use crate::tune::{self, Origin, PartitionMover, PartitionSetting, PartitionTuning, Tuning, digest};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What is tried, and how often.
+#[derive(Copy, Clone, Debug)]
+pub struct PartitionTrials<'a> {
+    /// By whom partitions may be moved.
+    pub movers: &'a [PartitionMover],
+    /// Whether copy engines tell of arrivals.
+    pub tells: bool,
+    /// Timed steps of each candidate; one more comes before them.
+    pub rounds: u32,
+    /// Where the best is kept, of those that may be chosen without asking. Its folder must exist, the file need not.
+    pub file: Option<&'a Path>,
+}
+
+/// Launches what produces a step in a stream. Gets the triggers of the transfers that this rank has handed in, in their order. An error's text says
+/// what it has returned.
+pub type Produce<'a> = &'a mut dyn FnMut(&[Trigger], StreamHandle) -> Result<(), String>;
+
+impl NodeGroup {
+    /// Tries partitionings of what [`NodeGroup::plan_partitioned`] plans, and returns the best for all ranks together. All ranks call it together.
+    /// Destinations are overwritten.
+    pub fn tune_partitions(
+        self: &Arc<NodeGroup>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        options: &PlanOptions,
+        trials: &PartitionTrials<'_>,
+        produce: Produce<'_>,
+    ) -> Result<Partitioning, Error> {
+        let received = transfers.iter().position(|transfer| transfer.src.rank != self.rank());
+        let checked = match received {
+            Some(index) => {
+                let reason = format!(
+                    "transfer {index} is sent by rank {}: tuning needs transfers to be handed in by those who send them",
+                    transfers[index].src.rank
+                );
+                Err(Error::NodeArgument { argument: c"transfers", reason })
+            }
+            None => Ok(format!("{:?} {} {}", trials.movers, trials.tells, trials.rounds)),
+        };
+        let stream = self.context().create_stream(self.own_device());
+        let told = self.exchange.all(checked.and_then(|text| stream.as_ref().map(|_| text).map_err(Error::clone)));
+        let found = told.and_then(|told| self.try_all(windows, transfers, options, trials, produce, &told, stream.clone()?));
+        stream.and_then(|stream| self.context().destroy_stream(stream))?;
+        found
+    }
+
+    fn try_all(
+        self: &Arc<NodeGroup>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        options: &PlanOptions,
+        trials: &PartitionTrials<'_>,
+        produce: Produce<'_>,
+        told: &[String],
+        stream: StreamHandle,
+    ) -> Result<Partitioning, Error> {
+        if let Some(rank) = told.iter().position(|other| *other != told[0]) {
+            let reason = format!("it tunes with {}, rank 0 with {}: pass all ranks the same", told[rank], told[0]);
+            return Err(Error::RankFailed { rank: rank as u32, reason });
+        }
+        let mut trial =
+            Trial { node: self, windows, transfers, options, tells: trials.tells, rounds: trials.rounds, stream, produce, refusal: None };
+        let found = trial.search(trials.movers);
+        let refusal = trial.refusal.take();
+        let (shape, scored) = found?;
+        let best = |of: &dyn Fn(PartitionMover) -> bool| {
+            scored.iter().filter(|(setting, _)| of(setting.mover)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(setting, _)| *setting)
+        };
+        let Some(setting) = best(&|_| true) else {
+            return Err(refusal.unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
+        };
+        let kept = best(&|mover| mover != PartitionMover::Producer).filter(|_| self.rank() == 0).zip(trials.file);
+        let bytes = transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
+        let written = kept.map_or(Ok(()), |(setting, file)| keep(self.context(), file, PartitionTuning { shape, bytes, setting }));
+        self.exchange.all(written)?;
+        Ok(Partitioning { count: Some(setting.count), agent: agent_of(setting, trials.tells) })
+    }
+}
+
+/// The agent of a setting.
+pub(super) fn agent_of(setting: PartitionSetting, tells: bool) -> Agent {
+    match setting.mover {
+        PartitionMover::CopyEngine => Agent::CopyEngine { tells },
+        PartitionMover::PollingKernel => Agent::PollingKernel { blocks: Some(setting.blocks) },
+        PartitionMover::Producer => Agent::Producer,
+    }
+}
+
+/// Puts what was found in place of what the file has for this shape, and leaves the rest of the file.
+fn keep(context: &Context, file: &Path, found: PartitionTuning) -> Result<(), Error> {
+    let (machine, backend) = (context.machine(), context.backend().name());
+    let mut tuning = match file.exists() {
+        true => tune::load(file, machine, backend)?,
+        false => Tuning {
+            topology: machine.topology().name.clone(),
+            digest: digest(machine.topology()),
+            origin: if backend == Origin::Cuda.name() { Origin::Cuda } else { Origin::Host },
+            classes: Vec::new(),
+            partitions: Vec::new(),
+        },
+    };
+    tuning.partitions.retain(|known| known.shape != found.shape);
+    tuning.partitions.push(found);
+    write(file, &tuning.to_toml())
+        .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
+}
+
+struct Trial<'a> {
+    node: &'a Arc<NodeGroup>,
+    windows: &'a [Window],
+    transfers: &'a [NodeTransfer],
+    options: &'a PlanOptions,
+    tells: bool,
+    rounds: u32,
+    stream: StreamHandle,
+    produce: Produce<'a>,
+    /// Why the first candidate was refused that was.
+    refusal: Option<Error>,
+}
+
+impl Trial<'_> {
+    /// The shape of the transfers, and the best of each mover with its seconds.
+    fn search(&mut self, movers: &[PartitionMover]) -> Result<(String, Vec<(PartitionSetting, f64)>), Error> {
+        let (mut shape, mut found) = (String::new(), Vec::new());
+        for &mover in movers {
+            // The model's choice is where the search begins.
+            let agent = match mover {
+                PartitionMover::PollingKernel => Agent::PollingKernel { blocks: None },
+                _ => agent_of(PartitionSetting { mover, count: 0, blocks: 0 }, self.tells),
+            };
+            let Some(plan) = self.plan(Partitioning { count: None, agent })? else { continue };
+            let start = plan.partition_setting(mover);
+            shape = plan.shape().to_owned();
+            end(&plan);
+            found.extend(tune::search_partitions(&[start], |setting| self.score(setting))?);
+        }
+        Ok((shape, found))
+    }
+
+    /// `None` where all ranks were told that it cannot be.
+    fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
+        match self.node.plan_partitioned(self.windows, self.transfers, Some(partitioning), self.options) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(error @ (Error::Allgather(_) | Error::ContextDestroyed | Error::Forked)) => Err(error),
+            Err(error) => {
+                log::debug!("tuning leaves {partitioning:?} out: {error}");
+                self.refusal.get_or_insert(error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The median of the seconds that a step takes on the slowest rank.
+    fn score(&mut self, setting: PartitionSetting) -> Result<Option<f64>, Error> {
+        let partitioning = Partitioning { count: Some(setting.count), agent: agent_of(setting, self.tells) };
+        let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
+        let all = self.time(&plan)?;
+        let mut slowest: Vec<f64> = (0..self.rounds as usize)
+            .map(|round| all.iter().filter_map(|of_rank| of_rank.get(round)).copied().fold(0.0, f64::max))
+            .collect();
+        slowest.sort_unstable_by(f64::total_cmp);
+        let median = slowest.get(slowest.len() / 2).copied();
+        log::debug!("tuning: {setting:?} takes {median:?} s");
+        Ok(median)
+    }
+
+    /// The seconds of each step on each rank. The plan is gone afterwards. What fails on one rank fails on all: with the next thing that they tell
+    /// each other, to which none comes without knowing whether its own step has ended.
+    fn time(&mut self, plan: &NodePlan) -> Result<Vec<Vec<f64>>, Error> {
+        let triggers = (0..self.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
+        let mut seconds = Vec::new();
+        let mut last = triggers.as_ref().map(drop).map_err(Error::clone);
+        for round in 0..=self.rounds {
+            if let Err(error) = self.node.exchange.all(last) {
+                end(plan);
+                return Err(error);
+            }
+            let begin = Instant::now();
+            last = self.step(plan, triggers.as_deref().unwrap_or(&[]));
+            if last.is_err() {
+                // Others wait for this rank.
+                end(plan);
+                break;
+            }
+            if round > 0 {
+                seconds.push(begin.elapsed().as_secs_f64());
+            }
+        }
+        let has_ended = last.is_err();
+        let all = self.node.exchange.all(last.map(|()| seconds));
+        if !has_ended {
+            end(plan);
+        }
+        all
+    }
+
+    fn step(&mut self, plan: &NodePlan, triggers: &[Trigger]) -> Result<(), Error> {
+        plan.arm(self.stream)?;
+        (self.produce)(triggers, self.stream)
+            .map_err(|reason| Error::NodeArgument { argument: c"produce", reason: format!("what launches the producers {reason}") })?;
+        plan.enqueue(self.stream)?;
+        self.node.context().synchronize_stream(self.stream)
+    }
+}
+
+/// Gives a candidate back. What it could not do was told before.
+fn end(plan: &NodePlan) {
+    if let Err(error) = plan.destroy() {
+        log::debug!("the plan of a candidate: {error}");
+    }
+}
