@@ -1082,7 +1082,7 @@ mp_status_t mp_node_plan(mp_node_t node,
 ///
 /// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another
 /// agent than `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank,
-/// whose producers cannot tell it.
+/// whose producers cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
 mp_status_t mp_node_plan_partitioned(mp_node_t node,
                                      const mp_window_t *windows,
                                      size_t window_count,

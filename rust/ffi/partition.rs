@@ -53,7 +53,7 @@ pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<
 ///
 /// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another
 /// agent than `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank,
-/// whose producers cannot tell it.
+/// whose producers cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_plan_partitioned(
     node: mp_node_t,

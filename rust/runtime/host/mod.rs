@@ -29,7 +29,7 @@ mod times;
 use self::memory::HostMemory;
 use self::node::Node;
 use self::queue::Queue;
-use self::run::{HostWork, Polled, Run, Signals, Wait};
+use self::run::{HostWork, PolledLaunch, Run, Signals, Wait};
 use self::schedule::Schedule;
 use self::streams::{StreamTable, key};
 use self::times::Times;
@@ -330,7 +330,7 @@ impl Backend for HostBackend {
         self.streams.with(stream, |stream| {
             let queue = stream.blocks.get_or_init(|| Queue::new("mpgpu-block", MOST_BLOCKS_AT_ONCE));
             queue.start()?;
-            stream.chain.append(&Node::new(HostWork::Polled(Polled::new(*list, blocks)), queue));
+            stream.chain.append(&Node::new(HostWork::Polled(PolledLaunch::new(*list, blocks)), queue));
             Ok(())
         })
     }

@@ -29,21 +29,21 @@ pub(super) enum HostWork {
     /// Counters to be raised.
     Raise(Signals),
     /// Blocks of a kernel that moves partitions.
-    Polled(Polled),
+    Polled(PolledLaunch),
 }
 
 /// A launch of the kernel that moves partitions as they become ready: a step for each block.
 #[derive(Debug)]
-pub(super) struct Polled {
+pub(super) struct PolledLaunch {
     list: PolledList,
     blocks: u32,
     /// Blocks that have not ended.
     left: AtomicU32,
 }
 
-impl Polled {
-    pub(super) fn new(list: PolledList, blocks: u32) -> Polled {
-        Polled { list, blocks, left: AtomicU32::new(blocks) }
+impl PolledLaunch {
+    pub(super) fn new(list: PolledList, blocks: u32) -> PolledLaunch {
+        PolledLaunch { list, blocks, left: AtomicU32::new(blocks) }
     }
 }
 
