@@ -12,7 +12,7 @@ use super::binding::{Bindings, FLAG_BYTES, Held};
 use super::part::Armed;
 use super::partitioning::Agent;
 use super::plan::{NodePlan, Together};
-use super::polled::{Filling, PolledLane, bind_polled};
+use super::polled::{Filling, PolledLane, PolledWords, bind_polled};
 use crate::backend::{Completion, Endpoints, Execution, Signal};
 use crate::ipc::signal;
 use crate::plan::{Lane, LaneId, Mechanism, Op, Place, Program};
@@ -180,7 +180,8 @@ impl PartitionWords {
             Some(blocks) => {
                 let stop = allocate(DeviceId::HOST, 8)?;
                 let part = &at.together.parts.parts[rank as usize];
-                let lanes = bind_polled(at, part, partitioned, blocks, &polled_ready, stop, &mut allocate, &mut fillings)?;
+                let words = PolledWords { blocks, ready: polled_ready, stop };
+                let lanes = bind_polled(at, part, partitioned, words, &mut allocate, &mut fillings)?;
                 Some(Polled { lanes, stop, told })
             }
         };

@@ -26,14 +26,21 @@ pub(super) type Filling = (DeviceId, u64, Vec<u64>);
 /// Bytes that a block takes at once: 16 KiB are four words for each lane, and a block moves 256 KiB in about 6 us (H200).
 const TILE_BYTES: std::ops::RangeInclusive<u64> = 16 << 10..=256 << 10;
 
-/// The kernels of a part, by lane. `ready` is where the flags of a transfer begin that its producers raise; `stop` ends the wait for them.
+/// What the kernels of a rank share.
+pub(super) struct PolledWords {
+    pub blocks: u32,
+    /// Where the flags of each transfer begin that its producers raise.
+    pub ready: BTreeMap<u32, u64>,
+    /// A word in host memory that ends the wait for them.
+    pub stop: u64,
+}
+
+/// The kernels of a part, by lane.
 pub(super) fn bind_polled(
     at: &Bindings<'_>,
     part: &Part,
     partitioned: &Partitioned,
-    blocks: u32,
-    ready: &BTreeMap<u32, u64>,
-    stop: u64,
+    PolledWords { blocks, ready, stop }: PolledWords,
     mut allocate: impl FnMut(DeviceId, u64) -> Result<u64, Error>,
     fillings: &mut Vec<Filling>,
 ) -> Result<BTreeMap<u32, PolledLane>, Error> {

@@ -56,41 +56,12 @@ impl NodeGroup {
         };
         let stream = self.context().create_stream(self.own_device());
         let told = self.exchange.all(checked.and_then(|text| stream.as_ref().map(|_| text).map_err(Error::clone)));
-        let found = told.and_then(|told| self.try_all(windows, transfers, options, trials, produce, &told, stream.clone()?));
+        let found = told.and_then(|told| {
+            let (stream, PartitionTrials { tells, rounds, .. }) = (stream.clone()?, *trials);
+            Trial { node: self, windows, transfers, options, tells, rounds, stream, produce, refusal: None }.find(&told, trials)
+        });
         stream.and_then(|stream| self.context().destroy_stream(stream))?;
         found
-    }
-
-    fn try_all(
-        self: &Arc<NodeGroup>,
-        windows: &[Window],
-        transfers: &[NodeTransfer],
-        options: &PlanOptions,
-        trials: &PartitionTrials<'_>,
-        produce: Produce<'_>,
-        told: &[String],
-        stream: StreamHandle,
-    ) -> Result<Partitioning, Error> {
-        if let Some(rank) = told.iter().position(|other| *other != told[0]) {
-            let reason = format!("it tunes with {}, rank 0 with {}: pass all ranks the same", told[rank], told[0]);
-            return Err(Error::RankFailed { rank: rank as u32, reason });
-        }
-        let mut trial =
-            Trial { node: self, windows, transfers, options, tells: trials.tells, rounds: trials.rounds, stream, produce, refusal: None };
-        let found = trial.search(trials.movers);
-        let refusal = trial.refusal.take();
-        let (shape, scored) = found?;
-        let best = |of: &dyn Fn(PartitionMover) -> bool| {
-            scored.iter().filter(|(setting, _)| of(setting.mover)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(setting, _)| *setting)
-        };
-        let Some(setting) = best(&|_| true) else {
-            return Err(refusal.unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
-        };
-        let kept = best(&|mover| mover != PartitionMover::Producer).filter(|_| self.rank() == 0).zip(trials.file);
-        let bytes = transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
-        let written = kept.map_or(Ok(()), |(setting, file)| keep(self.context(), file, PartitionTuning { shape, bytes, setting }));
-        self.exchange.all(written)?;
-        Ok(Partitioning { count: Some(setting.count), agent: agent_of(setting, trials.tells) })
     }
 }
 
@@ -136,6 +107,29 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
+    /// The best of all, which is kept where that is asked for. `told` is what each rank wants to try.
+    fn find(mut self, told: &[String], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
+        if let Some(rank) = told.iter().position(|other| *other != told[0]) {
+            let reason = format!("it tunes with {}, rank 0 with {}: pass all ranks the same", told[rank], told[0]);
+            return Err(Error::RankFailed { rank: rank as u32, reason });
+        }
+        let (shape, scored) = self.search(trials.movers)?;
+        let best = |of: &dyn Fn(PartitionMover) -> bool| {
+            scored.iter().filter(|(setting, _)| of(setting.mover)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(setting, _)| *setting)
+        };
+        let Some(setting) = best(&|_| true) else {
+            return Err(self
+                .refusal
+                .take()
+                .unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
+        };
+        let kept = best(&|mover| mover != PartitionMover::Producer).filter(|_| self.node.rank() == 0).zip(trials.file);
+        let bytes = self.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
+        let written = kept.map_or(Ok(()), |(setting, file)| keep(self.node.context(), file, PartitionTuning { shape, bytes, setting }));
+        self.node.exchange.all(written)?;
+        Ok(Partitioning { count: Some(setting.count), agent: agent_of(setting, trials.tells) })
+    }
+
     /// The shape of the transfers, and the best of each mover with its seconds.
     fn search(&mut self, movers: &[PartitionMover]) -> Result<(String, Vec<(PartitionSetting, f64)>), Error> {
         let (mut shape, mut found) = (String::new(), Vec::new());
