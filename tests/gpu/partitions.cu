@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // A kernel that computes as long as its result takes to move (PROACT's microbenchmark), and the result moved after it
-// or with it, by each agent: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is checked.
-// Prints medians of the rounds.
+// or with it, by each agent: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is
+// checked. Prints medians of the rounds.
 //   partitions [MiB, 256] [rounds, 15]
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/trigger.cuh>
