@@ -58,7 +58,7 @@ impl NodeGroup {
         let told = self.exchange.all(checked.and_then(|text| stream.as_ref().map(|_| text).map_err(Error::clone)));
         let found = told.and_then(|told| {
             let (stream, PartitionTrials { tells, rounds, .. }) = (stream.clone()?, *trials);
-            Trial { node: self, windows, transfers, options, tells, rounds, stream, produce, refusal: None }.find(&told, trials)
+            CandidateTrials { node: self, windows, transfers, options, tells, rounds, stream, produce, refusal: None }.find(&told, trials)
         });
         stream.and_then(|stream| self.context().destroy_stream(stream))?;
         found
@@ -93,7 +93,7 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning) -> Result<(), Er
         .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
 }
 
-struct Trial<'a> {
+struct CandidateTrials<'a> {
     node: &'a Arc<NodeGroup>,
     windows: &'a [Window],
     transfers: &'a [NodeTransfer],
@@ -106,7 +106,7 @@ struct Trial<'a> {
     refusal: Option<Error>,
 }
 
-impl Trial<'_> {
+impl CandidateTrials<'_> {
     /// The best of all, which is kept where that is asked for. `told` is what each rank wants to try.
     fn find(mut self, told: &[String], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
         if let Some(rank) = told.iter().position(|other| *other != told[0]) {
