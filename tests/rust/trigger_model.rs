@@ -6,7 +6,7 @@
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 
 /// The orders of a trigger.
@@ -14,6 +14,10 @@ use loom::thread;
 struct Orders {
     /// Of a block that counts what it has written.
     count: Ordering,
+    /// Of the fence of the block that has counted the last; `Relaxed` for none.
+    see: Ordering,
+    /// Of a block of the polling kernel that counts what it has copied.
+    tiles: Ordering,
     /// Of a block of the polling kernel that counts its end.
     end: Ordering,
     /// Of the block that raises the flag.
@@ -23,7 +27,7 @@ struct Orders {
 }
 
 /// Those of the sources.
-const SOURCES: Orders = Orders { count: AcqRel, end: AcqRel, raise: Release, look: Acquire };
+const SOURCES: Orders = Orders { count: Release, see: Acquire, tiles: AcqRel, end: AcqRel, raise: Release, look: Acquire };
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -43,6 +47,9 @@ impl Words {
     fn produce(&self, block: usize, step: u64, orders: Orders) {
         self.bytes[block].store(step, Relaxed);
         if self.counter.fetch_add(1, orders.count) + 1 == 2 {
+            if orders.see != Relaxed {
+                fence(orders.see);
+            }
             self.counter.store(0, Relaxed);
             self.ready.store(1, orders.raise);
         }
@@ -111,7 +118,7 @@ impl Polled {
             self.dst[tile].store(bytes, Relaxed);
             copied += 1;
         }
-        if copied > 0 && self.copied.fetch_add(copied, orders.count) + copied == 2 {
+        if copied > 0 && self.copied.fetch_add(copied, orders.tiles) + copied == 2 {
             self.arrived.store(1, orders.raise);
         }
         if self.ended.fetch_add(1, orders.end) + 1 == 2 {
@@ -164,10 +171,12 @@ fn loom_a_partition_that_a_kernel_moves_arrives_whole() {
 fn the_models_have_the_orders_of_the_sources() {
     let trigger = include_str!("../../include/mpgpu/trigger.cuh");
     for order in [
-        "atom.add.acq_rel.gpu.u64",
-        "st.release.sys.u64",
+        "atom.add.release.gpu.global.u64",
+        "fence.acq_rel.gpu",
+        "st.release.sys.global.u64",
         "ld.acquire.sys.u64",
-        "amount, __ATOMIC_ACQ_REL",
+        "amount, __ATOMIC_RELEASE",
+        "fence(__ATOMIC_ACQUIRE)",
         "1, __ATOMIC_RELEASE",
         "(flag, __ATOMIC_ACQUIRE)",
     ] {
@@ -190,12 +199,12 @@ macro_rules! weakened {
 }
 
 weakened! {
-    loom_finds_a_count_that_does_not_release: two_steps, count = Acquire;
-    loom_finds_a_count_that_does_not_acquire: two_steps, count = Release;
+    loom_finds_a_count_that_does_not_release: two_steps, count = Relaxed;
+    loom_finds_a_last_block_that_does_not_acquire: two_steps, see = Relaxed;
     loom_finds_a_flag_that_does_not_release: two_steps, raise = Relaxed;
     loom_finds_a_look_that_does_not_acquire: two_steps, look = Relaxed;
-    loom_finds_tiles_whose_count_does_not_release: polled, count = Acquire;
-    loom_finds_tiles_whose_count_does_not_acquire: polled, count = Release;
+    loom_finds_tiles_whose_count_does_not_release: polled, tiles = Acquire;
+    loom_finds_tiles_whose_count_does_not_acquire: polled, tiles = Release;
     loom_finds_an_end_that_does_not_release: polled, end = Acquire;
     loom_finds_an_end_that_does_not_acquire: polled, end = Release;
     loom_finds_an_arrival_that_does_not_release: polled, raise = Relaxed;
