@@ -2,7 +2,7 @@
 // A kernel that computes as long as its result takes to move (PROACT's microbenchmark), and the result moved after it
 // or with it, by each agent: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is
 // checked. Prints medians of the rounds.
-//   partitions [MiB, 256] [rounds, 15]
+//   partitions [MiB, 256] [rounds, 15] [blocks of the kernel, 32768]
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/trigger.cuh>
 
@@ -24,7 +24,6 @@ namespace {
 using word = unsigned long long;
 
 constexpr unsigned threads = 256;
-constexpr unsigned blocks = 8192;
 constexpr word factor = 6364136223846793005ULL;
 constexpr word addend = 1442695040888963407ULL;
 
@@ -39,9 +38,9 @@ struct share {
     std::size_t first;
     std::size_t end;
 };
-__host__ __device__ share share_of(std::size_t words, unsigned block) {
-    const std::size_t each = (words + blocks - 1) / blocks;
-    const std::size_t first = block * each;
+__device__ share share_of(std::size_t words) {
+    const std::size_t each = (words + gridDim.x - 1) / gridDim.x;
+    const std::size_t first = blockIdx.x * each;
     return {first < words ? first : words, first + each < words ? first + each : words};
 }
 
@@ -50,7 +49,7 @@ __host__ __device__ share share_of(std::size_t words, unsigned block) {
 /// in one and 12 in the other.
 __global__ void __launch_bounds__(threads)
     produce(word *out, std::size_t words, word step, unsigned work, mpgpu::trigger ready, bool is_told) {
-    const share mine = share_of(words, blockIdx.x);
+    const share mine = share_of(words);
     for (std::size_t i = mine.first + threadIdx.x; i < mine.end; i += threads) {
         word value = i ^ step;
         for (unsigned k = 0; k < work; ++k) {
@@ -90,8 +89,8 @@ struct timing {
 
 class benchmark {
   public:
-    benchmark(std::size_t bytes, int rounds)
-        : bytes_(bytes), words_(bytes / sizeof(word)), rounds_(rounds), from_(mpgpu::device::gpu(0)),
+    benchmark(std::size_t bytes, int rounds, unsigned blocks)
+        : bytes_(bytes), words_(bytes / sizeof(word)), rounds_(rounds), blocks_(blocks), from_(mpgpu::device::gpu(0)),
           to_(ctx_.devices().gpus > 1 ? mpgpu::device::gpu(1) : mpgpu::device::host()), node_(ctx_),
           source_(ctx_, from_, words_), destination_(ctx_, to_, words_),
           looked_at_(ctx_, mpgpu::device::host(), words_), stream_(ctx_, from_),
@@ -112,7 +111,8 @@ class benchmark {
     }
 
     void run() {
-        std::printf("%zu MiB, %s to %s\n", bytes_ >> 20, "gpu0", to_.id() < 0 ? "host memory" : "gpu1");
+        std::printf("%zu MiB, gpu0 to %s, by a kernel of %u blocks\n", bytes_ >> 20,
+                    to_.id() < 0 ? "host memory" : "gpu1", blocks_);
         const auto copy = [&] {
             check(cudaMemcpyAsync(destination_.data(), source_.data(), bytes_, cudaMemcpyDefault, raw_),
                   "cudaMemcpyAsync");
@@ -190,8 +190,8 @@ class benchmark {
     void tuned(const std::vector<mpgpu::window> &windows, const mpgpu::node_transfer &transfer, double bulk,
                double limit) {
         const auto produce_in = [&](mpgpu::array_view<const mp_trigger_t> sent, mpgpu::stream_view stream) {
-            produce_ready<<<blocks, threads, 0, reinterpret_cast<cudaStream_t>(stream.get())>>>(mpgpu::trigger(sent[0]),
-                                                                                                word{1}, work_);
+            produce<<<blocks_, threads, 0, reinterpret_cast<cudaStream_t>(stream.get())>>>(
+                static_cast<word *>(sent[0].data), words_, word{1}, work_, mpgpu::trigger(sent[0]), true);
         };
         const auto begin = std::chrono::steady_clock::now();
         const mpgpu::partitioning best = node_.tune_partitions(windows, {transfer}, produce_in);
@@ -213,8 +213,8 @@ class benchmark {
 
     void launch(word step) {
         check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
-        produce<<<blocks, threads, 0, raw_>>>(source_.data(), words_, step, work_, mpgpu::trigger(mp_trigger_t{}),
-                                              false);
+        produce<<<blocks_, threads, 0, raw_>>>(source_.data(), words_, step, work_, mpgpu::trigger(mp_trigger_t{}),
+                                               false);
         check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
     }
 
@@ -222,8 +222,8 @@ class benchmark {
     void launch_armed(const mpgpu::plan &plan, const mp_trigger_t &made, word step) {
         plan.arm(stream_);
         check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
-        produce<<<blocks, threads, 0, raw_>>>(static_cast<word *>(made.data), words_, step, work_, mpgpu::trigger(made),
-                                              true);
+        produce<<<blocks_, threads, 0, raw_>>>(static_cast<word *>(made.data), words_, step, work_,
+                                               mpgpu::trigger(made), true);
         check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
     }
 
@@ -269,8 +269,8 @@ class benchmark {
         check(cudaStreamBeginCapture(raw_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
         const word step = 77;
         plan.arm(stream_);
-        produce<<<blocks, threads, 0, raw_>>>(static_cast<word *>(made.data), words_, step, work_, mpgpu::trigger(made),
-                                              true);
+        produce<<<blocks_, threads, 0, raw_>>>(static_cast<word *>(made.data), words_, step, work_,
+                                               mpgpu::trigger(made), true);
         plan.enqueue(stream_);
         cudaGraph_t graph = nullptr;
         check(cudaStreamEndCapture(raw_, &graph), "cudaStreamEndCapture");
@@ -313,6 +313,7 @@ class benchmark {
     std::size_t bytes_;
     std::size_t words_;
     int rounds_;
+    unsigned blocks_;
     mpgpu::context ctx_;
     mpgpu::device from_;
     mpgpu::device to_;
@@ -333,7 +334,9 @@ class benchmark {
 int main(int count, char **arguments) {
     try {
         const std::size_t mebibytes = count > 1 ? std::stoul(arguments[1]) : 256;
-        benchmark(mebibytes << 20, count > 2 ? std::stoi(arguments[2]) : 15).run();
+        const int rounds = count > 2 ? std::stoi(arguments[2]) : 15;
+        const unsigned long blocks = count > 3 ? std::stoul(arguments[3]) : 32768;
+        benchmark(mebibytes << 20, rounds, static_cast<unsigned>(blocks)).run();
         return 0;
     } catch (const std::exception &error) {
         std::fprintf(stderr, "partitions: %s\n", error.what());
