@@ -1,6 +1,7 @@
 //! A context: a machine, a backend, and everything that is kept between calls.
 
 use super::batch::{self, Batch, Located, Transfer};
+use super::callbacks::Callbacks;
 use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
 use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions, halved};
 use super::deferred::{Deferred, UsedBy};
@@ -88,6 +89,7 @@ pub(super) struct ContextState {
     pub sharing: PeerMemory,
     pub traffic: Traffic,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    pub callbacks: Callbacks,
     pub machine: Arc<Machine>,
     /// Replaces `machine` for new plans once pairs of GPUs were found to lose bytes: it has no routes between them.
     without: RwLock<Option<Arc<Machine>>>,
@@ -193,6 +195,7 @@ impl Context {
             sharing: PeerMemory::default(),
             traffic: Traffic::default(),
             ends_first: Mutex::default(),
+            callbacks: Callbacks::default(),
             executions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             gate: RwLock::new(()),
@@ -503,6 +506,7 @@ impl Context {
         drop(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner));
         let backend = self.backend();
         let finished = backend.synchronize();
+        self.shared.callbacks.end();
         self.cache.clear();
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);

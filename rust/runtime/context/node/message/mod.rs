@@ -392,7 +392,9 @@ impl Messenger {
                 let is_kept = own.state() == SlotState::Queued && own.is_buffered() && !all;
                 matches!(own.state(), SlotState::Queued | SlotState::Described) && !is_kept && self.withdraw(slot, SlotStatus::Cancelled)
             };
-            slots.clone().for_each(|slot| drop(withdraw(slot, false)));
+            for slot in slots.clone() {
+                withdraw(slot, false);
+            }
             while slots.clone().any(|slot| self.is_busy(slot, true)) {
                 if Instant::now() >= until {
                     kept_in_vain += slots.clone().filter(|slot| withdraw(*slot, true)).count();

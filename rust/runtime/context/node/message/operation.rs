@@ -108,11 +108,6 @@ impl Operation {
         &self.messenger
     }
 
-    /// Adds to what is kept; nothing once the outcome is known.
-    pub(super) fn keep<T>(&self, add: impl FnOnce(&mut Kept) -> T) -> Option<T> {
-        lock(&self.kept).as_mut().map(add)
-    }
-
     fn outcome(&self) -> Option<&Outcome> {
         if let Some(known) = self.outcome.get() {
             return Some(known);
@@ -169,15 +164,10 @@ impl Operation {
 
     /// Ends an operation that has not matched; whether it was so. It then ends with [`BackendError::Cancelled`].
     pub fn cancel(&self) -> Result<bool, Error> {
-        if self.outcome().is_some() {
-            return Ok(false);
-        }
         let _open = self.messenger.enter()?;
+        // While this is held the slot is not used again.
         let kept = lock(&self.kept);
-        if kept.is_none() {
-            return Ok(false);
-        }
-        Ok(self.messenger.withdraw(self.slot, SlotStatus::Cancelled))
+        Ok(kept.is_some() && self.messenger.withdraw(self.slot, SlotStatus::Cancelled))
     }
 
     /// Has later work of a stream come after the end of this operation.
