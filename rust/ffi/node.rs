@@ -15,11 +15,15 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(super) static NODES: Table<Arc<NodeGroup>> = Table::new(4);
+static NODES: Table<Arc<NodeGroup>> = Table::new(4);
 
 /// Makes every node of a closed context an invalid handle.
 pub(super) fn forget_all(context: &Arc<Context>) {
     NODES.purge(|node| Arc::ptr_eq(node.context(), context));
+}
+
+pub(super) fn node_of(node: mp_node_t) -> Result<Arc<NodeGroup>, Failure> {
+    NODES.with(node.addr(), c"node", Arc::clone)
 }
 
 /// The caller's allgather.
@@ -143,7 +147,7 @@ pub(super) unsafe fn plan_of_ranks(
 ) -> mp_status_t {
     guard(|| {
         let out = Out::new(plan, c"plan")?;
-        let node = NODES.with(node.addr(), c"node", Arc::clone)?;
+        let node = node_of(node)?;
         let (windows, transfers) = windows_and_transfers(windows, window_count, transfers, count)?;
         let partitioning = partitioning.map(partitioning_of).transpose()?;
         let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };

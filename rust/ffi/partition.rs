@@ -2,7 +2,7 @@
 
 use super::argument::{VersionedOut, bad_value, switch, text, versioned};
 use super::guard::{Failure, guard};
-use super::node::{NODES, plan_of_ranks, windows_and_transfers};
+use super::node::{node_of, plan_of_ranks, windows_and_transfers};
 use super::plan::{node_plan, plan_options};
 use super::types::*;
 use mpgpu_measure::tune::PartitionMover;
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
 ) -> mp_status_t {
     guard(|| {
         let out = VersionedOut::new(best, c"best")?;
-        let node = NODES.with(node.addr(), c"node", Arc::clone)?;
+        let node = node_of(node)?;
         let (windows, transfers) = windows_and_transfers(windows, window_count, transfers, count)?;
         let Some(produce) = produce else { return Err(Failure::invalid(c"produce", "produce is NULL")) };
         let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, reserved: 0, file: std::ptr::null() };
