@@ -15,6 +15,9 @@ from .errors import ArgumentError
 if TYPE_CHECKING:
     from ._context import Context
 
+_cast = ffi.cast
+_ADDRESS = ffi.typeof("uintptr_t")
+
 # DLPack's numbers of devices (dlpack.h): memory of a GPU, and memory of the host that GPUs reach.
 _DL_CPU, _DL_CUDA, _DL_CUDA_HOST = 1, 2, 3
 
@@ -58,6 +61,11 @@ def memory_of(value: Any, name: str) -> Memory:
         memory: Memory = own()
         return memory
     # Frameworks are asked only where the program has imported them.
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray:
+        array = _of_array(value)
+        if array is not None:
+            return array
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_tensor(torch, value, name)
@@ -90,6 +98,19 @@ def memory_of(value: Any, name: str) -> Memory:
     raise TypeError(
         f"{name} is a {type(value).__name__}: it must have __dlpack__, __cuda_array_interface__, __array_interface__ or the buffer protocol"
     )
+
+
+def _of_array(array: Any) -> Memory | None:
+    """A fifth of the time of the protocol, for what is sent each time; ``None`` for what that has to refuse, or to explain."""
+    flags = array.flags
+    if not flags.c_contiguous or array.dtype.hasobject:
+        return None
+    try:
+        held = ffi.from_buffer(array)
+    except ValueError:
+        # A type of element that the buffer protocol does not have.
+        return None
+    return Memory(int(_cast(_ADDRESS, held)), array.nbytes, held, readonly=not flags.writeable)
 
 
 def _not_contiguous(name: str, shape: Any, strides: Any, remedy: str) -> ArgumentError:

@@ -70,7 +70,7 @@ class Node:
         NotSupported: ranks on other machines, or none that knows how the GPUs are joined. ArgumentError.
     """
 
-    __slots__ = ("__weakref__", "_allgather", "_callback", "_context", "_handle", "_raised", "rank", "ranks")
+    __slots__ = ("__weakref__", "_allgather", "_callback", "_context", "_handle", "_messenger", "_raised", "rank", "ranks")
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class Node:
         self._context = context if context is not None else default_context()
         self._allgather = allgather
         self._raised: BaseException | None = None
+        # That of the node's own channels, once there are any.
+        self._messenger: Any = None
         self._callback = NULL if allgather is None else ffi.callback("mp_allgather_t", self._gather, error=1, onerror=self._keep_error)
         options = sized("mp_node_options_t *")
         if devices is not None:
