@@ -30,26 +30,29 @@ namespace mpgpu {
 
 /// The statuses of the C API. A `std::error_code` set by this library compares equal to one of them.
 enum class status : int {
-    success = MP_SUCCESS,                         ///< done
-    invalid_argument = MP_ERROR_INVALID_ARGUMENT, ///< a value that is not accepted
-    invalid_handle = MP_ERROR_INVALID_HANDLE,     ///< an empty or destroyed object
-    invalid_device = MP_ERROR_INVALID_DEVICE,     ///< a device that the context does not have
-    invalid_pointer = MP_ERROR_INVALID_POINTER,   ///< an address that is unknown or on another device
-    overlap = MP_ERROR_OVERLAP,                   ///< transfers of a batch touch the same bytes
-    no_route = MP_ERROR_NO_ROUTE,                 ///< no path joins two devices
-    out_of_memory = MP_ERROR_OUT_OF_MEMORY,       ///< a device or the host has no memory left
-    not_supported = MP_ERROR_NOT_SUPPORTED,       ///< this machine, driver or build cannot do it
-    no_driver = MP_ERROR_NO_DRIVER,               ///< no GPU driver was found
-    driver = MP_ERROR_DRIVER,                     ///< the driver or the operating system refused
-    topology = MP_ERROR_TOPOLOGY,                 ///< a topology that is unknown, unreadable or not valid
-    environment = MP_ERROR_ENVIRONMENT,           ///< an environment variable that is not accepted
-    version_mismatch = MP_ERROR_VERSION_MISMATCH, ///< header and library do not go together
-    data_corruption = MP_ERROR_DATA_CORRUPTION,   ///< bytes arrived wrong
-    internal = MP_ERROR_INTERNAL,                 ///< a defect of the library
-    peer_gone = MP_ERROR_PEER_GONE,               ///< another process has ended or freed what it shared
-    timeout = MP_ERROR_TIMEOUT,                   ///< what was waited for has not come in time
-    rank_failed = MP_ERROR_RANK_FAILED,           ///< another rank could not do its part
-    allgather = MP_ERROR_ALLGATHER                ///< the allgather of a node has failed
+    success = MP_SUCCESS,                           ///< done
+    invalid_argument = MP_ERROR_INVALID_ARGUMENT,   ///< a value that is not accepted
+    invalid_handle = MP_ERROR_INVALID_HANDLE,       ///< an empty or destroyed object
+    invalid_device = MP_ERROR_INVALID_DEVICE,       ///< a device that the context does not have
+    invalid_pointer = MP_ERROR_INVALID_POINTER,     ///< an address that is unknown or on another device
+    overlap = MP_ERROR_OVERLAP,                     ///< transfers of a batch touch the same bytes
+    no_route = MP_ERROR_NO_ROUTE,                   ///< no path joins two devices
+    out_of_memory = MP_ERROR_OUT_OF_MEMORY,         ///< a device or the host has no memory left
+    not_supported = MP_ERROR_NOT_SUPPORTED,         ///< this machine, driver or build cannot do it
+    no_driver = MP_ERROR_NO_DRIVER,                 ///< no GPU driver was found
+    driver = MP_ERROR_DRIVER,                       ///< the driver or the operating system refused
+    topology = MP_ERROR_TOPOLOGY,                   ///< a topology that is unknown, unreadable or not valid
+    environment = MP_ERROR_ENVIRONMENT,             ///< an environment variable that is not accepted
+    version_mismatch = MP_ERROR_VERSION_MISMATCH,   ///< header and library do not go together
+    data_corruption = MP_ERROR_DATA_CORRUPTION,     ///< bytes arrived wrong
+    internal = MP_ERROR_INTERNAL,                   ///< a defect of the library
+    peer_gone = MP_ERROR_PEER_GONE,                 ///< another process has ended or freed what it shared
+    timeout = MP_ERROR_TIMEOUT,                     ///< what was waited for has not come in time
+    rank_failed = MP_ERROR_RANK_FAILED,             ///< another rank could not do its part
+    allgather = MP_ERROR_ALLGATHER,                 ///< the allgather of a node has failed
+    message_truncated = MP_ERROR_MESSAGE_TRUNCATED, ///< a message is longer than its buffer
+    cancelled = MP_ERROR_CANCELLED,                 ///< an operation was cancelled
+    queue_full = MP_ERROR_QUEUE_FULL                ///< no room for another operation or message
 };
 
 namespace detail {
@@ -199,6 +202,12 @@ class rank_failed : public error {
     using error::error;
 };
 
+/// A message was not received, or not sent: it is longer than its buffer, it was cancelled, or there is no room.
+class message_error : public error {
+  public:
+    using error::error;
+};
+
 /// A defect of the library itself.
 class internal_error : public error {
   public:
@@ -249,6 +258,10 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
     case status::rank_failed:
     case status::allgather:
         fail_as<rank_failed>(std::move(details));
+    case status::message_truncated:
+    case status::cancelled:
+    case status::queue_full:
+        fail_as<message_error>(std::move(details));
     default: // a status that is newer than this header
         fail_as<error>(std::move(details));
     }

@@ -65,7 +65,13 @@ typedef struct mp_plan_s *mp_plan_t;
 /// A node: ranks that plan together. A number, as `mp_context_t`.
 typedef struct mp_node_s *mp_node_t;
 
-/// One execution of a plan that can be waited for. A number, as `mp_context_t`.
+/// One rank's end of the messages of a node. A number, as `mp_context_t`.
+typedef struct mp_messenger_s *mp_messenger_t;
+
+/// In place of a rank, for receiving and probing: messages of any rank.
+#define MP_ANY_RANK (-1)
+
+/// One execution of a plan, or one send or receive, that can be waited for. A number, as `mp_context_t`.
 typedef struct mp_request *mp_request_t;
 
 /// Major version of this header. Grows with incompatible changes.
@@ -82,6 +88,9 @@ typedef struct mp_request *mp_request_t;
 
 /// In the options of a plan, as `relay_gpus`: no GPU.
 #define MP_RELAY_NONE 9223372036854775808ull
+
+/// Metadata of a message at most, bytes.
+#define MP_MESSAGE_METADATA_BYTES 256
 
 /// Outcome of a call. Numbers are never reused or changed.
 typedef enum {
@@ -125,6 +134,12 @@ typedef enum {
     MP_ERROR_RANK_FAILED = 18,
     /// The allgather of a node has failed.
     MP_ERROR_ALLGATHER = 19,
+    /// A message is longer than the buffer that it was to go to. It was not received, and can be, into a larger one.
+    MP_ERROR_MESSAGE_TRUNCATED = 20,
+    /// The operation was cancelled before it matched, or its messenger was destroyed.
+    MP_ERROR_CANCELLED = 21,
+    /// There is no room for another operation or message. Nothing was sent or received.
+    MP_ERROR_QUEUE_FULL = 22,
 } mp_status_t;
 
 /// Where bytes move.
@@ -355,6 +370,9 @@ typedef struct {
     double undisturbed_seconds;
 } mp_plan_info_t;
 
+/// A function to be called when a request has ended, with its outcome. Must return (no `longjmp`, no exception).
+typedef void (*mp_request_function_t)(void *user, mp_status_t status);
+
 /// How to probe a machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
 typedef struct {
     /// `sizeof(mp_probe_options_t)`.
@@ -470,6 +488,37 @@ typedef struct {
     /// Flags of each partition that tell of its arrival.
     uint32_t arrived_flags;
 } mp_trigger_t;
+
+/// How to make a messenger. Initialise with `MP_MESSENGER_OPTIONS_INIT`; the same on all ranks.
+typedef struct {
+    /// `sizeof(mp_messenger_options_t)`.
+    size_t size;
+    /// Operations of a rank that may be under way, 1 to 65,536; each takes 2 KiB of shared memory. 0 for 1,024.
+    uint32_t operations;
+    /// Messages that may wait for their receives at a rank, 1 to 1,048,576. 0 for 4,096.
+    uint32_t messages;
+} mp_messenger_options_t;
+
+/// A message, as its receiver sees it. Initialise with `MP_MESSAGE_INFO_INIT`.
+typedef struct {
+    /// `sizeof(mp_message_info_t)`.
+    size_t size;
+    /// Its tag.
+    uint64_t tag;
+    /// Its size, without metadata.
+    uint64_t bytes;
+    /// The rank that has sent it.
+    uint32_t rank;
+    /// Bytes of its metadata.
+    uint32_t metadata_bytes;
+} mp_message_info_t;
+
+/// Names a buffer that a rank of the node may fetch: bytes of a fixed size that travel with a message of the program. A plain value
+/// that owns nothing.
+typedef struct {
+    /// What they mean is the library's own matter.
+    uint8_t bytes[64];
+} mp_message_descriptor_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -798,6 +847,26 @@ mp_status_t mp_test(mp_request_t *request,
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `request` is NULL.
 mp_status_t mp_request_destroy(mp_request_t *request);
 
+/// Has later work in `stream` come after the request: after the bytes of a receive, which it sees, and of a send, which it may
+/// overwrite; after all of an execution. The host does not wait, also where a message has not matched yet. The stream goes on
+/// where the request ends with an error, so the request says whether the bytes have come. A NULL request is done. Leaves the
+/// request as it is. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` in a stream that is being captured, for messages.
+mp_status_t mp_stream_wait_request(mp_stream_t stream,
+                                   mp_request_t request);
+
+/// Calls `function` once with `user` and the outcome when the request has ended, on the thread `mpgpu-callback` of its context,
+/// which starts with the first such call; on that thread `mp_last_error` has the text of an error. The function may call the
+/// library, but holds up other callbacks of the context. The request stays as it is, and may be waited for or destroyed before.
+/// Destroying the context calls what is left. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for an
+/// execution that was captured.
+mp_status_t mp_request_set_callback(mp_request_t request,
+                                    mp_request_function_t function,
+                                    void *user);
+
 /// Measures the machine of a context: how fast copies between its devices are, which of them slow each other down, what
 /// copies cost besides, and whether their bytes arrive. The result is a topology file; the context itself goes on with
 /// the topology that it has.
@@ -1091,6 +1160,135 @@ mp_status_t mp_plan_get_trigger(mp_plan_t plan, uint32_t rank, size_t transfer, 
 mp_status_t mp_plan_wait(mp_plan_t plan,
                          double seconds);
 
+/// Makes a messenger: by it the ranks of a node send each other messages, which are matched by MPI's rules. All ranks
+/// call it together, with the same options; NULL means all defaults. `*messenger` belongs to the caller, who destroys it with
+/// `mp_messenger_destroy`. It keeps the node. Messages of different messengers do not meet.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`;
+/// `MP_ERROR_NOT_SUPPORTED` where ranks cannot share memory.
+mp_status_t mp_messenger_create(mp_node_t node,
+                                const mp_messenger_options_t *options,
+                                mp_messenger_t *messenger);
+
+/// Destroys a messenger. Not collective: other ranks go on, and what they ask of this one from then on ends with
+/// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`. Blocks until
+/// movements under way have ended, and until messages that the library keeps (`mp_send`) were received, or their receivers have
+/// left; at most 10 seconds for those. Destroying the context does the same first. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TIMEOUT` where kept messages were not received; the messenger is destroyed
+/// all the same.
+mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
+
+/// Sends `bytes` bytes at `data`, as earlier work in `stream` has written them, to `rank`, which may be this one. Does not
+/// wait. `metadata` is read during the call and arrives with the match; at most `MP_MESSAGE_METADATA_BYTES`. The memory must
+/// stay as it is until the request has ended; the request belongs to the caller, and may be NULL.
+///
+/// Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Memory of a
+/// GPU and host memory of `mp_alloc` is read by whoever moves the bytes; such a send ends when the bytes were received.
+/// Ordinary host memory, host memory that other processes cannot map, and host messages of up to 1 KiB are copied to
+/// memory of the library in stream order, and the send ends then.
+///
+/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
+/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
+/// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
+/// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved.
+mp_status_t mp_send(mp_messenger_t messenger,
+                    const void *data,
+                    uint64_t bytes,
+                    uint32_t rank,
+                    uint64_t tag,
+                    const void *metadata,
+                    size_t metadata_bytes,
+                    mp_stream_t stream,
+                    mp_request_t *request);
+
+/// Receives a message of `rank`, or of any with `MP_ANY_RANK`, whose tag equals `tag` in the bits of `mask` (all bits set for
+/// exactly this tag, 0 for any), into `bytes` bytes at `data`. They are written after earlier work in `stream`; later work in
+/// the stream does not wait for them (`mp_stream_wait_request`). Does not wait. The memory must stay allocated until the
+/// request has ended; the request belongs to the caller. A shorter message leaves the rest as it is.
+///
+/// The request ends with `MP_ERROR_MESSAGE_TRUNCATED` where the message is longer than the buffer; it stays the first that a
+/// receive of this kind takes. It ends with `MP_ERROR_PEER_GONE` where the sender has ended, and with `MP_ANY_RANK` where any
+/// rank has died while it waited: the message may have been that rank's. Later receives from any rank are served by the
+/// others.
+///
+/// Errors: as `mp_send`, and nothing is received.
+mp_status_t mp_receive(mp_messenger_t messenger,
+                       void *data,
+                       uint64_t bytes,
+                       int32_t rank,
+                       uint64_t tag,
+                       uint64_t mask,
+                       mp_stream_t stream,
+                       mp_request_t *request);
+
+/// Looks for the message that a receive of this kind would take now, and leaves it where it is: `*found` becomes 1 or 0. Where
+/// there is one, fills `*info`, and copies metadata as far as `capacity` bytes at `metadata` go; both may be NULL. Does not
+/// wait. Any thread.
+///
+/// Errors: `MP_ERROR_PEER_GONE` where there is none and `rank` has ended; `MP_ERROR_INVALID_HANDLE`;
+/// `MP_ERROR_INVALID_ARGUMENT`.
+mp_status_t mp_message_probe(mp_messenger_t messenger,
+                             int32_t rank,
+                             uint64_t tag,
+                             uint64_t mask,
+                             int32_t *found,
+                             mp_message_info_t *info,
+                             void *metadata,
+                             size_t capacity);
+
+/// Tells which message a request is about: `*matched` becomes 1 where a receive or fetch has met its message, and for sends;
+/// else 0. Then fills `*info` and `metadata` as `mp_message_probe` does. After a truncation the message is the one that
+/// was too long. Does not wait, and leaves the request as it is. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
+mp_status_t mp_message_get_info(mp_request_t request,
+                                int32_t *matched,
+                                mp_message_info_t *info,
+                                void *metadata,
+                                size_t capacity);
+
+/// Waits as `mp_wait` does, for a send, a receive or a fetch, and fills `*info` and `metadata` as `mp_message_probe` does, also
+/// where it returns `MP_ERROR_MESSAGE_TRUNCATED`; with any other error they are left as they are.
+///
+/// Errors: as `mp_wait`; `MP_ERROR_INVALID_ARGUMENT` for a NULL request and for that of an execution.
+mp_status_t mp_message_wait(mp_request_t *request,
+                            mp_message_info_t *info,
+                            void *metadata,
+                            size_t capacity);
+
+/// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
+/// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
+/// waited for or destroyed. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
+mp_status_t mp_message_cancel(mp_request_t request,
+                              int32_t *cancelled);
+
+/// Describes `bytes` bytes at `data`, as earlier work in `stream` has written them, for one rank of the node that is given the
+/// descriptor by any means: `mp_message_fetch` there copies them into its own memory, whenever it likes, once. The memory must
+/// stay as it is until the request has ended. Does not wait. A descriptor whose fetching rank has ended is to be cancelled.
+///
+/// Errors: as `mp_send`.
+mp_status_t mp_message_describe(mp_messenger_t messenger,
+                                const void *data,
+                                uint64_t bytes,
+                                mp_stream_t stream,
+                                mp_message_descriptor_t *descriptor,
+                                mp_request_t *released);
+
+/// Fetches what a descriptor describes into `bytes` bytes at `data`, after earlier work in `stream`; otherwise as
+/// `mp_receive`. `messenger` is that which was made together with the describing rank's.
+///
+/// Errors: as `mp_receive`; `MP_ERROR_MESSAGE_TRUNCATED` where the buffer is too small, and it can be fetched into a larger
+/// one; `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, or that was fetched or cancelled.
+mp_status_t mp_message_fetch(mp_messenger_t messenger,
+                             const mp_message_descriptor_t *descriptor,
+                             void *data,
+                             uint64_t bytes,
+                             mp_stream_t stream,
+                             mp_request_t *request);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -1101,6 +1299,10 @@ mp_status_t mp_plan_wait(mp_plan_t plan,
 #define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0}
 /// Initial value of `mp_node_options_t`: all defaults.
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL}
+/// Initial value of `mp_messenger_options_t`: all defaults.
+#define MP_MESSENGER_OPTIONS_INIT {sizeof(mp_messenger_options_t), 0, 0}
+/// Initial value of `mp_message_info_t`.
+#define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0}
 /// Initial value of `mp_partition_options_t`: what the model says.
 #define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, 0}
 /// Initial value of `mp_trigger_t`.

@@ -20,7 +20,7 @@
 /// leaves the object empty. `mpgpu::last_error()` has the details either way. Destructors never throw. Without
 /// exceptions (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
 ///
-/// Ownership. `context`, `node`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters` and
+/// Ownership. `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters` and
 /// `imported_memory` own one thing each and can be moved, not copied. A moved-from object is empty: it may be
 /// destroyed, assigned to and tested; a call on it reports `status::invalid_handle`. Objects made from a context may
 /// outlive it: they are then invalid, which is reported and never dereferenced.
@@ -39,6 +39,7 @@
 #include <mpgpu/event.hpp>
 #include <mpgpu/imported_memory.hpp>
 #include <mpgpu/log.hpp>
+#include <mpgpu/message.hpp>
 #include <mpgpu/mpgpu.h>
 #include <mpgpu/node.hpp>
 #include <mpgpu/plan.hpp>

@@ -5,7 +5,7 @@ use super::guard::{Failure, guard};
 use super::table::Table;
 use super::types::*;
 use super::version::{MP_VERSION, MP_VERSION_MAJOR, MP_VERSION_MINOR, MP_VERSION_PATCH};
-use super::{log, node, plan, request};
+use super::{log, node, message, plan, request};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::SignalWait;
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
@@ -105,6 +105,7 @@ pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
         let closed = context.close();
         // After closing: from then on no call adds a handle of this context.
         request::forget_all(&context);
+        message::forget_all(&context);
         plan::forget_all(&context);
         node::forget_all(&context);
         Ok(closed?)

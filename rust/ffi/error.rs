@@ -31,6 +31,9 @@ pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
         17 => c"MP_ERROR_TIMEOUT",
         18 => c"MP_ERROR_RANK_FAILED",
         19 => c"MP_ERROR_ALLGATHER",
+        20 => c"MP_ERROR_MESSAGE_TRUNCATED",
+        21 => c"MP_ERROR_CANCELLED",
+        22 => c"MP_ERROR_QUEUE_FULL",
         _ => c"unknown status",
     };
     name.as_ptr()

@@ -22,6 +22,10 @@ pub(super) fn forget_all(context: &Arc<Context>) {
     NODES.purge(|node| Arc::ptr_eq(node.context(), context));
 }
 
+pub(super) fn node_of(node: mp_node_t) -> Result<Arc<NodeGroup>, Failure> {
+    NODES.with(node.addr(), c"node", Arc::clone)
+}
+
 /// The caller's allgather.
 struct AllgatherCallback {
     function: unsafe extern "C" fn(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32,
@@ -143,7 +147,7 @@ pub(super) unsafe fn plan_of_ranks(
 ) -> mp_status_t {
     guard(|| {
         let out = Out::new(plan, c"plan")?;
-        let node = NODES.with(node.addr(), c"node", Arc::clone)?;
+        let node = node_of(node)?;
         let windows: Vec<Window> = array(windows, window_count, c"windows", c"window_count")?
             .iter()
             .map(|window| Window { address: window.memory.addr() as u64, bytes: window.bytes })

@@ -1,12 +1,15 @@
-//! Requests: executions that can be waited for.
+//! Requests: executions, sends and receives that can be waited for.
 
-use super::argument::Out;
+use super::argument::{Out, bad_handle};
 use super::guard::{Failure, guard};
 use super::plan::closed;
+use super::stream::stream_of;
 use super::table::Table;
 use super::types::*;
 use mpgpu_runtime::backend::Completion;
 use mpgpu_runtime::context::Context;
+use mpgpu_runtime::context::node::message::{Envelope, Operation};
+use std::ffi::c_void;
 use std::sync::Arc;
 
 struct RequestEntry {
@@ -21,7 +24,7 @@ pub(super) fn forget_all(context: &Arc<Context>) {
     REQUESTS.purge(|entry| Arc::ptr_eq(&entry.context, context));
 }
 
-/// A handle for an execution.
+/// A handle for an execution, a send or a receive.
 pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp_request_t, Failure> {
     let handle = REQUESTS.insert_unless(RequestEntry { context, completion }, |entry| closed(&entry.context))?;
     Ok(std::ptr::without_provenance_mut(handle))
@@ -99,4 +102,86 @@ fn finish(request: Out<mp_request_t>, handle: mp_request_t) -> Result<(), Failur
     REQUESTS.remove(handle.addr(), c"request")?;
     request.write(std::ptr::null_mut());
     Ok(())
+}
+
+/// What a completion is of, if it is a send or a receive.
+fn operation_of(completion: &Completion) -> Result<&Operation, Failure> {
+    completion.as_any().downcast_ref().ok_or_else(|| Failure::invalid(c"request", "request is of an execution, not of a message"))
+}
+
+fn completion_of(request: mp_request_t) -> Result<(Arc<Context>, Completion), Failure> {
+    REQUESTS.with(request.addr(), c"request", |entry| (entry.context.clone(), entry.completion.clone()))
+}
+
+/// What `ask` says of a send or a receive.
+pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operation) -> T) -> Result<T, Failure> {
+    Ok(ask(operation_of(&completion_of(request)?.1)?))
+}
+
+/// Waits for a send or a receive, and destroys its request. `tell` is told of the message.
+pub(super) fn wait_for_message(request: Out<mp_request_t>, tell: impl FnOnce(Option<&Envelope>)) -> Result<(), Failure> {
+    let handle = request.read();
+    if handle.is_null() {
+        return Err(bad_handle(0, c"request"));
+    }
+    let (_, completion) = completion_of(handle)?;
+    let operation = operation_of(&completion)?;
+    let result = completion.wait();
+    let envelope = operation.envelope();
+    finish(request, handle)?;
+    tell(envelope.as_ref());
+    Ok(result?)
+}
+
+/// Has later work in `stream` come after the request: after the bytes of a receive, which it sees, and of a send, which it may
+/// overwrite; after all of an execution. The host does not wait, also where a message has not matched yet. The stream goes on
+/// where the request ends with an error, so the request says whether the bytes have come. A NULL request is done. Leaves the
+/// request as it is. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` in a stream that is being captured, for messages.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_stream_wait_request(stream: mp_stream_t, request: mp_request_t) -> mp_status_t {
+    guard(|| {
+        if request.is_null() {
+            return Ok(());
+        }
+        let (context, completion) = completion_of(request)?;
+        match completion.as_any().downcast_ref::<Operation>() {
+            Some(operation) => Ok(operation.order_stream(stream_of(stream))?),
+            None => Ok(context.order_stream(stream_of(stream), &completion)?),
+        }
+    })
+}
+
+/// What a caller wants to be called.
+struct RequestFunction {
+    function: unsafe extern "C" fn(user: *mut c_void, status: mp_status_value),
+    user: *mut c_void,
+}
+
+// SAFETY: the header says on which thread it is called.
+unsafe impl Send for RequestFunction {}
+
+impl RequestFunction {
+    fn call(&self, status: mp_status_t) {
+        // SAFETY: the header says what the function is, and that it is called with `user` once.
+        unsafe { (self.function)(self.user, status as mp_status_value) }
+    }
+}
+
+/// Calls `function` once with `user` and the outcome when the request has ended, on the thread `mpgpu-callback` of its context,
+/// which starts with the first such call; on that thread `mp_last_error` has the text of an error. The function may call the
+/// library, but holds up other callbacks of the context. The request stays as it is, and may be waited for or destroyed before.
+/// Destroying the context calls what is left. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for an
+/// execution that was captured.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_request_set_callback(request: mp_request_t, function: mp_request_function_t, user: *mut c_void) -> mp_status_t {
+    guard(|| {
+        let function = function.ok_or_else(|| Failure::invalid(c"function", "function is NULL"))?;
+        let (context, completion) = completion_of(request)?;
+        let function = RequestFunction { function, user };
+        Ok(context.call_when_done(completion, Box::new(move |result| function.call(guard(|| Ok(result?)))))?)
+    })
 }

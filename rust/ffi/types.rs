@@ -12,6 +12,14 @@ pub const MP_DEVICE_AUTO: i32 = mpgpu_runtime::context::Transfer::AUTO.0;
 /// In the options of a plan, as `relay_gpus`: no GPU.
 pub const MP_RELAY_NONE: u64 = 0x8000_0000_0000_0000;
 
+/// In place of a rank, for receiving and probing: messages of any rank.
+pub const MP_ANY_RANK: i32 = -1;
+
+/// Metadata of a message at most, bytes.
+pub const MP_MESSAGE_METADATA_BYTES: usize = 256;
+
+const _: () = assert!(MP_MESSAGE_METADATA_BYTES == mpgpu_runtime::context::node::message::METADATA_BYTES);
+
 /// Outcome of a call. Numbers are never reused or changed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -56,6 +64,12 @@ pub enum mp_status_t {
     MP_ERROR_RANK_FAILED = 18,
     /// The allgather of a node has failed.
     MP_ERROR_ALLGATHER = 19,
+    /// A message is longer than the buffer that it was to go to. It was not received, and can be, into a larger one.
+    MP_ERROR_MESSAGE_TRUNCATED = 20,
+    /// The operation was cancelled before it matched, or its messenger was destroyed.
+    MP_ERROR_CANCELLED = 21,
+    /// There is no room for another operation or message. Nothing was sent or received.
+    MP_ERROR_QUEUE_FULL = 22,
 }
 
 // Enumerations as C passes them. The header calls each by the name of its enumeration; here they are plain integers, because a caller may
@@ -180,6 +194,10 @@ pub struct mp_node_s {
 pub struct mp_plan_s {
     _private: [u8; 0],
 }
+/// What `mp_messenger_t` seems to point to.
+pub struct mp_messenger_s {
+    _private: [u8; 0],
+}
 /// What `mp_request_t` seems to point to.
 pub struct mp_request {
     _private: [u8; 0],
@@ -196,7 +214,9 @@ pub type mp_context_t = *mut mp_context;
 pub type mp_plan_t = *mut mp_plan_s;
 /// A node: ranks that plan together. A number, as `mp_context_t`.
 pub type mp_node_t = *mut mp_node_s;
-/// One execution of a plan that can be waited for. A number, as `mp_context_t`.
+/// One rank's end of the messages of a node. A number, as `mp_context_t`.
+pub type mp_messenger_t = *mut mp_messenger_s;
+/// One execution of a plan, or one send or receive, that can be waited for. A number, as `mp_context_t`.
 pub type mp_request_t = *mut mp_request;
 
 /// How to create a context. Initialise with `MP_CONTEXT_OPTIONS_INIT`; a field that is 0 or NULL takes what the
@@ -326,6 +346,43 @@ pub struct mp_node_options_t {
     /// Path of a socket at which the ranks meet where there is no allgather; the same on all ranks, in a folder that they
     /// all may write to. They wait a minute for each other. NULL where an allgather is given.
     pub socket: *const c_char,
+}
+
+/// How to make a messenger. Initialise with `MP_MESSENGER_OPTIONS_INIT`; the same on all ranks.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_messenger_options_t {
+    /// `sizeof(mp_messenger_options_t)`.
+    pub size: usize,
+    /// Operations of a rank that may be under way, 1 to 65,536; each takes 2 KiB of shared memory. 0 for 1,024.
+    pub operations: u32,
+    /// Messages that may wait for their receives at a rank, 1 to 1,048,576. 0 for 4,096.
+    pub messages: u32,
+}
+
+/// A message, as its receiver sees it. Initialise with `MP_MESSAGE_INFO_INIT`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_message_info_t {
+    /// `sizeof(mp_message_info_t)`.
+    pub size: usize,
+    /// Its tag.
+    pub tag: u64,
+    /// Its size, without metadata.
+    pub bytes: u64,
+    /// The rank that has sent it.
+    pub rank: u32,
+    /// Bytes of its metadata.
+    pub metadata_bytes: u32,
+}
+
+/// Names a buffer that a rank of the node may fetch: bytes of a fixed size that travel with a message of the program. A plain value
+/// that owns nothing.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_message_descriptor_t {
+    /// What they mean is the library's own matter.
+    pub bytes: [u8; 64],
 }
 
 /// Who moves partitions that are ready.
@@ -508,6 +565,9 @@ pub type mp_allgather_t = Option<unsafe extern "C" fn(user: *mut c_void, send: *
 /// A function to run on a CPU thread in stream order. Must return (no `longjmp`, no exception).
 pub type mp_host_function_t = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
+/// A function to be called when a request has ended, with its outcome. Must return (no `longjmp`, no exception).
+pub type mp_request_function_t = Option<unsafe extern "C" fn(user: *mut c_void, status: mp_status_value)>;
+
 /// Makes structs with a size known to the argument checks.
 macro_rules! versioned {
     ($($type:ident $init:literal $first:literal;)*) => {$(
@@ -525,6 +585,8 @@ versioned! {
     mp_plan_options_t "MP_PLAN_OPTIONS_INIT" 48;
     mp_probe_options_t "MP_PROBE_OPTIONS_INIT" 24;
     mp_node_options_t "MP_NODE_OPTIONS_INIT" 32;
+    mp_messenger_options_t "MP_MESSENGER_OPTIONS_INIT" 16;
+    mp_message_info_t "MP_MESSAGE_INFO_INIT" 32;
     mp_partition_options_t "MP_PARTITION_OPTIONS_INIT" 24;
     mp_trigger_t "MP_TRIGGER_INIT" 64;
     mp_plan_info_t "MP_PLAN_INFO_INIT" 48;

@@ -7,7 +7,7 @@
 pub(crate) use shuttle::{
     sync::{
         Condvar, Mutex, MutexGuard, RwLock,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
 };
@@ -15,7 +15,7 @@ pub(crate) use shuttle::{
 pub(crate) use std::{
     sync::{
         Condvar, Mutex, MutexGuard, RwLock,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
 };

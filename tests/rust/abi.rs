@@ -18,6 +18,8 @@ fn functions() -> BTreeSet<&'static str> {
     declared.filter_map(|(before, _)| before.rsplit([' ', '*']).next()).filter(|name| name.starts_with("mp_")).collect()
 }
 
+unsafe extern "C" fn ignore(_: *mut c_void, _: i32) {}
+
 /// The allgather of one rank.
 unsafe extern "C" fn alone(_: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
     // SAFETY: both have room for the bytes of the one rank that there is.
@@ -44,8 +46,15 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut out_counters, mut counted) = (poison(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
     let (bad_partitions, mut trigger) = (partition_options(3), trigger());
+    let (mut messenger, mut out_messenger, mut execution) = (null_mut(), poison(), null_mut());
+    let mut none_such = null_mut();
+    let (mut told, mut descriptor) = (message_info(), mp_message_descriptor_t { bytes: [0; 64] });
     // SAFETY: the output is valid for the call, and a node of one rank is told what it said.
     ok(unsafe { mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), &mut ranks) });
+    // SAFETY: as above.
+    ok(unsafe { mp_messenger_create(ranks, null(), &mut messenger) });
+    // SAFETY: as above.
+    ok(unsafe { mp_execute(plan, null_mut(), &mut execution) });
     use mp_status_t::{MP_ERROR_INVALID_ARGUMENT as ARGUMENT, MP_ERROR_INVALID_HANDLE as HANDLE};
     // SAFETY: every pointer is NULL, or valid for the call.
     let calls: Vec<(&str, mp_status_t, &str, mp_status_t)> = unsafe {
@@ -92,6 +101,62 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_plan_wait", mp_plan_wait(plan, 0.0), "plan", ARGUMENT),
             ("mp_plan_wait", mp_plan_wait(plan, -1.0), "seconds", ARGUMENT),
             ("mp_node_destroy", mp_node_destroy(null_mut()), "node", HANDLE),
+            ("mp_messenger_create", mp_messenger_create(null_mut(), null(), &mut out_messenger), "node", HANDLE),
+            ("mp_messenger_create", mp_messenger_create(ranks, null(), null_mut()), "messenger", ARGUMENT),
+            ("mp_messenger_destroy", mp_messenger_destroy(null_mut()), "messenger", HANDLE),
+            ("mp_send", mp_send(null_mut(), null(), 0, 0, 0, null(), 0, null_mut(), &mut none_such), "messenger", HANDLE),
+            ("mp_send", mp_send(messenger, null(), 8, 0, 0, null(), 0, null_mut(), &mut none_such), "data", ARGUMENT),
+            ("mp_send", mp_send(messenger, null(), 0, 1, 0, null(), 0, null_mut(), &mut none_such), "rank", ARGUMENT),
+            ("mp_send", mp_send(messenger, null(), 0, 0, 0, null(), 1, null_mut(), &mut none_such), "metadata", ARGUMENT),
+            ("mp_send", mp_send(messenger, null(), 0, 0, 0, null(), 0, poison(), &mut none_such), "stream", HANDLE),
+            ("mp_receive", mp_receive(null_mut(), null_mut(), 0, 0, 0, 0, null_mut(), &mut none_such), "messenger", HANDLE),
+            ("mp_receive", mp_receive(messenger, null_mut(), 8, 0, 0, 0, null_mut(), &mut none_such), "data", ARGUMENT),
+            ("mp_receive", mp_receive(messenger, null_mut(), 0, -2, 0, 0, null_mut(), &mut none_such), "rank", ARGUMENT),
+            ("mp_receive", mp_receive(messenger, null_mut(), 0, 0, 0, 0, poison(), &mut none_such), "stream", HANDLE),
+            (
+                "mp_message_probe",
+                mp_message_probe(null_mut(), 0, 0, 0, &mut number, &mut told, null_mut(), 0),
+                "messenger",
+                HANDLE,
+            ),
+            ("mp_message_probe", mp_message_probe(messenger, 0, 0, 0, null_mut(), &mut told, null_mut(), 0), "found", ARGUMENT),
+            ("mp_message_probe", mp_message_probe(messenger, 0, 0, 0, &mut number, &mut told, null_mut(), 1), "metadata", ARGUMENT),
+            ("mp_message_get_info", mp_message_get_info(null_mut(), &mut number, &mut told, null_mut(), 0), "request", HANDLE),
+            ("mp_message_get_info", mp_message_get_info(execution, null_mut(), &mut told, null_mut(), 0), "matched", ARGUMENT),
+            ("mp_message_get_info", mp_message_get_info(execution, &mut number, &mut told, null_mut(), 0), "request", ARGUMENT),
+            ("mp_message_wait", mp_message_wait(null_mut(), &mut told, null_mut(), 0), "request", ARGUMENT),
+            ("mp_message_wait", mp_message_wait(&mut none_such, &mut told, null_mut(), 0), "request", HANDLE),
+            ("mp_message_cancel", mp_message_cancel(null_mut(), &mut number), "request", HANDLE),
+            ("mp_message_cancel", mp_message_cancel(execution, null_mut()), "cancelled", ARGUMENT),
+            (
+                "mp_message_describe",
+                mp_message_describe(null_mut(), null(), 0, null_mut(), &mut descriptor, &mut none_such),
+                "messenger",
+                HANDLE,
+            ),
+            (
+                "mp_message_describe",
+                mp_message_describe(messenger, null(), 0, null_mut(), null_mut(), &mut none_such),
+                "descriptor",
+                ARGUMENT,
+            ),
+            (
+                "mp_message_fetch",
+                mp_message_fetch(null_mut(), &descriptor, null_mut(), 0, null_mut(), &mut none_such),
+                "messenger",
+                HANDLE,
+            ),
+            ("mp_message_fetch", mp_message_fetch(messenger, null(), null_mut(), 0, null_mut(), &mut none_such), "descriptor", ARGUMENT),
+            (
+                "mp_message_fetch",
+                mp_message_fetch(messenger, &descriptor, null_mut(), 0, null_mut(), &mut none_such),
+                "descriptor",
+                ARGUMENT,
+            ),
+            ("mp_stream_wait_request", mp_stream_wait_request(null_mut(), poison()), "request", HANDLE),
+            ("mp_stream_wait_request", mp_stream_wait_request(poison(), execution), "stream", HANDLE),
+            ("mp_request_set_callback", mp_request_set_callback(null_mut(), Some(ignore), null_mut()), "request", HANDLE),
+            ("mp_request_set_callback", mp_request_set_callback(execution, None, null_mut()), "function", ARGUMENT),
             ("mp_log_set_callback", mp_log_set_callback(6, None, null_mut()), "max_level", ARGUMENT),
             ("mp_context_create_versioned", mp_context_create_versioned(null(), MP_VERSION, null_mut()), "context", ARGUMENT),
             ("mp_context_destroy", mp_context_destroy(null_mut()), "context", HANDLE),
@@ -228,6 +293,10 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     assert_eq!((length, number, counted, out_counters.addr()), (77, 77, 77, poison::<u8>().addr()), "an output was written");
     assert!([out_plan.addr(), out_memory.addr(), out_stream.addr(), out_event.addr()].iter().all(|at| *at == poison::<u8>().addr()));
     assert!(no_request.is_null() && none.is_null() && out_node == poison());
+    assert!(out_messenger == poison() && none_such.is_null() && (told.bytes, descriptor.bytes) == (0, [0; 64]));
+    ok(mp_messenger_destroy(messenger));
+    // SAFETY: as above.
+    ok(unsafe { mp_wait(&mut execution) });
     ok(mp_node_destroy(ranks));
     assert_eq!((shared.bytes, uuid), ([0; 128], [0; 16]));
     assert_eq!((counts.plan_cache_misses, device.allocated_bytes, info.bytes), (0, 0, 0));
@@ -370,19 +439,20 @@ fn layouts_are_those_of_the_first_release() {
 
 #[test]
 fn statuses_have_their_names_and_numbers_for_good() {
-    let names: Vec<String> = (0..=19)
+    let names: Vec<String> = (0..=22)
         // SAFETY: static texts.
         .map(|status| unsafe { CStr::from_ptr(mp_status_string(status)) }.to_string_lossy().into_owned())
         .collect();
     let expected = "MP_SUCCESS MP_ERROR_INVALID_ARGUMENT MP_ERROR_INVALID_HANDLE MP_ERROR_INVALID_DEVICE MP_ERROR_INVALID_POINTER \
                     MP_ERROR_OVERLAP MP_ERROR_NO_ROUTE MP_ERROR_OUT_OF_MEMORY MP_ERROR_NOT_SUPPORTED MP_ERROR_NO_DRIVER MP_ERROR_DRIVER \
                     MP_ERROR_TOPOLOGY MP_ERROR_ENVIRONMENT MP_ERROR_VERSION_MISMATCH MP_ERROR_DATA_CORRUPTION MP_ERROR_INTERNAL \
-                    MP_ERROR_PEER_GONE MP_ERROR_TIMEOUT MP_ERROR_RANK_FAILED MP_ERROR_ALLGATHER";
+                    MP_ERROR_PEER_GONE MP_ERROR_TIMEOUT MP_ERROR_RANK_FAILED MP_ERROR_ALLGATHER MP_ERROR_MESSAGE_TRUNCATED MP_ERROR_CANCELLED \
+                    MP_ERROR_QUEUE_FULL";
     assert_eq!(names.join(" "), expected);
     for (number, name) in names.iter().enumerate() {
         assert!(HEADER.contains(&format!("    {name} = {number},")), "{name}");
     }
-    for other in [-1, 20, i32::MIN, i32::MAX] {
+    for other in [-1, 23, i32::MIN, i32::MAX] {
         // SAFETY: a static text.
         assert_eq!(unsafe { CStr::from_ptr(mp_status_string(other)) }, c"unknown status");
     }

@@ -106,6 +106,8 @@ unsafe extern "C" fn copy_to_itself(_: *mut c_void, send: *const c_void, receive
     0
 }
 
+unsafe extern "C" fn ignore(_: *mut c_void, _: i32) {}
+
 unsafe extern "C" fn no_allgather(_: *mut c_void, _: *const c_void, _: *mut c_void, _: usize) -> i32 {
     -3
 }
@@ -160,7 +162,7 @@ fn pointer<T>(address: usize) -> *mut T {
 impl Fuzzer<'_> {
     /// What is done, and how often beside the others.
     #[expect(clippy::type_complexity, reason = "a table")]
-    const ACTIONS: [(u64, fn(&mut Self)); 17] = [
+    const ACTIONS: [(u64, fn(&mut Self)); 18] = [
         (4, Self::texts),
         (1, Self::log),
         (1, Self::context),
@@ -178,6 +180,7 @@ impl Fuzzer<'_> {
         (8, Self::share),
         (8, Self::signal),
         (3, Self::node),
+        (3, Self::message),
     ];
 
     fn before(&mut self, name: &'static str) {
@@ -671,6 +674,90 @@ impl Fuzzer<'_> {
         if self.one_in(4) {
             call!(self, mp_node_destroy(node));
         }
+    }
+
+    /// A messenger of this process alone, which sends to itself, and is given back with what is left.
+    fn message(&mut self) {
+        let context = self.a_context();
+        let (mut node, mut messenger) = (null_mut(), poison());
+        if !call!(self, mp_node_create(context, 0, 1, Some(copy_to_itself), null_mut(), null(), &mut node)) {
+            node = pointer(self.odd() as usize);
+        }
+        let options = mp_messenger_options_t {
+            size: size_of::<mp_messenger_options_t>(),
+            operations: self.below(6) as u32,
+            messages: self.below(4) as u32,
+        };
+        let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
+        let out = self.out(&mut messenger);
+        if !call!(self, mp_messenger_create(node, options, out)) {
+            assert_eq!(messenger, poison(), "an output was written");
+            messenger = pointer(self.odd() as usize);
+        }
+        let (mut memory, header) = (vec![0_u8; 4096], [7_u8; 300]);
+        let base = memory.as_mut_ptr();
+        let (mut requests, mut descriptor) = (Vec::<mp_request_t>::new(), mp_message_descriptor_t { bytes: [GUARD; 64] });
+        for _ in 0..self.below(24) {
+            let (at, bytes) = (self.below(2000) as usize, self.below(2000));
+            let data = if self.one_in(12) { null_mut() } else { base.wrapping_add(at).cast::<c_void>() };
+            let stream = self.a_stream();
+            let (rank, tag, mask) = (self.below(20) as i32 / 9 - 1, self.below(2), if self.one_in(2) { u64::MAX } else { 0 });
+            let mut request = poison();
+            let out = if self.one_in(4) { null_mut() } else { self.out(&mut request) };
+            let known = requests.get(self.random.below(requests.len() as u64) as usize).copied().unwrap_or(poison());
+            let capacity = self.below(300) as usize;
+            let (mut number, mut metadata) = (77, [0_u8; 300]);
+            let made = match self.below(12) {
+                0..4 => {
+                    let metadata = if self.one_in(4) { self.below(300) as usize } else { self.below(257) as usize };
+                    call!(self, mp_send(messenger, data, bytes, rank as u32, tag, header.as_ptr().cast(), metadata, stream, out))
+                }
+                4..7 => call!(self, mp_receive(messenger, data, bytes, rank, tag, mask, stream, out)),
+                7 => {
+                    let (place, room) = (self.out(&mut descriptor), bytes.min(64));
+                    call!(self, mp_message_describe(messenger, data, room, stream, place, out))
+                }
+                8 => {
+                    let mut descriptor = descriptor;
+                    if self.one_in(4) {
+                        descriptor.bytes[self.below(64) as usize] ^= 1;
+                    }
+                    call!(self, mp_message_fetch(messenger, &descriptor, data, bytes, stream, out))
+                }
+                9 => {
+                    let (found, told) = (self.out(&mut number), self.sized(message_info()));
+                    let told = if self.one_in(2) { null_mut() } else { told };
+                    call!(self, mp_message_probe(messenger, rank, tag, mask, found, told, metadata.as_mut_ptr().cast(), capacity));
+                    false
+                }
+                10 => {
+                    let (matched, told) = (self.out(&mut number), self.sized(message_info()));
+                    call!(self, mp_message_get_info(known, matched, told, metadata.as_mut_ptr().cast(), capacity));
+                    call!(self, mp_stream_wait_request(stream, known));
+                    false
+                }
+                _ => {
+                    let place = self.out(&mut number);
+                    call!(self, mp_message_cancel(known, place));
+                    call!(self, mp_request_set_callback(known, if self.one_in(8) { None } else { Some(ignore) }, null_mut()));
+                    false
+                }
+            };
+            if made && request != poison() {
+                requests.push(request);
+            }
+        }
+        call!(self, mp_messenger_destroy(messenger));
+        // Whatever has not ended by itself has ended now.
+        for mut request in requests {
+            let told = self.sized(message_info());
+            match self.below(3) {
+                0 => call!(self, mp_message_wait(&mut request, told, null_mut(), 0)),
+                1 => call!(self, mp_wait(&mut request)),
+                _ => call!(self, mp_request_destroy(&mut request)),
+            };
+        }
+        call!(self, mp_node_destroy(node));
     }
 
     fn plan_questions(&mut self) {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 13] =
-    ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share", "node", "partition"];
+const SOURCES: [&str; 14] =
+    ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share", "node", "partition", "message"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -52,11 +52,13 @@ int main(void) {
     mp_statistics_t statistics = MP_STATISTICS_INIT;
     mp_device_statistics_t device_statistics = MP_DEVICE_STATISTICS_INIT;
     mp_error_info_t error_info = MP_ERROR_INFO_INIT;
+    mp_messenger_options_t messenger_options = MP_MESSENGER_OPTIONS_INIT;
+    mp_message_info_t message_info = MP_MESSAGE_INFO_INIT;
     mp_context_t context = NULL;
     mp_stream_t stream = NULL;
     struct CUstream_st *cuda_stream = stream;
     struct CUevent_st *cuda_event = (mp_event_t)NULL;
-    if (context_options.size + plan_options.size + probe_options.size + plan_info.size + statistics.size + device_statistics.size + error_info.size == 0)
+    if (context_options.size + plan_options.size + probe_options.size + plan_info.size + statistics.size + device_statistics.size + error_info.size + messenger_options.size + message_info.size + (MP_ANY_RANK == -1) == 0)
         return 1;
     if (MP_DEVICE_HOST_NUMA(0) != MP_DEVICE_HOST || MP_DEVICE_HOST_NUMA(1 + 1) != -3 || MP_VERSION != mp_version())
         return 2;

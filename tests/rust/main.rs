@@ -17,6 +17,7 @@ mod header;
 mod host_backend;
 mod kernel;
 mod killed;
+mod messages;
 mod node;
 mod node_plans;
 mod nvtx;

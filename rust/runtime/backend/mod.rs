@@ -229,6 +229,12 @@ pub enum BackendError {
     /// Another process has ended, or has freed what it shared.
     #[error("{0}")]
     PeerGone(String),
+    /// A message is longer than the buffer that it was to go to.
+    #[error("{0}")]
+    Truncated(String),
+    /// An operation was cancelled before it began.
+    #[error("{0}")]
+    Cancelled(String),
     /// The operating system or the driver refused.
     #[error("{what}: {reason} (code {code})")]
     #[allow(missing_docs)]

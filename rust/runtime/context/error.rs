@@ -118,6 +118,9 @@ pub enum Error {
     /// An argument of a call that all ranks make.
     #[error("{reason}")]
     NodeArgument { argument: &'static std::ffi::CStr, reason: String },
+    /// No room for another operation or message.
+    #[error("{0}")]
+    QueueFull(String),
     /// The parts of a program do not go together. Nothing was executed.
     #[error("internal error: the ranks' parts are not right and were not run: {0}")]
     InvalidParts(#[from] PartViolation),

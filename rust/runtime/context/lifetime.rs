@@ -1,6 +1,7 @@
 //! A context: a machine, a backend, and everything that is kept between calls.
 
 use super::batch::{self, Batch, Located, Transfer};
+use super::callbacks::Callbacks;
 use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
 use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions, halved};
 use super::deferred::{Deferred, UsedBy};
@@ -17,14 +18,14 @@ use crate::fault;
 use crate::ipc::{PATIENCE, fork};
 use crate::nvtx;
 use crate::plan::{self, Options, Program, Reason, Shape};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 use crate::topology::{DeviceId, Machine};
 use crate::tune::{self, Tuning};
 use smallvec::SmallVec;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 /// How to open a context. `None` takes what the environment says, and then the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +66,11 @@ pub struct DeviceStatistics {
     pub streams: u64,
 }
 
+/// What has to end before its context closes, because it waits for other ranks.
+pub(super) trait EndsFirst: Send + Sync {
+    fn end(&self);
+}
+
 /// What plans keep of their context. The plan cache is not part of it, so that a plan in the cache does not keep the cache alive.
 #[repr(C)] // What every execution reads stands first, together.
 pub(super) struct ContextState {
@@ -82,6 +88,8 @@ pub(super) struct ContextState {
     pub deferred: Deferred,
     pub sharing: PeerMemory,
     pub traffic: Traffic,
+    ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    pub callbacks: Callbacks,
     pub machine: Arc<Machine>,
     /// Replaces `machine` for new plans once pairs of GPUs were found to lose bytes: it has no routes between them.
     without: RwLock<Option<Arc<Machine>>>,
@@ -186,6 +194,8 @@ impl Context {
             deferred: Deferred::default(),
             sharing: PeerMemory::default(),
             traffic: Traffic::default(),
+            ends_first: Mutex::default(),
+            callbacks: Callbacks::default(),
             executions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             gate: RwLock::new(()),
@@ -460,6 +470,13 @@ impl Context {
         })
     }
 
+    /// Has something end before the context closes.
+    pub(super) fn end_first(&self, what: Weak<dyn EndsFirst>) {
+        let mut all = lock(&self.shared.ends_first);
+        all.retain(|one| one.strong_count() > 0);
+        all.push(what);
+    }
+
     pub(super) fn check_device(&self, device: DeviceId) -> Result<(), Error> {
         let machine = self.machine();
         if machine.contains(device) {
@@ -477,13 +494,19 @@ impl Context {
     /// context can no longer run. The first error that waiting or freeing meets is returned; the context is closed all the same.
     /// Closing a closed context does nothing, nor does closing one of a process from which this one was forked.
     pub fn close(&self) -> Result<(), Error> {
-        if !self.shared.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
+        if !self.shared.is_here() {
+            return Ok(());
+        }
+        let first = std::mem::take(&mut *lock(&self.shared.ends_first));
+        first.iter().filter_map(Weak::upgrade).for_each(|one| one.end());
+        if self.shared.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         // Whoever entered before has left once this is taken; whoever comes after sees `closed`.
         drop(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner));
         let backend = self.backend();
         let finished = backend.synchronize();
+        self.shared.callbacks.end();
         self.cache.clear();
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);

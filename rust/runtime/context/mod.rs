@@ -10,6 +10,7 @@
 //! | [`execute`] | one run of a plan |
 //! | `probe` | measuring the machine, and the files in which that is kept |
 //! | `score` | what a plan takes, by executing it |
+//! | `callbacks` | functions that are called when work has finished |
 //! | `signals` | counters that streams and threads wait for |
 //! | [`node`] | ranks of a node that plan together |
 //! | `deferred` | memory that was freed in stream order |
@@ -22,6 +23,7 @@
 
 pub mod batch;
 pub mod cache;
+mod callbacks;
 pub mod config;
 mod deferred;
 mod describe;
@@ -40,6 +42,7 @@ pub mod traffic;
 
 pub use batch::{End, Transfer};
 pub use cache::CacheStatistics;
+pub use callbacks::Callback;
 pub use config::{BackendChoice, Config, NO_TUNING, PlanOptions, Verify};
 pub use error::Error;
 pub use execute::{Plan, Trace};

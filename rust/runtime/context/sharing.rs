@@ -368,17 +368,26 @@ impl Context {
 
     /// Gives back what [`import_memory`](Context::import_memory) has returned. With the last, all work is waited for and the memory is unmapped.
     pub fn close_memory(&self, address: u64) -> Result<(), Error> {
+        self.close_import(address, false)
+    }
+
+    /// The same for memory whose user knows that all work on it has finished, and must not wait for other work.
+    pub(super) fn close_idle(&self, address: u64) -> Result<(), Error> {
+        self.close_import(address, true)
+    }
+
+    fn close_import(&self, address: u64, is_idle: bool) -> Result<(), Error> {
         drop(self.shared.enter()?);
         let sharing = &self.shared.sharing;
         let find = || sharing.import_at(address).ok_or(Error::NotImported(address));
-        let mut waited = false;
+        let mut waited = is_idle;
         let (import, _importing) = loop {
             // Without the lock: the work may wait for a peer, which must not block other imports.
             let import = find()?;
             // What the program unmaps is its own to wait for.
             if matches!(import.source, ImportSource::Program) {
                 waited = true;
-            } else if import.is_foreign() && import.is_last(address) {
+            } else if !waited && import.is_foreign() && import.is_last(address) {
                 // The error of an execution is for whoever waits for it; the memory goes back all the same.
                 let _ = self.shared.backend.synchronize();
                 waited = true;

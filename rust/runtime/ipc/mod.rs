@@ -16,6 +16,8 @@
 //! | `service` | the exporter's side: one thread for a process, from the first export to the end of the last context that exported |
 //! | `peer` | the importer's side |
 //! | [`signal`] | counters in shared memory |
+//! | `slot` | a send or a receive, as all ranks see it |
+//! | [`mailbox`] | which send goes to which receive |
 //! | [`traffic`] | what contexts of the node have in flight through host memory |
 //! | `fork` | what a child of `fork` inherits and leaves alone |
 //!
@@ -25,12 +27,14 @@ mod board;
 mod error;
 pub mod fork;
 pub mod handle;
+pub mod mailbox;
 mod packet;
 mod peer;
 mod process;
 pub mod segment;
 mod service;
 pub mod signal;
+mod slot;
 pub mod traffic;
 
 pub use crate::backend::{PAYLOAD_BYTES, Shared};
@@ -40,6 +44,9 @@ pub use packet::Departure;
 pub use peer::{BoardSlot, PATIENCE, Peer};
 pub use process::ProcessIdentity;
 pub use service::{Export, OnLeave, Service};
+pub use slot::{
+    Envelope, INLINE_BYTES, METADATA_BYTES, Pattern, Preparation, Slot, SlotBuffer, SlotId, SlotState, SlotStatus,
+};
 pub use traffic::TrafficPage;
 
 /// The allocation that a handle is about, among all of its process.

@@ -442,10 +442,10 @@ impl ServiceState {
         let imported = std::mem::take(&mut lock(&connection.imported).by_key);
         let left = imported.into_iter().filter(|(_, place)| !connection.has_closed(*place));
         for export in left.filter_map(|(key, _)| lock(&self.exports).by_key.get(&key).map(|exported| exported.export.clone())) {
-            if let Some(on_leave) = &export.on_leave {
-                on_leave(Departure { steps: 0, has_failed: true });
+            let departure = Departure { steps: 0, has_failed: true };
+            if export.on_leave.as_ref().is_none_or(|on_leave| on_leave(departure)) {
+                self.fail_waits(&export, connection.peer);
             }
-            self.fail_waits(&export, connection.peer);
         }
     }
 }

@@ -68,6 +68,11 @@ pub fn partition_options(agent: i32) -> mp_partition_options_t {
     mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, reserved: 0 }
 }
 
+/// A message to be told of.
+pub fn message_info() -> mp_message_info_t {
+    mp_message_info_t { size: size_of::<mp_message_info_t>(), tag: 0, bytes: 0, rank: u32::MAX, metadata_bytes: 0 }
+}
+
 /// A trigger to be filled in.
 pub fn trigger() -> mp_trigger_t {
     mp_trigger_t {

@@ -10,11 +10,13 @@
 //! | `rendezvous` | ranks that meet at a socket, without MPI |
 //! | `plan` | what all ranks move in a step, planned together and bound to memory |
 //! | `part` | one rank's part, enqueued |
+//! | [`message`] | messages between ranks, matched as MPI does |
 //! | `partitioned` | transfers that move in partitions, as these become ready |
 //! | `progress` | how far a rank has come, and those that have left |
 //! | `sight` | how GPUs are joined, those out of sight included |
 
 mod exchange;
+pub mod message;
 mod part;
 mod partitioned;
 mod plan;

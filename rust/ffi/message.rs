@@ -1,0 +1,321 @@
+//! Messages between the ranks of a node.
+
+use super::argument::{Out, VersionedOut, array, versioned};
+use super::guard::{Failure, guard};
+use super::node::node_of;
+use super::plan::closed;
+use super::request;
+use super::stream::stream_of;
+use super::table::Table;
+use super::types::*;
+use mpgpu_runtime::context::Context;
+use mpgpu_runtime::context::node::message::{Descriptor, Envelope, Messenger, MessengerOptions, Operation, Outgoing, Pattern};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+static MESSENGERS: Table<Arc<Messenger>> = Table::new(5);
+
+/// Makes every messenger of a closed context an invalid handle.
+pub(super) fn forget_all(context: &Arc<Context>) {
+    MESSENGERS.purge(|messenger| Arc::ptr_eq(messenger.node().context(), context));
+}
+
+fn find(messenger: mp_messenger_t) -> Result<Arc<Messenger>, Failure> {
+    MESSENGERS.with(messenger.addr(), c"messenger", Arc::clone)
+}
+
+/// Where an operation's request goes, if anywhere.
+fn request_out(request: *mut mp_request_t) -> Result<Option<Out<mp_request_t>>, Failure> {
+    if request.is_null() { Ok(None) } else { Out::new(request, c"request").map(Some) }
+}
+
+/// A request for an operation that was posted. Without one the operation goes on by itself.
+fn hand_out(out: Option<Out<mp_request_t>>, messenger: &Messenger, operation: Arc<Operation>) -> Result<(), Failure> {
+    if let Some(out) = out {
+        out.write(request::create(messenger.node().context().clone(), operation)?);
+    }
+    Ok(())
+}
+
+/// The messages that a receive or a probe takes.
+fn pattern(rank: i32, tag: u64, mask: u64) -> Result<Pattern, Failure> {
+    let source = match rank {
+        MP_ANY_RANK => None,
+        _ => Some(u32::try_from(rank).map_err(|_| {
+            Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or -1 (MP_ANY_RANK)"))
+        })?),
+    };
+    Ok(Pattern { source, tag, mask })
+}
+
+/// Where a call tells of a message.
+pub(super) struct EnvelopeOut {
+    info: Option<VersionedOut<mp_message_info_t>>,
+    metadata: *mut c_void,
+    capacity: usize,
+}
+
+impl EnvelopeOut {
+    pub fn new(info: *mut mp_message_info_t, metadata: *mut c_void, capacity: usize) -> Result<EnvelopeOut, Failure> {
+        if metadata.is_null() && capacity > 0 {
+            return Err(Failure::invalid(c"metadata", format!("metadata is NULL, and capacity is {capacity}")));
+        }
+        let info = if info.is_null() { None } else { Some(VersionedOut::new(info, c"info")?) };
+        Ok(EnvelopeOut { info, metadata, capacity })
+    }
+
+    /// Nothing where there is no message.
+    pub fn write(self, envelope: Option<&Envelope>) {
+        let Some(envelope) = envelope else { return };
+        let bytes = envelope.metadata.len().min(self.capacity);
+        if bytes > 0 {
+            // SAFETY: not null where the capacity is not 0, and the header demands so many writable bytes.
+            unsafe { std::ptr::copy_nonoverlapping(envelope.metadata.as_ptr(), self.metadata.cast(), bytes) };
+        }
+        if let Some(info) = self.info {
+            info.write(mp_message_info_t {
+                size: size_of::<mp_message_info_t>(),
+                tag: envelope.tag,
+                bytes: envelope.bytes,
+                rank: envelope.source,
+                metadata_bytes: envelope.metadata.len() as u32,
+            });
+        }
+    }
+}
+
+/// Makes a messenger: by it the ranks of a node send each other messages, which are matched by MPI's rules. All ranks
+/// call it together, with the same options; NULL means all defaults. `*messenger` belongs to the caller, who destroys it with
+/// `mp_messenger_destroy`. It keeps the node. Messages of different messengers do not meet.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`;
+/// `MP_ERROR_NOT_SUPPORTED` where ranks cannot share memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_messenger_create(
+    node: mp_node_t,
+    options: *const mp_messenger_options_t,
+    messenger: *mut mp_messenger_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(messenger, c"messenger")?;
+        let node = node_of(node)?;
+        let mut chosen = MessengerOptions::default();
+        if !options.is_null() {
+            let options = versioned(options, c"options")?;
+            let or_default = |value: u32, default: u32| if value == 0 { default } else { value };
+            chosen.operations = or_default(options.operations, chosen.operations);
+            chosen.messages = or_default(options.messages, chosen.messages);
+        }
+        let made = node.messenger(chosen)?;
+        let handle = MESSENGERS.insert_unless(made, |made| closed(made.node().context()))?;
+        out.write(std::ptr::without_provenance_mut(handle));
+        Ok(())
+    })
+}
+
+/// Destroys a messenger. Not collective: other ranks go on, and what they ask of this one from then on ends with
+/// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`. Blocks until
+/// movements under way have ended, and until messages that the library keeps (`mp_send`) were received, or their receivers have
+/// left; at most 10 seconds for those. Destroying the context does the same first. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TIMEOUT` where kept messages were not received; the messenger is destroyed
+/// all the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t {
+    guard(|| {
+        if MESSENGERS.is_inherited(messenger.addr()) {
+            return Ok(());
+        }
+        Ok(MESSENGERS.remove(messenger.addr(), c"messenger")?.destroy()?)
+    })
+}
+
+/// Sends `bytes` bytes at `data`, as earlier work in `stream` has written them, to `rank`, which may be this one. Does not
+/// wait. `metadata` is read during the call and arrives with the match; at most `MP_MESSAGE_METADATA_BYTES`. The memory must
+/// stay as it is until the request has ended; the request belongs to the caller, and may be NULL.
+///
+/// Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Memory of a
+/// GPU and host memory of `mp_alloc` is read by whoever moves the bytes; such a send ends when the bytes were received.
+/// Ordinary host memory, host memory that other processes cannot map, and host messages of up to 1 KiB are copied to
+/// memory of the library in stream order, and the send ends then.
+///
+/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
+/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
+/// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
+/// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_send(
+    messenger: mp_messenger_t,
+    data: *const c_void,
+    bytes: u64,
+    rank: u32,
+    tag: u64,
+    metadata: *const c_void,
+    metadata_bytes: usize,
+    stream: mp_stream_t,
+    request: *mut mp_request_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = request_out(request)?;
+        let messenger = find(messenger)?;
+        let metadata = array(metadata.cast::<u8>(), metadata_bytes, c"metadata", c"metadata_bytes")?;
+        let message = Outgoing { address: data.addr() as u64, bytes, rank, tag, metadata };
+        hand_out(out, &messenger, messenger.send(&message, stream_of(stream))?)
+    })
+}
+
+/// Receives a message of `rank`, or of any with `MP_ANY_RANK`, whose tag equals `tag` in the bits of `mask` (all bits set for
+/// exactly this tag, 0 for any), into `bytes` bytes at `data`. They are written after earlier work in `stream`; later work in
+/// the stream does not wait for them (`mp_stream_wait_request`). Does not wait. The memory must stay allocated until the
+/// request has ended; the request belongs to the caller. A shorter message leaves the rest as it is.
+///
+/// The request ends with `MP_ERROR_MESSAGE_TRUNCATED` where the message is longer than the buffer; it stays the first that a
+/// receive of this kind takes. It ends with `MP_ERROR_PEER_GONE` where the sender has ended, and with `MP_ANY_RANK` where any
+/// rank has died while it waited: the message may have been that rank's. Later receives from any rank are served by the
+/// others.
+///
+/// Errors: as `mp_send`, and nothing is received.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_receive(
+    messenger: mp_messenger_t,
+    data: *mut c_void,
+    bytes: u64,
+    rank: i32,
+    tag: u64,
+    mask: u64,
+    stream: mp_stream_t,
+    request: *mut mp_request_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = request_out(request)?;
+        let messenger = find(messenger)?;
+        let pattern = pattern(rank, tag, mask)?;
+        hand_out(out, &messenger, messenger.receive(data.addr() as u64, bytes, &pattern, stream_of(stream))?)
+    })
+}
+
+/// Looks for the message that a receive of this kind would take now, and leaves it where it is: `*found` becomes 1 or 0. Where
+/// there is one, fills `*info`, and copies metadata as far as `capacity` bytes at `metadata` go; both may be NULL. Does not
+/// wait. Any thread.
+///
+/// Errors: `MP_ERROR_PEER_GONE` where there is none and `rank` has ended; `MP_ERROR_INVALID_HANDLE`;
+/// `MP_ERROR_INVALID_ARGUMENT`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_message_probe(
+    messenger: mp_messenger_t,
+    rank: i32,
+    tag: u64,
+    mask: u64,
+    found: *mut i32,
+    info: *mut mp_message_info_t,
+    metadata: *mut c_void,
+    capacity: usize,
+) -> mp_status_t {
+    guard(|| {
+        let (found, told) = (Out::new(found, c"found")?, EnvelopeOut::new(info, metadata, capacity)?);
+        let envelope = find(messenger)?.probe(&pattern(rank, tag, mask)?)?;
+        found.write(i32::from(envelope.is_some()));
+        told.write(envelope.as_ref());
+        Ok(())
+    })
+}
+
+/// Tells which message a request is about: `*matched` becomes 1 where a receive or fetch has met its message, and for sends;
+/// else 0. Then fills `*info` and `metadata` as `mp_message_probe` does. After a truncation the message is the one that
+/// was too long. Does not wait, and leaves the request as it is. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_message_get_info(
+    request: mp_request_t,
+    matched: *mut i32,
+    info: *mut mp_message_info_t,
+    metadata: *mut c_void,
+    capacity: usize,
+) -> mp_status_t {
+    guard(|| {
+        let (matched, told) = (Out::new(matched, c"matched")?, EnvelopeOut::new(info, metadata, capacity)?);
+        let envelope = request::with_operation(request, Operation::envelope)?;
+        matched.write(i32::from(envelope.is_some()));
+        told.write(envelope.as_ref());
+        Ok(())
+    })
+}
+
+/// Waits as `mp_wait` does, for a send, a receive or a fetch, and fills `*info` and `metadata` as `mp_message_probe` does, also
+/// where it returns `MP_ERROR_MESSAGE_TRUNCATED`; with any other error they are left as they are.
+///
+/// Errors: as `mp_wait`; `MP_ERROR_INVALID_ARGUMENT` for a NULL request and for that of an execution.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_message_wait(
+    request: *mut mp_request_t,
+    info: *mut mp_message_info_t,
+    metadata: *mut c_void,
+    capacity: usize,
+) -> mp_status_t {
+    guard(|| {
+        let told = EnvelopeOut::new(info, metadata, capacity)?;
+        request::wait_for_message(Out::new(request, c"request")?, |envelope| told.write(envelope))
+    })
+}
+
+/// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
+/// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
+/// waited for or destroyed. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_message_cancel(request: mp_request_t, cancelled: *mut i32) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(cancelled, c"cancelled")?;
+        out.write(i32::from(request::with_operation(request, Operation::cancel)??));
+        Ok(())
+    })
+}
+
+/// Describes `bytes` bytes at `data`, as earlier work in `stream` has written them, for one rank of the node that is given the
+/// descriptor by any means: `mp_message_fetch` there copies them into its own memory, whenever it likes, once. The memory must
+/// stay as it is until the request has ended. Does not wait. A descriptor whose fetching rank has ended is to be cancelled.
+///
+/// Errors: as `mp_send`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_message_describe(
+    messenger: mp_messenger_t,
+    data: *const c_void,
+    bytes: u64,
+    stream: mp_stream_t,
+    descriptor: *mut mp_message_descriptor_t,
+    released: *mut mp_request_t,
+) -> mp_status_t {
+    guard(|| {
+        let (out, described) = (request_out(released)?, Out::new(descriptor, c"descriptor")?);
+        let messenger = find(messenger)?;
+        let (descriptor, operation) = messenger.describe(data.addr() as u64, bytes, stream_of(stream))?;
+        hand_out(out, &messenger, operation)?;
+        described.write(mp_message_descriptor_t { bytes: descriptor.encode() });
+        Ok(())
+    })
+}
+
+/// Fetches what a descriptor describes into `bytes` bytes at `data`, after earlier work in `stream`; otherwise as
+/// `mp_receive`. `messenger` is that which was made together with the describing rank's.
+///
+/// Errors: as `mp_receive`; `MP_ERROR_MESSAGE_TRUNCATED` where the buffer is too small, and it can be fetched into a larger
+/// one; `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, or that was fetched or cancelled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_message_fetch(
+    messenger: mp_messenger_t,
+    descriptor: *const mp_message_descriptor_t,
+    data: *mut c_void,
+    bytes: u64,
+    stream: mp_stream_t,
+    request: *mut mp_request_t,
+) -> mp_status_t {
+    guard(|| {
+        let out = request_out(request)?;
+        let messenger = find(messenger)?;
+        let [encoded] = array(descriptor, 1, c"descriptor", c"descriptor")? else { return Ok(()) };
+        let descriptor = Descriptor::decode(&encoded.bytes)?;
+        hand_out(out, &messenger, messenger.fetch(&descriptor, data.addr() as u64, bytes, stream_of(stream))?)
+    })
+}

@@ -1,0 +1,128 @@
+//! Functions that are called when work has finished: one thread for each context, from the first that asks until the context closes.
+
+use super::error::Error;
+use super::lifetime::Context;
+use crate::backend::{BackendError, Completion, Execution, Report, StreamHandle};
+use crate::ipc::signal::rest;
+use crate::plan::Program;
+use crate::sync::{Condvar, Mutex, held, lock};
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Called once, with what the work has come to.
+pub type Callback = Box<dyn FnOnce(Result<(), BackendError>) + Send>;
+
+/// Work, and who is to be told of its end.
+struct Awaited {
+    completion: Completion,
+    callback: Callback,
+}
+
+#[derive(Default)]
+struct State {
+    /// Not yet seen by the thread.
+    new: Vec<Awaited>,
+    is_ending: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The callbacks of one context.
+#[derive(Default)]
+pub(super) struct Callbacks {
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl Callbacks {
+    fn add(&self, awaited: Awaited) -> Result<(), Error> {
+        let (state, changed) = &*self.shared;
+        let mut state = lock(state);
+        if state.is_ending {
+            return Err(Error::ContextDestroyed);
+        }
+        if state.thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("mpgpu-callback".into()).spawn(move || serve(&shared.0, &shared.1));
+            state.thread = Some(thread.map_err(|error| BackendError::Driver {
+                what: "a thread for callbacks".into(),
+                reason: error.to_string(),
+                code: i64::from(error.raw_os_error().unwrap_or(0)),
+            })?);
+        }
+        state.new.push(awaited);
+        changed.notify_one();
+        Ok(())
+    }
+
+    /// Calls all that are left, whose work has finished, and ends the thread. Called by a callback it does not wait.
+    pub fn end(&self) {
+        let (state, changed) = &*self.shared;
+        let thread = {
+            let mut state = lock(state);
+            state.is_ending = true;
+            changed.notify_one();
+            state.thread.take()
+        };
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id())
+            && thread.join().is_err()
+        {
+            log::error!("the thread of callbacks panicked; please report this");
+        }
+    }
+}
+
+/// What the thread does from start to end.
+fn serve(state: &Mutex<State>, changed: &Condvar) {
+    let mut awaited: Vec<Awaited> = Vec::new();
+    let mut round = 0;
+    loop {
+        {
+            let mut state = lock(state);
+            while awaited.is_empty() && state.new.is_empty() {
+                if state.is_ending {
+                    return;
+                }
+                state = held(changed.wait(state));
+            }
+            awaited.append(&mut state.new);
+        }
+        let (done, rest_of): (Vec<Awaited>, Vec<Awaited>) =
+            awaited.into_iter().partition(|one| !matches!(one.completion.is_done(), Ok(false)));
+        awaited = rest_of;
+        // Much comes soon after something has come.
+        round = if done.is_empty() { round + 1 } else { 0 };
+        for Awaited { completion, callback } in done {
+            callback(completion.wait());
+        }
+        if !awaited.is_empty() {
+            rest(round / 4);
+        }
+    }
+}
+
+impl Context {
+    /// Calls `callback` on a thread of the context once the work has finished.
+    pub fn call_when_done(&self, completion: Completion, callback: Callback) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        if completion.is_captured() {
+            let why = "an execution that was captured has no end of its own: its graph may run later, or again";
+            return Err(Error::NotSupported(why.into()));
+        }
+        self.shared.callbacks.add(Awaited { completion, callback })
+    }
+
+    /// Has later work in `stream` come after an execution of this context.
+    pub fn order_stream(&self, stream: StreamHandle, after: &Completion) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
+        let nothing = Execution::new(&program, &endpoints, &rings, stream);
+        self.backend().submit(&Execution { after: std::slice::from_ref(after), report: Report::Nothing, ..nothing })?;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Callbacks")
+    }
+}

@@ -1,0 +1,469 @@
+//! Messages between the ranks of a node, for runtimes that do not know in advance what will be moved: tagged, with MPI's rules, and by
+//! descriptor.
+//!
+//! Sends and receives meet in shared memory ([`crate::ipc::mailbox`]). Whoever comes second finds the other and enqueues the movement, so
+//! nothing waits for a thread or for a call of the other rank. Flags of both operations, which streams raise and wait for, keep the
+//! order of both sides' streams.
+//!
+//! A rank that has ended is noticed by the thread that answers importers, which ends all operations that concern it and no other.
+//!
+//! | file | promise |
+//! | --- | --- |
+//! | `post` | what a rank asks for |
+//! | `operation` | a request: from its post until its outcome is known |
+//! | `movement` | the bytes of a match, in the order of both sides' streams |
+//! | `buffers` | memory of this rank and of others |
+
+mod buffers;
+mod movement;
+mod operation;
+mod post;
+
+pub use self::operation::Operation;
+pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
+pub use crate::ipc::{Envelope, METADATA_BYTES, Pattern};
+
+use self::buffers::Buffers;
+use self::movement::{Lane, mark};
+use self::operation::Kept;
+use super::NodeGroup;
+use crate::backend::{Backend, BackendError, Completion, StreamHandle};
+use crate::context::lifetime::{Context, EndsFirst};
+use crate::context::Error;
+use crate::ipc::mailbox::{Capacity, Mailboxes};
+use crate::ipc::signal::rest;
+use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotState, SlotStatus};
+use crate::sync::{Mutex, lock};
+use crate::topology::{DeviceId, hash};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a messenger that is being destroyed keeps messages that nobody has received.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How to make a messenger.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessengerOptions {
+    /// Operations of each rank at a time.
+    pub operations: u32,
+    /// Messages of other ranks that may wait for a receive of one.
+    pub messages: u32,
+}
+
+impl Default for MessengerOptions {
+    fn default() -> Self {
+        MessengerOptions { operations: 1024, messages: 4096 }
+    }
+}
+
+/// A rank that is gone.
+#[derive(Copy, Clone, PartialEq, Eq)]
+#[repr(u8)]
+enum Presence {
+    Here = 0,
+    /// It has destroyed its messenger.
+    Left = 1,
+    /// Its process has ended.
+    Died = 2,
+}
+
+/// What a rank lets others map.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    options: MessengerOptions,
+    mailbox: Vec<u8>,
+    /// For each rank, by which its end is noticed here.
+    watches: Vec<Vec<u8>>,
+}
+
+/// Memory of this rank, and of others mapped here.
+#[derive(Default)]
+struct Held {
+    allocations: Vec<u64>,
+    imports: Vec<u64>,
+    /// Of these, what tells another rank that this one leaves.
+    watches: Vec<u64>,
+}
+
+/// Slots that are free, and slots of operations whose outcome nobody will ask for.
+#[derive(Default)]
+struct Slots {
+    free: Vec<u32>,
+    spent: VecDeque<Kept>,
+}
+
+/// One rank's end of the messages of a node.
+pub struct Messenger {
+    node: Arc<NodeGroup>,
+    capacity: Capacity,
+    /// The same on all ranks, and no other messenger's.
+    id: u64,
+    mailboxes: Mailboxes,
+    /// Of each rank, a [`Presence`].
+    presence: Arc<[AtomicU8]>,
+    /// Whether mailboxes are mapped: held for reading by whoever looks at them.
+    gate: RwLock<bool>,
+    is_ending: AtomicBool,
+    slots: Mutex<Slots>,
+    live: Mutex<Vec<Weak<Operation>>>,
+    lanes: Mutex<Vec<Lane>>,
+    buffers: Buffers,
+    held: Mutex<Held>,
+}
+
+/// A messenger that stays open for as long as this lives.
+struct Open<'a> {
+    _gate: RwLockReadGuard<'a, bool>,
+    messenger: &'a Messenger,
+}
+
+impl Open<'_> {
+    fn context(&self) -> &Context {
+        &self.messenger.node.context
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        self.messenger.node.context.backend()
+    }
+
+    fn mark(&self, stream: StreamHandle) -> Result<Completion, Error> {
+        mark(self.backend(), stream)
+    }
+}
+
+fn gone(rank: u32) -> Error {
+    IpcError::PeerGone(format!("rank {rank} has ended, or has destroyed its messenger")).into()
+}
+
+fn captured() -> Error {
+    Error::NotSupported("messages cannot be captured: a graph may run later, or again, and each message matches once; use a node plan".into())
+}
+
+impl NodeGroup {
+    /// Makes a messenger of all ranks, which call this together; where it fails on one it fails on all.
+    pub fn messenger(self: &Arc<NodeGroup>, options: MessengerOptions) -> Result<Arc<Messenger>, Error> {
+        let mut held = Held::default();
+        let made = Messenger::new(self, options, &mut held);
+        if made.is_err() {
+            give_back(&self.context, held);
+        }
+        made
+    }
+}
+
+/// Where the thread that notices ends of ranks finds the messenger.
+type Found = Arc<OnceLock<Weak<Messenger>>>;
+
+impl Messenger {
+    fn new(node: &Arc<NodeGroup>, options: MessengerOptions, held: &mut Held) -> Result<Arc<Messenger>, Error> {
+        let capacity = Capacity { slots: options.operations, messages: options.messages };
+        let (found, presence): (Found, Arc<[AtomicU8]>) = (Arc::default(), (0..node.ranks()).map(|_| AtomicU8::new(0)).collect());
+        let mut own = 0;
+        let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
+        let offers = node.exchange.all(offer)?;
+        let bound = Messenger::map_all(node, options, &offers, own, held);
+        let failed = bound.as_ref().err().cloned();
+        node.exchange.all(failed.map_or(Ok(()), Err))?;
+        let bases = bound?;
+        let messenger = Arc::new(Messenger {
+            node: Arc::clone(node),
+            capacity,
+            id: hash([&*format!("{:?}", offers[0].mailbox)]),
+            mailboxes: Mailboxes::new(node.rank(), capacity, bases),
+            presence,
+            gate: RwLock::new(true),
+            is_ending: AtomicBool::new(false),
+            slots: Mutex::new(Slots { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new() }),
+            live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
+            lanes: Mutex::default(),
+            buffers: Buffers::default(),
+            held: Mutex::new(std::mem::take(held)),
+        });
+        let _ = found.set(Arc::downgrade(&messenger));
+        let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
+        node.context.end_first(first);
+        // A rank may have ended before it could be told.
+        for rank in 0..node.ranks() {
+            let presence = messenger.presence(rank);
+            if presence != Presence::Here {
+                messenger.lose(rank, presence);
+            }
+        }
+        Ok(messenger)
+    }
+
+    fn offer(
+        node: &NodeGroup,
+        options: MessengerOptions,
+        capacity: Capacity,
+        found: &Found,
+        presence: &Arc<[AtomicU8]>,
+        held: &mut Held,
+        own: &mut u64,
+    ) -> Result<Offer, Error> {
+        let context = &node.context;
+        let mut share = |bytes: u64, on_leave: OnLeave| {
+            let address = context.allocate_shared(DeviceId::HOST, bytes)?;
+            held.allocations.push(address);
+            Ok::<_, Error>((address, context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec()))
+        };
+        // Waits in the mailbox are for many ranks: the end of one must not end them all.
+        let (address, mailbox) = share(capacity.bytes(), Arc::new(|_| false))?;
+        *own = address;
+        let mut watches = Vec::new();
+        for rank in 0..node.ranks() {
+            if rank == node.rank() {
+                watches.push(Vec::new());
+                continue;
+            }
+            let (found, presence) = (Arc::clone(found), Arc::clone(presence));
+            let on_leave = move |departure: Departure| {
+                let now = if departure.has_failed { Presence::Died } else { Presence::Left };
+                presence[rank as usize].fetch_max(now as u8, Ordering::SeqCst);
+                if let Some(messenger) = found.get().and_then(Weak::upgrade) {
+                    messenger.lose(rank, now);
+                }
+                false
+            };
+            watches.push(share(8, Arc::new(on_leave))?.1);
+        }
+        Ok(Offer { options, mailbox, watches })
+    }
+
+    /// Maps the mailboxes of all ranks: their addresses.
+    fn map_all(node: &NodeGroup, options: MessengerOptions, offers: &[Offer], own: u64, held: &mut Held) -> Result<Vec<u64>, Error> {
+        let mut bases = Vec::with_capacity(offers.len());
+        for (rank, offer) in (0..).zip(offers) {
+            if offer.options != options {
+                let reason = format!("its messenger has {:?}, this rank's {options:?}: pass all ranks the same options", offer.options);
+                return Err(Error::RankFailed { rank, reason });
+            }
+            if rank == node.rank() {
+                bases.push(own);
+                continue;
+            }
+            let mut map = |handle: &[u8]| {
+                let handle = Handle::decode(handle.try_into().unwrap_or(&[0; crate::ipc::handle::BYTES]))?;
+                let (address, _) = node.context.import_memory(&handle)?;
+                held.imports.push(address);
+                Ok::<u64, Error>(address)
+            };
+            bases.push(map(&offer.mailbox)?);
+            let watch = map(offer.watches.get(node.rank() as usize).map_or(&[], Vec::as_slice))?;
+            held.watches.push(watch);
+        }
+        Ok(bases)
+    }
+
+    /// The node that it was made on.
+    pub fn node(&self) -> &Arc<NodeGroup> {
+        &self.node
+    }
+
+    /// Keeps the mailboxes mapped.
+    fn enter(&self) -> Result<Open<'_>, Error> {
+        drop(self.node.context.shared.enter()?);
+        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        if !*gate {
+            return Err(BackendError::Cancelled("the messenger was destroyed".into()).into());
+        }
+        Ok(Open { _gate: gate, messenger: self })
+    }
+
+    fn presence(&self, rank: u32) -> Presence {
+        match self.presence[rank as usize].load(Ordering::SeqCst) {
+            0 => Presence::Here,
+            1 => Presence::Left,
+            _ => Presence::Died,
+        }
+    }
+
+    /// Whether a rank is known to have ended or left.
+    fn is_known_gone(&self, rank: u32) -> bool {
+        self.presence(rank) != Presence::Here || self.mailboxes.is_closed(rank) && rank != self.mailboxes.rank()
+    }
+
+    /// The same, and asks the system.
+    fn is_gone(&self, rank: u32) -> bool {
+        if rank >= self.mailboxes.ranks() {
+            return true;
+        }
+        let import = self.node.context.shared.sharing.import_at(self.mailboxes.address(rank));
+        rank != self.mailboxes.rank() && (self.presence(rank) == Presence::Died || import.is_none_or(|import| import.check().is_err()))
+    }
+
+    /// Ends what concerns a rank that has ended or left, and nothing else. Receives from any rank end where it has died, because the message may
+    /// have been its.
+    fn lose(&self, rank: u32, presence: Presence) {
+        let Ok(_open) = self.enter() else { return };
+        let concerns = |source: Option<u32>| source.map_or(presence == Presence::Died, |source| source == rank);
+        self.mailboxes.forget(rank, |receive| concerns(receive.peer()), &|rank| self.is_gone(rank));
+        (0..self.capacity.slots).for_each(|slot| self.conclude_gone(slot, rank, presence == Presence::Died));
+    }
+
+    /// Ends an operation that waits for a rank that is gone. What is queued in this rank's own mailbox is ended there.
+    fn conclude_gone(&self, slot: u32, rank: u32, has_died: bool) {
+        let own = self.mailboxes.own(slot);
+        let partner = own.partner().filter(|partner| partner.rank == rank && rank != self.mailboxes.rank());
+        match own.state() {
+            SlotState::Queued if own.is_send() && own.peer() == Some(rank) => own.end_as(SlotStatus::PeerGone),
+            SlotState::Described | SlotState::Matched if has_died && !own.has_moved() => {
+                let Some(partner) = partner else { return };
+                let theirs = self.mailboxes.slot(partner);
+                if own.mover().unwrap_or(rank) == rank {
+                    own.fail(SlotStatus::PeerGone, "");
+                    own.end();
+                } else if !theirs.has_come() {
+                    // The stream that moves the bytes goes on, and tells of the end.
+                    own.fail(SlotStatus::PeerGone, "");
+                    theirs.ready.store(1, Ordering::Release);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A slot that nothing uses.
+    fn take_slot(&self) -> Result<u32, Error> {
+        let mut slots = lock(&self.slots);
+        // A few each time, so that none is kept for long, and all where none is free.
+        let looked_at = if slots.free.is_empty() { slots.spent.len() } else { slots.spent.len().min(4) };
+        for _ in 0..looked_at {
+            let Some(kept) = slots.spent.pop_front() else { break };
+            let own = self.mailboxes.own(kept.slot);
+            if kept.is_quiet(own) {
+                // What a rank that has died was moving may still be raised for a moment, so that slot is used no more.
+                let is_torn = own.status() == SlotStatus::PeerGone && own.state() == SlotState::Matched;
+                slots.free.extend((!is_torn).then_some(kept.slot));
+                kept.bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce));
+            } else {
+                slots.spent.push_back(kept);
+            }
+        }
+        slots.free.pop().ok_or_else(|| {
+            Error::QueueFull(format!(
+                "this rank has {} operations that have not ended: wait for some first, or make the messenger with room for more operations",
+                self.capacity.slots
+            ))
+        })
+    }
+
+    /// The outcome of an operation is known, or of no interest: its slot is free once nobody looks at it any more.
+    fn spend(&self, kept: Kept) {
+        lock(&self.slots).spent.push_back(kept);
+    }
+
+    fn note_live(&self, slot: u32, operation: &Arc<Operation>) {
+        if let Some(place) = lock(&self.live).get_mut(slot as usize) {
+            *place = Arc::downgrade(operation);
+        }
+    }
+
+    /// Whether an operation of this rank has to end before its memory goes.
+    fn is_busy(&self, slot: u32, keeps_messages: bool) -> bool {
+        let own = self.mailboxes.own(slot);
+        match own.state() {
+            SlotState::Queued => keeps_messages,
+            SlotState::Matched => !own.has_moved(),
+            _ => false,
+        }
+    }
+
+    /// Ends this rank's part. Receives and described buffers that have not matched are cancelled, and so are sends whose memory is the caller's;
+    /// movements under way are waited for, and messages that the library keeps until they were received or their receiver has left, for ten
+    /// seconds at most. Other ranks learn that this one has left.
+    pub fn destroy(&self) -> Result<(), Error> {
+        if self.is_ending.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let (slots, is_gone) = (0..self.capacity.slots, |rank| self.is_gone(rank));
+        let mut kept_in_vain = 0;
+        {
+            let _open = self.enter()?;
+            self.mailboxes.close(&is_gone);
+            let until = Instant::now() + PATIENCE;
+            let mut round = 0;
+            let withdraw = |slot: u32, all: bool| {
+                let own = self.mailboxes.own(slot);
+                let is_kept = own.state() == SlotState::Queued && own.is_buffered() && !all;
+                matches!(own.state(), SlotState::Queued | SlotState::Described) && !is_kept && self.withdraw(slot, SlotStatus::Cancelled)
+            };
+            for slot in slots.clone() {
+                withdraw(slot, false);
+            }
+            while slots.clone().any(|slot| self.is_busy(slot, true)) {
+                if Instant::now() >= until {
+                    kept_in_vain += slots.clone().filter(|slot| withdraw(*slot, true)).count();
+                }
+                rest(round);
+                round += 1;
+            }
+            // Streams may still look at flags, or raise them.
+            let operations: Vec<Arc<Operation>> = lock(&self.live).iter().filter_map(Weak::upgrade).collect();
+            operations.iter().for_each(|operation| operation.abandon());
+            self.end_lanes();
+            let mut spent: Vec<Kept> = lock(&self.slots).spent.drain(..).collect();
+            spent.extend(operations.iter().filter_map(|operation| operation.take_kept()));
+            let mut round = 0;
+            while !spent.iter().all(|kept| kept.is_quiet(self.mailboxes.own(kept.slot))) {
+                rest(round);
+                round += 1;
+            }
+        }
+        *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
+        let held = std::mem::take(&mut *lock(&self.held));
+        let departure = Departure { steps: 0, has_failed: false };
+        held.watches.iter().for_each(|watch| self.node.context.leave_memory(*watch, departure));
+        let imports = self.take_imports();
+        give_back(&self.node.context, Held { imports: held.imports.iter().copied().chain(imports).collect(), ..held });
+        if kept_in_vain > 0 {
+            let lost = format!("{kept_in_vain} messages were not received within {} s, and are lost", PATIENCE.as_secs());
+            return Err(IpcError::Timeout(lost).into());
+        }
+        Ok(())
+    }
+}
+
+/// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
+fn give_back(context: &Context, held: Held) {
+    let closed = held.imports.into_iter().map(|address| context.close_memory(address));
+    let freed = held.allocations.into_iter().map(|address| context.free_unmapped(address));
+    for error in closed.chain(freed).filter_map(Result::err) {
+        log::debug!("giving back memory of a messenger: {error}");
+    }
+}
+
+fn check(MessengerOptions { operations, messages }: MessengerOptions) -> Result<(), Error> {
+    for (name, value, most) in [("operations", operations, 1 << 16), ("messages", messages, 1 << 20)] {
+        if value == 0 || value > most {
+            return Err(Error::Option { name, value: value.to_string(), reason: format!("must be from 1 to {most}") });
+        }
+    }
+    Ok(())
+}
+
+impl EndsFirst for Messenger {
+    fn end(&self) {
+        if let Err(error) = self.destroy() {
+            log::warn!("a messenger ends with its context: {error}");
+        }
+    }
+}
+
+impl Drop for Messenger {
+    fn drop(&mut self) {
+        if !self.is_ending.load(Ordering::SeqCst) {
+            self.end();
+        }
+    }
+}
+
+impl fmt::Debug for Messenger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messenger").field("node", &self.node).field("capacity", &self.capacity).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,230 @@
+//! The bytes of a match, moved by whoever came second, in stream order on both sides.
+//!
+//! They move in a stream of the messenger's own, because work of the caller's stream must not wait for another rank: it comes after an event
+//! of the caller's stream and after the flag that the other side's stream raises. Each operation that waits has a stream to itself, so that none is
+//! held up by one that was posted before it. Few bytes whose other side has come already move in the caller's stream.
+
+use super::Messenger;
+use super::buffers::{Place, Through};
+use super::operation::Kept;
+use crate::backend::{
+    Action, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, Report, Signal, SignalWait, StreamHandle, no_completion,
+};
+use crate::context::{Error, PlanOptions, Transfer, Verify};
+use crate::ipc::mailbox::copy_host;
+use crate::ipc::{IpcError, Slot, SlotBuffer, SlotId, SlotState, SlotStatus};
+use crate::plan::{Lane as ProgramLane, Program};
+use crate::sync::lock;
+use crate::topology::DeviceId;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
+const SMALL_BYTES: u64 = 128 << 10;
+
+/// A stream of the messenger's own, and an event that joins it to the caller's.
+#[derive(Debug)]
+pub(super) struct Lane {
+    stream: StreamHandle,
+    event: EventHandle,
+    device: DeviceId,
+    /// The slot whose operation used it last, and in which use.
+    last: Option<(u32, u64)>,
+    /// Whether that ends with the flag `finished`.
+    is_tail: bool,
+}
+
+/// A signal that raises a flag.
+fn raise(flag: &AtomicU64) -> Signal {
+    Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
+}
+
+/// Both ends of a movement.
+struct Ends {
+    device: DeviceId,
+    src: u64,
+    dst: u64,
+    bytes: u64,
+}
+
+impl Messenger {
+    /// Enqueues what moves the bytes of a match that this rank has made. What goes wrong is the outcome of both operations.
+    pub(super) fn start(&self, kept: &mut Kept, place: &Place, theirs: SlotId, stream: StreamHandle) {
+        let own = self.mailboxes.own(kept.slot);
+        if let Err(error) = self.enqueue(kept, place, theirs, stream) {
+            self.fail_both(own, self.mailboxes.slot(theirs), &error);
+        }
+    }
+
+    /// Ends both operations of a match with an error.
+    pub(super) fn fail_both(&self, own: &Slot, theirs: &Slot, error: &Error) {
+        let status = match error {
+            Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
+            _ => SlotStatus::Failed,
+        };
+        for slot in [own, theirs] {
+            slot.fail(status, &error.to_string());
+            slot.end();
+        }
+    }
+
+    fn enqueue(&self, kept: &mut Kept, place: &Place, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
+        let backend = self.node.context.backend();
+        let (own, other) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
+        let bytes = if own.is_send() { own.bytes() } else { other.bytes() };
+        let (their_address, their_device) = self.address_of(kept, theirs, other, bytes)?;
+        let own_address = match place.through {
+            Through::Direct { .. } => place.address,
+            Through::Slot => self.mailboxes.inline_address(self.mailboxes.own_id(kept.slot)),
+            Through::Bounce(bounce, _) => bounce.address,
+            Through::Nothing => 0,
+        };
+        let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
+        let (src, dst) = if own.is_send() { (own_address, their_address) } else { (their_address, own_address) };
+        let ends = Ends { device, src, dst, bytes };
+        let has_come = other.ready.load(Ordering::Acquire) != 0;
+        if has_come && bytes <= SMALL_BYTES {
+            return self.move_in(kept, &ends, own, other, stream, true);
+        }
+        let (lane, event) = self.lane(device, kept.slot, false)?;
+        backend.record_event(event, stream)?;
+        backend.stream_wait_event(lane, event)?;
+        self.move_in(kept, &ends, own, other, lane, has_come)
+    }
+
+    /// Enqueues in `stream` the wait for the other side, the copy, and the end of both operations.
+    fn move_in(&self, kept: &mut Kept, ends: &Ends, own: &Slot, other: &Slot, stream: StreamHandle, has_come: bool) -> Result<(), Error> {
+        let context = &self.node.context;
+        let backend = context.backend();
+        let raises = [raise(&other.moved), raise(&own.moved)];
+        if ends.bytes <= SMALL_BYTES && !ends.device.is_host() && self.node.signal_wait() == SignalWait::Kernel {
+            let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
+            let copy = (ends.bytes > 0).then_some(Action::Copy(0));
+            let actions: Vec<Action> =
+                take.into_iter().chain(copy).chain(raises.iter().map(|signal| Action::Raise(signal.counter))).collect();
+            let program = Program {
+                transfers: copy.map(|_| ends.bytes).into_iter().collect(),
+                lanes: vec![ProgramLane::new(ends.device)],
+                rings: Vec::new(),
+                ops: Vec::new(),
+            };
+            let endpoints: Arc<[Endpoints]> = copy.map(|_| Endpoints { dst: ends.dst, src: ends.src }).into_iter().collect();
+            if backend.stream_run_actions(&Execution::new(&Arc::new(program), &endpoints, &Arc::from([]), stream), &actions)? {
+                return Ok(());
+            }
+        }
+        let plan = if ends.bytes > 0 {
+            let (dst, src, bytes) = (ends.dst, ends.src, ends.bytes);
+            let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
+            Some(context.plan(&[transfer], &PlanOptions::default())?)
+        } else {
+            None
+        };
+        if !has_come {
+            backend.stream_wait_signals(stream, &[raise(&other.ready)], context.config().signal_wait.unwrap_or_default())?;
+        }
+        match plan {
+            Some(plan) if context.config().verify == Verify::Bytes => kept.verified = Some(plan.execute(stream)?),
+            Some(plan) => plan.enqueue(stream)?,
+            None => {}
+        }
+        Ok(backend.stream_raise_signals(stream, &raises)?)
+    }
+
+    /// Where the other side's bytes are in this process, and its device here.
+    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &Slot, bytes: u64) -> Result<(u64, DeviceId), Error> {
+        if bytes == 0 {
+            return Ok((0, DeviceId::HOST));
+        }
+        match other.buffer() {
+            SlotBuffer::Memory { handle, offset, device } => {
+                let imported = self.import(&handle, device)?;
+                let address = imported.address() + offset;
+                kept.imported = Some(imported);
+                Ok((address, self.node.device_here(DeviceId(device))))
+            }
+            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
+            SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
+        }
+    }
+
+    /// Has the caller's stream copy what a send reads into memory of the library.
+    pub(super) fn copy_in(&self, slot: u32, place: &Place, stream: StreamHandle) -> Result<(), Error> {
+        let backend = self.node.context.backend();
+        let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
+        backend.launch_host(stream, Box::new(move || copy_host(from, to, bytes)))?;
+        let own = self.mailboxes.own(slot);
+        Ok(backend.stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come), raise(&own.finished)])?)
+    }
+
+    /// Prepares a stream that copies what a receive gets out of memory of the library, once it is there.
+    pub(super) fn copy_out(&self, slot: u32, place: &Place) -> Result<(), Error> {
+        let backend = self.node.context.backend();
+        let own = self.mailboxes.own(slot);
+        let (lane, _) = self.lane(self.node.own_device(), slot, true)?;
+        backend.stream_wait_signals(lane, &[raise(&own.moved)], SignalWait::Operation)?;
+        let (mailboxes, from, to) = (self.mailboxes.clone(), self.through(slot, place), place.address);
+        backend.launch_host(
+            lane,
+            Box::new(move || {
+                let own = mailboxes.own(slot);
+                if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
+                    copy_host(from, to, own.message_bytes());
+                }
+            }),
+        )?;
+        Ok(backend.stream_raise_signals(lane, &[raise(&own.finished)])?)
+    }
+
+    fn through(&self, slot: u32, place: &Place) -> u64 {
+        place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
+    }
+
+    /// Has the caller's stream say that it has come to an operation.
+    pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
+        let own = self.mailboxes.own(slot);
+        Ok(self.node.context.backend().stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come)])?)
+    }
+
+    /// A stream for one operation, in which no other is at work.
+    fn lane(&self, device: DeviceId, slot: u32, is_tail: bool) -> Result<(StreamHandle, EventHandle), BackendError> {
+        let backend = self.node.context.backend();
+        let last = Some((slot, self.mailboxes.own(slot).uses()));
+        let mut lanes = lock(&self.lanes);
+        let is_idle = |lane: &Lane| {
+            lane.last.is_none_or(|(slot, uses)| {
+                let slot = self.mailboxes.own(slot);
+                let flag = if lane.is_tail { &slot.finished } else { &slot.moved };
+                slot.uses() != uses || flag.load(Ordering::Acquire) != 0
+            })
+        };
+        if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && is_idle(lane)) {
+            (lane.last, lane.is_tail) = (last, is_tail);
+            return Ok((lane.stream, lane.event));
+        }
+        let stream = backend.create_stream(device)?;
+        let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
+        lanes.push(Lane { stream, event, device, last, is_tail });
+        Ok((stream, event))
+    }
+
+    /// Waits for all streams of the messenger's own, and gives them back.
+    pub(super) fn end_lanes(&self) {
+        let backend = self.node.context.backend();
+        for lane in lock(&self.lanes).drain(..) {
+            // What failed is the outcome of its operation.
+            let _ = backend.synchronize_stream(lane.stream);
+            for result in [backend.destroy_stream(lane.stream), backend.destroy_event(lane.event)] {
+                result.unwrap_or_else(|error| log::debug!("giving back what a messenger had: {error}"));
+            }
+        }
+    }
+}
+
+/// A completion of all work in a stream so far.
+pub(super) fn mark(backend: &dyn Backend, stream: StreamHandle) -> Result<Completion, Error> {
+    let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
+    let execution = Execution { report: Report::End, ..Execution::new(&program, &endpoints, &rings, stream) };
+    backend.submit(&execution)?.ok_or_else(|| no_completion().into())
+}
+

@@ -1,0 +1,112 @@
+//! Messages between the ranks of a node on the host backend: matched as MPI says, every byte right, nothing lost when ranks are killed. Ranks
+//! are threads here, each with a context of its own, and in other tests processes.
+
+mod killed;
+mod model;
+mod play;
+mod single;
+
+use crate::common::{Random, is_long, setting};
+use crate::node_plans::{as_ranks, context};
+use crate::peer::Peer;
+use model::{Program, Shape};
+use mpgpu_runtime::context::node::NodeGroup;
+use mpgpu_runtime::context::node::message::MessengerOptions;
+use play::{Player, Turns};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+const TOPOLOGY: &str = "hgx-h200";
+
+/// The program of a round: all ranks draw the same.
+fn program(seed: u64, round: u64, ranks: u32) -> (Program, Shape) {
+    let mut random = Random(seed.wrapping_mul(1_000_003).wrapping_add(round));
+    let in_turns = random.chance(60);
+    // Some rounds move much.
+    let (steps, most_bytes) = match random.below(100) {
+        0 => (12, 64 << 20),
+        1..6 => (30, 4 << 20),
+        _ => (120, 300_000),
+    };
+    let shape = Shape { ranks, steps, in_turns, most_bytes };
+    (Program::random(&mut random, &shape), shape)
+}
+
+/// Plays rounds until so many messages have moved; how many have, and rounds.
+fn play_rounds(player: &mut Player, turns: &Turns, seed: u64, messages: u64) -> (u64, u64) {
+    let (mut moved, mut round) = (0, 0);
+    while moved < messages {
+        let (program, shape) = program(seed, round, player.ranks());
+        player.play(&program, &shape, turns, round);
+        moved += program.messages() as u64;
+        round += 1;
+    }
+    (moved, round)
+}
+
+fn options() -> MessengerOptions {
+    MessengerOptions { operations: 256, messages: 512 }
+}
+
+#[test]
+fn threads_meet_as_mpi_says() {
+    let (ranks, messages) = (4, setting("TEST_MESSAGES", if is_long() { 100_000 } else { 1_500 }));
+    let seed = setting("TEST_SEED", 1);
+    let turns = Turns::new(ranks);
+    let counts = as_ranks(ranks, |rank, seat| {
+        let context = context(TOPOLOGY, Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, ranks, seat, &[]).expect("a node"));
+        let messenger = node.messenger(options()).expect("a messenger");
+        let mut player = Player::new(context, messenger);
+        let count = play_rounds(&mut player, &turns, seed, messages);
+        player.end();
+        count
+    });
+    println!("{} messages between {ranks} threads in {} rounds, seed {seed}", counts[0].0, counts[0].1);
+}
+
+/// What a process of `processes_meet_as_mpi_says` does; the orders are rank, ranks, seed, messages, socket and file of turns.
+#[test]
+#[ignore = "run by other tests"]
+fn child_plays() {
+    let Ok(text) = std::env::var("MESSAGES_CHILD") else { return };
+    let words: Vec<&str> = text.split(' ').collect();
+    let number = |at: usize| words[at].parse::<u64>().expect("a number");
+    let (rank, ranks) = (number(0) as u32, number(1) as u32);
+    let context = context(TOPOLOGY, Some(vec![rank]));
+    let node = NodeGroup::at_socket(&context, rank, ranks, words[4].as_ref(), &[]).expect("a node");
+    let messenger = Arc::new(node).messenger(options()).expect("a messenger");
+    let turns = Turns::in_file(words[5].as_ref(), ranks);
+    let mut player = Player::new(context, messenger);
+    let (moved, rounds) = play_rounds(&mut player, &turns, number(2), number(3));
+    player.end();
+    println!("\nANSWER {moved} {rounds}");
+}
+
+#[test]
+fn processes_meet_as_mpi_says() {
+    let messages = setting("TEST_MESSAGES", if is_long() { 1_000_000 } else { 3_000 });
+    let seed = setting("TEST_SEED", 1);
+    let started = Instant::now();
+    let counts = [2, 3, 8];
+    for ranks in counts {
+        let folder = std::env::temp_dir().join(format!("mpgpu-messages-{}-{ranks}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let (socket, turns) = (folder.join("socket"), folder.join("turns"));
+        Turns::make(&turns);
+        let mut peers: Vec<Peer> = (0..ranks)
+            .map(|rank| {
+                let mut command = Command::new(std::env::current_exe().expect("this program"));
+                let share = messages / counts.len() as u64;
+                let orders = format!("{rank} {ranks} {seed} {share} {} {}", socket.display(), turns.display());
+                command.env("MESSAGES_CHILD", orders);
+                Peer::running(command, "messages::child_plays")
+            })
+            .collect();
+        let answers: Vec<String> = peers.iter_mut().map(|peer| peer.hear().expect("a rank has failed: its text is above")).collect();
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+        println!("{} messages and rounds of {ranks} processes, seed {seed}, after {:.1?}", answers[0], started.elapsed());
+        std::fs::remove_dir_all(&folder).expect("nothing else uses it");
+    }
+}

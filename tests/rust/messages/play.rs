@@ -1,0 +1,261 @@
+//! One rank of a random program: it does its steps, and looks at what came of them.
+
+use super::model::{Action, Fate, Memory, Program, Shape, Wanted};
+use crate::node_plans::memory as bytes_at;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{BackendError, CompletionState, StreamHandle};
+use mpgpu_runtime::context::Context;
+use mpgpu_runtime::context::node::message::{Messenger, Operation, Outgoing, Pattern};
+use rustix::fs::{Mode, OFlags};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Whose turn it is: a step's number, counted over all rounds; and how many ranks have come to a barrier.
+pub struct Turns {
+    words: *const [AtomicU64; 2],
+    ranks: u32,
+}
+
+// SAFETY: atomics, which are never freed.
+unsafe impl Sync for Turns {}
+
+const PAGE: usize = 4096;
+
+impl Turns {
+    pub fn new(ranks: u32) -> Turns {
+        Turns { words: Box::leak(Box::default()), ranks }
+    }
+
+    pub fn make(path: &Path) {
+        std::fs::write(path, [0; PAGE]).expect("a file");
+    }
+
+    pub fn in_file(path: &Path, ranks: u32) -> Turns {
+        let file = rustix::fs::open(path, OFlags::RDWR, Mode::empty()).expect("a file");
+        let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        // SAFETY: a new mapping, never unmapped.
+        let page = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE, access, rustix::mm::MapFlags::SHARED, file, 0) };
+        Turns { words: page.expect("a mapping").cast(), ranks }
+    }
+
+    fn words(&self) -> &[AtomicU64; 2] {
+        // SAFETY: mapped or leaked, and zeros at first.
+        unsafe { &*self.words }
+    }
+
+    fn wait(&self, is_over: impl Fn(&[AtomicU64; 2]) -> bool) {
+        while !is_over(self.words()) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn take(&self, turn: u64) {
+        self.wait(|words| words[0].load(Ordering::Acquire) >= turn);
+    }
+
+    fn next(&self) {
+        self.words()[0].fetch_add(1, Ordering::Release);
+    }
+
+    /// Barrier number `number`, from 1.
+    fn meet(&self, number: u64) {
+        let wanted = number * u64::from(self.ranks);
+        self.words()[1].fetch_add(1, Ordering::AcqRel);
+        self.wait(|words| words[1].load(Ordering::Acquire) >= wanted);
+    }
+}
+
+/// A send or a receive under way.
+struct Posted {
+    operation: Arc<Operation>,
+    address: u64,
+}
+
+/// A rank.
+pub struct Player {
+    context: Arc<Context>,
+    messenger: Arc<Messenger>,
+    streams: Vec<StreamHandle>,
+    /// Memory of a GPU and of the host, and how much of each is in use.
+    arenas: [(u64, u64, u64); 2],
+    /// Ordinary memory of this round.
+    ordinary: Vec<Vec<u8>>,
+    turn: u64,
+    barriers: u64,
+}
+
+/// Room for all steps of a round.
+const ARENA_BYTES: u64 = 256 << 20;
+
+/// What bytes hold that nobody has written.
+const UNTOUCHED: u8 = 0xA5;
+
+fn byte(round: u64, step: usize, at: u64) -> u8 {
+    (at.wrapping_mul(31) ^ (at >> 9) ^ (step as u64).wrapping_mul(101) ^ round.wrapping_mul(59)) as u8
+}
+
+fn metadata(round: u64, step: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|at| byte(round, step, at) ^ 0xFF).collect()
+}
+
+fn pattern(wanted: &Wanted) -> Pattern {
+    Pattern { source: wanted.source, tag: wanted.tag, mask: wanted.mask }
+}
+
+impl Player {
+    pub fn new(context: Arc<Context>, messenger: Arc<Messenger>) -> Player {
+        let arena = |device| (context.allocate_shared(device, ARENA_BYTES).expect("memory"), ARENA_BYTES, 0);
+        let arenas = [arena(DeviceId::gpu(0)), arena(DeviceId::HOST)];
+        let streams = (0..3).map(|_| context.create_stream(DeviceId::gpu(0)).expect("a stream")).collect();
+        Player { context, messenger, streams, arenas, ordinary: Vec::new(), turn: 0, barriers: 0 }
+    }
+
+    pub fn ranks(&self) -> u32 {
+        self.messenger.node().ranks()
+    }
+
+    fn rank(&self) -> u32 {
+        self.messenger.node().rank()
+    }
+
+    fn allocate(&mut self, memory: Memory, bytes: u64) -> u64 {
+        let (base, size, used) = match memory {
+            Memory::Device => &mut self.arenas[0],
+            Memory::Pinned => &mut self.arenas[1],
+            Memory::Ordinary => {
+                let mut bytes = vec![0; bytes as usize + 1];
+                let address = bytes.as_mut_ptr().expose_provenance() as u64;
+                self.ordinary.push(bytes);
+                return address;
+            }
+        };
+        let address = *base + *used;
+        *used += bytes + 1;
+        assert!(*used <= *size, "a round needs more memory than there is");
+        address
+    }
+
+    fn meet(&mut self, turns: &Turns) {
+        self.barriers += 1;
+        turns.meet(self.barriers);
+    }
+
+    /// Does this rank's steps of a program, and checks everything.
+    pub fn play(&mut self, program: &Program, shape: &Shape, turns: &Turns, round: u64) {
+        let mut posted: Vec<Option<Posted>> = program.steps.iter().map(|_| None).collect();
+        let ending = program.ending();
+        for (number, step) in program.steps.iter().enumerate() {
+            if number == ending.start && !shape.in_turns {
+                self.meet(turns);
+            }
+            let turn = self.turn + number as u64;
+            if step.rank != self.rank() {
+                continue;
+            }
+            if shape.in_turns {
+                turns.take(turn);
+            }
+            // Work of streams that is still under way when a message is posted, and when it is waited for.
+            let stream = self.streams[number % 3];
+            match step.action {
+                Action::Send { to, tag, bytes, metadata: length, memory } => {
+                    let address = self.allocate(memory, bytes);
+                    // Written in the stream, so that a message which does not come after its stream has the wrong bytes.
+                    let write = move || bytes_at(address, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = byte(round, number, at));
+                    self.context.launch_host(stream, Box::new(write)).expect("enqueued");
+                    let metadata = metadata(round, number, length);
+                    let message = Outgoing { address, bytes, rank: to, tag, metadata: &metadata };
+                    let operation = self.messenger.send(&message, stream).expect("there is room");
+                    posted[number] = Some(Posted { operation, address });
+                }
+                Action::Receive { wanted, capacity, memory } => {
+                    let address = self.allocate(memory, capacity);
+                    let write = move || bytes_at(address, capacity + 1).fill(UNTOUCHED);
+                    self.context.launch_host(stream, Box::new(write)).expect("enqueued");
+                    let operation = self.messenger.receive(address, capacity, &pattern(&wanted), stream).expect("there is room");
+                    posted[number] = Some(Posted { operation, address });
+                }
+                Action::Probe(wanted) => {
+                    let found = self.messenger.probe(&pattern(&wanted)).expect("all are there");
+                    let expected = program.found[number].map(|send| envelope(program, round, send));
+                    let found = found.map(|found| (found.source, found.tag, found.bytes, found.metadata));
+                    assert!(found == expected, "step {number} of round {round} finds {found:?}, not {expected:?}");
+                }
+                Action::Cancel(of) => {
+                    let of = posted[of].as_ref().expect("this rank has posted it");
+                    assert_eq!(of.operation.cancel().expect("it lives"), program.cancels[number], "step {number} of round {round}");
+                }
+                Action::Wait(of) => {
+                    let ended = posted[of].take().expect("it is waited for once");
+                    self.check(program, round, of, &ended, stream, number);
+                }
+            }
+            if shape.in_turns {
+                turns.next();
+            }
+        }
+        self.turn += if shape.in_turns { program.steps.len() as u64 } else { 0 };
+        self.streams.iter().for_each(|stream| self.context.synchronize_stream(*stream).expect("all works"));
+        self.ordinary.clear();
+        self.arenas.iter_mut().for_each(|arena| arena.2 = 0);
+        self.meet(turns);
+    }
+
+    /// Waits for a step, in one way or another, and looks at all of it.
+    fn check(&self, program: &Program, round: u64, number: usize, ended: &Posted, stream: StreamHandle, salt: usize) {
+        let name = || format!("step {number} of round {round}, {:?}, {:?}", program.steps[number], program.fates[number]);
+        let result = match salt % 3 {
+            0 => ended.operation.wait(),
+            1 => loop {
+                match ended.operation.is_done() {
+                    Ok(false) => std::thread::yield_now(),
+                    other => break other.map(drop),
+                }
+            },
+            _ => {
+                ended.operation.order_stream(stream).expect("enqueued");
+                self.context.synchronize_stream(stream).expect("it ends");
+                ended.operation.wait()
+            }
+        };
+        let (is_send, capacity) = match program.steps[number].action {
+            Action::Receive { capacity, .. } => (false, capacity),
+            _ => (true, 0),
+        };
+        let (send, arrived) = match (program.fates[number], result) {
+            (Some(Fate::Meets(send)), Ok(())) => (Some(send), true),
+            (Some(Fate::Truncated(send)), Err(BackendError::Truncated(_))) => (Some(send), false),
+            (Some(Fate::Cancelled), Err(BackendError::Cancelled(_))) => (None, false),
+            (_, result) => panic!("{}: {result:?}", name()),
+        };
+        if is_send {
+            return;
+        }
+        let met = ended.operation.envelope().map(|met| (met.source, met.tag, met.bytes, met.metadata));
+        assert!(met == send.map(|send| envelope(program, round, send)), "{}: it has met {met:?}", name());
+        // What was cancelled may still be written before.
+        self.context.synchronize_stream(self.streams[number % 3]).expect("it ends");
+        let here = bytes_at(ended.address, capacity + 1);
+        let length = send.filter(|_| arrived).map_or(0, |send| envelope(program, round, send).2);
+        let sent = send.unwrap_or(0);
+        let wrong = here.iter().zip(0..).position(|(found, at)| *found != if at < length { byte(round, sent, at) } else { UNTOUCHED });
+        assert!(wrong.is_none(), "{}: byte {wrong:?} of {length} is wrong", name());
+    }
+
+    /// Gives everything back.
+    pub fn end(self) {
+        self.messenger.destroy().expect("nothing is left");
+        self.streams.iter().for_each(|stream| self.context.destroy_stream(*stream).expect("it exists"));
+        self.arenas.iter().for_each(|arena| self.context.free(arena.0).expect("it exists"));
+        self.context.close().expect("nothing is left");
+    }
+}
+
+/// Source, tag, bytes and metadata of a send.
+fn envelope(program: &Program, round: u64, send: usize) -> (u32, u64, u64, Vec<u8>) {
+    match program.steps[send].action {
+        Action::Send { tag, bytes, metadata: length, .. } => (program.steps[send].rank, tag, bytes, metadata(round, send, length)),
+        _ => unreachable!("a send"),
+    }
+}

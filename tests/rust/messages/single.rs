@@ -1,0 +1,354 @@
+//! What single calls promise, through the C ABI and the Rust interface.
+
+use super::{TOPOLOGY, options};
+use crate::node::*;
+use crate::node_plans::{as_ranks, context, memory};
+use mpgpu::*;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{BackendError, CompletionState, StreamHandle};
+use mpgpu_runtime::context::node::NodeGroup;
+use mpgpu_runtime::context::node::message::{Messenger, MessengerOptions, Outgoing, Pattern};
+use mpgpu_runtime::context::{Context, Error};
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier};
+
+const DEFAULT: StreamHandle = StreamHandle(0);
+
+/// A rank with a messenger.
+struct Rank {
+    rank: u32,
+    context: Arc<Context>,
+    messenger: Arc<Messenger>,
+}
+
+impl Rank {
+    fn memory(&self, bytes: u64, fill: u8) -> u64 {
+        let address = self.context.allocate(DeviceId::gpu(0), bytes).expect("memory");
+        memory(address, bytes).fill(fill);
+        address
+    }
+
+    fn send(&self, address: u64, bytes: u64, rank: u32, tag: u64) -> Result<Arc<mpgpu_runtime::context::node::message::Operation>, Error> {
+        self.messenger.send(&Outgoing { address, bytes, rank, tag, metadata: &[] }, DEFAULT)
+    }
+
+    fn receive(&self, address: u64, bytes: u64, source: u32, tag: u64) -> Arc<mpgpu_runtime::context::node::message::Operation> {
+        let pattern = Pattern { source: Some(source), tag, mask: u64::MAX };
+        self.messenger.receive(address, bytes, &pattern, DEFAULT).expect("posted")
+    }
+}
+
+fn ranks<T: Send>(count: u32, options: MessengerOptions, work: impl Fn(&Rank, &Barrier) -> T + Sync) -> Vec<T> {
+    let barrier = Barrier::new(count as usize);
+    as_ranks(count, |rank, seat| {
+        let context = context(TOPOLOGY, Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, count, seat, &[]).expect("a node"));
+        let messenger = node.messenger(options).expect("a messenger");
+        work(&Rank { rank, context, messenger }, &barrier)
+    })
+}
+
+#[test]
+fn a_full_mailbox_refuses_and_loses_nothing() {
+    ranks(2, MessengerOptions { operations: 64, messages: 3 }, |rank, barrier| {
+        if rank.rank == 0 {
+            let address = rank.memory(16, 0);
+            let sent: Vec<_> = (0..3).map(|tag| {
+                memory(address + tag, 1)[0] = tag as u8 + 1;
+                rank.send(address + tag, 1, 1, tag).expect("there is room")
+            }).collect();
+            let full = rank.send(address, 1, 1, 9).expect_err("there is none");
+            assert!(matches!(&full, Error::QueueFull(text) if text.contains("3 messages")), "{full}");
+            barrier.wait();
+            sent.iter().for_each(|sent| sent.wait().expect("received"));
+            barrier.wait();
+            rank.send(address, 1, 1, 9).expect("there is room again").wait().expect("received");
+        } else {
+            barrier.wait();
+            let address = rank.memory(16, 0);
+            for tag in (0..3).rev() {
+                rank.receive(address, 16, 0, tag).wait().expect("it was sent");
+                assert_eq!(memory(address, 1)[0], tag as u8 + 1);
+            }
+            barrier.wait();
+            rank.receive(address, 16, 0, 9).wait().expect("it was sent");
+        }
+    });
+}
+
+#[test]
+fn a_rank_with_too_many_operations_is_refused_and_goes_on() {
+    ranks(1, MessengerOptions { operations: 4, messages: 8 }, |rank, _| {
+        let address = rank.memory(64, 7);
+        let waiting: Vec<_> = (0..4).map(|at| rank.receive(address + 8 * at, 8, 0, at)).collect();
+        let full = rank.messenger.receive(address, 8, &Pattern { source: None, tag: 0, mask: 0 }, DEFAULT).expect_err("no slot");
+        assert!(matches!(&full, Error::QueueFull(text) if text.contains("4 operations")), "{full}");
+        assert!(waiting[3].cancel().expect("it lives"));
+        assert!(matches!(waiting[3].wait(), Err(BackendError::Cancelled(_))));
+        rank.send(address + 40, 8, 0, 2).expect("a slot is free").wait().expect("received");
+        waiting[2].wait().expect("received");
+        assert!(!waiting[2].cancel().expect("it lives"), "it has ended");
+    });
+}
+
+#[test]
+fn a_described_buffer_is_fetched_once_and_whenever_the_receiver_likes() {
+    let (sender, receiver) = channel();
+    let (sender, receiver) = (std::sync::Mutex::new(sender), std::sync::Mutex::new(receiver));
+    ranks(2, options(), |rank, barrier| {
+        const BYTES: u64 = 300_001;
+        if rank.rank == 0 {
+            let address = rank.memory(BYTES, 1);
+            // What comes before in the stream belongs to it.
+            let write = move || memory(address, BYTES).fill(42);
+            rank.context.launch_host(DEFAULT, Box::new(write)).expect("enqueued");
+            let (descriptor, released) = rank.messenger.describe(address, BYTES, DEFAULT).expect("described");
+            sender.lock().expect("no panic").send(descriptor).expect("a receiver");
+            released.wait().expect("fetched");
+            let (dropped, released) = rank.messenger.describe(address, BYTES, DEFAULT).expect("described");
+            assert!(released.cancel().expect("it lives"));
+            assert!(matches!(released.wait(), Err(BackendError::Cancelled(_))));
+            sender.lock().expect("no panic").send(dropped).expect("a receiver");
+            barrier.wait();
+        } else {
+            let descriptor = receiver.lock().expect("no panic").recv().expect("a sender");
+            let address = rank.memory(BYTES + 1, 9);
+            let small = rank.messenger.fetch(&descriptor, address, BYTES - 1, DEFAULT).expect_err("too small");
+            assert!(matches!(small, Error::Backend(BackendError::Truncated(_))), "{small}");
+            let mut bytes = descriptor.encode();
+            bytes[20] ^= 1;
+            mpgpu_runtime::context::node::message::Descriptor::decode(&bytes).expect_err("it was changed");
+            rank.messenger.fetch(&descriptor, address, BYTES + 1, DEFAULT).expect("posted").wait().expect("fetched");
+            let here = memory(address, BYTES + 1);
+            assert!(here[..BYTES as usize].iter().all(|byte| *byte == 42) && here[BYTES as usize] == 9);
+            let again = rank.messenger.fetch(&descriptor, address, BYTES, DEFAULT).expect_err("it was fetched").to_string();
+            assert!(again.contains("fetched already"), "{again}");
+            let dropped = receiver.lock().expect("no panic").recv().expect("a sender");
+            rank.messenger.fetch(&dropped, address, BYTES, DEFAULT).expect_err("it was cancelled");
+            barrier.wait();
+        }
+    });
+}
+
+#[test]
+fn a_stream_may_wait_for_a_message_before_anybody_has_sent_it() {
+    ranks(2, options(), |rank, barrier| {
+        const BYTES: u64 = 70_000;
+        let stream = rank.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        let (address, copy) = (rank.memory(BYTES, 1), rank.memory(BYTES, 2));
+        if rank.rank == 0 {
+            let pattern = Pattern { source: None, tag: 0, mask: 0 };
+            let got = rank.messenger.receive(address, BYTES, &pattern, stream).expect("posted");
+            got.order_stream(stream).expect("enqueued");
+            let take = move || memory(copy, BYTES).copy_from_slice(memory(address, BYTES));
+            rank.context.launch_host(stream, Box::new(take)).expect("enqueued");
+            // Nobody asks for the request any more.
+            drop(got);
+            barrier.wait();
+            rank.context.synchronize_stream(stream).expect("it ends");
+            assert!(memory(copy, BYTES).iter().all(|byte| *byte == 77));
+        } else {
+            barrier.wait();
+            memory(address, BYTES).fill(77);
+            let sent = rank.messenger.send(&Outgoing { address, bytes: BYTES, rank: 0, tag: 5, metadata: &[] }, stream).expect("sent");
+            sent.order_stream(stream).expect("enqueued");
+            let overwrite = move || memory(address, BYTES).fill(0);
+            rank.context.launch_host(stream, Box::new(overwrite)).expect("enqueued");
+            rank.context.synchronize_stream(stream).expect("it ends");
+        }
+        barrier.wait();
+        rank.messenger.destroy().expect("nothing is left");
+    });
+}
+
+#[test]
+fn a_messenger_that_is_destroyed_ends_what_concerns_it_and_keeps_what_was_sent() {
+    ranks(3, options(), |rank, barrier| {
+        let address = rank.memory(4096, 3);
+        let mut ordinary = vec![8_u8; 3000];
+        let at = ordinary.as_mut_ptr().expose_provenance() as u64;
+        match rank.rank {
+            0 => {
+                let waiting = rank.receive(address, 4096, 1, 1);
+                // Its bytes are kept until rank 1 has received them.
+                rank.send(at, 3000, 1, 2).expect("sent").wait().expect("kept");
+                barrier.wait();
+                rank.messenger.destroy().expect("rank 1 receives");
+                assert!(matches!(waiting.wait(), Err(BackendError::Cancelled(_))));
+                barrier.wait();
+            }
+            1 => {
+                let lost = rank.receive(address, 4096, 0, 77);
+                barrier.wait();
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                rank.receive(at, 3000, 0, 2).wait().expect("it was kept");
+                assert!(matches!(lost.wait(), Err(BackendError::PeerGone(_))), "rank 0 has left");
+                barrier.wait();
+                let gone = rank.send(address, 1, 0, 0).expect_err("rank 0 has left").to_string();
+                assert!(gone.contains("rank 0"), "{gone}");
+                rank.send(address, 100, 2, 5).expect("rank 2 is there").wait().expect("received");
+            }
+            _ => {
+                let any = rank.messenger.receive(address, 4096, &Pattern { source: None, tag: 5, mask: 7 }, DEFAULT).expect("posted");
+                barrier.wait();
+                barrier.wait();
+                any.wait().expect("a rank that leaves in order ends no receive from any rank");
+                assert_eq!(any.envelope().map(|met| (met.source, met.bytes)), Some((1, 100)));
+            }
+        }
+        rank.messenger.destroy().expect("nothing is left");
+        assert!(rank.send(address, 1, 1, 1).is_err(), "it was destroyed");
+        rank.context.close().expect("nothing is left");
+    });
+}
+
+/// The C ABI, by one rank that sends to itself.
+struct Own {
+    node: Node,
+    ranks: mp_node_t,
+    messenger: mp_messenger_t,
+}
+
+impl Own {
+    fn new() -> Own {
+        let node = Node::new(c"hgx-h200");
+        let (mut ranks, mut messenger) = (null_mut(), null_mut());
+        // SAFETY: all pointers are valid for the calls, here and below.
+        ok(unsafe { mp_node_create(node.context, 0, 1, None, null_mut(), null(), &mut ranks) });
+        let options = mp_messenger_options_t { size: size_of::<mp_messenger_options_t>(), operations: 8, messages: 0 };
+        // SAFETY: as above.
+        ok(unsafe { mp_messenger_create(ranks, &options, &mut messenger) });
+        Own { node, ranks, messenger }
+    }
+
+    fn send(&self, data: *const u8, bytes: usize, tag: u64, metadata: &[u8]) -> mp_request_t {
+        let mut request = null_mut();
+        // SAFETY: as above.
+        ok(unsafe {
+            mp_send(self.messenger, data.cast(), bytes as u64, 0, tag, metadata.as_ptr().cast(), metadata.len(), null_mut(), &mut request)
+        });
+        request
+    }
+
+    fn receive(&self, data: *mut u8, bytes: usize, tag: u64) -> mp_request_t {
+        let mut request = null_mut();
+        // SAFETY: as above.
+        ok(unsafe { mp_receive(self.messenger, data.cast(), bytes as u64, MP_ANY_RANK, tag, u64::MAX, null_mut(), &mut request) });
+        request
+    }
+}
+
+unsafe extern "C" fn note(user: *mut c_void, status: i32) {
+    // SAFETY: the test passes a sender that lives until it was called.
+    let sender = unsafe { &*user.cast::<Sender<(i32, String)>>() };
+    sender.send((status, if status == 0 { String::new() } else { last_error() })).expect("the test listens");
+}
+
+#[test]
+fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
+    let own = Own::new();
+    let (from, to) = (own.node.alloc(0, 5000), own.node.alloc(1, 5000));
+    let sent = own.send(from, 5000, 3, b"header");
+    let (mut found, mut told, mut metadata) = (0, message_info(), [0_u8; 4]);
+    // SAFETY: all pointers are valid for the calls, here and below.
+    ok(unsafe { mp_message_probe(own.messenger, 0, 3, u64::MAX, &mut found, &mut told, metadata.as_mut_ptr().cast(), 4) });
+    assert_eq!((found, told.tag, told.bytes, told.rank, told.metadata_bytes, &metadata), (1, 3, 5000, 0, 6, b"head"));
+
+    let mut short = own.receive(to, 4999, 3);
+    let mut told = message_info();
+    // SAFETY: as above.
+    let text = refused(unsafe { mp_message_wait(&mut short, &mut told, null_mut(), 0) }, MP_ERROR_MESSAGE_TRUNCATED);
+    assert!(short.is_null() && told.bytes == 5000 && text.contains("5000") && text.contains("4999"), "{text}");
+
+    let (sender, heard) = channel::<(i32, String)>();
+    let user = (&raw const sender).cast_mut().cast::<c_void>();
+    // SAFETY: as above; the sender lives until all were called.
+    ok(unsafe { mp_request_set_callback(sent, Some(note), user) });
+    let got = own.receive(to, 5000, 3);
+    // SAFETY: as above.
+    ok(unsafe { mp_request_set_callback(got, Some(note), user) });
+    assert_eq!((heard.recv().expect("called").0, heard.recv().expect("called").0), (0, 0));
+    ok(mp_stream_wait_request(null_mut(), got));
+    let (mut matched, mut told) = (0, message_info());
+    // SAFETY: as above.
+    ok(unsafe { mp_message_get_info(got, &mut matched, &mut told, null_mut(), 0) });
+    assert_eq!((matched, told.bytes, told.metadata_bytes), (1, 5000, 6));
+
+    let (mut cancelled, mut never) = (0, own.receive(to, 5000, 9));
+    // SAFETY: as above.
+    ok(unsafe { mp_request_set_callback(never, Some(note), user) });
+    // SAFETY: as above.
+    ok(unsafe { mp_message_get_info(never, &mut matched, &mut told, null_mut(), 0) });
+    assert_eq!(matched, 0);
+    // SAFETY: as above.
+    ok(unsafe { mp_message_cancel(never, &mut cancelled) });
+    let (status, text) = heard.recv().expect("called");
+    assert!(cancelled == 1 && status == MP_ERROR_CANCELLED as i32 && text.contains("cancelled"), "{text}");
+    // SAFETY: as above.
+    refused(unsafe { mp_wait(&mut never) }, MP_ERROR_CANCELLED);
+    assert!(never.is_null());
+    for mut request in [sent, got] {
+        // SAFETY: as above.
+        ok(unsafe { mp_wait(&mut request) });
+    }
+
+    // Executions have the same.
+    let plan = own.node.plan(&[transfer(to, 1, from, 0, 5000)]);
+    let (stream, mut request) = (own.node.stream(1), null_mut());
+    // SAFETY: as above.
+    ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
+    // SAFETY: as above.
+    ok(unsafe { mp_request_set_callback(request, Some(note), user) });
+    ok(mp_stream_wait_request(stream, request));
+    assert_eq!(heard.recv().expect("called").0, 0);
+    // SAFETY: as above.
+    refused(unsafe { mp_message_cancel(request, &mut cancelled) }, MP_ERROR_INVALID_ARGUMENT);
+    // SAFETY: as above.
+    ok(unsafe { mp_wait(&mut request) });
+
+    // What is wrong is named.
+    // SAFETY: as above.
+    let mut send = |bytes: u64, rank: u32, metadata: usize| unsafe {
+        mp_send(own.messenger, from.cast(), bytes, rank, 0, to.cast(), metadata, null_mut(), &mut request)
+    };
+    refused(send(5000, 1, 0), MP_ERROR_INVALID_ARGUMENT);
+    refused(send(5001, 0, 0), MP_ERROR_INVALID_POINTER);
+    refused(send(5000, 0, 257), MP_ERROR_INVALID_ARGUMENT);
+    assert_eq!(last_argument().as_deref(), Some("metadata_bytes"));
+
+    // A descriptor.
+    let mut descriptor = mp_message_descriptor_t { bytes: [0; 64] };
+    let mut released = null_mut();
+    // SAFETY: as above.
+    ok(unsafe { mp_message_describe(own.messenger, from.cast(), 100, null_mut(), &mut descriptor, &mut released) });
+    // SAFETY: as above.
+    ok(unsafe { mp_message_fetch(own.messenger, &descriptor, to.cast(), 100, null_mut(), &mut request) });
+    // SAFETY: as above.
+    ok(unsafe { mp_wait(&mut request) });
+    // SAFETY: as above.
+    ok(unsafe { mp_wait(&mut released) });
+
+    // What was not received ends with the messenger.
+    let mut left = own.receive(to, 8, 1);
+    ok(mp_messenger_destroy(own.messenger));
+    // SAFETY: as above.
+    refused(unsafe { mp_wait(&mut left) }, MP_ERROR_CANCELLED);
+    refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
+    ok(mp_node_destroy(own.ranks));
+}
+
+#[test]
+fn a_context_that_is_destroyed_ends_its_messengers_first() {
+    let own = Own::new();
+    let to = own.node.alloc(1, 64);
+    let (sender, heard) = channel::<(i32, String)>();
+    let request = own.receive(to, 64, 1);
+    // SAFETY: the sender lives until it was called.
+    ok(unsafe { mp_request_set_callback(request, Some(note), (&raw const sender).cast_mut().cast()) });
+    ok(mp_stream_wait_request(null_mut(), request));
+    ok(mp_context_destroy(own.node.context));
+    assert_eq!(heard.recv().expect("called").0, MP_ERROR_CANCELLED as i32);
+    refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
+}
