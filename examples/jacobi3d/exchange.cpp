@@ -57,8 +57,8 @@ class host_memory final : public exchange {
         plain.max_paths = 1;
         for (part &p : parts) {
             stage &s = stages_.emplace_back();
-            s.sent = {ctx, mpgpu::device::host(), p.sent.size()};
-            s.received = {ctx, mpgpu::device::host(), p.received.size()};
+            s.sent = mpgpu::buffer<double>::shared(ctx, mpgpu::device::host(), p.sent.size());
+            s.received = mpgpu::buffer<double>::shared(ctx, mpgpu::device::host(), p.received.size());
             if (p.sent.size() > 0) {
                 s.to_host.emplace(ctx, std::vector<mpgpu::transfer>{mpgpu::make_transfer(s.sent, p.sent)}, plain);
                 s.to_device.emplace(ctx, std::vector<mpgpu::transfer>{mpgpu::make_transfer(p.received, s.received)},
@@ -171,7 +171,8 @@ part::part(const mpgpu::context &ctx, mpgpu::device on, const division &whole, i
     : where(whole.at(own_number)), number(own_number),
       stream(ctx, on), values{{{ctx, on, static_cast<std::size_t>(element_count(where))},
                                {ctx, on, static_cast<std::size_t>(element_count(where))}}},
-      sent(ctx, on, packed_cells(where)), received(ctx, on, packed_cells(where)) {}
+      sent(mpgpu::buffer<double>::shared(ctx, on, packed_cells(where))),
+      received(mpgpu::buffer<double>::shared(ctx, on, packed_cells(where))) {}
 
 std::unique_ptr<exchange> through_host_memory(const mpgpu::context &ctx, const face_messages &messages,
                                               std::vector<part> &parts) {

@@ -158,9 +158,9 @@ bool right(const block &b, const mpgpu::buffer<double> &values, const char *what
 std::vector<double> one_block_on_cpu(const mpgpu::context &ctx, const block &domain, int iterations) {
     const mpgpu::stream stream(ctx, mpgpu::device::gpu(0)); // in which the CPU is called
     std::vector<double> before(static_cast<std::size_t>(element_count(domain)));
-    std::vector<double> after(before.size());
     on_virtual_devices.set(stream, 0, domain, before.data());
-    on_virtual_devices.set(stream, 0, domain, after.data());
+    stream.synchronize();
+    std::vector<double> after = before;
     for (int i = 0; i < iterations; ++i) {
         on_virtual_devices.sweep(stream, 0, domain, before.data(), after.data());
         std::swap(before, after); // the work that is enqueued has the addresses

@@ -259,7 +259,8 @@ def rank_process(rank, ranks, gpus, folder, options):
     if gpus:
         names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = names[rank % gpus] if names[0] else str(rank % gpus)
-    node = mpgpu.Node(rank=rank, ranks=ranks, socket=os.path.join(folder, "ranks"), devices=[0] if gpus else [rank % 4])
+    device = rank % mpgpu.default_context().gpus
+    node = mpgpu.Node(rank=rank, ranks=ranks, socket=os.path.join(folder, "ranks"), devices=[device])
     sys.exit(0 if relax(node, options) else 1)
 
 

@@ -265,7 +265,8 @@ class Messenger:
         Raises:
             ArgumentError. PeerGone. QueueFull: too many operations or messages are under way, and nothing was sent.
         """
-        return self._send(x, rank, _library.number("tag", tag, _CHANNEL - 1), stream, metadata)
+        rank, tag = _library.number("rank", rank, 2**32 - 1), _library.number("tag", tag, _CHANNEL - 1)
+        return self._send(x, rank, tag, stream, metadata)
 
     def receive(self, x: Any, rank: int = ANY, tag: int = ANY, stream: Any = None, *, mask: int = _CHANNEL - 1) -> Message:
         """Receive a message into ``x``, after earlier work of ``stream``. Does not wait. A shorter message leaves the rest as it is.
@@ -281,7 +282,7 @@ class Messenger:
             As :meth:`send`.
         """
         tag, mask = _tags(tag, mask)
-        return self._receive(x, rank, tag, mask, stream, True)
+        return self._receive(x, _rank(rank), tag, mask, stream, True)
 
     def probe(self, rank: int = ANY, tag: int = ANY, *, mask: int = _CHANNEL - 1) -> MessageInfo | None:
         """The message that a receive of this kind would take now, if there is one. Leaves it where it is."""

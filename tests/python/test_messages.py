@@ -14,6 +14,7 @@ import weakref
 import mpgpu
 import numpy
 import pytest
+from conftest import Gate
 from test_node import start
 
 LARGE = 3 << 20
@@ -209,7 +210,7 @@ def cancelled_in_flight(rank, ranks, _, folder):
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     stream = mpgpu.Stream(rank)
     if rank == 0:
-        gate = Held(stream)
+        gate = Gate(stream)
         # The receive matches it when it is posted, and its bytes come when the stream has come there.
         out = memory("device", node.context, rank, LARGE)
         out[:] = 9
@@ -239,18 +240,6 @@ def cancelled_in_flight(rank, ranks, _, folder):
 
         asyncio.run(receiver())
     meet([other])
-
-
-class Held:
-    """Holds the work of a stream back until it is opened."""
-
-    def __init__(self, stream):
-        from conftest import Gate
-
-        self._gate = Gate(stream)
-
-    def open(self):
-        self._gate.open()
 
 
 def truncated(rank, ranks, _, folder):
@@ -529,6 +518,8 @@ def test_what_is_no_message_is_refused(alone):
         (lambda: mpgpu.Channel(messenger, 1), mpgpu.ArgumentError, "rank=1: must be below 1, the number of ranks"),
         (lambda: mpgpu.Channel(alone, -1), mpgpu.ArgumentError, "rank=-1"),
         (lambda: messenger.send(b"x", 1), mpgpu.ArgumentError, "rank=1"),
+        (lambda: messenger.send(b"x", -1), mpgpu.ArgumentError, "rank=-1: must be from 0"),
+        (lambda: messenger.receive(bytearray(1), -2), mpgpu.ArgumentError, "rank=-2: must be from 0"),
         (lambda: messenger.send(b"x", 0, 1 << 63), mpgpu.ArgumentError, "tag="),
         (lambda: messenger.send(b"x", 0, metadata=bytes(257)), mpgpu.ArgumentError, "metadata_bytes=257: must be at most 256"),
         (lambda: messenger.receive(bytearray(1), 0, -2), mpgpu.ArgumentError, "tag=-2"),
