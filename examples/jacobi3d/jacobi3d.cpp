@@ -28,7 +28,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -79,7 +78,7 @@ class team {
 
 /// What one form of the exchange has relaxed so far.
 struct solver {
-    const char *name;
+    const char *name = "";
     std::vector<part> parts;
     std::unique_ptr<exchange> halos;
     std::vector<double> iteration_us; // by round
@@ -142,10 +141,11 @@ bool right(const block &b, const mpgpu::buffer<double> &values, const char *what
             for (std::int64_t x = 0; x < b.cells[0]; ++x) {
                 const double found = values.data()[element_of(b, x, y, z)];
                 const double wanted = expected(x, y, z);
-                if (std::memcmp(&found, &wanted, sizeof found) != 0) {
-                    std::fprintf(stderr, "jacobi3d: WRONG: cell %lld_%lld_%lld is %.17g and not %.17g: %s\n",
-                                 static_cast<long long>(b.first[0] + x), static_cast<long long>(b.first[1] + y),
-                                 static_cast<long long>(b.first[2] + z), found, wanted, what);
+                if (found != wanted) {
+                    const std::string cell = std::to_string(b.first[0] + x) + "_" + std::to_string(b.first[1] + y) +
+                                             "_" + std::to_string(b.first[2] + z);
+                    std::fprintf(stderr, "jacobi3d: WRONG: cell %s is %.17g and not %.17g: %s\n", cell.c_str(), found,
+                                 wanted, what);
                     return false;
                 }
             }

@@ -78,6 +78,7 @@ int in_processes(int ranks, int gpus, const std::function<int(int rank, const st
     }
     const std::string meeting = folder + "/ranks";
     std::vector<pid_t> children;
+    children.reserve(static_cast<std::size_t>(ranks));
     for (int rank = 0; rank < ranks; ++rank) {
         children.push_back(start([&] {
             if (gpus > 0) {
