@@ -17,6 +17,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from ._library import ffi
+from .errors import Error
 
 if TYPE_CHECKING:
     from ._message import Message
@@ -72,10 +73,14 @@ class _Waiting:
         else:
             self.loop.call_soon(self.look)
 
-    def ended(self, message: Message) -> None:
+    def ended(self, message: Message, error: Exception | None = None) -> None:
         for future in self.futures.pop(message, ()):
-            if not future.done():
+            if future.done():
+                continue
+            if error is None:
                 future.set_result(None)
+            else:
+                future.set_exception(error)
 
 
 class _OfThread(threading.local):
@@ -130,12 +135,15 @@ def _call_when_ended(waiting: _Waiting, message: Message) -> None:
         return
     number = next(_numbers)
     _owed[number] = (waiting, message)
-    if message._set_callback(_call, ffi.cast("void *", number)):
-        message._is_called = True
-    else:
-        # It has ended meanwhile.
+    error = None
+    try:
+        message._is_called = message._set_callback(_call, ffi.cast("void *", number))
+    except Error as caught:
+        error = caught
+    if not message._is_called:
+        # It has ended meanwhile, or nobody will say so.
         del _owed[number]
-        waiting.loop.call_soon(waiting.ended, message)
+        waiting.loop.call_soon(waiting.ended, message, error)
 
 
 @ffi.callback("mp_request_function_t")  # type: ignore[untyped-decorator]
@@ -158,3 +166,7 @@ def all_called(seconds: float = _SECONDS_AT_EXIT) -> None:
     until = time.monotonic() + seconds
     while _owed and time.monotonic() < until:
         time.sleep(0.0001)
+
+
+# A child of fork is called by nobody.
+os.register_at_fork(after_in_child=_owed.clear)

@@ -38,7 +38,6 @@ _test = lib.mp_test
 _new_lock = threading.Lock
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
-_POINTER = ffi.typeof("void *")
 _INT = ffi.typeof("int32_t *")
 _INFO = ffi.typeof("mp_message_info_t *")
 _INFO_BYTES = ffi.sizeof("mp_message_info_t")
@@ -300,7 +299,7 @@ class Messenger:
             _check_owner(context, memory)
         handle, here = _place(context, memory, stream)
         request = _new(_REQUEST)
-        data, size = _cast(_POINTER, memory.address), len(metadata)
+        data, size = memory.pointer, len(metadata)
         if here is None:
             status = _send(self._handle, data, memory.nbytes, rank, tag, metadata or NULL, size, handle, request)
         else:
@@ -319,7 +318,7 @@ class Messenger:
             raise ArgumentError("x is read-only: receive into memory that may be written", argument="x")
         handle, here = _place(context, memory, stream)
         request = _new(_REQUEST)
-        data = _cast(_POINTER, memory.address)
+        data = memory.pointer
         if here is None:
             status = _receive(self._handle, data, memory.nbytes, rank, tag, mask, handle, request)
         else:

@@ -163,7 +163,7 @@ class Node:
             array = ffi.new("mp_window_t[]", len(memories))
             for index, memory in enumerate(memories):
                 _check_memory(self._context, memory, f"window {index}")
-                array[index].memory, array[index].bytes = ffi.cast("void *", memory.address), memory.nbytes
+                array[index].memory, array[index].bytes = memory.pointer, memory.nbytes
             copies = [_transfer(index, transfer) for index, transfer in enumerate(transfers)]
             moved = ffi.new("mp_node_transfer_t[]", copies)
             options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)

@@ -237,9 +237,9 @@ class Plan:
             _check_memory(context, dst, f"dst of transfer {index}")
             _check_memory(context, src, f"src of transfer {index}")
             transfer = array[index]
-            transfer.dst = ffi.cast("void *", dst.address)
+            transfer.dst = dst.pointer
             transfer.dst_device = dst.device
-            transfer.src = ffi.cast("void *", src.address)
+            transfer.src = src.pointer
             transfer.src_device = src.device
             transfer.bytes = dst.nbytes
         options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 import weakref
 
 import mpgpu
@@ -489,6 +490,48 @@ def test_several_tasks_may_await_one_message(alone):
         return await asyncio.gather(*tasks)
 
     assert [found.bytes for found in asyncio.run(all_of_them())] == [4, 4, 4]
+
+
+def test_a_cancelled_send_is_not_received(alone):
+    channel = mpgpu.Channel(alone, 0)
+    first, second, into = (mpgpu.empty(5000, device=0, shared=True) for _ in range(3))
+    first.numpy()[:], second.numpy()[:] = 1, 2
+
+    async def both():
+        task = asyncio.ensure_future(waits_for(channel.send(first)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        sent = channel.send(second)
+        await channel.receive(into)
+        await sent
+
+    asyncio.run(both())
+    assert (into.numpy() == 2).all()
+
+
+def test_a_child_of_fork_ends_at_once_with_a_message_awaited(alone):
+    channel = mpgpu.Channel(alone, 0)
+
+    async def forks():
+        task = asyncio.ensure_future(waits_for(channel.receive(bytearray(4))))
+        await asyncio.sleep(0.05)
+        child = os.fork()
+        if child == 0:
+            from mpgpu._loop import all_called
+
+            started = time.monotonic()
+            all_called()
+            os._exit(0 if time.monotonic() - started < 5 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        await channel.send(b"abcd")
+        assert (await task).bytes == 4
+
+    with warnings.catch_warnings():
+        # Of Python 3.12, that a process with threads forks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        asyncio.run(forks())
 
 
 def test_too_many_messages_are_refused_and_nothing_is_lost(alone):
