@@ -694,13 +694,17 @@ impl Fuzzer<'_> {
             assert_eq!(messenger, poison(), "an output was written");
             messenger = pointer(self.odd() as usize);
         }
+        // One for operations and one that waits for them: destroying a messenger waits for both, so nothing in them may wait for what comes after.
+        let (mut own_stream, mut waiting) = (null_mut(), null_mut());
+        call!(self, mp_stream_create(context, 0, &mut own_stream));
+        call!(self, mp_stream_create(context, 0, &mut waiting));
         let (mut memory, header) = (vec![0_u8; 4096], [7_u8; 300]);
         let base = memory.as_mut_ptr();
         let (mut requests, mut descriptor) = (Vec::<mp_request_t>::new(), mp_message_descriptor_t { bytes: [GUARD; 64] });
         for _ in 0..self.below(24) {
             let (at, bytes) = (self.below(2000) as usize, self.below(2000));
             let data = if self.one_in(12) { null_mut() } else { base.wrapping_add(at).cast::<c_void>() };
-            let stream = self.a_stream();
+            let stream = if self.one_in(16) { pointer(self.odd() as usize | 1 << 20) } else { own_stream };
             let (rank, tag, mask) = (self.below(20) as i32 / 9 - 1, self.below(2), if self.one_in(2) { u64::MAX } else { 0 });
             let mut request = poison();
             let out = if self.one_in(4) { null_mut() } else { self.out(&mut request) };
@@ -733,7 +737,7 @@ impl Fuzzer<'_> {
                 10 => {
                     let (matched, told) = (self.out(&mut number), self.sized(message_info()));
                     call!(self, mp_message_get_info(known, matched, told, metadata.as_mut_ptr().cast(), capacity));
-                    call!(self, mp_stream_wait_request(stream, known));
+                    call!(self, mp_stream_wait_request(if waiting.is_null() { poison() } else { waiting }, known));
                     false
                 }
                 _ => {
@@ -757,6 +761,8 @@ impl Fuzzer<'_> {
                 _ => call!(self, mp_request_destroy(&mut request)),
             };
         }
+        call!(self, mp_stream_destroy(context, own_stream));
+        call!(self, mp_stream_destroy(context, waiting));
         call!(self, mp_node_destroy(node));
     }
 

@@ -9,7 +9,7 @@
 //! by a rank that has ended takes it over and makes the index anew.
 
 use super::signal::rest;
-use super::slot::{Envelope, Pattern, Slot, SlotId, SlotState, SlotStatus};
+use super::slot::{Envelope, Pattern, Slot, SlotId, SlotState, SlotStatus, mortal};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
@@ -96,6 +96,9 @@ struct List<'a> {
     bounds: &'a [AtomicU64; 2],
     entries: &'a [Entry],
 }
+
+/// So many looks at a lock come before its holder is asked after, which takes a system call.
+const ASK_EVERY: u32 = if cfg!(shuttle) { 1 } else { 64 };
 
 /// Whether a rank has ended, asked by whoever waits for it to unlock a mailbox.
 pub type IsGone<'a> = &'a dyn Fn(u32) -> bool;
@@ -197,7 +200,9 @@ impl Mailboxes {
             return Posted::Full;
         }
         send.order.store(mailbox.next_order(), Ordering::Relaxed);
+        mortal();
         send.set_state(SlotState::Queued);
+        mortal();
         unexpected.push(id.encode(), tag);
         Posted::Queued
     }
@@ -248,7 +253,12 @@ impl Mailboxes {
     /// A rank has ended: its messages are gone, and receives that `concerns` are ended.
     pub fn forget(&self, rank: u32, concerns: impl Fn(&Slot) -> bool, is_gone: IsGone<'_>) {
         let mailbox = self.lock(self.rank, is_gone);
-        mailbox.unexpected().retain(|word| SlotId::decode(word).is_some_and(|id| id.rank != rank));
+        mailbox.unexpected().retain(|word| {
+            let lost = SlotId::decode(word).filter(|id| id.rank == rank);
+            // So that it does not come back when the list is made anew.
+            lost.iter().for_each(|id| self.slot(*id).end_as(SlotStatus::PeerGone));
+            lost.is_none()
+        });
         mailbox.posted().retain(|word| {
             let receive = self.own(word as u32);
             let is_concerned = concerns(receive);
@@ -285,8 +295,7 @@ impl Mailboxes {
         loop {
             match word.compare_exchange_weak(0, mine, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Locked { all: self, rank },
-                // Every so often, because it takes a system call.
-                Err(holder) if holder > 0 && holder != mine && round % 64 == 63 && is_gone(holder - 1) => {
+                Err(holder) if holder > 0 && holder != mine && round % ASK_EVERY == ASK_EVERY - 1 && is_gone(holder - 1) => {
                     if word.compare_exchange(holder, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                         let mailbox = Locked { all: self, rank };
                         mailbox.repair();
@@ -312,6 +321,10 @@ fn pause(round: u32) {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        #[cfg(test)]
+        if tests::is_dead() {
+            return;
+        }
         self.header().lock.store(0, Ordering::Release);
     }
 }
@@ -349,13 +362,17 @@ impl Locked<'_> {
 
     /// The match. What comes after its first line, [`repair`](Locked::repair) does too.
     fn commit(&self, receive: &Slot, send_id: SlotId, send: &Slot, receive_id: SlotId, mover: u32) {
+        mortal();
         receive.join(send_id, mover);
+        mortal();
         self.conclude(receive, send, receive_id, mover);
     }
 
     fn conclude(&self, receive: &Slot, send: &Slot, receive_id: SlotId, mover: u32) {
         send.join(receive_id, mover);
+        mortal();
         send.set_state(SlotState::Matched);
+        mortal();
         receive.set_state(SlotState::Matched);
     }
 
@@ -417,7 +434,9 @@ impl List<'_> {
 
     fn set(&self, at: u64, slot: u64, tag: u64) {
         let entry = self.entry(at);
+        mortal();
         entry.slot.store(slot, Ordering::Relaxed);
+        mortal();
         entry.tag.store(tag, Ordering::Relaxed);
     }
 
@@ -427,7 +446,9 @@ impl List<'_> {
             let earlier = self.entry(place - 1);
             self.set(place, earlier.slot.load(Ordering::Relaxed), earlier.tag.load(Ordering::Relaxed));
         }
+        mortal();
         self.bounds[0].store((self.bound(0) + 1) % self.entries.len() as u64, Ordering::Relaxed);
+        mortal();
         self.bounds[1].store(self.length() - 1, Ordering::Relaxed);
     }
 
@@ -463,3 +484,7 @@ pub fn copy_host(from: u64, to: u64, bytes: u64) {
     // SAFETY: the caller vouches for the ranges; of a message's buffer and the library's own memory they are apart.
     unsafe { to.copy_from_nonoverlapping(from, bytes as usize) }
 }
+
+#[cfg(test)]
+#[path = "../../../tests/rust/mailbox.rs"]
+pub(super) mod tests;

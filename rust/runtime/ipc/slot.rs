@@ -139,6 +139,12 @@ pub struct Envelope {
     pub metadata: Vec<u8>,
 }
 
+/// A point at which a test ends a rank, with all that it holds.
+#[cfg(not(test))]
+pub(super) fn mortal() {}
+#[cfg(test)]
+pub(super) use super::mailbox::tests::mortal;
+
 /// Words of shared memory that hold bytes.
 #[derive(Debug)]
 #[repr(C)]
@@ -275,7 +281,9 @@ impl Slot {
     /// Ends it without a match. It is in no mailbox.
     pub fn end_as(&self, status: SlotStatus) {
         self.fail(status, "");
+        mortal();
         self.set_state(SlotState::Ended);
+        mortal();
         self.end();
     }
 

@@ -87,6 +87,8 @@ fn a_rank_with_too_many_operations_is_refused_and_goes_on() {
         assert!(matches!(&full, Error::QueueFull(text) if text.contains("4 operations")), "{full}");
         assert!(waiting[3].cancel().expect("it lives"));
         assert!(matches!(waiting[3].wait(), Err(BackendError::Cancelled(_))));
+        // Its slot is free once its stream has come to it.
+        rank.context.synchronize_stream(DEFAULT).expect("nothing waits");
         rank.send(address + 40, 8, 0, 2).expect("a slot is free").wait().expect("received");
         waiting[2].wait().expect("received");
         assert!(!waiting[2].cancel().expect("it lives"), "it has ended");

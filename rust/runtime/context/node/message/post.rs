@@ -259,8 +259,12 @@ impl Messenger {
             self.mailboxes.slot(partner).fail(SlotStatus::Failed, &error.to_string());
             own.fail(SlotStatus::Failed, &error.to_string());
         }
-        for flag in [&own.ready, &own.come, &own.finished] {
+        for flag in [&own.ready, &own.come] {
             flag.store(1, Ordering::Release);
+        }
+        if own.is_send() {
+            // Of a receive its own stream raises it, which must have seen the end before the slot is used again.
+            own.finished.store(1, Ordering::Release);
         }
         if own.partner().is_some_and(|_| own.mover() == Some(self.mailboxes.rank())) {
             own.partner().into_iter().for_each(|partner| self.mailboxes.slot(partner).end());

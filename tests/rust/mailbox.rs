@@ -1,0 +1,226 @@
+//! The mailbox by itself: a rank that dies at any step of a match, and the lock under shuttle's schedules.
+
+use super::*;
+use crate::ipc::{Preparation, SlotBuffer};
+use std::alloc::{Layout, alloc_zeroed};
+use std::cell::Cell;
+
+thread_local! {
+    /// Steps that this thread lives.
+    static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// What a rank dies of.
+struct Death;
+
+pub(crate) fn mortal() {
+    match LEFT.get() {
+        None => {}
+        Some(0) => std::panic::resume_unwind(Box::new(Death)),
+        Some(left) => LEFT.set(Some(left - 1)),
+    }
+}
+
+pub(super) fn is_dead() -> bool {
+    LEFT.get() == Some(0) && std::thread::panicking()
+}
+
+/// Does what the rank does before it dies; whether it dies.
+fn dies_after(steps: u32, work: impl FnOnce()) -> bool {
+    LEFT.set(Some(steps));
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err();
+    LEFT.set(None);
+    died
+}
+
+const CAPACITY: Capacity = Capacity { slots: 8, messages: 8 };
+
+/// Memory of a mailbox, which is not given back.
+fn memory() -> u64 {
+    let layout = Layout::from_size_align(CAPACITY.bytes() as usize, 4096).expect("a layout");
+    // SAFETY: not empty; the parts lie where `Mailboxes` looks for them, and are aligned as it assumes.
+    unsafe {
+        let base = alloc_zeroed(layout);
+        base.cast::<Header>().write(Header::default());
+        let [posted, unexpected] = CAPACITY.lists().map(|at| base.add(at as usize).cast::<Entry>());
+        (0..CAPACITY.slots as usize).for_each(|at| posted.add(at).write(Entry::default()));
+        (0..CAPACITY.messages as usize).for_each(|at| unexpected.add(at).write(Entry::default()));
+        let slots = base.add(CAPACITY.first_slot() as usize).cast::<Slot>();
+        (0..CAPACITY.slots as usize).for_each(|at| slots.add(at).write(Slot::default()));
+        base.expose_provenance() as u64
+    }
+}
+
+/// The mailboxes of so many ranks, as each sees them.
+fn ranks(count: u32) -> Vec<Mailboxes> {
+    let bases: Vec<u64> = (0..count).map(|_| memory()).collect();
+    (0..count).map(|rank| Mailboxes::new(rank, CAPACITY, bases.clone())).collect()
+}
+
+fn prepare(mailboxes: &Mailboxes, slot: u32, is_send: bool, peer: Option<u32>, tag: u64, mask: u64, bytes: u64) {
+    let of = Preparation { peer, tag, mask, bytes, buffer: SlotBuffer::None, metadata: &[tag as u8], is_send, is_buffered: false };
+    mailboxes.own(slot).prepare(mailboxes.rank(), &of);
+}
+
+fn send(mailboxes: &Mailboxes, slot: u32, to: u32, tag: u64, bytes: u64, is_gone: IsGone<'_>) -> Posted {
+    prepare(mailboxes, slot, true, Some(to), tag, u64::MAX, bytes);
+    mailboxes.send(to, slot, is_gone)
+}
+
+fn receive(mailboxes: &Mailboxes, slot: u32, source: Option<u32>, tag: u64, mask: u64, bytes: u64, is_gone: IsGone<'_>) -> Posted {
+    prepare(mailboxes, slot, false, source, tag, mask, bytes);
+    mailboxes.receive(slot, is_gone)
+}
+
+fn nobody(_: u32) -> bool {
+    false
+}
+
+/// What a list holds.
+fn words(list: &List<'_>) -> Vec<u64> {
+    (0..list.length()).map(|at| list.entry(at).slot.load(Ordering::Relaxed)).collect()
+}
+
+/// Looks at everything of the mailbox of rank 0: each slot is where its state says, once and in order, and matches are mutual.
+fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
+    let mailbox = all[0].lock(0, is_gone);
+    let (posted, unexpected) = (words(&mailbox.posted()), words(&mailbox.unexpected()));
+    let mut expected: Vec<(u64, u64)> = Vec::new();
+    for slot in 0..CAPACITY.slots {
+        let receive = all[0].own(slot);
+        match receive.state() {
+            SlotState::Queued if !receive.is_send() => expected.push((receive.order.load(Ordering::Relaxed), u64::from(slot))),
+            SlotState::Matched if !receive.is_send() => {
+                let send = all[0].slot(receive.partner().expect("a match has a partner"));
+                assert_eq!((send.state(), send.partner()), (SlotState::Matched, Some(SlotId { rank: 0, slot })));
+                assert_eq!(receive.envelope(), send.envelope());
+            }
+            SlotState::Ended => assert!(receive.has_moved(), "whoever waits for it is told"),
+            _ => {}
+        }
+    }
+    expected.sort_unstable();
+    assert_eq!(posted, expected.iter().map(|(_, slot)| *slot).collect::<Vec<_>>());
+    let mut expected: Vec<(u64, u64)> = Vec::new();
+    for (rank, of) in (0..).zip(all) {
+        for slot in (0..CAPACITY.slots).filter(|slot| of.own(*slot).is_send() && of.own(*slot).state() == SlotState::Queued) {
+            expected.push((of.own(slot).order.load(Ordering::Relaxed), SlotId { rank, slot }.encode()));
+        }
+    }
+    expected.sort_unstable();
+    assert_eq!(unexpected, expected.iter().map(|(_, word)| *word).collect::<Vec<_>>());
+}
+
+/// Rank 1 dies at every step of a send of this tag, to a mailbox in which all sorts of things wait.
+fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
+    for steps in 0.. {
+        let all = ranks(3);
+        let is_gone = |rank: u32| rank == 1;
+        for (slot, (source, tag, mask, bytes)) in
+            (0..).zip([(None, 1, u64::MAX, 100), (Some(2), 0, 0, 100), (None, 2, 2, 4), (None, 2, u64::MAX, 100), (Some(1), 6, u64::MAX, 8)])
+        {
+            assert_eq!(receive(&all[0], slot, source, tag, mask, bytes, &nobody), Posted::Queued);
+        }
+        assert_eq!(send(&all[1], 0, 0, 8, 5, &nobody), Posted::Queued);
+        assert_eq!(send(&all[2], 0, 0, 9, 5, &nobody), Posted::Matched(SlotId { rank: 0, slot: 1 }));
+        assert_eq!(send(&all[2], 1, 0, 9, 5, &nobody), Posted::Queued);
+        let died = dies_after(steps, || drop(send(&all[1], 1, 0, tag, bytes, &nobody)));
+        check(&all, &is_gone);
+        // The others go on.
+        all[0].forget(1, |receive| receive.peer() == Some(1), &is_gone);
+        check(&all, &is_gone);
+        let first = all[0].own(0).state() == SlotState::Queued;
+        let met = send(&all[2], 2, 0, 1, 5, &is_gone);
+        assert_eq!(met, if first { Posted::Matched(SlotId { rank: 0, slot: 0 }) } else { Posted::Queued });
+        assert_eq!(receive(&all[0], 5, None, 9, u64::MAX, 5, &is_gone), Posted::Matched(SlotId { rank: 2, slot: 1 }));
+        check(&all, &is_gone);
+        if !died {
+            return steps;
+        }
+    }
+    unreachable!("each send ends")
+}
+
+#[test]
+fn a_sender_that_dies_at_any_step_leaves_the_mailbox_whole() {
+    // The first that waits; a truncation and a match behind it; a truncation alone; none.
+    for (tag, bytes) in [(1, 5), (2, 50), (2, 500), (16, 5)] {
+        let steps = a_sender_dies(tag, bytes);
+        assert!(steps > 3, "{steps} steps");
+    }
+}
+
+#[cfg(shuttle)]
+mod models {
+    use super::*;
+    use crate::sync::thread;
+
+    fn model(test: fn()) {
+        shuttle::check_random(test, 1000);
+        shuttle::check_pct(test, 1000, 3);
+    }
+
+    #[test]
+    fn shuttle_each_message_meets_one_receive_and_one_side_moves_it() {
+        model(|| {
+            let all = ranks(3);
+            let senders: Vec<_> = [1, 2]
+                .map(|rank: usize| {
+                    let own = all[rank].clone();
+                    thread::spawn(move || (0..2).map(|slot| send(&own, slot, 0, u64::from(slot), 1, &nobody)).collect::<Vec<_>>())
+                })
+                .into_iter()
+                .collect();
+            let own = all[0].clone();
+            let receiver = thread::spawn(move || {
+                (0..4).map(|slot| receive(&own, slot, None, u64::from(slot % 2), 1, 8, &nobody)).collect::<Vec<_>>()
+            });
+            let mut posted: Vec<Posted> = senders.into_iter().flat_map(|sender| sender.join().unwrap()).collect();
+            posted.extend(receiver.join().unwrap());
+            let moved = posted.iter().filter(|posted| matches!(posted, Posted::Matched(_))).count();
+            assert_eq!(moved, 4, "{posted:?}");
+            check(&all, &nobody);
+            for rank in [1, 2] {
+                // What was sent first is received first.
+                let partner = |slot| all[rank].own(slot).partner().unwrap().slot;
+                assert_eq!((partner(0) % 2, partner(1) % 2), (0, 1));
+            }
+        });
+    }
+
+    #[test]
+    fn shuttle_the_lock_of_a_rank_that_has_died_goes_to_one_other_at_a_time() {
+        model(|| {
+            let all = ranks(3);
+            let is_gone = |rank: u32| rank == 1;
+            let dying = all[1].clone();
+            let victim = thread::spawn(move || std::mem::forget(dying.lock(0, &nobody)));
+            victim.join().unwrap();
+            let (one, other) = (all[0].clone(), all[2].clone());
+            let receiver = thread::spawn(move || receive(&one, 0, Some(2), 0, 0, 8, &is_gone));
+            let sender = thread::spawn(move || send(&other, 0, 0, 3, 8, &is_gone));
+            let (received, sent) = (receiver.join().unwrap(), sender.join().unwrap());
+            let pair = (received, sent);
+            let (send_id, receive_id) = (SlotId { rank: 2, slot: 0 }, SlotId { rank: 0, slot: 0 });
+            let fine = pair == (Posted::Matched(send_id), Posted::Queued) || pair == (Posted::Queued, Posted::Matched(receive_id));
+            assert!(fine, "{pair:?}");
+            check(&all, &is_gone);
+        });
+    }
+
+    #[test]
+    fn shuttle_a_described_buffer_is_fetched_once_or_cancelled() {
+        model(|| {
+            let all = ranks(3);
+            prepare(&all[0], 0, true, None, 0, 0, 8);
+            all[0].own(0).describe();
+            let uses = all[0].own(0).uses();
+            let takers = [0, 1, 2].map(|rank: usize| {
+                let own = all[rank].clone();
+                thread::spawn(move || own.slot(SlotId { rank: 0, slot: 0 }).take_described(uses, own.own_id(5)))
+            });
+            let taken = takers.into_iter().map(|taker| taker.join().unwrap()).filter(|taken| *taken).count();
+            assert_eq!(taken, 1);
+        });
+    }
+}
