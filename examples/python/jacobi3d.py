@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -295,6 +296,9 @@ def main():
     question.close()
     gpus = answer.recv()
     counter.join()
+    if gpus and not any(importlib.util.find_spec(name) for name in ("torch", "cupy")):
+        print("skipped: on GPUs this example needs torch or CuPy; MPGPU_BACKEND=host runs it on virtual devices")
+        return 0
     header()
     for ranks in map(int, options.ranks.split(",")):
         with tempfile.TemporaryDirectory() as folder:

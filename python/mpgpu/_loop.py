@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # How long one message is looked for in place, and how long by the loop after anything has come.
 _IN_PLACE = 50e-6
 _BY_THE_LOOP = 200e-6
+# How long tasks whose messages come at once may keep the loop from others.
+_TURN = 1e-3
 # With more messages than this, looking at all of them takes longer than being called.
 _MOST_LOOKED_AT = 16
 _SECONDS_AT_EXIT = 10.0
@@ -35,13 +37,15 @@ _now = time.perf_counter
 class _Waiting:
     """What the tasks of one event loop wait for."""
 
-    __slots__ = ("futures", "looks", "loop", "until")
+    __slots__ = ("futures", "looks", "loop", "turn", "until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.futures: dict[Message, list[asyncio.Future[None]]] = {}
         self.looks = False
         self.until = 0.0
+        # When others had one last.
+        self.turn = 0.0
 
     def add(self, message: Message) -> asyncio.Future[None]:
         future = self.loop.create_future()
@@ -101,18 +105,26 @@ def _here() -> _Waiting:
 def awaited(message: Message) -> Generator[Any, None, None]:
     """Returns when the message has ended. A task that is cancelled meanwhile cancels it, or waits for its bytes."""
     waiting = _here()
-    if not waiting.futures:
-        until = _now() + _IN_PLACE
-        while _now() < until:
-            if message._has_ended():
-                return
-            # On the host backend it is threads of these processes that move the bytes.
-            os.sched_yield()
-    future = waiting.add(message)
+    future = None
     try:
+        now = _now()
+        if now - waiting.turn > _TURN:
+            waiting.turn = now
+            yield
+        if not waiting.futures:
+            until = now + _IN_PLACE
+            while not message._has_ended():
+                if _now() >= until:
+                    break
+                # On the host backend it is threads of these processes that move the bytes.
+                os.sched_yield()
+            else:
+                return
+        future = waiting.add(message)
         yield from future
     except asyncio.CancelledError:
-        waiting.remove(message, future)
+        if future is not None:
+            waiting.remove(message, future)
         message.cancel()
         # Its bytes are on their way into memory that would be the caller's again.
         while not message._has_ended():
