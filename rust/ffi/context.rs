@@ -5,7 +5,7 @@ use super::guard::{Failure, guard};
 use super::table::Table;
 use super::types::*;
 use super::version::{MP_VERSION, MP_VERSION_MAJOR, MP_VERSION_MINOR, MP_VERSION_PATCH};
-use super::{log, node, message, plan, request};
+use super::{log, message, node, plan, request};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::SignalWait;
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};

@@ -41,9 +41,10 @@ fn hand_out(out: Option<Out<mp_request_t>>, messenger: &Messenger, operation: Ar
 fn pattern(rank: i32, tag: u64, mask: u64) -> Result<Pattern, Failure> {
     let source = match rank {
         MP_ANY_RANK => None,
-        _ => Some(u32::try_from(rank).map_err(|_| {
-            Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or -1 (MP_ANY_RANK)"))
-        })?),
+        _ => Some(
+            u32::try_from(rank)
+                .map_err(|_| Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or -1 (MP_ANY_RANK)")))?,
+        ),
     };
     Ok(Pattern { source, tag, mask })
 }

@@ -113,12 +113,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_receive", mp_receive(messenger, null_mut(), 8, 0, 0, 0, null_mut(), &mut none_such), "data", ARGUMENT),
             ("mp_receive", mp_receive(messenger, null_mut(), 0, -2, 0, 0, null_mut(), &mut none_such), "rank", ARGUMENT),
             ("mp_receive", mp_receive(messenger, null_mut(), 0, 0, 0, 0, poison(), &mut none_such), "stream", HANDLE),
-            (
-                "mp_message_probe",
-                mp_message_probe(null_mut(), 0, 0, 0, &mut number, &mut told, null_mut(), 0),
-                "messenger",
-                HANDLE,
-            ),
+            ("mp_message_probe", mp_message_probe(null_mut(), 0, 0, 0, &mut number, &mut told, null_mut(), 0), "messenger", HANDLE),
             ("mp_message_probe", mp_message_probe(messenger, 0, 0, 0, null_mut(), &mut told, null_mut(), 0), "found", ARGUMENT),
             ("mp_message_probe", mp_message_probe(messenger, 0, 0, 0, &mut number, &mut told, null_mut(), 1), "metadata", ARGUMENT),
             ("mp_message_get_info", mp_message_get_info(null_mut(), &mut number, &mut told, null_mut(), 0), "request", HANDLE),
@@ -140,12 +135,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
                 "descriptor",
                 ARGUMENT,
             ),
-            (
-                "mp_message_fetch",
-                mp_message_fetch(null_mut(), &descriptor, null_mut(), 0, null_mut(), &mut none_such),
-                "messenger",
-                HANDLE,
-            ),
+            ("mp_message_fetch", mp_message_fetch(null_mut(), &descriptor, null_mut(), 0, null_mut(), &mut none_such), "messenger", HANDLE),
             ("mp_message_fetch", mp_message_fetch(messenger, null(), null_mut(), 0, null_mut(), &mut none_such), "descriptor", ARGUMENT),
             (
                 "mp_message_fetch",

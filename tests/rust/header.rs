@@ -4,8 +4,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 14] =
-    ["version", "types", "error", "log", "context", "memory", "stream", "plan", "request", "probe", "share", "node", "partition", "message"];
+const SOURCES: [&str; 14] = [
+    "version",
+    "types",
+    "error",
+    "log",
+    "context",
+    "memory",
+    "stream",
+    "plan",
+    "request",
+    "probe",
+    "share",
+    "node",
+    "partition",
+    "message",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

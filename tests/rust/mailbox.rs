@@ -45,8 +45,8 @@ fn memory() -> u64 {
         let [posted, unexpected] = CAPACITY.lists().map(|at| base.add(at as usize).cast::<Entry>());
         (0..CAPACITY.slots as usize).for_each(|at| posted.add(at).write(Entry::default()));
         (0..CAPACITY.messages as usize).for_each(|at| unexpected.add(at).write(Entry::default()));
-        let slots = base.add(CAPACITY.first_slot() as usize).cast::<Slot>();
-        (0..CAPACITY.slots as usize).for_each(|at| slots.add(at).write(Slot::default()));
+        let slots = base.add(CAPACITY.first_slot() as usize).cast::<MessageSlot>();
+        (0..CAPACITY.slots as usize).for_each(|at| slots.add(at).write(MessageSlot::default()));
         base.expose_provenance() as u64
     }
 }
@@ -116,15 +116,19 @@ fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
     for steps in 0.. {
         let all = ranks(3);
         let is_gone = |rank: u32| rank == 1;
-        for (slot, (source, tag, mask, bytes)) in
-            (0..).zip([(None, 1, u64::MAX, 100), (Some(2), 0, 0, 100), (None, 2, 2, 4), (None, 2, u64::MAX, 100), (Some(1), 6, u64::MAX, 8)])
-        {
+        for (slot, (source, tag, mask, bytes)) in (0..).zip([
+            (None, 1, u64::MAX, 100),
+            (Some(2), 0, 0, 100),
+            (None, 2, 2, 4),
+            (None, 2, u64::MAX, 100),
+            (Some(1), 6, u64::MAX, 8),
+        ]) {
             assert_eq!(receive(&all[0], slot, source, tag, mask, bytes, &nobody), Posted::Queued);
         }
         assert_eq!(send(&all[1], 0, 0, 8, 5, &nobody), Posted::Queued);
         assert_eq!(send(&all[2], 0, 0, 9, 5, &nobody), Posted::Matched(SlotId { rank: 0, slot: 1 }));
         assert_eq!(send(&all[2], 1, 0, 9, 5, &nobody), Posted::Queued);
-        let died = dies_after(steps, || drop(send(&all[1], 1, 0, tag, bytes, &nobody)));
+        let died = dies_after(steps, || assert_ne!(send(&all[1], 1, 0, tag, bytes, &nobody), Posted::Full));
         check(&all, &is_gone);
         // The others go on.
         all[0].forget(1, |receive| receive.peer() == Some(1), &is_gone);
@@ -172,9 +176,8 @@ mod models {
                 .into_iter()
                 .collect();
             let own = all[0].clone();
-            let receiver = thread::spawn(move || {
-                (0..4).map(|slot| receive(&own, slot, None, u64::from(slot % 2), 1, 8, &nobody)).collect::<Vec<_>>()
-            });
+            let receiver =
+                thread::spawn(move || (0..4).map(|slot| receive(&own, slot, None, u64::from(slot % 2), 1, 8, &nobody)).collect::<Vec<_>>());
             let mut posted: Vec<Posted> = senders.into_iter().flat_map(|sender| sender.join().unwrap()).collect();
             posted.extend(receiver.join().unwrap());
             let moved = posted.iter().filter(|posted| matches!(posted, Posted::Matched(_))).count();

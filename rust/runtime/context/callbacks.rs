@@ -20,7 +20,7 @@ struct Awaited {
 }
 
 #[derive(Default)]
-struct State {
+struct CallbackState {
     /// Not yet seen by the thread.
     new: Vec<Awaited>,
     is_ending: bool,
@@ -30,7 +30,7 @@ struct State {
 /// The callbacks of one context.
 #[derive(Default)]
 pub(super) struct Callbacks {
-    shared: Arc<(Mutex<State>, Condvar)>,
+    shared: Arc<(Mutex<CallbackState>, Condvar)>,
 }
 
 impl Callbacks {
@@ -72,7 +72,7 @@ impl Callbacks {
 }
 
 /// What the thread does from start to end.
-fn serve(state: &Mutex<State>, changed: &Condvar) {
+fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
     let mut awaited: Vec<Awaited> = Vec::new();
     let mut round = 0;
     loop {

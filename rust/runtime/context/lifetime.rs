@@ -1,8 +1,8 @@
 //! A context: a machine, a backend, and everything that is kept between calls.
 
 use super::batch::{self, Batch, Located, Transfer};
-use super::callbacks::Callbacks;
 use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
+use super::callbacks::Callbacks;
 use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions, halved};
 use super::deferred::{Deferred, UsedBy};
 use super::error::Error;

@@ -9,7 +9,7 @@
 //! by a rank that has ended takes it over and makes the index anew.
 
 use super::signal::rest;
-use super::slot::{Envelope, Pattern, Slot, SlotId, SlotState, SlotStatus, mortal};
+use super::slot::{Envelope, MessageSlot, Pattern, SlotId, SlotState, SlotStatus, mortal};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
@@ -53,12 +53,12 @@ impl Capacity {
     }
 
     fn first_slot(self) -> u64 {
-        (self.lists()[1] + u64::from(self.messages) * size_of::<Entry>() as u64).next_multiple_of(align_of::<Slot>() as u64)
+        (self.lists()[1] + u64::from(self.messages) * size_of::<Entry>() as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
     }
 
     /// Bytes of the memory of one mailbox.
     pub fn bytes(self) -> u64 {
-        self.first_slot() + u64::from(self.slots) * size_of::<Slot>() as u64
+        self.first_slot() + u64::from(self.slots) * size_of::<MessageSlot>() as u64
     }
 }
 
@@ -141,19 +141,19 @@ impl Mailboxes {
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), count as usize) }
     }
 
-    fn of_rank(&self, rank: u32) -> &[Slot] {
+    fn of_rank(&self, rank: u32) -> &[MessageSlot] {
         let first = self.address(rank) + self.capacity.first_slot();
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.capacity.slots as usize) }
     }
 
     /// A slot. One that does not exist, which only damaged memory names, is taken for another that does.
-    pub fn slot(&self, id: SlotId) -> &Slot {
+    pub fn slot(&self, id: SlotId) -> &MessageSlot {
         &self.of_rank(id.rank % self.ranks())[(id.slot % self.capacity.slots) as usize]
     }
 
     /// A slot of this rank.
-    pub fn own(&self, slot: u32) -> &Slot {
+    pub fn own(&self, slot: u32) -> &MessageSlot {
         self.slot(self.own_id(slot))
     }
 
@@ -164,7 +164,7 @@ impl Mailboxes {
 
     /// The address of bytes that are kept in a slot.
     pub fn inline_address(&self, id: SlotId) -> u64 {
-        std::ptr::from_ref(self.slot(id)).addr() as u64 + Slot::INLINE_OFFSET
+        std::ptr::from_ref(self.slot(id)).addr() as u64 + MessageSlot::INLINE_OFFSET
     }
 
     /// Publishes a send that was prepared, or matches it.
@@ -251,7 +251,7 @@ impl Mailboxes {
     }
 
     /// A rank has ended: its messages are gone, and receives that `concerns` are ended.
-    pub fn forget(&self, rank: u32, concerns: impl Fn(&Slot) -> bool, is_gone: IsGone<'_>) {
+    pub fn forget(&self, rank: u32, concerns: impl Fn(&MessageSlot) -> bool, is_gone: IsGone<'_>) {
         let mailbox = self.lock(self.rank, is_gone);
         mailbox.unexpected().retain(|word| {
             let lost = SlotId::decode(word).filter(|id| id.rank == rank);
@@ -315,7 +315,11 @@ fn pause(round: u32) {
     #[cfg(shuttle)]
     crate::sync::thread::yield_now();
     #[cfg(not(shuttle))]
-    if round < 32 { std::hint::spin_loop() } else { rest((round - 32) / 4) }
+    if round < 32 {
+        std::hint::spin_loop()
+    } else {
+        rest((round - 32) / 4)
+    }
     let _ = (round, rest as fn(u32));
 }
 
@@ -361,14 +365,14 @@ impl Locked<'_> {
     }
 
     /// The match. What comes after its first line, [`repair`](Locked::repair) does too.
-    fn commit(&self, receive: &Slot, send_id: SlotId, send: &Slot, receive_id: SlotId, mover: u32) {
+    fn commit(&self, receive: &MessageSlot, send_id: SlotId, send: &MessageSlot, receive_id: SlotId, mover: u32) {
         mortal();
         receive.join(send_id, mover);
         mortal();
         self.conclude(receive, send, receive_id, mover);
     }
 
-    fn conclude(&self, receive: &Slot, send: &Slot, receive_id: SlotId, mover: u32) {
+    fn conclude(&self, receive: &MessageSlot, send: &MessageSlot, receive_id: SlotId, mover: u32) {
         send.join(receive_id, mover);
         mortal();
         send.set_state(SlotState::Matched);

@@ -145,12 +145,12 @@ pub(super) fn mortal() {}
 #[cfg(test)]
 pub(super) use super::mailbox::tests::mortal;
 
-/// Words of shared memory that hold bytes.
+/// SlotWords of shared memory that hold bytes.
 #[derive(Debug)]
 #[repr(C)]
-struct Words<const N: usize>([Plain; N]);
+struct SlotWords<const N: usize>([Plain; N]);
 
-impl<const N: usize> Words<N> {
+impl<const N: usize> SlotWords<N> {
     fn store(&self, bytes: &[u8]) {
         for (word, chunk) in self.0.iter().zip(bytes.chunks(8)) {
             let mut eight = [0; 8];
@@ -165,23 +165,23 @@ impl<const N: usize> Words<N> {
         }
     }
 
-    fn copy(&self, from: &Words<N>, bytes: usize) {
+    fn copy(&self, from: &SlotWords<N>, bytes: usize) {
         for (to, from) in self.0.iter().zip(&from.0).take(bytes.div_ceil(8)) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 }
 
-impl<const N: usize> Default for Words<N> {
+impl<const N: usize> Default for SlotWords<N> {
     fn default() -> Self {
-        Words([const { Plain::new(0) }; N])
+        SlotWords([const { Plain::new(0) }; N])
     }
 }
 
 /// See the module. Plain words are written by one rank before it publishes the slot or commits a match, and read after that.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub struct Slot {
+pub struct MessageSlot {
     /// Its rank's stream has come to the operation. Whoever moves the bytes may set it back.
     pub ready: Plain,
     /// The same, and stays up.
@@ -210,20 +210,20 @@ pub struct Slot {
     buffer: Plain,
     offset: Plain,
     device: Plain,
-    handle: Words<16>,
+    handle: SlotWords<16>,
     /// The message, on both sides once it has matched.
     source: Plain,
     message_tag: Plain,
     message_bytes: Plain,
     metadata_bytes: Plain,
-    metadata: Words<{ METADATA_BYTES / 8 }>,
-    text: Words<{ TEXT_BYTES / 8 }>,
-    inline: Words<{ INLINE_BYTES as usize / 8 }>,
+    metadata: SlotWords<{ METADATA_BYTES / 8 }>,
+    text: SlotWords<{ TEXT_BYTES / 8 }>,
+    inline: SlotWords<{ INLINE_BYTES as usize / 8 }>,
 }
 
-impl Slot {
+impl MessageSlot {
     /// Where bytes that are kept in a slot begin in it.
-    pub(super) const INLINE_OFFSET: u64 = std::mem::offset_of!(Slot, inline) as u64;
+    pub(super) const INLINE_OFFSET: u64 = std::mem::offset_of!(MessageSlot, inline) as u64;
 
     /// Its rank prepares it; nobody else looks at it.
     pub fn prepare(&self, rank: u32, of: &Preparation<'_>) {
@@ -369,7 +369,7 @@ impl Slot {
     }
 
     /// Notes the message that a receive has met.
-    pub fn meet(&self, send: &Slot) {
+    pub fn meet(&self, send: &MessageSlot) {
         for (to, from) in [
             (&self.source, &send.source),
             (&self.message_tag, &send.message_tag),

@@ -27,8 +27,18 @@ pub struct Wanted {
 
 #[derive(Copy, Clone, Debug)]
 pub enum Action {
-    Send { to: u32, tag: u64, bytes: u64, metadata: usize, memory: Memory },
-    Receive { wanted: Wanted, capacity: u64, memory: Memory },
+    Send {
+        to: u32,
+        tag: u64,
+        bytes: u64,
+        metadata: usize,
+        memory: Memory,
+    },
+    Receive {
+        wanted: Wanted,
+        capacity: u64,
+        memory: Memory,
+    },
     Probe(Wanted),
     /// Of an earlier step of the same rank.
     Cancel(usize),

@@ -162,7 +162,8 @@ impl Player {
                 Action::Send { to, tag, bytes, metadata: length, memory } => {
                     let address = self.allocate(memory, bytes);
                     // Written in the stream, so that a message which does not come after its stream has the wrong bytes.
-                    let write = move || bytes_at(address, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = byte(round, number, at));
+                    let write =
+                        move || bytes_at(address, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = byte(round, number, at));
                     self.context.launch_host(stream, Box::new(write)).expect("enqueued");
                     let metadata = metadata(round, number, length);
                     let message = Outgoing { address, bytes, rank: to, tag, metadata: &metadata };

@@ -55,10 +55,12 @@ fn a_full_mailbox_refuses_and_loses_nothing() {
     ranks(2, MessengerOptions { operations: 64, messages: 3 }, |rank, barrier| {
         if rank.rank == 0 {
             let address = rank.memory(16, 0);
-            let sent: Vec<_> = (0..3).map(|tag| {
-                memory(address + tag, 1)[0] = tag as u8 + 1;
-                rank.send(address + tag, 1, 1, tag).expect("there is room")
-            }).collect();
+            let sent: Vec<_> = (0..3)
+                .map(|tag| {
+                    memory(address + tag, 1)[0] = tag as u8 + 1;
+                    rank.send(address + tag, 1, 1, tag).expect("there is room")
+                })
+                .collect();
             let full = rank.send(address, 1, 1, 9).expect_err("there is none");
             assert!(matches!(&full, Error::QueueFull(text) if text.contains("3 messages")), "{full}");
             barrier.wait();

@@ -26,7 +26,7 @@ type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
 /// Memory of this rank that a message leaves or comes to.
 #[derive(Copy, Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct MessagePlace {
     /// The caller's memory.
     pub address: u64,
     /// Of the message, or of the buffer.
@@ -66,7 +66,7 @@ struct Exported {
 
 /// Memory of another rank, mapped here; in use for as long as somebody has a copy.
 #[derive(Debug)]
-pub(super) struct Imported {
+pub(super) struct ImportedBuffer {
     address: u64,
     /// When it was used last, in uses of all.
     used: AtomicU64,
@@ -76,13 +76,13 @@ pub(super) struct Imported {
 #[derive(Default)]
 pub(super) struct Buffers {
     exports: Mutex<HashMap<u64, Vec<Exported>>>,
-    imports: Mutex<HashMap<HandleBytes, Arc<Imported>>>,
+    imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>>>,
     uses: AtomicU64,
     /// Pieces that no message uses.
     bounces: Mutex<Vec<Bounce>>,
 }
 
-impl Place {
+impl MessagePlace {
     /// As whoever moves the bytes is told of it.
     pub fn slot_buffer(&self) -> SlotBuffer {
         match self.through {
@@ -105,10 +105,10 @@ impl Place {
 impl Messenger {
     /// Looks at a caller's memory. A send's bytes pass through its slot where they are few and on the host; through shared memory pass those of
     /// host memory that other processes cannot map.
-    pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<Place, Error> {
+    pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"data", reason });
         if bytes == 0 {
-            return Ok(Place { address, bytes, device: DeviceId::HOST, through: Through::Nothing });
+            return Ok(MessagePlace { address, bytes, device: DeviceId::HOST, through: Through::Nothing });
         }
         if address == 0 {
             return refuse(format!("data is NULL, but {bytes} bytes are to be moved"));
@@ -139,7 +139,7 @@ impl Messenger {
         match self.export(&allocation, address, bytes) {
             Ok((handle, offset)) => {
                 let through = Through::Direct { handle, offset, device: device.0 };
-                Ok(Place { address, bytes, device: allocation.device, through })
+                Ok(MessagePlace { address, bytes, device: allocation.device, through })
             }
             Err(Error::Backend(BackendError::NotSupported(_)) | Error::Share(IpcError::NotSupported(_))) if is_host => {
                 self.buffered(address, bytes)
@@ -148,7 +148,7 @@ impl Messenger {
         }
     }
 
-    fn buffered(&self, address: u64, bytes: u64) -> Result<Place, Error> {
+    fn buffered(&self, address: u64, bytes: u64) -> Result<MessagePlace, Error> {
         let through = if bytes <= INLINE_BYTES {
             Through::Slot
         } else {
@@ -158,7 +158,7 @@ impl Messenger {
             };
             Through::Bounce(bounce, self.export(&allocation, bounce.address, bounce.bytes)?.0)
         };
-        Ok(Place { address, bytes, device: DeviceId::HOST, through })
+        Ok(MessagePlace { address, bytes, device: DeviceId::HOST, through })
     }
 
     /// Shared memory of `bytes` at least: what is free of about that size, or more.
@@ -199,7 +199,7 @@ impl Messenger {
     }
 
     /// Maps what a handle names, or finds it mapped.
-    pub(super) fn import(&self, handle: &HandleBytes, device: i32) -> Result<Arc<Imported>, Error> {
+    pub(super) fn import(&self, handle: &HandleBytes, device: i32) -> Result<Arc<ImportedBuffer>, Error> {
         let now = self.buffers.uses.fetch_add(1, Ordering::Relaxed);
         let mut imports = lock(&self.buffers.imports);
         if let Some(known) = imports.get(handle) {
@@ -210,15 +210,15 @@ impl Messenger {
         let device = DeviceId(device);
         let instead = (!device.is_host()).then(|| self.node.device_here(device));
         let (address, _) = self.node.context.import_through(&Handle::decode(handle)?, instead)?;
-        let imported = Arc::new(Imported { address, used: AtomicU64::new(now) });
+        let imported = Arc::new(ImportedBuffer { address, used: AtomicU64::new(now) });
         imports.insert(*handle, Arc::clone(&imported));
         Ok(imported)
     }
 
     /// Closes what no message uses: whatever its owner has freed, and where there are too many what was not used for the longest time.
-    fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<Imported>>) {
+    fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<ImportedBuffer>>) {
         let sharing = &self.node.context.shared.sharing;
-        let is_stale = |imported: &Imported| sharing.import_at(imported.address).is_none_or(|import| import.check().is_err());
+        let is_stale = |imported: &ImportedBuffer| sharing.import_at(imported.address).is_none_or(|import| import.check().is_err());
         let mut used: Vec<u64> = imports.values().map(|imported| imported.used.load(Ordering::Relaxed)).collect();
         used.sort_unstable();
         let oldest = used.len().checked_sub(MOST_IMPORTS).map_or(0, |surplus| used[surplus]);
@@ -238,7 +238,7 @@ impl Messenger {
     }
 }
 
-impl Imported {
+impl ImportedBuffer {
     pub fn address(&self) -> u64 {
         self.address
     }

@@ -24,12 +24,12 @@ pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
 pub use crate::ipc::{Envelope, METADATA_BYTES, Pattern};
 
 use self::buffers::Buffers;
-use self::movement::{Lane, mark};
+use self::movement::{MessageLane, mark};
 use self::operation::Kept;
 use super::NodeGroup;
 use crate::backend::{Backend, BackendError, Completion, StreamHandle};
-use crate::context::lifetime::{Context, EndsFirst};
 use crate::context::Error;
+use crate::context::lifetime::{Context, EndsFirst};
 use crate::ipc::mailbox::{Capacity, Mailboxes};
 use crate::ipc::signal::rest;
 use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotState, SlotStatus};
@@ -73,7 +73,7 @@ enum Presence {
 
 /// What a rank lets others map.
 #[derive(Serialize, Deserialize)]
-struct Offer {
+struct MessengerOffer {
     options: MessengerOptions,
     mailbox: Vec<u8>,
     /// For each rank, by which its end is noticed here.
@@ -89,11 +89,13 @@ struct Held {
     watches: Vec<u64>,
 }
 
-/// Slots that are free, and slots of operations whose outcome nobody will ask for.
+/// SlotPool that are free, and slots of operations whose outcome nobody will ask for.
 #[derive(Default)]
-struct Slots {
+struct SlotPool {
     free: Vec<u32>,
     spent: VecDeque<Kept>,
+    /// How many are used no more.
+    torn: usize,
 }
 
 /// One rank's end of the messages of a node.
@@ -108,9 +110,11 @@ pub struct Messenger {
     /// Whether mailboxes are mapped: held for reading by whoever looks at them.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
-    slots: Mutex<Slots>,
+    /// Held while it is destroyed.
+    destroying: Mutex<()>,
+    slots: Mutex<SlotPool>,
     live: Mutex<Vec<Weak<Operation>>>,
-    lanes: Mutex<Vec<Lane>>,
+    lanes: Mutex<Vec<MessageLane>>,
     buffers: Buffers,
     held: Mutex<Held>,
 }
@@ -139,8 +143,14 @@ fn gone(rank: u32) -> Error {
     IpcError::PeerGone(format!("rank {rank} has ended, or has destroyed its messenger")).into()
 }
 
+fn destroyed() -> Error {
+    BackendError::Cancelled("the messenger was destroyed".into()).into()
+}
+
 fn captured() -> Error {
-    Error::NotSupported("messages cannot be captured: a graph may run later, or again, and each message matches once; use a node plan".into())
+    Error::NotSupported(
+        "messages cannot be captured: a graph may run later, or again, and each message matches once; use a node plan".into(),
+    )
 }
 
 impl NodeGroup {
@@ -177,7 +187,8 @@ impl Messenger {
             presence,
             gate: RwLock::new(true),
             is_ending: AtomicBool::new(false),
-            slots: Mutex::new(Slots { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new() }),
+            destroying: Mutex::new(()),
+            slots: Mutex::new(SlotPool { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new(), torn: 0 }),
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
             buffers: Buffers::default(),
@@ -204,7 +215,7 @@ impl Messenger {
         presence: &Arc<[AtomicU8]>,
         held: &mut Held,
         own: &mut u64,
-    ) -> Result<Offer, Error> {
+    ) -> Result<MessengerOffer, Error> {
         let context = &node.context;
         let mut share = |bytes: u64, on_leave: OnLeave| {
             let address = context.allocate_shared(DeviceId::HOST, bytes)?;
@@ -231,11 +242,17 @@ impl Messenger {
             };
             watches.push(share(8, Arc::new(on_leave))?.1);
         }
-        Ok(Offer { options, mailbox, watches })
+        Ok(MessengerOffer { options, mailbox, watches })
     }
 
     /// Maps the mailboxes of all ranks: their addresses.
-    fn map_all(node: &NodeGroup, options: MessengerOptions, offers: &[Offer], own: u64, held: &mut Held) -> Result<Vec<u64>, Error> {
+    fn map_all(
+        node: &NodeGroup,
+        options: MessengerOptions,
+        offers: &[MessengerOffer],
+        own: u64,
+        held: &mut Held,
+    ) -> Result<Vec<u64>, Error> {
         let mut bases = Vec::with_capacity(offers.len());
         for (rank, offer) in (0..).zip(offers) {
             if offer.options != options {
@@ -269,7 +286,7 @@ impl Messenger {
         drop(self.node.context.shared.enter()?);
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         if !*gate {
-            return Err(BackendError::Cancelled("the messenger was destroyed".into()).into());
+            return Err(destroyed());
         }
         Ok(Open { _gate: gate, messenger: self })
     }
@@ -338,7 +355,11 @@ impl Messenger {
             if kept.is_quiet(own) {
                 // What a rank that has died was moving may still be raised for a moment, so that slot is used no more.
                 let is_torn = own.status() == SlotStatus::PeerGone && own.state() == SlotState::Matched;
-                slots.free.extend((!is_torn).then_some(kept.slot));
+                if is_torn {
+                    slots.torn += 1;
+                    continue;
+                }
+                slots.free.push(kept.slot);
                 kept.bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce));
             } else {
                 slots.spent.push_back(kept);
@@ -377,9 +398,13 @@ impl Messenger {
     /// movements under way are waited for, and messages that the library keeps until they were received or their receiver has left, for ten
     /// seconds at most. Other ranks learn that this one has left.
     pub fn destroy(&self) -> Result<(), Error> {
+        // Whoever comes second returns when the first is done: the context may close then.
+        let _once = lock(&self.destroying);
         if self.is_ending.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
+        // Whoever was posting has posted, and nobody posts after that.
+        drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
         let (slots, is_gone) = (0..self.capacity.slots, |rank| self.is_gone(rank));
         let mut kept_in_vain = 0;
         {
@@ -402,14 +427,23 @@ impl Messenger {
                 rest(round);
                 round += 1;
             }
-            // Streams may still look at flags, or raise them.
             let operations: Vec<Arc<Operation>> = lock(&self.live).iter().filter_map(Weak::upgrade).collect();
             operations.iter().for_each(|operation| operation.abandon());
             self.end_lanes();
-            let mut spent: Vec<Kept> = lock(&self.slots).spent.drain(..).collect();
-            spent.extend(operations.iter().filter_map(|operation| operation.take_kept()));
-            let mut round = 0;
-            while !spent.iter().all(|kept| kept.is_quiet(self.mailboxes.own(kept.slot))) {
+            // Streams may still look at flags, or raise them: every slot is free or known to be quiet before its memory goes.
+            let (mut kept, mut round, until) = (Vec::new(), 0, Instant::now() + PATIENCE);
+            loop {
+                kept.extend(operations.iter().filter_map(|operation| operation.take_kept()));
+                let free = {
+                    let mut slots = lock(&self.slots);
+                    kept.extend(slots.spent.drain(..));
+                    slots.free.len() + slots.torn
+                };
+                // One that a failure inside of a call has lost is not waited for.
+                let is_complete = free + kept.len() >= self.capacity.slots as usize || Instant::now() >= until;
+                if is_complete && kept.iter().all(|kept: &Kept| kept.is_quiet(self.mailboxes.own(kept.slot))) {
+                    break;
+                }
                 rest(round);
                 round += 1;
             }

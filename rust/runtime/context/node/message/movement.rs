@@ -5,14 +5,14 @@
 //! held up by one that was posted before it. Few bytes whose other side has come already move in the caller's stream.
 
 use super::Messenger;
-use super::buffers::{Place, Through};
+use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
 use crate::backend::{
     Action, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, Report, Signal, SignalWait, StreamHandle, no_completion,
 };
 use crate::context::{Error, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::copy_host;
-use crate::ipc::{IpcError, Slot, SlotBuffer, SlotId, SlotState, SlotStatus};
+use crate::ipc::{IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
 use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
@@ -24,7 +24,7 @@ const SMALL_BYTES: u64 = 128 << 10;
 
 /// A stream of the messenger's own, and an event that joins it to the caller's.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct MessageLane {
     stream: StreamHandle,
     event: EventHandle,
     device: DeviceId,
@@ -49,7 +49,7 @@ struct Ends {
 
 impl Messenger {
     /// Enqueues what moves the bytes of a match that this rank has made. What goes wrong is the outcome of both operations.
-    pub(super) fn start(&self, kept: &mut Kept, place: &Place, theirs: SlotId, stream: StreamHandle) {
+    pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
         let own = self.mailboxes.own(kept.slot);
         if let Err(error) = self.enqueue(kept, place, theirs, stream) {
             self.fail_both(own, self.mailboxes.slot(theirs), &error);
@@ -57,7 +57,7 @@ impl Messenger {
     }
 
     /// Ends both operations of a match with an error.
-    pub(super) fn fail_both(&self, own: &Slot, theirs: &Slot, error: &Error) {
+    pub(super) fn fail_both(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
         let status = match error {
             Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
             _ => SlotStatus::Failed,
@@ -68,7 +68,7 @@ impl Messenger {
         }
     }
 
-    fn enqueue(&self, kept: &mut Kept, place: &Place, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
+    fn enqueue(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (own, other) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
         let bytes = if own.is_send() { own.bytes() } else { other.bytes() };
@@ -93,7 +93,15 @@ impl Messenger {
     }
 
     /// Enqueues in `stream` the wait for the other side, the copy, and the end of both operations.
-    fn move_in(&self, kept: &mut Kept, ends: &Ends, own: &Slot, other: &Slot, stream: StreamHandle, has_come: bool) -> Result<(), Error> {
+    fn move_in(
+        &self,
+        kept: &mut Kept,
+        ends: &Ends,
+        own: &MessageSlot,
+        other: &MessageSlot,
+        stream: StreamHandle,
+        has_come: bool,
+    ) -> Result<(), Error> {
         let context = &self.node.context;
         let backend = context.backend();
         let raises = [raise(&other.moved), raise(&own.moved)];
@@ -132,7 +140,7 @@ impl Messenger {
     }
 
     /// Where the other side's bytes are in this process, and its device here.
-    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &Slot, bytes: u64) -> Result<(u64, DeviceId), Error> {
+    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
         if bytes == 0 {
             return Ok((0, DeviceId::HOST));
         }
@@ -149,7 +157,7 @@ impl Messenger {
     }
 
     /// Has the caller's stream copy what a send reads into memory of the library.
-    pub(super) fn copy_in(&self, slot: u32, place: &Place, stream: StreamHandle) -> Result<(), Error> {
+    pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
         backend.launch_host(stream, Box::new(move || copy_host(from, to, bytes)))?;
@@ -158,7 +166,7 @@ impl Messenger {
     }
 
     /// Prepares a stream that copies what a receive gets out of memory of the library, once it is there.
-    pub(super) fn copy_out(&self, slot: u32, place: &Place) -> Result<(), Error> {
+    pub(super) fn copy_out(&self, slot: u32, place: &MessagePlace) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let own = self.mailboxes.own(slot);
         let (lane, _) = self.lane(self.node.own_device(), slot, true)?;
@@ -176,7 +184,7 @@ impl Messenger {
         Ok(backend.stream_raise_signals(lane, &[raise(&own.finished)])?)
     }
 
-    fn through(&self, slot: u32, place: &Place) -> u64 {
+    fn through(&self, slot: u32, place: &MessagePlace) -> u64 {
         place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
     }
 
@@ -191,7 +199,7 @@ impl Messenger {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
-        let is_idle = |lane: &Lane| {
+        let is_idle = |lane: &MessageLane| {
             lane.last.is_none_or(|(slot, uses)| {
                 let slot = self.mailboxes.own(slot);
                 let flag = if lane.is_tail { &slot.finished } else { &slot.moved };
@@ -204,7 +212,7 @@ impl Messenger {
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(Lane { stream, event, device, last, is_tail });
+        lanes.push(MessageLane { stream, event, device, last, is_tail });
         Ok((stream, event))
     }
 
@@ -227,4 +235,3 @@ pub(super) fn mark(backend: &dyn Backend, stream: StreamHandle) -> Result<Comple
     let execution = Execution { report: Report::End, ..Execution::new(&program, &endpoints, &rings, stream) };
     backend.submit(&execution)?.ok_or_else(|| no_completion().into())
 }
-

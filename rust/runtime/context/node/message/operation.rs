@@ -1,11 +1,11 @@
 //! A send, a receive, a fetch or a described buffer of this rank, from its post until its outcome is known.
 
 use super::Messenger;
-use super::buffers::{Bounce, Imported};
+use super::buffers::{Bounce, ImportedBuffer};
 use crate::backend::{BackendError, Completion, CompletionState, Signal, SignalWait, StreamHandle};
 use crate::context::Error;
 use crate::ipc::signal::rest;
-use crate::ipc::{Envelope, Slot, SlotState, SlotStatus};
+use crate::ipc::{Envelope, MessageSlot, SlotState, SlotStatus};
 use crate::sync::{Mutex, lock};
 use std::any::Any;
 use std::fmt;
@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 /// What an operation has come to.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(super) struct OperationOutcome {
     result: Result<(), BackendError>,
     /// The message that it is, or has met.
     envelope: Option<Envelope>,
@@ -28,7 +28,7 @@ pub(super) struct Kept {
     pub comes: bool,
     pub bounce: Option<Bounce>,
     /// Memory of the other rank that its bytes move from or to.
-    pub imported: Option<Arc<Imported>>,
+    pub imported: Option<Arc<ImportedBuffer>>,
     /// Work of streams that has looked at the flags.
     pub markers: Vec<Completion>,
     /// An execution that is verified.
@@ -40,12 +40,12 @@ pub struct Operation {
     messenger: Arc<Messenger>,
     slot: u32,
     kept: Mutex<Option<Kept>>,
-    outcome: OnceLock<Outcome>,
+    outcome: OnceLock<OperationOutcome>,
 }
 
 impl Kept {
     /// Whether nobody looks at the slot any more, or will raise one of its flags.
-    pub fn is_quiet(&self, slot: &Slot) -> bool {
+    pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
         let is_up = |needed: bool, flag: &std::sync::atomic::AtomicU64| !needed || flag.load(Ordering::Acquire) != 0;
         slot.has_moved()
             && is_up(self.comes, &slot.come)
@@ -55,13 +55,13 @@ impl Kept {
 }
 
 /// The flag that tells of the operation's end.
-fn flag(slot: &Slot) -> &std::sync::atomic::AtomicU64 {
+fn flag(slot: &MessageSlot) -> &std::sync::atomic::AtomicU64 {
     if slot.is_buffered() { &slot.finished } else { &slot.moved }
 }
 
-impl Outcome {
+impl OperationOutcome {
     /// Of an operation that has ended.
-    fn read(slot: &Slot) -> Outcome {
+    fn read(slot: &MessageSlot) -> OperationOutcome {
         let envelope = slot.envelope();
         let peer = slot.partner().map(|partner| partner.rank).or(slot.peer());
         let result = match slot.status() {
@@ -81,23 +81,19 @@ impl Outcome {
             SlotStatus::Failed => Err(BackendError::Driver { what: "moving a message".into(), reason: slot.text(), code: 0 }),
         };
         let has_met = slot.is_send() || result.is_ok() || matches!(result, Err(BackendError::Truncated(_)));
-        Outcome { result, envelope: has_met.then_some(envelope) }
+        OperationOutcome { result, envelope: has_met.then_some(envelope) }
     }
 
     /// Of one whose messenger is gone.
-    fn ended() -> Outcome {
-        Outcome { result: Err(BackendError::Cancelled("the messenger of this operation was destroyed".into())), envelope: None }
+    fn ended() -> OperationOutcome {
+        OperationOutcome { result: Err(BackendError::Cancelled("the messenger of this operation was destroyed".into())), envelope: None }
     }
 }
 
 impl Operation {
     pub(super) fn new(messenger: &Arc<Messenger>, slot: u32, kept: Kept) -> Arc<Operation> {
-        let operation = Operation {
-            messenger: Arc::clone(messenger),
-            slot,
-            kept: Mutex::new(Some(Kept { slot, ..kept })),
-            outcome: OnceLock::new(),
-        };
+        let operation =
+            Operation { messenger: Arc::clone(messenger), slot, kept: Mutex::new(Some(Kept { slot, ..kept })), outcome: OnceLock::new() };
         let operation = Arc::new(operation);
         messenger.note_live(slot, &operation);
         operation
@@ -108,18 +104,18 @@ impl Operation {
         &self.messenger
     }
 
-    fn outcome(&self) -> Option<&Outcome> {
+    fn outcome(&self) -> Option<&OperationOutcome> {
         if let Some(known) = self.outcome.get() {
             return Some(known);
         }
         let Ok(_open) = self.messenger.enter() else {
-            return Some(self.outcome.get_or_init(Outcome::ended));
+            return Some(self.outcome.get_or_init(OperationOutcome::ended));
         };
         self.settle()
     }
 
     /// The outcome where it is known. The messenger is open.
-    pub(super) fn settle(&self) -> Option<&Outcome> {
+    pub(super) fn settle(&self) -> Option<&OperationOutcome> {
         let mut kept = lock(&self.kept);
         let Some(held) = &*kept else { return self.outcome.get() };
         let slot = self.messenger.mailboxes.own(self.slot);
@@ -128,8 +124,8 @@ impl Operation {
         }
         let verified = held.verified.as_ref().map_or(Ok(()), |verified| verified.wait());
         let outcome = self.outcome.get_or_init(|| {
-            let read = Outcome::read(slot);
-            Outcome { result: read.result.and(verified), ..read }
+            let read = OperationOutcome::read(slot);
+            OperationOutcome { result: read.result.and(verified), ..read }
         });
         kept.take().into_iter().for_each(|kept| self.messenger.spend(kept));
         Some(outcome)
@@ -138,7 +134,7 @@ impl Operation {
     /// The messenger is being destroyed: this has ended, or never will.
     pub(super) fn abandon(&self) {
         if self.settle().is_none() {
-            let _ = self.outcome.set(Outcome::ended());
+            let _ = self.outcome.set(OperationOutcome::ended());
         }
     }
 

@@ -1,8 +1,8 @@
 //! What a rank asks for: sends, receives, buffers that are described and fetched, and looking at what has come.
 
-use super::buffers::Place;
+use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
-use super::{Messenger, captured, gone};
+use super::{Messenger, captured, destroyed, gone};
 use crate::backend::{BackendError, StreamHandle};
 use crate::context::Error;
 use crate::ipc::mailbox::Posted;
@@ -108,13 +108,7 @@ impl Messenger {
     }
 
     /// Receives a message that `pattern` takes into memory that earlier work in `stream` has left. The operation ends when the bytes are there.
-    pub fn receive(
-        self: &Arc<Self>,
-        address: u64,
-        bytes: u64,
-        pattern: &Pattern,
-        stream: StreamHandle,
-    ) -> Result<Arc<Operation>, Error> {
+    pub fn receive(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         let _open = self.enter_with(stream)?;
         pattern.source.map_or(Ok(()), |rank| self.check_rank(rank))?;
         let place = self.place(address, bytes, false)?;
@@ -232,7 +226,7 @@ impl Messenger {
     }
 
     /// Enqueues what a send does in the caller's stream. On an error nothing was sent.
-    fn enqueue_send(&self, kept: &mut Kept, place: &Place, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
+    fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
         let slot = kept.slot;
         let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
         kept.comes = place.is_buffered();
@@ -277,7 +271,7 @@ impl Messenger {
     /// A slot for an operation.
     fn prepare(
         &self,
-        place: &Place,
+        place: &MessagePlace,
         peer: Option<u32>,
         (tag, mask): (u64, u64),
         metadata: &[u8],
@@ -311,6 +305,9 @@ impl Messenger {
     /// Keeps the messenger open; refuses a stream that is being captured.
     fn enter_with(&self, stream: StreamHandle) -> Result<super::Open<'_>, Error> {
         let open = self.enter()?;
+        if self.is_ending.load(Ordering::SeqCst) {
+            return Err(destroyed());
+        }
         if self.node.context.backend().is_capturing(stream)? { Err(captured()) } else { Ok(open) }
     }
 }

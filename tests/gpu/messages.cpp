@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Latency and bandwidth of messages between two processes, tagged and by descriptor, from 8 B to 1 GiB, in memory of a
+// GPU; every byte is checked. Run as two processes: `messages RANK SOCKET [MOST_BYTES]`, each with the GPU in sight
+// that it shall use. Rank 0 prints.
+//
+//   latency     half of a round trip: a message of this size each way, and the host waits for each
+//   bandwidth   windows of 16 messages, after each of which the receiver answers with one of no bytes
+//
+// A descriptor travels as the metadata of a message of no bytes. What the host needs for posting is printed too: it is
+// part of a latency.
+#include <mpgpu/mpgpu.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr std::uint64_t window = 16;
+/// Buffers of a window together take no more; larger ones are used again.
+constexpr std::uint64_t most_at_once = 2ULL << 30U;
+
+int rank = 0;
+mp_context_t context;
+mp_messenger_t messenger;
+mp_stream_t stream;
+
+void ok(mp_status_t status, const char *what) {
+    if (status != MP_SUCCESS) {
+        std::fprintf(stderr, "rank %d: %s: %s\n", rank, what, mp_last_error());
+        std::exit(1);
+    }
+}
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// What the word at `index` of a message is.
+std::uint64_t word(std::uint64_t round, std::uint64_t index) {
+    return (index + round * 0x9E3779B97F4A7C15ULL) * 0xD1B54A32D192ED03ULL;
+}
+
+/// Copies between the host and the GPU, and waits.
+void copy(void *to, std::int32_t to_device, const void *from, std::int32_t from_device, std::uint64_t bytes) {
+    const mp_transfer_t transfer{to, to_device, from, from_device, bytes};
+    mp_plan_t plan;
+    ok(mp_plan(context, &transfer, 1, nullptr, &plan), "planning a copy");
+    mp_request_t done;
+    ok(mp_execute(plan, stream, &done), "a copy");
+    ok(mp_wait(&done), "waiting for a copy");
+    ok(mp_plan_destroy(plan), "destroying a plan");
+}
+
+struct buffers {
+    std::uint64_t bytes;
+    std::uint64_t count;
+    std::uint64_t stride;
+    char *device;
+    std::vector<std::uint64_t> host;
+
+    explicit buffers(std::uint64_t size)
+        : bytes(size), count(std::clamp<std::uint64_t>(most_at_once / size, 1, window)),
+          stride((size + 255) / 256 * 256), device(nullptr), host((size + 7) / 8) {
+        void *memory = nullptr;
+        ok(mp_alloc(context, 0, count * stride, &memory), "allocating");
+        device = static_cast<char *>(memory);
+    }
+    ~buffers() { mp_free(context, device); }
+    buffers(const buffers &) = delete;
+    buffers &operator=(const buffers &) = delete;
+
+    [[nodiscard]] char *at(std::uint64_t index) const { return device + index % count * stride; }
+
+    /// Writes round `round` into all of them.
+    void fill(std::uint64_t round) {
+        for (std::uint64_t index = 0; index < count; ++index) {
+            for (std::uint64_t i = 0; i < host.size(); ++i) {
+                host[i] = word(round + index, i);
+            }
+            copy(at(index), 0, host.data(), MP_DEVICE_HOST, bytes);
+        }
+    }
+
+    /// Whether all of them hold round `round`.
+    void check(std::uint64_t round, const char *what) {
+        for (std::uint64_t index = 0; index < count; ++index) {
+            std::fill(host.begin(), host.end(), 0);
+            copy(host.data(), MP_DEVICE_HOST, at(index), 0, bytes);
+            std::uint64_t expected = 0;
+            for (std::uint64_t i = 0; i < host.size(); ++i) {
+                expected = word(round + index, i);
+                const std::uint64_t left = std::min<std::uint64_t>(8, bytes - 8 * i);
+                if (std::memcmp(&host[i], &expected, left) != 0) {
+                    std::fprintf(stderr, "rank %d: %s of %llu bytes: buffer %llu is wrong from byte %llu on\n", rank,
+                                 what, static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(index),
+                                 static_cast<unsigned long long>(8 * i));
+                    std::exit(1);
+                }
+            }
+        }
+    }
+};
+
+constexpr std::uint64_t exactly = ~0ULL;
+std::uint32_t other_rank() {
+    return static_cast<std::uint32_t>(1 - rank);
+}
+
+mp_request_t send(const void *data, std::uint64_t bytes, std::uint64_t tag, const void *metadata = nullptr,
+                  std::size_t metadata_bytes = 0) {
+    mp_request_t request;
+    ok(mp_send(messenger, data, bytes, other_rank(), tag, metadata, metadata_bytes, stream, &request), "mp_send");
+    return request;
+}
+
+mp_request_t receive(void *data, std::uint64_t bytes, std::uint64_t tag) {
+    mp_request_t request;
+    ok(mp_receive(messenger, data, bytes, static_cast<std::int32_t>(other_rank()), tag, exactly, stream, &request),
+       "mp_receive");
+    return request;
+}
+
+void wait(mp_request_t request) {
+    ok(mp_wait(&request), "mp_wait");
+}
+
+/// A message of no bytes each way: both are as far.
+void meet() {
+    mp_request_t sent = send(nullptr, 0, 1000);
+    wait(receive(nullptr, 0, 1000));
+    wait(sent);
+}
+
+enum class way { tagged, descriptor };
+
+/// Sends a buffer; what is to be waited for.
+mp_request_t give(way how, const void *data, std::uint64_t bytes, std::uint64_t tag) {
+    if (how == way::tagged) {
+        return send(data, bytes, tag);
+    }
+    mp_message_descriptor_t descriptor;
+    mp_request_t released;
+    ok(mp_message_describe(messenger, data, bytes, stream, &descriptor, &released), "mp_message_describe");
+    mp_request_t sent = send(nullptr, 0, tag, &descriptor, sizeof descriptor);
+    ok(mp_request_destroy(&sent), "mp_request_destroy");
+    return released;
+}
+
+/// The receive of what `give` has sent, begun by `take` and ended by `taken`.
+mp_request_t take(way how, void *data, std::uint64_t bytes, std::uint64_t tag) {
+    return how == way::tagged ? receive(data, bytes, tag) : receive(nullptr, 0, tag);
+}
+
+mp_request_t taken(way how, mp_request_t request, void *data, std::uint64_t bytes) {
+    if (how == way::tagged) {
+        return request;
+    }
+    mp_message_descriptor_t descriptor;
+    ok(mp_message_wait(&request, nullptr, &descriptor, sizeof descriptor), "mp_message_wait");
+    mp_request_t fetched;
+    ok(mp_message_fetch(messenger, &descriptor, data, bytes, stream, &fetched), "mp_message_fetch");
+    return fetched;
+}
+
+struct figures {
+    double latency = 0;   ///< microseconds, median
+    double posting = 0;   ///< microseconds of it that the host needs to send
+    double bandwidth = 0; ///< 1e9 bytes per second, median
+};
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+figures measure(way how, std::uint64_t bytes) {
+    buffers out(bytes);
+    buffers in(bytes);
+    const char *what = how == way::tagged ? "a tagged message" : "a descriptor";
+    std::vector<double> latencies;
+    std::vector<double> postings;
+    const int rounds = bytes <= (1U << 20U) ? 500 : bytes <= (64U << 20U) ? 60 : 12;
+    out.fill(1);
+    meet();
+    for (int round = 0; round < rounds + 10; ++round) {
+        mp_request_t incoming = take(how, in.at(0), bytes, 1);
+        const double begun = now();
+        double posted = begun;
+        if (rank == 0) {
+            const mp_request_t sent = give(how, out.at(0), bytes, 1);
+            posted = now();
+            wait(taken(how, incoming, in.at(0), bytes));
+            wait(sent);
+        } else {
+            wait(taken(how, incoming, in.at(0), bytes));
+            wait(give(how, out.at(0), bytes, 1));
+        }
+        if (round >= 10) {
+            latencies.push_back((now() - begun) / 2 * 1e6);
+            postings.push_back((posted - begun) * 1e6);
+        }
+    }
+    std::vector<double> rates;
+    const int windows = bytes <= (1U << 20U) ? 60 : bytes <= (64U << 20U) ? 12 : 4;
+    for (int round = 0; round < windows + 2; ++round) {
+        const std::uint64_t number = 100 + static_cast<std::uint64_t>(round);
+        // What is checked last is what was written last.
+        if (rank == 0 && (round == 0 || round == windows + 1)) {
+            out.fill(number);
+        }
+        meet();
+        const double begun = now();
+        std::vector<mp_request_t> requests;
+        if (rank == 0) {
+            for (std::uint64_t index = 0; index < window; ++index) {
+                requests.push_back(give(how, out.at(index), bytes, 2 + index));
+            }
+            std::for_each(requests.begin(), requests.end(), wait);
+            wait(receive(nullptr, 0, 500));
+        } else {
+            for (std::uint64_t index = 0; index < window; ++index) {
+                requests.push_back(take(how, in.at(index), bytes, 2 + index));
+            }
+            for (std::uint64_t index = 0; index < window; ++index) {
+                requests[index] = taken(how, requests[index], in.at(index), bytes);
+            }
+            std::for_each(requests.begin(), requests.end(), wait);
+            wait(send(nullptr, 0, 500));
+        }
+        if (round >= 2) {
+            rates.push_back(static_cast<double>(bytes * window) / (now() - begun) / 1e9);
+        }
+        if (rank == 1 && round == windows + 1) {
+            in.check(number, what);
+        }
+    }
+    meet();
+    return {median(latencies), median(postings), median(rates)};
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    if (argc < 3) {
+        std::fprintf(stderr, "usage: messages RANK SOCKET [MOST_BYTES]\n");
+        return 2;
+    }
+    rank = std::atoi(argv[1]);
+    const std::uint64_t most = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1ULL << 30U;
+    ok(mp_context_create(nullptr, &context), "mp_context_create");
+    ok(mp_stream_create(context, 0, &stream), "mp_stream_create");
+    mp_node_options_t options = MP_NODE_OPTIONS_INIT;
+    options.socket = argv[2];
+    mp_node_t node;
+    ok(mp_node_create(context, static_cast<std::uint32_t>(rank), 2, nullptr, nullptr, &options, &node),
+       "mp_node_create");
+    ok(mp_messenger_create(node, nullptr, &messenger), "mp_messenger_create");
+    if (rank == 0) {
+        std::printf("%12s  %28s  %28s\n%12s  %9s %9s %8s  %9s %9s %8s\n", "", "tagged", "by descriptor", "bytes", "us",
+                    "posting", "GB/s", "us", "posting", "GB/s");
+    }
+    for (std::uint64_t bytes = 8; bytes <= most; bytes *= bytes < (1U << 16U) ? 8 : 4) {
+        const figures tagged = measure(way::tagged, bytes);
+        const figures described = measure(way::descriptor, bytes);
+        if (rank == 0) {
+            std::printf("%12llu  %9.2f %9.2f %8.2f  %9.2f %9.2f %8.2f\n", static_cast<unsigned long long>(bytes),
+                        tagged.latency, tagged.posting, tagged.bandwidth, described.latency, described.posting,
+                        described.bandwidth);
+            std::fflush(stdout);
+        }
+    }
+    ok(mp_messenger_destroy(messenger), "mp_messenger_destroy");
+    ok(mp_node_destroy(node), "mp_node_destroy");
+    ok(mp_stream_destroy(context, stream), "mp_stream_destroy");
+    ok(mp_context_destroy(context), "mp_context_destroy");
+    if (rank == 0) {
+        std::printf("every byte right\n");
+    }
+    return 0;
+}
