@@ -143,16 +143,18 @@ _numbers = itertools.count(1)
 
 
 def _call_when_ended(waiting: _Waiting, message: Message) -> None:
-    if message._is_called:
+    if message._called_in is waiting:
         return
     number = next(_numbers)
     _owed[number] = (waiting, message)
-    error = None
+    is_called, error = False, None
     try:
-        message._is_called = message._set_callback(_call, ffi.cast("void *", number))
+        is_called = message._set_callback(_call, ffi.cast("void *", number))
     except Error as caught:
         error = caught
-    if not message._is_called:
+    if is_called:
+        message._called_in = waiting
+    else:
         # It has ended meanwhile, or nobody will say so.
         del _owed[number]
         waiting.loop.call_soon(waiting.ended, message, error)

@@ -67,14 +67,14 @@ class Message(Request):
     Holds its memory and the messenger. A send that is dropped goes on; a receive that is dropped before it has matched is cancelled.
     """
 
-    __slots__ = ("_info", "_is_called", "_is_receive", "_metadata")
+    __slots__ = ("_called_in", "_info", "_is_receive", "_metadata")
 
     def __init__(self, held: object, request: Any, is_receive: bool, has_metadata: bool = False) -> None:
         # Without a call of the base's: a send is to cost little.
         self._held, self._request, self._error, self._lock = held, request, None, _new_lock()
         self._is_receive = is_receive
-        # Whether the library is to call when it has ended.
-        self._is_called = False
+        # For which event loop the library is to call when it has ended.
+        self._called_in: object = None
         self._info: Any = None
         self._metadata: Any = _new(_METADATA) if has_metadata else None
 

@@ -502,6 +502,25 @@ def test_several_tasks_may_await_one_message(alone):
     assert [found.bytes for found in asyncio.run(all_of_them())] == [4, 4, 4]
 
 
+def test_tasks_of_two_event_loops_may_await_one_message(alone):
+    channel = mpgpu.Channel(alone, 0)
+    message = channel.receive(bytearray(4))
+    sizes = []
+
+    def run():
+        sizes.append(asyncio.run(waits_for(message)).bytes)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    # Long enough for both to be called rather than to look.
+    time.sleep(0.05)
+    channel.send(b"abcd").wait()
+    for thread in threads:
+        thread.join(60)
+    assert sizes == [4, 4]
+
+
 def test_a_cancelled_send_is_not_received(alone):
     channel = mpgpu.Channel(alone, 0)
     first, second, into = (mpgpu.empty(5000, device=0, shared=True) for _ in range(3))
