@@ -168,6 +168,24 @@ fn a_stream_may_wait_for_a_message_before_anybody_has_sent_it() {
 }
 
 #[test]
+fn memory_is_freed_while_a_receive_into_ordinary_memory_waits_and_it_gets_its_bytes_later() {
+    ranks(1, options(), |rank, _| {
+        let mut ordinary = vec![0_u8; 9000];
+        let at = ordinary.as_mut_ptr().expose_provenance() as u64;
+        let stream = rank.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        let waiting = rank.receive(at, 9000, 0, 1);
+        // Freeing waits for all streams, so none may wait for the message.
+        rank.context.free(rank.memory(64, 0)).expect("it exists");
+        rank.send(rank.memory(8000, 6), 8000, 0, 1).expect("sent");
+        // In stream order, with nobody who waits on a CPU.
+        waiting.order_stream(stream).expect("enqueued");
+        rank.context.synchronize_stream(stream).expect("it ends");
+        let got = memory(at, 9000);
+        assert!(got[..8000].iter().all(|byte| *byte == 6) && got[8000..].iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
 fn a_messenger_that_is_destroyed_ends_what_concerns_it_and_keeps_what_was_sent() {
     ranks(3, options(), |rank, barrier| {
         let address = rank.memory(4096, 3);

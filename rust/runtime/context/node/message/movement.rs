@@ -8,7 +8,8 @@ use super::Messenger;
 use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
 use crate::backend::{
-    Action, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, Report, Signal, SignalWait, StreamHandle, no_completion,
+    Action, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, Report, Signal, SignalWait,
+    StreamHandle, no_completion,
 };
 use crate::context::{Error, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::copy_host;
@@ -16,8 +17,9 @@ use crate::ipc::{IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatu
 use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
 const SMALL_BYTES: u64 = 128 << 10;
@@ -30,13 +32,63 @@ pub(super) struct MessageLane {
     device: DeviceId,
     /// The slot whose operation used it last, and in which use.
     last: Option<(u32, u64)>,
-    /// Whether that ends with the flag `finished`.
-    is_tail: bool,
 }
 
 /// A signal that raises a flag.
 fn raise(flag: &AtomicU64) -> Signal {
     Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
+}
+
+/// Bytes of a receive on their way out of memory of the library.
+#[derive(Debug)]
+pub(super) struct Landing {
+    from: u64,
+    to: u64,
+    /// Somebody copies them, or has.
+    is_claimed: AtomicBool,
+}
+
+impl Landing {
+    /// Copies the bytes where they are there and nobody else does.
+    pub fn land(&self, own: &MessageSlot) {
+        if !own.has_moved() || self.is_claimed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
+            copy_host(self.from, self.to, own.message_bytes());
+        }
+        own.finished.store(1, Ordering::Release);
+    }
+}
+
+/// What the thread of callbacks looks at.
+#[derive(Debug)]
+struct Landed {
+    messenger: Weak<Messenger>,
+    slot: u32,
+    landing: Arc<Landing>,
+}
+
+impl CompletionState for Landed {
+    /// Copies the bytes, if they are there.
+    fn is_done(&self) -> Result<bool, BackendError> {
+        // While it is not claimed its slot is not used again.
+        if self.landing.is_claimed.load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        let Some(messenger) = self.messenger.upgrade() else { return Ok(true) };
+        let Ok(_open) = messenger.enter() else { return Ok(true) };
+        self.landing.land(messenger.mailboxes.own(self.slot));
+        Ok(self.landing.is_claimed.load(Ordering::Acquire))
+    }
+
+    fn wait(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
 /// Both ends of a movement.
@@ -86,7 +138,7 @@ impl Messenger {
         if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
-        let (lane, event) = self.lane(device, kept.slot, false)?;
+        let (lane, event) = self.lane(device, kept.slot)?;
         backend.record_event(event, stream)?;
         backend.stream_wait_event(lane, event)?;
         self.move_in(kept, &ends, own, other, lane, has_come)
@@ -165,23 +217,17 @@ impl Messenger {
         Ok(backend.stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come), raise(&own.finished)])?)
     }
 
-    /// Prepares a stream that copies what a receive gets out of memory of the library, once it is there.
-    pub(super) fn copy_out(&self, slot: u32, place: &MessagePlace) -> Result<(), Error> {
-        let backend = self.node.context.backend();
-        let own = self.mailboxes.own(slot);
-        let (lane, _) = self.lane(self.node.own_device(), slot, true)?;
-        backend.stream_wait_signals(lane, &[raise(&own.moved)], SignalWait::Operation)?;
-        let (mailboxes, from, to) = (self.mailboxes.clone(), self.through(slot, place), place.address);
-        backend.launch_host(
-            lane,
-            Box::new(move || {
-                let own = mailboxes.own(slot);
-                if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
-                    copy_host(from, to, own.message_bytes());
-                }
-            }),
-        )?;
-        Ok(backend.stream_raise_signals(lane, &[raise(&own.finished)])?)
+    /// Has what a receive gets copied out of memory of the library once it is there: by whoever waits for it, or by the thread of callbacks.
+    /// No stream waits for it, because a message may be long in coming and freeing memory waits for all streams.
+    pub(super) fn copy_out(self: &Arc<Self>, kept: &mut Kept, place: &MessagePlace) -> Result<(), Error> {
+        let landing = Landing { from: self.through(kept.slot, place), to: place.address, is_claimed: AtomicBool::new(false) };
+        let landing = Arc::new(landing);
+        let messenger = Arc::downgrade(self);
+        let awaited = Arc::new(Landed { messenger, slot: kept.slot, landing: Arc::clone(&landing) });
+        let land = Arc::clone(&awaited);
+        self.node.context.call_when_done(awaited, Box::new(move |_| drop(land.is_done())))?;
+        kept.landing = Some(landing);
+        Ok(())
     }
 
     fn through(&self, slot: u32, place: &MessagePlace) -> u64 {
@@ -195,24 +241,23 @@ impl Messenger {
     }
 
     /// A stream for one operation, in which no other is at work.
-    fn lane(&self, device: DeviceId, slot: u32, is_tail: bool) -> Result<(StreamHandle, EventHandle), BackendError> {
+    fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
         let is_idle = |lane: &MessageLane| {
             lane.last.is_none_or(|(slot, uses)| {
                 let slot = self.mailboxes.own(slot);
-                let flag = if lane.is_tail { &slot.finished } else { &slot.moved };
-                slot.uses() != uses || flag.load(Ordering::Acquire) != 0
+                slot.uses() != uses || slot.has_moved()
             })
         };
         if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && is_idle(lane)) {
-            (lane.last, lane.is_tail) = (last, is_tail);
+            lane.last = last;
             return Ok((lane.stream, lane.event));
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(MessageLane { stream, event, device, last, is_tail });
+        lanes.push(MessageLane { stream, event, device, last });
         Ok((stream, event))
     }
 

@@ -2,6 +2,7 @@
 
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};
+use super::movement::Landing;
 use crate::backend::{BackendError, Completion, CompletionState, Signal, SignalWait, StreamHandle};
 use crate::context::Error;
 use crate::ipc::signal::rest;
@@ -31,6 +32,8 @@ pub(super) struct Kept {
     pub imported: Option<Arc<ImportedBuffer>>,
     /// Work of streams that has looked at the flags.
     pub markers: Vec<Completion>,
+    /// Bytes that are still to be copied to the caller's memory.
+    pub landing: Option<Arc<Landing>>,
     /// An execution that is verified.
     pub verified: Option<Completion>,
 }
@@ -46,6 +49,7 @@ pub struct Operation {
 impl Kept {
     /// Whether nobody looks at the slot any more, or will raise one of its flags.
     pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
+        self.landing.iter().for_each(|landing| landing.land(slot));
         let is_up = |needed: bool, flag: &std::sync::atomic::AtomicU64| !needed || flag.load(Ordering::Acquire) != 0;
         slot.has_moved()
             && is_up(self.comes, &slot.come)
@@ -119,6 +123,7 @@ impl Operation {
         let mut kept = lock(&self.kept);
         let Some(held) = &*kept else { return self.outcome.get() };
         let slot = self.messenger.mailboxes.own(self.slot);
+        held.landing.iter().for_each(|landing| landing.land(slot));
         if flag(slot).load(Ordering::Acquire) == 0 {
             return None;
         }

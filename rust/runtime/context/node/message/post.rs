@@ -115,7 +115,7 @@ impl Messenger {
         let mut kept = self.prepare(&place, pattern.source, (pattern.tag, pattern.mask), &[], false)?;
         let slot = kept.slot;
         if place.is_buffered()
-            && let Err(error) = self.copy_out(slot, &place)
+            && let Err(error) = self.copy_out(&mut kept, &place)
         {
             self.give_back_unused(kept);
             return Err(error);
@@ -197,7 +197,7 @@ impl Messenger {
         own.meet(described);
         own.join(theirs, self.mailboxes.rank());
         own.match_taken(self.mailboxes.rank());
-        match if place.is_buffered() { self.copy_out(slot, &place) } else { Ok(()) } {
+        match if place.is_buffered() { self.copy_out(&mut kept, &place) } else { Ok(()) } {
             Ok(()) => self.start(&mut kept, &place, theirs, stream),
             Err(error) => {
                 own.finished.store(1, Ordering::Release);
