@@ -9,10 +9,12 @@ then the library calls back, from a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +53,7 @@ class _Waiting:
         future = self.loop.create_future()
         self.futures.setdefault(message, []).append(future)
         if len(self.futures) > _MOST_LOOKED_AT:
-            _call_when_ended(self, message)
+            call_when_ended(self, message)
         elif not self.looks:
             self.looks = True
             self.until = _now() + _BY_THE_LOOP
@@ -73,7 +75,7 @@ class _Waiting:
         if not self.futures or _now() >= self.until or len(self.futures) > _MOST_LOOKED_AT:
             self.looks = False
             for message in self.futures:
-                _call_when_ended(self, message)
+                call_when_ended(self, message)
         else:
             self.loop.call_soon(self.look)
 
@@ -138,36 +140,44 @@ def awaited(message: Message) -> Generator[Any, None, None]:
 
 # --- Calls by the library ---------------------------------------------------------------------------------------------------
 # Those that it owes, by the number that it hands back: each once, whatever becomes of the message.
-_owed: dict[int, tuple[_Waiting, Message]] = {}
+_owed: dict[int, tuple[_Waiting | None, weakref.ref[Message]]] = {}
 _numbers = itertools.count(1)
 
 
-def _call_when_ended(waiting: _Waiting, message: Message) -> None:
-    if message._called_in is waiting:
+def call_when_ended(waiting: _Waiting | None, message: Message) -> None:
+    """Has the library tell a message that it has ended, and whoever waits for it."""
+    if message._called_in is (waiting or _NOBODY):
         return
     number = next(_numbers)
-    _owed[number] = (waiting, message)
+    _owed[number] = (waiting, weakref.ref(message))
     is_called, error = False, None
     try:
         is_called = message._set_callback(_call, ffi.cast("void *", number))
     except Error as caught:
         error = caught
     if is_called:
-        message._called_in = waiting
-    else:
-        # It has ended meanwhile, or nobody will say so.
-        del _owed[number]
+        message._called_in = waiting or _NOBODY
+        return
+    # It has ended meanwhile, or nobody will say so.
+    del _owed[number]
+    if waiting is not None:
         waiting.loop.call_soon(waiting.ended, message, error)
+
+
+_NOBODY = object()
 
 
 @ffi.callback("mp_request_function_t")  # type: ignore[untyped-decorator]
 def _call(user: Any, _: int) -> None:
-    waiting, message = _owed.pop(int(ffi.cast("uintptr_t", user)))
-    try:
-        waiting.loop.call_soon_threadsafe(_look_at, waiting, message)
-    except RuntimeError:
-        # The loop was closed, and whoever has awaited is gone.
-        pass
+    waiting, reference = _owed.pop(int(ffi.cast("uintptr_t", user)))
+    message = reference()
+    if message is None:
+        return
+    message._is_over = True
+    if waiting is not None:
+        # A loop that was closed has nobody who awaits.
+        with contextlib.suppress(RuntimeError):
+            waiting.loop.call_soon_threadsafe(_look_at, waiting, message)
 
 
 def _look_at(waiting: _Waiting, message: Message) -> None:

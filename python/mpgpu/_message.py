@@ -16,7 +16,7 @@ from . import _library
 from ._context import Context
 from ._dropped import hold
 from ._library import NULL, check, failure, ffi, lib, sized
-from ._loop import all_called, awaited
+from ._loop import all_called, awaited, call_when_ended
 from ._memory import Memory, memory_of
 from ._node import Node
 from ._plan import Request, _check_memory, _entered
@@ -67,7 +67,7 @@ class Message(Request):
     Holds its memory and the messenger. A send that is dropped goes on; a receive that is dropped before it has matched is cancelled.
     """
 
-    __slots__ = ("_called_in", "_info", "_is_receive", "_metadata")
+    __slots__ = ("_called_in", "_info", "_is_over", "_is_receive", "_metadata")
 
     def __init__(self, held: object, request: Any, is_receive: bool, has_metadata: bool = False) -> None:
         # Without a call of the base's: a send is to cost little.
@@ -75,6 +75,8 @@ class Message(Request):
         self._is_receive = is_receive
         # For which event loop the library is to call when it has ended.
         self._called_in: object = None
+        # Whether it is known to have ended.
+        self._is_over = False
         self._info: Any = None
         self._metadata: Any = _new(_METADATA) if has_metadata else None
 
@@ -91,10 +93,18 @@ class Message(Request):
         super().wait()
         return self.info
 
+    def done(self) -> bool:
+        """Whether it has ended; does not block. Raises as :meth:`wait`."""
+        if super().done():
+            return True
+        if self._called_in is None and self._is_receive:
+            call_when_ended(None, self)
+        return False
+
     def __await__(self) -> Generator[Any, None, MessageInfo | None]:
-        if not self.done():
+        if not self._has_ended():
             yield from awaited(self)
-            self.done()
+        self.done()
         return self.info
 
     @property
@@ -114,6 +124,8 @@ class Message(Request):
         """Cancel it where it has not matched, and return whether that was so; waiting for it then raises :class:`Cancelled`."""
         cancelled = _new(_INT)
         self._check_unless_ended(lib.mp_message_cancel(self._request[0], cancelled))
+        if cancelled[0]:
+            self._is_over = True
         return bool(cancelled[0])
 
     def order(self, stream: Any = None) -> None:
@@ -165,8 +177,15 @@ class Message(Request):
         return status
 
     def _test_now(self, done: Any) -> int:
+        # What tests a request takes away what it has met, and a match may come between asking and testing. So a receive is tested once it
+        # has matched, and of one that ends without a match the library tells.
         if self._is_receive and self._info is None:
             self._look()
+            if self._info is None:
+                if not self._is_over:
+                    return 0
+                done[0] = 1
+                return self._wait_now()
         status: int = _test(self._request, done)
         return status
 

@@ -502,6 +502,31 @@ def test_several_tasks_may_await_one_message(alone):
     assert [found.bytes for found in asyncio.run(all_of_them())] == [4, 4, 4]
 
 
+def test_asking_tells_of_every_end(alone):
+    messenger = mpgpu.Messenger(alone)
+    into = bytearray(4)
+    for number in range(300):
+        message = messenger.receive(into)
+        assert not message.done() and message.info is None
+        messenger.send(b"abcd"[: number % 5], 0, number)
+        while not message.done():
+            pass
+        assert message.info == (0, number, number % 5, b"")
+    cancelled, dropped = messenger.receive(into), messenger.receive(into)
+    assert not cancelled.done() and not dropped.done()
+    assert cancelled.cancel()
+    with pytest.raises(mpgpu.Cancelled):
+        cancelled.done()
+    del dropped
+    gc.collect()
+    messenger.send(bytes(5), 0)
+    message = messenger.receive(into)
+    with pytest.raises(mpgpu.MessageTruncated) as caught:
+        while not message.done():
+            pass
+    assert caught.value.bytes == 5
+
+
 def test_tasks_of_two_event_loops_may_await_one_message(alone):
     channel = mpgpu.Channel(alone, 0)
     message = channel.receive(bytearray(4))
