@@ -1205,7 +1205,8 @@ mp_status_t mp_send(mp_messenger_t messenger,
 /// Receives a message of `rank`, or of any with `MP_ANY_RANK`, whose tag equals `tag` in the bits of `mask` (all bits set for
 /// exactly this tag, 0 for any), into `bytes` bytes at `data`. They are written after earlier work in `stream`; later work in
 /// the stream does not wait for them (`mp_stream_wait_request`). Does not wait. The memory must stay allocated until the
-/// request has ended; the request belongs to the caller. A shorter message leaves the rest as it is.
+/// request has ended; the request belongs to the caller. A shorter message leaves the rest as it is. Ordinary host memory
+/// gets its bytes from memory of the library, by whoever waits for the request or by the thread `mpgpu-callback`.
 ///
 /// The request ends with `MP_ERROR_MESSAGE_TRUNCATED` where the message is longer than the buffer; it stays the first that a
 /// receive of this kind takes. It ends with `MP_ERROR_PEER_GONE` where the sender has ended, and with `MP_ANY_RANK` where any

@@ -42,9 +42,9 @@ fn memory() -> u64 {
     unsafe {
         let base = alloc_zeroed(layout);
         base.cast::<Header>().write(Header::default());
-        let [posted, unexpected] = CAPACITY.lists().map(|at| base.add(at as usize).cast::<Entry>());
-        (0..CAPACITY.slots as usize).for_each(|at| posted.add(at).write(Entry::default()));
-        (0..CAPACITY.messages as usize).for_each(|at| unexpected.add(at).write(Entry::default()));
+        let [posted, unexpected] = CAPACITY.lists().map(|at| base.add(at as usize).cast::<QueueEntry>());
+        (0..CAPACITY.slots as usize).for_each(|at| posted.add(at).write(QueueEntry::default()));
+        (0..CAPACITY.messages as usize).for_each(|at| unexpected.add(at).write(QueueEntry::default()));
         let slots = base.add(CAPACITY.first_slot() as usize).cast::<MessageSlot>();
         (0..CAPACITY.slots as usize).for_each(|at| slots.add(at).write(MessageSlot::default()));
         base.expose_provenance() as u64

@@ -29,11 +29,11 @@ struct CallbackState {
 
 /// The callbacks of one context.
 #[derive(Default)]
-pub(super) struct Callbacks {
+pub(super) struct CallbackQueue {
     shared: Arc<(Mutex<CallbackState>, Condvar)>,
 }
 
-impl Callbacks {
+impl CallbackQueue {
     fn add(&self, awaited: Awaited) -> Result<(), Error> {
         let (state, changed) = &*self.shared;
         let mut state = lock(state);
@@ -121,8 +121,8 @@ impl Context {
     }
 }
 
-impl fmt::Debug for Callbacks {
+impl fmt::Debug for CallbackQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Callbacks")
+        f.write_str("CallbackQueue")
     }
 }

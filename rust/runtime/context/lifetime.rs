@@ -2,7 +2,7 @@
 
 use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
-use super::callbacks::Callbacks;
+use super::callbacks::CallbackQueue;
 use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions, halved};
 use super::deferred::{Deferred, UsedBy};
 use super::error::Error;
@@ -89,7 +89,7 @@ pub(super) struct ContextState {
     pub sharing: PeerMemory,
     pub traffic: Traffic,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
-    pub callbacks: Callbacks,
+    pub callbacks: CallbackQueue,
     pub machine: Arc<Machine>,
     /// Replaces `machine` for new plans once pairs of GPUs were found to lose bytes: it has no routes between them.
     without: RwLock<Option<Arc<Machine>>>,
@@ -195,7 +195,7 @@ impl Context {
             sharing: PeerMemory::default(),
             traffic: Traffic::default(),
             ends_first: Mutex::default(),
-            callbacks: Callbacks::default(),
+            callbacks: CallbackQueue::default(),
             executions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             gate: RwLock::new(()),

@@ -32,7 +32,7 @@ struct Header {
 /// An entry of a list: a slot, and what decides whether it matches.
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Entry {
+struct QueueEntry {
     slot: AtomicU64,
     tag: AtomicU64,
 }
@@ -49,11 +49,11 @@ pub struct Capacity {
 impl Capacity {
     const fn lists(self) -> [u64; 2] {
         let header = size_of::<Header>() as u64;
-        [header, header + self.slots as u64 * size_of::<Entry>() as u64]
+        [header, header + self.slots as u64 * size_of::<QueueEntry>() as u64]
     }
 
     fn first_slot(self) -> u64 {
-        (self.lists()[1] + u64::from(self.messages) * size_of::<Entry>() as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
+        (self.lists()[1] + u64::from(self.messages) * size_of::<QueueEntry>() as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
     }
 
     /// Bytes of the memory of one mailbox.
@@ -94,7 +94,7 @@ struct Locked<'a> {
 /// A list of a mailbox that is locked.
 struct List<'a> {
     bounds: &'a [AtomicU64; 2],
-    entries: &'a [Entry],
+    entries: &'a [QueueEntry],
 }
 
 /// So many looks at a lock come before its holder is asked after, which takes a system call.
@@ -135,7 +135,7 @@ impl Mailboxes {
         unsafe { &*with_exposed_provenance(self.address(rank) as usize) }
     }
 
-    fn entries(&self, rank: u32, list: usize, count: u32) -> &[Entry] {
+    fn entries(&self, rank: u32, list: usize, count: u32) -> &[QueueEntry] {
         let first = self.address(rank) + self.capacity.lists()[list];
         // SAFETY: as above, and inside of the memory of a mailbox.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), count as usize) }
@@ -420,11 +420,11 @@ impl List<'_> {
         self.length() == self.entries.len() as u64
     }
 
-    fn entry(&self, at: u64) -> &Entry {
+    fn entry(&self, at: u64) -> &QueueEntry {
         &self.entries[(self.bound(0).wrapping_add(at) % self.entries.len() as u64) as usize]
     }
 
-    fn get(&self, at: u64) -> Option<&Entry> {
+    fn get(&self, at: u64) -> Option<&QueueEntry> {
         (at < self.length()).then(|| self.entry(at))
     }
 

@@ -58,7 +58,7 @@ pub(super) struct Bounce {
 
 /// Memory of this rank that others may map.
 #[derive(Clone, Copy)]
-struct Exported {
+struct ExportedRange {
     base: u64,
     bytes: u64,
     handle: HandleBytes,
@@ -75,7 +75,7 @@ pub(super) struct ImportedBuffer {
 /// What is kept of this rank's memory and of others'.
 #[derive(Default)]
 pub(super) struct Buffers {
-    exports: Mutex<HashMap<u64, Vec<Exported>>>,
+    exports: Mutex<HashMap<u64, Vec<ExportedRange>>>,
     imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>>>,
     uses: AtomicU64,
     /// Pieces that no message uses.
@@ -184,7 +184,7 @@ impl Messenger {
         let known = exports.get(&allocation.id).and_then(|ranges| {
             ranges.iter().find(|range| address >= range.base && bytes <= range.bytes && address - range.base <= range.bytes - bytes)
         });
-        if let Some(Exported { base, handle, .. }) = known {
+        if let Some(ExportedRange { base, handle, .. }) = known {
             return Ok((*handle, address - base));
         }
         let handle = self.node.context.export_memory(address, bytes)?;
@@ -193,7 +193,7 @@ impl Messenger {
         if exports.len() >= MOST_EXPORTS {
             exports.clear();
         }
-        let range = Exported { base: address - offset, bytes: handle.allocation_bytes, handle: whole };
+        let range = ExportedRange { base: address - offset, bytes: handle.allocation_bytes, handle: whole };
         exports.entry(allocation.id).or_default().push(range);
         Ok((whole, offset))
     }

@@ -82,7 +82,7 @@ struct MessengerOffer {
 
 /// Memory of this rank, and of others mapped here.
 #[derive(Default)]
-struct Held {
+struct MessengerMemory {
     allocations: Vec<u64>,
     imports: Vec<u64>,
     /// Of these, what tells another rank that this one leaves.
@@ -110,13 +110,13 @@ pub struct Messenger {
     /// Whether mailboxes are mapped: held for reading by whoever looks at them.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
-    /// Held while it is destroyed.
+    /// MessengerMemory while it is destroyed.
     destroying: Mutex<()>,
     slots: Mutex<SlotPool>,
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
     buffers: Buffers,
-    held: Mutex<Held>,
+    held: Mutex<MessengerMemory>,
 }
 
 /// A messenger that stays open for as long as this lives.
@@ -156,7 +156,7 @@ fn captured() -> Error {
 impl NodeGroup {
     /// Makes a messenger of all ranks, which call this together; where it fails on one it fails on all.
     pub fn messenger(self: &Arc<NodeGroup>, options: MessengerOptions) -> Result<Arc<Messenger>, Error> {
-        let mut held = Held::default();
+        let mut held = MessengerMemory::default();
         let made = Messenger::new(self, options, &mut held);
         if made.is_err() {
             give_back(&self.context, held);
@@ -166,12 +166,12 @@ impl NodeGroup {
 }
 
 /// Where the thread that notices ends of ranks finds the messenger.
-type Found = Arc<OnceLock<Weak<Messenger>>>;
+type WeakMessenger = Arc<OnceLock<Weak<Messenger>>>;
 
 impl Messenger {
-    fn new(node: &Arc<NodeGroup>, options: MessengerOptions, held: &mut Held) -> Result<Arc<Messenger>, Error> {
+    fn new(node: &Arc<NodeGroup>, options: MessengerOptions, held: &mut MessengerMemory) -> Result<Arc<Messenger>, Error> {
         let capacity = Capacity { slots: options.operations, messages: options.messages };
-        let (found, presence): (Found, Arc<[AtomicU8]>) = (Arc::default(), (0..node.ranks()).map(|_| AtomicU8::new(0)).collect());
+        let (found, presence): (WeakMessenger, Arc<[AtomicU8]>) = (Arc::default(), (0..node.ranks()).map(|_| AtomicU8::new(0)).collect());
         let mut own = 0;
         let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
         let offers = node.exchange.all(offer)?;
@@ -211,9 +211,9 @@ impl Messenger {
         node: &NodeGroup,
         options: MessengerOptions,
         capacity: Capacity,
-        found: &Found,
+        found: &WeakMessenger,
         presence: &Arc<[AtomicU8]>,
-        held: &mut Held,
+        held: &mut MessengerMemory,
         own: &mut u64,
     ) -> Result<MessengerOffer, Error> {
         let context = &node.context;
@@ -251,7 +251,7 @@ impl Messenger {
         options: MessengerOptions,
         offers: &[MessengerOffer],
         own: u64,
-        held: &mut Held,
+        held: &mut MessengerMemory,
     ) -> Result<Vec<u64>, Error> {
         let mut bases = Vec::with_capacity(offers.len());
         for (rank, offer) in (0..).zip(offers) {
@@ -453,7 +453,7 @@ impl Messenger {
         let departure = Departure { steps: 0, has_failed: false };
         held.watches.iter().for_each(|watch| self.node.context.leave_memory(*watch, departure));
         let imports = self.take_imports();
-        give_back(&self.node.context, Held { imports: held.imports.iter().copied().chain(imports).collect(), ..held });
+        give_back(&self.node.context, MessengerMemory { imports: held.imports.iter().copied().chain(imports).collect(), ..held });
         if kept_in_vain > 0 {
             let lost = format!("{kept_in_vain} messages were not received within {} s, and are lost", PATIENCE.as_secs());
             return Err(IpcError::Timeout(lost).into());
@@ -463,7 +463,7 @@ impl Messenger {
 }
 
 /// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
-fn give_back(context: &Context, held: Held) {
+fn give_back(context: &Context, held: MessengerMemory) {
     let closed = held.imports.into_iter().map(|address| context.close_memory(address));
     let freed = held.allocations.into_iter().map(|address| context.free_unmapped(address));
     for error in closed.chain(freed).filter_map(Result::err) {
