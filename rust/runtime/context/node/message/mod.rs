@@ -32,7 +32,7 @@ use crate::context::Error;
 use crate::context::lifetime::{Context, EndsFirst};
 use crate::ipc::mailbox::{Capacity, Mailboxes};
 use crate::ipc::signal::rest;
-use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotState, SlotStatus};
+use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotId, SlotState, SlotStatus};
 use crate::sync::{Mutex, lock};
 use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
@@ -354,7 +354,8 @@ impl Messenger {
             let own = self.mailboxes.own(kept.slot);
             if kept.is_quiet(own) {
                 // What a rank that has died was moving may still be raised for a moment, so that slot is used no more.
-                let is_torn = own.status() == SlotStatus::PeerGone && own.state() == SlotState::Matched;
+                let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
+                let is_torn = own.status() == SlotStatus::PeerGone && own.partner().is_some_and(has_died);
                 if is_torn {
                     slots.torn += 1;
                     continue;

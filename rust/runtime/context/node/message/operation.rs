@@ -70,6 +70,7 @@ impl OperationOutcome {
         let peer = slot.partner().map(|partner| partner.rank).or(slot.peer());
         let result = match slot.status() {
             SlotStatus::Fine => Ok(()),
+            SlotStatus::PeerGone if !slot.text().is_empty() => Err(BackendError::PeerGone(slot.text())),
             SlotStatus::PeerGone => {
                 let who = peer.map_or("a rank of the node".into(), |peer| format!("rank {peer}"));
                 Err(BackendError::PeerGone(format!("{who} has ended, or has destroyed its messenger, before the bytes have moved")))
