@@ -85,16 +85,14 @@ class node {
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
          array_view<const device> gpus = {}, on_error failed = {})
         : gather_(std::make_unique<allgather>(std::move(gather))) {
-        std::vector<std::int32_t> ids;
-        for (const device gpu : gpus) {
-            ids.push_back(gpu.id());
-        }
-        mp_node_options_t options = MP_NODE_OPTIONS_INIT;
-        options.devices = ids.data();
-        options.device_count = ids.size();
-        failed.report(mp_node_create(ctx.get(), rank, ranks, call, gather_.get(), &options, handle_.address()));
+        make(ctx, rank, ranks, call, nullptr, gpus, failed);
     }
-
+    /// The same where the ranks have no allgather: they meet at a socket, whose path is the same on all, in a folder
+    /// that they all may write to, and wait a minute for each other. Throws as above.
+    node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, const std::string &socket,
+         array_view<const device> gpus = {}, on_error failed = {}) {
+        make(ctx, rank, ranks, nullptr, socket.c_str(), gpus, failed);
+    }
     /// A node of this process alone.
     explicit node(const context &ctx, on_error failed = {}) {
         failed.report(mp_node_create(ctx.get(), 0, 1, nullptr, nullptr, nullptr, handle_.address()));
@@ -179,6 +177,18 @@ class node {
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:
+    void make(const context &ctx, std::uint32_t rank, std::uint32_t ranks, mp_allgather_t gather, const char *socket,
+              array_view<const device> gpus, on_error failed) {
+        std::vector<std::int32_t> ids;
+        for (const device gpu : gpus) {
+            ids.push_back(gpu.id());
+        }
+        mp_node_options_t options = MP_NODE_OPTIONS_INIT;
+        options.devices = ids.data();
+        options.device_count = ids.size();
+        options.socket = socket;
+        failed.report(mp_node_create(ctx.get(), rank, ranks, gather, gather_.get(), &options, handle_.address()));
+    }
     static int call(void *user, const void *send, void *receive, std::size_t bytes) {
         return (*static_cast<allgather *>(user))(send, receive, bytes);
     }

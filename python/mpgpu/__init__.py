@@ -12,27 +12,34 @@ wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU 
 
 from ._context import Buffer, Context, DeviceStatistics, Statistics, default_context, devices, empty, host, probe, topo
 from ._library import HOST, version
+from ._message import ANY, Channel, Message, MessageInfo, Messenger
 from ._node import End, Node, NodePlan, NodeTransfer
 from ._plan import Plan, PlanInfo, Request, copy
 from ._streams import Stream
 from .errors import (
     ArgumentError,
+    Cancelled,
     ConfigurationError,
     DataCorruption,
     DriverError,
     Error,
     InternalError,
+    MessageTruncated,
     NotSupported,
     OutOfMemory,
     PeerGone,
+    QueueFull,
     RankError,
     Timeout,
 )
 
 __all__ = [
+    "ANY",
     "HOST",
     "ArgumentError",
     "Buffer",
+    "Cancelled",
+    "Channel",
     "ConfigurationError",
     "Context",
     "DataCorruption",
@@ -41,6 +48,10 @@ __all__ = [
     "End",
     "Error",
     "InternalError",
+    "Message",
+    "MessageInfo",
+    "MessageTruncated",
+    "Messenger",
     "Node",
     "NodePlan",
     "NodeTransfer",
@@ -49,6 +60,7 @@ __all__ = [
     "PeerGone",
     "Plan",
     "PlanInfo",
+    "QueueFull",
     "RankError",
     "Request",
     "Statistics",

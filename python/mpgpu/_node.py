@@ -70,7 +70,7 @@ class Node:
         NotSupported: ranks on other machines, or none that knows how the GPUs are joined. ArgumentError.
     """
 
-    __slots__ = ("__weakref__", "_allgather", "_callback", "_context", "_handle", "_raised", "rank", "ranks")
+    __slots__ = ("__weakref__", "_allgather", "_callback", "_context", "_handle", "_messenger", "_raised", "rank", "ranks")
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class Node:
         self._context = context if context is not None else default_context()
         self._allgather = allgather
         self._raised: BaseException | None = None
+        # That of the node's own channels, once there are any.
+        self._messenger: Any = None
         self._callback = NULL if allgather is None else ffi.callback("mp_allgather_t", self._gather, error=1, onerror=self._keep_error)
         options = sized("mp_node_options_t *")
         if devices is not None:
@@ -161,7 +163,7 @@ class Node:
             array = ffi.new("mp_window_t[]", len(memories))
             for index, memory in enumerate(memories):
                 _check_memory(self._context, memory, f"window {index}")
-                array[index].memory, array[index].bytes = ffi.cast("void *", memory.address), memory.nbytes
+                array[index].memory, array[index].bytes = memory.pointer, memory.nbytes
             copies = [_transfer(index, transfer) for index, transfer in enumerate(transfers)]
             moved = ffi.new("mp_node_transfer_t[]", copies)
             options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)

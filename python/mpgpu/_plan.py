@@ -57,53 +57,68 @@ class Request:
     them: nothing is waited for, and nothing is freed too early. Any thread.
     """
 
-    __slots__ = ("__weakref__", "_error", "_lock", "_plan", "_request")
+    __slots__ = ("__weakref__", "_error", "_held", "_lock", "_request")
 
-    def __init__(self, plan: Plan, request: Any) -> None:
-        self._plan: Plan | None = plan
+    def __init__(self, held: Any, request: Any) -> None:
+        # What it needs while it is under way; nothing afterwards.
+        self._held: Any = held
         self._request = request
         self._error: Error | None = None
         self._lock = threading.Lock()
 
     def wait(self) -> None:
         """Block until the execution has finished. Raises what it met, each time. Lets other Python threads run."""
-        if self._plan is not None:
+        if self._held is not None:
             with self._lock:
-                if self._plan is not None:
-                    self._finished(_wait(self._request))
+                if self._held is not None:
+                    self._finished(self._wait_now())
         if self._error is not None:
             raise self._error
 
     def done(self) -> bool:
-        """Whether the execution has finished; does not block. Raises what it met."""
-        if self._plan is not None:
-            # Another thread that waits holds the lock.
-            if not self._lock.acquire(blocking=False):
-                return False
-            try:
-                if self._plan is not None:
-                    done = _new(_INT)
-                    status = _test(self._request, done)
-                    if status == 0 and not done[0]:
-                        return False
-                    self._finished(status)
-            finally:
-                self._lock.release()
+        """Whether it has finished; does not block. Raises what it met."""
+        if not self._has_ended():
+            return False
         if self._error is not None:
             raise self._error
         return True
 
+    def _has_ended(self) -> bool:
+        if self._held is None:
+            return True
+        # Another thread that waits holds the lock.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._held is not None:
+                done = _new(_INT)
+                status = self._test_now(done)
+                if status == 0 and not done[0]:
+                    return False
+                self._finished(status)
+        finally:
+            self._lock.release()
+        return True
+
+    def _wait_now(self) -> int:
+        status: int = _wait(self._request)
+        return status
+
+    def _test_now(self, done: Any) -> int:
+        status: int = _test(self._request, done)
+        return status
+
     def _finished(self, status: int) -> None:
         if status:
             self._error = failure(status)
-        self._plan = None
+        self._held = None
 
     def __del__(self) -> None:
-        if getattr(self, "_plan", None) is not None:
-            _hold(self._request, self._plan)
+        if getattr(self, "_held", None) is not None:
+            _hold(self._request, self._held)
 
     def __repr__(self) -> str:
-        return f"<mpgpu.Request: {'finished' if self._plan is None else 'not waited for'}>"
+        return f"<mpgpu.Request: {'finished' if self._held is None else 'not waited for'}>"
 
 
 def _options(
@@ -222,9 +237,9 @@ class Plan:
             _check_memory(context, dst, f"dst of transfer {index}")
             _check_memory(context, src, f"src of transfer {index}")
             transfer = array[index]
-            transfer.dst = ffi.cast("void *", dst.address)
+            transfer.dst = dst.pointer
             transfer.dst_device = dst.device
-            transfer.src = ffi.cast("void *", src.address)
+            transfer.src = src.pointer
             transfer.src_device = src.device
             transfer.bytes = dst.nbytes
         options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)

@@ -10,14 +10,17 @@ import builtins
 
 __all__ = [
     "ArgumentError",
+    "Cancelled",
     "ConfigurationError",
     "DataCorruption",
     "DriverError",
     "Error",
     "InternalError",
+    "MessageTruncated",
     "NotSupported",
     "OutOfMemory",
     "PeerGone",
+    "QueueFull",
     "RankError",
     "Timeout",
 ]
@@ -78,6 +81,21 @@ class RankError(Error):
     """A call that all ranks of a node make failed on another rank, whose reason the text has, or in the allgather."""
 
 
+class MessageTruncated(Error):
+    """A message is longer than the buffer that it was to go to. It was not received, and can be, into a larger one."""
+
+    bytes: int | None = None
+    """Its size, where it is known."""
+
+
+class Cancelled(Error):
+    """A message was cancelled before it matched, or its messenger destroyed."""
+
+
+class QueueFull(Error):
+    """There is no room for another message. Nothing was sent or received."""
+
+
 class InternalError(Error):
     """A defect of mpgpu. The context stays usable."""
 
@@ -102,4 +120,7 @@ BY_STATUS: dict[str, type[Error]] = {
     "MP_ERROR_TIMEOUT": Timeout,
     "MP_ERROR_RANK_FAILED": RankError,
     "MP_ERROR_ALLGATHER": RankError,
+    "MP_ERROR_MESSAGE_TRUNCATED": MessageTruncated,
+    "MP_ERROR_CANCELLED": Cancelled,
+    "MP_ERROR_QUEUE_FULL": QueueFull,
 }

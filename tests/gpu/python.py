@@ -502,20 +502,114 @@ def rank_of_a_node(rank: int, ranks: int, socket: str, answers: Any) -> None:
         answers.put(traceback.format_exc())
 
 
+def start_ranks(rank_function: Callable[..., None], *arguments: Any) -> list[str]:
+    """Runs two ranks, each in a process of its own, and returns what they have to say."""
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [spawn.Process(target=rank_function, args=(rank, 2, f"{folder}/ranks", answers, *arguments)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        said = [answers.get(timeout=180) for _ in ranks]
+        for process in ranks:
+            process.join(30)
+    failed = [answer for answer in said if answer and answer.startswith("Traceback")]
+    assert not failed, failed[0]
+    return [answer for answer in said if answer]
+
+
 @test
 def ranks_that_plan_together_receive_every_byte_of_every_step() -> None:
     need_torch()
     need_gpus(2)
-    spawn = multiprocessing.get_context("spawn")
-    answers = spawn.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [spawn.Process(target=rank_of_a_node, args=(rank, 2, f"{folder}/ranks", answers)) for rank in range(2)]
-        for process in ranks:
-            process.start()
-        failed = [answer for answer in (answers.get(timeout=180) for _ in ranks) if answer]
-        for process in ranks:
-            process.join(30)
-    assert not failed, failed[0]
+    start_ranks(rank_of_a_node)
+
+
+def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: int) -> None:
+    """Exchanges tensors with the other rank: of every kind of memory and many sizes, after earlier work and before later work of torch."""
+    try:
+        # As under a job scheduler: each process sees its own GPU alone.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[rank % gpus]
+        import asyncio
+        import time
+
+        import mpgpu
+        import mpgpu.torch
+        import torch
+
+        node = mpgpu.Node(rank=rank, ranks=ranks, socket=socket, devices=[0])
+        channel = mpgpu.Channel(node, 1 - rank)
+        kinds: list[Callable[[int], Any]] = [
+            lambda size: torch.zeros(size, dtype=torch.uint8, device="cuda"),
+            lambda size: torch.zeros(size, dtype=torch.uint8),
+            lambda size: torch.zeros(size, dtype=torch.uint8).pin_memory(),
+            lambda size: mpgpu.torch.pin(torch.zeros(size, dtype=torch.uint8)),
+        ]
+
+        async def exchange(number: int, size: int) -> None:
+            sent, received = kinds[number % 4](size), kinds[number // 4 % 4](size + 3)
+            if sent.is_cuda:
+                # Still to be written when the message is posted.
+                torch.cuda._sleep(2_000_000)
+            sent.copy_(random(torch, size, 2 * number + rank))
+            message = channel.receive(received)
+            await asyncio.gather(channel.send(sent), message)
+            assert message.info is not None and message.info.bytes == size
+            assert torch.equal(received.cpu()[:size], random(torch, size, 2 * number + 1 - rank)), (number, size)
+            assert not received.cpu()[size:].any()
+
+        async def all_sizes() -> None:
+            for number in range(48):
+                await exchange(number, [1, 8, 1000, 4096, 100_001, MIB, 5 * MIB + 1, 48 * MIB][number % 8] + number // 16)
+
+        asyncio.run(all_sizes())
+
+        # In stream order: the host waits for nothing until the end.
+        sent, received = kinds[0](MIB), kinds[0](MIB)
+        seen, messages = [], []
+        for value in range(1, 30):
+            torch.cuda._sleep(100_000)
+            sent.fill_(value + 100 * rank)
+            posted = [channel.receive(received), channel.send(sent)]
+            for message in posted:
+                message.order()
+            seen.append(received.clone())
+            messages += posted
+        for message in messages:
+            message.wait()
+        for value, tensor in enumerate(seen, 1):
+            assert bool((tensor == value + 100 * (1 - rank)).all()), value
+
+        ball = kinds[0](4096)
+
+        async def play(rounds: int) -> float:
+            started = time.perf_counter()
+            for _ in range(rounds):
+                for turn in (0, 1):
+                    await (channel.send(ball) if turn == rank else channel.receive(ball))
+            return (time.perf_counter() - started) / rounds / 2 * 1e6
+
+        asyncio.run(play(200))
+        one_way = sorted(asyncio.run(play(200)) for _ in range(9))[4]
+        # Nobody leaves while the other receives.
+        for turn in (0, 1):
+            (channel.send(b"x") if turn == rank else channel.receive(bytearray(1))).wait()
+        answers.put(f"{one_way:.1f} us one way for 4 KiB by await" if rank == 0 else None)
+    except BaseException:
+        answers.put(traceback.format_exc())
+
+
+@test
+def channels_between_processes_that_share_a_gpu_carry_every_byte() -> None:
+    need_torch()
+    print(*start_ranks(rank_with_channels, 1))
+
+
+@test
+def channels_between_processes_with_a_gpu_each_carry_every_byte() -> None:
+    need_torch()
+    need_gpus(2)
+    print(*start_ranks(rank_with_channels, 2))
 
 
 def install(wheels: list[str]) -> None:

@@ -1,7 +1,7 @@
 # The examples as projects of their own against the moved prefix.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
-foreach(example IN ITEMS c halo3d jacobi)
+foreach(example IN ITEMS c halo3d jacobi jacobi3d)
     build_project("${SOURCE}/examples/${example}" "${BUILD}/${example}" "-DCMAKE_PREFIX_PATH=${PREFIX}" -DCMAKE_BUILD_TYPE=Release)
     run("${CTEST}" --test-dir "${BUILD}/${example}" --no-tests=error --output-on-failure)
 endforeach()

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_JACOBI3D_EXCHANGE_HPP
+#define MPGPU_EXAMPLES_JACOBI3D_EXCHANGE_HPP
+
+#include "device_code.hpp"
+#include "domain.hpp"
+
+#include <mpgpu/message.hpp>
+#include <mpgpu/mpgpu.hpp>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+/// One block of this process, on its device.
+struct part {
+    part(const mpgpu::context &ctx, mpgpu::device on, const division &whole, int own_number);
+
+    block where;
+    int number;
+    mpgpu::stream stream;
+    std::array<mpgpu::buffer<double>, 2> values; ///< before and after an iteration, by turns
+    std::size_t now = 0;                         ///< which of them is before
+    mpgpu::buffer<double> sent;     ///< the cells of all faces that have neighbours, one face after the other
+    mpgpu::buffer<double> received; ///< the same, of the neighbours
+};
+
+/// A face in a part's `sent` and `received`.
+struct face_place {
+    std::size_t first;
+    std::size_t cells; ///< 0: no neighbour
+};
+std::array<face_place, faces> places_of(const block &b);
+
+/// What the faces of all blocks are exchanged by. Blocks of one process send each other messages too.
+struct face_messages {
+    const mpgpu::messenger &messenger;
+    const division &whole;
+    int blocks_each; ///< of each rank
+
+    /// Both come after earlier work of the part's stream, and may be waited for by the host or by a stream.
+    [[nodiscard]] mpgpu::message_request send(const part &from, int face, mpgpu::device_span<const double> cells) const;
+    [[nodiscard]] mpgpu::message_request receive(const part &to, int face, mpgpu::device_span<double> cells) const;
+};
+
+/// The halo exchange as the time loop sees it.
+class exchange {
+  public:
+    exchange() = default;
+    exchange(const exchange &) = delete;
+    exchange(exchange &&) = delete;
+    exchange &operator=(const exchange &) = delete;
+    exchange &operator=(exchange &&) = delete;
+    virtual ~exchange() = default;
+
+    /// Fills the ghost cells of all parts from their neighbours. Later work of a part's stream sees them; the host may
+    /// wait in it, or not.
+    virtual void run(std::vector<part> &parts) = 0;
+};
+
+/// Faces are copied to host memory, sent from there, and copied to the receiver's device: what a program does whose
+/// messages take host memory alone.
+std::unique_ptr<exchange> through_host_memory(const mpgpu::context &ctx, const face_messages &messages,
+                                              std::vector<part> &parts);
+/// Faces are sent from device memory into device memory. The host waits for the last iteration's messages alone, so
+/// that it is ahead of the devices.
+std::unique_ptr<exchange> from_device_memory(const face_messages &messages, const std::vector<part> &parts);
+
+#endif // MPGPU_EXAMPLES_JACOBI3D_EXCHANGE_HPP

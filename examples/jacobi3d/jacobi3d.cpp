@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// Jacobi relaxation in three dimensions by several processes with one GPU each, whose faces are messages: the proxy
+// application of "GPU-aware Communication with UCX in Parallel Programming Models" (2021, section IV-C).
+//
+// The domain is divided into cuboid blocks with the smallest surface, one or several for each process. An iteration is,
+// for each block in a stream of its own,
+//
+//     pack       the outermost cells of up to six faces
+//     messages   each face to the block beyond it, in another process or in this one
+//     unpack     what has been received, into the ghost cells
+//     sweep      new values of all cells; then old and new change places
+//
+// in two forms: faces staged through host memory, or sent directly from device memory to device memory. There is no
+// check for convergence. After a few iterations every cell is compared with one block on the CPU, and after the last
+// one both forms with each other, bit by bit.
+#include "device_code.hpp"
+#include "domain.hpp"
+#include "exchange.hpp"
+#include "options.hpp"
+#include "processes.hpp"
+
+#include <mpgpu/message.hpp>
+#include <mpgpu/mpgpu.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+/// The processes that relax one domain, and the little that they tell each other beside faces.
+class team {
+  public:
+    team(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device on, int own_rank, int rank_count)
+        : rank(own_rank), ranks(rank_count), messenger(node), stream(ctx, on), number_(ctx, mpgpu::device::host(), 1) {}
+
+    const int rank;
+    const int ranks;
+    const mpgpu::messenger messenger;
+    const mpgpu::stream stream; ///< in which nothing else is done
+
+    /// The largest of what all processes hand in, on all of them. None returns before all have come.
+    double largest(double own) {
+        for (int other = 1; other < ranks && rank == 0; ++other) {
+            receive(other);
+            own = std::max(own, number_.data()[0]);
+        }
+        number_.data()[0] = own;
+        if (rank != 0) {
+            send(0);
+            receive(0);
+        }
+        for (int other = 1; other < ranks && rank == 0; ++other) {
+            send(other);
+        }
+        return number_.data()[0];
+    }
+    void meet() { largest(0.0); }
+
+    static constexpr std::uint64_t tag_of_cells = std::uint64_t{1} << 40U; // faces have smaller ones
+
+  private:
+    static constexpr std::uint64_t tag = tag_of_cells + 1;
+    void send(int to) { messenger.send(number_, static_cast<std::uint32_t>(to), tag, stream).synchronize(); }
+    void receive(int from) { messenger.receive(number_, from, tag, stream).synchronize(); }
+
+    mpgpu::buffer<double> number_;
+};
+
+/// What one form of the exchange has relaxed so far.
+struct solver {
+    const char *name = "";
+    std::vector<part> parts;
+    std::unique_ptr<exchange> halos;
+    std::vector<double> iteration_us; // by round
+    std::vector<double> exchange_us;
+
+    void iterate(int iterations, bool sweeps) {
+        for (int i = 0; i < iterations; ++i) {
+            halos->run(parts);
+            for (part &p : parts) {
+                if (sweeps) {
+                    const mpgpu::buffer<double> &before = p.values.at(p.now);
+                    mpgpu::buffer<double> &after = p.values.at(1 - p.now);
+                    code_for(before.data())
+                        .sweep(p.stream, before.location().id(), p.where, before.data(), after.data());
+                    p.now = 1 - p.now;
+                }
+            }
+        }
+        for (const part &p : parts) {
+            p.stream.synchronize();
+        }
+    }
+};
+
+std::vector<part> parts_of(const mpgpu::context &ctx, mpgpu::device on, const division &whole, int first, int count) {
+    std::vector<part> parts;
+    for (int number = first; number < first + count; ++number) {
+        part &p = parts.emplace_back(ctx, on, whole, number);
+        for (mpgpu::buffer<double> &values : p.values) {
+            code_for(values.data()).set(p.stream, on.id(), p.where, values.data());
+        }
+        p.stream.synchronize();
+    }
+    return parts;
+}
+
+/// Microseconds of an iteration of the slowest process.
+double timed(team &all, solver &s, int iterations, bool sweeps) {
+    all.meet();
+    const auto start = std::chrono::steady_clock::now();
+    s.iterate(iterations, sweeps);
+    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - start;
+    return all.largest(elapsed.count()) / iterations;
+}
+
+/// All elements of a part, in host memory.
+mpgpu::buffer<double> fetched(const mpgpu::context &ctx, const part &p) {
+    const mpgpu::buffer<double> &values = p.values.at(p.now);
+    mpgpu::buffer<double> result(ctx, mpgpu::device::host(), values.size());
+    mpgpu::plan(ctx, {mpgpu::make_transfer(result, values)}).execute(p.stream).synchronize();
+    return result;
+}
+
+/// Prints the first computed cell of a block that is not what it must be. `expected(x, y, z)` counts from the block's
+/// first cell.
+template <class Expected>
+bool right(const block &b, const mpgpu::buffer<double> &values, const char *what, Expected &&expected) {
+    for (std::int64_t z = 0; z < b.cells[2]; ++z) {
+        for (std::int64_t y = 0; y < b.cells[1]; ++y) {
+            for (std::int64_t x = 0; x < b.cells[0]; ++x) {
+                const double found = values.data()[element_of(b, x, y, z)];
+                const double wanted = expected(x, y, z);
+                if (found != wanted) {
+                    const std::string cell = std::to_string(b.first[0] + x) + "_" + std::to_string(b.first[1] + y) +
+                                             "_" + std::to_string(b.first[2] + z);
+                    std::fprintf(stderr, "jacobi3d: WRONG: cell %s is %.17g and not %.17g: %s\n", cell.c_str(), found,
+                                 wanted, what);
+                    return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
+/// All elements of one block that is the whole domain, after so many iterations on the CPU.
+std::vector<double> one_block_on_cpu(const mpgpu::context &ctx, const block &domain, int iterations) {
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0)); // in which the CPU is called
+    std::vector<double> before(static_cast<std::size_t>(element_count(domain)));
+    on_virtual_devices.set(stream, 0, domain, before.data());
+    stream.synchronize();
+    std::vector<double> after = before;
+    for (int i = 0; i < iterations; ++i) {
+        on_virtual_devices.sweep(stream, 0, domain, before.data(), after.data());
+        std::swap(before, after); // the work that is enqueued has the addresses
+    }
+    stream.synchronize();
+    return before;
+}
+
+/// Compares every cell with those of one block on the CPU, which rank 0 has: the others send it theirs.
+bool same_as_one_block(const mpgpu::context &ctx, team &all, const division &whole, int blocks_each, const solver &s,
+                       const std::vector<double> &reference) {
+    const block domain = divide(whole.domain, 1).at(0);
+    bool good = true;
+    for (int number = 0; number < whole.count(); ++number) {
+        const int owner = number / blocks_each;
+        const block b = whole.at(number);
+        mpgpu::buffer<double> values;
+        if (owner == all.rank) {
+            values = fetched(ctx, s.parts[static_cast<std::size_t>(number % blocks_each)]);
+        } else if (all.rank == 0) {
+            values = {ctx, mpgpu::device::host(), static_cast<std::size_t>(element_count(b))};
+        }
+        if (owner != 0 && owner == all.rank) {
+            all.messenger.send(values, 0, team::tag_of_cells, all.stream).synchronize();
+        }
+        if (all.rank == 0) {
+            if (owner != 0) {
+                all.messenger.receive(values, owner, team::tag_of_cells, all.stream).synchronize();
+            }
+            good = good && right(b, values, s.name, [&](std::int64_t x, std::int64_t y, std::int64_t z) {
+                       return reference[static_cast<std::size_t>(
+                           element_of(domain, b.first[0] + x, b.first[1] + y, b.first[2] + z))];
+                   });
+        }
+    }
+    return all.largest(good ? 0.0 : 1.0) == 0.0;
+}
+
+/// Compares every cell of two forms that have done as many iterations.
+bool same(const mpgpu::context &ctx, team &all, const solver &a, const solver &b) {
+    bool good = true;
+    for (std::size_t i = 0; i < a.parts.size(); ++i) {
+        const mpgpu::buffer<double> ours = fetched(ctx, a.parts[i]);
+        const mpgpu::buffer<double> others = fetched(ctx, b.parts[i]);
+        const block &where = a.parts[i].where;
+        good =
+            good && right(where, ours, "staged and direct differ", [&](std::int64_t x, std::int64_t y, std::int64_t z) {
+                return others.data()[element_of(where, x, y, z)];
+            });
+    }
+    return all.largest(good ? 0.0 : 1.0) == 0.0;
+}
+
+/// The value below which a part of the readings lies.
+double quantile(std::vector<double> readings, double part) {
+    std::sort(readings.begin(), readings.end());
+    const double place = part * static_cast<double>(readings.size() - 1);
+    const auto below = static_cast<std::size_t>(place);
+    const std::size_t above = std::min(below + 1, readings.size() - 1);
+    return readings[below] + (place - static_cast<double>(below)) * (readings[above] - readings[below]);
+}
+
+void print_header() {
+    std::printf(
+        "Microseconds, medians of rounds (quartiles); x: times as fast as staged. Exchange: an iteration without its "
+        "sweep.\n%5s %6s  %-16s %-7s %28s %6s %28s %6s\n",
+        "ranks", "blocks", "domain", "form", "iteration", "x", "exchange", "x");
+}
+
+void print(const solver &s, const solver &staged, int ranks, const division &whole) {
+    const std::string domain =
+        std::to_string(whole.domain[0]) + "_" + std::to_string(whole.domain[1]) + "_" + std::to_string(whole.domain[2]);
+    std::printf("%5d %6d  %-16s %-7s", ranks, whole.count(), domain.c_str(), s.name);
+    for (const auto readings : {&solver::iteration_us, &solver::exchange_us}) {
+        if (readings == &solver::exchange_us && whole.count() == 1) {
+            break; // one block has nobody to exchange with
+        }
+        const double median = quantile(s.*readings, 0.5);
+        std::printf(" %10.1f (%7.1f,%8.1f) %6.2f", median, quantile(s.*readings, 0.25), quantile(s.*readings, 0.75),
+                    quantile(staged.*readings, 0.5) / median);
+    }
+    std::printf("\n");
+}
+
+mpgpu::context context_of(const options &opt) {
+    mpgpu::context_options machine;
+    machine.topology = opt.topology;
+#ifndef JACOBI3D_CUDA
+    // The sweep is CPU code that reads and writes the devices' memory, which virtual devices alone allow.
+    machine.backend = mpgpu::backend::host;
+#endif
+    return mpgpu::context(machine);
+}
+
+/// What one of the processes does for one line of the table.
+int run(const options &opt, int rank, int ranks, const std::string &meeting) {
+    const mpgpu::context ctx = context_of(opt);
+    const mpgpu::device on = mpgpu::device::gpu(rank % ctx.devices().gpus);
+    const mpgpu::node node(ctx, static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(ranks), meeting, {on});
+    team all(ctx, node, on, rank, ranks);
+    const division whole = divide(opt.weak ? scaled(opt.domain, ranks) : opt.domain, ranks * opt.blocks);
+    const face_messages messages{all.messenger, whole, opt.blocks};
+
+    std::vector<solver> solvers;
+    for (const bool staged : {true, false}) {
+        if (staged ? opt.staged : opt.direct) {
+            solver &s = solvers.emplace_back();
+            s.name = staged ? "staged" : "direct";
+            s.parts = parts_of(ctx, on, whole, rank * opt.blocks, opt.blocks);
+            s.halos = staged ? through_host_memory(ctx, messages, s.parts) : from_device_memory(messages, s.parts);
+        }
+    }
+    bool good = true;
+    if (opt.check > 0) {
+        const std::vector<double> reference =
+            rank == 0 ? one_block_on_cpu(ctx, divide(whole.domain, 1).at(0), opt.check) : std::vector<double>();
+        for (solver &s : solvers) {
+            all.meet();
+            s.iterate(opt.check, true);
+            good = same_as_one_block(ctx, all, whole, opt.blocks, s, reference) && good;
+        }
+    }
+    for (int round = -1; round < opt.rounds; ++round) { // the first is to warm up
+        for (solver &s : solvers) {
+            const double iteration = timed(all, s, opt.iterations, true);
+            const double exchange = timed(all, s, opt.iterations, false);
+            if (round >= 0) {
+                s.iteration_us.push_back(iteration);
+                s.exchange_us.push_back(exchange);
+            }
+        }
+    }
+    good = (solvers.size() < 2 || same(ctx, all, solvers[0], solvers[1])) && good;
+    for (const solver &s : solvers) {
+        if (rank == 0 && good) {
+            print(s, solvers[0], ranks, whole);
+        }
+    }
+    all.meet(); // nobody leaves while others receive
+    return good ? 0 : 1;
+}
+
+} // namespace
+
+int main(int argc, char *argv[]) {
+    try {
+        const options opt = parse(argc, argv);
+        if (opt.help) {
+            std::fputs(usage, stdout);
+            return 0;
+        }
+        for (const int ranks : opt.ranks) {
+            static_cast<void>(divide(opt.weak ? scaled(opt.domain, ranks) : opt.domain, ranks * opt.blocks));
+        }
+        // By a process that ends, because what has asked the driver cannot fork.
+        int gpus = 0;
+        const int machine = in_process([&] {
+            const mpgpu::context ctx = context_of(opt);
+            return 10 + (ctx.backend() == mpgpu::backend::cuda ? std::min(ctx.devices().gpus, 100) : 0);
+        });
+        if (machine < 10) {
+            return machine;
+        }
+        gpus = machine - 10;
+        print_header();
+        for (const int ranks : opt.ranks) {
+            const int code = in_processes(
+                ranks, gpus, [&](int rank, const std::string &meeting) { return run(opt, rank, ranks, meeting); });
+            if (code != 0) {
+                return code;
+            }
+        }
+        std::printf("jacobi3d: every cell of every form is right\n");
+        return 0;
+    } catch (const std::exception &e) {
+        std::fprintf(stderr, "jacobi3d: %s\n", e.what());
+        return 2;
+    }
+}

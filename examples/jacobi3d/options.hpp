@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#ifndef MPGPU_EXAMPLES_JACOBI3D_OPTIONS_HPP
+#define MPGPU_EXAMPLES_JACOBI3D_OPTIONS_HPP
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// The command line. Three numbers are joined by `_`, x first.
+struct options {
+    std::array<std::int64_t, 3> domain = {96, 96, 96}; ///< cells; with `weak` of one rank
+    std::vector<int> ranks = {2};                      ///< processes: one problem after the other
+    int blocks = 1;                                    ///< of each process
+    bool weak = false;                                 ///< the domain grows with the number of ranks
+    int iterations = 20;                               ///< of a round
+    int rounds = 7;                                    ///< of which the median is printed
+    int check = 5;                                     ///< iterations that are compared with one block on the CPU
+    bool staged = true;                                ///< faces go through host memory
+    bool direct = true;                                ///< faces are sent from device memory
+    std::string topology;                              ///< preset or file; empty: this machine
+    bool help = false;
+};
+
+/// What `-help` prints.
+extern const char *const usage;
+
+/// Reads the command line; throws `std::invalid_argument` with a message that names the flag, the value and the remedy.
+options parse(int argc, const char *const *argv);
+
+#endif // MPGPU_EXAMPLES_JACOBI3D_OPTIONS_HPP

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What messages cost in Python, on the host backend or on GPUs: `python python/bench/messages.py [--gpu]`.
+
+What `Channel.send` costs beyond `mp_send`, as execute.py has it for plans: in the same run and in alternation, less what cffi takes for
+as many calls of a function that does nothing; microseconds of processor time of the calling thread. And a ping-pong of 4 KiB between two
+processes, by the C functions, by threads that wait, and by tasks that await: microseconds one way, medians and quartiles of rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+from typing import Any, Callable
+
+import mpgpu
+from mpgpu._library import NULL, ffi, lib
+
+BATCHES, CALLS, ROUND_TRIPS, ROUNDS = 201, 50, 200, 31
+
+
+def print_readings(name: str, readings: list[float]) -> None:
+    quartiles = statistics.quantiles(readings, n=4)
+    print(f"{name:40} {statistics.median(readings):7.2f} us   quartiles {quartiles[0]:.2f} to {quartiles[2]:.2f}", flush=True)
+
+
+def calls(context: mpgpu.Context) -> None:
+    node = mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own], context=context)
+    channel = mpgpu.Channel(node, 0)
+    src, dst = context.empty(8, device=0, shared=True), context.empty(8, device=0, shared=True)
+    stream = mpgpu.Stream(0, context=context)
+    messenger, memory, tag = channel._messenger._handle, ffi.cast("void *", src.address), channel._tag
+    requests = [[ffi.new("mp_request_t *") for _ in range(CALLS)] for _ in range(2)]
+
+    def cffi_alone() -> list[Any]:
+        return [lib.mp_version() for _ in range(CALLS)]
+
+    def by_c() -> list[Any]:
+        for request in requests[0]:
+            lib.mp_send(messenger, memory, 8, 0, tag, NULL, 0, stream._handle, request)
+        return requests[0]
+
+    arrays: dict[str, Any] = {"mpgpu.Buffer": src}
+    if context.backend == "host":
+        arrays["NumPy"] = src.numpy()
+    else:
+        try:
+            import torch
+
+            arrays["torch"] = torch.as_tensor(src, device="cuda:0")
+        except ImportError:
+            pass
+    cases: dict[str, Callable[[], list[Any]]] = {"cffi alone: mp_version": cffi_alone, "C: mp_send": by_c}
+    for name, array in arrays.items():
+        cases[f"channel.send({name}, stream)"] = lambda array=array: [channel.send(array, stream) for _ in range(CALLS)]
+    readings: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(BATCHES):
+        for name in random.sample(list(cases), len(cases)):
+            # Receives are there first, and waiting comes later, so that a send is all that it can be.
+            for request in requests[1]:
+                lib.mp_receive(messenger, ffi.cast("void *", dst.address), 8, 0, tag, 2**64 - 1, stream._handle, request)
+            started = time.thread_time()
+            sent = cases[name]()
+            readings[name].append((time.thread_time() - started) / CALLS * 1e6)
+            if name.startswith("cffi"):
+                by_c()
+            for each in requests[0] if not name.startswith("channel") else ():
+                lib.mp_wait(each)
+            for each in sent if name.startswith("channel") else ():
+                each.wait()
+            for request in requests[1]:
+                assert lib.mp_wait(request) == 0
+            stream.synchronize()
+    for name, values in readings.items():
+        print_readings(name, values)
+    median = {name: statistics.median(values) for name, values in readings.items()}
+    print()
+    for name in cases:
+        if name.startswith("channel"):
+            print(f"{name:40} {median[name] - median['C: mp_send'] + median['cffi alone: mp_version']:7.2f} us beyond C")
+    print(flush=True)
+
+
+def ping_pong(rank: int, folder: str, gpu: bool) -> None:
+    context = mpgpu.Context("cuda" if gpu else "host")
+    device = rank % context.gpus
+    node = mpgpu.Node(rank=rank, ranks=2, socket=os.path.join(folder, "ranks"), devices=[device], context=context)
+    channel = mpgpu.Channel(node, 1 - rank)
+    ball = context.empty(4096, device=device, shared=True)
+    stream = mpgpu.Stream(device, context=context)
+    messenger, memory, tag = channel._messenger._handle, ffi.cast("void *", ball.address), channel._tag
+    sent, received = ffi.new("mp_request_t *"), ffi.new("mp_request_t *")
+
+    def by_c() -> None:
+        for _ in range(ROUND_TRIPS):
+            for turn in (0, 1):
+                if turn == rank:
+                    lib.mp_send(messenger, memory, 4096, 1 - rank, tag, NULL, 0, stream._handle, sent)
+                    assert lib.mp_wait(sent) == 0
+                else:
+                    lib.mp_receive(messenger, memory, 4096, 1 - rank, tag, 2**64 - 1, stream._handle, received)
+                    assert lib.mp_wait(received) == 0
+
+    def by_wait() -> None:
+        for _ in range(ROUND_TRIPS):
+            for turn in (0, 1):
+                (channel.send(ball, stream) if turn == rank else channel.receive(ball, stream)).wait()
+
+    async def by_await() -> None:
+        for _ in range(ROUND_TRIPS):
+            for turn in (0, 1):
+                await (channel.send(ball, stream) if turn == rank else channel.receive(ball, stream))
+
+    loop = asyncio.new_event_loop()
+    cases: dict[str, Callable[[], Any]] = {
+        "C: mp_send, mp_receive, mp_wait": by_c,
+        "channel, wait()": by_wait,
+        "channel, await": lambda: loop.run_until_complete(by_await()),
+    }
+    readings: dict[str, list[float]] = {name: [] for name in cases}
+    for round_number in range(ROUNDS + 1):
+        for name, play in cases.items():
+            started = time.perf_counter()
+            play()
+            if round_number:  # the first is to warm up
+                readings[name].append((time.perf_counter() - started) / ROUND_TRIPS / 2 * 1e6)
+    loop.close()
+    if rank == 0:
+        print(f"ping-pong of 4096 bytes between memory of device {device} and of the other process, one way:")
+        for name, values in readings.items():
+            print_readings(name, values)
+        channel.receive(bytearray(1)).wait()
+    else:
+        channel.send(b"x").wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpu", action="store_true", help="on the CUDA backend instead of virtual devices")
+    random.seed(1)
+    gpu = parser.parse_args().gpu
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        players = [spawn.Process(target=ping_pong, args=(rank, folder, gpu)) for rank in (0, 1)]
+        for player in players:
+            player.start()
+        for player in players:
+            player.join()
+        if any(player.exitcode for player in players):
+            raise SystemExit("a process has failed")
+    calls(mpgpu.Context("cuda" if gpu else "host"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Messages that tasks of an asyncio event loop await.
+
+A message that comes within microseconds is to cost no more than looking for it, and one that comes later is to leave the loop to others.
+So whoever awaits alone looks in place, for a few microseconds; then the loop looks between its other tasks, for some hundred microseconds;
+then the library calls back, from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from ._library import ffi
+from .errors import Error
+
+if TYPE_CHECKING:
+    from ._message import Message
+
+# How long one message is looked for in place, and how long by the loop after anything has come.
+_IN_PLACE = 50e-6
+_BY_THE_LOOP = 200e-6
+# How long tasks whose messages come at once may keep the loop from others.
+_TURN = 1e-3
+# With more messages than this, looking at all of them takes longer than being called.
+_MOST_LOOKED_AT = 16
+_SECONDS_AT_EXIT = 10.0
+
+_now = time.perf_counter
+
+
+class _Waiting:
+    """What the tasks of one event loop wait for."""
+
+    __slots__ = ("futures", "looks", "loop", "turn", "until")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.futures: dict[Message, list[asyncio.Future[None]]] = {}
+        self.looks = False
+        self.until = 0.0
+        # When others had one last.
+        self.turn = 0.0
+
+    def add(self, message: Message) -> asyncio.Future[None]:
+        future = self.loop.create_future()
+        self.futures.setdefault(message, []).append(future)
+        if len(self.futures) > _MOST_LOOKED_AT:
+            call_when_ended(self, message)
+        elif not self.looks:
+            self.looks = True
+            self.until = _now() + _BY_THE_LOOP
+            self.loop.call_soon(self.look)
+        return future
+
+    def remove(self, message: Message, future: asyncio.Future[None]) -> None:
+        futures = self.futures.get(message, [])
+        if future in futures:
+            futures.remove(future)
+            if not futures:
+                del self.futures[message]
+
+    def look(self) -> None:
+        for message in list(self.futures):
+            if message._has_ended():
+                self.ended(message)
+                self.until = _now() + _BY_THE_LOOP
+        if not self.futures or _now() >= self.until or len(self.futures) > _MOST_LOOKED_AT:
+            self.looks = False
+            for message in self.futures:
+                call_when_ended(self, message)
+        else:
+            self.loop.call_soon(self.look)
+
+    def ended(self, message: Message, error: Exception | None = None) -> None:
+        for future in self.futures.pop(message, ()):
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+
+class _OfThread(threading.local):
+    waiting: _Waiting | None = None
+
+
+_of_thread = _OfThread()
+
+
+def _here() -> _Waiting:
+    loop = asyncio.get_running_loop()
+    waiting = _of_thread.waiting
+    if waiting is None or waiting.loop is not loop:
+        waiting = _of_thread.waiting = _Waiting(loop)
+    return waiting
+
+
+def awaited(message: Message) -> Generator[Any, None, None]:
+    """Returns when the message has ended. A task that is cancelled meanwhile cancels it, or waits for its bytes."""
+    waiting = _here()
+    future = None
+    try:
+        now = _now()
+        if now - waiting.turn > _TURN:
+            waiting.turn = now
+            yield
+        if not waiting.futures:
+            until = now + _IN_PLACE
+            while not message._has_ended():
+                if _now() >= until:
+                    break
+                # On the host backend it is threads of these processes that move the bytes.
+                os.sched_yield()
+            else:
+                return
+        future = waiting.add(message)
+        yield from future
+    except asyncio.CancelledError:
+        if future is not None:
+            waiting.remove(message, future)
+        message.cancel()
+        # Its bytes are on their way into memory that would be the caller's again.
+        while not message._has_ended():
+            future = waiting.add(message)
+            try:
+                yield from future
+            except asyncio.CancelledError:
+                waiting.remove(message, future)
+        raise
+
+
+# --- Calls by the library ---------------------------------------------------------------------------------------------------
+# Those that it owes, by the number that it hands back: each once, whatever becomes of the message.
+_owed: dict[int, tuple[_Waiting | None, weakref.ref[Message]]] = {}
+_numbers = itertools.count(1)
+
+
+def call_when_ended(waiting: _Waiting | None, message: Message) -> None:
+    """Has the library tell a message that it has ended, and whoever waits for it."""
+    if message._called_in is (waiting or _NOBODY):
+        return
+    number = next(_numbers)
+    _owed[number] = (waiting, weakref.ref(message))
+    is_called, error = False, None
+    try:
+        is_called = message._set_callback(_call, ffi.cast("void *", number))
+    except Error as caught:
+        error = caught
+    if is_called:
+        message._called_in = waiting or _NOBODY
+        return
+    # It has ended meanwhile, or nobody will say so.
+    del _owed[number]
+    if waiting is not None:
+        waiting.loop.call_soon(waiting.ended, message, error)
+
+
+_NOBODY = object()
+
+
+@ffi.callback("mp_request_function_t")  # type: ignore[untyped-decorator]
+def _call(user: Any, _: int) -> None:
+    waiting, reference = _owed.pop(int(ffi.cast("uintptr_t", user)))
+    message = reference()
+    if message is None:
+        return
+    message._is_over = True
+    if waiting is not None:
+        # A loop that was closed has nobody who awaits.
+        with contextlib.suppress(RuntimeError):
+            waiting.loop.call_soon_threadsafe(_look_at, waiting, message)
+
+
+def _look_at(waiting: _Waiting, message: Message) -> None:
+    message._has_ended()
+    waiting.ended(message)
+
+
+def all_called(seconds: float = _SECONDS_AT_EXIT) -> None:
+    """Waits until the library owes no call."""
+    until = time.monotonic() + seconds
+    while _owed and time.monotonic() < until:
+        time.sleep(0.0001)
+
+
+# A child of fork is called by nobody.
+os.register_at_fork(after_in_child=_owed.clear)

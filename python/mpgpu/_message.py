@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Messages between the ranks of a node: channels for people, tags for whoever needs them."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import threading
+import weakref
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from . import _library
+from ._context import Context
+from ._dropped import hold
+from ._library import NULL, check, failure, ffi, lib, sized
+from ._loop import all_called, awaited, call_when_ended
+from ._memory import Memory, memory_of
+from ._node import Node
+from ._plan import Request, _check_memory, _entered
+from ._streams import LAST_DEFAULT, Stream, given, make_current
+from .errors import ArgumentError, MessageTruncated
+
+ANY: int = lib.MP_ANY_RANK
+"""In place of a rank or a tag: whichever it is."""
+
+# The tags of channels have it, those of people do not.
+_CHANNEL = 1 << 63
+_ALL_BITS = 2**64 - 1
+
+_new = ffi.new
+_cast = ffi.cast
+_send = lib.mp_send
+_receive = lib.mp_receive
+_test = lib.mp_test
+_new_lock = threading.Lock
+_REQUEST = ffi.typeof("mp_request_t *")
+_STREAM = ffi.typeof("mp_stream_t")
+_INT = ffi.typeof("int32_t *")
+_INFO = ffi.typeof("mp_message_info_t *")
+_INFO_BYTES = ffi.sizeof("mp_message_info_t")
+_METADATA = ffi.typeof(f"char[{lib.MP_MESSAGE_METADATA_BYTES}]")
+
+
+class MessageInfo(NamedTuple):
+    """A message, as its receiver sees it."""
+
+    rank: int
+    """That has sent it."""
+    tag: int
+    """Its tag; of a channel's messages one of the package's own."""
+    bytes: int
+    """Its size, without metadata."""
+    metadata: builtins.bytes
+    """What was sent beside it; of channels nothing."""
+
+
+class Message(Request):
+    """A send or a receive that is under way: ``await`` it, or :meth:`wait`. Made by channels and messengers.
+
+    Awaiting looks for the message for some microseconds and then leaves the event loop to others; many may be awaited at once. A task that
+    is cancelled while it awaits cancels the message, or waits for its bytes where it has matched already: the memory is then the caller's
+    again. Any thread.
+
+    Holds its memory and the messenger. A send that is dropped goes on; a receive that is dropped before it has matched is cancelled.
+    """
+
+    __slots__ = ("_called_in", "_info", "_is_over", "_is_receive", "_metadata")
+
+    def __init__(self, held: object, request: Any, is_receive: bool, has_metadata: bool = False) -> None:
+        # Without a call of the base's: a send is to cost little.
+        self._held, self._request, self._error, self._lock = held, request, None, _new_lock()
+        self._is_receive = is_receive
+        # For which event loop the library is to call when it has ended.
+        self._called_in: object = None
+        # Whether it is known to have ended.
+        self._is_over = False
+        self._info: Any = None
+        self._metadata: Any = _new(_METADATA) if has_metadata else None
+
+    def wait(self) -> MessageInfo | None:  # type: ignore[override]
+        """Block until the message has arrived, or its memory may be used again. Lets other Python threads run.
+
+        Returns:
+            For a receive which message it was; ``None`` for a send.
+
+        Raises:
+            MessageTruncated: the message is longer than the buffer, and still the first that a receive would take. PeerGone: the other
+            rank has ended or left. Cancelled: this end was cancelled, or its messenger destroyed.
+        """
+        super().wait()
+        return self.info
+
+    def done(self) -> bool:
+        """Whether it has ended; does not block. Raises as :meth:`wait`."""
+        if super().done():
+            return True
+        if self._called_in is None and self._is_receive:
+            call_when_ended(None, self)
+        return False
+
+    def __await__(self) -> Generator[Any, None, MessageInfo | None]:
+        if not self._has_ended():
+            yield from awaited(self)
+        self.done()
+        return self.info
+
+    @property
+    def info(self) -> MessageInfo | None:
+        """For a receive which message it has met, as soon as it has."""
+        if not self._is_receive:
+            return None
+        if self._info is None:
+            self._look()
+        found = self._info
+        if found is None:
+            return None
+        metadata = b"" if self._metadata is None else bytes(ffi.buffer(self._metadata, found.metadata_bytes))
+        return MessageInfo(found.rank, found.tag & ~_CHANNEL, found.bytes, metadata)
+
+    def cancel(self) -> bool:
+        """Cancel it where it has not matched, and return whether that was so; waiting for it then raises :class:`Cancelled`."""
+        cancelled = _new(_INT)
+        self._check_unless_ended(lib.mp_message_cancel(self._request[0], cancelled))
+        if cancelled[0]:
+            self._is_over = True
+        return bool(cancelled[0])
+
+    def order(self, stream: Any = None) -> None:
+        """Have later work of a stream come after the message: it sees what was received, and may overwrite what was sent.
+
+        The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and :meth:`wait`
+        raises.
+        """
+        held = self._held
+        if held is not None:
+            messenger, memory = held
+            handle, here = _place(messenger._context, memory, stream)
+            with _entered(here):
+                self._check_unless_ended(lib.mp_stream_wait_request(handle, self._request[0]))
+
+    # The lock is for what ends the request, and is held by whoever waits: these come at any time, and may find that it has ended.
+    @staticmethod
+    def _check_unless_ended(status: int) -> None:
+        if status and status != lib.MP_ERROR_INVALID_HANDLE:
+            raise failure(status)
+
+    def _look(self) -> None:
+        """Takes down which message it has met, if any."""
+        info, matched = _new(_INFO), _new(_INT)
+        info.size = _INFO_BYTES
+        self._check_unless_ended(lib.mp_message_get_info(self._request[0], matched, info, *self._for_metadata()))
+        if matched[0]:
+            self._info = info
+
+    def _for_metadata(self) -> tuple[Any, int]:
+        return (NULL, 0) if self._metadata is None else (self._metadata, len(self._metadata))
+
+    def _set_callback(self, function: Any, user: Any) -> bool:
+        """Has the library call once it has ended; returns whether it will."""
+        status = lib.mp_request_set_callback(self._request[0], function, user)
+        self._check_unless_ended(status)
+        return not status
+
+    def _wait_now(self) -> int:
+        status: int
+        if not self._is_receive:
+            status = lib.mp_wait(self._request)
+            return status
+        info = _new(_INFO)
+        info.size = _INFO_BYTES
+        status = lib.mp_message_wait(self._request, info, *self._for_metadata())
+        if status == 0 or status == lib.MP_ERROR_MESSAGE_TRUNCATED:
+            self._info = info
+        return status
+
+    def _test_now(self, done: Any) -> int:
+        # What tests a request takes away what it has met, and a match may come between asking and testing. So a receive is tested once it
+        # has matched, and of one that ends without a match the library tells.
+        if self._is_receive and self._info is None:
+            self._look()
+            if self._info is None:
+                if not self._is_over:
+                    return 0
+                done[0] = 1
+                return self._wait_now()
+        status: int = _test(self._request, done)
+        return status
+
+    def _finished(self, status: int) -> None:
+        super()._finished(status)
+        if isinstance(self._error, MessageTruncated) and self._info is not None:
+            self._error.bytes = self._info.bytes
+
+    def __del__(self) -> None:
+        held = getattr(self, "_held", None)
+        if held is not None:
+            if self._is_receive:
+                # Nobody would learn that it has come.
+                lib.mp_message_cancel(self._request[0], _new(_INT))
+            hold(self._request, held)
+
+    def __repr__(self) -> str:
+        kind = "receive" if self._is_receive else "send"
+        return f"<mpgpu.Message: {kind}, {'finished' if self._held is None else 'under way'}>"
+
+
+def _place(context: Context, memory: Memory, stream: Any) -> tuple[Any, AbstractContextManager[Any] | None]:
+    """The stream in which a message of this memory is posted, and what to enter before."""
+    if stream is None:
+        current = memory.current
+        if current is None or context._backend != "cuda":
+            return context._own_stream(memory.device if 0 <= memory.device < context.gpus else (0 if context.gpus else _library.HOST)), None
+        number = current.handle()
+        here = current.here(number) if number <= LAST_DEFAULT else None
+        if memory.settle:
+            with _entered(here):
+                check(lib.mp_stream_synchronize(context._handle, _cast(_STREAM, number)))
+        return _cast(_STREAM, number), here
+    if type(stream) is Stream:
+        if stream._context is not context:
+            raise ArgumentError("the stream is not a stream of this context: make it with the context of the node", argument="stream")
+        return stream._handle, None
+    number, device = given(stream)
+    return _cast(_STREAM, number), make_current(device) if device is not None else None
+
+
+class Messenger:
+    """Messages with tags between the ranks of a node, matched by MPI's rules; all ranks make it together, with the same options.
+
+    Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Those of different
+    messengers do not meet. Dropping the last reference to it and its messages tells the other ranks that this one has left.
+
+    Args:
+        node: whose ranks.
+        operations: sends and receives of a rank that may be under way at once; ``None`` for 1024.
+        messages: messages that may wait for their receives at a rank; ``None`` for 4096.
+
+    Raises:
+        As :class:`Node`.
+    """
+
+    __slots__ = ("__weakref__", "_channels", "_context", "_handle", "_lock", "_node", "rank", "ranks")
+
+    def __init__(self, node: Node, *, operations: int | None = None, messages: int | None = None) -> None:
+        self._handle = NULL
+        options = sized("mp_messenger_options_t *")
+        options.operations = _library.number("operations", operations, 2**32 - 1)
+        options.messages = _library.number("messages", messages, 2**32 - 1)
+        made = ffi.new("mp_messenger_t *")
+        node._check(lib.mp_messenger_create(node._handle, options, made))
+        self._handle = made[0]
+        self._context = node.context
+        self.rank, self.ranks = node.rank, node.ranks
+        # How many channels there are to each rank.
+        self._channels: dict[int, int] = {}
+        self._lock = threading.Lock()
+        _open.add(self)
+
+    def __del__(self, destroy: Any = lib.mp_messenger_destroy) -> None:
+        # An object whose arguments were refused has none.
+        if getattr(self, "_handle", NULL) != NULL:
+            destroy(self._handle)
+
+    @property
+    def context(self) -> Context:
+        """This rank's."""
+        return self._context
+
+    def send(self, x: Any, rank: int, tag: int = 0, stream: Any = None, *, metadata: bytes = b"") -> Message:
+        """Send all bytes of ``x``, which need not be received yet. Does not wait.
+
+        Args:
+            x: anything that has memory, as for :class:`Plan`. It must stay as it is until the message has ended.
+            rank: who gets it, this one included.
+            tag: by which a receive finds it, below 2**63.
+            stream: the bytes are those that earlier work of it has written, as for :meth:`Plan.execute`; ``None`` for the current
+                stream of torch or CuPy if ``x`` is GPU memory of theirs, otherwise mpgpu's own for the device.
+            metadata: up to 256 bytes that arrive with it.
+
+        Raises:
+            ArgumentError. PeerGone. QueueFull: too many operations or messages are under way, and nothing was sent.
+        """
+        rank, tag = _library.number("rank", rank, 2**32 - 1), _library.number("tag", tag, _CHANNEL - 1)
+        return self._send(x, rank, tag, stream, metadata)
+
+    def receive(self, x: Any, rank: int = ANY, tag: int = ANY, stream: Any = None, *, mask: int = _CHANNEL - 1) -> Message:
+        """Receive a message into ``x``, after earlier work of ``stream``. Does not wait. A shorter message leaves the rest as it is.
+
+        Args:
+            x: memory that may be written, at least as large as the message.
+            rank: whose, or ``ANY``.
+            tag: which, or ``ANY``.
+            stream: as for :meth:`send`.
+            mask: the bits of the tag that count.
+
+        Raises:
+            As :meth:`send`.
+        """
+        tag, mask = _tags(tag, mask)
+        return self._receive(x, _rank(rank), tag, mask, stream, True)
+
+    def probe(self, rank: int = ANY, tag: int = ANY, *, mask: int = _CHANNEL - 1) -> MessageInfo | None:
+        """The message that a receive of this kind would take now, if there is one. Leaves it where it is."""
+        tag, mask = _tags(tag, mask)
+        info, found, metadata = sized("mp_message_info_t *"), _new(_INT), _new(_METADATA)
+        check(lib.mp_message_probe(self._handle, _rank(rank), tag, mask, found, info, metadata, len(metadata)))
+        if not found[0]:
+            return None
+        return MessageInfo(info.rank, info.tag, info.bytes, bytes(ffi.buffer(metadata, info.metadata_bytes)))
+
+    def _send(self, x: Any, rank: int, tag: int, stream: Any, metadata: bytes) -> Message:
+        memory = memory_of(x, "x")
+        context = self._context
+        if memory.context is not context:
+            _check_owner(context, memory)
+        handle, here = _place(context, memory, stream)
+        request = _new(_REQUEST)
+        data, size = memory.pointer, len(metadata)
+        if here is None:
+            status = _send(self._handle, data, memory.nbytes, rank, tag, metadata or NULL, size, handle, request)
+        else:
+            with here:
+                status = _send(self._handle, data, memory.nbytes, rank, tag, metadata or NULL, size, handle, request)
+        if status:
+            raise failure(status)
+        return Message((self, memory), request, False)
+
+    def _receive(self, x: Any, rank: int, tag: int, mask: int, stream: Any, has_metadata: bool) -> Message:
+        memory = memory_of(x, "x")
+        context = self._context
+        if memory.context is not context:
+            _check_owner(context, memory)
+        if memory.readonly:
+            raise ArgumentError("x is read-only: receive into memory that may be written", argument="x")
+        handle, here = _place(context, memory, stream)
+        request = _new(_REQUEST)
+        data = memory.pointer
+        if here is None:
+            status = _receive(self._handle, data, memory.nbytes, rank, tag, mask, handle, request)
+        else:
+            with here:
+                status = _receive(self._handle, data, memory.nbytes, rank, tag, mask, handle, request)
+        if status:
+            raise failure(status)
+        return Message((self, memory), request, True, has_metadata)
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Messenger: rank {self.rank} of {self.ranks}>"
+
+
+def _check_owner(context: Context, memory: Memory) -> None:
+    if memory.context is not None:
+        raise ArgumentError("the memory of x belongs to another context: allocate it with that of the node", argument="x")
+    _check_memory(context, memory, "x")
+
+
+def _rank(rank: int) -> int:
+    return rank if rank == ANY else _library.number("rank", rank, 2**31 - 1)
+
+
+def _tags(tag: int, mask: int) -> tuple[int, int]:
+    """Tag and mask as the library takes them: never those of channels."""
+    mask = _library.number("mask", mask, _CHANNEL - 1)
+    return (0, _CHANNEL) if tag == ANY else (_library.number("tag", tag, _CHANNEL - 1), mask | _CHANNEL)
+
+
+class Channel:
+    """A channel to another rank, or to this one: what one end sends the other receives, in order.
+
+        channel = mpgpu.Channel(node, rank)
+        await channel.send(x)
+        await channel.receive(y)                  # or .wait() in place of await
+
+    The first channel that two ranks make to each other is one channel, and so are the second of each, and so on. A channel to the own rank
+    receives what it has sent.
+
+    Args:
+        messenger: by which the messages go; with a :class:`Node` its own, which all ranks make together at the first channel of any.
+        rank: of the other end.
+    """
+
+    __slots__ = ("_messenger", "_tag", "rank")
+
+    def __init__(self, messenger: Messenger | Node, rank: int) -> None:
+        if isinstance(messenger, Node):
+            messenger = _of_node(messenger)
+        if not 0 <= _library.number("rank", rank) < messenger.ranks:
+            raise ArgumentError(f"rank={rank}: must be below {messenger.ranks}, the number of ranks", argument="rank")
+        self._messenger = messenger
+        self.rank = rank
+        with messenger._lock:
+            number = messenger._channels.get(rank, 0)
+            messenger._channels[rank] = number + 1
+        self._tag = _CHANNEL | number
+
+    def send(self, x: Any, stream: Any = None) -> Message:
+        """Send all bytes of ``x``: ``await`` the result, or ``.wait()``, before ``x`` is written again. Starts at once.
+
+        Arguments and errors are those of :meth:`Messenger.send`.
+        """
+        return self._messenger._send(x, self.rank, self._tag, stream, b"")
+
+    def receive(self, x: Any, stream: Any = None) -> Message:
+        """Receive the next message into ``x``: ``await`` the result, or ``.wait()``, before ``x`` is read. Starts at once.
+
+        Arguments and errors are those of :meth:`Messenger.receive`.
+        """
+        return self._messenger._receive(x, self.rank, self._tag, _ALL_BITS, stream, False)
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Channel: rank {self._messenger.rank} to {self.rank}, number {self._tag & ~_CHANNEL}>"
+
+
+_of_node_lock = threading.Lock()
+
+
+def _of_node(node: Node) -> Messenger:
+    """The messenger of a node's own channels."""
+    with _of_node_lock:
+        made: Messenger | None = node._messenger
+        if made is None:
+            made = node._messenger = Messenger(node)
+    return made
+
+
+# Ended before the interpreter is, whose functions they call: receives are cancelled, and messages that others have not received yet are
+# waited for, ten seconds at most.
+_open: weakref.WeakSet[Messenger] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for messenger in list(_open):
+        handle, messenger._handle = messenger._handle, NULL
+        lib.mp_messenger_destroy(handle)
+    all_called()
+
+
+def _after_fork() -> None:
+    _open.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

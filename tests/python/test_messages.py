@@ -1,0 +1,678 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Channels and tagged messages between two to four processes, and within one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+
+import mpgpu
+import numpy
+import pytest
+from conftest import Gate
+from test_node import start
+
+LARGE = 3 << 20
+
+
+def node_of(rank, ranks, folder):
+    return mpgpu.Node(rank=rank, ranks=ranks, socket=folder / "ranks", devices=[rank])
+
+
+def pattern(rank, number, count):
+    return numpy.random.default_rng(1000 * rank + number).integers(0, 256, count, dtype=numpy.uint8)
+
+
+def memory(kind, context, rank, count):
+    """So many bytes of a kind, as NumPy sees them."""
+    if kind == "ordinary":
+        return numpy.zeros(count, dtype=numpy.uint8)
+    return context.empty(count, device=rank if kind == "device" else mpgpu.HOST, shared=True).numpy()
+
+
+def meet(channels):
+    """Returns when all ranks have come: nobody is to leave while others still receive."""
+    token = numpy.zeros(1, dtype=numpy.uint8)
+    sends = [channel.send(token.copy()) for channel in channels]
+    for channel in channels:
+        channel.receive(token).wait()
+    for send in sends:
+        send.wait()
+
+
+def others(node):
+    return [mpgpu.Channel(node, rank) for rank in range(node.ranks) if rank != node.rank]
+
+
+# --- Channels between processes ---------------------------------------------------------------------------------------------
+def every_byte(rank, ranks, _, folder):
+    """Each rank sends each other messages of many sizes, from and into memory of every kind; each byte is looked at."""
+    node = node_of(rank, ranks, folder)
+    channels = others(node)
+    kinds = ["ordinary", "host", "device"]
+    sizes = [0, 1, 7, 1024, 1025, 4096, 65537, 1 << 20, LARGE]
+
+    async def exchange(channel, number, size):
+        out, into = memory(kinds[number % 3], node.context, rank, size), memory(kinds[number // 3 % 3], node.context, rank, size + 5)
+        out[:] = pattern(rank, number, size)
+        sent = channel.send(out)
+        found = await channel.receive(into)
+        await sent
+        assert (found.rank, found.bytes, found.metadata) == (channel.rank, size, b"")
+        assert numpy.array_equal(into[:size], pattern(channel.rank, number, size))
+        assert not into[size:].any()
+
+    async def all_of_them():
+        for number in range(18):
+            await asyncio.gather(*(exchange(channel, number, sizes[number % len(sizes)]) for channel in channels))
+
+    asyncio.run(all_of_them())
+    meet(channels)
+
+
+def in_order(rank, ranks, _, folder):
+    """Messages of a channel arrive in order, however they are waited for, and those of several channels do not meet."""
+    node = node_of(rank, ranks, folder)
+    first, second = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
+    count = 300
+    if rank == 0:
+        sends = [channel.send(numpy.array([number, channel is second])) for number in range(count) for channel in (first, second)]
+        for message in sends:
+            message.wait()
+    else:
+        # Those of the second channel first, although they were sent later.
+        for channel in (second, first):
+            values = numpy.zeros((count, 2), dtype=numpy.int64)
+            messages = [channel.receive(row) for row in values]
+
+            async def await_all(messages=messages):
+                await asyncio.gather(*reversed(messages))
+
+            asyncio.run(await_all())
+            assert values[:, 0].tolist() == list(range(count))
+            assert (values[:, 1] == (channel is second)).all()
+    meet([first])
+
+
+def many_at_once(rank, ranks, _, folder):
+    """Hundreds of awaits of one thread go on at once, while other tasks of the loop run."""
+    node = node_of(rank, ranks, folder)
+    channels = [mpgpu.Channel(node, 1 - rank) for _ in range(400)]
+    begin, end = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
+
+    async def receive(channel, number):
+        value = numpy.zeros(1, dtype=numpy.int64)
+        await channel.receive(value)
+        assert value[0] == number
+        return 1
+
+    async def tick(ticks):
+        while True:
+            ticks.append(0)
+            await asyncio.sleep(0.001)
+
+    async def receiver():
+        ticks = []
+        ticker = asyncio.ensure_future(tick(ticks))
+        receives = [asyncio.ensure_future(receive(channel, number)) for number, channel in enumerate(channels)]
+        while len(ticks) < 5:
+            await asyncio.sleep(0.001)
+        assert not any(task.done() for task in receives)
+        await begin.send(b"x")
+        assert sum(await asyncio.gather(*receives)) == len(channels)
+        ticker.cancel()
+
+    async def sender():
+        await begin.receive(bytearray(1))
+        order = numpy.random.default_rng(1).permutation(len(channels))
+        await asyncio.gather(*(channels[number].send(numpy.array([number])) for number in order))
+
+    asyncio.run(sender() if rank == 0 else receiver())
+    meet([end])
+
+
+def ping_pong(rank, ranks, _, folder):
+    """A few thousand round trips, and after a pause, when the loop has gone to sleep, once more. Other tasks have their turn."""
+    node = node_of(rank, ranks, folder)
+    channel = mpgpu.Channel(node, 1 - rank)
+    turns = []
+
+    async def others_turn():
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    async def play():
+        other = asyncio.ensure_future(others_turn())
+        ball = numpy.zeros(4096, dtype=numpy.uint8)
+        for number in range(2000):
+            if number % 500 == 499 and rank == 0:
+                other.cancel()
+                await asyncio.sleep(0.05)
+            if rank == 0:
+                ball[:] = number % 251
+                await channel.send(ball)
+            await channel.receive(ball)
+            assert (ball == number % 251).all()
+            if rank == 1:
+                await channel.send(ball)
+        other.cancel()
+
+    asyncio.run(play())
+    assert len(turns) > 3
+    meet([channel])
+
+
+def cancelled(rank, ranks, _, folder):
+    """A cancelled task cancels its receive: the next one gets the message, and the first one's memory is not touched."""
+    node = node_of(rank, ranks, folder)
+    channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
+
+    async def receiver():
+        first, second = numpy.zeros(8, dtype=numpy.uint8), numpy.zeros(8, dtype=numpy.uint8)
+        for wait in (0, 0.02):
+            task = asyncio.ensure_future(waits_for(channel.receive(first)))
+            await asyncio.sleep(wait)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(channel.receive(first), 0.01)
+        await other.send(b"x")
+        await channel.receive(second)
+        assert not first.any() and (second == 7).all()
+        # By hand: what waits raises, from whichever thread it was cancelled.
+        message = channel.receive(first)
+        seen = []
+        waits = threading.Thread(target=lambda: seen.append(is_cancelled(message)))
+        waits.start()
+        assert message.cancel() and not message.cancel()
+        waits.join()
+        assert seen == [None]
+        with pytest.raises(mpgpu.Cancelled):
+            await message
+
+    async def sender():
+        await other.receive(bytearray(1))
+        await channel.send(numpy.full(8, 7, dtype=numpy.uint8))
+
+    asyncio.run(receiver() if rank == 0 else sender())
+    meet([other])
+
+
+def is_cancelled(message):
+    with pytest.raises(mpgpu.Cancelled):
+        message.wait()
+
+
+async def waits_for(message):
+    return await message
+
+
+def cancelled_in_flight(rank, ranks, _, folder):
+    """A cancelled task whose message has matched already waits for its bytes, and then is cancelled."""
+    node = node_of(rank, ranks, folder)
+    channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
+    stream = mpgpu.Stream(rank)
+    if rank == 0:
+        gate = Gate(stream)
+        # The receive matches it when it is posted, and its bytes come when the stream has come there.
+        out = memory("device", node.context, rank, LARGE)
+        out[:] = 9
+        sent = channel.send(out, stream)
+        other.send(b"posted").wait()
+        other.receive(bytearray(7)).wait()
+        gate.open()
+        sent.wait()
+    else:
+        other.receive(bytearray(6)).wait()
+
+        async def receiver():
+            into = memory("device", node.context, rank, LARGE)
+            message = channel.receive(into)
+            task = asyncio.ensure_future(waits_for(message))
+            await asyncio.sleep(0.02)
+            assert message.info.bytes == LARGE
+            task.cancel()
+            await asyncio.sleep(0.02)
+            task.cancel()
+            await asyncio.sleep(0.02)
+            assert not task.done()
+            await other.send(b"waiting")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (into == 9).all()
+
+        asyncio.run(receiver())
+    meet([other])
+
+
+def truncated(rank, ranks, _, folder):
+    """A message that is longer than the buffer is an error that says how long, and loses nothing."""
+    node = node_of(rank, ranks, folder)
+    channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
+    if rank == 0:
+        sent = channel.send(pattern(0, 1, LARGE))
+        other.receive(bytearray(1)).wait()
+        sent.wait()
+    else:
+        small, enough = numpy.zeros(LARGE - 1, dtype=numpy.uint8), numpy.zeros(LARGE, dtype=numpy.uint8)
+        with pytest.raises(mpgpu.MessageTruncated) as caught:
+            asyncio.run(waits_for(channel.receive(small)))
+        assert caught.value.bytes == LARGE and caught.value.status == "MP_ERROR_MESSAGE_TRUNCATED"
+        assert not small.any()
+        channel.receive(enough).wait()
+        assert numpy.array_equal(enough, pattern(0, 1, LARGE))
+        other.send(b"x").wait()
+
+
+def peer_is_killed(rank, ranks, _, folder):
+    """A rank that is killed ends what waits for it, in tasks and in threads, and nothing else."""
+    node = node_of(rank, ranks, folder)
+    channels = {other: mpgpu.Channel(node, other) for other in range(ranks) if other != rank}
+    meet(list(channels.values()))
+    if rank == 1:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def receiver():
+        receives = [waits_for(channels[1].receive(bytearray(8))) for _ in range(5)]
+        alive = asyncio.ensure_future(waits_for(channels[2 - rank].receive(bytearray(8))))
+        for ended in await asyncio.gather(*receives, return_exceptions=True):
+            assert isinstance(ended, mpgpu.PeerGone) and isinstance(ended, ConnectionError), ended
+        await asyncio.sleep(0)
+        await channels[2 - rank].send(b"8 bytes.")
+        assert (await alive).bytes == 8
+
+    asyncio.run(receiver())
+    with pytest.raises(mpgpu.PeerGone):
+        channels[1].receive(bytearray(8)).wait()
+    meet([channels[2 - rank]])
+
+
+def in_threads(rank, ranks, _, folder):
+    """Threads with event loops of their own, and threads that block, use one messenger at once."""
+    node = node_of(rank, ranks, folder)
+    channels = [mpgpu.Channel(node, 1 - rank) for _ in range(4)]
+    end = mpgpu.Channel(node, 1 - rank)
+    errors = []
+
+    async def awaits(channel, number):
+        into = numpy.zeros(5000, dtype=numpy.uint8)
+        for step in range(100):
+            sent = channel.send(pattern(rank, 100 * number + step, 5000))
+            await channel.receive(into)
+            await sent
+            assert numpy.array_equal(into, pattern(1 - rank, 100 * number + step, 5000))
+
+    def blocks(channel, number):
+        into = numpy.zeros(5000, dtype=numpy.uint8)
+        for step in range(100):
+            sent = channel.send(pattern(rank, 100 * number + step, 5000))
+            channel.receive(into).wait()
+            sent.wait()
+            assert numpy.array_equal(into, pattern(1 - rank, 100 * number + step, 5000))
+
+    def run(number):
+        try:
+            if number % 2:
+                asyncio.run(awaits(channels[number], number))
+            else:
+                blocks(channels[number], number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    meet([end])
+
+
+def tagged(rank, ranks, _, folder):
+    """Tags, masks, any rank, metadata, probing; channels of the same messenger do not come in between."""
+    node = node_of(rank, ranks, folder)
+    messenger = mpgpu.Messenger(node)
+    channel = mpgpu.Channel(messenger, (rank + 1) % ranks)
+    back = channel if ranks == 2 else mpgpu.Channel(messenger, (rank - 1) % ranks)
+    of_the_channel = channel.send(b"of the channel")
+    if rank:
+        messenger.send(pattern(rank, 1, 1000), 0, 0x1_0000 + rank, metadata=f"from {rank}".encode()).wait()
+        messenger.send(pattern(rank, 2, 10), 0, 5).wait()
+        messenger.receive(bytearray(1), 0, 9).wait()
+    else:
+        into = numpy.zeros(1000, dtype=numpy.uint8)
+        seen = set()
+        for _ in range(ranks - 1):
+            found = messenger.receive(into, tag=0x1_0000, mask=0xFFFF_0000).wait()
+            assert found == (found.rank, 0x1_0000 + found.rank, 1000, f"from {found.rank}".encode())
+            assert numpy.array_equal(into, pattern(found.rank, 1, 1000))
+            seen.add(found.rank)
+        assert seen == set(range(1, ranks))
+        for other in reversed(range(1, ranks)):
+            while not (found := messenger.probe(other)):
+                time.sleep(0.001)
+            assert found == (other, 5, 10, b"")
+            assert messenger.receive(into, other, mpgpu.ANY).wait() == found
+            assert numpy.array_equal(into[:10], pattern(other, 2, 10))
+        assert messenger.probe() is None
+        assert messenger.probe(1, 7) is None
+        for other in range(1, ranks):
+            messenger.send(b"x", other, 9).wait()
+    into = bytearray(14)
+    back.receive(into).wait()
+    assert into == b"of the channel"
+    of_the_channel.wait()
+    meet(others(node))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_byte_of_every_kind_of_memory_arrives(ranks, tmp_path):
+    start(ranks, every_byte, tmp_path)
+
+
+@pytest.mark.parametrize("scenario", [in_order, many_at_once, ping_pong, cancelled, cancelled_in_flight, truncated, in_threads, tagged])
+def test_two_ranks(scenario, tmp_path):
+    start(2, scenario, tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_ranks_find_messages_by_tag(ranks, tmp_path):
+    start(ranks, tagged, tmp_path)
+
+
+def test_a_rank_that_is_killed_ends_what_concerns_it(tmp_path):
+    start(3, peer_is_killed, tmp_path, killed={1})
+
+
+# --- Within one process -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def alone():
+    return mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own])
+
+
+def test_a_channel_to_the_own_rank_receives_what_it_has_sent(alone):
+    channel = mpgpu.Channel(alone, 0)
+    for size in (0, 8, 5000, LARGE):
+        into = numpy.zeros(size, dtype=numpy.uint8)
+        received = channel.receive(into)
+        sent = channel.send(pattern(0, size, size))
+        assert received.wait() == (0, received.info.tag, size, b"")
+        assert sent.wait() is None and sent.done() and received.done()
+        assert numpy.array_equal(into, pattern(0, size, size))
+
+
+def test_a_message_comes_after_earlier_work_of_its_stream(alone, stream, gate):
+    channel = mpgpu.Channel(alone, 0)
+    out, into = (mpgpu.empty(1000, device=0, shared=True) for _ in range(2))
+    out.numpy()[:], into.numpy()[:] = 1, 0
+    written = mpgpu.empty(1000, device=0)
+    written.numpy()[:] = 2
+    mpgpu.Plan([(out, written)]).execute(stream)
+    sent = channel.send(out, stream)
+    received = channel.receive(into)
+    assert not sent.done() and not received.done()
+    gate.open()
+    received.wait()
+    sent.wait()
+    assert (into.numpy() == 2).all()
+
+
+def test_a_stream_waits_for_a_message_and_the_host_does_not(alone, stream):
+    channel = mpgpu.Channel(alone, 0)
+    out, into, after = (mpgpu.empty(1000, device=0, shared=True) for _ in range(3))
+    out.numpy()[:], into.numpy()[:] = 5, 0
+    received = channel.receive(into, stream)
+    received.order(stream)
+    copied = mpgpu.Plan([(after, into)]).execute(stream)
+    assert not copied.done()
+    channel.send(out).wait()
+    copied.wait()
+    assert (after.numpy() == 5).all()
+    received.wait()
+    received.order(stream)
+
+
+def test_memory_is_held_while_a_message_is_under_way(alone, stream, gate):
+    channel = mpgpu.Channel(alone, 0)
+    out, into = numpy.full(LARGE, 3, dtype=numpy.uint8), numpy.zeros(LARGE, dtype=numpy.uint8)
+    gone = weakref.ref(out)
+    sent = channel.send(out, stream)
+    del out
+    gc.collect()
+    assert gone() is not None
+    received = channel.receive(into)
+    # Dropped, and held until it has ended.
+    del sent
+    gc.collect()
+    assert gone() is not None
+    gate.open()
+    received.wait()
+    assert (into == 3).all()
+    until = time.monotonic() + 10
+    while gone() is not None and time.monotonic() < until:
+        channel.send(b"x")
+        channel.receive(bytearray(1)).wait()
+        gc.collect()
+    assert gone() is None
+
+
+def test_a_dropped_receive_takes_no_message(alone):
+    channel = mpgpu.Channel(alone, 0)
+    first, second = numpy.zeros(4, dtype=numpy.uint8), numpy.zeros(4, dtype=numpy.uint8)
+    channel.receive(first)
+    gc.collect()
+    channel.send(b"abcd")
+    channel.receive(second).wait()
+    assert not first.any() and bytes(second) == b"abcd"
+
+
+def test_an_await_in_debug_mode_and_in_a_second_loop(alone):
+    channel = mpgpu.Channel(alone, 0)
+    into = bytearray(4)
+
+    async def once():
+        received = asyncio.ensure_future(waits_for(channel.receive(into)))
+        await asyncio.sleep(0.01)
+        await channel.send(b"abcd")
+        return await received
+
+    for debug in (True, False, True):
+        assert asyncio.run(once(), debug=debug).bytes == 4
+
+
+def test_several_tasks_may_await_one_message(alone):
+    channel = mpgpu.Channel(alone, 0)
+
+    async def all_of_them():
+        message = channel.receive(bytearray(4))
+        tasks = [asyncio.ensure_future(waits_for(message)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        await channel.send(b"abcd")
+        return await asyncio.gather(*tasks)
+
+    assert [found.bytes for found in asyncio.run(all_of_them())] == [4, 4, 4]
+
+
+def test_asking_tells_of_every_end(alone):
+    messenger = mpgpu.Messenger(alone)
+    into = bytearray(4)
+    for number in range(300):
+        message = messenger.receive(into)
+        assert not message.done() and message.info is None
+        messenger.send(b"abcd"[: number % 5], 0, number)
+        while not message.done():
+            pass
+        assert message.info == (0, number, number % 5, b"")
+    cancelled, dropped = messenger.receive(into), messenger.receive(into)
+    assert not cancelled.done() and not dropped.done()
+    assert cancelled.cancel()
+    with pytest.raises(mpgpu.Cancelled):
+        cancelled.done()
+    del dropped
+    gc.collect()
+    messenger.send(bytes(5), 0)
+    message = messenger.receive(into)
+    with pytest.raises(mpgpu.MessageTruncated) as caught:
+        while not message.done():
+            pass
+    assert caught.value.bytes == 5
+
+
+def test_tasks_of_two_event_loops_may_await_one_message(alone):
+    channel = mpgpu.Channel(alone, 0)
+    message = channel.receive(bytearray(4))
+    sizes = []
+
+    def run():
+        sizes.append(asyncio.run(waits_for(message)).bytes)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    # Long enough for both to be called rather than to look.
+    time.sleep(0.05)
+    channel.send(b"abcd").wait()
+    for thread in threads:
+        thread.join(60)
+    assert sizes == [4, 4]
+
+
+def test_a_cancelled_send_is_not_received(alone):
+    channel = mpgpu.Channel(alone, 0)
+    first, second, into = (mpgpu.empty(5000, device=0, shared=True) for _ in range(3))
+    first.numpy()[:], second.numpy()[:] = 1, 2
+
+    async def both():
+        task = asyncio.ensure_future(waits_for(channel.send(first)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        sent = channel.send(second)
+        await channel.receive(into)
+        await sent
+
+    asyncio.run(both())
+    assert (into.numpy() == 2).all()
+
+
+def test_a_child_of_fork_ends_at_once_with_a_message_awaited(alone):
+    channel = mpgpu.Channel(alone, 0)
+
+    async def forks():
+        task = asyncio.ensure_future(waits_for(channel.receive(bytearray(4))))
+        await asyncio.sleep(0.05)
+        child = os.fork()
+        if child == 0:
+            from mpgpu._loop import all_called
+
+            started = time.monotonic()
+            all_called()
+            os._exit(0 if time.monotonic() - started < 5 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        await channel.send(b"abcd")
+        assert (await task).bytes == 4
+
+    with warnings.catch_warnings():
+        # Of Python 3.12, that a process with threads forks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        asyncio.run(forks())
+
+
+def test_too_many_messages_are_refused_and_nothing_is_lost(alone):
+    messenger = mpgpu.Messenger(alone, operations=64, messages=8)
+    for number in range(8):
+        messenger.send(bytes([number]), 0)
+    with pytest.raises(mpgpu.QueueFull, match="rank 0 has 8 messages that wait for receives"):
+        messenger.send(b"x", 0)
+    into = bytearray(1)
+    for number in range(8):
+        messenger.receive(into).wait()
+        assert into[0] == number
+    few = mpgpu.Messenger(alone, operations=2)
+    receives = [few.receive(bytearray(1)) for _ in range(2)]
+    with pytest.raises(mpgpu.QueueFull, match="2 operations that have not ended"):
+        few.receive(into)
+    assert receives[0].cancel()
+    is_cancelled(receives[0])
+    few.send(b"y", 0).wait()
+    receives[1].wait()
+
+
+def test_what_is_no_message_is_refused(alone):
+    messenger = mpgpu.Messenger(alone)
+    channel = mpgpu.Channel(messenger, 0)
+    for call, kind, text in [
+        (lambda: mpgpu.Channel(messenger, 1), mpgpu.ArgumentError, "rank=1: must be below 1, the number of ranks"),
+        (lambda: mpgpu.Channel(alone, -1), mpgpu.ArgumentError, "rank=-1"),
+        (lambda: messenger.send(b"x", 1), mpgpu.ArgumentError, "rank=1"),
+        (lambda: messenger.send(b"x", -1), mpgpu.ArgumentError, "rank=-1: must be from 0"),
+        (lambda: messenger.receive(bytearray(1), -2), mpgpu.ArgumentError, "rank=-2: must be from 0"),
+        (lambda: messenger.send(b"x", 0, 1 << 63), mpgpu.ArgumentError, "tag="),
+        (lambda: messenger.send(b"x", 0, metadata=bytes(257)), mpgpu.ArgumentError, "metadata_bytes=257: must be at most 256"),
+        (lambda: messenger.receive(bytearray(1), 0, -2), mpgpu.ArgumentError, "tag=-2"),
+        (lambda: channel.receive(b"x"), mpgpu.ArgumentError, "x is read-only"),
+        (lambda: channel.send(numpy.zeros((4, 4))[:, 1]), mpgpu.ArgumentError, "not contiguous"),
+        (lambda: channel.send(5), TypeError, "x is a int"),
+        (lambda: channel.send(b"x", "stream"), TypeError, "stream is a str"),
+        (lambda: channel.send(mpgpu.Context("host").empty(4)), mpgpu.ArgumentError, "another context"),
+        (lambda: mpgpu.Messenger(alone, operations=-1), mpgpu.ArgumentError, "operations=-1"),
+    ]:
+        with pytest.raises(kind, match=text):
+            call()
+    # And nothing was posted.
+    assert messenger.probe() is None
+
+
+def test_a_messenger_that_goes_ends_what_waits(alone):
+    messenger = mpgpu.Messenger(alone)
+    channel = mpgpu.Channel(messenger, 0)
+    message = channel.receive(bytearray(4))
+    gone = weakref.ref(messenger)
+    del messenger, channel
+    gc.collect()
+    # A message holds its messenger.
+    assert gone() is not None
+    assert message.cancel()
+    with pytest.raises(mpgpu.Cancelled):
+        message.wait()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_process_ends_with_messages_under_way(tmp_path):
+    import subprocess
+    import sys
+
+    program = """
+import asyncio, mpgpu
+node = mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own])
+channel = mpgpu.Channel(node, 0)
+received = channel.receive(bytearray(4))
+async def wait_a_little():
+    for message in (received, channel.receive(bytearray(4))):
+        asyncio.ensure_future(waits(message))
+    await asyncio.sleep(0.05)
+async def waits(message):
+    try:
+        await message
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)
+        raise
+asyncio.run(wait_a_little())
+third = channel.receive(bytearray(4))
+print("end")
+"""
+    started = time.monotonic()
+    result = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
+    assert time.monotonic() - started < 9
