@@ -2,7 +2,7 @@
 
 use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
-use super::{Messenger, captured, destroyed, gone};
+use super::{Messenger, Presence, captured, destroyed, gone};
 use crate::backend::{BackendError, StreamHandle};
 use crate::context::Error;
 use crate::ipc::mailbox::Posted;
@@ -102,7 +102,7 @@ impl Messenger {
         }
         self.enqueue_send(&mut kept, &place, posted, stream)?;
         if self.is_known_gone(rank) {
-            self.conclude_gone(slot, rank, false);
+            self.conclude_gone(slot, rank, self.presence(rank) == Presence::Died);
         }
         Ok(Operation::new(self, slot, kept))
     }
