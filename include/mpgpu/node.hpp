@@ -145,13 +145,17 @@ class node {
         const mp_produce_t trampoline = [](void *user, const mp_trigger_t *triggers, std::size_t count,
                                            mp_stream_t stream) -> int {
             auto &of = *static_cast<call *>(user);
+#if MPGPU_EXCEPTIONS
             try {
+#endif
                 of.produce(array_view<const mp_trigger_t>(triggers, count), stream_view(stream));
                 return 0;
+#if MPGPU_EXCEPTIONS
             } catch (...) {
                 of.thrown = std::current_exception();
                 return 1;
             }
+#endif
         };
         mp_partition_tuning_t tuning = MP_PARTITION_TUNING_INIT;
         for (const agent each : trials.agents) {
