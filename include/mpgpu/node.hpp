@@ -138,24 +138,10 @@ class node {
     tune_partitions(array_view<const window> windows, array_view<const node_transfer> transfers,
                     const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce,
                     const partition_tuning &trials = {}, const plan_options &options = {}, on_error failed = {}) const {
-        struct call {
-            const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce;
-            std::exception_ptr thrown;
-        } launch{produce, nullptr};
+        producer_call launch{produce, nullptr};
         const mp_produce_t trampoline = [](void *user, const mp_trigger_t *triggers, std::size_t count,
-                                           mp_stream_t stream) -> int {
-            auto &of = *static_cast<call *>(user);
-#if MPGPU_EXCEPTIONS
-            try {
-#endif
-                of.produce(array_view<const mp_trigger_t>(triggers, count), stream_view(stream));
-                return 0;
-#if MPGPU_EXCEPTIONS
-            } catch (...) {
-                of.thrown = std::current_exception();
-                return 1;
-            }
-#endif
+                                           mp_stream_t stream) {
+            return static_cast<producer_call *>(user)->run(array_view<const mp_trigger_t>(triggers, count), stream);
         };
         mp_partition_tuning_t tuning = MP_PARTITION_TUNING_INIT;
         for (const agent each : trials.agents) {
@@ -181,6 +167,25 @@ class node {
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:
+    /// What tuning calls, and what that has thrown.
+    struct producer_call {
+        const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce;
+        std::exception_ptr thrown;
+
+        int run(array_view<const mp_trigger_t> triggers, mp_stream_t stream) {
+#if MPGPU_EXCEPTIONS
+            try {
+                produce(triggers, stream_view(stream));
+            } catch (...) {
+                thrown = std::current_exception();
+            }
+#else
+            produce(triggers, stream_view(stream)); // ends the process where it fails
+#endif
+            return thrown ? 1 : 0;
+        }
+    };
+
     void make(const context &ctx, std::uint32_t rank, std::uint32_t ranks, mp_allgather_t gather, const char *socket,
               array_view<const device> gpus, on_error failed) {
         std::vector<std::int32_t> ids;
