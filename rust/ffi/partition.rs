@@ -11,7 +11,6 @@ use mpgpu_runtime::context::node::{Agent, PartitionTrials, Partitioning, Trigger
 use mpgpu_runtime::context::{NO_TUNING, PlanOptions};
 use std::ffi::c_void;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How the caller wants transfers divided.

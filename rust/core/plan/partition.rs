@@ -18,15 +18,16 @@ const LEAST_BYTES: u64 = 64 << 10;
 /// Lanes of direct copies from one device: more transfers share them.
 const DIRECT_LANES: u32 = 16;
 
-/// Bytes per second that a block of the polling kernel moves: one block that copies between two H200, and four that write host memory 47 GB/s.
+/// Bytes per second that a block of the polling kernel moves: one that copies between two H200, and one of four that write host memory together.
 const BLOCK_RATE: f64 = 45e9;
+const BLOCK_RATE_TO_HOST: f64 = 12e9;
 
 /// The polling kernel never takes more blocks by itself: eight have nine tenths of a port between two H200.
 const MOST_BLOCKS: f64 = 16.0;
 
-/// What a partition costs the polling kernel: its flag is seen, and its last tiles are waited for. Flags in a GPU's memory are seen in less than a
-/// microsecond, and a tile takes a block a few.
-const POLLED_PARTITION: f64 = 2e-6;
+/// What a partition costs the polling kernel: its flag is seen, and its last tiles are waited for. On H200 64 partitions were best for 4.8 ms, 32 to 64
+/// for 0.6 ms and 16 to 32 for 0.08 ms (docs/results.md).
+const POLLED_PARTITION: f64 = 0.5e-6;
 
 /// Multiprocessors of the GPU that produces, of which each block takes one. No topology says how many there are; H100 and H200 have 132.
 const MULTIPROCESSORS: f64 = 132.0;
@@ -51,15 +52,17 @@ pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: O
 /// How a kernel of `blocks` blocks, or as many as it takes, would move them over the direct paths, which are all that `plan` has. The kernel
 /// has a part of a link's rate, and its blocks keep those of producers from as many multiprocessors.
 pub fn forecast_polled(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>, blocks: Option<u32>) -> PartitionForecast {
-    let mut by_source: BTreeMap<DeviceId, u64> = BTreeMap::new();
+    // Seconds that one block would take.
+    let mut by_source: BTreeMap<DeviceId, f64> = BTreeMap::new();
     for (transfer, total) in plan.transfers.iter().zip(totals) {
-        *by_source.entry(transfer.shape.src_device).or_default() += total;
+        let rate = if transfer.shape.dst_device.is_host() { BLOCK_RATE_TO_HOST } else { BLOCK_RATE };
+        *by_source.entry(transfer.shape.src_device).or_default() += *total as f64 / rate;
     }
-    let most = by_source.into_values().max().unwrap_or(0) as f64;
+    let alone = by_source.into_values().fold(0.0, f64::max);
     let seconds = plan.predicted / machine.costs().kernel_efficiency;
-    let needed = if seconds > 0.0 { (most / seconds / BLOCK_RATE).ceil() } else { 1.0 };
+    let needed = if seconds > 0.0 { (alone / seconds).ceil() } else { 1.0 };
     let blocks = blocks.unwrap_or(needed.clamp(1.0, MOST_BLOCKS) as u32);
-    let moved = seconds.max(most / (f64::from(blocks) * BLOCK_RATE));
+    let moved = seconds.max(alone / f64::from(blocks));
     let produced = plan.predicted * (1.0 + f64::from(blocks) / MULTIPROCESSORS);
     PartitionForecast { blocks, ..forecast(moved.max(produced), POLLED_PARTITION, totals, count) }
 }
