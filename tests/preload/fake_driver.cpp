@@ -543,12 +543,19 @@ FAKE_COPY(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, false, per_thread)
 FAKE_PEER_COPY(cuMemcpyPeerAsync, )
 FAKE_PEER_COPY(cuMemcpyPeerAsync_ptsz, per_thread)
 
-FAKE(cuStreamCreate, (CUstream * stream, unsigned), {
-    if (current() == nullptr) {
-        return invalid_context;
-    }
-    const std::lock_guard guard(all().lock);
-    *stream = make_stream(current());
+#define FAKE_STREAM_CREATE(name, ...)                                                                                  \
+    FAKE(name, (CUstream * stream, __VA_ARGS__), {                                                                     \
+        if (current() == nullptr) {                                                                                    \
+            return invalid_context;                                                                                    \
+        }                                                                                                              \
+        const std::lock_guard guard(all().lock);                                                                       \
+        *stream = make_stream(current());                                                                              \
+        return success;                                                                                                \
+    })
+FAKE_STREAM_CREATE(cuStreamCreate, unsigned)
+FAKE_STREAM_CREATE(cuStreamCreateWithPriority, unsigned, int)
+FAKE(cuCtxGetStreamPriorityRange, (int *least, int *greatest), {
+    *least = *greatest = 0;
     return success;
 })
 FAKE(cuStreamDestroy_v2, (CUstream stream), {
