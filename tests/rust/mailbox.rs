@@ -154,6 +154,47 @@ fn a_sender_that_dies_at_any_step_leaves_the_mailbox_whole() {
     }
 }
 
+/// Rank 0 dies at every step of a receive that finds a message, or of closing its mailbox. The sender then takes its message back, or learns that it
+/// has matched.
+#[test]
+fn a_send_to_a_rank_that_dies_at_any_step_is_ended_once() {
+    for closes in [false, true] {
+        let mut outcomes = [0, 0];
+        for steps in 0.. {
+            let all = ranks(2);
+            let is_gone = |rank: u32| rank == 0;
+            assert_eq!(send(&all[1], 0, 0, 1, 5, &nobody), Posted::Queued);
+            assert_eq!(send(&all[1], 1, 0, 2, 5, &nobody), Posted::Queued);
+            let died =
+                dies_after(
+                    steps,
+                    || {
+                        if closes { all[0].close(&nobody) } else { drop(receive(&all[0], 0, Some(1), 1, u64::MAX, 8, &nobody)) }
+                    },
+                );
+            let withdrawn = all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone);
+            let sent = all[1].own(0);
+            outcomes[usize::from(withdrawn)] += 1;
+            match sent.state() {
+                SlotState::Ended => assert_eq!(sent.status(), SlotStatus::PeerGone),
+                SlotState::Matched => {
+                    assert_eq!((withdrawn, sent.partner(), sent.mover()), (false, Some(SlotId { rank: 0, slot: 0 }), Some(0)))
+                }
+                state => panic!("{state:?}"),
+            }
+            assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone), "it has ended");
+            // A slot that is used for another rank by now is not this mailbox's to end.
+            prepare(&all[1], 0, true, Some(1), 7, u64::MAX, 5);
+            assert_eq!(all[1].send(1, 0, &is_gone), Posted::Queued);
+            assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone));
+            if !died {
+                break;
+            }
+        }
+        assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+    }
+}
+
 #[cfg(shuttle)]
 mod models {
     use super::*;
@@ -207,6 +248,28 @@ mod models {
             let (send_id, receive_id) = (SlotId { rank: 2, slot: 0 }, SlotId { rank: 0, slot: 0 });
             let fine = pair == (Posted::Matched(send_id), Posted::Queued) || pair == (Posted::Queued, Posted::Matched(receive_id));
             assert!(fine, "{pair:?}");
+            check(&all, &is_gone);
+        });
+    }
+
+    #[test]
+    fn shuttle_a_receive_in_a_slot_that_was_ended_is_not_ended_by_a_repair() {
+        model(|| {
+            let all = ranks(3);
+            let is_gone = |rank: u32| rank == 1;
+            assert_eq!(receive(&all[0], 0, Some(2), 5, u64::MAX, 8, &nobody), Posted::Queued);
+            assert!(all[0].withdraw(0, 0, SlotStatus::Cancelled, &nobody));
+            let dying = all[1].clone();
+            thread::spawn(move || std::mem::forget(dying.lock(0, &nobody))).join().unwrap();
+            let (one, other) = (all[0].clone(), all[2].clone());
+            let receiver = thread::spawn(move || {
+                one.release(0, &is_gone);
+                receive(&one, 0, Some(2), 6, u64::MAX, 8, &is_gone)
+            });
+            let sender = thread::spawn(move || drop(send(&other, 0, 0, 9, 5, &is_gone)));
+            assert_eq!(receiver.join().unwrap(), Posted::Queued);
+            sender.join().unwrap();
+            assert!(!all[0].own(0).has_moved(), "nothing has moved");
             check(&all, &is_gone);
         });
     }

@@ -237,11 +237,19 @@ impl Mailboxes {
         mailbox.find(pattern).map(|(_, send)| self.slot(send).envelope())
     }
 
+    /// A slot of this rank that nothing uses is about to be prepared: until it is published nobody concludes anything about it.
+    pub fn release(&self, slot: u32, is_gone: IsGone<'_>) {
+        let own = self.own(slot);
+        // Whoever repairs the mailbox raises flags of receives that have ended.
+        let _mailbox = (own.state() == SlotState::Ended && !own.is_send()).then(|| self.lock(self.rank, is_gone));
+        own.set_state(SlotState::Free);
+    }
+
     /// Ends an operation of this rank that is unmatched in the mailbox of `of`; whether it was.
     pub fn withdraw(&self, of: u32, slot: u32, status: SlotStatus, is_gone: IsGone<'_>) -> bool {
         let mailbox = self.lock(of, is_gone);
         let (id, own) = (self.own_id(slot), self.own(slot));
-        if own.state() != SlotState::Queued {
+        if own.state() != SlotState::Queued || own.is_send() && own.peer() != Some(of) {
             return false;
         }
         let (list, word) = if own.is_send() { (mailbox.unexpected(), id.encode()) } else { (mailbox.posted(), u64::from(slot)) };

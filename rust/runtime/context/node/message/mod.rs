@@ -38,7 +38,7 @@ use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -317,19 +317,38 @@ impl Messenger {
     /// have been its.
     fn lose(&self, rank: u32, presence: Presence) {
         let Ok(_open) = self.enter() else { return };
+        fence(Ordering::SeqCst);
         let concerns = |source: Option<u32>| source.map_or(presence == Presence::Died, |source| source == rank);
         self.mailboxes.forget(rank, |receive| concerns(receive.peer()), &|rank| self.is_gone(rank));
-        (0..self.capacity.slots).for_each(|slot| self.conclude_gone(slot, rank, presence == Presence::Died));
+        (0..self.capacity.slots).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
-    /// Ends an operation that waits for a rank that is gone. What is queued in this rank's own mailbox is ended there.
-    fn conclude_gone(&self, slot: u32, rank: u32, has_died: bool) {
+    /// After a post: either this sees that the rank is gone, or whoever notices its end sees what was posted.
+    fn check_gone(&self, slot: u32, rank: u32) {
+        fence(Ordering::SeqCst);
+        if self.is_known_gone(rank) {
+            self.conclude_gone(slot, rank);
+        }
+    }
+
+    /// Ends an operation that waits for a rank that is gone. What is queued in this rank's own mailbox is ended there. A rank that has left has
+    /// ended its movements before; one that is about to still moves what has matched.
+    fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
-        let partner = own.partner().filter(|partner| partner.rank == rank && rank != self.mailboxes.rank());
+        if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
+            // Under its lock, because that rank may be ending the send itself, or may have died within a match.
+            self.mailboxes.withdraw(rank, slot, SlotStatus::PeerGone, &|rank| self.is_gone(rank));
+        }
+        if self.presence(rank) != Presence::Died || rank == self.mailboxes.rank() {
+            return;
+        }
+        // While this is held the slot is not used again.
+        let _slots = lock(&self.slots);
         match own.state() {
-            SlotState::Queued if own.is_send() && own.peer() == Some(rank) => own.end_as(SlotStatus::PeerGone),
-            SlotState::Described | SlotState::Matched if has_died && !own.has_moved() => {
-                let Some(partner) = partner else { return };
+            // It died while it ended the send.
+            SlotState::Ended if own.is_send() && own.peer() == Some(rank) => own.end(),
+            SlotState::Described | SlotState::Matched if !own.has_moved() => {
+                let Some(partner) = own.partner().filter(|partner| partner.rank == rank) else { return };
                 let theirs = self.mailboxes.slot(partner);
                 if own.mover().unwrap_or(rank) == rank {
                     own.fail(SlotStatus::PeerGone, "");
@@ -366,12 +385,14 @@ impl Messenger {
                 slots.spent.push_back(kept);
             }
         }
-        slots.free.pop().ok_or_else(|| {
+        let slot = slots.free.pop().ok_or_else(|| {
             Error::QueueFull(format!(
                 "this rank has {} operations that have not ended: wait for some first, or make the messenger with room for more operations",
                 self.capacity.slots
             ))
-        })
+        })?;
+        self.mailboxes.release(slot, &|rank| self.is_gone(rank));
+        Ok(slot)
     }
 
     /// The outcome of an operation is known, or of no interest: its slot is free once nobody looks at it any more.

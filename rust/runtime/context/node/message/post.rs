@@ -2,7 +2,7 @@
 
 use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
-use super::{Messenger, Presence, captured, destroyed, gone};
+use super::{Messenger, captured, destroyed, gone};
 use crate::backend::{BackendError, StreamHandle};
 use crate::context::Error;
 use crate::ipc::mailbox::Posted;
@@ -101,9 +101,7 @@ impl Messenger {
             return Err(if posted == Posted::Full { full() } else { gone(rank) });
         }
         self.enqueue_send(&mut kept, &place, posted, stream)?;
-        if self.is_known_gone(rank) {
-            self.conclude_gone(slot, rank, self.presence(rank) == Presence::Died);
-        }
+        self.check_gone(slot, rank);
         Ok(Operation::new(self, slot, kept))
     }
 
@@ -204,9 +202,7 @@ impl Messenger {
                 self.fail_both(own, described, &error);
             }
         }
-        if self.is_known_gone(theirs.rank) {
-            self.conclude_gone(slot, theirs.rank, true);
-        }
+        self.check_gone(slot, theirs.rank);
         Ok(Operation::new(self, slot, kept))
     }
 
