@@ -13,7 +13,7 @@ use crate::backend::{
 };
 use crate::context::{Error, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::copy_host;
-use crate::ipc::{IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
+use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
 use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
@@ -44,6 +44,8 @@ fn raise(flag: &AtomicU64) -> Signal {
 pub(super) struct Landing {
     from: u64,
     to: u64,
+    /// Of the caller's buffer.
+    bytes: u64,
     /// Somebody copies them, or has.
     is_claimed: AtomicBool,
 }
@@ -55,7 +57,8 @@ impl Landing {
             return;
         }
         if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
-            copy_host(self.from, self.to, own.message_bytes());
+            // Every rank can write the slot.
+            copy_host(self.from, self.to, own.message_bytes().min(self.bytes));
         }
         own.finished.store(1, Ordering::Release);
     }
@@ -122,8 +125,9 @@ impl Messenger {
 
     fn enqueue(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
-        let (own, other) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
-        let bytes = if own.is_send() { own.bytes() } else { other.bytes() };
+        let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
+        // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
+        let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
         let (their_address, their_device) = self.address_of(kept, theirs, other, bytes)?;
         let own_address = match place.through {
             Through::Direct { .. } => place.address,
@@ -132,7 +136,7 @@ impl Messenger {
             Through::Nothing => 0,
         };
         let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
-        let (src, dst) = if own.is_send() { (own_address, their_address) } else { (their_address, own_address) };
+        let (src, dst) = if is_send { (own_address, their_address) } else { (their_address, own_address) };
         let ends = Ends { device, src, dst, bytes };
         let has_come = other.ready.load(Ordering::Acquire) != 0;
         if has_come && bytes <= SMALL_BYTES {
@@ -199,9 +203,15 @@ impl Messenger {
         match other.buffer() {
             SlotBuffer::Memory { handle, offset, device } => {
                 let imported = self.import(&handle, device)?;
-                let address = imported.address() + offset;
+                let Some(address) = imported.range(offset, bytes) else {
+                    let why = format!("rank {} names {bytes} bytes at {offset}, which its memory does not have", theirs.rank);
+                    return Err(IpcError::Corrupt(why).into());
+                };
                 kept.imported = Some(imported);
                 Ok((address, self.node.device_here(DeviceId(device))))
+            }
+            SlotBuffer::Inline if bytes > INLINE_BYTES => {
+                Err(IpcError::Corrupt(format!("rank {} names {bytes} bytes in a slot, which has {INLINE_BYTES}", theirs.rank)).into())
             }
             SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
             SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
@@ -220,7 +230,8 @@ impl Messenger {
     /// Has what a receive gets copied out of memory of the library once it is there: by whoever waits for it, or by the thread of callbacks.
     /// No stream waits for it, because a message may be long in coming and freeing memory waits for all streams.
     pub(super) fn copy_out(self: &Arc<Self>, kept: &mut Kept, place: &MessagePlace) -> Result<(), Error> {
-        let landing = Landing { from: self.through(kept.slot, place), to: place.address, is_claimed: AtomicBool::new(false) };
+        let (from, to, bytes) = (self.through(kept.slot, place), place.address, place.bytes);
+        let landing = Landing { from, to, bytes, is_claimed: AtomicBool::new(false) };
         let landing = Arc::new(landing);
         let messenger = Arc::downgrade(self);
         let awaited = Arc::new(Landed { messenger, slot: kept.slot, landing: Arc::clone(&landing) });

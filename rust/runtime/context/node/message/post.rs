@@ -2,7 +2,7 @@
 
 use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
-use super::{Messenger, captured, destroyed, gone};
+use super::{Messenger, captured, destroyed, gone, stuck};
 use crate::backend::{BackendError, StreamHandle};
 use crate::context::Error;
 use crate::ipc::mailbox::Posted;
@@ -89,7 +89,7 @@ impl Messenger {
         let mut kept = self.prepare(&place, Some(rank), (tag, u64::MAX), metadata, true)?;
         let slot = kept.slot;
         let posted = self.mailboxes.send(rank, slot, &|rank| self.is_gone(rank));
-        if let Posted::Full | Posted::Closed = posted {
+        if let Posted::Full | Posted::Closed | Posted::Stuck = posted {
             self.give_back_unused(kept);
             let full = || {
                 Error::QueueFull(format!(
@@ -98,7 +98,11 @@ impl Messenger {
                     self.capacity.messages
                 ))
             };
-            return Err(if posted == Posted::Full { full() } else { gone(rank) });
+            return Err(match posted {
+                Posted::Full => full(),
+                Posted::Stuck => stuck(rank),
+                _ => gone(rank),
+            });
         }
         self.enqueue_send(&mut kept, &place, posted, stream)?;
         self.check_gone(slot, rank);
@@ -128,6 +132,10 @@ impl Messenger {
                     self.spend(kept);
                     return Err(gone(rank));
                 }
+            }
+            Posted::Stuck => {
+                self.give_back_unused(kept);
+                return Err(stuck(self.mailboxes.rank()));
             }
             Posted::Truncated | Posted::Full | Posted::Closed => {}
         }
@@ -278,7 +286,7 @@ impl Messenger {
         let (bytes, buffer, is_buffered) = (place.bytes, place.slot_buffer(), place.is_buffered());
         let preparation = Preparation { peer, tag, mask, bytes, buffer, metadata, is_send, is_buffered };
         self.mailboxes.own(slot).prepare(self.mailboxes.rank(), &preparation);
-        Ok(Kept { slot, bounce, ..Kept::default() })
+        Ok(Kept { slot, bounce, is_buffered, ..Kept::default() })
     }
 
     /// Gives a slot back that nobody else has seen.
