@@ -32,6 +32,8 @@ pub(super) struct MessageLane {
     device: DeviceId,
     /// The slot whose operation used it last, and in which use.
     last: Option<(u32, u64)>,
+    /// What it was given last may never end.
+    is_retired: bool,
 }
 
 /// A signal that raises a flag.
@@ -113,13 +115,18 @@ impl Messenger {
 
     /// Ends both operations of a match with an error.
     pub(super) fn fail_both(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
+        self.note_failure(own, theirs, error);
+        theirs.end();
+        own.end();
+    }
+
+    fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
         let status = match error {
             Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
             _ => SlotStatus::Failed,
         };
         for slot in [own, theirs] {
             slot.fail(status, &error.to_string());
-            slot.end();
         }
     }
 
@@ -187,12 +194,22 @@ impl Messenger {
         if !has_come {
             backend.stream_wait_signals(stream, &[raise(&other.ready)], context.config().signal_wait.unwrap_or_default())?;
         }
-        match plan {
-            Some(plan) if context.config().verify == Verify::Bytes => kept.verified = Some(plan.execute(stream)?),
-            Some(plan) => plan.enqueue(stream)?,
-            None => {}
+        let enqueued = match plan {
+            Some(plan) if context.config().verify == Verify::Bytes => plan.execute(stream).map(|verified| kept.verified = Some(verified)),
+            Some(plan) => plan.enqueue(stream),
+            None => Ok(()),
+        };
+        // Both end in stream order all the same: a wait that is in the stream already must be over before its lane is used again.
+        if let Err(error) = enqueued {
+            self.note_failure(own, other, &error);
         }
-        Ok(backend.stream_raise_signals(stream, &raises)?)
+        backend.stream_raise_signals(stream, &raises).inspect_err(|_| {
+            // Nothing tells when the stream has done what was enqueued: neither it nor the slot is used again, and it waits for nobody.
+            kept.is_torn = true;
+            lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
+            other.ready.store(1, Ordering::Release);
+        })?;
+        Ok(())
     }
 
     /// Where the other side's bytes are in this process, and its device here.
@@ -257,10 +274,11 @@ impl Messenger {
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
         let is_idle = |lane: &MessageLane| {
-            lane.last.is_none_or(|(slot, uses)| {
-                let slot = self.mailboxes.own(slot);
-                slot.uses() != uses || slot.has_moved()
-            })
+            !lane.is_retired
+                && lane.last.is_none_or(|(slot, uses)| {
+                    let slot = self.mailboxes.own(slot);
+                    slot.uses() != uses || slot.has_moved()
+                })
         };
         if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && is_idle(lane)) {
             lane.last = last;
@@ -268,7 +286,7 @@ impl Messenger {
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(MessageLane { stream, event, device, last });
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false });
         Ok((stream, event))
     }
 

@@ -229,7 +229,7 @@ impl Messenger {
         of.is_some_and(|of| self.mailboxes.withdraw(of, slot, status, &|rank| self.is_gone(rank)))
     }
 
-    /// Enqueues what a send does in the caller's stream. On an error nothing was sent.
+    /// Enqueues what a send does in the caller's stream. On an error nothing was sent; where it has matched by then, that is its outcome.
     fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
         let slot = kept.slot;
         let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
@@ -249,13 +249,15 @@ impl Messenger {
         self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
     }
 
-    /// An operation was published, and its stream will not come to it: takes it back, or fails both sides where the other has begun.
+    /// An operation was published, and its stream will not come to it: takes it back, and the call fails. Where the other has begun to move bytes
+    /// both operations fail, once it is done: until then the memory is in use.
     fn retract(&self, kept: &mut Kept, error: Error) -> Result<(), Error> {
         let own = self.mailboxes.own(kept.slot);
         let withdrawn = self.withdraw(kept.slot, SlotStatus::Cancelled);
-        if !withdrawn && let Some(partner) = own.partner() {
-            self.mailboxes.slot(partner).fail(SlotStatus::Failed, &error.to_string());
-            own.fail(SlotStatus::Failed, &error.to_string());
+        if !withdrawn {
+            for slot in own.partner().map(|partner| self.mailboxes.slot(partner)).into_iter().chain([own]) {
+                slot.fail(SlotStatus::Failed, &error.to_string());
+            }
         }
         for flag in [&own.ready, &own.come] {
             flag.store(1, Ordering::Release);
@@ -268,8 +270,11 @@ impl Messenger {
             own.partner().into_iter().for_each(|partner| self.mailboxes.slot(partner).end());
             own.end();
         }
-        self.spend(std::mem::take(kept));
-        Err(error)
+        if withdrawn {
+            self.spend(std::mem::take(kept));
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// A slot for an operation.
