@@ -83,7 +83,7 @@ fn words(list: &List<'_>) -> Vec<u64> {
 
 /// Looks at everything of the mailbox of rank 0: each slot is where its state says, once and in order, and matches are mutual.
 fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
-    let mailbox = all[0].lock(0, is_gone);
+    let mailbox = all[0].lock(0, is_gone).expect("unlocked");
     let (posted, unexpected) = (words(&mailbox.posted()), words(&mailbox.unexpected()));
     let mut expected: Vec<(u64, u64)> = Vec::new();
     for slot in 0..CAPACITY.slots {
@@ -154,6 +154,122 @@ fn a_sender_that_dies_at_any_step_leaves_the_mailbox_whole() {
     }
 }
 
+/// Another process may write anything there. What it writes makes no call of this one panic, leave the memory, or never return.
+#[test]
+fn damaged_memory_does_no_harm_to_others() {
+    let mut state = 1u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for round in 0..3000 {
+        let all = ranks(2);
+        let damage = |random: &mut dyn FnMut() -> u64| {
+            for mailbox in 0..2 {
+                let words = CAPACITY.bytes() as usize / 8;
+                // SAFETY: the memory of a mailbox, as atomics.
+                let words: &[AtomicU64] =
+                    unsafe { std::slice::from_raw_parts(with_exposed_provenance(all[0].address(mailbox) as usize), words) };
+                for word in &words[1..] {
+                    let value = match random() % 8 {
+                        0 => random(),
+                        1 => u64::MAX - random() % 3,
+                        2 => random() % 12,
+                        3 => (random() % 4) << 32 | random() % 12,
+                        _ => continue,
+                    };
+                    word.store(value, Ordering::Relaxed);
+                }
+            }
+        };
+        damage(&mut random);
+        let is_gone = |rank: u32| rank != 1;
+        for step in 0..6 {
+            let slot = (random() % 8) as u32;
+            match (round + step) % 6 {
+                0 => drop(send(&all[1], slot, 0, random(), random(), &is_gone)),
+                1 => drop(receive(&all[1], slot, None, random(), random() & random(), random(), &is_gone)),
+                2 => drop(all[1].withdraw(random() as u32, slot, SlotStatus::Cancelled, &is_gone)),
+                3 => all[1].forget(0, |receive| receive.peer() == Some(0), &is_gone),
+                4 => {
+                    let found = all[1].probe(&Pattern { source: None, tag: 0, mask: 0 }, &is_gone);
+                    assert!(found.is_none_or(|found| found.source < 2 && found.metadata.len() <= crate::ipc::METADATA_BYTES));
+                }
+                _ => all[1].close(&is_gone),
+            }
+            // As if its holder had ended: the lists are made anew from what stands in the slots.
+            all[1].header(1).lock.store([0, 1, 1000][(random() % 3) as usize], Ordering::Relaxed);
+            assert!(all[1].envelope(all[1].own(slot)).source < 2);
+            drop(all[1].own(slot).text());
+            if step == 3 {
+                damage(&mut random);
+            }
+        }
+        for mailbox in 0..2 {
+            let layout = Layout::from_size_align(CAPACITY.bytes() as usize, 4096).expect("a layout");
+            // SAFETY: as it was allocated; nobody uses it any more.
+            unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(all[0].address(mailbox) as usize), layout) };
+        }
+    }
+}
+
+#[cfg(not(shuttle))]
+#[test]
+fn a_mailbox_that_stays_locked_is_given_up() {
+    let all = ranks(2);
+    // By the rank itself, as it seems, and by one that lives.
+    for holder in [2, 1] {
+        all[1].header(0).lock.store(holder, Ordering::Relaxed);
+        assert_eq!(send(&all[1], 0, 0, 1, 5, &nobody), Posted::Stuck);
+        all[1].header(0).lock.store(0, Ordering::Relaxed);
+        assert_eq!(send(&all[1], 0, 0, 1, 5, &nobody), Posted::Queued);
+        assert!(all[1].withdraw(0, 0, SlotStatus::Cancelled, &nobody));
+    }
+}
+
+/// Rank 0 dies at every step of a receive that finds a message, or of closing its mailbox. The sender then takes its message back, or learns that it
+/// has matched.
+#[test]
+fn a_send_to_a_rank_that_dies_at_any_step_is_ended_once() {
+    for closes in [false, true] {
+        let mut outcomes = [0, 0];
+        for steps in 0.. {
+            let all = ranks(2);
+            let is_gone = |rank: u32| rank == 0;
+            assert_eq!(send(&all[1], 0, 0, 1, 5, &nobody), Posted::Queued);
+            assert_eq!(send(&all[1], 1, 0, 2, 5, &nobody), Posted::Queued);
+            let died = dies_after(steps, || {
+                if closes {
+                    all[0].close(&nobody)
+                } else {
+                    let _ = receive(&all[0], 0, Some(1), 1, u64::MAX, 8, &nobody);
+                }
+            });
+            let withdrawn = all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone);
+            let sent = all[1].own(0);
+            outcomes[usize::from(withdrawn)] += 1;
+            match sent.state() {
+                SlotState::Ended => assert_eq!(sent.status(), SlotStatus::PeerGone),
+                SlotState::Matched => {
+                    assert_eq!((withdrawn, sent.partner(), sent.mover()), (false, Some(SlotId { rank: 0, slot: 0 }), Some(0)))
+                }
+                state => panic!("{state:?}"),
+            }
+            assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone), "it has ended");
+            // A slot that is used for another rank by now is not this mailbox's to end.
+            prepare(&all[1], 0, true, Some(1), 7, u64::MAX, 5);
+            assert_eq!(all[1].send(1, 0, &is_gone), Posted::Queued);
+            assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone));
+            if !died {
+                break;
+            }
+        }
+        assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+    }
+}
+
 #[cfg(shuttle)]
 mod models {
     use super::*;
@@ -207,6 +323,28 @@ mod models {
             let (send_id, receive_id) = (SlotId { rank: 2, slot: 0 }, SlotId { rank: 0, slot: 0 });
             let fine = pair == (Posted::Matched(send_id), Posted::Queued) || pair == (Posted::Queued, Posted::Matched(receive_id));
             assert!(fine, "{pair:?}");
+            check(&all, &is_gone);
+        });
+    }
+
+    #[test]
+    fn shuttle_a_receive_in_a_slot_that_was_ended_is_not_ended_by_a_repair() {
+        model(|| {
+            let all = ranks(3);
+            let is_gone = |rank: u32| rank == 1;
+            assert_eq!(receive(&all[0], 0, Some(2), 5, u64::MAX, 8, &nobody), Posted::Queued);
+            assert!(all[0].withdraw(0, 0, SlotStatus::Cancelled, &nobody));
+            let dying = all[1].clone();
+            thread::spawn(move || std::mem::forget(dying.lock(0, &nobody))).join().unwrap();
+            let (one, other) = (all[0].clone(), all[2].clone());
+            let receiver = thread::spawn(move || {
+                one.release(0, &is_gone);
+                receive(&one, 0, Some(2), 6, u64::MAX, 8, &is_gone)
+            });
+            let sender = thread::spawn(move || drop(send(&other, 0, 0, 9, 5, &is_gone)));
+            assert_eq!(receiver.join().unwrap(), Posted::Queued);
+            sender.join().unwrap();
+            assert!(!all[0].own(0).has_moved(), "nothing has moved");
             check(&all, &is_gone);
         });
     }

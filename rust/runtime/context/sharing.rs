@@ -49,6 +49,11 @@ enum ImportSource {
 }
 
 impl Import {
+    /// Bytes from an address in it to its end.
+    pub fn bytes_from(&self, address: u64) -> u64 {
+        self.bytes - (address - self.base)
+    }
+
     /// Refuses memory that its owner has freed, or that has lost its owner.
     pub fn check(&self) -> Result<(), Error> {
         match &self.source {

@@ -13,6 +13,7 @@ use super::slot::{Envelope, MessageSlot, Pattern, SlotId, SlotState, SlotStatus,
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What stands first in the memory of a mailbox.
 #[derive(Debug, Default)]
@@ -75,6 +76,8 @@ pub enum Posted {
     Full,
     /// A send whose receiver has left.
     Closed,
+    /// The mailbox stays locked: nothing was published.
+    Stuck,
 }
 
 /// The mailboxes of all ranks, as one of them sees them. Each lies in memory of [`Capacity::bytes`] zeros.
@@ -99,6 +102,9 @@ struct List<'a> {
 
 /// So many looks at a lock come before its holder is asked after, which takes a system call.
 const ASK_EVERY: u32 = if cfg!(shuttle) { 1 } else { 64 };
+
+/// How long a mailbox may stay locked.
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 
 /// Whether a rank has ended, asked by whoever waits for it to unlock a mailbox.
 pub type IsGone<'a> = &'a dyn Fn(u32) -> bool;
@@ -125,9 +131,15 @@ impl Mailboxes {
         self.capacity.slots
     }
 
-    /// Where a mailbox is.
+    /// Where a mailbox is; of a rank that does not exist, that of another which does.
     pub fn address(&self, rank: u32) -> u64 {
-        self.bases[rank as usize]
+        self.bases[rank as usize % self.bases.len()]
+    }
+
+    /// The message that an operation is, or has met, as damaged memory may tell it: its sender is a rank in any case.
+    pub fn envelope(&self, slot: &MessageSlot) -> Envelope {
+        let told = slot.envelope();
+        Envelope { source: told.source % self.ranks(), ..told }
     }
 
     fn header(&self, rank: u32) -> &Header {
@@ -172,7 +184,7 @@ impl Mailboxes {
         let id = self.own_id(slot);
         let send = self.slot(id);
         let tag = send.pattern().tag;
-        let mailbox = self.lock(to, is_gone);
+        let Some(mailbox) = self.lock(to, is_gone) else { return Posted::Stuck };
         if mailbox.header().is_closed.load(Ordering::Relaxed) != 0 {
             return Posted::Closed;
         }
@@ -212,7 +224,7 @@ impl Mailboxes {
         let id = self.own_id(slot);
         let receive = self.slot(id);
         let pattern = receive.pattern();
-        let mailbox = self.lock(self.rank, is_gone);
+        let Some(mailbox) = self.lock(self.rank, is_gone) else { return Posted::Stuck };
         if let Some((at, send_id)) = mailbox.find(&pattern) {
             let send = self.slot(send_id);
             receive.meet(send);
@@ -233,15 +245,22 @@ impl Mailboxes {
 
     /// The first message that a receive would take now.
     pub fn probe(&self, pattern: &Pattern, is_gone: IsGone<'_>) -> Option<Envelope> {
-        let mailbox = self.lock(self.rank, is_gone);
-        mailbox.find(pattern).map(|(_, send)| self.slot(send).envelope())
+        self.lock(self.rank, is_gone)?.find(pattern).map(|(_, send)| self.envelope(self.slot(send)))
+    }
+
+    /// A slot of this rank that nothing uses is about to be prepared: until it is published nobody concludes anything about it.
+    pub fn release(&self, slot: u32, is_gone: IsGone<'_>) {
+        let own = self.own(slot);
+        // Whoever repairs the mailbox raises flags of receives that have ended.
+        let _mailbox = (own.state() == SlotState::Ended && !own.is_send()).then(|| self.lock(self.rank, is_gone));
+        own.set_state(SlotState::Free);
     }
 
     /// Ends an operation of this rank that is unmatched in the mailbox of `of`; whether it was.
     pub fn withdraw(&self, of: u32, slot: u32, status: SlotStatus, is_gone: IsGone<'_>) -> bool {
-        let mailbox = self.lock(of, is_gone);
+        let Some(mailbox) = self.lock(of, is_gone) else { return false };
         let (id, own) = (self.own_id(slot), self.own(slot));
-        if own.state() != SlotState::Queued {
+        if own.state() != SlotState::Queued || own.is_send() && own.peer() != Some(of) {
             return false;
         }
         let (list, word) = if own.is_send() { (mailbox.unexpected(), id.encode()) } else { (mailbox.posted(), u64::from(slot)) };
@@ -252,7 +271,7 @@ impl Mailboxes {
 
     /// A rank has ended: its messages are gone, and receives that `concerns` are ended.
     pub fn forget(&self, rank: u32, concerns: impl Fn(&MessageSlot) -> bool, is_gone: IsGone<'_>) {
-        let mailbox = self.lock(self.rank, is_gone);
+        let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.unexpected().retain(|word| {
             let lost = SlotId::decode(word).filter(|id| id.rank == rank);
             // So that it does not come back when the list is made anew.
@@ -271,7 +290,7 @@ impl Mailboxes {
 
     /// This rank takes no more messages: those that have come, and its receives, are ended.
     pub fn close(&self, is_gone: IsGone<'_>) {
-        let mailbox = self.lock(self.rank, is_gone);
+        let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.header().is_closed.store(1, Ordering::Relaxed);
         mailbox.unexpected().retain(|word| {
             SlotId::decode(word).into_iter().for_each(|id| self.slot(id).end_as(SlotStatus::PeerGone));
@@ -288,24 +307,30 @@ impl Mailboxes {
         self.header(rank).is_closed.load(Ordering::Acquire) != 0
     }
 
-    /// Locks a mailbox. Sections are short; a rank that is killed in one does not keep it.
-    fn lock(&self, rank: u32, is_gone: IsGone<'_>) -> Locked<'_> {
+    /// Locks a mailbox. Sections are short; a rank that is killed in one does not keep it. `None` where nobody has unlocked it for [`PATIENCE`]:
+    /// its holder is stopped, or the memory is damaged.
+    fn lock(&self, rank: u32, is_gone: IsGone<'_>) -> Option<Locked<'_>> {
         let (word, mine) = (&self.header(rank).lock, self.rank + 1);
-        let mut round = 0;
+        let (mut round, mut until) = (0u32, None);
         loop {
-            match word.compare_exchange_weak(0, mine, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Locked { all: self, rank },
-                Err(holder) if holder > 0 && holder != mine && round % ASK_EVERY == ASK_EVERY - 1 && is_gone(holder - 1) => {
-                    if word.compare_exchange(holder, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                        let mailbox = Locked { all: self, rank };
-                        mailbox.repair();
-                        return mailbox;
-                    }
+            let held = word.compare_exchange_weak(0, mine, Ordering::Acquire, Ordering::Relaxed);
+            let Err(holder) = held else { return Some(Locked { all: self, rank }) };
+            if round % ASK_EVERY == ASK_EVERY - 1 && holder > 0 {
+                if holder != mine
+                    && is_gone(holder - 1)
+                    && word.compare_exchange(holder, mine, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                {
+                    let mailbox = Locked { all: self, rank };
+                    mailbox.repair();
+                    return Some(mailbox);
                 }
-                Err(_) => {}
+                if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + PATIENCE) && cfg!(not(shuttle)) {
+                    log::error!("rank {} has held the mailbox of rank {rank} for {PATIENCE:?}", holder - 1);
+                    return None;
+                }
             }
             pause(round);
-            round += 1;
+            round = round.wrapping_add(1);
         }
     }
 }
@@ -451,9 +476,9 @@ impl List<'_> {
             self.set(place, earlier.slot.load(Ordering::Relaxed), earlier.tag.load(Ordering::Relaxed));
         }
         mortal();
-        self.bounds[0].store((self.bound(0) + 1) % self.entries.len() as u64, Ordering::Relaxed);
+        self.bounds[0].store(self.bound(0).wrapping_add(1) % self.entries.len() as u64, Ordering::Relaxed);
         mortal();
-        self.bounds[1].store(self.length() - 1, Ordering::Relaxed);
+        self.bounds[1].store(self.length().saturating_sub(1), Ordering::Relaxed);
     }
 
     fn remove_word(&self, word: u64) {

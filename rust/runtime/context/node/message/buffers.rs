@@ -31,6 +31,8 @@ pub(super) struct MessagePlace {
     pub address: u64,
     /// Of the message, or of the buffer.
     pub bytes: u64,
+    /// Whether the bytes leave it.
+    pub is_send: bool,
     /// As this context numbers devices.
     pub device: DeviceId,
     pub through: Through,
@@ -68,6 +70,8 @@ struct ExportedRange {
 #[derive(Debug)]
 pub(super) struct ImportedBuffer {
     address: u64,
+    /// What is mapped.
+    bytes: u64,
     /// When it was used last, in uses of all.
     used: AtomicU64,
 }
@@ -108,7 +112,7 @@ impl Messenger {
     pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"data", reason });
         if bytes == 0 {
-            return Ok(MessagePlace { address, bytes, device: DeviceId::HOST, through: Through::Nothing });
+            return Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, through: Through::Nothing });
         }
         if address == 0 {
             return refuse(format!("data is NULL, but {bytes} bytes are to be moved"));
@@ -126,11 +130,11 @@ impl Messenger {
             if let Some(Allocation { base, bytes: size, .. }) = shared.locate(address + (bytes - 1))?.filter(|_| found.is_none()) {
                 return Err(Error::OutOfMemoryRange { address, bytes, base, size });
             }
-            return self.buffered(address, bytes);
+            return self.buffered(address, bytes, is_send);
         };
         let is_host = allocation.device.is_host();
         if is_host && is_send && bytes <= INLINE_BYTES {
-            return self.buffered(address, bytes);
+            return self.buffered(address, bytes, is_send);
         }
         let Some(device) = self.node.number_of(allocation.device) else {
             let device = allocation.device.0;
@@ -139,16 +143,16 @@ impl Messenger {
         match self.export(&allocation, address, bytes) {
             Ok((handle, offset)) => {
                 let through = Through::Direct { handle, offset, device: device.0 };
-                Ok(MessagePlace { address, bytes, device: allocation.device, through })
+                Ok(MessagePlace { address, bytes, is_send, device: allocation.device, through })
             }
             Err(Error::Backend(BackendError::NotSupported(_)) | Error::Share(IpcError::NotSupported(_))) if is_host => {
-                self.buffered(address, bytes)
+                self.buffered(address, bytes, is_send)
             }
             Err(error) => Err(error),
         }
     }
 
-    fn buffered(&self, address: u64, bytes: u64) -> Result<MessagePlace, Error> {
+    fn buffered(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let through = if bytes <= INLINE_BYTES {
             Through::Slot
         } else {
@@ -158,7 +162,7 @@ impl Messenger {
             };
             Through::Bounce(bounce, self.export(&allocation, bounce.address, bounce.bytes)?.0)
         };
-        Ok(MessagePlace { address, bytes, device: DeviceId::HOST, through })
+        Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, through })
     }
 
     /// Shared memory of `bytes` at least: what is free of about that size, or more.
@@ -210,7 +214,8 @@ impl Messenger {
         let device = DeviceId(device);
         let instead = (!device.is_host()).then(|| self.node.device_here(device));
         let (address, _) = self.node.context.import_through(&Handle::decode(handle)?, instead)?;
-        let imported = Arc::new(ImportedBuffer { address, used: AtomicU64::new(now) });
+        let bytes = self.node.context.shared.sharing.import_at(address).map_or(0, |import| import.bytes_from(address));
+        let imported = Arc::new(ImportedBuffer { address, bytes, used: AtomicU64::new(now) });
         imports.insert(*handle, Arc::clone(&imported));
         Ok(imported)
     }
@@ -239,7 +244,9 @@ impl Messenger {
 }
 
 impl ImportedBuffer {
-    pub fn address(&self) -> u64 {
-        self.address
+    /// Where a part of it is, if it has that part.
+    pub fn range(&self, offset: u64, bytes: u64) -> Option<u64> {
+        let end = offset.checked_add(bytes)?;
+        (end <= self.bytes).then_some(self.address + offset)
     }
 }

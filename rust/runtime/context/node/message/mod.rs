@@ -38,7 +38,7 @@ use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -94,8 +94,8 @@ struct MessengerMemory {
 struct SlotPool {
     free: Vec<u32>,
     spent: VecDeque<Kept>,
-    /// How many are used no more.
-    torn: usize,
+    /// Used no more; what they use stays.
+    torn: Vec<Kept>,
 }
 
 /// One rank's end of the messages of a node.
@@ -143,6 +143,13 @@ fn gone(rank: u32) -> Error {
     IpcError::PeerGone(format!("rank {rank} has ended, or has destroyed its messenger")).into()
 }
 
+fn stuck(rank: u32) -> Error {
+    let why = format!(
+        "the mailbox of rank {rank} stays locked: a rank of the node was stopped within a call (a debugger?), or has overwritten it"
+    );
+    IpcError::Timeout(why).into()
+}
+
 fn destroyed() -> Error {
     BackendError::Cancelled("the messenger was destroyed".into()).into()
 }
@@ -188,7 +195,7 @@ impl Messenger {
             gate: RwLock::new(true),
             is_ending: AtomicBool::new(false),
             destroying: Mutex::new(()),
-            slots: Mutex::new(SlotPool { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new(), torn: 0 }),
+            slots: Mutex::new(SlotPool { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new(), torn: Vec::new() }),
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
             buffers: Buffers::default(),
@@ -292,7 +299,8 @@ impl Messenger {
     }
 
     fn presence(&self, rank: u32) -> Presence {
-        match self.presence[rank as usize].load(Ordering::SeqCst) {
+        // A rank that does not exist comes from damaged memory.
+        match self.presence.get(rank as usize).map_or(0, |presence| presence.load(Ordering::SeqCst)) {
             0 => Presence::Here,
             1 => Presence::Left,
             _ => Presence::Died,
@@ -317,19 +325,38 @@ impl Messenger {
     /// have been its.
     fn lose(&self, rank: u32, presence: Presence) {
         let Ok(_open) = self.enter() else { return };
+        fence(Ordering::SeqCst);
         let concerns = |source: Option<u32>| source.map_or(presence == Presence::Died, |source| source == rank);
         self.mailboxes.forget(rank, |receive| concerns(receive.peer()), &|rank| self.is_gone(rank));
-        (0..self.capacity.slots).for_each(|slot| self.conclude_gone(slot, rank, presence == Presence::Died));
+        (0..self.capacity.slots).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
-    /// Ends an operation that waits for a rank that is gone. What is queued in this rank's own mailbox is ended there.
-    fn conclude_gone(&self, slot: u32, rank: u32, has_died: bool) {
+    /// After a post: either this sees that the rank is gone, or whoever notices its end sees what was posted.
+    fn check_gone(&self, slot: u32, rank: u32) {
+        fence(Ordering::SeqCst);
+        if self.is_known_gone(rank) {
+            self.conclude_gone(slot, rank);
+        }
+    }
+
+    /// Ends an operation that waits for a rank that is gone. What is queued in this rank's own mailbox is ended there. A rank that has left has
+    /// ended its movements before; one that is about to still moves what has matched.
+    fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
-        let partner = own.partner().filter(|partner| partner.rank == rank && rank != self.mailboxes.rank());
+        if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
+            // Under its lock, because that rank may be ending the send itself, or may have died within a match.
+            self.mailboxes.withdraw(rank, slot, SlotStatus::PeerGone, &|rank| self.is_gone(rank));
+        }
+        if self.presence(rank) != Presence::Died || rank == self.mailboxes.rank() {
+            return;
+        }
+        // While this is held the slot is not used again.
+        let _slots = lock(&self.slots);
         match own.state() {
-            SlotState::Queued if own.is_send() && own.peer() == Some(rank) => own.end_as(SlotStatus::PeerGone),
-            SlotState::Described | SlotState::Matched if has_died && !own.has_moved() => {
-                let Some(partner) = partner else { return };
+            // It died while it ended the send.
+            SlotState::Ended if own.is_send() && own.peer() == Some(rank) => own.end(),
+            SlotState::Described | SlotState::Matched if !own.has_moved() => {
+                let Some(partner) = own.partner().filter(|partner| partner.rank == rank) else { return };
                 let theirs = self.mailboxes.slot(partner);
                 if own.mover().unwrap_or(rank) == rank {
                     own.fail(SlotStatus::PeerGone, "");
@@ -355,9 +382,8 @@ impl Messenger {
             if kept.is_quiet(own) {
                 // What a rank that has died was moving may still be raised for a moment, so that slot is used no more.
                 let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
-                let is_torn = own.status() == SlotStatus::PeerGone && own.partner().is_some_and(has_died);
-                if is_torn {
-                    slots.torn += 1;
+                if kept.is_torn || own.status() == SlotStatus::PeerGone && own.partner().is_some_and(has_died) {
+                    slots.torn.push(kept);
                     continue;
                 }
                 slots.free.push(kept.slot);
@@ -366,12 +392,14 @@ impl Messenger {
                 slots.spent.push_back(kept);
             }
         }
-        slots.free.pop().ok_or_else(|| {
+        let slot = slots.free.pop().ok_or_else(|| {
             Error::QueueFull(format!(
                 "this rank has {} operations that have not ended: wait for some first, or make the messenger with room for more operations",
                 self.capacity.slots
             ))
-        })
+        })?;
+        self.mailboxes.release(slot, &|rank| self.is_gone(rank));
+        Ok(slot)
     }
 
     /// The outcome of an operation is known, or of no interest: its slot is free once nobody looks at it any more.
@@ -386,11 +414,14 @@ impl Messenger {
     }
 
     /// Whether an operation of this rank has to end before its memory goes.
-    fn is_busy(&self, slot: u32, keeps_messages: bool) -> bool {
+    fn is_busy(&self, slot: u32) -> bool {
         let own = self.mailboxes.own(slot);
         match own.state() {
-            SlotState::Queued => keeps_messages,
-            SlotState::Matched => !own.has_moved(),
+            SlotState::Queued => true,
+            // Somebody has taken it, and is about to fetch.
+            SlotState::Described => own.partner().is_some() && !own.has_moved(),
+            // Bytes on their way out of memory of the library belong to the movement.
+            SlotState::Matched => !own.has_moved() || own.is_buffered() && own.finished.load(Ordering::Acquire) == 0,
             _ => false,
         }
     }
@@ -421,14 +452,22 @@ impl Messenger {
             for slot in slots.clone() {
                 withdraw(slot, false);
             }
-            while slots.clone().any(|slot| self.is_busy(slot, true)) {
+            let operations: Vec<Arc<Operation>> = lock(&self.live).iter().filter_map(Weak::upgrade).collect();
+            let land = || {
+                for operation in &operations {
+                    operation.settle();
+                }
+                lock(&self.slots).spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
+            };
+            while slots.clone().any(|slot| self.is_busy(slot)) {
+                // The thread of callbacks may be in one that waits for this.
+                land();
                 if Instant::now() >= until {
                     kept_in_vain += slots.clone().filter(|slot| withdraw(*slot, true)).count();
                 }
                 rest(round);
                 round += 1;
             }
-            let operations: Vec<Arc<Operation>> = lock(&self.live).iter().filter_map(Weak::upgrade).collect();
             operations.iter().for_each(|operation| operation.abandon());
             self.end_lanes();
             // Streams may still look at flags, or raise them: every slot is free or known to be quiet before its memory goes.
@@ -438,7 +477,7 @@ impl Messenger {
                 let free = {
                     let mut slots = lock(&self.slots);
                     kept.extend(slots.spent.drain(..));
-                    slots.free.len() + slots.torn
+                    slots.free.len() + slots.torn.len()
                 };
                 // One that a failure inside of a call has lost is not waited for.
                 let is_complete = free + kept.len() >= self.capacity.slots as usize || Instant::now() >= until;
@@ -465,7 +504,8 @@ impl Messenger {
 
 /// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
 fn give_back(context: &Context, held: MessengerMemory) {
-    let closed = held.imports.into_iter().map(|address| context.close_memory(address));
+    // All is quiet. Other streams of the context may wait for what another rank sends after its own messenger is gone.
+    let closed = held.imports.into_iter().map(|address| context.close_idle(address));
     let freed = held.allocations.into_iter().map(|address| context.free_unmapped(address));
     for error in closed.chain(freed).filter_map(Result::err) {
         log::debug!("giving back memory of a messenger: {error}");

@@ -13,7 +13,7 @@ use crate::backend::{
 };
 use crate::context::{Error, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::copy_host;
-use crate::ipc::{IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
+use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
 use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
@@ -32,6 +32,8 @@ pub(super) struct MessageLane {
     device: DeviceId,
     /// The slot whose operation used it last, and in which use.
     last: Option<(u32, u64)>,
+    /// What it was given last may never end.
+    is_retired: bool,
 }
 
 /// A signal that raises a flag.
@@ -44,6 +46,8 @@ fn raise(flag: &AtomicU64) -> Signal {
 pub(super) struct Landing {
     from: u64,
     to: u64,
+    /// Of the caller's buffer.
+    bytes: u64,
     /// Somebody copies them, or has.
     is_claimed: AtomicBool,
 }
@@ -55,7 +59,8 @@ impl Landing {
             return;
         }
         if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
-            copy_host(self.from, self.to, own.message_bytes());
+            // Every rank can write the slot.
+            copy_host(self.from, self.to, own.message_bytes().min(self.bytes));
         }
         own.finished.store(1, Ordering::Release);
     }
@@ -110,20 +115,26 @@ impl Messenger {
 
     /// Ends both operations of a match with an error.
     pub(super) fn fail_both(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
+        self.note_failure(own, theirs, error);
+        theirs.end();
+        own.end();
+    }
+
+    fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
         let status = match error {
             Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
             _ => SlotStatus::Failed,
         };
         for slot in [own, theirs] {
             slot.fail(status, &error.to_string());
-            slot.end();
         }
     }
 
     fn enqueue(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
-        let (own, other) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
-        let bytes = if own.is_send() { own.bytes() } else { other.bytes() };
+        let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
+        // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
+        let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
         let (their_address, their_device) = self.address_of(kept, theirs, other, bytes)?;
         let own_address = match place.through {
             Through::Direct { .. } => place.address,
@@ -132,7 +143,7 @@ impl Messenger {
             Through::Nothing => 0,
         };
         let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
-        let (src, dst) = if own.is_send() { (own_address, their_address) } else { (their_address, own_address) };
+        let (src, dst) = if is_send { (own_address, their_address) } else { (their_address, own_address) };
         let ends = Ends { device, src, dst, bytes };
         let has_come = other.ready.load(Ordering::Acquire) != 0;
         if has_come && bytes <= SMALL_BYTES {
@@ -183,12 +194,22 @@ impl Messenger {
         if !has_come {
             backend.stream_wait_signals(stream, &[raise(&other.ready)], context.config().signal_wait.unwrap_or_default())?;
         }
-        match plan {
-            Some(plan) if context.config().verify == Verify::Bytes => kept.verified = Some(plan.execute(stream)?),
-            Some(plan) => plan.enqueue(stream)?,
-            None => {}
+        let enqueued = match plan {
+            Some(plan) if context.config().verify == Verify::Bytes => plan.execute(stream).map(|verified| kept.verified = Some(verified)),
+            Some(plan) => plan.enqueue(stream),
+            None => Ok(()),
+        };
+        // Both end in stream order all the same: a wait that is in the stream already must be over before its lane is used again.
+        if let Err(error) = enqueued {
+            self.note_failure(own, other, &error);
         }
-        Ok(backend.stream_raise_signals(stream, &raises)?)
+        backend.stream_raise_signals(stream, &raises).inspect_err(|_| {
+            // Nothing tells when the stream has done what was enqueued: neither it nor the slot is used again, and it waits for nobody.
+            kept.is_torn = true;
+            lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
+            other.ready.store(1, Ordering::Release);
+        })?;
+        Ok(())
     }
 
     /// Where the other side's bytes are in this process, and its device here.
@@ -199,9 +220,15 @@ impl Messenger {
         match other.buffer() {
             SlotBuffer::Memory { handle, offset, device } => {
                 let imported = self.import(&handle, device)?;
-                let address = imported.address() + offset;
+                let Some(address) = imported.range(offset, bytes) else {
+                    let why = format!("rank {} names {bytes} bytes at {offset}, which its memory does not have", theirs.rank);
+                    return Err(IpcError::Corrupt(why).into());
+                };
                 kept.imported = Some(imported);
                 Ok((address, self.node.device_here(DeviceId(device))))
+            }
+            SlotBuffer::Inline if bytes > INLINE_BYTES => {
+                Err(IpcError::Corrupt(format!("rank {} names {bytes} bytes in a slot, which has {INLINE_BYTES}", theirs.rank)).into())
             }
             SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
             SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
@@ -220,7 +247,8 @@ impl Messenger {
     /// Has what a receive gets copied out of memory of the library once it is there: by whoever waits for it, or by the thread of callbacks.
     /// No stream waits for it, because a message may be long in coming and freeing memory waits for all streams.
     pub(super) fn copy_out(self: &Arc<Self>, kept: &mut Kept, place: &MessagePlace) -> Result<(), Error> {
-        let landing = Landing { from: self.through(kept.slot, place), to: place.address, is_claimed: AtomicBool::new(false) };
+        let (from, to, bytes) = (self.through(kept.slot, place), place.address, place.bytes);
+        let landing = Landing { from, to, bytes, is_claimed: AtomicBool::new(false) };
         let landing = Arc::new(landing);
         let messenger = Arc::downgrade(self);
         let awaited = Arc::new(Landed { messenger, slot: kept.slot, landing: Arc::clone(&landing) });
@@ -246,10 +274,11 @@ impl Messenger {
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
         let is_idle = |lane: &MessageLane| {
-            lane.last.is_none_or(|(slot, uses)| {
-                let slot = self.mailboxes.own(slot);
-                slot.uses() != uses || slot.has_moved()
-            })
+            !lane.is_retired
+                && lane.last.is_none_or(|(slot, uses)| {
+                    let slot = self.mailboxes.own(slot);
+                    slot.uses() != uses || slot.has_moved()
+                })
         };
         if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && is_idle(lane)) {
             lane.last = last;
@@ -257,7 +286,7 @@ impl Messenger {
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(MessageLane { stream, event, device, last });
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false });
         Ok((stream, event))
     }
 

@@ -25,6 +25,10 @@ pub(super) struct OperationOutcome {
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub slot: u32,
+    /// Its bytes pass through memory of the library. The slot says so too, but every rank can write that.
+    pub is_buffered: bool,
+    /// Work that nobody can wait for may still look at the slot, so it is used no more.
+    pub is_torn: bool,
     /// Its rank's stream raises `come`.
     pub comes: bool,
     pub bounce: Option<Bounce>,
@@ -47,26 +51,30 @@ pub struct Operation {
 }
 
 impl Kept {
+    /// Copies what has come to the caller's memory, where nobody else does.
+    pub fn land(&self, slot: &MessageSlot) {
+        self.landing.iter().for_each(|landing| landing.land(slot));
+    }
+
+    /// The flag that tells of the operation's end.
+    fn flag<'a>(&self, slot: &'a MessageSlot) -> &'a std::sync::atomic::AtomicU64 {
+        if self.is_buffered { &slot.finished } else { &slot.moved }
+    }
+
     /// Whether nobody looks at the slot any more, or will raise one of its flags.
     pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
-        self.landing.iter().for_each(|landing| landing.land(slot));
+        self.land(slot);
         let is_up = |needed: bool, flag: &std::sync::atomic::AtomicU64| !needed || flag.load(Ordering::Acquire) != 0;
         slot.has_moved()
             && is_up(self.comes, &slot.come)
-            && is_up(slot.is_buffered(), &slot.finished)
+            && is_up(self.is_buffered, &slot.finished)
             && self.markers.iter().all(|marker| marker.is_done().unwrap_or(true))
     }
 }
 
-/// The flag that tells of the operation's end.
-fn flag(slot: &MessageSlot) -> &std::sync::atomic::AtomicU64 {
-    if slot.is_buffered() { &slot.finished } else { &slot.moved }
-}
-
 impl OperationOutcome {
     /// Of an operation that has ended.
-    fn read(slot: &MessageSlot) -> OperationOutcome {
-        let envelope = slot.envelope();
+    fn read(slot: &MessageSlot, envelope: Envelope) -> OperationOutcome {
         let peer = slot.partner().map(|partner| partner.rank).or(slot.peer());
         let result = match slot.status() {
             SlotStatus::Fine => Ok(()),
@@ -124,13 +132,13 @@ impl Operation {
         let mut kept = lock(&self.kept);
         let Some(held) = &*kept else { return self.outcome.get() };
         let slot = self.messenger.mailboxes.own(self.slot);
-        held.landing.iter().for_each(|landing| landing.land(slot));
-        if flag(slot).load(Ordering::Acquire) == 0 {
+        held.land(slot);
+        if held.flag(slot).load(Ordering::Acquire) == 0 {
             return None;
         }
         let verified = held.verified.as_ref().map_or(Ok(()), |verified| verified.wait());
         let outcome = self.outcome.get_or_init(|| {
-            let read = OperationOutcome::read(slot);
+            let read = OperationOutcome::read(slot, self.messenger.mailboxes.envelope(slot));
             OperationOutcome { result: read.result.and(verified), ..read }
         });
         kept.take().into_iter().for_each(|kept| self.messenger.spend(kept));
@@ -161,7 +169,7 @@ impl Operation {
             return self.outcome.get().and_then(|outcome| outcome.envelope.clone());
         }
         let slot = self.messenger.mailboxes.own(self.slot);
-        (slot.is_send() || slot.state() == SlotState::Matched).then(|| slot.envelope())
+        (slot.is_send() || slot.state() == SlotState::Matched).then(|| self.messenger.mailboxes.envelope(slot))
     }
 
     /// Ends an operation that has not matched; whether it was so. It then ends with [`BackendError::Cancelled`].
@@ -184,12 +192,14 @@ impl Operation {
         }
         let mut kept = lock(&self.kept);
         let Some(kept) = kept.as_mut() else { return Ok(()) };
-        let flag = flag(self.messenger.mailboxes.own(self.slot));
+        let flag = kept.flag(self.messenger.mailboxes.own(self.slot));
         if flag.load(Ordering::Acquire) == 0 {
             let signal = Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 };
             let by = open.context().config().signal_wait.unwrap_or(SignalWait::Operation);
             backend.stream_wait_signals(stream, &[signal], by)?;
-            kept.markers.push(open.mark(stream)?);
+            // Without a marker nobody knows when the stream has passed: the flag stays up.
+            let marker = open.mark(stream).inspect_err(|_| kept.is_torn = true)?;
+            kept.markers.push(marker);
         }
         Ok(())
     }

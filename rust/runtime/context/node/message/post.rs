@@ -2,7 +2,7 @@
 
 use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
-use super::{Messenger, Presence, captured, destroyed, gone};
+use super::{Messenger, captured, destroyed, gone, stuck};
 use crate::backend::{BackendError, StreamHandle};
 use crate::context::Error;
 use crate::ipc::mailbox::Posted;
@@ -89,7 +89,7 @@ impl Messenger {
         let mut kept = self.prepare(&place, Some(rank), (tag, u64::MAX), metadata, true)?;
         let slot = kept.slot;
         let posted = self.mailboxes.send(rank, slot, &|rank| self.is_gone(rank));
-        if let Posted::Full | Posted::Closed = posted {
+        if let Posted::Full | Posted::Closed | Posted::Stuck = posted {
             self.give_back_unused(kept);
             let full = || {
                 Error::QueueFull(format!(
@@ -98,12 +98,14 @@ impl Messenger {
                     self.capacity.messages
                 ))
             };
-            return Err(if posted == Posted::Full { full() } else { gone(rank) });
+            return Err(match posted {
+                Posted::Full => full(),
+                Posted::Stuck => stuck(rank),
+                _ => gone(rank),
+            });
         }
         self.enqueue_send(&mut kept, &place, posted, stream)?;
-        if self.is_known_gone(rank) {
-            self.conclude_gone(slot, rank, self.presence(rank) == Presence::Died);
-        }
+        self.check_gone(slot, rank);
         Ok(Operation::new(self, slot, kept))
     }
 
@@ -130,6 +132,10 @@ impl Messenger {
                     self.spend(kept);
                     return Err(gone(rank));
                 }
+            }
+            Posted::Stuck => {
+                self.give_back_unused(kept);
+                return Err(stuck(self.mailboxes.rank()));
             }
             Posted::Truncated | Posted::Full | Posted::Closed => {}
         }
@@ -204,9 +210,7 @@ impl Messenger {
                 self.fail_both(own, described, &error);
             }
         }
-        if self.is_known_gone(theirs.rank) {
-            self.conclude_gone(slot, theirs.rank, true);
-        }
+        self.check_gone(slot, theirs.rank);
         Ok(Operation::new(self, slot, kept))
     }
 
@@ -225,7 +229,7 @@ impl Messenger {
         of.is_some_and(|of| self.mailboxes.withdraw(of, slot, status, &|rank| self.is_gone(rank)))
     }
 
-    /// Enqueues what a send does in the caller's stream. On an error nothing was sent.
+    /// Enqueues what a send does in the caller's stream. On an error nothing was sent; where it has matched by then, that is its outcome.
     fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
         let slot = kept.slot;
         let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
@@ -245,13 +249,15 @@ impl Messenger {
         self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
     }
 
-    /// An operation was published, and its stream will not come to it: takes it back, or fails both sides where the other has begun.
+    /// An operation was published, and its stream will not come to it: takes it back, and the call fails. Where the other has begun to move bytes
+    /// both operations fail, once it is done: until then the memory is in use.
     fn retract(&self, kept: &mut Kept, error: Error) -> Result<(), Error> {
         let own = self.mailboxes.own(kept.slot);
         let withdrawn = self.withdraw(kept.slot, SlotStatus::Cancelled);
-        if !withdrawn && let Some(partner) = own.partner() {
-            self.mailboxes.slot(partner).fail(SlotStatus::Failed, &error.to_string());
-            own.fail(SlotStatus::Failed, &error.to_string());
+        if !withdrawn {
+            for slot in own.partner().map(|partner| self.mailboxes.slot(partner)).into_iter().chain([own]) {
+                slot.fail(SlotStatus::Failed, &error.to_string());
+            }
         }
         for flag in [&own.ready, &own.come] {
             flag.store(1, Ordering::Release);
@@ -264,8 +270,11 @@ impl Messenger {
             own.partner().into_iter().for_each(|partner| self.mailboxes.slot(partner).end());
             own.end();
         }
-        self.spend(std::mem::take(kept));
-        Err(error)
+        if withdrawn {
+            self.spend(std::mem::take(kept));
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// A slot for an operation.
@@ -282,7 +291,7 @@ impl Messenger {
         let (bytes, buffer, is_buffered) = (place.bytes, place.slot_buffer(), place.is_buffered());
         let preparation = Preparation { peer, tag, mask, bytes, buffer, metadata, is_send, is_buffered };
         self.mailboxes.own(slot).prepare(self.mailboxes.rank(), &preparation);
-        Ok(Kept { slot, bounce, ..Kept::default() })
+        Ok(Kept { slot, bounce, is_buffered, ..Kept::default() })
     }
 
     /// Gives a slot back that nobody else has seen.
