@@ -341,7 +341,7 @@ mod models {
                 one.release(0, &is_gone);
                 receive(&one, 0, Some(2), 6, u64::MAX, 8, &is_gone)
             });
-            let sender = thread::spawn(move || drop(send(&other, 0, 0, 9, 5, &is_gone)));
+            let sender = thread::spawn(move || send(&other, 0, 0, 9, 5, &is_gone));
             assert_eq!(receiver.join().unwrap(), Posted::Queued);
             sender.join().unwrap();
             assert!(!all[0].own(0).has_moved(), "nothing has moved");

@@ -401,8 +401,8 @@ fn a_messenger_ends_while_other_streams_of_its_context_wait() {
 
 #[test]
 fn what_has_matched_arrives_although_its_messenger_ends() {
-    const BYTES: usize = 32 << 20;
-    for _ in 0..8 {
+    const BYTES: usize = 16 << 20;
+    for _ in 0..4 {
         ranks(2, options(), |rank, barrier| {
             let mut bytes = vec![if rank.rank == 0 { 7u8 } else { 0 }; BYTES];
             let address = bytes.as_mut_ptr().expose_provenance() as u64;
