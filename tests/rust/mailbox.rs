@@ -177,7 +177,7 @@ fn damaged_memory_does_no_harm_to_others() {
                         0 => random(),
                         1 => u64::MAX - random() % 3,
                         2 => random() % 12,
-                        3 => (random() % 4) << 32 | random() % 12,
+                        3 => ((random() % 4) << 32) + random() % 12,
                         _ => continue,
                     };
                     word.store(value, Ordering::Relaxed);
