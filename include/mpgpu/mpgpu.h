@@ -891,7 +891,9 @@ mp_status_t mp_stream_wait_request(mp_stream_t stream,
 
 /// Calls `function` once with `user` and the outcome when the request has ended, on the thread `mpgpu-callback` of its context,
 /// which starts with the first such call; on that thread `mp_last_error` has the text of an error. The function may call the
-/// library, but holds up other callbacks of the context. The request stays as it is, and may be waited for or destroyed before.
+/// library, but holds up other callbacks of the context, and must not wait for a stream that waits for a receive into ordinary
+/// host memory, which this thread may have to copy. A thread that destroys the context, or the messenger of the request, must
+/// hold no lock that the function takes (Python's interpreter lock is one). The request stays as it is, and may be waited for or destroyed before.
 /// Destroying the context calls what is left. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for an
@@ -1274,9 +1276,11 @@ mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 /// memory of the library in stream order, and the send ends then.
 ///
 /// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
-/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
+/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
+/// mailbox locked for 30 seconds, and nothing was sent; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
 /// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
-/// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved.
+/// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved. With `MP_ERROR_OUT_OF_MEMORY`, no handle is
+/// left for the request: the message was sent if it has met its receive at once, and else not.
 mp_status_t mp_send(mp_messenger_t messenger,
                     const void *data,
                     uint64_t bytes,

@@ -29,10 +29,12 @@ fn request_out(request: *mut mp_request_t) -> Result<Option<Out<mp_request_t>>, 
     if request.is_null() { Ok(None) } else { Out::new(request, c"request").map(Some) }
 }
 
-/// A request for an operation that was posted. Without one the operation goes on by itself.
+/// A request for an operation that was posted. Without one the operation goes on by itself; so that the call tells the truth when there is no
+/// handle for one, the operation is taken back where it has not matched.
 fn hand_out(out: Option<Out<mp_request_t>>, messenger: &Messenger, operation: Arc<Operation>) -> Result<(), Failure> {
     if let Some(out) = out {
-        out.write(request::create(messenger.node().context().clone(), operation)?);
+        let created = request::create(messenger.node().context().clone(), Arc::clone(&operation) as _);
+        out.write(created.inspect_err(|_| drop(operation.cancel()))?);
     }
     Ok(())
 }
@@ -141,9 +143,11 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
 /// memory of the library in stream order, and the send ends then.
 ///
 /// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
-/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
+/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
+/// mailbox locked for 30 seconds, and nothing was sent; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
 /// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
-/// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved.
+/// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved. With `MP_ERROR_OUT_OF_MEMORY`, no handle is
+/// left for the request: the message was sent if it has met its receive at once, and else not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_send(
     messenger: mp_messenger_t,

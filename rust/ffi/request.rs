@@ -171,7 +171,9 @@ impl RequestFunction {
 
 /// Calls `function` once with `user` and the outcome when the request has ended, on the thread `mpgpu-callback` of its context,
 /// which starts with the first such call; on that thread `mp_last_error` has the text of an error. The function may call the
-/// library, but holds up other callbacks of the context. The request stays as it is, and may be waited for or destroyed before.
+/// library, but holds up other callbacks of the context, and must not wait for a stream that waits for a receive into ordinary
+/// host memory, which this thread may have to copy. A thread that destroys the context, or the messenger of the request, must
+/// hold no lock that the function takes (Python's interpreter lock is one). The request stays as it is, and may be waited for or destroyed before.
 /// Destroying the context calls what is left. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for an

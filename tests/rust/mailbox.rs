@@ -177,7 +177,7 @@ fn damaged_memory_does_no_harm_to_others() {
                         0 => random(),
                         1 => u64::MAX - random() % 3,
                         2 => random() % 12,
-                        3 => (random() % 4) << 32 | random() % 12,
+                        3 => ((random() % 4) << 32) + random() % 12,
                         _ => continue,
                     };
                     word.store(value, Ordering::Relaxed);
@@ -341,7 +341,7 @@ mod models {
                 one.release(0, &is_gone);
                 receive(&one, 0, Some(2), 6, u64::MAX, 8, &is_gone)
             });
-            let sender = thread::spawn(move || drop(send(&other, 0, 0, 9, 5, &is_gone)));
+            let sender = thread::spawn(move || send(&other, 0, 0, 9, 5, &is_gone));
             assert_eq!(receiver.join().unwrap(), Posted::Queued);
             sender.join().unwrap();
             assert!(!all[0].own(0).has_moved(), "nothing has moved");

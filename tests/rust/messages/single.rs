@@ -374,3 +374,53 @@ fn a_context_that_is_destroyed_ends_its_messengers_first() {
     assert_eq!(heard.recv().expect("called").0, MP_ERROR_CANCELLED as i32);
     refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
 }
+
+#[test]
+fn a_messenger_ends_while_other_streams_of_its_context_wait() {
+    ranks(2, options(), |rank, barrier| {
+        let address = rank.memory(4096, 1);
+        // Memory of the other rank is mapped.
+        if rank.rank == 0 {
+            rank.send(address, 4096, 1, 0).expect("posted").wait().expect("received");
+        } else {
+            rank.receive(address, 4096, 0, 0).wait().expect("it was sent");
+        }
+        barrier.wait();
+        let (sender, receiver) = channel::<()>();
+        let receiver = std::sync::Mutex::new(receiver);
+        let (told, answer) = channel();
+        let stream = rank.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        let wait = move || drop(told.send(receiver.lock().expect("no panic").recv_timeout(std::time::Duration::from_secs(20)).is_ok()));
+        rank.context.launch_host(stream, Box::new(wait)).expect("enqueued");
+        rank.messenger.destroy().expect("nothing is left");
+        sender.send(()).expect("the stream waits");
+        assert!(answer.recv().expect("the stream goes on"), "the messenger has waited for a stream that is none of its");
+        barrier.wait();
+    });
+}
+
+#[test]
+fn what_has_matched_arrives_although_its_messenger_ends() {
+    const BYTES: usize = 16 << 20;
+    for _ in 0..4 {
+        ranks(2, options(), |rank, barrier| {
+            let mut bytes = vec![if rank.rank == 0 { 7u8 } else { 0 }; BYTES];
+            let address = bytes.as_mut_ptr().expose_provenance() as u64;
+            if rank.rank == 0 {
+                barrier.wait();
+                rank.send(address, BYTES as u64, 1, 0).expect("posted").wait().expect("copied");
+                barrier.wait();
+            } else {
+                let got = rank.receive(address, BYTES as u64, 0, 0);
+                barrier.wait();
+                while got.envelope().is_none() {
+                    std::hint::spin_loop();
+                }
+                rank.messenger.destroy().expect("nothing is left");
+                got.wait().expect("it has matched");
+                assert!(bytes.iter().all(|byte| *byte == 7), "all of it is here");
+                barrier.wait();
+            }
+        });
+    }
+}

@@ -24,6 +24,9 @@ use std::sync::{Arc, Weak};
 /// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
 const SMALL_BYTES: u64 = 128 << 10;
 
+/// Kernels that wait on a GPU at a time. It runs 128 at once at most, and what the other ranks wait for may be a kernel of the program.
+const MOST_WAITING_KERNELS: usize = 32;
+
 /// A stream of the messenger's own, and an event that joins it to the caller's.
 #[derive(Debug)]
 pub(super) struct MessageLane {
@@ -34,6 +37,8 @@ pub(super) struct MessageLane {
     last: Option<(u32, u64)>,
     /// What it was given last may never end.
     is_retired: bool,
+    /// In it a kernel waits, or has waited.
+    has_kernel: bool,
 }
 
 /// A signal that raises a flag.
@@ -168,7 +173,8 @@ impl Messenger {
         let context = &self.node.context;
         let backend = context.backend();
         let raises = [raise(&other.moved), raise(&own.moved)];
-        if ends.bytes <= SMALL_BYTES && !ends.device.is_host() && self.node.signal_wait() == SignalWait::Kernel {
+        let is_small = ends.bytes <= SMALL_BYTES && !ends.device.is_host() && self.node.signal_wait() == SignalWait::Kernel;
+        if is_small && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
             let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
             let copy = (ends.bytes > 0).then_some(Action::Copy(0));
             let actions: Vec<Action> =
@@ -268,25 +274,35 @@ impl Messenger {
         Ok(self.node.context.backend().stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come)])?)
     }
 
+    /// Whether the operation that has used a lane last has ended.
+    fn is_idle(&self, lane: &MessageLane) -> bool {
+        lane.last.is_none_or(|(slot, uses)| {
+            let slot = self.mailboxes.own(slot);
+            slot.uses() != uses || slot.has_moved()
+        })
+    }
+
+    /// Whether one more kernel may wait in a lane.
+    fn may_wait_in_kernel(&self, device: DeviceId, stream: StreamHandle) -> bool {
+        let mut lanes = lock(&self.lanes);
+        let waiting = lanes.iter().filter(|lane| lane.device == device && lane.has_kernel && !self.is_idle(lane)).count();
+        let may = waiting < MOST_WAITING_KERNELS;
+        lanes.iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.has_kernel = may);
+        may
+    }
+
     /// A stream for one operation, in which no other is at work.
     fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
-        let is_idle = |lane: &MessageLane| {
-            !lane.is_retired
-                && lane.last.is_none_or(|(slot, uses)| {
-                    let slot = self.mailboxes.own(slot);
-                    slot.uses() != uses || slot.has_moved()
-                })
-        };
-        if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && is_idle(lane)) {
-            lane.last = last;
+        if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && !lane.is_retired && self.is_idle(lane)) {
+            (lane.last, lane.has_kernel) = (last, false);
             return Ok((lane.stream, lane.event));
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(MessageLane { stream, event, device, last, is_retired: false });
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false, has_kernel: false });
         Ok((stream, event))
     }
 
