@@ -417,9 +417,10 @@ fn what_has_matched_arrives_although_its_messenger_ends() {
                     std::hint::spin_loop();
                 }
                 rank.messenger.destroy().expect("nothing is left");
-                got.wait().expect("it has matched");
-                assert!(bytes.iter().all(|byte| *byte == 7), "all of it is here");
+                let result = got.wait();
                 barrier.wait();
+                result.expect("it has matched");
+                assert!(bytes.iter().all(|byte| *byte == 7), "all of it is here");
             }
         });
     }
