@@ -674,12 +674,16 @@ impl Fuzzer<'_> {
         let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
         // Often one that every plan accepts.
         let none = mp_node_end_t { rank: 0, window: 0, offset: 0 };
-        let transfer = if self.one_in(2) { mp_node_transfer_t { dst: none, src: none, bytes: 0 } } else { transfer };
+        let (transfer, windows, transfers) = match self.one_in(2) {
+            true => (mp_node_transfer_t { dst: none, src: none, bytes: 0 }, 1, 1),
+            false => (transfer, windows, transfers),
+        };
         let mut plan = poison();
         let out = self.out(&mut plan);
         if call!(self, mp_node_plan_partitioned(node, &window, windows, &transfer, transfers, options, null(), out)) {
             let (stream, room) = (self.a_stream(), self.sized(trigger()));
-            call!(self, mp_plan_get_trigger(plan, self.below(2) as u32, self.below(2) as usize, room));
+            let (rank, index) = if self.one_in(4) { (self.below(2), self.below(2)) } else { (0, 0) };
+            call!(self, mp_plan_get_trigger(plan, rank as u32, index as usize, room));
             call!(self, mp_plan_arm(plan, stream));
             if windows * transfers == 0 {
                 call!(self, mp_execute(plan, null_mut(), null_mut()));
