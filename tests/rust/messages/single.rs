@@ -390,7 +390,10 @@ fn a_messenger_ends_while_other_streams_of_its_context_wait() {
         let receiver = std::sync::Mutex::new(receiver);
         let (told, answer) = channel();
         let stream = rank.context.create_stream(DeviceId::gpu(0)).expect("a stream");
-        let wait = move || drop(told.send(receiver.lock().expect("no panic").recv_timeout(std::time::Duration::from_secs(20)).is_ok()));
+        let wait = move || {
+            let is_told = receiver.lock().expect("no panic").recv_timeout(std::time::Duration::from_secs(20)).is_ok();
+            told.send(is_told).expect("it is asked");
+        };
         rank.context.launch_host(stream, Box::new(wait)).expect("enqueued");
         rank.messenger.destroy().expect("nothing is left");
         sender.send(()).expect("the stream waits");
