@@ -78,10 +78,10 @@ class request {
     /// The C handle, still owned by this object.
     [[nodiscard]] mp_request_t get() const noexcept { return handle_.get(); }
 
-  protected:
+  private:
     friend class plan;
     friend class messenger;
-    /// What it owns.
+    friend class message_request;
     detail::handle<mp_request_t, detail::request_owner> handle_;
 };
 
