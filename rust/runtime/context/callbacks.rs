@@ -6,6 +6,7 @@ use crate::backend::{BackendError, Completion, Execution, Report, StreamHandle};
 use crate::ipc::signal::rest;
 use crate::plan::Program;
 use crate::sync::{Condvar, Mutex, held, lock};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -27,6 +28,11 @@ struct CallbackState {
     thread: Option<JoinHandle<()>>,
 }
 
+thread_local! {
+    /// On a thread of callbacks the address of its queue's state. `std::thread::current` would leave memory behind on the caller's threads.
+    static SERVED: Cell<usize> = const { Cell::new(0) };
+}
+
 /// The callbacks of one context.
 #[derive(Default)]
 pub(super) struct CallbackQueue {
@@ -42,7 +48,10 @@ impl CallbackQueue {
         }
         if state.thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name("mpgpu-callback".into()).spawn(move || serve(&shared.0, &shared.1));
+            let thread = std::thread::Builder::new().name("mpgpu-callback".into()).spawn(move || {
+                SERVED.set(Arc::as_ptr(&shared).addr());
+                serve(&shared.0, &shared.1);
+            });
             state.thread = Some(thread.map_err(|error| BackendError::Driver {
                 what: "a thread for callbacks".into(),
                 reason: error.to_string(),
@@ -63,7 +72,7 @@ impl CallbackQueue {
             changed.notify_one();
             state.thread.take()
         };
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id())
+        if let Some(thread) = thread.filter(|_| SERVED.get() != Arc::as_ptr(&self.shared).addr())
             && thread.join().is_err()
         {
             log::error!("the thread of callbacks panicked; please report this");
