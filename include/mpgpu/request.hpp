@@ -24,6 +24,7 @@ struct request_owner {
     void operator()(mp_request_t value) const noexcept { static_cast<void>(mp_request_destroy(&value)); }
 };
 
+/// What `request::then` was given.
 using request_function = std::function<void(std::error_code)>;
 
 /// Calls what `request::then` was given, and destroys it.

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::ipc::{Preparation, SlotBuffer};
-use std::alloc::{Layout, alloc_zeroed};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
+use std::ops::Deref;
 
 thread_local! {
     /// Steps that this thread lives.
@@ -35,26 +36,53 @@ fn dies_after(steps: u32, work: impl FnOnce()) -> bool {
 
 const CAPACITY: Capacity = Capacity { slots: 8, messages: 8 };
 
-/// Memory of a mailbox, which is not given back.
-fn memory() -> u64 {
-    let layout = Layout::from_size_align(CAPACITY.bytes() as usize, 4096).expect("a layout");
-    // SAFETY: not empty; the parts lie where `Mailboxes` looks for them, and are aligned as it assumes.
-    unsafe {
-        let base = alloc_zeroed(layout);
-        base.cast::<Header>().write(Header::default());
-        let [posted, unexpected] = CAPACITY.lists().map(|at| base.add(at as usize).cast::<QueueEntry>());
-        (0..CAPACITY.slots as usize).for_each(|at| posted.add(at).write(QueueEntry::default()));
-        (0..CAPACITY.messages as usize).for_each(|at| unexpected.add(at).write(QueueEntry::default()));
-        let slots = base.add(CAPACITY.first_slot() as usize).cast::<MessageSlot>();
-        (0..CAPACITY.slots as usize).for_each(|at| slots.add(at).write(MessageSlot::default()));
-        base.expose_provenance() as u64
+/// Memory of a mailbox.
+struct Memory(*mut u8);
+
+impl Memory {
+    fn layout() -> Layout {
+        Layout::from_size_align(CAPACITY.bytes() as usize, 4096).expect("a layout")
+    }
+
+    fn new() -> Memory {
+        // SAFETY: not empty; the parts lie where `Mailboxes` looks for them, and are aligned as it assumes.
+        unsafe {
+            let base = alloc_zeroed(Memory::layout());
+            base.cast::<Header>().write(Header::default());
+            let [posted, unexpected] = CAPACITY.lists().map(|at| base.add(at as usize).cast::<QueueEntry>());
+            (0..CAPACITY.slots as usize).for_each(|at| posted.add(at).write(QueueEntry::default()));
+            (0..CAPACITY.messages as usize).for_each(|at| unexpected.add(at).write(QueueEntry::default()));
+            let slots = base.add(CAPACITY.first_slot() as usize).cast::<MessageSlot>();
+            (0..CAPACITY.slots as usize).for_each(|at| slots.add(at).write(MessageSlot::default()));
+            Memory(base)
+        }
     }
 }
 
-/// The mailboxes of so many ranks, as each sees them.
-fn ranks(count: u32) -> Vec<Mailboxes> {
-    let bases: Vec<u64> = (0..count).map(|_| memory()).collect();
-    (0..count).map(|rank| Mailboxes::new(rank, CAPACITY, bases.clone())).collect()
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: `new` has allocated it, of this layout. Nothing in it needs to be dropped.
+        unsafe { dealloc(self.0, Memory::layout()) }
+    }
+}
+
+/// The mailboxes of all ranks, as each sees them, and their memory.
+struct Ranks {
+    seen: Vec<Mailboxes>,
+    _memory: Vec<Memory>,
+}
+
+impl Deref for Ranks {
+    type Target = [Mailboxes];
+    fn deref(&self) -> &[Mailboxes] {
+        &self.seen
+    }
+}
+
+fn ranks(count: u32) -> Ranks {
+    let memory: Vec<Memory> = (0..count).map(|_| Memory::new()).collect();
+    let bases: Vec<u64> = memory.iter().map(|memory| memory.0.expose_provenance() as u64).collect();
+    Ranks { seen: (0..count).map(|rank| Mailboxes::new(rank, CAPACITY, bases.clone())).collect(), _memory: memory }
 }
 
 fn prepare(mailboxes: &Mailboxes, slot: u32, is_send: bool, peer: Option<u32>, tag: u64, mask: u64, bytes: u64) {
@@ -206,11 +234,6 @@ fn damaged_memory_does_no_harm_to_others() {
             if step == 3 {
                 damage(&mut random);
             }
-        }
-        for mailbox in 0..2 {
-            let layout = Layout::from_size_align(CAPACITY.bytes() as usize, 4096).expect("a layout");
-            // SAFETY: as it was allocated; nobody uses it any more.
-            unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(all[0].address(mailbox) as usize), layout) };
         }
     }
 }
