@@ -74,15 +74,17 @@ struct Kind {
     is_quick: bool,
 }
 
-fn kind(seed: u64, step: u64) -> Kind {
+fn kind(seed: u64, step: u64, most: u64) -> Kind {
     let mut random = Random(seed.wrapping_mul(1_000_003) ^ step);
-    let bytes = MOST_BYTES / 2 + random.below(MOST_BYTES / 2);
+    let bytes = most / 2 + random.below(most / 2);
     Kind { bytes, receiver_first: random.chance(50), by_descriptor: random.chance(20), is_quick: random.chance(10) }
 }
 
 /// One of two ranks.
 struct Pair {
     rank: u32,
+    /// Bytes of a message at most.
+    most: u64,
     context: Arc<Context>,
     messenger: Arc<Messenger>,
     outgoing: Vec<u64>,
@@ -91,12 +93,12 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(context: Arc<Context>, node: NodeGroup) -> Pair {
+    fn new(context: Arc<Context>, node: NodeGroup, most: u64) -> Pair {
         let rank = node.rank();
         let messenger = Arc::new(node).messenger(options()).expect("a messenger");
-        let rooms = || (0..WINDOW).map(|_| context.allocate(DeviceId::gpu(0), MOST_BYTES + 1).expect("memory")).collect();
+        let rooms = || (0..WINDOW).map(|_| context.allocate(DeviceId::gpu(0), most + 1).expect("memory")).collect();
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
-        Pair { rank, outgoing: rooms(), incoming: rooms(), stream, messenger, context }
+        Pair { rank, most, outgoing: rooms(), incoming: rooms(), stream, messenger, context }
     }
 
     fn receive(&self, address: u64, bytes: u64, tag: u64) -> Arc<Operation> {
@@ -120,7 +122,7 @@ impl Pair {
     /// Both send to each other, `WINDOW` messages each.
     fn step(&self, seed: u64, step: u64) {
         let mut posted = Vec::new();
-        let all: Vec<(u64, Kind)> = (0..WINDOW).map(|at| (WINDOW * step + at, kind(seed, WINDOW * step + at))).collect();
+        let all: Vec<(u64, Kind)> = (0..WINDOW).map(|at| (WINDOW * step + at, kind(seed, WINDOW * step + at, self.most))).collect();
         let mut described = Vec::new();
         // What is posted first, and after the others have, what moves it.
         for is_first in [true, false] {
@@ -177,7 +179,7 @@ fn both_ranks_move_a_large_message_and_every_byte_is_right() {
     let counts = as_ranks(2, |rank, seat| {
         let context = context(rank, &folder.0);
         let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
-        let pair = Pair::new(context, node);
+        let pair = Pair::new(context, node, MOST_BYTES);
         let mut steps = 0;
         // Both do as many steps: one goes on until the other has what it wants too.
         let mut is_done = [false, false];
@@ -199,6 +201,26 @@ fn both_ranks_move_a_large_message_and_every_byte_is_right() {
     println!("{counts:?}: messages that both have moved, by their movers, and steps");
 }
 
+/// The same where both have the only GPU, so that small messages show it too.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn ranks_of_one_gpu_that_share_all_messages_get_every_byte() {
+    let (folder, seed) = (Folder::new("one"), setting("TEST_SEED", 1));
+    let steps = if is_long() { 5000 } else { 40 };
+    let counts = as_ranks(2, |rank, seat| {
+        let context = context(0, &folder.0);
+        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
+        let pair = Pair::new(context, node, 2 << 20);
+        pair.messenger.share_always();
+        (0..steps).for_each(|step| pair.step(seed, step));
+        let count = pair.messenger.shared_movements();
+        pair.end();
+        count
+    });
+    println!("{counts:?} of {} messages moved by both", 2 * WINDOW * steps);
+    assert!(counts.iter().all(|count| *count > steps / 2), "{counts:?}");
+}
+
 /// Sends and receives large messages until it is told to stop, or the other is gone. Orders are rank, seed, socket, folder, and after how many
 /// microseconds it kills itself (0: never).
 #[test]
@@ -210,7 +232,7 @@ fn child_moves_much() {
     let (rank, seed, after) = (number(0) as u32, number(1), number(4));
     let context = context(rank, words[3].as_ref());
     let node = NodeGroup::at_socket(&context, rank, 2, words[2].as_ref(), &[]).expect("a node");
-    let pair = Pair::new(context, node);
+    let pair = Pair::new(context, node, MOST_BYTES);
     pair.messenger.wait_for_shares(Duration::from_millis(5));
     let mut shared = 0;
     let mut until = None;
@@ -232,7 +254,7 @@ fn child_moves_much() {
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             });
         }
-        let Kind { bytes, receiver_first, .. } = kind(seed, step);
+        let Kind { bytes, receiver_first, .. } = kind(seed, step, MOST_BYTES);
         fill(pair.outgoing[0], bytes, step, rank);
         memory(pair.incoming[0], bytes + 1).fill(UNTOUCHED);
         let receive = || {

@@ -207,7 +207,10 @@ impl Messenger {
             held: Mutex::new(std::mem::take(held)),
         });
         let _ = found.set(Arc::downgrade(&messenger));
-        share::serve(&messenger);
+        // They ask for it where there is more than one GPU.
+        if node.gpus.len() > 1 {
+            share::serve(&messenger);
+        }
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
         node.context.end_first(first);
         // A rank may have ended before it could be told.

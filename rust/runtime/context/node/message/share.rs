@@ -190,11 +190,8 @@ impl SharedStaging {
     }
 }
 
-/// Starts the thread that does halves for other ranks, where they may ask for them.
+/// Starts the thread that does halves for other ranks.
 pub(super) fn serve(messenger: &Arc<Messenger>) {
-    if messenger.node.ranks() < 2 || messenger.node.gpus.len() < 2 {
-        return;
-    }
     let shares = &messenger.shares;
     let (weak, mailboxes, is_ending) = (Arc::downgrade(messenger), messenger.mailboxes.clone(), Arc::clone(&shares.is_ending));
     match std::thread::Builder::new().name("mpgpu-message".into()).spawn(move || serve_asks(&weak, &mailboxes, &is_ending)) {
@@ -247,8 +244,9 @@ impl Messenger {
     /// Has the other rank move half of each message between memory of GPUs, in pieces of 64 KiB, also where nothing is gained by it: for tests on
     /// machines with one GPU.
     #[cfg(feature = "fault-injection")]
-    pub fn share_always(&self) {
+    pub fn share_always(self: &Arc<Self>) {
         self.shares.is_forced.store(true, Ordering::Relaxed);
+        serve(self);
     }
 
     /// How the bytes of a match are divided: `None` where one path is best, or this process reaches all paths by itself.
