@@ -4,6 +4,7 @@
 mod killed;
 mod model;
 mod play;
+mod shared;
 mod single;
 
 use crate::common::{Random, is_long, setting};

@@ -22,7 +22,7 @@ const MOST_EXPORTS: usize = 1024;
 /// The smallest piece of memory through which bytes pass.
 const LEAST_BOUNCE: u64 = 4096;
 
-type HandleBytes = [u8; crate::ipc::handle::BYTES];
+pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
 /// Memory of this rank that a message leaves or comes to.
 #[derive(Copy, Clone, Debug)]
