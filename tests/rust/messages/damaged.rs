@@ -6,7 +6,7 @@ use crate::node_plans::{as_ranks, context, memory};
 use mpgpu_runtime::backend::{BackendError, CompletionState};
 use mpgpu_runtime::context::node::message::Operation;
 use mpgpu_runtime::context::node::{Allgather, NodeGroup};
-use mpgpu_runtime::ipc::{Handle, handle};
+use mpgpu_runtime::ipc::Handle;
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -69,9 +69,7 @@ impl Slot<'_> {
         let words: Vec<u8> = (0..16).flat_map(|at| self.at(at).load(Ordering::Relaxed).to_le_bytes()).collect();
         let mut decoded = Handle::decode(&std::array::from_fn(|at| words[at])).expect("a handle");
         change(&mut decoded);
-        let encoded = decoded.encode();
-        assert_eq!(encoded.len(), handle::BYTES);
-        for (at, word) in (0..).zip(encoded.chunks_exact(8)) {
+        for (at, word) in (0..).zip(decoded.encode().chunks_exact(8)) {
             self.set(at, u64::from_le_bytes(word.try_into().expect("eight bytes")));
         }
     }
