@@ -29,7 +29,7 @@ class arguments {
         return true;
     }
 
-    std::string_view flag() const { return flag_; }
+    [[nodiscard]] std::string_view flag() const { return flag_; }
 
     /// What follows the flag.
     std::string_view value() {
