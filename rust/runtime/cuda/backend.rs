@@ -232,6 +232,16 @@ impl Backend for CudaBackend {
         self.0.is_captured(stream)
     }
 
+    /// The context of the stream's GPU is current meanwhile.
+    fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
+        self.0.in_stream(stream, work)
+    }
+
+    /// Nobody knows it of default streams, which join others, and of streams that are being captured.
+    fn is_idle(&self, stream: StreamHandle) -> bool {
+        self.0.is_idle(stream)
+    }
+
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.0.raise_signals(stream, signals)
     }

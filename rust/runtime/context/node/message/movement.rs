@@ -8,7 +8,7 @@ use super::Messenger;
 use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
 use crate::backend::{
-    Action, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, Report, Signal, SignalWait,
+    Action, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait,
     StreamHandle, no_completion,
 };
 use crate::context::{Error, PlanOptions, Transfer, Verify};
@@ -18,6 +18,7 @@ use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
 use std::any::Any;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -107,6 +108,8 @@ struct Ends {
     src: u64,
     dst: u64,
     bytes: u64,
+    /// The allocations of destination and source, 0 for one that is not known.
+    memory: [u64; 2],
 }
 
 impl Messenger {
@@ -140,7 +143,7 @@ impl Messenger {
         let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
         // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
         let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
-        let (their_address, their_device) = self.address_of(kept, theirs, other, bytes)?;
+        let (their_address, their_device, their_allocation) = self.address_of(kept, theirs, other, bytes)?;
         let own_address = match place.through {
             Through::Direct { .. } => place.address,
             Through::Slot => self.mailboxes.inline_address(self.mailboxes.own_id(kept.slot)),
@@ -148,15 +151,20 @@ impl Messenger {
             Through::Nothing => 0,
         };
         let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
-        let (src, dst) = if is_send { (own_address, their_address) } else { (their_address, own_address) };
-        let ends = Ends { device, src, dst, bytes };
+        let [(dst, dst_memory), (src, src_memory)] = {
+            let (own, theirs) = ((own_address, place.allocation), (their_address, their_allocation));
+            if is_send { [theirs, own] } else { [own, theirs] }
+        };
+        let ends = Ends { device, src, dst, bytes, memory: [dst_memory, src_memory] };
         let has_come = other.ready.load(Ordering::Acquire) != 0;
         if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
         let (lane, event) = self.lane(device, kept.slot)?;
-        backend.record_event(event, stream)?;
-        backend.stream_wait_event(lane, event)?;
+        if !backend.is_idle(stream) {
+            backend.record_event(event, stream)?;
+            backend.stream_wait_event(lane, event)?;
+        }
         self.move_in(kept, &ends, own, other, lane, has_come)
     }
 
@@ -173,8 +181,11 @@ impl Messenger {
         let context = &self.node.context;
         let backend = context.backend();
         let raises = [raise(&other.moved), raise(&own.moved)];
-        let is_small = ends.bytes <= SMALL_BYTES && !ends.device.is_host() && self.node.signal_wait() == SignalWait::Kernel;
-        if is_small && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
+        // A kernel that does not wait keeps no other from running, so only whoever has asked for operations gets none.
+        let may_wait = self.node.signal_wait() == SignalWait::Kernel;
+        let by_kernel = may_wait || has_come && context.config().signal_wait.is_none();
+        let is_small = ends.bytes <= SMALL_BYTES && !ends.device.is_host();
+        if is_small && by_kernel && context.config().verify != Verify::Bytes && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
             let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
             let copy = (ends.bytes > 0).then_some(Action::Copy(0));
             let actions: Vec<Action> =
@@ -186,7 +197,10 @@ impl Messenger {
                 ops: Vec::new(),
             };
             let endpoints: Arc<[Endpoints]> = copy.map(|_| Endpoints { dst: ends.dst, src: ends.src }).into_iter().collect();
-            if backend.stream_run_actions(&Execution::new(&Arc::new(program), &endpoints, &Arc::from([]), stream), &actions)? {
+            let state = PlanState::of(ends.memory.into_iter().map(NonZeroU64::new));
+            let (program, nothing) = (Arc::new(program), Arc::from([]));
+            let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
+            if backend.stream_run_actions(&execution, &actions)? {
                 return Ok(());
             }
         }
@@ -218,10 +232,10 @@ impl Messenger {
         Ok(())
     }
 
-    /// Where the other side's bytes are in this process, and its device here.
-    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
+    /// Where the other side's bytes are in this process, its device and the number of the allocation here.
+    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId, u64), Error> {
         if bytes == 0 {
-            return Ok((0, DeviceId::HOST));
+            return Ok((0, DeviceId::HOST, 0));
         }
         match other.buffer() {
             SlotBuffer::Memory { handle, offset, device } => {
@@ -230,13 +244,14 @@ impl Messenger {
                     let why = format!("rank {} names {bytes} bytes at {offset}, which its memory does not have", theirs.rank);
                     return Err(IpcError::Corrupt(why).into());
                 };
+                let allocation = imported.allocation;
                 kept.imported = Some(imported);
-                Ok((address, self.node.device_here(DeviceId(device))))
+                Ok((address, self.node.device_here(DeviceId(device)), allocation))
             }
             SlotBuffer::Inline if bytes > INLINE_BYTES => {
                 Err(IpcError::Corrupt(format!("rank {} names {bytes} bytes in a slot, which has {INLINE_BYTES}", theirs.rank)).into())
             }
-            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
+            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST, 0)),
             SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
         }
     }
@@ -268,9 +283,13 @@ impl Messenger {
         place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
     }
 
-    /// Has the caller's stream say that it has come to an operation.
+    /// Has the caller's stream say that it has come to an operation, or says so where it has nothing to do.
     pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
         let own = self.mailboxes.own(slot);
+        if self.node.context.backend().is_idle(stream) {
+            [&own.ready, &own.come].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
+            return Ok(());
+        }
         Ok(self.node.context.backend().stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come)])?)
     }
 
