@@ -405,6 +405,8 @@ pub trait Backend: Send + Sync {
         let _ = stream;
         Ok(false)
     }
+    /// Makes what waits and small messages need, whose making may wait for work of a device.
+    fn load_kernels(&self) {}
     /// Calls `work` with whether `stream` is being captured. What was found out of the stream holds for calls of this thread until `work`
     /// returns, so that several cost little more than one: a capture of it neither begins nor ends meanwhile.
     fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {

@@ -46,9 +46,8 @@ impl Core {
             return Ok(Some(allocation));
         }
         // Our own device memory stays until it is freed here, or its device reset.
-        if let Some((allocation, gpu)) = self.memory.located_at(address)
-            && !self.gpus.is_lost(gpu)
-        {
+        if let Some((allocation, gpu)) = self.memory.located_at(address) {
+            self.gpus.primary(gpu)?.check()?;
             return Ok(Some(allocation));
         }
         let number = self.memory.number_at(address);

@@ -218,13 +218,18 @@ impl Core {
     /// [`Backend::is_idle`](crate::backend::Backend::is_idle).
     pub fn is_idle(&self, stream: StreamHandle) -> bool {
         let asked = self.streams.find(&self.gpus, stream).and_then(|found| {
-            if stream.0 <= 2 || found.is_capturing != Some(false) {
+            if found.number.is_none() || found.is_capturing != Some(false) {
                 return Ok(false);
             }
-            let _outside = OutsideCapture::enter(self.gpus.driver);
+            let driver = self.gpus.driver;
+            let _outside = OutsideCapture::enter(driver);
             let _current = self.gpus.primary(found.gpu)?.enter()?;
-            // SAFETY: the caller's stream, which is not being captured.
-            Ok(unsafe { (self.gpus.driver.cuStreamQuery)(handle(stream.0)) } == 0)
+            let mut flags = 0;
+            // SAFETY: the caller's stream; the output is valid for the call.
+            unsafe { call_optional!(driver, cuStreamGetFlags(handle(stream.0), &mut flags)) }?;
+            let is_apart = flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint != 0;
+            // SAFETY: as above, and it is not being captured.
+            Ok(is_apart && unsafe { (driver.cuStreamQuery)(handle(stream.0)) } == 0)
         });
         asked.unwrap_or(false)
     }

@@ -56,6 +56,8 @@ pub struct Node {
     gone: HashSet<usize>,
     /// Streams that exist.
     pub streams: HashSet<usize>,
+    /// Those that order with the default stream, as the program's own may.
+    pub blocking: HashSet<usize>,
     pub graphs: graphs::Graphs,
     /// Calls that have ended a capture with an error.
     pub captures_broken: u32,
@@ -252,6 +254,7 @@ pub fn without_batch() -> &'static Driver {
         cuEventSynchronize: synchronize_event,
         cuEventQuery: query_event,
         cuStreamGetId: Some(id_of_stream),
+        cuStreamGetFlags: Some(flags_of_stream),
         cuStreamBatchMemOp: Some(operate),
         cuEventCreate: create_event,
         cuEventDestroy: destroy_event,
@@ -1045,6 +1048,10 @@ unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Co
         let context = if stream.addr() <= 2 { current() } else { 0 };
         put(out, (context + stream.addr()) as c_ulonglong)
     })
+}
+
+unsafe extern "C" fn flags_of_stream(stream: CUstream, out: *mut c_uint) -> Code {
+    node(|node| put(out, c_uint::from(!node.blocking.contains(&stream.addr()))))
 }
 
 unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut sys::CUstreamBatchMemOpParams, _: c_uint) -> Code {

@@ -65,6 +65,7 @@ const RECEIVE: Calls<'static> = &[
     ("cuCtxGetId", 2),
     ("cuCtxPopCurrent", 1),
     ("cuCtxPushCurrent", 1),
+    ("cuStreamGetFlags", 1),
     ("cuStreamGetId", 1),
     ("cuStreamIsCapturing", 1),
     ("cuStreamQuery", 1),
@@ -169,6 +170,17 @@ fn memory_of_a_gpu_that_was_reset_is_not_known_any_more() {
     }
     node(|node| node.reset(0));
     assert!(context.backend().locate(address).is_err(), "the driver has freed it");
+}
+
+#[test]
+fn a_stream_that_orders_with_the_default_stream_says_itself_when_it_has_come() {
+    let (context, messenger) = rank(2, None);
+    let memory = [0; 2].map(|_| context.allocate(GPU0, BYTES as u64).expect("memory"));
+    let stream = context.create_stream(GPU0).expect("a stream");
+    node(|node| node.blocking.insert(stream.0));
+    let [receive, _] = steady(&messenger, memory, stream);
+    assert_eq!((receive.get("cuStreamQuery"), receive.get("cuStreamBatchMemOp")), (None, Some(&1)));
+    messenger.destroy().expect("destroyed");
 }
 
 /// A stream that has work says itself when it has come to a receive; so the bytes come after that work.

@@ -3,6 +3,8 @@
 //! They move in a stream of the messenger's own, because work of the caller's stream must not wait for another rank: it comes after an event
 //! of the caller's stream and after the flag that the other side's stream raises. Each operation that waits has a stream to itself, so that none is
 //! held up by one that was posted before it. Few bytes whose other side has come already move in the caller's stream.
+//!
+//! A stream that has nothing to do has come to whatever is posted in it: the CPU says so, and the other side, if it is posted next, need not wait.
 
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
