@@ -413,7 +413,7 @@ pub trait Backend: Send + Sync {
         work(self.is_capturing(stream)?);
         Ok(())
     }
-    /// Whether all work enqueued in `stream` so far is known to have finished without an error: what is to come after it may be done by the calling
+    /// Whether all work enqueued in `stream` so far is known to have finished: what is to come after it may be done by the calling
     /// thread. `false` where that is not known.
     fn is_idle(&self, stream: StreamHandle) -> bool {
         let _ = stream;

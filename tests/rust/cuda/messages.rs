@@ -183,6 +183,33 @@ fn a_stream_that_orders_with_the_default_stream_says_itself_when_it_has_come() {
     messenger.destroy().expect("destroyed");
 }
 
+#[test]
+fn few_bytes_of_the_host_and_none_are_moved_without_a_word_to_a_stream_that_has_nothing_to_do() {
+    let (context, messenger) = rank(2, None);
+    let stream = context.create_stream(GPU0).expect("a stream");
+    let src: Vec<u8> = (0..1024).map(|at| at as u8).collect();
+    let mut dst = vec![0_u8; 1024];
+    let pinned = context.allocate_shared(DeviceId::HOST, 1024).expect("memory");
+    for (bytes, src, dst) in [
+        (0, 0, 0),
+        (1024, src.as_ptr().expose_provenance() as u64, dst.as_mut_ptr().expose_provenance() as u64),
+        (1024, src.as_ptr().expose_provenance() as u64, pinned),
+    ] {
+        for is_unexpected in [false, true] {
+            let receive = || messenger.receive(dst, bytes, &PATTERN, stream).expect("posted");
+            let send = || messenger.send(&Outgoing { address: src, bytes, rank: 0, tag: 7, metadata: &[] }, stream).expect("posted");
+            let (operations, calls) = asked(|| if is_unexpected { [send(), receive()] } else { [receive(), send()] });
+            operations.iter().for_each(|operation| operation.wait().expect("it ends"));
+            let enqueuing = ["cuLaunchKernel", "cuLaunchHostFunc", "cuMemcpyAsync", "cuMemcpyDtoDAsync", "cuStreamBatchMemOp"];
+            assert!(enqueuing.iter().all(|call| !calls.contains_key(call)), "{calls:?}");
+        }
+    }
+    // SAFETY: memory of the double, of this size.
+    let arrived = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(pinned as usize), 1024) };
+    assert!(arrived == src && dst == src);
+    messenger.destroy().expect("destroyed");
+}
+
 /// A stream that has work says itself when it has come to a receive; so the bytes come after that work.
 #[test]
 fn the_bytes_come_after_earlier_work_of_both_streams() {

@@ -5,6 +5,7 @@
 //! held up by one that was posted before it. Few bytes whose other side has come already move in the caller's stream.
 //!
 //! A stream that has nothing to do has come to whatever is posted in it: the CPU says so, and the other side, if it is posted next, need not wait.
+//! Then it also moves the few bytes of a host message, and ends one of no bytes.
 
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
@@ -159,6 +160,14 @@ impl Messenger {
         };
         let ends = Ends { device, src, dst, bytes, memory: [dst_memory, src_memory] };
         let has_come = other.ready.load(Ordering::Acquire) != 0;
+        let is_for_cpu = bytes == 0 || bytes <= INLINE_BYTES && place.device.is_host() && their_device.is_host();
+        if has_come && is_for_cpu && backend.is_idle(stream) {
+            if bytes > 0 {
+                copy_host(src, dst, bytes);
+            }
+            [other, own].into_iter().for_each(MessageSlot::end);
+            return Ok(());
+        }
         if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
@@ -262,8 +271,13 @@ impl Messenger {
     pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
-        backend.launch_host(stream, Box::new(move || copy_host(from, to, bytes)))?;
         let own = self.mailboxes.own(slot);
+        if bytes <= INLINE_BYTES && backend.is_idle(stream) {
+            copy_host(from, to, bytes);
+            [&own.ready, &own.come, &own.finished].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
+            return Ok(());
+        }
+        backend.launch_host(stream, Box::new(move || copy_host(from, to, bytes)))?;
         Ok(backend.stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come), raise(&own.finished)])?)
     }
 
