@@ -28,6 +28,9 @@ use std::sync::{Arc, Weak};
 /// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
 const SMALL_BYTES: u64 = 128 << 10;
 
+/// The same where the kernel would save no wait, but one call of two. Estimated: one thread block takes 2 us for as much.
+const SMALL_BYTES_COME: u64 = 32 << 10;
+
 /// Kernels that wait on a GPU at a time. It runs 128 at once at most, and what the other ranks wait for may be a kernel of the program.
 const MOST_WAITING_KERNELS: usize = 32;
 
@@ -194,7 +197,7 @@ impl Messenger {
         let raises = [raise(&other.moved), raise(&own.moved)];
         // A kernel that does not wait keeps no other from running, so only whoever has asked for operations gets none.
         let may_wait = self.node.signal_wait() == SignalWait::Kernel;
-        let by_kernel = may_wait || has_come && context.config().signal_wait.is_none();
+        let by_kernel = may_wait || has_come && ends.bytes <= SMALL_BYTES_COME && context.config().signal_wait.is_none();
         let is_small = ends.bytes <= SMALL_BYTES && !ends.device.is_host();
         if is_small && by_kernel && context.config().verify != Verify::Bytes && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
             let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
