@@ -86,9 +86,9 @@ thread_local! {
 type HeldStream = (usize, StreamHandle, Found);
 
 /// What [`Streams::hold`] has put aside.
-pub(super) struct Held(Option<HeldStream>);
+pub(super) struct StreamHold(Option<HeldStream>);
 
-impl Drop for Held {
+impl Drop for StreamHold {
     fn drop(&mut self) {
         HELD.set(self.0);
     }
@@ -96,8 +96,8 @@ impl Drop for Held {
 
 impl Streams {
     /// What was found of a stream holds for this thread until the result is dropped, on the same thread.
-    pub fn hold(&self, stream: StreamHandle, found: Found) -> Held {
-        Held(HELD.replace(Some((std::ptr::from_ref(self).addr(), stream, found))))
+    pub fn hold(&self, stream: StreamHandle, found: Found) -> StreamHold {
+        StreamHold(HELD.replace(Some((std::ptr::from_ref(self).addr(), stream, found))))
     }
 
     /// A non-blocking stream, of highest priority where it `is_urgent`. One of a host domain is a stream of a GPU that is in use, or of the
