@@ -22,6 +22,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -141,7 +142,10 @@ thread_local! {
 
 /// Makes this thread's node one of `gpus` GPUs.
 pub fn start(gpus: i32, peers: bool) {
-    NODE.set(Arc::new(Mutex::new(Node { gpus, peers, ..Node::default() })));
+    // All nodes are one process, whose memory has numbers that are unique.
+    static STARTED: AtomicU64 = AtomicU64::new(0);
+    let ids = STARTED.fetch_add(1, Ordering::Relaxed) << 24;
+    NODE.set(Arc::new(Mutex::new(Node { gpus, peers, ids, ..Node::default() })));
     CURRENT.take();
 }
 

@@ -136,6 +136,23 @@ fn whoever_asks_for_operations_gets_no_kernel() {
 }
 
 #[test]
+fn larger_messages_whose_bytes_lie_differently_in_their_words_are_left_to_copy_engines() {
+    let (context, messenger) = rank(2, Some(SignalWait::Kernel));
+    let [src, dst] = [0; 2].map(|_| context.allocate(GPU0, 20_000).expect("memory"));
+    let stream = context.create_stream(GPU0).expect("a stream");
+    for (offset, bytes, kernels) in [(0, 16384, 1), (4, 16384, 1), (1, 16384, 0), (1, 8192, 1)] {
+        write(src + offset, bytes, 3);
+        let received = messenger.receive(dst, bytes as u64, &PATTERN, stream).expect("posted");
+        let message = Outgoing { address: src + offset, bytes: bytes as u64, rank: 0, tag: 7, metadata: &[] };
+        let (sent, calls) = asked(|| messenger.send(&message, stream).expect("posted"));
+        [received, sent].iter().for_each(|operation| operation.wait().expect("it ends"));
+        assert_eq!(calls.get("cuLaunchKernel").copied().unwrap_or(0), kernels, "{bytes} bytes from {offset}");
+        assert_arrived(dst, bytes, 3);
+    }
+    messenger.destroy().expect("destroyed");
+}
+
+#[test]
 fn what_is_known_of_freed_memory_is_not_taken_for_what_lies_there_now() {
     let (context, messenger) = rank(2, None);
     node(|node| node.peers = false);
