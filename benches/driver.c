@@ -195,6 +195,17 @@ EXPORT int cuStreamCreate(uintptr_t *out, unsigned flags) {
     return put(out, *out << 16 | stack[depth]);
 }
 
+EXPORT int cuStreamCreateWithPriority(uintptr_t *out, unsigned flags, int priority) {
+    (void)priority;
+    return cuStreamCreate(out, flags);
+}
+
+EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return 0;
+}
+
 EXPORT int cuStreamIsCapturing(uintptr_t stream, unsigned *out) {
     (void)stream;
     *out = 0;

@@ -10,21 +10,25 @@
 namespace mpgpu {
 
 constexpr uint32_t kActionsPerLaunch = 120;
+// Those of a message: the driver copies the argument of each launch, and the GPU fetches it.
+constexpr uint32_t kFewActions = 8;
 
 // The argument of a launch. An action with bytes is a copy. Without, `dst` is the address of a flag that is taken
 // (awaited, and set back to 0), `src` that of one that is raised to 1; neither: what comes before is done before what
 // comes after. Copies run in no particular order, except before flags are raised and after flags are taken.
-struct ActionList {
-    Segment actions[kActionsPerLaunch];
+template <uint32_t Most> struct ActionListOf {
+    Segment actions[Most];
     uint32_t count;
 };
+using ActionList = ActionListOf<kActionsPerLaunch>;
 static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 8, "the Rust side declares the same fields");
 
 // `Group` has: `lane()` of `lanes()`; `barrier()`, at which all lanes meet and after which each sees what others wrote;
 // for flags `load`, which acquires, `raise`, which releases for the whole node what the lane has written and seen,
 // `lower`, which does neither, and `pause`. One lane acquires and releases for all, with a barrier between: a fence by
 // each would wait for what it has lowered in host memory, 2.4 of 8.9 us one way (two H200).
-template <class Group> MPGPU_HD inline void run_actions(const ActionList &list, const Group &group) {
+template <uint32_t Most, class Group>
+MPGPU_HD inline void run_actions(const ActionListOf<Most> &list, const Group &group) {
     const auto take = [](const Segment &action) { return action.bytes == 0 && action.dst != 0; };
     const auto raise = [](const Segment &action) { return action.bytes == 0 && action.src != 0; };
     uint32_t next = 0;

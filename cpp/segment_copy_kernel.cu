@@ -70,6 +70,12 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu::run_actions(list, BlockGroup{});
 }
 
+// The same for a message, with an argument that is a fourteenth as long.
+extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
+    mpgpu_run_few_actions(const __grid_constant__ mpgpu::ActionListOf<mpgpu::kFewActions> list) {
+    mpgpu::run_actions(list, BlockGroup{});
+}
+
 namespace {
 
 // `find` has one warp look, so there are as many lanes at least. All words but one lie in memory of this GPU.

@@ -240,6 +240,8 @@ fn costs(before: &Before) {
         cost("cuStreamGetId", || sys::cuStreamGetId(stream, &mut 0));
         cost("cuStreamGetCtx", || sys::cuStreamGetCtx(stream, &mut null_mut()));
         cost("cuStreamIsCapturing", || sys::cuStreamIsCapturing(stream, std::ptr::addr_of_mut!(status).cast()));
+        cost("cuStreamGetFlags", || sys::cuStreamGetFlags(stream, &mut 0));
+        cost("cuStreamQuery, idle", || sys::cuStreamQuery(stream));
         cost("cuEventQuery", || sys::cuEventQuery(before.event));
         cost("cuEventRecord", || sys::cuEventRecord(before.event, stream));
         cost("cuCtxSynchronize, idle", || sys::cuCtxSynchronize());

@@ -405,6 +405,20 @@ pub trait Backend: Send + Sync {
         let _ = stream;
         Ok(false)
     }
+    /// Makes what waits and small messages need, whose making may wait for work of a device.
+    fn load_kernels(&self) {}
+    /// Calls `work` with whether `stream` is being captured. What was found out of the stream holds for calls of this thread until `work`
+    /// returns, so that several cost little more than one: a capture of it neither begins nor ends meanwhile.
+    fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
+        work(self.is_capturing(stream)?);
+        Ok(())
+    }
+    /// Whether all work enqueued in `stream` so far is known to have finished: what is to come after it may be done by the calling
+    /// thread. `false` where that is not known.
+    fn is_idle(&self, stream: StreamHandle) -> bool {
+        let _ = stream;
+        false
+    }
     /// Raises counters after all work enqueued in `stream` so far: whoever sees the value sees what that work has written.
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         let _ = (stream, signals);
@@ -427,7 +441,8 @@ pub trait Backend: Send + Sync {
     }
     /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags
     /// as for [`stream_take_flags`](Backend::stream_take_flags). `false`, and nothing is enqueued, where this backend has no such kernel, or
-    /// the stream is not of the GPU of the program's lane, or that GPU does not reach all memory by itself.
+    /// the stream is not of the GPU of the program's lane, or that GPU does not reach all memory by itself. With a state that names allocations,
+    /// they are those that the ends lie in now: what is known of one holds for all of it, and the driver is not asked again.
     fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
         let _ = (execution, actions);
         Ok(false)

@@ -232,6 +232,20 @@ impl Backend for CudaBackend {
         self.0.is_captured(stream)
     }
 
+    fn load_kernels(&self) {
+        self.0.gpus.load_kernels();
+    }
+
+    /// The context of the stream's GPU is current meanwhile.
+    fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
+        self.0.in_stream(stream, work)
+    }
+
+    /// Of non-blocking streams alone: what is enqueued in others comes after work of the default stream, too.
+    fn is_idle(&self, stream: StreamHandle) -> bool {
+        self.0.is_idle(stream)
+    }
+
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.0.raise_signals(stream, signals)
     }

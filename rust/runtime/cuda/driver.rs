@@ -211,6 +211,8 @@ driver_functions! {
         // CUDA 12.0.
         cuCtxGetId = "cuCtxGetId" (CUcontext, *mut c_ulonglong);
         cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
+        // Every driver has it; only messages ask for it.
+        cuStreamGetFlags = "cuStreamGetFlags" (CUstream, *mut c_uint);
         // Every driver has it; only timed executions need it.
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
         // CUDA 11.2.

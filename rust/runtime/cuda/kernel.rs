@@ -68,12 +68,22 @@ struct SignalList {
 
 /// As in `cpp/actions.hpp`.
 pub(super) const ACTIONS_PER_LAUNCH: usize = 120;
+const FEW_ACTIONS: usize = 8;
 
-/// The argument of a launch, `mpgpu::ActionList`.
+/// The argument of a launch, `mpgpu::ActionListOf<N>`.
 #[repr(C)]
-struct ActionList {
-    actions: [Segment; ACTIONS_PER_LAUNCH],
+struct ActionList<const N: usize> {
+    actions: [Segment; N],
     count: u32,
+}
+
+impl<const N: usize> ActionList<N> {
+    /// Of at most `N`.
+    fn new(actions: &[Segment]) -> Self {
+        let mut list = ActionList { actions: [Segment { dst: 0, src: 0, bytes: 0 }; N], count: actions.len() as u32 };
+        list.actions[..actions.len()].copy_from_slice(actions);
+        list
+    }
 }
 
 /// The kernels in one context.
@@ -82,8 +92,10 @@ pub(super) struct Kernel {
     module: usize,
     /// Takes a [`SignalList`].
     wait: usize,
-    /// Takes an [`ActionList`].
+    /// Takes an [`ActionList`] of [`ACTIONS_PER_LAUNCH`].
     actions: usize,
+    /// Takes one of [`FEW_ACTIONS`].
+    few_actions: usize,
     /// Takes a [`PolledList`].
     polled: usize,
     /// Takes a [`Many`].
@@ -169,6 +181,7 @@ impl Kernel {
             module: module.expose_provenance(),
             wait: function(c"mpgpu_wait_signals")?,
             actions: function(c"mpgpu_run_actions")?,
+            few_actions: function(c"mpgpu_run_few_actions")?,
             polled: function(c"mpgpu_copy_polled")?,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
@@ -211,12 +224,18 @@ impl Kernel {
     ///
     /// The GPU reaches all memory and flags at these addresses; they stay valid until the kernel has run.
     pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], stream: CUstream) -> Result<(), BackendError> {
-        let mut list = ActionList { actions: [Segment { dst: 0, src: 0, bytes: 0 }; ACTIONS_PER_LAUNCH], count: actions.len() as u32 };
-        list.actions[..actions.len()].copy_from_slice(actions);
-        let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
-        let (function, none) = (handle(self.actions), std::ptr::null_mut());
-        // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
-        unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
+        let launch = |function: usize, list: *mut c_void| {
+            let (mut arguments, none) = ([list], std::ptr::null_mut());
+            // SAFETY: the function takes one argument, of the type that it is given below, which the driver copies before it returns.
+            unsafe { call!(driver, cuLaunchKernel(handle(function), 1, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
+        };
+        if actions.len() <= FEW_ACTIONS {
+            let mut list = ActionList::<FEW_ACTIONS>::new(actions);
+            launch(self.few_actions, (&raw mut list).cast())
+        } else {
+            let mut list = ActionList::<ACTIONS_PER_LAUNCH>::new(actions);
+            launch(self.actions, (&raw mut list).cast())
+        }
     }
 
     /// Enqueues the kernel that moves partitions as they become ready, in `stream`, a stream of the kernel's context, which is current.
@@ -307,7 +326,12 @@ mod tests {
             assert!(PTX.contains(&format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
         }
         assert!(include_str!("../../../cpp/actions.hpp").contains("kActionsPerLaunch = 120;"));
-        assert!(PTX.contains(&format!(".b8 mpgpu_run_actions_param_0[{}]", size_of::<ActionList>())), "parameter of the PTX");
+        assert!(include_str!("../../../cpp/actions.hpp").contains("kFewActions = 8;"));
+        for (name, bytes) in
+            [("actions", size_of::<ActionList<ACTIONS_PER_LAUNCH>>()), ("few_actions", size_of::<ActionList<FEW_ACTIONS>>())]
+        {
+            assert!(PTX.contains(&format!(".b8 mpgpu_run_{name}_param_0[{bytes}]")), "parameter of the PTX");
+        }
         assert!(PTX.contains(&format!(".b8 mpgpu_copy_polled_param_0[{}]", size_of::<PolledList>())), "parameter of the PTX");
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
         assert!(PTX.contains(&format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
@@ -324,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel { module: 0, wait: 0, actions: 0, polled: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let kernel = Kernel { module: 0, wait: 0, actions: 0, few_actions: 0, polled: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
             kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))

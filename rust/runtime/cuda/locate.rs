@@ -19,7 +19,7 @@ impl Core {
         if device.is_host() && (is_shared || size < SPREAD_FROM as u64) {
             match self.sharing.allocate(&self.gpus, device, size) {
                 Ok((address, id)) => {
-                    self.memory.insert(address, Owned { device, bytes: size, gpu, id, pages: None });
+                    self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None });
                     return Ok(address);
                 }
                 Err(error) if is_shared => return Err(error),
@@ -27,7 +27,7 @@ impl Core {
             }
         }
         let (address, pages) = memory::make(&self.gpus, device, gpu, bytes)?;
-        self.memory.insert(address, Owned { device, bytes: size, gpu, id: own_id(), pages });
+        self.memory.insert(address, Owned { device, bytes: size, gpu, id: own_id(), located: None, pages });
         Ok(address)
     }
 
@@ -45,6 +45,12 @@ impl Core {
         if let Some(allocation) = self.sharing.locate(address) {
             return Ok(Some(allocation));
         }
+        // Our own device memory stays until it is freed here, or its device reset.
+        if let Some((allocation, gpu)) = self.memory.located_at(address) {
+            self.gpus.primary(gpu)?.check()?;
+            return Ok(Some(allocation));
+        }
+        let number = self.memory.number_at(address);
         let attributes = self.gpus.attributes(address)?;
         if attributes.managed != 0 {
             return Err(BackendError::NotSupported(format!(
@@ -81,7 +87,11 @@ impl Core {
         }
         // Memory that the driver does not number has the number of its address, and is not told from what comes to lie there later.
         let id = if attributes.buffer != 0 { attributes.buffer } else { base | UNNUMBERED };
-        Ok(Some(Allocation { id, base, bytes, device, kind }))
+        let allocation = Allocation { id, base, bytes, device, kind };
+        if let Some(number) = number.filter(|_| kind == MemoryKind::Device && attributes.buffer != 0) {
+            self.memory.note(number, allocation);
+        }
+        Ok(Some(allocation))
     }
 
     /// Whether memory at an address is this backend's own or mapped by it, so that nobody else frees it.

@@ -43,6 +43,8 @@ pub(super) struct Owned {
     pub gpu: usize,
     /// Of host memory, because not every driver numbers registered memory. From [`own_id`].
     pub id: u64,
+    /// Of device memory, what the driver has told of it.
+    pub located: Option<Allocation>,
     /// Host memory in pages of our own, registered with the driver. Memory files are held by `share`.
     pub pages: Option<HostPages>,
 }
@@ -73,6 +75,27 @@ impl Memory {
         let given = lock(&self.0);
         let (base, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
         Some(Allocation { id: owned.id, base: *base, bytes: owned.bytes, device: owned.device, kind: MemoryKind::Pinned })
+    }
+
+    /// What was noted of the device memory that an address lies in, and the GPU in whose context it was made.
+    pub fn located_at(&self, address: u64) -> Option<(Allocation, usize)> {
+        let given = lock(&self.0);
+        let (_, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
+        owned.located.map(|allocation| (allocation, owned.gpu))
+    }
+
+    /// The number of the memory that an address lies in, which is never another's.
+    pub fn number_at(&self, address: u64) -> Option<u64> {
+        lock(&self.0).range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes).map(|(_, owned)| owned.id)
+    }
+
+    /// Notes what the driver tells of memory that had this number before it was asked, if it has it still.
+    pub fn note(&self, number: u64, allocation: Allocation) {
+        lock(&self.0)
+            .get_mut(&allocation.base)
+            .filter(|owned| owned.id == number)
+            .into_iter()
+            .for_each(|owned| owned.located = Some(allocation));
     }
 
     /// Whether an address lies in memory that was given out.

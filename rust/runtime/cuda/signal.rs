@@ -14,9 +14,10 @@
 //! runs at every launch of its graph, and the program may set its counter back between launches; so it stays in the table until its memory
 //! is unmapped.
 
-use super::driver::{CUstream, call_optional, lock};
+use super::driver::{CUstream, OutsideCapture, call_optional, handle, lock};
 use super::kernel::{ACTIONS_PER_LAUNCH, SIGNALS_PER_WAIT};
 use super::parts::Core;
+use super::streams::Found;
 use crate::backend::{Action, BackendError, Endpoints, Execution, FailedWait, Signal, SignalWait, StreamHandle};
 use crate::bridge::{PolledList, Segment};
 use crate::ipc::signal;
@@ -127,13 +128,10 @@ impl Core {
             let Some(kernel) = primary.kernel().filter(|_| lane.is_none_or(|lane| lane.device == DeviceId(gpu as i32))) else {
                 return Ok(false);
             };
-            if !self.plan_is_reached(execution, gpu)? {
-                return Ok(false);
-            }
+            let Some(ends) = self.ends_for_kernel(execution, gpu)? else { return Ok(false) };
             self.enter_flags(actions.iter().filter_map(|action| if let Action::Take(flag) = action { Some(*flag) } else { None }))?;
-            let own = self.own_ends(execution, gpu);
-            let (ends, bytes) = (own.as_deref().unwrap_or(execution.endpoints), &execution.program.transfers);
-            let actions: SmallVec<[Segment; 16]> = actions.iter().map(|action| action.segment(ends, bytes)).collect();
+            let actions: SmallVec<[Segment; 16]> =
+                actions.iter().map(|action| action.segment(&ends, &execution.program.transfers)).collect();
             // SAFETY: the GPU reaches every end, and flags are pinned memory that has one address for the CPU and all GPUs (`share`); the caller
             // keeps all of it for as long as the stream works.
             unsafe { kernel.run(self.gpus.driver, &actions, raw) }?;
@@ -196,12 +194,44 @@ impl Core {
         if let Some(known) = self.streams.find(&self.gpus, stream)?.is_capturing {
             return Ok(known);
         }
-        self.with_stream(stream, |_, raw| {
-            let mut status = 0;
+        self.with_stream(stream, |_, raw| Ok(self.is_captured_now(raw)))
+    }
+
+    /// The same for a stream whose context is current.
+    fn is_captured_now(&self, raw: CUstream) -> bool {
+        let mut status = 0;
+        // SAFETY: the caller's stream; the output is valid for the call.
+        let code = unsafe { (self.gpus.driver.cuStreamIsCapturing)(raw, &mut status) };
+        code != 0 || status != 0
+    }
+
+    /// [`Backend::in_stream`](crate::backend::Backend::in_stream).
+    pub fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
+        let found = self.streams.find(&self.gpus, stream)?;
+        let _current = self.gpus.primary(found.gpu)?.enter()?;
+        let is_captured = found.is_capturing.unwrap_or_else(|| self.is_captured_now(handle(stream.0)));
+        let _held = (!is_captured).then(|| self.streams.hold(stream, Found { is_capturing: Some(false), ..found }));
+        work(is_captured);
+        Ok(())
+    }
+
+    /// [`Backend::is_idle`](crate::backend::Backend::is_idle).
+    pub fn is_idle(&self, stream: StreamHandle) -> bool {
+        let asked = self.streams.find(&self.gpus, stream).and_then(|found| {
+            if found.number.is_none() || found.is_capturing != Some(false) {
+                return Ok(false);
+            }
+            let driver = self.gpus.driver;
+            let _outside = OutsideCapture::enter(driver);
+            let _current = self.gpus.primary(found.gpu)?.enter()?;
+            let mut flags = 0;
             // SAFETY: the caller's stream; the output is valid for the call.
-            let code = unsafe { (self.gpus.driver.cuStreamIsCapturing)(raw, &mut status) };
-            Ok(code != 0 || status != 0)
-        })
+            unsafe { call_optional!(driver, cuStreamGetFlags(handle(stream.0), &mut flags)) }?;
+            let is_apart = flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint != 0;
+            // SAFETY: as above, and it is not being captured.
+            Ok(is_apart && unsafe { (driver.cuStreamQuery)(handle(stream.0)) } == 0)
+        });
+        asked.unwrap_or(false)
     }
 
     pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {

@@ -10,6 +10,7 @@ use super::gpus::Gpus;
 use crate::backend::failed_waits::{FailedWaits, Told};
 use crate::backend::{BackendError, StreamHandle};
 use crate::topology::DeviceId;
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
@@ -77,7 +78,28 @@ impl KnownGpus {
     }
 }
 
+thread_local! {
+    /// The stream that this thread is at work in, in which table, and where it is.
+    static HELD: Cell<Option<HeldStream>> = const { Cell::new(None) };
+}
+
+type HeldStream = (usize, StreamHandle, Found);
+
+/// What [`Streams::hold`] has put aside.
+pub(super) struct StreamHold(Option<HeldStream>);
+
+impl Drop for StreamHold {
+    fn drop(&mut self) {
+        HELD.set(self.0);
+    }
+}
+
 impl Streams {
+    /// What was found of a stream holds for this thread until the result is dropped, on the same thread.
+    pub fn hold(&self, stream: StreamHandle, found: Found) -> StreamHold {
+        StreamHold(HELD.replace(Some((std::ptr::from_ref(self).addr(), stream, found))))
+    }
+
     /// A non-blocking stream, of highest priority where it `is_urgent`. One of a host domain is a stream of a GPU that is in use, or of the
     /// first.
     pub fn create(&self, gpus: &Gpus, device: DeviceId, is_urgent: bool) -> Result<StreamHandle, BackendError> {
@@ -127,6 +149,9 @@ impl Streams {
 
     /// Finds a stream's GPU, which is looked up once for a stream that has a number, because it stays on its GPU.
     pub fn find(&self, gpus: &Gpus, stream: StreamHandle) -> Result<Found, BackendError> {
+        if let Some((_, _, found)) = HELD.get().filter(|(of, held, _)| *held == stream && *of == std::ptr::from_ref(self).addr()) {
+            return Ok(found);
+        }
         if stream.0 <= 2 || self.is_destroyed(stream) {
             // A default stream is never gone, but what it is given may be.
             let gpu = self.gpu_of_living(gpus, stream)?;

@@ -318,6 +318,10 @@ impl Backend for HostBackend {
         self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), false)
     }
 
+    fn is_idle(&self, stream: StreamHandle) -> bool {
+        self.streams.with(stream, |stream| Ok(stream.chain.tail().is_none())).unwrap_or(false)
+    }
+
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.queue.start()?;
         self.streams.with(stream, |stream| {

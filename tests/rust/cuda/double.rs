@@ -22,6 +22,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ pub struct Node {
     pub failed: Option<&'static str>,
     /// Calls that succeeded.
     pub calls: HashMap<&'static str, u32>,
+    /// Calls of [`failing`], each by its name.
+    pub asked: Vec<&'static str>,
     pub memory: BTreeMap<u64, Block>,
     pub pools: BTreeMap<usize, MemoryPool>,
     /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
@@ -54,6 +57,8 @@ pub struct Node {
     gone: HashSet<usize>,
     /// Streams that exist.
     pub streams: HashSet<usize>,
+    /// Those that order with the default stream, as the program's own may.
+    pub blocking: HashSet<usize>,
     pub graphs: graphs::Graphs,
     /// Calls that have ended a capture with an error.
     pub captures_broken: u32,
@@ -68,6 +73,8 @@ pub struct Node {
     /// Calls that have blocked for ever, as far as a test can tell.
     pub stuck: Vec<&'static str>,
     queues: HashMap<usize, VecDeque<Task>>,
+    /// Whether other processes can map what `cuMemAlloc` gives.
+    pub shares: bool,
     /// Memory of a GPU is mapped by the virtual memory API, from chunks of so many bytes each.
     pub chunk: Option<usize>,
     now: f64,
@@ -135,7 +142,10 @@ thread_local! {
 
 /// Makes this thread's node one of `gpus` GPUs.
 pub fn start(gpus: i32, peers: bool) {
-    NODE.set(Arc::new(Mutex::new(Node { gpus, peers, ..Node::default() })));
+    // All nodes are one process, whose memory has numbers that are unique.
+    static STARTED: AtomicU64 = AtomicU64::new(0);
+    let ids = STARTED.fetch_add(1, Ordering::Relaxed) << 24;
+    NODE.set(Arc::new(Mutex::new(Node { gpus, peers, ids, ..Node::default() })));
     CURRENT.take();
 }
 
@@ -248,6 +258,7 @@ pub fn without_batch() -> &'static Driver {
         cuEventSynchronize: synchronize_event,
         cuEventQuery: query_event,
         cuStreamGetId: Some(id_of_stream),
+        cuStreamGetFlags: Some(flags_of_stream),
         cuStreamBatchMemOp: Some(operate),
         cuEventCreate: create_event,
         cuEventDestroy: destroy_event,
@@ -268,6 +279,7 @@ pub fn failing() -> &'static Driver {
 /// Makes a call of [`failing`], if it is not the one to fail. What gives something back does so all the same: the driver reports there
 /// what earlier work has come to.
 pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Code {
+    node(|node| node.asked.push(function));
     let fails = node(|node| match &mut node.failure {
         Some((0, code)) => {
             node.failed = Some(function);
@@ -342,7 +354,7 @@ const NO_BINARY_FOR_GPU: Code = 209;
 const CAPTURE_UNSUPPORTED: Code = 900;
 
 /// Contexts and streams are numbers that name their GPU.
-const CONTEXT: usize = 0x1000;
+pub const CONTEXT: usize = 0x1000;
 const STREAM: usize = 0x10_0000;
 pub const GREATEST_PRIORITY: c_int = -5;
 
@@ -508,6 +520,13 @@ impl Node {
         Some(address)
     }
 
+    /// What lies at an address is freed, and comes to be another allocation of a GPU.
+    pub fn renew(&mut self, address: u64, gpu: i32) {
+        self.ids += 1;
+        let id = self.ids;
+        self.memory.get_mut(&address).into_iter().for_each(|block| (block.id, block.gpu) = (id, Some(gpu)));
+    }
+
     fn insert_of(&mut self, pool: Option<usize>, address: u64, bytes: usize, pages: Pages) {
         self.ids += 1;
         let gpu = pool.and_then(|pool| self.pools.get(&pool)).map(|pool| pool.gpu);
@@ -667,7 +686,9 @@ unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
         if context == 0 {
             return code::INVALID_CONTEXT;
         }
-        node.give(bytes, Some((context / CONTEXT - 1) as i32)).map_or(code::OUT_OF_MEMORY, |address| put(out, address))
+        let gpu = (context / CONTEXT - 1) as i32;
+        let given = if node.shares { node.give_shareable(bytes, gpu) } else { node.give(bytes, Some(gpu)) };
+        given.map_or(code::OUT_OF_MEMORY, |address| put(out, address))
     })
 }
 
@@ -1031,6 +1052,10 @@ unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Co
         let context = if stream.addr() <= 2 { current() } else { 0 };
         put(out, (context + stream.addr()) as c_ulonglong)
     })
+}
+
+unsafe extern "C" fn flags_of_stream(stream: CUstream, out: *mut c_uint) -> Code {
+    node(|node| put(out, c_uint::from(!node.blocking.contains(&stream.addr()))))
 }
 
 unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut sys::CUstreamBatchMemOpParams, _: c_uint) -> Code {

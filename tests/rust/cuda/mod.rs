@@ -9,6 +9,7 @@ mod host_functions;
 mod lanes;
 mod launches;
 mod lost;
+mod messages;
 mod opened_memory;
 mod polled;
 mod prepared;

@@ -3,10 +3,11 @@
 use super::CudaBackend;
 use super::double::{self, calls, node};
 use super::driver::Driver;
-use crate::backend::{Allocation, Backend, Endpoints, Execution, MemoryKind, Shared};
+use crate::backend::{Action, Allocation, Backend, Endpoints, Execution, MemoryKind, PlanState, Shared};
 use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
+use std::num::NonZeroU64;
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
 
@@ -154,4 +155,34 @@ fn a_gpu_that_cannot_open_the_memory_leaves_the_work_to_one_that_has() {
     put(&backend, ours);
     assert_arrived(theirs);
     assert_eq!((calls("cuIpcOpenMemHandle"), node(|node| node.strangers)), (1, 0));
+}
+
+#[test]
+fn what_a_kernel_of_each_gpu_reaches_is_asked_once_for_an_allocation_and_opened_memory_is_at_its_own_address() {
+    let backend = on(double::failing());
+    let [flags, src] = [DeviceId::HOST, DeviceId::gpu(0)].map(|device| backend.allocate(device, BYTES).expect("memory"));
+    let (theirs, ours) = import(&backend);
+    // SAFETY: memory of the double is host memory, of this size.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(src as usize), BYTES as usize) }.fill(0x5A);
+    let number = |address| backend.locate(address).expect("an answer").and_then(|found| NonZeroU64::new(found.id));
+    let state = PlanState::of([number(ours), number(src)].into_iter());
+    let nothing: Arc<[u64]> = Arc::new([]);
+    for gpu in [0, 1].map(DeviceId::gpu) {
+        let stream = backend.create_stream(gpu).expect("a stream");
+        let program = Arc::new(Program { transfers: vec![1], lanes: vec![Lane::new(gpu)], rings: vec![], ops: vec![] });
+        let run = |at: u64| {
+            let endpoints: Arc<[Endpoints]> = Arc::new([Endpoints { dst: ours + at, src: src + at }]);
+            let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
+            node(|node| node.asked.clear());
+            let ran = backend.stream_run_actions(&execution, &[Action::Copy(0), Action::Raise(flags)]).expect("enqueued");
+            (ran, node(|node| node.asked.iter().filter(|call| **call == "cuPointerGetAttributes").count()))
+        };
+        assert_eq!(run(0), (true, 1), "the source is asked for once, and what is opened is known");
+        // New ends, in the same allocations.
+        (1..BYTES).for_each(|at| assert_eq!(run(at), (true, 0)));
+        assert_arrived(theirs);
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(theirs as usize), BYTES as usize) }.fill(0);
+    }
+    assert_eq!(calls("cuIpcOpenMemHandle"), 2, "once for each GPU");
 }

@@ -48,11 +48,16 @@ fn made() -> (Vec<u32>, usize) {
 }
 
 pub(super) fn context(driver: &'static Driver) -> Context {
+    context_with(driver, |config| config)
+}
+
+/// The same, with another configuration.
+pub(super) fn context_with(driver: &'static Driver, change: impl FnOnce(Config) -> Config) -> Context {
     let seen = discover::look_at(driver, no_nvml).expect("the double has GPUs");
     let machine = Machine::new(topology(&seen)).expect("well formed");
     let backend = CudaBackend::on(driver, 1).expect("the double has GPUs");
     let config = Config { staging_bytes: 1 << 20, check_peers: false, ..Config::default() };
-    Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context")
+    Context::with_backend(Arc::new(machine), Arc::new(backend), change(config)).expect("a context")
 }
 
 /// Makes plans of transfers both ways and out of host memory, and executes each twice; what the first execution made.

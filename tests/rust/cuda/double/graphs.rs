@@ -3,6 +3,7 @@
 use super::super::driver::{CUcontext, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, call, copy_bytes, current, driver, node, put};
 use crate::bridge::{Segment, copy_polled_on_cpu};
+use crate::ipc::signal;
 use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_uint, c_ulonglong, c_void};
@@ -310,6 +311,7 @@ const WAIT: usize = 0x10;
 const MANY: usize = 0x20;
 const FEW: usize = 0x30;
 const ACTIONS: usize = 0x50;
+const FEW_ACTIONS: usize = 0x70;
 const POLLED: usize = 0x60;
 
 /// The segments of a launch, from its argument.
@@ -318,6 +320,7 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
         MANY => 120 * 24 + 121 * 8,
         FEW => 32 * 24 + 33 * 8,
         ACTIONS => 120 * 24,
+        FEW_ACTIONS => 8 * 24,
         _ => return Vec::new(),
     };
     // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are. `ActionList` of
@@ -355,13 +358,14 @@ unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *cons
         b"mpgpu_wait_signals" => WAIT,
         b"mpgpu_copy_segments" => MANY,
         b"mpgpu_run_actions" => ACTIONS,
+        b"mpgpu_run_few_actions" => FEW_ACTIONS,
         b"mpgpu_copy_polled" => POLLED,
         _ => FEW,
     };
     call("cuModuleGetFunction", |_| put(out, with_exposed_provenance_mut(function)))
 }
 
-/// Copies at once; does not wait for signals or flags, and raises none.
+/// Copies at once, and raises flags; waits for no signals and flags.
 unsafe extern "C" fn launch_kernel(
     function: CUfunction,
     blocks: c_uint,
@@ -390,6 +394,10 @@ unsafe extern "C" fn launch_kernel(
             node.graphs.graphs.entry(graph).or_default().work.push(Work::Kernel(segments));
         } else {
             copy_segments(node, &segments);
+            let flags =
+                segments.iter().filter(|action| [ACTIONS, FEW_ACTIONS].contains(&function.addr()) && action.bytes == 0 && action.src != 0);
+            // SAFETY: flags of a test, which outlive its streams.
+            flags.for_each(|action| unsafe { signal::store(action.src, 1) });
         }
         0
     })

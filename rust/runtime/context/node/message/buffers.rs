@@ -9,6 +9,7 @@ use crate::context::Error;
 use crate::ipc::{Handle, INLINE_BYTES, IpcError, SlotBuffer};
 use crate::sync::{Mutex, lock};
 use crate::topology::DeviceId;
+use ahash::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +36,8 @@ pub(super) struct MessagePlace {
     pub is_send: bool,
     /// As this context numbers devices.
     pub device: DeviceId,
+    /// The allocation that others map, 0 where they map none.
+    pub allocation: u64,
     pub through: Through,
 }
 
@@ -72,6 +75,8 @@ pub(super) struct ImportedBuffer {
     address: u64,
     /// What is mapped.
     bytes: u64,
+    /// The number of the allocation here.
+    pub allocation: u64,
     /// When it was used last, in uses of all.
     used: AtomicU64,
 }
@@ -79,8 +84,8 @@ pub(super) struct ImportedBuffer {
 /// What is kept of this rank's memory and of others'.
 #[derive(Default)]
 pub(super) struct Buffers {
-    exports: Mutex<HashMap<u64, Vec<ExportedRange>>>,
-    imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>>>,
+    exports: Mutex<HashMap<u64, Vec<ExportedRange>, RandomState>>,
+    imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>>,
     uses: AtomicU64,
     /// Pieces that no message uses.
     bounces: Mutex<Vec<Bounce>>,
@@ -112,7 +117,7 @@ impl Messenger {
     pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"data", reason });
         if bytes == 0 {
-            return Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, through: Through::Nothing });
+            return Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, allocation: 0, through: Through::Nothing });
         }
         if address == 0 {
             return refuse(format!("data is NULL, but {bytes} bytes are to be moved"));
@@ -143,7 +148,7 @@ impl Messenger {
         match self.export(&allocation, address, bytes) {
             Ok((handle, offset)) => {
                 let through = Through::Direct { handle, offset, device: device.0 };
-                Ok(MessagePlace { address, bytes, is_send, device: allocation.device, through })
+                Ok(MessagePlace { address, bytes, is_send, device: allocation.device, allocation: allocation.id, through })
             }
             Err(Error::Backend(BackendError::NotSupported(_)) | Error::Share(IpcError::NotSupported(_))) if is_host => {
                 self.buffered(address, bytes, is_send)
@@ -162,7 +167,7 @@ impl Messenger {
             };
             Through::Bounce(bounce, self.export(&allocation, bounce.address, bounce.bytes)?.0)
         };
-        Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, through })
+        Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, allocation: 0, through })
     }
 
     /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Pieces stay until the messenger ends:
@@ -217,13 +222,14 @@ impl Messenger {
         let instead = (!device.is_host()).then(|| self.node.device_here(device));
         let (address, _) = self.node.context.import_through(&Handle::decode(handle)?, instead)?;
         let bytes = self.node.context.shared.sharing.import_at(address).map_or(0, |import| import.bytes_from(address));
-        let imported = Arc::new(ImportedBuffer { address, bytes, used: AtomicU64::new(now) });
+        let allocation = self.node.context.shared.locate(address)?.map_or(0, |allocation| allocation.id);
+        let imported = Arc::new(ImportedBuffer { address, bytes, allocation, used: AtomicU64::new(now) });
         imports.insert(*handle, Arc::clone(&imported));
         Ok(imported)
     }
 
     /// Closes what no message uses: whatever its owner has freed, and where there are too many what was not used for the longest time.
-    fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<ImportedBuffer>>) {
+    fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>) {
         let sharing = &self.node.context.shared.sharing;
         let is_stale = |imported: &ImportedBuffer| sharing.import_at(imported.address).is_none_or(|import| import.check().is_err());
         let mut used: Vec<u64> = imports.values().map(|imported| imported.used.load(Ordering::Relaxed)).collect();

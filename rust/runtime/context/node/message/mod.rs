@@ -187,6 +187,8 @@ impl Messenger {
         let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
         let offers = node.exchange.all(offer)?;
         let bound = Messenger::map_all(node, options, &offers, own, held);
+        // Before any message may be waited for: loading waits for the GPU, and it for the message.
+        node.context.backend().load_kernels();
         let failed = bound.as_ref().err().cloned();
         node.exchange.all(failed.map_or(Ok(()), Err))?;
         let bases = bound?;

@@ -3,12 +3,15 @@
 //! They move in a stream of the messenger's own, because work of the caller's stream must not wait for another rank: it comes after an event
 //! of the caller's stream and after the flag that the other side's stream raises. Each operation that waits has a stream to itself, so that none is
 //! held up by one that was posted before it. Few bytes whose other side has come already move in the caller's stream.
+//!
+//! A stream that has nothing to do has come to whatever is posted in it: the CPU says so, and the other side, if it is posted next, need not wait.
+//! Then it also moves the few bytes of a host message, and ends one of no bytes.
 
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
 use crate::backend::{
-    Action, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, Report, Signal, SignalWait,
+    Action, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait,
     StreamHandle, no_completion,
 };
 use crate::context::{Error, Plan, PlanOptions, Transfer, Verify};
@@ -18,11 +21,15 @@ use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
 use std::any::Any;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
 const SMALL_BYTES: u64 = 128 << 10;
+
+/// The same where the kernel would save no wait, but one call of two. Estimated: one thread block takes 2 us for as much.
+const SMALL_BYTES_COME: u64 = 32 << 10;
 
 /// Kernels that wait on a GPU at a time. It runs 128 at once at most, and what the other ranks wait for may be a kernel of the program.
 const MOST_WAITING_KERNELS: usize = 32;
@@ -107,12 +114,14 @@ pub(super) struct Ends {
     pub src: u64,
     pub dst: u64,
     pub bytes: u64,
+    /// The allocations of destination and source, 0 for one that is not known.
+    pub memory: [u64; 2],
 }
 
 impl Ends {
     /// Of a part.
     pub fn part(&self, offset: u64, bytes: u64) -> Ends {
-        Ends { device: self.device, src: self.src + offset, dst: self.dst + offset, bytes }
+        Ends { src: self.src + offset, dst: self.dst + offset, bytes, ..*self }
     }
 }
 
@@ -147,7 +156,7 @@ impl Messenger {
         let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
         // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
         let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
-        let (their_address, their_device) = self.address_of(kept, theirs, other, bytes)?;
+        let (their_address, their_device, their_allocation) = self.address_of(kept, theirs, other, bytes)?;
         let own_address = match place.through {
             Through::Direct { .. } => place.address,
             Through::Slot => self.mailboxes.inline_address(self.mailboxes.own_id(kept.slot)),
@@ -155,15 +164,28 @@ impl Messenger {
             Through::Nothing => 0,
         };
         let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
-        let (src, dst) = if is_send { (own_address, their_address) } else { (their_address, own_address) };
-        let ends = Ends { device, src, dst, bytes };
+        let [(dst, dst_memory), (src, src_memory)] = {
+            let (own, theirs) = ((own_address, place.allocation), (their_address, their_allocation));
+            if is_send { [theirs, own] } else { [own, theirs] }
+        };
+        let ends = Ends { device, src, dst, bytes, memory: [dst_memory, src_memory] };
         let has_come = other.ready.load(Ordering::Acquire) != 0;
+        let is_for_cpu = bytes == 0 || bytes <= INLINE_BYTES && place.device.is_host() && their_device.is_host();
+        if has_come && is_for_cpu && backend.is_idle(stream) {
+            if bytes > 0 {
+                copy_host(src, dst, bytes);
+            }
+            [other, own].into_iter().for_each(MessageSlot::end);
+            return Ok(());
+        }
         if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
         let (lane, event) = self.lane(device, kept.slot)?;
-        backend.record_event(event, stream)?;
-        backend.stream_wait_event(lane, event)?;
+        if !backend.is_idle(stream) {
+            backend.record_event(event, stream)?;
+            backend.stream_wait_event(lane, event)?;
+        }
         if self.move_together(kept, place, &ends, theirs, lane)? {
             return Ok(());
         }
@@ -183,8 +205,13 @@ impl Messenger {
         let context = &self.node.context;
         let backend = context.backend();
         let raises = [raise(&other.moved), raise(&own.moved)];
-        let is_small = ends.bytes <= SMALL_BYTES && !ends.device.is_host() && self.node.signal_wait() == SignalWait::Kernel;
-        if is_small && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
+        // A kernel that does not wait keeps no other from running, so only whoever has asked for operations gets none.
+        let may_wait = self.node.signal_wait() == SignalWait::Kernel;
+        let by_kernel = may_wait || has_come && ends.bytes <= SMALL_BYTES_COME && context.config().signal_wait.is_none();
+        // Bytes that lie differently in their words are copied one by one.
+        let pieces = if (ends.src ^ ends.dst) % 4 == 0 { 1 } else { 16 };
+        let is_small = ends.bytes <= SMALL_BYTES / pieces && !ends.device.is_host();
+        if is_small && by_kernel && context.config().verify != Verify::Bytes && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
             let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
             let copy = (ends.bytes > 0).then_some(Action::Copy(0));
             let actions: Vec<Action> =
@@ -196,7 +223,10 @@ impl Messenger {
                 ops: Vec::new(),
             };
             let endpoints: Arc<[Endpoints]> = copy.map(|_| Endpoints { dst: ends.dst, src: ends.src }).into_iter().collect();
-            if backend.stream_run_actions(&Execution::new(&Arc::new(program), &endpoints, &Arc::from([]), stream), &actions)? {
+            let state = PlanState::of(ends.memory.into_iter().map(NonZeroU64::new));
+            let (program, nothing) = (Arc::new(program), Arc::from([]));
+            let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
+            if backend.stream_run_actions(&execution, &actions)? {
                 return Ok(());
             }
         }
@@ -235,10 +265,10 @@ impl Messenger {
         })?)
     }
 
-    /// Where the other side's bytes are in this process, and its device here.
-    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
+    /// Where the other side's bytes are in this process, its device and the number of the allocation here.
+    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId, u64), Error> {
         if bytes == 0 {
-            return Ok((0, DeviceId::HOST));
+            return Ok((0, DeviceId::HOST, 0));
         }
         match other.buffer() {
             SlotBuffer::Memory { handle, offset, device } => {
@@ -247,13 +277,14 @@ impl Messenger {
                     let why = format!("rank {} names {bytes} bytes at {offset}, which its memory does not have", theirs.rank);
                     return Err(IpcError::Corrupt(why).into());
                 };
+                let allocation = imported.allocation;
                 kept.imported = Some(imported);
-                Ok((address, self.node.device_here(DeviceId(device))))
+                Ok((address, self.node.device_here(DeviceId(device)), allocation))
             }
             SlotBuffer::Inline if bytes > INLINE_BYTES => {
                 Err(IpcError::Corrupt(format!("rank {} names {bytes} bytes in a slot, which has {INLINE_BYTES}", theirs.rank)).into())
             }
-            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
+            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST, 0)),
             SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
         }
     }
@@ -262,8 +293,13 @@ impl Messenger {
     pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
-        backend.launch_host(stream, Box::new(move || copy_host(from, to, bytes)))?;
         let own = self.mailboxes.own(slot);
+        if bytes <= INLINE_BYTES && backend.is_idle(stream) {
+            copy_host(from, to, bytes);
+            [&own.ready, &own.come, &own.finished].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
+            return Ok(());
+        }
+        backend.launch_host(stream, Box::new(move || copy_host(from, to, bytes)))?;
         Ok(backend.stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come), raise(&own.finished)])?)
     }
 
@@ -285,9 +321,13 @@ impl Messenger {
         place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
     }
 
-    /// Has the caller's stream say that it has come to an operation.
+    /// Has the caller's stream say that it has come to an operation, or says so where it has nothing to do.
     pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
         let own = self.mailboxes.own(slot);
+        if self.node.context.backend().is_idle(stream) {
+            [&own.ready, &own.come].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
+            return Ok(());
+        }
         Ok(self.node.context.backend().stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come)])?)
     }
 

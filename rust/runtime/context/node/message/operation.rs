@@ -106,6 +106,12 @@ impl OperationOutcome {
     }
 }
 
+/// Whether a thread that looks again and again leaves a core for others.
+fn has_cores() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1))
+}
+
 impl Operation {
     pub(super) fn new(messenger: &Arc<Messenger>, slot: u32, kept: Kept) -> Arc<Operation> {
         let operation =
@@ -128,6 +134,23 @@ impl Operation {
             return Some(self.outcome.get_or_init(OperationOutcome::ended));
         };
         self.settle()
+    }
+
+    /// Looks at the flags until one is up, for a microsecond or so: less than a yield takes where other threads want the core.
+    fn watch(&self) {
+        const LOOKS: u32 = 32;
+        if !has_cores() || self.outcome.get().is_some() {
+            return;
+        }
+        let Ok(_open) = self.messenger.enter() else { return };
+        // It may be another operation's by now, if somebody else has seen the end of this one.
+        let slot = self.messenger.mailboxes.own(self.slot);
+        for _ in 0..LOOKS {
+            if slot.has_moved() || slot.finished.load(Ordering::Acquire) != 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// The outcome where it is known. The messenger is open.
@@ -219,11 +242,12 @@ impl CompletionState for Operation {
     fn wait(&self) -> Result<(), BackendError> {
         let mut round = 0;
         loop {
+            self.watch();
             if let Some(outcome) = self.outcome() {
                 return outcome.result.clone();
             }
             // Yields for some hundred microseconds: most messages come by then.
-            rest(round / 8);
+            rest(round / if has_cores() { 2 } else { 8 });
             round += 1;
         }
     }

@@ -75,8 +75,11 @@ fn checksum(words: &[u64]) -> u64 {
 impl Messenger {
     /// Sends a message: what earlier work in `stream` has written there. The operation ends when the memory may be used again.
     pub fn send(self: &Arc<Self>, message: &Outgoing<'_>, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
+        self.post(stream, || self.send_in(message, stream))
+    }
+
+    fn send_in(self: &Arc<Self>, message: &Outgoing<'_>, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         let Outgoing { address, bytes, rank, tag, metadata } = *message;
-        let _open = self.enter_with(stream)?;
         self.check_rank(rank)?;
         if metadata.len() > METADATA_BYTES {
             let reason = format!("metadata_bytes={}: must be at most {METADATA_BYTES}", metadata.len());
@@ -111,7 +114,10 @@ impl Messenger {
 
     /// Receives a message that `pattern` takes into memory that earlier work in `stream` has left. The operation ends when the bytes are there.
     pub fn receive(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
-        let _open = self.enter_with(stream)?;
+        self.post(stream, || self.receive_in(address, bytes, pattern, stream))
+    }
+
+    fn receive_in(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         pattern.source.map_or(Ok(()), |rank| self.check_rank(rank))?;
         let place = self.place(address, bytes, false)?;
         let mut kept = self.prepare(&place, pattern.source, (pattern.tag, pattern.mask), &[], false)?;
@@ -156,7 +162,10 @@ impl Messenger {
     /// Describes memory for whichever rank gets the descriptor: what earlier work in `stream` has written there. The operation ends when it was
     /// fetched, and the memory may be used again.
     pub fn describe(self: &Arc<Self>, address: u64, bytes: u64, stream: StreamHandle) -> Result<(Descriptor, Arc<Operation>), Error> {
-        let _open = self.enter_with(stream)?;
+        self.post(stream, || self.describe_in(address, bytes, stream))
+    }
+
+    fn describe_in(self: &Arc<Self>, address: u64, bytes: u64, stream: StreamHandle) -> Result<(Descriptor, Arc<Operation>), Error> {
         let place = self.place(address, bytes, true)?;
         let mut kept = self.prepare(&place, None, (0, 0), &[], true)?;
         let (slot, own) = (kept.slot, self.mailboxes.own(kept.slot));
@@ -179,7 +188,16 @@ impl Messenger {
         bytes: u64,
         stream: StreamHandle,
     ) -> Result<Arc<Operation>, Error> {
-        let _open = self.enter_with(stream)?;
+        self.post(stream, || self.fetch_in(descriptor, address, bytes, stream))
+    }
+
+    fn fetch_in(
+        self: &Arc<Self>,
+        descriptor: &Descriptor,
+        address: u64,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<Arc<Operation>, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"descriptor", reason });
         let Descriptor { messenger, slot: theirs, uses, bytes: size } = *descriptor;
         if messenger != self.id || theirs.rank >= self.mailboxes.ranks() || theirs.slot >= self.mailboxes.slots() {
@@ -312,12 +330,14 @@ impl Messenger {
         Err(Error::NodeArgument { argument: c"rank", reason: format!("rank={rank}: must be below {ranks}, the number of ranks") })
     }
 
-    /// Keeps the messenger open; refuses a stream that is being captured.
-    fn enter_with(&self, stream: StreamHandle) -> Result<super::Open<'_>, Error> {
+    /// Posts while the messenger is kept open, in a stream that is not being captured.
+    fn post<T>(&self, stream: StreamHandle, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let open = self.enter()?;
         if self.is_ending.load(Ordering::SeqCst) {
             return Err(destroyed());
         }
-        if self.node.context.backend().is_capturing(stream)? { Err(captured()) } else { Ok(open) }
+        let (mut work, mut posted) = (Some(work), None);
+        open.backend().in_stream(stream, &mut |is_captured| posted = work.take().filter(|_| !is_captured).map(|work| work()))?;
+        posted.unwrap_or_else(|| Err(captured()))
     }
 }
