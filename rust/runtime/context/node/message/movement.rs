@@ -209,7 +209,7 @@ impl Messenger {
         let may_wait = self.node.signal_wait() == SignalWait::Kernel;
         let by_kernel = may_wait || has_come && ends.bytes <= SMALL_BYTES_COME && context.config().signal_wait.is_none();
         // Bytes that lie differently in their words are copied one by one.
-        let pieces = if (ends.src ^ ends.dst) % 4 == 0 { 1 } else { 16 };
+        let pieces = if (ends.src ^ ends.dst).is_multiple_of(4) { 1 } else { 16 };
         let is_small = ends.bytes <= SMALL_BYTES / pieces && !ends.device.is_host();
         if is_small && by_kernel && context.config().verify != Verify::Bytes && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
             let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
