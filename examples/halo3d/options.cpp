@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "options.hpp"
 
-#include <charconv>
-#include <cstddef>
+#include "../flags.hpp"
+
 #include <stdexcept>
 #include <string_view>
 
@@ -28,63 +28,26 @@ const char *const usage =
     "  -topology T      preset such as beluga, or a topology file (this machine)\n"
     "  -help            print this\n";
 
-namespace {
-
-bool read(std::string_view text, int least, int &value) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return error == std::errc() && end == text.data() + text.size() && value >= least;
-}
-
-int number(std::string_view flag, std::string_view text, int least) {
-    int value = 0;
-    if (!read(text, least, value)) {
-        throw std::invalid_argument(std::string(flag) + " " + std::string(text) + ": must be a whole number, " +
-                                    std::to_string(least) + " or more");
-    }
-    return value;
-}
-
-std::array<int, 3> triple(std::string_view flag, std::string_view text, int least) {
-    std::array<int, 3> values{};
-    std::string_view rest = text;
-    for (std::size_t d = 0; d < 3; ++d) {
-        const std::size_t end = d < 2 ? rest.find('_') : rest.size();
-        if (end == std::string_view::npos || !read(rest.substr(0, end), least, values.at(d))) {
-            throw std::invalid_argument(std::string(flag) + " " + std::string(text) +
-                                        ": must be three whole numbers, " + std::to_string(least) +
-                                        " or more, such as 4_2_1");
-        }
-        rest.remove_prefix(d < 2 ? end + 1 : end);
-    }
-    return values;
-}
-
-} // namespace
-
 options parse(int argc, const char *const *argv) {
     options result;
-    for (int i = 1; i < argc; ++i) {
-        const std::string_view flag = argv[i];
-        const auto value = [&]() -> std::string_view {
-            if (i + 1 == argc) {
-                throw std::invalid_argument(std::string(flag) + ": a value must follow");
-            }
-            return argv[++i];
-        };
+    flags::arguments given(argc, argv);
+    while (given.next()) {
+        const std::string_view flag = given.flag();
+        const auto value = [&] { return given.value(); };
         if (!flag.empty() && flag.front() != '-') {
-            result.mesh = triple("mesh", flag, 1);
+            result.mesh = flags::triple("mesh", flag, 1);
         } else if (flag == "-divide") {
-            result.divide = triple(flag, value(), 1);
+            result.divide = flags::triple(flag, value(), 1);
         } else if (flag == "-periodic") {
-            result.periodic = triple(flag, value(), 0);
+            result.periodic = flags::triple(flag, value(), 0);
         } else if (flag == "-ghost") {
-            result.ghost = triple(flag, value(), 0);
+            result.ghost = flags::triple(flag, value(), 0);
         } else if (flag == "-vars") {
-            result.vars = number(flag, value(), 1);
+            result.vars = flags::number(flag, value(), 1);
         } else if (flag == "-cycles") {
-            result.cycles = number(flag, value(), 1);
+            result.cycles = flags::number(flag, value(), 1);
         } else if (flag == "-direct") {
-            result.direct = static_cast<std::uint64_t>(number(flag, value(), 0));
+            result.direct = static_cast<std::uint64_t>(flags::number(flag, value(), 0));
         } else if (flag == "-joint") {
             const std::string_view text = value();
             if (text != "on" && text != "off" && text != "measured") {
@@ -99,19 +62,9 @@ options parse(int argc, const char *const *argv) {
             result.both = text == "both";
             result.pushed = text == "on" || text == "off" ? std::optional<bool>(text == "on") : std::nullopt;
         } else if (flag == "-each") {
-            const std::string_view text = value();
-            std::string_view rest = text;
-            for (bool more = true; more;) {
-                const std::size_t end = rest.find(',');
-                more = end != std::string_view::npos;
-                if (!read(rest.substr(0, end), 1, result.each.emplace_back(0))) {
-                    throw std::invalid_argument(std::string(flag) + " " + std::string(text) +
-                                                ": must be whole numbers, 1 or more, such as 32,64");
-                }
-                rest.remove_prefix(more ? end + 1 : rest.size());
-            }
+            result.each = flags::numbers(flag, value(), 1);
         } else if (flag == "-nodes") {
-            result.nodes = number(flag, value(), 1);
+            result.nodes = flags::number(flag, value(), 1);
         } else if (flag == "-persistent") {
             result.persistent = true;
         } else if (flag == "-plain") {
@@ -125,7 +78,7 @@ options parse(int argc, const char *const *argv) {
         } else if (flag == "-help" || flag == "--help") {
             result.help = true;
         } else {
-            throw std::invalid_argument(std::string(flag) + ": there is no such flag; -help lists them");
+            flags::unknown(flag);
         }
     }
     return result;

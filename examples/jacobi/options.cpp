@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "options.hpp"
 
-#include <charconv>
-#include <cstring>
+#include "../flags.hpp"
+
 #include <stdexcept>
 #include <string_view>
 
@@ -20,40 +20,22 @@ const char *const usage =
     "  -plain         solve with plain copies and events in place of mpgpu too, by turns, and compare\n"
     "  -help          print this\n";
 
-namespace {
-
-int number(std::string_view flag, std::string_view text, int least) {
-    int value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < least) {
-        throw std::invalid_argument(std::string(flag) + " " + std::string(text) + ": must be a whole number, " +
-                                    std::to_string(least) + " or more");
-    }
-    return value;
-}
-
-} // namespace
-
 options parse(int argc, const char *const *argv) {
     options result;
-    for (int i = 1; i < argc; ++i) {
-        const std::string_view flag = argv[i];
-        const auto value = [&]() -> std::string_view {
-            if (i + 1 == argc) {
-                throw std::invalid_argument(std::string(flag) + ": a value must follow");
-            }
-            return argv[++i];
-        };
+    flags::arguments given(argc, argv);
+    while (given.next()) {
+        const std::string_view flag = given.flag();
+        const auto value = [&] { return given.value(); };
         if (flag == "-niter") {
-            result.niter = number(flag, value(), 1);
+            result.niter = flags::number(flag, value(), 1);
         } else if (flag == "-nccheck") {
-            result.nccheck = number(flag, value(), 1);
+            result.nccheck = flags::number(flag, value(), 1);
         } else if (flag == "-nx") {
-            result.nx = number(flag, value(), 3);
+            result.nx = flags::number(flag, value(), 3);
         } else if (flag == "-ny") {
-            result.ny = number(flag, value(), 3);
+            result.ny = flags::number(flag, value(), 3);
         } else if (flag == "-devices") {
-            result.devices = number(flag, value(), 1);
+            result.devices = flags::number(flag, value(), 1);
         } else if (flag == "-topology") {
             result.topology = value();
         } else if (flag == "-csv") {
@@ -65,7 +47,7 @@ options parse(int argc, const char *const *argv) {
         } else if (flag == "-help" || flag == "--help") {
             result.help = true;
         } else {
-            throw std::invalid_argument(std::string(flag) + ": there is no such flag; -help lists them");
+            flags::unknown(flag);
         }
     }
     if (result.csv && result.plan) {

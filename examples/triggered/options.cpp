@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "options.hpp"
 
+#include "../flags.hpp"
+
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <stdexcept>
 #include <string_view>
 
@@ -36,72 +37,46 @@ namespace {
 constexpr std::array<std::string_view, 5> programs{"microbenchmark", "jacobi", "pagerank", "shortest-paths",
                                                    "pipeline"};
 
-template <class T> T number(std::string_view flag, std::string_view text, T least, T most) {
-    T value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-        throw std::invalid_argument(std::string(flag) + " " + std::string(text) + ": must be a whole number from " +
-                                    std::to_string(least) + " to " + std::to_string(most));
-    }
-    return value;
-}
-
-std::vector<std::uint32_t> numbers(std::string_view flag, std::string_view text) {
-    std::vector<std::uint32_t> all;
-    for (;;) {
-        const std::size_t comma = std::min(text.find(','), text.size());
-        all.push_back(number<std::uint32_t>(flag, text.substr(0, comma), 0, 1024));
-        if (comma == text.size()) {
-            return all;
-        }
-        text.remove_prefix(comma + 1);
-    }
-}
-
 } // namespace
 
 options parse(int argc, const char *const *argv) {
     options result;
-    for (int i = 1; i < argc; ++i) {
-        const std::string_view flag = argv[i];
-        const auto value = [&]() -> std::string_view {
-            if (i + 1 == argc) {
-                throw std::invalid_argument(std::string(flag) + ": a value must follow");
-            }
-            return argv[++i];
-        };
+    flags::arguments given(argc, argv);
+    while (given.next()) {
+        const std::string_view flag = given.flag();
+        const auto value = [&] { return given.value(); };
         if (std::find(programs.begin(), programs.end(), flag) != programs.end() && result.program.empty()) {
             result.program = flag;
         } else if (flag == "-gpus") {
-            result.gpus = number(flag, value(), 1, 8);
+            result.gpus = flags::number(flag, value(), 1, 8);
         } else if (flag == "-rounds") {
-            result.rounds = number(flag, value(), 1, 10'000);
+            result.rounds = flags::number(flag, value(), 1, 10'000);
         } else if (flag == "-partitions") {
-            result.partitions = numbers(flag, value());
+            result.partitions = flags::numbers<std::uint32_t>(flag, value(), 0, 1024);
         } else if (flag == "-blocks") {
-            result.blocks = number<std::uint32_t>(flag, value(), 0, 1024);
+            result.blocks = flags::number<std::uint32_t>(flag, value(), 0, 1024);
         } else if (flag == "-steps") {
-            result.steps = number(flag, value(), 1, 1'000'000);
+            result.steps = flags::number(flag, value(), 1, 1'000'000);
         } else if (flag == "-topology") {
             result.topology = value();
         } else if (flag == "-mib") {
-            result.mib = number<std::size_t>(flag, value(), 1, 16384);
+            result.mib = flags::number<std::size_t>(flag, value(), 1, 16384);
         } else if (flag == "-nx") {
-            result.nx = number<std::size_t>(flag, value(), 3, std::size_t{1} << 30);
+            result.nx = flags::number<std::size_t>(flag, value(), 3, std::size_t{1} << 30);
         } else if (flag == "-ny") {
-            result.ny = number<std::size_t>(flag, value(), 4, std::size_t{1} << 30);
+            result.ny = flags::number<std::size_t>(flag, value(), 4, std::size_t{1} << 30);
         } else if (flag == "-scale") {
-            result.scale = number(flag, value(), 4U, 30U);
+            result.scale = flags::number(flag, value(), 4U, 30U);
         } else if (flag == "-degree") {
-            result.degree = number(flag, value(), 1U, 1024U);
+            result.degree = flags::number(flag, value(), 1U, 1024U);
         } else if (flag == "-seed") {
-            result.seed = number<std::uint64_t>(flag, value(), 0, ~std::uint64_t{0});
+            result.seed = flags::number<std::uint64_t>(flag, value(), 0, ~std::uint64_t{0});
         } else if (flag == "-check") {
-            result.check = number(flag, value(), 1, 1000);
+            result.check = flags::number(flag, value(), 1, 1000);
         } else if (flag == "-help" || flag == "--help") {
             result.help = true;
         } else {
-            throw std::invalid_argument(std::string(flag) + ": there is no such program or flag; -help lists them");
+            flags::unknown(flag, "program or flag");
         }
     }
     if (result.program.empty() && !result.help) {

@@ -128,6 +128,16 @@ class message_request : public request {
         return message;
     }
 
+    /// The message, once `synchronize` would not block; empty afterwards. Does not block. Throws as `synchronize` does.
+    /// An error that is reported to a `std::error_code` is an end too: the result is then as that of `synchronize`.
+    [[nodiscard]] std::optional<message_info> test(on_error failed = {}) {
+        message_info message;
+        std::int32_t done = 0;
+        failed.report(mp_message_test(handle_.address(), &done, &message.info_, message.metadata_.data(),
+                                      message.metadata_.size()));
+        return done != 0 ? std::optional<message_info>(message) : std::nullopt;
+    }
+
     /// The message, where it has matched; does not wait. Throws `argument_error` when empty.
     [[nodiscard]] std::optional<message_info> info(on_error failed = {}) const {
         message_info message;

@@ -1347,6 +1347,16 @@ mp_status_t mp_message_wait(mp_request_t *request,
                             void *metadata,
                             size_t capacity);
 
+/// Asks as `mp_test` does whether a send, a receive or a fetch has ended, and where it has, fills `*info` and `metadata` as
+/// `mp_message_wait` does. Where `*done` becomes 0 they are left as they are.
+///
+/// Errors: as `mp_message_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
+mp_status_t mp_message_test(mp_request_t *request,
+                            int32_t *done,
+                            mp_message_info_t *info,
+                            void *metadata,
+                            size_t capacity);
+
 /// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
 /// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
 /// waited for or destroyed. Any thread.

@@ -140,13 +140,13 @@ def awaited(message: Message) -> Generator[Any, None, None]:
 
 # --- Calls by the library ---------------------------------------------------------------------------------------------------
 # Those that it owes, by the number that it hands back: each once, whatever becomes of the message.
-_owed: dict[int, tuple[_Waiting | None, weakref.ref[Message]]] = {}
+_owed: dict[int, tuple[_Waiting, weakref.ref[Message]]] = {}
 _numbers = itertools.count(1)
 
 
-def call_when_ended(waiting: _Waiting | None, message: Message) -> None:
-    """Has the library tell a message that it has ended, and whoever waits for it."""
-    if message._called_in is (waiting or _NOBODY):
+def call_when_ended(waiting: _Waiting, message: Message) -> None:
+    """Has the library tell whoever waits for a message that it has ended."""
+    if message._called_in is waiting:
         return
     number = next(_numbers)
     _owed[number] = (waiting, weakref.ref(message))
@@ -156,25 +156,18 @@ def call_when_ended(waiting: _Waiting | None, message: Message) -> None:
     except Error as caught:
         error = caught
     if is_called:
-        message._called_in = waiting or _NOBODY
+        message._called_in = waiting
         return
     # It has ended meanwhile, or nobody will say so.
     del _owed[number]
-    if waiting is not None:
-        waiting.loop.call_soon(waiting.ended, message, error)
-
-
-_NOBODY = object()
+    waiting.loop.call_soon(waiting.ended, message, error)
 
 
 @ffi.callback("mp_request_function_t")  # type: ignore[untyped-decorator]
 def _call(user: Any, _: int) -> None:
     waiting, reference = _owed.pop(int(ffi.cast("uintptr_t", user)))
     message = reference()
-    if message is None:
-        return
-    message._is_over = True
-    if waiting is not None:
+    if message is not None:
         # A loop that was closed has nobody who awaits.
         with contextlib.suppress(RuntimeError):
             waiting.loop.call_soon_threadsafe(_look_at, waiting, message)

@@ -16,7 +16,7 @@ from . import _library
 from ._context import Context
 from ._dropped import hold
 from ._library import NULL, check, failure, ffi, lib, sized
-from ._loop import all_called, awaited, call_when_ended
+from ._loop import all_called, awaited
 from ._memory import Memory, memory_of
 from ._node import Node
 from ._plan import Request, _check_memory, _entered
@@ -35,6 +35,7 @@ _cast = ffi.cast
 _send = lib.mp_send
 _receive = lib.mp_receive
 _test = lib.mp_test
+_message_test = lib.mp_message_test
 _new_lock = threading.Lock
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
@@ -67,7 +68,7 @@ class Message(Request):
     Holds its memory and the messenger. A send that is dropped goes on; a receive that is dropped before it has matched is cancelled.
     """
 
-    __slots__ = ("_called_in", "_info", "_is_over", "_is_receive", "_metadata")
+    __slots__ = ("_called_in", "_info", "_is_receive", "_metadata")
 
     def __init__(self, held: object, request: Any, is_receive: bool, has_metadata: bool = False) -> None:
         # Without a call of the base's: a send is to cost little.
@@ -75,8 +76,6 @@ class Message(Request):
         self._is_receive = is_receive
         # For which event loop the library is to call when it has ended.
         self._called_in: object = None
-        # Whether it is known to have ended.
-        self._is_over = False
         self._info: Any = None
         self._metadata: Any = _new(_METADATA) if has_metadata else None
 
@@ -92,14 +91,6 @@ class Message(Request):
         """
         super().wait()
         return self.info
-
-    def done(self) -> bool:
-        """Whether it has ended; does not block. Raises as :meth:`wait`."""
-        if super().done():
-            return True
-        if self._called_in is None and self._is_receive:
-            call_when_ended(None, self)
-        return False
 
     def __await__(self) -> Generator[Any, None, MessageInfo | None]:
         if not self._has_ended():
@@ -124,8 +115,6 @@ class Message(Request):
         """Cancel it where it has not matched, and return whether that was so; waiting for it then raises :class:`Cancelled`."""
         cancelled = _new(_INT)
         self._check_unless_ended(lib.mp_message_cancel(self._request[0], cancelled))
-        if cancelled[0]:
-            self._is_over = True
         return bool(cancelled[0])
 
     def order(self, stream: Any = None) -> None:
@@ -172,22 +161,24 @@ class Message(Request):
         info = _new(_INFO)
         info.size = _INFO_BYTES
         status = lib.mp_message_wait(self._request, info, *self._for_metadata())
-        if status == 0 or status == lib.MP_ERROR_MESSAGE_TRUNCATED:
-            self._info = info
+        self._met(info, status)
         return status
 
     def _test_now(self, done: Any) -> int:
-        # What tests a request takes away what it has met, and a match may come between asking and testing. So a receive is tested once it
-        # has matched, and of one that ends without a match the library tells.
-        if self._is_receive and self._info is None:
-            self._look()
-            if self._info is None:
-                if not self._is_over:
-                    return 0
-                done[0] = 1
-                return self._wait_now()
-        status: int = _test(self._request, done)
+        status: int
+        if not self._is_receive:
+            status = _test(self._request, done)
+            return status
+        info = _new(_INFO)
+        info.size = _INFO_BYTES
+        status = _message_test(self._request, done, info, *self._for_metadata())
+        if done[0]:
+            self._met(info, status)
         return status
+
+    def _met(self, info: Any, status: int) -> None:
+        if status == 0 or status == lib.MP_ERROR_MESSAGE_TRUNCATED:
+            self._info = info
 
     def _finished(self, status: int) -> None:
         super()._finished(status)

@@ -261,7 +261,26 @@ pub unsafe extern "C" fn mp_message_wait(
 ) -> mp_status_t {
     guard(|| {
         let told = EnvelopeOut::new(info, metadata, capacity)?;
-        request::wait_for_message(Out::new(request, c"request")?, |envelope| told.write(envelope))
+        request::end_message(Out::new(request, c"request")?, None, |envelope| told.write(envelope))
+    })
+}
+
+/// Asks as `mp_test` does whether a send, a receive or a fetch has ended, and where it has, fills `*info` and `metadata` as
+/// `mp_message_wait` does. Where `*done` becomes 0 they are left as they are.
+///
+/// Errors: as `mp_message_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_message_test(
+    request: *mut mp_request_t,
+    done: *mut i32,
+    info: *mut mp_message_info_t,
+    metadata: *mut c_void,
+    capacity: usize,
+) -> mp_status_t {
+    guard(|| {
+        let (request, done) = (Out::new(request, c"request")?, Out::new(done, c"done")?);
+        let told = EnvelopeOut::new(info, metadata, capacity)?;
+        request::end_message(request, Some(done), |envelope| told.write(envelope))
     })
 }
 

@@ -118,18 +118,25 @@ pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operati
     Ok(ask(operation_of(&completion_of(request)?.1)?))
 }
 
-/// Waits for a send or a receive, and destroys its request. `tell` is told of the message.
-pub(super) fn wait_for_message(request: Out<mp_request_t>, tell: impl FnOnce(Option<&Envelope>)) -> Result<(), Failure> {
+/// Waits for a send or a receive, or where there is a `done` asks whether it has ended. Once it has, destroys its request, and `tell` is told of
+/// the message.
+pub(super) fn end_message(request: Out<mp_request_t>, done: Option<Out<i32>>, tell: impl FnOnce(Option<&Envelope>)) -> Result<(), Failure> {
     let handle = request.read();
     if handle.is_null() {
         return Err(bad_handle(0, c"request"));
     }
     let (_, completion) = completion_of(handle)?;
     let operation = operation_of(&completion)?;
+    if done.is_some()
+        && let Ok(false) = completion.is_done()
+    {
+        done.into_iter().for_each(|done| done.write(0));
+        return Ok(());
+    }
     let result = completion.wait();
-    let envelope = operation.envelope();
     finish(request, handle)?;
-    tell(envelope.as_ref());
+    done.into_iter().for_each(|done| done.write(1));
+    tell(operation.envelope().as_ref());
     Ok(result?)
 }
 

@@ -24,7 +24,7 @@ const PATTERN: u64 = 4 << 20;
 /// Segments of one operation start at multiples of this.
 const ALIGNMENT: u64 = 256;
 /// Buffers of host memory, which repetitions use in turn: virtual machines hide on which socket the pages of a buffer lie
-/// (docs/results.md: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
+/// (four H200: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
 const HOST_BUFFERS: usize = 3;
 
 /// A timing harness for transfers on a backend. Takes memory and streams of every device, and gives them back when dropped.

@@ -109,6 +109,49 @@ TEST_CASE("a message that is too long stays, and what was cancelled says so") {
     CHECK(ec == mpgpu::status::invalid_handle);
 }
 
+TEST_CASE("asking tells of the message once it has ended, whatever its end") {
+    const alone rank;
+    const std::vector<int> from(100, 5);
+    std::vector<int> to(100, 0);
+    std::error_code ec;
+    const auto until_it_ends = [&ec](mpgpu::message_request &request) {
+        std::optional<mpgpu::message_info> message;
+        while (!message) {
+            message = request.test(ec);
+            CHECK(static_cast<bool>(message) != static_cast<bool>(request));
+        }
+        return *message;
+    };
+    const std::array<std::byte, 3> metadata{std::byte{1}, std::byte{2}, std::byte{3}};
+    mpgpu::message_request receiving = rank.messages.receive(to, 0, tag, rank.stream);
+    CHECK_FALSE(receiving.test());
+    CHECK(receiving);
+    mpgpu::message_request sending = rank.messages.send(from, 0, tag, rank.stream, metadata);
+    const mpgpu::message_info got = until_it_ends(receiving);
+    CHECK_FALSE(ec);
+    CHECK(to == from);
+    CHECK(got.tag() == tag);
+    CHECK(got.bytes() == 400);
+    REQUIRE(got.metadata().size() == 3);
+    CHECK(got.metadata()[2] == std::byte{3});
+    CHECK(until_it_ends(sending).bytes() == 400);
+
+    sending = rank.messages.send(from, 0, tag, rank.stream);
+    mpgpu::message_request small =
+        rank.messages.receive(mpgpu::message_memory<void>(to.data(), 12), 0, tag, rank.stream);
+    CHECK(until_it_ends(small).bytes() == 400);
+    CHECK(ec == mpgpu::status::message_truncated);
+    rank.messages.receive(to, 0, tag, rank.stream).synchronize();
+    static_cast<void>(until_it_ends(sending));
+
+    mpgpu::message_request never = rank.messages.receive(to, 0, tag, rank.stream);
+    CHECK(never.cancel());
+    static_cast<void>(until_it_ends(never));
+    CHECK(ec == mpgpu::status::cancelled);
+    CHECK_THROWS_AS(static_cast<void>(never.test()), mpgpu::argument_error);
+    CHECK_FALSE(never.test(ec));
+}
+
 TEST_CASE("a described buffer is fetched, and callbacks are told of both ends") {
     const alone rank;
     mpgpu::buffer<double> from(rank.ctx, mpgpu::device::gpu(0), 3000);

@@ -18,6 +18,7 @@ mod probe;
 mod reset;
 mod scale;
 mod share;
+mod shares;
 #[path = "../rust/common/skip.rs"]
 mod skip;
 mod small;

@@ -508,15 +508,17 @@ def test_asking_tells_of_every_end(alone):
     for number in range(300):
         message = messenger.receive(into)
         assert not message.done() and message.info is None
-        messenger.send(b"abcd"[: number % 5], 0, number)
+        messenger.send(b"abcd"[: number % 5], 0, number, metadata=b"xyz"[: number % 4])
         while not message.done():
             pass
-        assert message.info == (0, number, number % 5, b"")
+        assert message.info == (0, number, number % 5, b"xyz"[: number % 4])
     cancelled, dropped = messenger.receive(into), messenger.receive(into)
     assert not cancelled.done() and not dropped.done()
     assert cancelled.cancel()
     with pytest.raises(mpgpu.Cancelled):
-        cancelled.done()
+        while not cancelled.done():
+            pass
+    assert cancelled.info is None
     del dropped
     gc.collect()
     messenger.send(bytes(5), 0)

@@ -157,6 +157,10 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_message_get_info", mp_message_get_info(execution, &mut number, &mut told, null_mut(), 0), "request", ARGUMENT),
             ("mp_message_wait", mp_message_wait(null_mut(), &mut told, null_mut(), 0), "request", ARGUMENT),
             ("mp_message_wait", mp_message_wait(&mut none_such, &mut told, null_mut(), 0), "request", HANDLE),
+            ("mp_message_test", mp_message_test(null_mut(), &mut number, &mut told, null_mut(), 0), "request", ARGUMENT),
+            ("mp_message_test", mp_message_test(&mut none_such, &mut number, &mut told, null_mut(), 0), "request", HANDLE),
+            ("mp_message_test", mp_message_test(&mut none_such, null_mut(), &mut told, null_mut(), 0), "done", ARGUMENT),
+            ("mp_message_test", mp_message_test(&mut none_such, &mut number, &mut told, null_mut(), 1), "metadata", ARGUMENT),
             ("mp_message_cancel", mp_message_cancel(null_mut(), &mut number), "request", HANDLE),
             ("mp_message_cancel", mp_message_cancel(execution, null_mut()), "cancelled", ARGUMENT),
             (

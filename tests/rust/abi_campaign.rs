@@ -782,10 +782,12 @@ impl Fuzzer<'_> {
         call!(self, mp_messenger_destroy(messenger));
         // Whatever has not ended by itself has ended now.
         for mut request in requests {
-            let told = self.sized(message_info());
-            match self.below(3) {
+            let mut number = 77;
+            let (done, told) = (self.out(&mut number), self.sized(message_info()));
+            match self.below(4) {
                 0 => call!(self, mp_message_wait(&mut request, told, null_mut(), 0)),
-                1 => call!(self, mp_wait(&mut request)),
+                1 => call!(self, mp_message_test(&mut request, done, told, null_mut(), 0)),
+                2 => call!(self, mp_wait(&mut request)),
                 _ => call!(self, mp_request_destroy(&mut request)),
             };
         }

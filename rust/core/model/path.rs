@@ -16,7 +16,7 @@ pub const SLOTS: u32 = 4;
 
 /// The most bytes of all staging rings of a plan in host memory. What copy engines write stays in a part of the processor's cache, from which the
 /// next copy reads it; beyond that part it goes to memory and comes back. On a host with 300 MiB of cache opposite pipelines between two GPUs
-/// were as fast with rings of 8 to 48 MiB and took 4 % longer with 64 MiB (docs/results.md). Plans of several processes may have more of them
+/// were as fast with rings of 8 to 48 MiB and took 4 % longer with 64 MiB. Plans of several processes may have more of them
 /// together: then so much stays in the cache, and what is more passes memory as plain copies do.
 pub const HOST_RINGS: u64 = 32 << 20;
 

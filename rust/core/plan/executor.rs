@@ -23,7 +23,7 @@ pub(super) fn issue(options: &Options, costs: &Costs) -> f64 {
 /// - Where one GPU may work on all lanes its streams need no signal between GPUs, and a graph's nodes do: both directions of 1, 4 and 16 MiB
 ///   took 14.2, 22.5 and 56 us, as a graph 16.2, 25 to 30 and 61 to 63 (two H200).
 /// - Staged programs go as graphs whatever they take to issue: end to end that is 0.5 to 1.5 % faster from 32 MiB to 1 GiB
-///   (`docs/results.md`).
+///   (two H200).
 /// - Memory that the driver stages by itself is none for a graph.
 pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, program: &Program) -> Engine {
     let costs = machine.costs();

@@ -96,11 +96,11 @@ fn host_bandwidth(generation: u32) -> (f64, f64) {
 const NVLINK_BOTH: f64 = 778.0 / 396.0;
 /// Both directions of a PCIe link at once, against one. Long copies reach 99.8 of 110 GB/s (`hgx-h200`); pipelines of chunks that cross
 /// in one link reach less: splits made for 99.8 and 92 GB/s were up to 7 % slower than plain copies on two H200, those for 86 GB/s
-/// 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, those for 82 GB/s 4 to 7 % faster at all three (`docs/results.md`).
+/// 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, those for 82 GB/s 4 to 7 % faster at all three.
 const PCIE_BOTH: f64 = 82.0 / 55.0;
 /// Idle time of a lane between two chunks, seconds. The stream executor orders every chunk by two events across GPUs, its arrival and
 /// the release of its slot, of 4.5 us each. With 4.5 us in all, plans for two H200 gave the host path too much and took it too early
-/// (0.84 of the plain copy at 16 MiB, 1.02 at 256 MiB); with 9 us 1.00 and 1.09 (`docs/results.md`).
+/// (0.84 of the plain copy at 16 MiB, 1.02 at 256 MiB); with 9 us 1.00 and 1.09.
 const CHUNK: f64 = 9e-6;
 
 /// The topology of a node.

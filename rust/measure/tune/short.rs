@@ -19,7 +19,7 @@ use crate::topology::DeviceId;
 
 /// Rounds over the coordinates.
 const ROUNDS: usize = 2;
-/// The first step of a share's weight: more than measured and modelled shares differ by (docs/reference/model.md: 10 % against 11.2 %).
+/// The first step of a share's weight: more than measured and modelled shares differ by (docs/reference/model.md: 10 % against 11.3 %).
 const FIRST_STEP: f64 = 0.15;
 /// Scores of golden section inside a bracket: four narrow ± 15 % to ± 2 %.
 const SECTIONS: usize = 4;

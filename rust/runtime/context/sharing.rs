@@ -100,6 +100,15 @@ fn freed_here() -> Error {
     ipc::IpcError::PeerGone("the memory was freed by its context in this process; export again".into()).into()
 }
 
+/// Refuses a handle that names another size than its allocation has: its range may lie outside.
+fn check_size(handle: &Handle, bytes: u64) -> Result<(), Error> {
+    if handle.allocation_bytes == bytes {
+        return Ok(());
+    }
+    let named = handle.allocation_bytes;
+    Err(ipc::IpcError::Corrupt(format!("the handle names an allocation of {named} bytes, and the allocation has {bytes}")).into())
+}
+
 impl fmt::Debug for Import {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Import").field("key", &self.key).field("base", &self.base).field("bytes", &self.bytes).finish_non_exhaustive()
@@ -271,6 +280,7 @@ impl Context {
         let known = sharing.imports().values().find(|import| same(import)).cloned();
         if let Some(import) = known {
             import.check()?;
+            check_size(handle, import.bytes)?;
             return Ok((import.hold(handle.offset), import.device));
         }
         let here = Service::current().filter(|service| service.origin().token == handle.origin.token);
@@ -319,6 +329,7 @@ impl Context {
     fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
         let (base, id) = (export.allocation.base, export.allocation.id);
+        check_size(handle, export.allocation.bytes)?;
         if self.backend().locate(base)?.is_some_and(|found| found.id == id) {
             return Ok((ImportSource::Here, base));
         }

@@ -23,7 +23,7 @@ const MOST_BYTES: u64 = 200_000;
 /// Nobody sends with this tag.
 const NOTHING: u64 = 1 << 40;
 
-fn is_gone(error: &Error) -> bool {
+pub fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)))
 }
 

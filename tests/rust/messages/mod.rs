@@ -1,9 +1,11 @@
 //! Messages between the ranks of a node on the host backend: matched as MPI says, every byte right, nothing lost when ranks are killed. Ranks
 //! are threads here, each with a context of its own, and in other tests processes.
 
+mod damaged;
 mod killed;
 mod model;
 mod play;
+mod shared;
 mod single;
 
 use crate::common::{Random, is_long, setting};

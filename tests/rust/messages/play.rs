@@ -13,18 +13,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whose turn it is: a step's number, counted over all rounds; and how many ranks have come to a barrier.
 pub struct Turns {
-    words: *const [AtomicU64; 2],
+    words: Words,
     ranks: u32,
 }
 
-// SAFETY: atomics, which are never freed.
-unsafe impl Sync for Turns {}
+/// Where they stand.
+enum Words {
+    /// Between threads.
+    Own([AtomicU64; 2]),
+    /// Between processes.
+    Mapped(&'static [AtomicU64; 2]),
+}
 
 const PAGE: usize = 4096;
 
 impl Turns {
     pub fn new(ranks: u32) -> Turns {
-        Turns { words: Box::leak(Box::default()), ranks }
+        Turns { words: Words::Own(Default::default()), ranks }
     }
 
     pub fn make(path: &Path) {
@@ -34,14 +39,19 @@ impl Turns {
     pub fn in_file(path: &Path, ranks: u32) -> Turns {
         let file = rustix::fs::open(path, OFlags::RDWR, Mode::empty()).expect("a file");
         let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-        // SAFETY: a new mapping, never unmapped.
-        let page = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE, access, rustix::mm::MapFlags::SHARED, file, 0) };
-        Turns { words: page.expect("a mapping").cast(), ranks }
+        // SAFETY: a new mapping, never unmapped, of atomics that are zeros at first.
+        let words = unsafe {
+            let page = rustix::mm::mmap(std::ptr::null_mut(), PAGE, access, rustix::mm::MapFlags::SHARED, file, 0);
+            &*page.expect("a mapping").cast()
+        };
+        Turns { words: Words::Mapped(words), ranks }
     }
 
     fn words(&self) -> &[AtomicU64; 2] {
-        // SAFETY: mapped or leaked, and zeros at first.
-        unsafe { &*self.words }
+        match &self.words {
+            Words::Own(words) => words,
+            Words::Mapped(words) => words,
+        }
     }
 
     fn wait(&self, is_over: impl Fn(&[AtomicU64; 2]) -> bool) {

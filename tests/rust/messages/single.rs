@@ -7,7 +7,7 @@ use mpgpu::*;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::{BackendError, CompletionState, StreamHandle};
 use mpgpu_runtime::context::node::NodeGroup;
-use mpgpu_runtime::context::node::message::{Messenger, MessengerOptions, Outgoing, Pattern};
+use mpgpu_runtime::context::node::message::{Messenger, MessengerOptions, Operation, Outgoing, Pattern};
 use mpgpu_runtime::context::{Context, Error};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -17,24 +17,24 @@ use std::sync::{Arc, Barrier};
 const DEFAULT: StreamHandle = StreamHandle(0);
 
 /// A rank with a messenger.
-struct Rank {
-    rank: u32,
-    context: Arc<Context>,
-    messenger: Arc<Messenger>,
+pub(super) struct Rank {
+    pub rank: u32,
+    pub context: Arc<Context>,
+    pub messenger: Arc<Messenger>,
 }
 
 impl Rank {
-    fn memory(&self, bytes: u64, fill: u8) -> u64 {
+    pub fn memory(&self, bytes: u64, fill: u8) -> u64 {
         let address = self.context.allocate(DeviceId::gpu(0), bytes).expect("memory");
         memory(address, bytes).fill(fill);
         address
     }
 
-    fn send(&self, address: u64, bytes: u64, rank: u32, tag: u64) -> Result<Arc<mpgpu_runtime::context::node::message::Operation>, Error> {
+    pub fn send(&self, address: u64, bytes: u64, rank: u32, tag: u64) -> Result<Arc<Operation>, Error> {
         self.messenger.send(&Outgoing { address, bytes, rank, tag, metadata: &[] }, DEFAULT)
     }
 
-    fn receive(&self, address: u64, bytes: u64, source: u32, tag: u64) -> Arc<mpgpu_runtime::context::node::message::Operation> {
+    pub fn receive(&self, address: u64, bytes: u64, source: u32, tag: u64) -> Arc<Operation> {
         let pattern = Pattern { source: Some(source), tag, mask: u64::MAX };
         self.messenger.receive(address, bytes, &pattern, DEFAULT).expect("posted")
     }
@@ -94,6 +94,36 @@ fn a_rank_with_too_many_operations_is_refused_and_goes_on() {
         rank.send(address + 40, 8, 0, 2).expect("a slot is free").wait().expect("received");
         waiting[2].wait().expect("received");
         assert!(!waiting[2].cancel().expect("it lives"), "it has ended");
+    });
+}
+
+#[test]
+fn a_free_piece_of_library_memory_of_up_to_twice_the_size_is_used_again() {
+    ranks(1, options(), |rank, _| {
+        let to = rank.memory(1 << 20, 0);
+        let mut ordinary = vec![0_u8; 1 << 20];
+        let from = ordinary.as_mut_ptr().expose_provenance() as u64;
+        let held = || rank.context.device_statistics(DeviceId::HOST).expect("a device").allocated_bytes;
+        let mut seed = 0;
+        let mut pass = |bytes: u64| {
+            let before = held();
+            seed += 1;
+            memory(from, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = (at % 251) as u8 ^ seed);
+            let sent = rank.send(from, bytes, 0, 0).expect("sent");
+            rank.receive(to, bytes, 0, 0).wait().expect("it was sent");
+            sent.wait().expect("received");
+            assert!(memory(from, bytes) == memory(to, bytes), "{bytes} bytes");
+            let grown = held() - before;
+            drop(sent);
+            // Slots that are free give back what they hold when the next are taken.
+            for _ in 0..4 {
+                rank.send(to, 0, 0, 1).expect("sent");
+                rank.receive(to, 0, 0, 1).wait().expect("it was sent");
+            }
+            grown
+        };
+        let grown = [8000, 8000, 4097, 3000, 1025, 1 << 20, 1 << 19, 16000, 8000].map(&mut pass);
+        assert_eq!(grown, [8192, 0, 0, 0, 0, 1 << 20, 0, 1 << 14, 0], "what is much larger is left to larger messages");
     });
 }
 
@@ -358,6 +388,91 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     refused(unsafe { mp_wait(&mut left) }, MP_ERROR_CANCELLED);
     refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
+    ok(mp_node_destroy(own.ranks));
+}
+
+#[test]
+fn asking_the_c_abi_tells_of_the_message_with_every_end() {
+    let own = Own::new();
+    let (from, to) = (own.node.alloc(0, 5000), own.node.alloc(1, 5000));
+    let (nothing, mut metadata) = (message_info(), [0_u8; 4]);
+    let mut told = nothing;
+    let mut ask = |request: &mut mp_request_t, told: &mut mp_message_info_t| {
+        let mut done = 77;
+        // SAFETY: all pointers are valid for the call.
+        let status = unsafe { mp_message_test(request, &mut done, told, metadata.as_mut_ptr().cast(), 4) };
+        (status, done, metadata)
+    };
+    let same = |a: &mp_message_info_t, b: &mp_message_info_t| {
+        (a.tag, a.bytes, a.rank, a.metadata_bytes) == (b.tag, b.bytes, b.rank, b.metadata_bytes)
+    };
+    // What has not ended is left alone, and so is where the message would be told of.
+    let mut got = own.receive(to, 5000, 3);
+    assert_eq!(ask(&mut got, &mut told), (MP_SUCCESS, 0, [0; 4]));
+    assert!(!got.is_null() && same(&told, &nothing));
+    // SAFETY: the memory is this test's.
+    unsafe { from.write_bytes(7, 5000) };
+    let mut sent = own.send(from, 5000, 3, b"header");
+    let mut until_it_ends = |request: &mut mp_request_t, told: &mut mp_message_info_t| loop {
+        let (status, done, metadata) = ask(request, told);
+        assert_eq!(done == 1, request.is_null(), "it is destroyed when it has ended, and not before");
+        if done == 1 {
+            return (status, metadata);
+        }
+        assert_eq!((status, done), (MP_SUCCESS, 0));
+    };
+    assert_eq!(until_it_ends(&mut got, &mut told), (MP_SUCCESS, *b"head"));
+    assert_eq!((told.tag, told.bytes, told.rank, told.metadata_bytes), (3, 5000, 0, 6));
+    // SAFETY: as above, and the message is there.
+    assert!(unsafe { std::slice::from_raw_parts(to, 5000) }.iter().all(|byte| *byte == 7));
+    told = nothing;
+    assert_eq!(until_it_ends(&mut sent, &mut told).0, MP_SUCCESS);
+    assert_eq!((told.tag, told.bytes, told.metadata_bytes), (3, 5000, 6), "of a send too");
+
+    // Too long: it is told of, and stays.
+    let mut sent = own.send(from, 5000, 4, b"");
+    let mut short = own.receive(to, 4999, 4);
+    assert_eq!(until_it_ends(&mut short, &mut told).0, MP_ERROR_MESSAGE_TRUNCATED);
+    let text = last_error();
+    assert!(told.bytes == 5000 && text.contains("5000") && text.contains("4999"), "{text}");
+    let mut done = 77;
+    for request in [own.receive(to, 5000, 4), sent] {
+        let mut request = request;
+        while !request.is_null() {
+            // SAFETY: the request is valid, and nobody wants to be told.
+            ok(unsafe { mp_message_test(&mut request, &mut done, null_mut(), null_mut(), 0) });
+        }
+        sent = request;
+    }
+    assert_eq!((done, sent), (1, null_mut()));
+
+    // Cancelled: there is no message.
+    let (mut never, mut cancelled) = (own.receive(to, 5000, 9), 0);
+    // SAFETY: as above.
+    ok(unsafe { mp_message_cancel(never, &mut cancelled) });
+    told = nothing;
+    assert_eq!((cancelled, until_it_ends(&mut never, &mut told).0), (1, MP_ERROR_CANCELLED));
+    assert!(same(&told, &nothing));
+
+    // What is wrong leaves the request as it is.
+    let (plan, mut request) = (own.node.plan(&[transfer(to, 1, from, 0, 5000)]), null_mut());
+    // SAFETY: as above.
+    ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
+    done = 77;
+    // SAFETY: as above.
+    let wrong = |request: *mut mp_request_t, done: *mut i32| unsafe { mp_message_test(request, done, null_mut(), null_mut(), 0) };
+    refused(wrong(&mut request, &mut done), MP_ERROR_INVALID_ARGUMENT);
+    assert_eq!(last_argument().as_deref(), Some("request"));
+    refused(wrong(null_mut(), &mut done), MP_ERROR_INVALID_ARGUMENT);
+    refused(wrong(&mut null_mut(), &mut done), MP_ERROR_INVALID_HANDLE);
+    let mut got = own.receive(to, 8, 1);
+    refused(wrong(&mut got, null_mut()), MP_ERROR_INVALID_ARGUMENT);
+    assert_eq!(last_argument().as_deref(), Some("done"));
+    assert!(done == 77 && !request.is_null() && !got.is_null());
+    // SAFETY: as above.
+    ok(unsafe { mp_wait(&mut request) });
+    ok(mp_messenger_destroy(own.messenger));
+    assert_eq!(until_it_ends(&mut got, &mut told).0, MP_ERROR_CANCELLED);
     ok(mp_node_destroy(own.ranks));
 }
 

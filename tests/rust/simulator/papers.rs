@@ -376,7 +376,7 @@ fn the_published_results_come_out_as_the_tables_say() {
     assert!(now.trim() == kept.trim(), "{changed:?}, now and before; UPDATE_DOCS=1 cargo test --test library papers");
 }
 
-/// What differs is explained in `docs/reference/simulator.md`; what changes sides needs a look there.
+/// What differs is explained in `tests/rust/papers.md`; what changes sides needs a look there.
 #[test]
 fn the_published_shape_holds_but_for_what_the_page_explains() {
     let papers = reproduce().expect("the presets can be planned for");

@@ -5,7 +5,16 @@
 //! same rules as the engine's and the CUDA backend's give the order: executions of one stream follow each other, executions that share
 //! staging memory do too, lanes fork from the caller's stream and join it.
 //!
-//! Times are the model's and nothing else's: `docs/reference/simulator.md` has the formulas, their sources, and where they are wrong.
+//! Times are the model's and nothing else's; `docs/reference/simulator.md` says where they are wrong:
+//!
+//! - Issuing on streams takes `issue` per operation, `batch_segment` per segment of a batched copy; a graph
+//!   `graph_launch + graph_node·(copies−1)`, the first time `graph_instantiate·copies` more.
+//! - The first byte comes after issue and `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`, then each hop's latency.
+//! - Lanes run in order. An operation that waits for another lane, or is waited for, starts `chunk_via_host` after the last of what it waits for;
+//!   others `issue` after the previous one. The first lane is the caller's; others fork from it and join it, `fork_join_staged/2` each.
+//! - Rings lie in a bounded arena per device; executions whose slots overlap follow each other, `fork_join_staged/2` apart. 32 MiB of all rings in
+//!   use, of whichever process, stay in the cache and draw `staged`; the rest draws as plain copies do.
+//! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2); a kernel draws `1/kernel_efficiency` per byte.
 //!
 //! Pure: no backend, no clock. The same scenario gives the same result to the last bit.
 //!

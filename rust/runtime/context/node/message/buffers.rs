@@ -23,7 +23,7 @@ const MOST_EXPORTS: usize = 1024;
 /// The smallest piece of memory through which bytes pass.
 const LEAST_BOUNCE: u64 = 4096;
 
-type HandleBytes = [u8; crate::ipc::handle::BYTES];
+pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
 /// Memory of this rank that a message leaves or comes to.
 #[derive(Copy, Clone, Debug)]
@@ -170,11 +170,13 @@ impl Messenger {
         Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, allocation: 0, through })
     }
 
-    /// Shared memory of `bytes` at least: what is free of about that size, or more.
+    /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Pieces stay until the messenger ends:
+    /// other ranks keep them mapped, and a driver may wait for all streams, which may wait for a message, before it frees.
     fn take_bounce(&self, bytes: u64) -> Result<Bounce, Error> {
         let bytes = bytes.max(LEAST_BOUNCE).checked_next_power_of_two().unwrap_or(bytes);
         let mut free = lock(&self.buffers.bounces);
-        if let Some(at) = free.iter().position(|bounce| bounce.bytes == bytes) {
+        let fitting = free.iter().enumerate().filter(|(_, bounce)| bounce.bytes >= bytes && bounce.bytes / 2 <= bytes);
+        if let Some((at, _)) = fitting.min_by_key(|(_, bounce)| bounce.bytes) {
             return Ok(free.swap_remove(at));
         }
         drop(free);

@@ -12,12 +12,14 @@
 //! | `post` | what a rank asks for |
 //! | `operation` | a request: from its post until its outcome is known |
 //! | `movement` | the bytes of a match, in the order of both sides' streams |
+//! | `share` | large messages over several paths, of which the other rank moves a part |
 //! | `buffers` | memory of this rank and of others |
 
 mod buffers;
 mod movement;
 mod operation;
 mod post;
+mod share;
 
 pub use self::operation::Operation;
 pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
@@ -26,6 +28,7 @@ pub use crate::ipc::{Envelope, METADATA_BYTES, Pattern};
 use self::buffers::Buffers;
 use self::movement::{MessageLane, mark};
 use self::operation::Kept;
+use self::share::Shares;
 use super::NodeGroup;
 use crate::backend::{Backend, BackendError, Completion, StreamHandle};
 use crate::context::Error;
@@ -116,6 +119,7 @@ pub struct Messenger {
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
     buffers: Buffers,
+    shares: Shares,
     held: Mutex<MessengerMemory>,
 }
 
@@ -201,9 +205,14 @@ impl Messenger {
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
             buffers: Buffers::default(),
+            shares: Shares::new(capacity.slots),
             held: Mutex::new(std::mem::take(held)),
         });
         let _ = found.set(Arc::downgrade(&messenger));
+        // They ask for it where there is more than one GPU.
+        if node.gpus.len() > 1 {
+            share::serve(&messenger);
+        }
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
         node.context.end_first(first);
         // A rank may have ended before it could be told.
@@ -362,8 +371,13 @@ impl Messenger {
                 let theirs = self.mailboxes.slot(partner);
                 if own.mover().unwrap_or(rank) == rank {
                     own.fail(SlotStatus::PeerGone, "");
-                    own.end();
-                } else if !theirs.has_come() {
+                    if !self.end_work(slot) {
+                        own.end();
+                    }
+                    return;
+                }
+                self.give_up_share(slot);
+                if !theirs.has_come() {
                     // The stream that moves the bytes goes on, and tells of the end.
                     own.fail(SlotStatus::PeerGone, "");
                     theirs.ready.store(1, Ordering::Release);
@@ -471,6 +485,7 @@ impl Messenger {
                 round += 1;
             }
             operations.iter().for_each(|operation| operation.abandon());
+            self.end_shares();
             self.end_lanes();
             // Streams may still look at flags, or raise them: every slot is free or known to be quiet before its memory goes.
             let (mut kept, mut round, until) = (Vec::new(), 0, Instant::now() + PATIENCE);

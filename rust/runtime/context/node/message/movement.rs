@@ -14,7 +14,7 @@ use crate::backend::{
     Action, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait,
     StreamHandle, no_completion,
 };
-use crate::context::{Error, PlanOptions, Transfer, Verify};
+use crate::context::{Error, Plan, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::copy_host;
 use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
 use crate::plan::{Lane as ProgramLane, Program};
@@ -49,7 +49,7 @@ pub(super) struct MessageLane {
 }
 
 /// A signal that raises a flag.
-fn raise(flag: &AtomicU64) -> Signal {
+pub(super) fn raise(flag: &AtomicU64) -> Signal {
     Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
 }
 
@@ -109,13 +109,20 @@ impl CompletionState for Landed {
 }
 
 /// Both ends of a movement.
-struct Ends {
-    device: DeviceId,
-    src: u64,
-    dst: u64,
-    bytes: u64,
+pub(super) struct Ends {
+    pub device: DeviceId,
+    pub src: u64,
+    pub dst: u64,
+    pub bytes: u64,
     /// The allocations of destination and source, 0 for one that is not known.
-    memory: [u64; 2],
+    pub memory: [u64; 2],
+}
+
+impl Ends {
+    /// Of a part.
+    pub fn part(&self, offset: u64, bytes: u64) -> Ends {
+        Ends { device: self.device, src: self.src + offset, dst: self.dst + offset, bytes, memory: self.memory }
+    }
 }
 
 impl Messenger {
@@ -134,7 +141,7 @@ impl Messenger {
         own.end();
     }
 
-    fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
+    pub(super) fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
         let status = match error {
             Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
             _ => SlotStatus::Failed,
@@ -179,6 +186,9 @@ impl Messenger {
             backend.record_event(event, stream)?;
             backend.stream_wait_event(lane, event)?;
         }
+        if self.move_together(kept, place, &ends, theirs, lane)? {
+            return Ok(());
+        }
         self.move_in(kept, &ends, own, other, lane, has_come)
     }
 
@@ -220,13 +230,7 @@ impl Messenger {
                 return Ok(());
             }
         }
-        let plan = if ends.bytes > 0 {
-            let (dst, src, bytes) = (ends.dst, ends.src, ends.bytes);
-            let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
-            Some(context.plan(&[transfer], &PlanOptions::default())?)
-        } else {
-            None
-        };
+        let plan = self.plan_of(ends)?;
         if !has_come {
             backend.stream_wait_signals(stream, &[raise(&other.ready)], context.config().signal_wait.unwrap_or_default())?;
         }
@@ -239,13 +243,26 @@ impl Messenger {
         if let Err(error) = enqueued {
             self.note_failure(own, other, &error);
         }
-        backend.stream_raise_signals(stream, &raises).inspect_err(|_| {
+        self.end_in_order(kept, own, other, stream)
+    }
+
+    /// What copies bytes, if there are any.
+    pub(super) fn plan_of(&self, ends: &Ends) -> Result<Option<Arc<Plan>>, Error> {
+        let (dst, src, bytes) = (ends.dst, ends.src, ends.bytes);
+        let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
+        let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
+        (bytes > 0).then(plan).transpose()
+    }
+
+    /// Ends both operations after all work in the stream so far.
+    pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
+        let raised = self.node.context.backend().stream_raise_signals(stream, &[raise(&other.moved), raise(&own.moved)]);
+        Ok(raised.inspect_err(|_| {
             // Nothing tells when the stream has done what was enqueued: neither it nor the slot is used again, and it waits for nobody.
             kept.is_torn = true;
             lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
             other.ready.store(1, Ordering::Release);
-        })?;
-        Ok(())
+        })?)
     }
 
     /// Where the other side's bytes are in this process, its device and the number of the allocation here.
@@ -332,7 +349,7 @@ impl Messenger {
     }
 
     /// A stream for one operation, in which no other is at work.
-    fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
+    pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);

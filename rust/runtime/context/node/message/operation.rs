@@ -3,6 +3,7 @@
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};
 use super::movement::Landing;
+use super::share::SharedStaging;
 use crate::backend::{BackendError, Completion, CompletionState, Signal, SignalWait, StreamHandle};
 use crate::context::Error;
 use crate::ipc::signal::rest;
@@ -40,6 +41,8 @@ pub(super) struct Kept {
     pub landing: Option<Arc<Landing>>,
     /// An execution that is verified.
     pub verified: Option<Completion>,
+    /// Where the other rank has done a part.
+    pub shared: Option<SharedStaging>,
 }
 
 /// An operation that can be waited for.
@@ -160,6 +163,9 @@ impl Operation {
             return None;
         }
         let verified = held.verified.as_ref().map_or(Ok(()), |verified| verified.wait());
+        if held.shared.is_some_and(|staging| !staging.is_whole()) {
+            slot.fail(SlotStatus::PeerGone, "");
+        }
         let outcome = self.outcome.get_or_init(|| {
             let read = OperationOutcome::read(slot, self.messenger.mailboxes.envelope(slot));
             OperationOutcome { result: read.result.and(verified), ..read }

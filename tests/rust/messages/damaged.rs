@@ -1,0 +1,171 @@
+//! A rank that says of an operation, in shared memory, what is not so: the other moves no byte, and both are told why.
+
+use super::single::Rank;
+use super::{TOPOLOGY, options};
+use crate::node_plans::{as_ranks, context, memory};
+use mpgpu_runtime::backend::{BackendError, CompletionState};
+use mpgpu_runtime::context::node::message::Operation;
+use mpgpu_runtime::context::node::{Allgather, NodeGroup};
+use mpgpu_runtime::ipc::Handle;
+use std::ptr::with_exposed_provenance;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+
+const PAGE: u64 = 4096;
+
+/// What a rank's memory holds beside and under the messages.
+const FILL: [u8; 2] = [0x11, 0x22];
+
+/// What stands in a slot around the handle of its memory, in words from that on.
+const TAG: isize = -6;
+const BYTES: isize = -4;
+const BUFFER: isize = -3;
+const OFFSET: isize = -2;
+
+/// Tag of the operation whose slot is damaged.
+const DAMAGED: u64 = 2;
+
+/// An allgather that keeps what was said.
+struct Overheard(Box<dyn Allgather>, Arc<Mutex<String>>);
+
+impl Allgather for Overheard {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        self.0.allgather(send, receive)?;
+        let said = String::from_utf8_lossy(send);
+        if said.contains("\"mailbox\"") {
+            *self.1.lock().expect("no panic") = said.trim_end_matches('\0').to_owned();
+        }
+        Ok(())
+    }
+}
+
+/// The slot of an operation that offers memory.
+struct Slot<'a> {
+    mailbox: &'a [AtomicU64],
+    handle: usize,
+}
+
+impl Slot<'_> {
+    fn find(mailbox: &[AtomicU64]) -> Slot<'_> {
+        let magic = u64::from_le_bytes(*b"mpgpu-mh");
+        let is_word = |at: usize, word: u64| mailbox[at].load(Ordering::Relaxed) == word;
+        let found = (0..mailbox.len()).find(|at| is_word(*at, magic) && is_word(at.wrapping_add_signed(TAG), DAMAGED));
+        let slot = Slot { mailbox, handle: found.expect("the operation offers memory") };
+        let said = [BYTES, BUFFER, OFFSET].map(|at| slot.at(at).load(Ordering::Relaxed));
+        assert_eq!(said, [PAGE, 2, PAGE], "bytes, memory that others map, offset");
+        slot
+    }
+
+    fn at(&self, word: isize) -> &AtomicU64 {
+        &self.mailbox[self.handle.wrapping_add_signed(word)]
+    }
+
+    fn set(&self, word: isize, value: u64) {
+        self.at(word).store(value, Ordering::Relaxed);
+    }
+
+    /// Another handle, whose checksum is right.
+    fn forge(&self, change: impl Fn(&mut Handle)) {
+        let words: Vec<u8> = (0..16).flat_map(|at| self.at(at).load(Ordering::Relaxed).to_le_bytes()).collect();
+        let mut decoded = Handle::decode(&std::array::from_fn(|at| words[at])).expect("a handle");
+        change(&mut decoded);
+        for (at, word) in (0..).zip(decoded.encode().chunks_exact(8)) {
+            self.set(at, u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        }
+    }
+}
+
+type Damage = fn(&Slot<'_>);
+
+/// What a rank says of its memory, and what the other says to that.
+const DAMAGES: [(Damage, &str); 7] = [
+    (|slot| slot.set(OFFSET, 2 * PAGE + 1), "names 4096 bytes at 8193, which its memory does not have"),
+    (|slot| slot.set(OFFSET, u64::MAX), "which its memory does not have"),
+    (|slot| slot.set(BUFFER, 1), "names 4096 bytes in a slot, which has 1024"),
+    (|slot| slot.set(BUFFER, 0), "0x0"),
+    (|slot| slot.set(5, 1), "checksum"),
+    (|slot| slot.forge(|handle| handle.allocation_bytes = 1 << 40), "the allocation has 12288"),
+    (|slot| slot.forge(|handle| (handle.allocation_bytes, handle.offset) = (1 << 50, 1 << 40)), "the allocation has 12288"),
+];
+
+fn assert_failed(operation: &Operation, expected: &str) {
+    let result = operation.wait();
+    let Err(BackendError::Driver { what, reason, .. }) = &result else { panic!("{expected}: {result:?}") };
+    assert!(what == "moving a message" && reason.contains(expected), "{expected}: {reason}");
+}
+
+/// Two ranks with three pages of memory each. Rank 0 posts an operation of the middle one, which rank 1 meets once rank 0 has damaged it.
+fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expected: &str) {
+    let barrier = Barrier::new(2);
+    as_ranks(2, |rank, seat| {
+        let heard = Arc::default();
+        let seat = Box::new(Overheard(seat, Arc::clone(&heard)));
+        let context = context(TOPOLOGY, Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let messenger = node.messenger(options()).expect("a messenger");
+        let rank = Rank { rank, context, messenger };
+        let (other, base) = (1 - rank.rank, rank.memory(3 * PAGE, FILL[rank.rank as usize]));
+        let middle = base + PAGE;
+        let is_untouched = || memory(base, 3 * PAGE).iter().all(|byte| *byte == FILL[rank.rank as usize]);
+        let exchange = |tag: u64| {
+            let sent = rank.send(middle, PAGE, other, tag).expect("sent");
+            let into = rank.memory(PAGE, 0);
+            rank.receive(into, PAGE, other, tag).wait().expect("it was sent");
+            sent.wait().expect("received");
+            assert!(memory(into, PAGE).iter().all(|byte| *byte == FILL[other as usize]));
+        };
+        if is_mapped {
+            exchange(1);
+        }
+        if rank.rank == 0 {
+            let posted = if is_send { rank.send(middle, PAGE, 1, DAMAGED).expect("sent") } else { rank.receive(middle, PAGE, 1, DAMAGED) };
+            let said: serde_json::Value = serde_json::from_str(&heard.lock().expect("no panic")).expect("an offer");
+            let mailbox: Vec<u8> = serde_json::from_value(said["Ok"]["mailbox"].clone()).expect("a handle");
+            let mailbox = Handle::decode(&mailbox.try_into().expect("a handle")).expect("a handle");
+            let (address, _) = rank.context.import_memory(&mailbox).expect("its own");
+            // SAFETY: the memory of this rank's mailbox, which stays until the messenger ends, as atomics.
+            let words = unsafe { std::slice::from_raw_parts(with_exposed_provenance(address as usize), mailbox.bytes as usize / 8) };
+            damage(&Slot::find(words));
+            rank.context.close_memory(address).expect("it is imported");
+            barrier.wait();
+            assert_failed(&posted, expected);
+        } else {
+            barrier.wait();
+            // Large enough that nothing but what the other says limits the message.
+            let large = rank.memory(8 * PAGE, FILL[1]);
+            let met = if is_send { rank.receive(large, 8 * PAGE, 0, DAMAGED) } else { rank.send(middle, PAGE, 0, DAMAGED).expect("sent") };
+            assert_failed(&met, expected);
+            assert!(memory(large, 8 * PAGE).iter().all(|byte| *byte == FILL[1]));
+        }
+        barrier.wait();
+        assert!(is_untouched(), "{expected}");
+        // They go on.
+        exchange(3);
+        barrier.wait();
+    });
+}
+
+#[test]
+fn a_send_whose_slot_names_what_is_not_there_is_not_read() {
+    for is_mapped in [false, true] {
+        for (damage, expected) in DAMAGES {
+            the_damaged_is_refused(true, is_mapped, damage, expected);
+        }
+        // Longer than its memory, and than a receive that is large enough would notice.
+        the_damaged_is_refused(
+            true,
+            is_mapped,
+            |slot| slot.set(BYTES, 3 * PAGE),
+            "names 12288 bytes at 4096, which its memory does not have",
+        );
+    }
+}
+
+#[test]
+fn a_receive_whose_slot_names_what_is_not_there_is_not_written() {
+    for is_mapped in [false, true] {
+        for (damage, expected) in DAMAGES {
+            the_damaged_is_refused(false, is_mapped, damage, expected);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Large messages over several paths, where each rank sees its own GPU alone: both ranks move a part, every byte is right, and whoever is
+//! killed meanwhile leaves the other whole.
+
+use super::options;
+use crate::common::{Random, is_long, setting};
+use crate::node_plans::{as_ranks, memory};
+use crate::peer::Peer;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{BackendError, CompletionState, StreamHandle};
+use mpgpu_runtime::context::node::NodeGroup;
+use mpgpu_runtime::context::node::message::{Descriptor, Messenger, Operation, Outgoing, Pattern};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Its links are so slow that the host path pays for messages of some MiB.
+const TOPOLOGY: &str = "beluga";
+
+const MOST_BYTES: u64 = 40 << 20;
+
+/// Messages under way in each direction.
+const WINDOW: u64 = 3;
+
+const UNTOUCHED: u8 = 0xA5;
+
+/// A folder that is removed.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("mpgpu-shared-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Sees one GPU, and whoever has the same folder.
+fn context(rank: u32, folder: &Path) -> Arc<Context> {
+    let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some(TOPOLOGY.into()), ..ContextOptions::default() };
+    let config = Config { visible: Some(vec![rank]), traffic_folder: folder.into(), ..Config::default() };
+    Arc::new(Context::open(&options, config).expect("a context"))
+}
+
+fn byte(step: u64, from: u32, at: u64) -> u8 {
+    (at.wrapping_mul(37) ^ (at >> 10) ^ step.wrapping_mul(71) ^ u64::from(from).wrapping_mul(11)) as u8
+}
+
+fn fill(address: u64, bytes: u64, step: u64, from: u32) {
+    memory(address, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = byte(step, from, at));
+}
+
+fn check(address: u64, bytes: u64, step: u64, from: u32) {
+    let here = memory(address, bytes + 1);
+    let wrong = here.iter().zip(0..).position(|(found, at)| *found != if at < bytes { byte(step, from, at) } else { UNTOUCHED });
+    assert!(wrong.is_none(), "step {step} of rank {from}: byte {wrong:?} of {bytes} is wrong");
+}
+
+/// How a message goes.
+#[derive(Copy, Clone)]
+struct Kind {
+    bytes: u64,
+    /// Who of both posts first, and leaves the movement to the other.
+    receiver_first: bool,
+    /// The receiver fetches.
+    by_descriptor: bool,
+    is_quick: bool,
+}
+
+fn kind(seed: u64, step: u64, most: u64) -> Kind {
+    let mut random = Random(seed.wrapping_mul(1_000_003) ^ step);
+    let bytes = most / 2 + random.below(most / 2);
+    Kind { bytes, receiver_first: random.chance(50), by_descriptor: random.chance(20), is_quick: random.chance(10) }
+}
+
+/// One of two ranks.
+struct Pair {
+    rank: u32,
+    /// Bytes of a message at most.
+    most: u64,
+    context: Arc<Context>,
+    messenger: Arc<Messenger>,
+    outgoing: Vec<u64>,
+    incoming: Vec<u64>,
+    stream: StreamHandle,
+}
+
+impl Pair {
+    fn new(context: Arc<Context>, node: NodeGroup, most: u64) -> Pair {
+        let rank = node.rank();
+        let messenger = Arc::new(node).messenger(options()).expect("a messenger");
+        let rooms = || (0..WINDOW).map(|_| context.allocate(DeviceId::gpu(0), most + 1).expect("memory")).collect();
+        let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        Pair { rank, most, outgoing: rooms(), incoming: rooms(), stream, messenger, context }
+    }
+
+    fn receive(&self, address: u64, bytes: u64, tag: u64) -> Arc<Operation> {
+        let pattern = Pattern { source: Some(1 - self.rank), tag, mask: u64::MAX };
+        self.messenger.receive(address, bytes, &pattern, self.stream).expect("posted")
+    }
+
+    fn send(&self, address: u64, bytes: u64, tag: u64) -> Arc<Operation> {
+        let message = Outgoing { address, bytes, rank: 1 - self.rank, tag, metadata: &[] };
+        self.messenger.send(&message, self.stream).expect("posted")
+    }
+
+    /// Sends one word and gets one: the other has done what comes before.
+    fn meet(&self, tag: u64) {
+        let mut here = 0;
+        let sent = self.send(std::ptr::from_ref(&tag).expose_provenance() as u64, 8, tag);
+        self.receive(std::ptr::from_mut(&mut here).expose_provenance() as u64, 8, tag).wait().expect("it was sent");
+        sent.wait().expect("received");
+    }
+
+    /// Both send to each other, `WINDOW` messages each.
+    fn step(&self, seed: u64, step: u64) {
+        let mut posted = Vec::new();
+        let all: Vec<(u64, Kind)> = (0..WINDOW).map(|at| (WINDOW * step + at, kind(seed, WINDOW * step + at, self.most))).collect();
+        let mut described = Vec::new();
+        // What is posted first, and after the others have, what moves it.
+        for is_first in [true, false] {
+            for (index, &(tag, kind)) in all.iter().enumerate() {
+                self.messenger.wait_for_shares(if kind.is_quick { Duration::ZERO } else { Duration::from_secs(20) });
+                let (out, into) = (self.outgoing[index], self.incoming[index]);
+                if is_first {
+                    fill(out, kind.bytes, tag, self.rank);
+                    memory(into, kind.bytes + 1).fill(UNTOUCHED);
+                }
+                if kind.by_descriptor {
+                    if is_first {
+                        let (descriptor, operation) = self.messenger.describe(out, kind.bytes, self.stream).expect("described");
+                        described.push(descriptor.encode());
+                        posted.push(operation);
+                    } else {
+                        let mut encoded = [0; 64];
+                        let address = std::ptr::from_mut(&mut encoded).expose_provenance() as u64;
+                        let own = described.remove(0);
+                        let sent = self.send(std::ptr::from_ref(&own).expose_provenance() as u64, 64, tag);
+                        self.receive(address, 64, tag).wait().expect("it was sent");
+                        sent.wait().expect("received");
+                        let descriptor = Descriptor::decode(&encoded).expect("whole");
+                        posted.push(self.messenger.fetch(&descriptor, into, kind.bytes, self.stream).expect("fetched"));
+                    }
+                } else if is_first == kind.receiver_first {
+                    posted.push(self.receive(into, kind.bytes, tag));
+                } else {
+                    posted.push(self.send(out, kind.bytes, tag));
+                }
+            }
+            self.meet((1 << 40) + 2 * step + u64::from(is_first));
+        }
+        for operation in &posted {
+            operation.order_stream(self.stream).expect("enqueued");
+        }
+        self.context.synchronize_stream(self.stream).expect("all works");
+        posted.iter().for_each(|operation| operation.wait().expect("both are there"));
+        all.iter().zip(&self.incoming).for_each(|((tag, kind), into)| check(*into, kind.bytes, *tag, 1 - self.rank));
+    }
+
+    fn end(self) {
+        self.messenger.destroy().expect("nothing is left");
+        self.context.destroy_stream(self.stream).expect("it exists");
+        self.outgoing.iter().chain(&self.incoming).for_each(|address| self.context.free(*address).expect("it exists"));
+        self.context.close().expect("nothing is left");
+    }
+}
+
+#[test]
+fn both_ranks_move_a_large_message_and_every_byte_is_right() {
+    let (folder, seed) = (Folder::new("bytes"), setting("TEST_SEED", 1));
+    let wanted = if is_long() { 500 } else { 8 };
+    let counts = as_ranks(2, |rank, seat| {
+        let context = context(rank, &folder.0);
+        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
+        let pair = Pair::new(context, node, MOST_BYTES);
+        let mut steps = 0;
+        // Both do as many steps: one goes on until the other has what it wants too.
+        let mut is_done = [false, false];
+        while is_done != [true, true] {
+            pair.step(seed, steps);
+            steps += 1;
+            assert!(steps < 200 * wanted, "the host path is never taken");
+            let mut theirs = false;
+            let own = pair.messenger.shared_movements() >= wanted;
+            let sent = pair.send(std::ptr::from_ref(&own).expose_provenance() as u64, 1, (1 << 41) + steps);
+            pair.receive(std::ptr::from_mut(&mut theirs).expose_provenance() as u64, 1, (1 << 41) + steps).wait().expect("it was sent");
+            sent.wait().expect("received");
+            is_done = [own, theirs];
+        }
+        let count = pair.messenger.shared_movements();
+        pair.end();
+        (count, steps)
+    });
+    println!("{counts:?}: messages that both have moved, by their movers, and steps");
+}
+
+/// The same where both have the only GPU, so that small messages show it too.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn ranks_of_one_gpu_that_share_all_messages_get_every_byte() {
+    let (folder, seed) = (Folder::new("one"), setting("TEST_SEED", 1));
+    let steps = if is_long() { 5000 } else { 40 };
+    let counts = as_ranks(2, |rank, seat| {
+        let context = context(0, &folder.0);
+        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
+        let pair = Pair::new(context, node, 2 << 20);
+        pair.messenger.share_always();
+        (0..steps).for_each(|step| pair.step(seed, step));
+        let count = pair.messenger.shared_movements();
+        pair.end();
+        count
+    });
+    println!("{counts:?} of {} messages moved by both", 2 * WINDOW * steps);
+    assert!(counts.iter().all(|count| *count > steps / 2), "{counts:?}");
+}
+
+/// Sends and receives large messages until it is told to stop, or the other is gone. Orders are rank, seed, socket, folder, and after how many
+/// microseconds it kills itself (0: never).
+#[test]
+#[ignore = "run by other tests"]
+fn child_moves_much() {
+    let Ok(text) = std::env::var("MESSAGES_CHILD") else { return };
+    let words: Vec<&str> = text.split(' ').collect();
+    let number = |at: usize| words[at].parse::<u64>().expect("a number");
+    let (rank, seed, after) = (number(0) as u32, number(1), number(4));
+    let context = context(rank, words[3].as_ref());
+    let node = NodeGroup::at_socket(&context, rank, 2, words[2].as_ref(), &[]).expect("a node");
+    let pair = Pair::new(context, node, MOST_BYTES);
+    pair.messenger.wait_for_shares(Duration::from_millis(5));
+    let mut shared = 0;
+    let mut until = None;
+    let ends = |result: Result<(), BackendError>| match result {
+        Ok(()) => false,
+        Err(BackendError::PeerGone(_)) if after == 0 => true,
+        Err(error) => panic!("rank {rank}: {error}"),
+    };
+    for step in 0.. {
+        // Only where messages are shared is it the right moment.
+        if after > 0 && until.is_none() && pair.messenger.shared_movements() > 2 {
+            until = Some(());
+            std::thread::spawn(move || {
+                let from = Instant::now();
+                while from.elapsed() < Duration::from_micros(after) {
+                    std::hint::spin_loop();
+                }
+                // SAFETY: no argument is a pointer.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            });
+        }
+        let Kind { bytes, receiver_first, .. } = kind(seed, step, MOST_BYTES);
+        fill(pair.outgoing[0], bytes, step, rank);
+        memory(pair.incoming[0], bytes + 1).fill(UNTOUCHED);
+        let receive = || {
+            let pattern = Pattern { source: Some(1 - rank), tag: step, mask: u64::MAX };
+            pair.messenger.receive(pair.incoming[0], bytes, &pattern, pair.stream)
+        };
+        let send = || {
+            let message = Outgoing { address: pair.outgoing[0], bytes, rank: 1 - rank, tag: step, metadata: &[] };
+            pair.messenger.send(&message, pair.stream)
+        };
+        let (received, sent) = if receiver_first {
+            let received = receive();
+            (received, send())
+        } else {
+            let sent = send();
+            (receive(), sent)
+        };
+        shared = pair.messenger.shared_movements();
+        let mut is_over = false;
+        for (made, receives) in [(received, true), (sent, false)] {
+            match made {
+                Ok(operation) => {
+                    let is_gone = ends(operation.wait());
+                    is_over |= is_gone;
+                    if receives && !is_gone {
+                        check(pair.incoming[0], bytes, step, 1 - rank);
+                    }
+                }
+                Err(error) if after == 0 && super::killed::is_gone(&error) => is_over = true,
+                Err(error) => panic!("rank {rank}: {error}"),
+            }
+        }
+        if is_over {
+            break;
+        }
+    }
+    pair.end();
+    println!("\nANSWER 0 {shared}");
+}
+
+#[test]
+fn a_rank_killed_while_both_move_a_message_leaves_the_other_whole() {
+    let rounds = setting("TEST_KILLS", if is_long() { 300 } else { 6 });
+    let mut random = Random(setting("TEST_SEED", 1));
+    let mut shared = 0;
+    for round in 0..rounds {
+        let folder = Folder::new(&format!("killed-{round}"));
+        let (seed, after) = (random.next() >> 32, 1 + random.below(150_000));
+        let victim = random.below(2) as u32;
+        let mut peers: Vec<Peer> = (0..2)
+            .map(|rank| {
+                let mut command = Command::new(std::env::current_exe().expect("this program"));
+                let after = if rank == victim { after } else { 0 };
+                let socket = folder.0.join("socket");
+                command.env("MESSAGES_CHILD", format!("{rank} {seed} {} {} {after}", socket.display(), folder.0.display()));
+                Peer::running(command, "messages::shared::child_moves_much")
+            })
+            .collect();
+        let answer = peers[1 - victim as usize].hear().expect("the survivor has failed: its text is above");
+        let count: u64 = answer.strip_prefix("0 ").and_then(|count| count.parse().ok()).expect("a number");
+        shared += count;
+    }
+    println!("{rounds} ranks killed; the others had moved {shared} messages together with them");
+}
