@@ -79,15 +79,19 @@ class Current:
         self._on = on
 
     @staticmethod
-    def torch(device: int) -> Current:
-        torch = sys.modules["torch"]
+    def torch(torch: Any, device: int) -> Current:
+        known = _of_torch.get(device)
+        if known is not None and known[0] is torch:
+            return known[1]
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
         def handle() -> int:
             # The first is not documented and ten times faster.
             return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
 
-        return Current(("torch", device), device, handle, torch.cuda.current_device, torch.cuda.device)
+        current = Current(("torch", device), device, handle, torch.cuda.current_device, torch.cuda.device)
+        _of_torch[device] = (torch, current)
+        return current
 
     @staticmethod
     def cupy(device: int) -> Current:
@@ -116,6 +120,10 @@ class Current:
         if self._device_now is not None and self._on is not None:
             return None if self._device_now() == self.device else self._on(self.device)
         return make_current(self.device)
+
+
+# Of each GPU, and whose it is: asked for with each tensor.
+_of_torch: dict[int, tuple[Any, Current]] = {}
 
 
 def make_current(device: int) -> AbstractContextManager[Any]:

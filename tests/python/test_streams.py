@@ -24,10 +24,10 @@ class Tensor:
     """What mpgpu asks of a tensor on a GPU, for memory of a virtual one."""
 
     layout = "strided"
+    is_cuda = True
 
     def __init__(self, buffer):
         self.buffer, self.array = buffer, buffer.numpy()
-        self.device = types.SimpleNamespace(type="cuda", index=buffer.device)
 
     def is_contiguous(self):
         return True
@@ -37,8 +37,11 @@ class Tensor:
 
     is_neg = is_conj
 
-    def detach(self):
-        return self
+    def untyped_storage(self):
+        return self.buffer
+
+    def get_device(self):
+        return self.buffer.device
 
     def data_ptr(self):
         return self.buffer.address
