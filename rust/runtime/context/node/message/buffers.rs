@@ -162,12 +162,16 @@ impl Messenger {
             Through::Slot
         } else {
             let bounce = self.take_bounce(bytes)?;
-            let Some(allocation) = self.node.context.shared.locate(bounce.address)? else {
-                return Err(BackendError::InvalidPointer(bounce.address).into());
-            };
-            Through::Bounce(bounce, self.export(&allocation, bounce.address, bounce.bytes)?.0)
+            let handle = self.export_bounce(bounce).inspect_err(|_| self.give_bounce_back(bounce))?;
+            Through::Bounce(bounce, handle)
         };
         Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, allocation: 0, through })
+    }
+
+    fn export_bounce(&self, bounce: Bounce) -> Result<HandleBytes, Error> {
+        let found = self.node.context.shared.locate(bounce.address)?;
+        let allocation = found.ok_or_else(|| Error::from(BackendError::InvalidPointer(bounce.address)))?;
+        Ok(self.export(&allocation, bounce.address, bounce.bytes)?.0)
     }
 
     /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Pieces stay until the messenger ends:

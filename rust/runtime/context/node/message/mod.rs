@@ -395,6 +395,10 @@ impl Messenger {
         for _ in 0..looked_at {
             let Some(kept) = slots.spent.pop_front() else { break };
             let own = self.mailboxes.own(kept.slot);
+            // The thread of callbacks does it otherwise, and holds up nobody.
+            if slots.free.is_empty() {
+                kept.land(own);
+            }
             if kept.is_quiet(own) {
                 // What a rank that has died was moving may still be raised for a moment, so that slot is used no more.
                 let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
@@ -498,6 +502,7 @@ impl Messenger {
                 };
                 // One that a failure inside of a call has lost is not waited for.
                 let is_complete = free + kept.len() >= self.capacity.slots as usize || Instant::now() >= until;
+                kept.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
                 if is_complete && kept.iter().all(|kept: &Kept| kept.is_quiet(self.mailboxes.own(kept.slot))) {
                     break;
                 }

@@ -66,7 +66,6 @@ impl Kept {
 
     /// Whether nobody looks at the slot any more, or will raise one of its flags.
     pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
-        self.land(slot);
         let is_up = |needed: bool, flag: &std::sync::atomic::AtomicU64| !needed || flag.load(Ordering::Acquire) != 0;
         slot.has_moved()
             && is_up(self.comes, &slot.come)

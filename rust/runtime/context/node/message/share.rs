@@ -518,7 +518,9 @@ impl Messenger {
         let imported = self.import(&share.handle, DeviceId::HOST.0)?;
         let staging = imported.range(0, AREA_BYTES).ok_or_else(|| corrupt("through too little memory"))?;
         let device = DeviceId(memory.device.load(Ordering::Relaxed));
-        let (lane, _) = self.lane(device, slot)?;
+        let (lane, event) = self.lane(device, slot)?;
+        // While this program frees memory, and its streams wait, the driver lets no thread enqueue: better now than when there is no way back.
+        self.node.context.backend().record_event(event, lane)?;
         let staging = SharedStaging { address: staging, base: share.base, pieces: share.bytes.div_ceil(share.chunk) };
         Ok((Half { lane, device, staging, share, address, puts: own.is_send(), was_asked: true }, imported, theirs.rank))
     }
