@@ -386,6 +386,12 @@ impl MessageSlot {
         self.answer.store(self.uses() << 3 | Answer::Asked as u64, Ordering::Release);
     }
 
+    /// The use of the slot in which its rank is asked, if it is. What it is asked for is that of this use, or the answer cannot be changed in it.
+    pub fn asked(&self) -> Option<u64> {
+        let word = self.answer.load(Ordering::Acquire);
+        (word & 7 == Answer::Asked as u64).then_some(word >> 3)
+    }
+
     /// What has come of it.
     pub fn answer(&self) -> Answer {
         let word = self.answer.load(Ordering::Acquire);

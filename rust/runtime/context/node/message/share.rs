@@ -38,7 +38,7 @@ const AREA_BYTES: u64 = COUNTERS_BYTES + SLOTS * SLOT_BYTES;
 /// More are not left to the host path: a stream holds some thousand operations that wait, and blocks whoever adds to them.
 const MOST_PIECES: u64 = 128;
 
-/// SharedStaging areas of this rank, for one other rank and for all.
+/// Staging areas of this rank, for one other rank and for all.
 const MOST_AREAS: [usize; 2] = [2, 16];
 
 /// Seconds from the question until the other rank's half begins: its thread wakes, and enqueues. The host path gets so much less to do.
@@ -62,7 +62,7 @@ pub(super) struct Split {
     domains: u64,
 }
 
-/// SharedStaging memory of this rank, which one other rank maps: its end fails the waits in it.
+/// Staging memory of this rank, which one other rank maps: its end fails the waits in it.
 struct Area {
     peer: u32,
     staging: SharedStaging,
@@ -71,7 +71,7 @@ struct Area {
     last: (u32, u64),
 }
 
-/// SharedStaging memory, here or of another rank.
+/// Staging memory, here or of another rank.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct SharedStaging {
     address: u64,
@@ -407,7 +407,7 @@ impl Messenger {
         Err(IpcError::Corrupt(format!("rank {rank} could not enqueue its part of a message")).into())
     }
 
-    /// SharedStaging memory for a movement of so many pieces, and its handle; `None` where all is in use.
+    /// Staging memory for a movement of so many pieces, and its handle; `None` where all is in use.
     fn take_area(&self, peer: u32, slot: u32, pieces: u64) -> Result<Option<(SharedStaging, HandleBytes)>, Error> {
         let last = (slot, self.mailboxes.own(slot).uses());
         let mut areas = lock(&self.shares.areas);
@@ -472,10 +472,7 @@ impl Messenger {
     /// Does what another rank asks for in a slot of this one, if it asks.
     fn answer(&self, slot: u32) {
         let own = self.mailboxes.own(slot);
-        if own.answer() != Answer::Asked {
-            return;
-        }
-        let uses = own.uses();
+        let Some(uses) = own.asked() else { return };
         // What may take long comes before there is no way back.
         let (half, imported, peer) = match self.prepare_half(own, slot) {
             Ok(prepared) => prepared,
