@@ -174,6 +174,7 @@ def _call(user: Any, _: int) -> None:
 
 
 def _look_at(waiting: _Waiting, message: Message) -> None:
+    message._called_in = None
     message._has_ended()
     waiting.ended(message)
 

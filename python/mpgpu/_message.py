@@ -95,7 +95,8 @@ class Message(Request):
     def __await__(self) -> Generator[Any, None, MessageInfo | None]:
         if not self._has_ended():
             yield from awaited(self)
-        self.done()
+        # It has ended, though another thread may be about to learn of it.
+        Request.wait(self)
         return self.info
 
     @property

@@ -11,7 +11,7 @@
 use super::signal::rest;
 use super::slot::{Envelope, MessageSlot, Pattern, SlotId, SlotState, SlotStatus, mortal};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use rustix::thread::futex;
+use rustix::thread::futex::{self, Timespec};
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32 as AtomicFutex;
@@ -196,10 +196,11 @@ impl Mailboxes {
         self.header(self.rank).asked.load(Ordering::Acquire)
     }
 
-    /// Sleeps until this rank has been woken more often than so.
-    pub fn wait_for_asks(&self, asks: u32) {
+    /// Sleeps until this rank has been woken more often than so, or so long.
+    pub fn wait_for_asks(&self, asks: u32, most: Option<Duration>) {
+        let most = most.map(|most| Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) });
         // Woken for nothing it looks again.
-        let _ = futex::wait(&self.header(self.rank).asked, futex::Flags::empty(), asks, None);
+        let _ = futex::wait(&self.header(self.rank).asked, futex::Flags::empty(), asks, most.as_ref());
     }
 
     /// Publishes a send that was prepared, or matches it.

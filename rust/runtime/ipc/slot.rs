@@ -150,14 +150,16 @@ pub enum Answer {
     None = 0,
     /// Not yet seen.
     Asked = 1,
-    /// It is enqueueing its part: there is no way back.
+    /// It is enqueueing its part.
     Taken = 2,
     /// It has.
     Enqueued = 3,
     /// It does nothing.
     Refused = 4,
-    /// It could not enqueue all of it.
+    /// It could not enqueue all of it, and its operation ends by itself.
     Failed = 5,
+    /// Whoever asked waits no longer; the same then.
+    GivenUp = 6,
 }
 
 /// A message, as a receive or a probe sees it.
@@ -402,6 +404,7 @@ impl MessageSlot {
             3 => Answer::Enqueued,
             4 => Answer::Refused,
             5 => Answer::Failed,
+            6 => Answer::GivenUp,
             _ => Answer::None,
         }
     }

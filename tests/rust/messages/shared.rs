@@ -8,6 +8,8 @@ use crate::peer::Peer;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::{BackendError, CompletionState, StreamHandle};
 use mpgpu_runtime::context::node::NodeGroup;
+#[cfg(feature = "fault-injection")]
+use mpgpu_runtime::context::node::message::Disturbance;
 use mpgpu_runtime::context::node::message::{Descriptor, Messenger, Operation, Outgoing, Pattern};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
 use std::path::{Path, PathBuf};
@@ -219,6 +221,70 @@ fn ranks_of_one_gpu_that_share_all_messages_get_every_byte() {
     });
     println!("{counts:?} of {} messages moved by both", 2 * WINDOW * steps);
     assert!(counts.iter().all(|count| *count > steps / 2), "{counts:?}");
+}
+
+/// A half that fails at any piece, or takes so long that the other rank gives up, ends both operations. Nothing is written after that, and the
+/// next message comes.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn a_half_that_fails_or_stalls_ends_both_operations_and_writes_nothing_later() {
+    const BYTES: u64 = 2 << 20;
+    let folder = Folder::new("disturbed");
+    let none = Disturbance { piece: 0, pause: Duration::ZERO, fails: true, patience: Duration::from_secs(10) };
+    let stalls = Disturbance { pause: Duration::from_millis(150), fails: false, patience: Duration::from_millis(30), ..none };
+    let pieces = BYTES / 2 / (64 << 10);
+    let disturbances = [0, 1, 5, pieces - 1].into_iter().flat_map(|piece| [Disturbance { piece, ..none }, Disturbance { piece, ..stalls }]);
+    let cases: Vec<(Disturbance, u32, u32, bool)> = disturbances
+        .flat_map(|of| [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(whose, source)| (of, whose, source)))
+        .flat_map(|(of, whose, source)| [true, false].map(|receiver_first| (of, whose, source, receiver_first)))
+        .collect();
+    let ended = as_ranks(2, |rank, seat| {
+        let context = context(0, &folder.0);
+        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
+        let pair = Pair::new(context, node, BYTES);
+        pair.messenger.share_always();
+        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        let (out, into) = (pair.outgoing[0], pair.incoming[0]);
+        let mut ended = Vec::new();
+        for (number, (of, whose, source, receiver_first)) in (0..).zip(&cases) {
+            for is_disturbed in [true, false] {
+                // Both wait as long as the case says.
+                let own = Disturbance { piece: if *whose == rank { of.piece } else { u64::MAX }, ..*of };
+                pair.messenger.disturb_shares(is_disturbed.then_some(own));
+                fill(out, BYTES, number, rank);
+                memory(into, BYTES + 1).fill(UNTOUCHED);
+                let tag = 4 * number + u64::from(is_disturbed);
+                let post = || if rank == *source { pair.send(out, BYTES, tag) } else { pair.receive(into, BYTES, tag) };
+                let is_first = (rank != *source) == *receiver_first;
+                let first = is_first.then(post);
+                pair.meet((1 << 42) + tag);
+                let result = first.unwrap_or_else(post).wait();
+                let here = memory(into, BYTES + 1).to_vec();
+                std::thread::sleep(Duration::from_millis(if is_disturbed && !of.pause.is_zero() { 250 } else { 2 }));
+                assert!(memory(into, BYTES + 1) == here, "case {number}, {of:?}, rank {rank}: bytes came after the end");
+                if is_disturbed {
+                    ended.push(result.is_ok());
+                } else {
+                    result.unwrap_or_else(|error| panic!("the message after case {number}: {error}"));
+                    if rank != *source {
+                        check(into, BYTES, number, 1 - rank);
+                    }
+                }
+                pair.meet((1 << 43) + tag);
+            }
+        }
+        pair.end();
+        ended
+    });
+    let failed = ended[0].iter().zip(&ended[1]).filter(|(one, other)| !**one && !**other).count();
+    println!("{failed} of {} disturbed messages have failed", cases.len());
+    // On a stalled mover nobody waits; all else fails on both sides.
+    for ((number, case), (one, other)) in (0..).zip(&cases).zip(ended[0].iter().zip(&ended[1])) {
+        let (of, whose, source, receiver_first) = case;
+        let mover = if *receiver_first { *source } else { 1 - *source };
+        let must_fail = of.fails || *whose != mover;
+        assert_eq!((!one, !other), (must_fail, must_fail), "case {number}: {of:?}, half of rank {whose}, mover {mover}");
+    }
 }
 
 /// Sends and receives large messages until it is told to stop, or the other is gone. Orders are rank, seed, socket, folder, and after how many

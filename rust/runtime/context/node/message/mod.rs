@@ -23,6 +23,8 @@ mod share;
 
 pub use self::operation::Operation;
 pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
+#[cfg(feature = "fault-injection")]
+pub use self::share::Disturbance;
 pub use crate::ipc::{Envelope, METADATA_BYTES, Pattern};
 
 use self::buffers::Buffers;
@@ -374,10 +376,7 @@ impl Messenger {
                     if !self.end_work(slot) {
                         own.end();
                     }
-                    return;
-                }
-                self.give_up_share(slot);
-                if !theirs.has_come() {
+                } else if !theirs.has_come() {
                     // The stream that moves the bytes goes on, and tells of the end.
                     own.fail(SlotStatus::PeerGone, "");
                     theirs.ready.store(1, Ordering::Release);

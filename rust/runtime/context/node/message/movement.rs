@@ -20,6 +20,7 @@ use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotSt
 use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
+use smallvec::SmallVec;
 use std::any::Any;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,6 +47,15 @@ pub(super) struct MessageLane {
     is_retired: bool,
     /// In it a kernel waits, or has waited.
     has_kernel: bool,
+}
+
+/// Notes in one operation why it fails.
+pub(super) fn note(slot: &MessageSlot, error: &Error) {
+    let status = match error {
+        Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
+        _ => SlotStatus::Failed,
+    };
+    slot.fail(status, &error.to_string());
 }
 
 /// A signal that raises a flag.
@@ -142,13 +152,7 @@ impl Messenger {
     }
 
     pub(super) fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
-        let status = match error {
-            Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
-            _ => SlotStatus::Failed,
-        };
-        for slot in [own, theirs] {
-            slot.fail(status, &error.to_string());
-        }
+        [own, theirs].into_iter().for_each(|slot| note(slot, error));
     }
 
     fn enqueue(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
@@ -243,7 +247,7 @@ impl Messenger {
         if let Err(error) = enqueued {
             self.note_failure(own, other, &error);
         }
-        self.end_in_order(kept, own, other, stream)
+        self.end_in_order(kept, own, Some(other), stream)
     }
 
     /// What copies bytes, if there are any.
@@ -254,15 +258,30 @@ impl Messenger {
         (bytes > 0).then(plan).transpose()
     }
 
-    /// Ends both operations after all work in the stream so far.
-    pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
-        let raised = self.node.context.backend().stream_raise_signals(stream, &[raise(&other.moved), raise(&own.moved)]);
+    /// Ends both operations after all work in the stream so far, or this rank's alone.
+    pub(super) fn end_in_order(
+        &self,
+        kept: &mut Kept,
+        own: &MessageSlot,
+        other: Option<&MessageSlot>,
+        stream: StreamHandle,
+    ) -> Result<(), Error> {
+        let raises: SmallVec<[Signal; 2]> = other.into_iter().chain([own]).map(|slot| raise(&slot.moved)).collect();
+        let raised = self.node.context.backend().stream_raise_signals(stream, &raises);
         Ok(raised.inspect_err(|_| {
-            // Nothing tells when the stream has done what was enqueued: neither it nor the slot is used again, and it waits for nobody.
-            kept.is_torn = true;
-            lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
-            other.ready.store(1, Ordering::Release);
+            self.retire(kept, stream);
+            other.into_iter().for_each(|other| other.ready.store(1, Ordering::Release));
         })?)
+    }
+
+    /// Nothing tells when a stream has done what was enqueued: neither it nor the slot is used again.
+    pub(super) fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
+        kept.is_torn = true;
+        self.retire_lane(stream);
+    }
+
+    pub(super) fn retire_lane(&self, stream: StreamHandle) {
+        lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
     /// Where the other side's bytes are in this process, its device and the number of the allocation here.
@@ -333,10 +352,7 @@ impl Messenger {
 
     /// Whether the operation that has used a lane last has ended.
     fn is_idle(&self, lane: &MessageLane) -> bool {
-        lane.last.is_none_or(|(slot, uses)| {
-            let slot = self.mailboxes.own(slot);
-            slot.uses() != uses || slot.has_moved()
-        })
+        lane.last.is_none_or(|last| self.has_ended(last))
     }
 
     /// Whether one more kernel may wait in a lane.

@@ -6,7 +6,7 @@
 //! direct too, so a message never depends on that thread, only its speed does.
 
 use super::buffers::{HandleBytes, ImportedBuffer, MessagePlace, Through};
-use super::movement::{Ends, raise};
+use super::movement::{Ends, note, raise};
 use super::operation::Kept;
 use super::{Messenger, Presence, gone};
 use crate::backend::{BackendError, Endpoints, Execution, MemoryKind, Report, Signal, SignalWait, StreamHandle};
@@ -47,8 +47,11 @@ const DELAY: f64 = 60e-6;
 /// So long a call waits for the answer.
 const PATIENCE: Duration = Duration::from_micros(150);
 
-/// A rank that has said that it enqueues has done so by then, or never will.
+/// So long a call waits for a rank that has said that it enqueues.
 const STUCK: Duration = Duration::from_secs(10);
+
+/// How often halves are looked at whose operation ends with them.
+const TEND_EVERY: Duration = Duration::from_millis(1);
 
 /// How a message is divided.
 #[derive(Copy, Clone, Debug)]
@@ -81,6 +84,16 @@ pub(super) struct SharedStaging {
     pieces: u64,
 }
 
+/// What the other rank does of a movement, when nothing more is enqueued here.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Theirs {
+    Nothing,
+    /// Its half.
+    Half,
+    /// A part of it, and its operation ends by itself.
+    Part,
+}
+
 /// What one of both ranks does.
 struct Half {
     lane: StreamHandle,
@@ -94,14 +107,31 @@ struct Half {
     was_asked: bool,
 }
 
-/// A half that this rank was asked for and has enqueued.
+/// A half that this rank was asked for.
 struct HalfWork {
     slot: u32,
     uses: u64,
-    lane: StreamHandle,
+    /// Who asked.
+    peer: u32,
     staging: SharedStaging,
+    /// The operation has failed, and ends when nothing of this half is under way any more.
+    ends_here: bool,
     /// Keeps the staging memory mapped.
     _imported: Arc<ImportedBuffer>,
+}
+
+/// What goes wrong with halves of this rank in a test.
+#[cfg(feature = "fault-injection")]
+#[derive(Copy, Clone, Debug)]
+pub struct Disturbance {
+    /// Before which piece.
+    pub piece: u64,
+    /// It takes so long.
+    pub pause: Duration,
+    /// It fails then.
+    pub fails: bool,
+    /// How long this rank waits for another's half.
+    pub patience: Duration,
 }
 
 /// The memory of an operation of this rank, where a GPU reaches it.
@@ -124,6 +154,8 @@ pub(super) struct Shares {
     count: AtomicU64,
     #[cfg(feature = "fault-injection")]
     is_forced: AtomicBool,
+    #[cfg(feature = "fault-injection")]
+    disturbance: Mutex<Option<Disturbance>>,
     is_ending: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -139,6 +171,8 @@ impl Shares {
             count: AtomicU64::new(0),
             #[cfg(feature = "fault-injection")]
             is_forced: AtomicBool::new(false),
+            #[cfg(feature = "fault-injection")]
+            disturbance: Mutex::default(),
             is_ending: Arc::default(),
             thread: Mutex::default(),
         }
@@ -190,12 +224,20 @@ impl SharedStaging {
     }
 }
 
+fn given_up() -> BackendError {
+    BackendError::Cancelled("the rank that moves this message waits no longer for this rank's part".into())
+}
+
 /// Starts the thread that does halves for other ranks.
 pub(super) fn serve(messenger: &Arc<Messenger>) {
-    let shares = &messenger.shares;
-    let (weak, mailboxes, is_ending) = (Arc::downgrade(messenger), messenger.mailboxes.clone(), Arc::clone(&shares.is_ending));
+    let mut thread = lock(&messenger.shares.thread);
+    if thread.is_some() {
+        return;
+    }
+    let (weak, mailboxes) = (Arc::downgrade(messenger), messenger.mailboxes.clone());
+    let is_ending = Arc::clone(&messenger.shares.is_ending);
     match std::thread::Builder::new().name("mpgpu-message".into()).spawn(move || serve_asks(&weak, &mailboxes, &is_ending)) {
-        Ok(thread) => *lock(&shares.thread) = Some(thread),
+        Ok(started) => *thread = Some(started),
         Err(error) => log::debug!("large messages take one path: a thread for other ranks: {error}"),
     }
 }
@@ -203,17 +245,19 @@ pub(super) fn serve(messenger: &Arc<Messenger>) {
 fn serve_asks(messenger: &Weak<Messenger>, mailboxes: &Mailboxes, is_ending: &AtomicBool) {
     let mut asks = 0;
     loop {
+        let mut most = None;
         if let Some(messenger) = messenger.upgrade()
             && let Ok(_open) = messenger.enter()
         {
             asks = mailboxes.asks();
             (0..messenger.capacity.slots).for_each(|slot| messenger.answer(slot));
+            most = messenger.tend_halves().then_some(TEND_EVERY);
         }
         // Beyond this the mailbox may be gone.
         if is_ending.load(Ordering::Acquire) {
             return;
         }
-        mailboxes.wait_for_asks(asks);
+        mailboxes.wait_for_asks(asks, most);
     }
 }
 
@@ -247,6 +291,27 @@ impl Messenger {
     pub fn share_always(self: &Arc<Self>) {
         self.shares.is_forced.store(true, Ordering::Relaxed);
         serve(self);
+    }
+
+    /// Disturbs this rank's halves from now on.
+    #[cfg(feature = "fault-injection")]
+    pub fn disturb_shares(&self, disturbance: Option<Disturbance>) {
+        *lock(&self.shares.disturbance) = disturbance;
+    }
+
+    #[cfg(feature = "fault-injection")]
+    fn disturbed(&self, piece: u64) -> Result<(), BackendError> {
+        let Some(of) = lock(&self.shares.disturbance).filter(|of| of.piece == piece) else { return Ok(()) };
+        std::thread::sleep(of.pause);
+        if of.fails { Err(BackendError::Driver { what: "a piece".into(), reason: "disturbed by a test".into(), code: 1 }) } else { Ok(()) }
+    }
+
+    fn stuck_after(&self) -> Duration {
+        #[cfg(feature = "fault-injection")]
+        if let Some(of) = *lock(&self.shares.disturbance) {
+            return of.patience;
+        }
+        STUCK
     }
 
     /// How the bytes of a match are divided: `None` where one path is best, or this process reaches all paths by itself.
@@ -326,7 +391,7 @@ impl Messenger {
         };
         let direct = self.plan_of(&ends.part(0, ends.bytes - bytes))?;
         let (half_lane, joined) = self.lane(ends.device, kept.slot)?;
-        let Some((staging, handle)) = self.take_area(theirs.rank, kept.slot, bytes.div_ceil(split.chunk))? else { return Ok(false) };
+        let Some((staging, handle)) = self.take_area(theirs.rank, kept.slot, bytes.div_ceil(split.chunk)) else { return Ok(false) };
         let share = Share { handle, offset: ends.bytes - bytes, bytes, chunk: split.chunk, base: staging.base };
         own.set_share(&share);
         other.ask();
@@ -343,7 +408,7 @@ impl Messenger {
             }
             let address = if place.is_send { ends.src } else { ends.dst };
             let (lane, device, puts) = (half_lane, ends.device, place.is_send);
-            self.enqueue_half(&Half { lane, device, staging, share, address, puts, was_asked: false })?;
+            self.enqueue_half(&Half { lane, device, staging, share, address, puts, was_asked: false }, || true)?;
             // All that was put there is taken out, and the other has done its half.
             let last = if puts { staging.taken(staging.pieces) } else { staging.put(staging.pieces) };
             backend.stream_wait_signals(lane, &[last], by)?;
@@ -351,27 +416,59 @@ impl Messenger {
             Ok(true)
         };
         let enqueued = enqueue();
-        let is_taken = match &enqueued {
-            Ok(is_taken) => *is_taken,
-            Err(error) => {
-                self.note_failure(own, other, error);
-                let was_taken = !other.change_answer(other.uses(), Answer::Asked, Answer::None) && other.answer() != Answer::Refused;
-                if was_taken {
-                    staging.give_up();
-                }
-                was_taken
+        let part = self.conclude_ask(other);
+        // An operation that ends by itself may be another's by now.
+        let other = (part != Theirs::Part).then_some(other);
+        let note = |error: &Error| other.into_iter().chain([own]).for_each(|slot| note(slot, error));
+        match (part, &enqueued) {
+            (Theirs::Nothing, _) => self.leave_area(&staging),
+            (Theirs::Half, Ok(_)) => {
+                kept.shared = Some(staging);
+                self.shares.count.fetch_add(1, Ordering::Relaxed);
             }
-        };
-        if is_taken {
-            kept.shared = Some(staging);
-            self.shares.count.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.leave_area(&staging);
+            _ => {
+                self.drop_area(&staging);
+                // Each waits for pieces of the other, of which some do not come.
+                let end = if place.is_send { staging.put(staging.pieces) } else { staging.taken(staging.pieces) };
+                let raised = backend.stream_raise_signals(half_lane, &[end]);
+                let ended = match part {
+                    Theirs::Half => raised.and_then(|()| backend.stream_wait_signals(half_lane, &[staging.done()], by)),
+                    _ => raised.map(|()| staging.give_up()),
+                };
+                ended.unwrap_or_else(|error| note(&error.into()));
+            }
         }
-        let joined = backend.record_event(joined, half_lane).and_then(|()| backend.stream_wait_event(lane, joined));
-        joined.unwrap_or_else(|error| self.note_failure(own, other, &error.into()));
-        self.end_in_order(kept, own, other, lane)?;
-        Ok(true)
+        enqueued.as_ref().err().into_iter().for_each(note);
+        let join = || {
+            backend.record_event(joined, half_lane)?;
+            backend.stream_wait_event(lane, joined)
+        };
+        if let Err(error) = join() {
+            note(&error.into());
+            self.retire(kept, half_lane);
+        }
+        match (self.end_in_order(kept, own, other, lane), other) {
+            (Err(error), None) => {
+                note(&error);
+                own.end();
+                Ok(true)
+            }
+            (ended, _) => ended.map(|()| true),
+        }
+    }
+
+    /// Nothing more is enqueued here: what the other rank does. One that is enqueueing is told to stop.
+    fn conclude_ask(&self, other: &MessageSlot) -> Theirs {
+        loop {
+            let answer = other.answer();
+            match answer {
+                Answer::None | Answer::Refused => return Theirs::Nothing,
+                Answer::Enqueued => return Theirs::Half,
+                Answer::Failed | Answer::GivenUp => return Theirs::Part,
+                Answer::Asked => drop(other.change_answer(other.uses(), answer, Answer::None)),
+                Answer::Taken => drop(other.change_answer(other.uses(), answer, Answer::GivenUp)),
+            }
+        }
     }
 
     /// Whether the other rank does its part. Where it says nothing in time it is not asked any more.
@@ -388,14 +485,15 @@ impl Messenger {
 
     /// Waits until the other rank has enqueued its part: where its program frees memory just then, the driver may keep it from doing so.
     fn await_half(&self, other: &MessageSlot, rank: u32) -> Result<(), Error> {
-        let until = Instant::now() + STUCK;
+        let stuck_after = self.stuck_after();
+        let until = Instant::now() + stuck_after;
         let mut round = 0;
         while other.answer() == Answer::Taken {
             if self.presence(rank) != Presence::Here {
                 return Err(gone(rank));
             }
             if Instant::now() >= until {
-                let why = format!("rank {rank} has not enqueued its part of a message within {} s", STUCK.as_secs());
+                let why = format!("rank {rank} has not enqueued its part of a message within {stuck_after:.1?}");
                 return Err(IpcError::Timeout(why).into());
             }
             rest(round / 8);
@@ -404,11 +502,11 @@ impl Messenger {
         if other.answer() == Answer::Enqueued {
             return Ok(());
         }
-        Err(IpcError::Corrupt(format!("rank {rank} could not enqueue its part of a message")).into())
+        Err(BackendError::Driver { what: format!("rank {rank}: a part of a message"), reason: other.text(), code: 0 }.into())
     }
 
     /// Staging memory for a movement of so many pieces, and its handle; `None` where all is in use.
-    fn take_area(&self, peer: u32, slot: u32, pieces: u64) -> Result<Option<(SharedStaging, HandleBytes)>, Error> {
+    fn take_area(&self, peer: u32, slot: u32, pieces: u64) -> Option<(SharedStaging, HandleBytes)> {
         let last = (slot, self.mailboxes.own(slot).uses());
         let mut areas = lock(&self.shares.areas);
         // Where a half was not done something may still be written there.
@@ -416,20 +514,29 @@ impl Messenger {
         if let Some(area) = areas.iter_mut().find(|area| is_free(area)) {
             let SharedStaging { address, base, pieces: before } = area.staging;
             (area.staging, area.last) = (SharedStaging { address, base: base.wrapping_add(before), pieces }, last);
-            return Ok(Some((area.staging, area.handle)));
+            return Some((area.staging, area.handle));
         }
         let [for_one, for_all] = MOST_AREAS;
         if areas.len() >= for_all || areas.iter().filter(|area| area.peer == peer).count() >= for_one {
-            return Ok(None);
+            return None;
         }
         let context = &self.node.context;
-        let address = context.allocate_shared(DeviceId::HOST, AREA_BYTES)?;
+        let made = context.allocate_shared(DeviceId::HOST, AREA_BYTES).and_then(|address| {
+            let exported = context.export_memory(address, AREA_BYTES).inspect_err(|_| drop(context.free(address)));
+            exported.map(|handle| (address, handle.encode()))
+        });
+        let (address, handle) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                log::debug!("a large message takes one path: {error}");
+                return None;
+            }
+        };
         lock(&self.held).allocations.push(address);
         let staging = SharedStaging { address, base: 0, pieces };
         (0..3).for_each(|which| staging.store(which, 0));
-        let handle = context.export_memory(address, AREA_BYTES)?.encode();
         areas.push(Area { peer, staging, handle, last });
-        Ok(Some((staging, handle)))
+        Some((staging, handle))
     }
 
     /// The other rank has not touched it.
@@ -438,16 +545,27 @@ impl Messenger {
         areas.iter_mut().filter(|area| area.staging.address == staging.address).for_each(|area| area.staging.pieces = 0);
     }
 
-    fn has_ended(&self, (slot, uses): (u32, u64)) -> bool {
+    /// It is not used again.
+    fn drop_area(&self, staging: &SharedStaging) {
+        lock(&self.shares.areas).retain(|area| area.staging.address != staging.address);
+    }
+
+    pub(super) fn has_ended(&self, (slot, uses): (u32, u64)) -> bool {
         let own = self.mailboxes.own(slot);
         own.uses() != uses || own.has_moved()
     }
 
-    fn enqueue_half(&self, half: &Half) -> Result<(), BackendError> {
+    /// Enqueues a half, for as long as it is wanted.
+    fn enqueue_half(&self, half: &Half, is_wanted: impl Fn() -> bool) -> Result<(), BackendError> {
         let (backend, config) = (self.node.context.backend(), self.node.context.config());
         let by = config.signal_wait.unwrap_or(SignalWait::Operation);
         let Half { lane, device, staging, share, .. } = *half;
         for piece in 0..staging.pieces {
+            #[cfg(feature = "fault-injection")]
+            self.disturbed(piece)?;
+            if !is_wanted() {
+                return Err(given_up());
+            }
             let offset = piece * share.chunk;
             let bytes = share.chunk.min(share.bytes - offset);
             let staged = staging.address + COUNTERS_BYTES + piece % SLOTS * SLOT_BYTES;
@@ -482,21 +600,55 @@ impl Messenger {
                 return;
             }
         };
-        let mut work = lock(&self.shares.work);
-        // Of a rank that has died the operation has ended, or is ended by whoever takes this lock next.
-        if !own.change_answer(uses, Answer::Asked, Answer::Taken) || self.presence(peer) != Presence::Here {
-            return;
+        {
+            let mut work = lock(&self.shares.work);
+            // Of a rank that has died the operation has ended, or is ended by whoever takes this lock next.
+            if !own.change_answer(uses, Answer::Asked, Answer::Taken) || self.presence(peer) != Presence::Here {
+                return;
+            }
+            work.push(HalfWork { slot, uses, peer, staging: half.staging, ends_here: false, _imported: imported });
         }
-        work.retain(|work| !self.has_ended((work.slot, work.uses)));
-        work.push(HalfWork { slot, uses, lane: half.lane, staging: half.staging, _imported: imported });
         let backend = self.node.context.backend();
         let by = self.node.context.config().signal_wait.unwrap_or(SignalWait::Operation);
-        let enqueued = backend.stream_wait_signals(half.lane, &[raise(&own.come)], by).and_then(|()| self.enqueue_half(&half));
-        if let Err(error) = &enqueued {
-            own.partner().into_iter().for_each(|theirs| self.note_failure(own, self.mailboxes.slot(theirs), &error.clone().into()));
-            half.staging.give_up();
+        let waited = backend.stream_wait_signals(half.lane, &[raise(&own.come)], by);
+        let enqueued = waited.and_then(|()| self.enqueue_half(&half, || own.answer() == Answer::Taken));
+        if enqueued.is_ok() && own.change_answer(uses, Answer::Taken, Answer::Enqueued) {
+            return;
         }
-        own.change_answer(uses, Answer::Taken, if enqueued.is_ok() { Answer::Enqueued } else { Answer::Failed });
+        note(own, &enqueued.err().unwrap_or_else(given_up).into());
+        own.change_answer(uses, Answer::Taken, Answer::Failed);
+        // The other rank waits for pieces of this one. When this lane has come to its end, the operation ends.
+        let pieces = half.staging.pieces;
+        let end = if half.puts { half.staging.put(pieces) } else { half.staging.taken(pieces) };
+        let is_told = backend.stream_raise_signals(half.lane, &[end, half.staging.done()]).is_ok();
+        if is_told {
+            let mut work = lock(&self.shares.work);
+            work.iter_mut().filter(|work| (work.slot, work.uses) == (slot, uses)).for_each(|work| work.ends_here = true);
+        } else {
+            self.retire_lane(half.lane);
+            half.staging.give_up();
+            own.end();
+        }
+    }
+
+    /// Ends operations whose halves have failed and are over. Whether some are not.
+    fn tend_halves(&self) -> bool {
+        let mut work = lock(&self.shares.work);
+        work.retain(|half| {
+            if self.has_ended((half.slot, half.uses)) {
+                return false;
+            }
+            if half.ends_here && half.staging.is_whole() {
+                self.mailboxes.own(half.slot).end();
+                return false;
+            }
+            // What the GPU of a rank that has died still had to do may come after.
+            if half.ends_here && self.presence(half.peer) != Presence::Here {
+                half.staging.give_up();
+            }
+            true
+        });
+        work.iter().any(|half| half.ends_here)
     }
 
     /// What this rank is asked for, as far as it can be: every rank can write what it reads here.
@@ -522,19 +674,14 @@ impl Messenger {
         Ok((Half { lane, device, staging, share, address, puts: own.is_send(), was_asked: true }, imported, theirs.rank))
     }
 
-    /// The rank that moves the message of this slot has died. Where this rank does a part of it the operation ends when that is over; whether it is so.
+    /// The rank that moves the message of this slot has died. Where this one does a part of it the operation ends when that is over; whether it
+    /// is so. Asks nothing of the driver, which may wait for this.
     pub(super) fn end_work(&self, slot: u32) -> bool {
-        let own = self.mailboxes.own(slot);
-        let work = lock(&self.shares.work);
-        let Some(work) = work.iter().find(|work| (work.slot, work.uses) == (slot, own.uses())) else { return false };
-        work.staging.give_up();
-        self.node.context.backend().stream_raise_signals(work.lane, &[raise(&own.moved)]).is_ok()
-    }
-
-    /// The rank that was asked for a part of the message of this slot has died: nothing waits for it any more.
-    pub(super) fn give_up_share(&self, slot: u32) {
-        let last = (slot, self.mailboxes.own(slot).uses());
-        let areas = lock(&self.shares.areas);
-        areas.iter().filter(|area| area.last == last && !area.staging.is_whole()).for_each(|area| area.staging.give_up());
+        let uses = self.mailboxes.own(slot).uses();
+        let mut work = lock(&self.shares.work);
+        let Some(half) = work.iter_mut().find(|half| (half.slot, half.uses) == (slot, uses)) else { return false };
+        half.ends_here = true;
+        self.mailboxes.wake(self.mailboxes.rank());
+        true
     }
 }
