@@ -115,7 +115,7 @@ impl Pair {
 
     /// Sends one word and gets one: the other has done what comes before.
     fn meet(&self, tag: u64) {
-        let mut here = 0;
+        let mut here = 0u64;
         let sent = self.send(std::ptr::from_ref(&tag).expose_provenance() as u64, 8, tag);
         self.receive(std::ptr::from_mut(&mut here).expose_provenance() as u64, 8, tag).wait().expect("it was sent");
         sent.wait().expect("received");
