@@ -292,9 +292,14 @@ impl Own {
     }
 }
 
+/// What a call of `note` is given.
+fn box_of(sender: &Sender<(i32, String)>) -> *mut c_void {
+    Box::into_raw(Box::new(sender.clone())).cast()
+}
+
 unsafe extern "C" fn note(user: *mut c_void, status: i32) {
-    // SAFETY: the test passes a sender that lives until it was called.
-    let sender = unsafe { &*user.cast::<Sender<(i32, String)>>() };
+    // SAFETY: one of `box_of`, and each is called once.
+    let sender = unsafe { Box::from_raw(user.cast::<Sender<(i32, String)>>()) };
     sender.send((status, if status == 0 { String::new() } else { last_error() })).expect("the test listens");
 }
 
@@ -315,12 +320,12 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     assert!(short.is_null() && told.bytes == 5000 && text.contains("5000") && text.contains("4999"), "{text}");
 
     let (sender, heard) = channel::<(i32, String)>();
-    let user = (&raw const sender).cast_mut().cast::<c_void>();
-    // SAFETY: as above; the sender lives until all were called.
-    ok(unsafe { mp_request_set_callback(sent, Some(note), user) });
+    let user = || box_of(&sender);
+    // SAFETY: as above.
+    ok(unsafe { mp_request_set_callback(sent, Some(note), user()) });
     let got = own.receive(to, 5000, 3);
     // SAFETY: as above.
-    ok(unsafe { mp_request_set_callback(got, Some(note), user) });
+    ok(unsafe { mp_request_set_callback(got, Some(note), user()) });
     assert_eq!((heard.recv().expect("called").0, heard.recv().expect("called").0), (0, 0));
     ok(mp_stream_wait_request(null_mut(), got));
     let (mut matched, mut told) = (0, message_info());
@@ -330,7 +335,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
 
     let (mut cancelled, mut never) = (0, own.receive(to, 5000, 9));
     // SAFETY: as above.
-    ok(unsafe { mp_request_set_callback(never, Some(note), user) });
+    ok(unsafe { mp_request_set_callback(never, Some(note), user()) });
     // SAFETY: as above.
     ok(unsafe { mp_message_get_info(never, &mut matched, &mut told, null_mut(), 0) });
     assert_eq!(matched, 0);
@@ -352,7 +357,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
     // SAFETY: as above.
-    ok(unsafe { mp_request_set_callback(request, Some(note), user) });
+    ok(unsafe { mp_request_set_callback(request, Some(note), user()) });
     ok(mp_stream_wait_request(stream, request));
     assert_eq!(heard.recv().expect("called").0, 0);
     // SAFETY: as above.
@@ -482,8 +487,8 @@ fn a_context_that_is_destroyed_ends_its_messengers_first() {
     let to = own.node.alloc(1, 64);
     let (sender, heard) = channel::<(i32, String)>();
     let request = own.receive(to, 64, 1);
-    // SAFETY: the sender lives until it was called.
-    ok(unsafe { mp_request_set_callback(request, Some(note), (&raw const sender).cast_mut().cast()) });
+    // SAFETY: all pointers are valid for the call.
+    ok(unsafe { mp_request_set_callback(request, Some(note), box_of(&sender)) });
     ok(mp_stream_wait_request(null_mut(), request));
     ok(mp_context_destroy(own.node.context));
     assert_eq!(heard.recv().expect("called").0, MP_ERROR_CANCELLED as i32);
