@@ -298,7 +298,7 @@ fn child_moves_much() {
     let context = context(rank, words[3].as_ref());
     let node = NodeGroup::at_socket(&context, rank, 2, words[2].as_ref(), &[]).expect("a node");
     let pair = Pair::new(context, node, MOST_BYTES);
-    pair.messenger.wait_for_shares(Duration::from_millis(5));
+    pair.messenger.wait_for_shares(Duration::from_millis(100));
     let mut shared = 0;
     let mut until = None;
     let ends = |result: Result<(), BackendError>| match result {
