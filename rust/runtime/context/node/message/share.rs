@@ -20,6 +20,7 @@ use crate::plan::{self, Relays, Shape};
 use crate::sync::{Mutex, lock};
 use crate::topology::DeviceId;
 use ahash::AHashMap;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -242,7 +243,13 @@ pub(super) fn serve(messenger: &Arc<Messenger>) {
     }
 }
 
-fn serve_asks(messenger: &Weak<Messenger>, mailboxes: &Mailboxes, is_ending: &AtomicBool) {
+thread_local! {
+    /// On a thread that does halves the address of what ends it. `std::thread::current` would leave memory behind on the caller's threads.
+    static SERVED: Cell<usize> = const { Cell::new(0) };
+}
+
+fn serve_asks(messenger: &Weak<Messenger>, mailboxes: &Mailboxes, is_ending: &Arc<AtomicBool>) {
+    SERVED.set(Arc::as_ptr(is_ending).addr());
     let mut asks = 0;
     loop {
         let mut most = None;
@@ -278,7 +285,7 @@ impl Messenger {
         self.mailboxes.wake(self.mailboxes.rank());
         let thread = lock(&self.shares.thread).take();
         // It may have had the last reference to the messenger.
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id())
+        if let Some(thread) = thread.filter(|_| SERVED.get() != Arc::as_ptr(&self.shares.is_ending).addr())
             && thread.join().is_err()
         {
             log::error!("the thread of messages panicked; please report this");
