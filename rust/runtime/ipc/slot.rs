@@ -409,6 +409,11 @@ impl MessageSlot {
         }
     }
 
+    /// Whether its rank has ended it because its part has failed. Whoever asked, and its stream, may still look at it.
+    pub fn has_ended_alone(&self) -> bool {
+        matches!(self.answer(), Answer::Failed | Answer::GivenUp)
+    }
+
     /// Changes an answer in use number `uses` of the slot; whether it stood so.
     pub fn change_answer(&self, uses: u64, from: Answer, to: Answer) -> bool {
         let [from, to] = [from, to].map(|answer| uses << 3 | answer as u64);

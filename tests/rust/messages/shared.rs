@@ -14,7 +14,7 @@ use mpgpu_runtime::context::node::message::{Descriptor, Messenger, Operation, Ou
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// Its links are so slow that the host path pays for messages of some MiB.
@@ -284,6 +284,91 @@ fn a_half_that_fails_or_stalls_ends_both_operations_and_writes_nothing_later() {
     }
     // Nobody waits for a mover that stalls; of the others some are given up, whatever else this machine does.
     assert!(failed > cases.iter().filter(|case| case.0.fails).count(), "{failed}");
+}
+
+/// A half fails at once, while the other rank's part is still to come: its operation ends after that, and its memory stays as it is then.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn an_operation_whose_half_has_failed_ends_after_the_part_of_the_other_rank() {
+    const BYTES: u64 = 2 << 20;
+    let folder = Folder::new("after");
+    as_ranks(2, |rank, seat| {
+        let context = context(0, &folder.0);
+        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
+        let pair = Pair::new(context, node, BYTES);
+        pair.messenger.share_always();
+        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        let asked = rank == 0;
+        let piece = if asked { 0 } else { u64::MAX };
+        pair.messenger.disturb_shares(Some(Disturbance { piece, pause: Duration::ZERO, fails: true, patience: Duration::from_secs(10) }));
+        fill(pair.outgoing[0], BYTES, 1, rank);
+        memory(pair.incoming[0], BYTES + 1).fill(UNTOUCHED);
+        let first = asked.then(|| pair.receive(pair.incoming[0], BYTES, 1));
+        pair.meet(2);
+        let busy = pair.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        let barrier = Arc::new(Barrier::new(2));
+        let operation = first.unwrap_or_else(|| {
+            let reached = Arc::clone(&barrier);
+            pair.context.launch_host(busy, Box::new(move || drop(reached.wait()))).expect("enqueued");
+            let message = Outgoing { address: pair.outgoing[0], bytes: BYTES, rank: 0, tag: 1, metadata: &[] };
+            pair.messenger.send(&message, busy).expect("posted")
+        });
+        pair.meet(3);
+        let (until, mut ends_early) = (Instant::now() + Duration::from_millis(200), false);
+        while Instant::now() < until {
+            ends_early |= !matches!(operation.is_done(), Ok(false));
+        }
+        let is_untouched = memory(pair.incoming[0], BYTES).iter().all(|byte| *byte == UNTOUCHED);
+        pair.meet(4);
+        if !asked {
+            barrier.wait();
+        }
+        assert!(operation.wait().is_err() && !ends_early && is_untouched, "rank {rank}: it ends before the other's part");
+        if asked {
+            // The other's part has come, and this rank's has not.
+            assert!(memory(pair.incoming[0], BYTES / 2).iter().zip(0..).all(|(found, at)| *found == byte(1, 1, at)));
+            assert!(memory(pair.incoming[0], BYTES)[BYTES as usize / 2..].iter().all(|byte| *byte == UNTOUCHED));
+        }
+        pair.context.destroy_stream(busy).expect("it exists");
+        pair.end();
+    });
+}
+
+/// A half fails at once, and its rank posts anew while the one that asked is still enqueueing: that one has nothing to say of what comes after.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn an_operation_whose_half_has_failed_hands_nothing_on_to_the_next() {
+    const BYTES: u64 = 2 << 20;
+    const NEXT: u64 = 16;
+    let folder = Folder::new("next");
+    as_ranks(2, |rank, seat| {
+        let context = context(0, &folder.0);
+        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
+        let pair = Pair::new(context, node, BYTES);
+        pair.messenger.share_always();
+        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        let patience = Duration::from_secs(10);
+        let (fails, waits) = (rank == 0, Duration::from_millis(300));
+        let (piece, pause) = if fails { (0, Duration::ZERO) } else { (5, waits) };
+        for round in 0..3 {
+            let tag = 1000 * round;
+            pair.messenger.disturb_shares(Some(Disturbance { piece, pause, fails, patience }));
+            let first = fails.then(|| pair.receive(pair.incoming[0], BYTES, tag));
+            pair.meet(tag + 1);
+            let outcome = first.unwrap_or_else(|| pair.send(pair.outgoing[0], BYTES, tag)).wait();
+            assert!(outcome.is_err(), "round {round}, rank {rank}: {outcome:?}");
+            pair.messenger.disturb_shares(None);
+            let mut words = [0u64; NEXT as usize];
+            let next: Vec<Arc<Operation>> = (words.iter_mut().zip(tag + 100..))
+                .map(|(word, tag)| {
+                    let address = std::ptr::from_mut(word).expose_provenance() as u64;
+                    if fails { pair.receive(address, 8, tag) } else { pair.send(address, 8, tag) }
+                })
+                .collect();
+            next.iter().for_each(|operation| operation.wait().unwrap_or_else(|error| panic!("round {round}, rank {rank}: {error}")));
+        }
+        pair.end();
+    });
 }
 
 /// Sends and receives large messages until it is told to stop, or the other is gone. Orders are rank, seed, socket, folder, and after how many

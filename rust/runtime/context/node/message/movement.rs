@@ -20,7 +20,6 @@ use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotSt
 use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
-use smallvec::SmallVec;
 use std::any::Any;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -247,7 +246,7 @@ impl Messenger {
         if let Err(error) = enqueued {
             self.note_failure(own, other, &error);
         }
-        self.end_in_order(kept, own, Some(other), stream)
+        self.end_in_order(kept, own, other, stream)
     }
 
     /// What copies bytes, if there are any.
@@ -258,19 +257,12 @@ impl Messenger {
         (bytes > 0).then(plan).transpose()
     }
 
-    /// Ends both operations after all work in the stream so far, or this rank's alone.
-    pub(super) fn end_in_order(
-        &self,
-        kept: &mut Kept,
-        own: &MessageSlot,
-        other: Option<&MessageSlot>,
-        stream: StreamHandle,
-    ) -> Result<(), Error> {
-        let raises: SmallVec<[Signal; 2]> = other.into_iter().chain([own]).map(|slot| raise(&slot.moved)).collect();
-        let raised = self.node.context.backend().stream_raise_signals(stream, &raises);
+    /// Ends both operations after all work in the stream so far.
+    pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
+        let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
         Ok(raised.inspect_err(|_| {
             self.retire(kept, stream);
-            other.into_iter().for_each(|other| other.ready.store(1, Ordering::Release));
+            other.ready.store(1, Ordering::Release);
         })?)
     }
 

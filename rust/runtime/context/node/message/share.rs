@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 const SLOTS: u64 = 4;
 const SLOT_BYTES: u64 = 4 << 20;
 
-/// The counters lie in front: pieces put in, pieces taken out, and pieces that the asked rank has done by itself.
+/// The counters lie in front: pieces put in, pieces taken out, pieces that the asked rank has done by itself, and those that the other has
+/// where its operation ends without that rank's.
 const COUNTERS_BYTES: u64 = 4096;
 const COUNTER_STRIDE: u64 = 64;
 
@@ -91,7 +92,7 @@ enum Theirs {
     Nothing,
     /// Its half.
     Half,
-    /// A part of it, and its operation ends by itself.
+    /// A part of it. Its operation ends by itself, when this rank has done what it enqueued too.
     Part,
 }
 
@@ -115,7 +116,7 @@ struct HalfWork {
     /// Who asked.
     peer: u32,
     staging: SharedStaging,
-    /// The operation has failed, and ends when nothing of this half is under way any more.
+    /// The operation has failed, and ends when nothing of it is under way any more, here or there.
     ends_here: bool,
     /// Keeps the staging memory mapped.
     _imported: Arc<ImportedBuffer>,
@@ -207,9 +208,17 @@ impl SharedStaging {
         Signal { counter: self.counter(2), value: self.base.wrapping_add(self.pieces) }
     }
 
+    /// The rank that moves the message has done what it enqueued.
+    fn left(&self) -> Signal {
+        Signal { counter: self.counter(3), ..self.done() }
+    }
+
     /// Whether the asked rank has done its half. No wait that fails raises this counter, and later movements only raise it further.
     pub fn is_whole(&self) -> bool {
-        let Signal { counter, value } = self.done();
+        self.has_reached(self.done())
+    }
+
+    fn has_reached(&self, Signal { counter, value }: Signal) -> bool {
         // SAFETY: a counter of this staging memory, which is mapped while it is in use.
         reached(unsafe { load(counter) }, value)
     }
@@ -454,14 +463,16 @@ impl Messenger {
             note(&error.into());
             self.retire(kept, half_lane);
         }
-        match (self.end_in_order(kept, own, other, lane), other) {
-            (Err(error), None) => {
-                note(&error);
-                own.end();
-                Ok(true)
-            }
-            (ended, _) => ended.map(|()| true),
+        if let Some(other) = other {
+            return self.end_in_order(kept, own, other, lane).map(|()| true);
         }
+        if let Err(error) = backend.stream_raise_signals(lane, &[staging.left(), raise(&own.moved)]) {
+            note(&error.into());
+            self.retire(kept, lane);
+            staging.store(3, staging.left().value);
+            own.end();
+        }
+        Ok(true)
     }
 
     /// Nothing more is enqueued here: what the other rank does. One that is enqueueing is told to stop.
@@ -541,7 +552,7 @@ impl Messenger {
         };
         lock(&self.held).allocations.push(address);
         let staging = SharedStaging { address, base: 0, pieces };
-        (0..3).for_each(|which| staging.store(which, 0));
+        (0..4).for_each(|which| staging.store(which, 0));
         areas.push(Area { peer, staging, handle, last });
         Some((staging, handle))
     }
@@ -627,15 +638,13 @@ impl Messenger {
         // The other rank waits for pieces of this one. When this lane has come to its end, the operation ends.
         let pieces = half.staging.pieces;
         let end = if half.puts { half.staging.put(pieces) } else { half.staging.taken(pieces) };
-        let is_told = backend.stream_raise_signals(half.lane, &[end, half.staging.done()]).is_ok();
-        if is_told {
-            let mut work = lock(&self.shares.work);
-            work.iter_mut().filter(|work| (work.slot, work.uses) == (slot, uses)).for_each(|work| work.ends_here = true);
-        } else {
+        if backend.stream_raise_signals(half.lane, &[end, half.staging.done()]).is_err() {
             self.retire_lane(half.lane);
             half.staging.give_up();
-            own.end();
+            half.staging.store(2, half.staging.done().value);
         }
+        let mut work = lock(&self.shares.work);
+        work.iter_mut().filter(|work| (work.slot, work.uses) == (slot, uses)).for_each(|work| work.ends_here = true);
     }
 
     /// Ends operations whose halves have failed and are over. Whether some are not.
@@ -645,12 +654,17 @@ impl Messenger {
             if self.has_ended((half.slot, half.uses)) {
                 return false;
             }
-            if half.ends_here && half.staging.is_whole() {
+            if !half.ends_here {
+                return true;
+            }
+            let is_gone = self.presence(half.peer) != Presence::Here;
+            let has_left = is_gone || half.staging.has_reached(half.staging.left());
+            if half.staging.is_whole() && has_left {
                 self.mailboxes.own(half.slot).end();
                 return false;
             }
             // What the GPU of a rank that has died still had to do may come after.
-            if half.ends_here && self.presence(half.peer) != Presence::Here {
+            if is_gone {
                 half.staging.give_up();
             }
             true
