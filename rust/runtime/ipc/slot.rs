@@ -274,8 +274,8 @@ impl MessageSlot {
         self.partner.store(0, Ordering::Relaxed);
         self.status.store(SlotStatus::Fine as u64, Ordering::Relaxed);
         self.mover.store(0, Ordering::Relaxed);
-        self.uses.fetch_add(1, Ordering::Relaxed);
-        self.answer.store(0, Ordering::Relaxed);
+        let uses = self.uses.fetch_add(1, Ordering::Relaxed) + 1;
+        self.answer.store(uses << 3 | Answer::None as u64, Ordering::Relaxed);
         for (word, value) in [
             (&self.is_send, u64::from(of.is_send)),
             (&self.is_buffered, u64::from(of.is_buffered)),
@@ -383,9 +383,20 @@ impl MessageSlot {
         Share { handle, offset, bytes, chunk, base }
     }
 
-    /// Asks this slot's rank to do its part. Its partner, which does it, has set the share before.
-    pub fn ask(&self) {
-        self.answer.store(self.uses() << 3 | Answer::Asked as u64, Ordering::Release);
+    /// Asks this slot's rank to do its part, unless it has said that it will not. Its partner, which does it, has set the share before.
+    pub fn ask(&self) -> bool {
+        self.change_answer(self.uses(), Answer::None, Answer::Asked)
+    }
+
+    /// Its rank does no part in this use of the slot; `false` where it is enqueueing it just now. One that it has enqueued stays.
+    pub fn decline(&self) -> bool {
+        let uses = self.uses();
+        loop {
+            match self.answer() {
+                answer @ (Answer::None | Answer::Asked) => drop(self.change_answer(uses, answer, Answer::Refused)),
+                answer => return answer != Answer::Taken,
+            }
+        }
     }
 
     /// The use of the slot in which its rank is asked, if it is. What it is asked for is that of this use, or the answer cannot be changed in it.

@@ -401,7 +401,8 @@ impl Messenger {
             if kept.is_quiet(own) {
                 // What a rank that has died was moving may still be raised for a moment, so that slot is used no more.
                 let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
-                let may_be_raised = own.status() == SlotStatus::PeerGone && own.partner().is_some_and(has_died);
+                let has_failed = matches!(own.status(), SlotStatus::PeerGone | SlotStatus::Failed);
+                let may_be_raised = has_failed && own.partner().is_some_and(has_died);
                 if kept.is_torn || may_be_raised || own.has_ended_alone() {
                     slots.torn.push(kept);
                     continue;

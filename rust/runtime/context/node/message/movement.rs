@@ -185,11 +185,12 @@ impl Messenger {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
         let (lane, event) = self.lane(device, kept.slot)?;
-        if !backend.is_idle(stream) {
+        let is_idle = backend.is_idle(stream);
+        if !is_idle {
             backend.record_event(event, stream)?;
             backend.stream_wait_event(lane, event)?;
         }
-        if self.move_together(kept, place, &ends, theirs, lane)? {
+        if has_come && self.move_together(kept, place, &ends, theirs, lane, (!is_idle).then_some(stream))? {
             return Ok(());
         }
         self.move_in(kept, &ends, own, other, lane, has_come)

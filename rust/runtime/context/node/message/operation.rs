@@ -220,8 +220,15 @@ impl Operation {
         }
         let mut kept = lock(&self.kept);
         let Some(kept) = kept.as_mut() else { return Ok(()) };
-        let flag = kept.flag(self.messenger.mailboxes.own(self.slot));
+        let own = self.messenger.mailboxes.own(self.slot);
+        let flag = kept.flag(own);
         if flag.load(Ordering::Acquire) == 0 {
+            // What is enqueued after this wait may stand behind it in a hardware queue.
+            let mut round = 0;
+            while !own.decline() {
+                rest(round / 8);
+                round += 1;
+            }
             let signal = Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 };
             let by = open.context().config().signal_wait.unwrap_or(SignalWait::Operation);
             backend.stream_wait_signals(stream, &[signal], by)?;

@@ -4,9 +4,12 @@
 //! source's puts pieces there, the destination's takes them out, and counters in that memory hand each piece over in stream order. So the other rank is
 //! asked to enqueue its half. A thread of its messenger does that, which sleeps until then. Where it does not answer in time the bytes go
 //! direct too, so a message never depends on that thread, only its speed does.
+//!
+//! The asked rank's half must not wait long on its GPU, because whoever frees memory there waits for it. So both streams have come to the message
+//! before anybody asks, and nobody is asked whose stream waits for the message already: that wait may stand before the half in a hardware queue.
 
 use super::buffers::{HandleBytes, ImportedBuffer, MessagePlace, Through};
-use super::movement::{Ends, note, raise};
+use super::movement::{Ends, mark, note, raise};
 use super::operation::Kept;
 use super::{Messenger, Presence, gone};
 use crate::backend::{BackendError, Endpoints, Execution, MemoryKind, Report, Signal, SignalWait, StreamHandle};
@@ -40,7 +43,8 @@ const AREA_BYTES: u64 = COUNTERS_BYTES + SLOTS * SLOT_BYTES;
 /// More are not left to the host path: a stream holds some thousand operations that wait, and blocks whoever adds to them.
 const MOST_PIECES: u64 = 128;
 
-/// Staging areas of this rank, for one other rank and for all.
+/// Staging areas of this rank, for one other rank and for all. One in which a movement has failed counts, and is not used again: a rank whose
+/// halves fail is asked no more.
 const MOST_AREAS: [usize; 2] = [2, 16];
 
 /// Seconds from the question until the other rank's half begins: its thread wakes, and enqueues. The host path gets so much less to do.
@@ -48,6 +52,9 @@ const DELAY: f64 = 60e-6;
 
 /// So long a call waits for the answer.
 const PATIENCE: Duration = Duration::from_micros(150);
+
+/// So long a call waits to see that the caller's stream has nothing to do. The GPU passes an event in a stream that has not within 10 us or so.
+const IDLE_PATIENCE: Duration = Duration::from_micros(20);
 
 /// So long a call waits for a rank that has said that it enqueues.
 const STUCK: Duration = Duration::from_secs(10);
@@ -74,6 +81,7 @@ struct Area {
     handle: HandleBytes,
     /// The slot whose operation used it last, and in which use.
     last: (u32, u64),
+    has_failed: bool,
 }
 
 /// Staging memory, here or of another rank.
@@ -126,7 +134,7 @@ struct HalfWork {
 #[cfg(feature = "fault-injection")]
 #[derive(Copy, Clone, Debug)]
 pub struct Disturbance {
-    /// Before which piece.
+    /// Before which piece; after the last one for the rank that moves the message.
     pub piece: u64,
     /// It takes so long.
     pub pause: Duration,
@@ -379,8 +387,8 @@ impl Messenger {
         is_known.then_some(Split { direct: bytes - share, chunk, nanoseconds: (planned.predicted * 1e9) as u64, domains })
     }
 
-    /// Enqueues in `lane` a movement of which the other rank does a part; `false`, and nothing is enqueued, where that cannot be. `lane` comes after
-    /// the caller's stream.
+    /// Enqueues in `lane` a movement of which the other rank does a part; `false`, and nothing is enqueued, where that cannot be. The other rank's
+    /// stream has come to it. `lane` comes after the caller's stream, which is `busy` where it is not known to have nothing to do.
     pub(super) fn move_together(
         &self,
         kept: &mut Kept,
@@ -388,6 +396,7 @@ impl Messenger {
         ends: &Ends,
         theirs: SlotId,
         lane: StreamHandle,
+        busy: Option<StreamHandle>,
     ) -> Result<bool, Error> {
         let (context, backend) = (&self.node.context, self.node.context.backend());
         let (own, other) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
@@ -395,6 +404,9 @@ impl Messenger {
             return Ok(false);
         }
         let Some(split) = self.split(place, other, ends.bytes) else { return Ok(false) };
+        if !busy.map_or(Ok(true), |stream| self.is_idle_soon(stream))? {
+            return Ok(false);
+        }
         // Of ranks that all take the host path each gets less than one path gives.
         let allowed = match split.domains {
             0 => HostUse::All,
@@ -410,11 +422,13 @@ impl Messenger {
         let Some((staging, handle)) = self.take_area(theirs.rank, kept.slot, bytes.div_ceil(split.chunk)) else { return Ok(false) };
         let share = Share { handle, offset: ends.bytes - bytes, bytes, chunk: split.chunk, base: staging.base };
         own.set_share(&share);
-        other.ask();
+        if !other.ask() {
+            self.leave_area(&staging);
+            return Ok(false);
+        }
         self.mailboxes.wake(theirs.rank);
         let by = context.config().signal_wait.unwrap_or_default();
         let enqueue = || -> Result<bool, Error> {
-            backend.stream_wait_signals(lane, &[raise(&other.ready)], by)?;
             backend.record_event(joined, lane)?;
             backend.stream_wait_event(half_lane, joined)?;
             direct.iter().try_for_each(|plan| plan.enqueue(lane))?;
@@ -433,44 +447,66 @@ impl Messenger {
         };
         let enqueued = enqueue();
         let part = self.conclude_ask(other);
-        // An operation that ends by itself may be another's by now.
-        let other = (part != Theirs::Part).then_some(other);
-        let note = |error: &Error| other.into_iter().chain([own]).for_each(|slot| note(slot, error));
+        // One that ends by itself has a reason of its own.
+        let note =
+            |error: &Error| [own, other].into_iter().take(if part == Theirs::Part { 1 } else { 2 }).for_each(|slot| note(slot, error));
+        enqueued.as_ref().err().into_iter().for_each(note);
         match (part, &enqueued) {
             (Theirs::Nothing, _) => self.leave_area(&staging),
             (Theirs::Half, Ok(_)) => {
                 kept.shared = Some(staging);
                 self.shares.count.fetch_add(1, Ordering::Relaxed);
             }
-            _ => {
-                self.drop_area(&staging);
+            _ => self.drop_area(&staging),
+        }
+        if part == Theirs::Part {
+            staging.give_up();
+        }
+        let conclude = || -> Result<(), Error> {
+            #[cfg(feature = "fault-injection")]
+            self.disturbed(staging.pieces)?;
+            if enqueued.is_err() && part != Theirs::Nothing {
                 // Each waits for pieces of the other, of which some do not come.
                 let end = if place.is_send { staging.put(staging.pieces) } else { staging.taken(staging.pieces) };
-                let raised = backend.stream_raise_signals(half_lane, &[end]);
-                let ended = match part {
-                    Theirs::Half => raised.and_then(|()| backend.stream_wait_signals(half_lane, &[staging.done()], by)),
-                    _ => raised.map(|()| staging.give_up()),
-                };
-                ended.unwrap_or_else(|error| note(&error.into()));
+                backend.stream_raise_signals(half_lane, &[end])?;
             }
-        }
-        enqueued.as_ref().err().into_iter().for_each(note);
-        let join = || {
+            if enqueued.is_err() && part == Theirs::Half {
+                backend.stream_wait_signals(half_lane, &[staging.done()], by)?;
+            }
             backend.record_event(joined, half_lane)?;
-            backend.stream_wait_event(lane, joined)
+            backend.stream_wait_event(lane, joined)?;
+            let theirs = if part == Theirs::Part { staging.left() } else { raise(&other.moved) };
+            Ok(backend.stream_raise_signals(lane, &[theirs, raise(&own.moved)])?)
         };
-        if let Err(error) = join() {
-            note(&error.into());
-            self.retire(kept, half_lane);
+        let Err(error) = conclude() else { return Ok(true) };
+        // Neither lane tells when it has come to its end, so this waits for both, if the driver still does that.
+        staging.give_up();
+        [half_lane, lane].into_iter().for_each(|stream| drop(backend.synchronize_stream(stream)));
+        self.retire_lane(half_lane);
+        self.retire(kept, lane);
+        self.drop_area(&staging);
+        if part == Theirs::Nothing {
+            return Err(error);
         }
-        if let Some(other) = other {
-            return self.end_in_order(kept, own, other, lane).map(|()| true);
-        }
-        if let Err(error) = backend.stream_raise_signals(lane, &[staging.left(), raise(&own.moved)]) {
-            note(&error.into());
-            self.retire(kept, lane);
-            staging.store(3, staging.left().value);
-            own.end();
+        // The other rank ends its operation when its half is over.
+        note(&error);
+        kept.shared = None;
+        other.change_answer(other.uses(), Answer::Enqueued, Answer::GivenUp);
+        staging.store(3, staging.left().value);
+        self.mailboxes.wake(theirs.rank);
+        own.end();
+        Ok(true)
+    }
+
+    /// Whether a stream has nothing to do, or will have in a moment.
+    fn is_idle_soon(&self, stream: StreamHandle) -> Result<bool, Error> {
+        let marker = mark(self.node.context.backend(), stream)?;
+        let until = Instant::now() + IDLE_PATIENCE;
+        while !marker.is_done()? {
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            rest(0);
         }
         Ok(true)
     }
@@ -528,14 +564,17 @@ impl Messenger {
         let last = (slot, self.mailboxes.own(slot).uses());
         let mut areas = lock(&self.shares.areas);
         // Where a half was not done something may still be written there.
-        let is_free = |area: &Area| area.peer == peer && self.has_ended(area.last) && area.staging.is_whole();
+        let is_free = |area: &Area| area.peer == peer && !area.has_failed && self.has_ended(area.last) && area.staging.is_whole();
         if let Some(area) = areas.iter_mut().find(|area| is_free(area)) {
             let SharedStaging { address, base, pieces: before } = area.staging;
             (area.staging, area.last) = (SharedStaging { address, base: base.wrapping_add(before), pieces }, last);
             return Some((area.staging, area.handle));
         }
         let [for_one, for_all] = MOST_AREAS;
-        if areas.len() >= for_all || areas.iter().filter(|area| area.peer == peer).count() >= for_one {
+        let is_full = areas.len() >= for_all || areas.iter().filter(|area| area.peer == peer).count() >= for_one;
+        #[cfg(feature = "fault-injection")]
+        let is_full = is_full && !self.shares.is_forced.load(Ordering::Relaxed);
+        if is_full {
             return None;
         }
         let context = &self.node.context;
@@ -553,19 +592,22 @@ impl Messenger {
         lock(&self.held).allocations.push(address);
         let staging = SharedStaging { address, base: 0, pieces };
         (0..4).for_each(|which| staging.store(which, 0));
-        areas.push(Area { peer, staging, handle, last });
+        areas.push(Area { peer, staging, handle, last, has_failed: false });
         Some((staging, handle))
     }
 
     /// The other rank has not touched it.
     fn leave_area(&self, staging: &SharedStaging) {
-        let mut areas = lock(&self.shares.areas);
-        areas.iter_mut().filter(|area| area.staging.address == staging.address).for_each(|area| area.staging.pieces = 0);
+        self.with_area(staging, |area| area.staging.pieces = 0);
     }
 
     /// It is not used again.
     fn drop_area(&self, staging: &SharedStaging) {
-        lock(&self.shares.areas).retain(|area| area.staging.address != staging.address);
+        self.with_area(staging, |area| area.has_failed = true);
+    }
+
+    fn with_area(&self, staging: &SharedStaging, change: impl FnMut(&mut Area)) {
+        lock(&self.shares.areas).iter_mut().filter(|area| area.staging.address == staging.address).for_each(change);
     }
 
     pub(super) fn has_ended(&self, (slot, uses): (u32, u64)) -> bool {
@@ -627,9 +669,7 @@ impl Messenger {
             work.push(HalfWork { slot, uses, peer, staging: half.staging, ends_here: false, _imported: imported });
         }
         let backend = self.node.context.backend();
-        let by = self.node.context.config().signal_wait.unwrap_or(SignalWait::Operation);
-        let waited = backend.stream_wait_signals(half.lane, &[raise(&own.come)], by);
-        let enqueued = waited.and_then(|()| self.enqueue_half(&half, || own.answer() == Answer::Taken));
+        let enqueued = self.enqueue_half(&half, || own.answer() == Answer::Taken);
         if enqueued.is_ok() && own.change_answer(uses, Answer::Taken, Answer::Enqueued) {
             return;
         }
@@ -650,10 +690,12 @@ impl Messenger {
     /// Ends operations whose halves have failed and are over. Whether some are not.
     fn tend_halves(&self) -> bool {
         let mut work = lock(&self.shares.work);
-        work.retain(|half| {
+        work.retain_mut(|half| {
             if self.has_ended((half.slot, half.uses)) {
                 return false;
             }
+            // The rank that moves the message can do nothing more.
+            half.ends_here |= self.mailboxes.own(half.slot).has_ended_alone();
             if !half.ends_here {
                 return true;
             }
@@ -663,10 +705,8 @@ impl Messenger {
                 self.mailboxes.own(half.slot).end();
                 return false;
             }
-            // What the GPU of a rank that has died still had to do may come after.
-            if is_gone {
-                half.staging.give_up();
-            }
+            // Again and again: what either GPU still had to do may set the counters back.
+            half.staging.give_up();
             true
         });
         work.iter().any(|half| half.ends_here)
@@ -675,6 +715,9 @@ impl Messenger {
     /// What this rank is asked for, as far as it can be: every rank can write what it reads here.
     fn prepare_half(&self, own: &MessageSlot, slot: u32) -> Result<(Half, Arc<ImportedBuffer>, u32), Error> {
         let corrupt = |why: &str| Error::from(IpcError::Corrupt(format!("a rank asks for a part of a message {why}")));
+        if !own.has_come() {
+            return Err(corrupt("to which this rank's stream has not come"));
+        }
         let theirs = own.partner().filter(|theirs| theirs.rank < self.mailboxes.ranks()).ok_or_else(|| corrupt("of nobody"))?;
         let share = self.mailboxes.slot(theirs).share();
         let memory = self.shares.memory.get(slot as usize).ok_or_else(|| corrupt("of no slot"))?;
@@ -702,6 +745,8 @@ impl Messenger {
         let mut work = lock(&self.shares.work);
         let Some(half) = work.iter_mut().find(|half| (half.slot, half.uses) == (slot, uses)) else { return false };
         half.ends_here = true;
+        // The thread that looks after it may be in a call of the driver, which waits for this.
+        half.staging.give_up();
         self.mailboxes.wake(self.mailboxes.rank());
         true
     }
