@@ -175,3 +175,47 @@ fn whether_freeing_memory_holds_up_other_threads_is_told() {
         ok(sys::cuStreamDestroy_v2(other));
     }
 }
+
+/// Prints how many streams pass beside others that wait, as those of ranks do that wait for messages: the hardware has fewer queues than there are
+/// streams.
+#[test]
+fn whether_streams_that_wait_hold_up_others_is_told() {
+    const STREAMS: usize = 64;
+    let Some(_gpus) = gpus(1) else { return };
+    set_device(0);
+    let (mut host, mut flags, mut least, mut greatest) = (std::ptr::null_mut(), 0, 0, 0);
+    // SAFETY: outputs are valid for the calls.
+    unsafe {
+        ok(sys::cuMemHostAlloc(&mut host, 4096, 0));
+        ok(sys::cuMemHostGetDevicePointer_v2(&mut flags, host, 0));
+        ok(sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest));
+    }
+    // SAFETY: words of this test, which streams write.
+    let word = |at: usize| unsafe { std::sync::atomic::AtomicU64::from_ptr(host.cast::<u64>().add(at)) };
+    let create = |priority| {
+        let mut stream = Default::default();
+        // SAFETY: the output is valid for the call.
+        ok(unsafe { sys::cuStreamCreateWithPriority(&mut stream, 1, priority) });
+        stream
+    };
+    for (name, priority) in [("the same", least), ("the highest", greatest)] {
+        (0..=STREAMS).for_each(|at| word(at).store(0, Ordering::Relaxed));
+        let (waiting, others): (Vec<_>, Vec<_>) = (0..STREAMS).map(|_| (create(least), create(priority))).unzip();
+        // SAFETY: streams and words of this test.
+        unsafe {
+            waiting.iter().for_each(|stream| ok(sys::cuStreamWaitValue64_v2(*stream, flags, 1, 0)));
+            others.iter().zip(1..).for_each(|(stream, at)| ok(sys::cuStreamWriteValue64_v2(*stream, flags + 8 * at, 1, 0)));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let passed = (1..=STREAMS).filter(|at| word(*at).load(Ordering::Acquire) != 0).count();
+        println!("{passed} of {STREAMS} streams of {name} priority pass beside {STREAMS} that wait");
+        word(0).store(1, Ordering::Release);
+        // SAFETY: as above.
+        waiting.into_iter().chain(others).for_each(|stream| unsafe {
+            ok(sys::cuStreamSynchronize(stream));
+            ok(sys::cuStreamDestroy_v2(stream));
+        });
+    }
+    // SAFETY: of this test.
+    ok(unsafe { sys::cuMemFreeHost(host) });
+}

@@ -14,7 +14,9 @@ use mpgpu_runtime::context::node::message::{Descriptor, Messenger, Operation, Ou
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
+#[cfg(feature = "fault-injection")]
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// Its links are so slow that the host path pays for messages of some MiB.
