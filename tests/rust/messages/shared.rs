@@ -7,6 +7,8 @@ use crate::node_plans::{as_ranks, memory};
 use crate::peer::Peer;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::{BackendError, CompletionState, StreamHandle};
+#[cfg(feature = "fault-injection")]
+use mpgpu_runtime::context::node::Allgather;
 use mpgpu_runtime::context::node::NodeGroup;
 #[cfg(feature = "fault-injection")]
 use mpgpu_runtime::context::node::message::Disturbance;
@@ -105,6 +107,24 @@ impl Pair {
         Pair { rank, most, outgoing: rooms(), incoming: rooms(), stream, messenger, context }
     }
 
+    /// Of two that have the only GPU, and share all messages.
+    #[cfg(feature = "fault-injection")]
+    fn forced(folder: &Folder, rank: u32, seat: Box<dyn Allgather>, most: u64) -> Pair {
+        let context = context(0, &folder.0);
+        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
+        let pair = Pair::new(context, node, most);
+        pair.messenger.share_always();
+        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        pair
+    }
+
+    /// What is there before a message comes.
+    #[cfg(feature = "fault-injection")]
+    fn blank(&self, step: u64) {
+        fill(self.outgoing[0], self.most, step, self.rank);
+        memory(self.incoming[0], self.most + 1).fill(UNTOUCHED);
+    }
+
     fn receive(&self, address: u64, bytes: u64, tag: u64) -> Arc<Operation> {
         let pattern = Pattern { source: Some(1 - self.rank), tag, mask: u64::MAX };
         self.messenger.receive(address, bytes, &pattern, self.stream).expect("posted")
@@ -115,12 +135,13 @@ impl Pair {
         self.messenger.send(&message, self.stream).expect("posted")
     }
 
-    /// Sends one word and gets one: the other has done what comes before.
+    /// Sends one word and gets one: the other has done what comes before, and both streams have nothing to do.
     fn meet(&self, tag: u64) {
         let mut here = 0u64;
         let sent = self.send(std::ptr::from_ref(&tag).expose_provenance() as u64, 8, tag);
         self.receive(std::ptr::from_mut(&mut here).expose_provenance() as u64, 8, tag).wait().expect("it was sent");
         sent.wait().expect("received");
+        self.context.synchronize_stream(self.stream).expect("nothing fails");
     }
 
     /// Both send to each other, `WINDOW` messages each.
@@ -212,10 +233,7 @@ fn ranks_of_one_gpu_that_share_all_messages_get_every_byte() {
     let (folder, seed) = (Folder::new("one"), setting("TEST_SEED", 1));
     let steps = if is_long() { 5000 } else { 40 };
     let counts = as_ranks(2, |rank, seat| {
-        let context = context(0, &folder.0);
-        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
-        let pair = Pair::new(context, node, 2 << 20);
-        pair.messenger.share_always();
+        let pair = Pair::forced(&folder, rank, seat, 2 << 20);
         (0..steps).for_each(|step| pair.step(seed, step));
         let count = pair.messenger.shared_movements();
         pair.end();
@@ -243,11 +261,7 @@ fn a_half_that_fails_or_stalls_ends_both_operations_and_writes_nothing_later() {
         .filter(|(of, whose, source, receiver_first)| of.piece < pieces || (whose == source) == *receiver_first)
         .collect();
     let ended = as_ranks(2, |rank, seat| {
-        let context = context(0, &folder.0);
-        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
-        let pair = Pair::new(context, node, BYTES);
-        pair.messenger.share_always();
-        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        let pair = Pair::forced(&folder, rank, seat, BYTES);
         let (out, into) = (pair.outgoing[0], pair.incoming[0]);
         let mut ended = Vec::new();
         for (number, (of, whose, source, receiver_first)) in (0..).zip(&cases) {
@@ -255,8 +269,7 @@ fn a_half_that_fails_or_stalls_ends_both_operations_and_writes_nothing_later() {
                 // Both wait as long as the case says.
                 let own = Disturbance { piece: if *whose == rank { of.piece } else { u64::MAX }, ..*of };
                 pair.messenger.disturb_shares(is_disturbed.then_some(own));
-                fill(out, BYTES, number, rank);
-                memory(into, BYTES + 1).fill(UNTOUCHED);
+                pair.blank(number);
                 let tag = 4 * number + u64::from(is_disturbed);
                 let post = || if rank == *source { pair.send(out, BYTES, tag) } else { pair.receive(into, BYTES, tag) };
                 let is_first = (rank != *source) == *receiver_first;
@@ -298,11 +311,7 @@ fn an_operation_whose_half_has_failed_hands_nothing_on_to_the_next() {
     const NEXT: u64 = 16;
     let folder = Folder::new("next");
     as_ranks(2, |rank, seat| {
-        let context = context(0, &folder.0);
-        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
-        let pair = Pair::new(context, node, BYTES);
-        pair.messenger.share_always();
-        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        let pair = Pair::forced(&folder, rank, seat, BYTES);
         let patience = Duration::from_secs(10);
         let (fails, waits) = (rank == 0, Duration::from_millis(300));
         let (piece, pause) = if fails { (0, Duration::ZERO) } else { (5, waits) };
@@ -334,16 +343,11 @@ fn an_operation_whose_half_has_failed_ends_after_the_part_of_the_other_rank() {
     const BYTES: u64 = 200 << 20;
     let folder = Folder::new("after");
     as_ranks(2, |rank, seat| {
-        let context = context(0, &folder.0);
-        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
-        let pair = Pair::new(context, node, BYTES);
-        pair.messenger.share_always();
-        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        let pair = Pair::forced(&folder, rank, seat, BYTES);
         let is_asked = rank == 0;
         let piece = if is_asked { 0 } else { u64::MAX };
         pair.messenger.disturb_shares(Some(Disturbance { piece, pause: Duration::ZERO, fails: true, patience: Duration::from_secs(10) }));
-        fill(pair.outgoing[0], BYTES, 1, rank);
-        memory(pair.incoming[0], BYTES + 1).fill(UNTOUCHED);
+        pair.blank(1);
         let first = is_asked.then(|| pair.receive(pair.incoming[0], BYTES, 1));
         pair.meet(2);
         let outcome = first.unwrap_or_else(|| pair.send(pair.outgoing[0], BYTES, 1)).wait();
@@ -365,13 +369,8 @@ fn a_rank_frees_memory_while_the_stream_that_will_move_its_message_is_held_up() 
     const BYTES: u64 = 2 << 20;
     let folder = Folder::new("free");
     as_ranks(2, |rank, seat| {
-        let context = context(0, &folder.0);
-        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
-        let pair = Pair::new(context, node, BYTES);
-        pair.messenger.share_always();
-        pair.messenger.wait_for_shares(Duration::from_secs(20));
-        fill(pair.outgoing[0], BYTES, 1, rank);
-        memory(pair.incoming[0], BYTES + 1).fill(UNTOUCHED);
+        let pair = Pair::forced(&folder, rank, seat, BYTES);
+        pair.blank(1);
         let frees = rank == 0;
         let (busy, gate) = (pair.context.create_stream(DeviceId::gpu(0)).expect("a stream"), Arc::new(Barrier::new(2)));
         let first = frees.then(|| pair.receive(pair.incoming[0], BYTES, 1));
@@ -414,16 +413,11 @@ fn a_rank_whose_stream_waits_for_a_message_is_not_asked_for_a_part() {
     const BYTES: u64 = 2 << 20;
     let folder = Folder::new("waits");
     let counts = as_ranks(2, |rank, seat| {
-        let context = context(0, &folder.0);
-        let node = NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node");
-        let pair = Pair::new(context, node, BYTES);
-        pair.messenger.share_always();
-        pair.messenger.wait_for_shares(Duration::from_secs(20));
+        let pair = Pair::forced(&folder, rank, seat, BYTES);
         let mut counts = Vec::new();
         for waits in [true, false, true] {
             let tag = 10 * counts.len() as u64;
-            fill(pair.outgoing[0], BYTES, tag, rank);
-            memory(pair.incoming[0], BYTES + 1).fill(UNTOUCHED);
+            pair.blank(tag);
             let waiting = pair.context.create_stream(DeviceId::gpu(0)).expect("a stream");
             let first = (rank == 0).then(|| pair.receive(pair.incoming[0], BYTES, tag));
             if let Some(first) = first.as_ref().filter(|_| waits) {
