@@ -429,34 +429,4 @@ mod models {
             (gave_up, None) => assert!(gave_up),
         }
     }
-
-    /// A stream is about to wait for the message, and its rank does no part then, or has enqueued it before.
-    #[test]
-    fn shuttle_a_rank_that_declines_enqueues_nothing_after_that() {
-        model(|| {
-            let all = ranks(2);
-            prepare(&all[0], 0, true, Some(1), 0, 0, 8);
-            let mover = all[1].clone();
-            let mover = thread::spawn(move || mover.slot(SlotId { rank: 0, slot: 0 }).ask());
-            let enqueued = Arc::new(AtomicU64::new(0));
-            let (own, done) = (all[0].clone(), Arc::clone(&enqueued));
-            let thread = thread::spawn(move || {
-                let slot = own.own(0);
-                if let Some(uses) = slot.asked().filter(|uses| slot.change_answer(*uses, Answer::Asked, Answer::Taken)) {
-                    done.fetch_add(1, Ordering::SeqCst);
-                    assert!(slot.change_answer(uses, Answer::Taken, Answer::Enqueued));
-                }
-            });
-            while !all[0].own(0).decline() {
-                thread::yield_now();
-            }
-            let before = enqueued.load(Ordering::SeqCst);
-            let is_asked = mover.join().unwrap();
-            thread.join().unwrap();
-            assert_eq!(enqueued.load(Ordering::SeqCst), before);
-            let answer = all[0].own(0).answer();
-            assert_eq!(answer, if before == 1 { Answer::Enqueued } else { Answer::Refused });
-            assert!(is_asked || before == 0);
-        });
-    }
 }

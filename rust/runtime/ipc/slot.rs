@@ -388,15 +388,9 @@ impl MessageSlot {
         self.change_answer(self.uses(), Answer::None, Answer::Asked)
     }
 
-    /// Its rank does no part in this use of the slot; `false` where it is enqueueing it just now. One that it has enqueued stays.
-    pub fn decline(&self) -> bool {
-        let uses = self.uses();
-        loop {
-            match self.answer() {
-                answer @ (Answer::None | Answer::Asked) => drop(self.change_answer(uses, answer, Answer::Refused)),
-                answer => return answer != Answer::Taken,
-            }
-        }
+    /// Its rank does no part in this use of the slot, if it was not asked yet.
+    pub fn decline(&self) {
+        self.change_answer(self.uses(), Answer::None, Answer::Refused);
     }
 
     /// The use of the slot in which its rank is asked, if it is. What it is asked for is that of this use, or the answer cannot be changed in it.
@@ -420,8 +414,8 @@ impl MessageSlot {
         }
     }
 
-    /// Whether its rank has ended it because its part has failed. Whoever asked, and its stream, may still look at it.
-    pub fn has_ended_alone(&self) -> bool {
+    /// Whether its rank ends it because a part has failed.
+    pub fn ends_alone(&self) -> bool {
         matches!(self.answer(), Answer::Failed | Answer::GivenUp)
     }
 

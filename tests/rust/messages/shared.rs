@@ -406,25 +406,44 @@ fn a_rank_frees_memory_while_the_stream_that_will_move_its_message_is_held_up() 
     });
 }
 
-/// What is enqueued for a message after a stream waits for it may stand behind that wait on a GPU: its rank is not asked.
+/// What a stream of a rank waits for.
+#[cfg(feature = "fault-injection")]
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Awaits {
+    Nothing,
+    /// The message itself, on the rank that would be asked.
+    It,
+    /// Another message, which comes later; on this rank.
+    Another(u32),
+}
+
+/// What is enqueued after a stream waits may stand behind that wait on a GPU: no rank moves a part then.
 #[cfg(feature = "fault-injection")]
 #[test]
-fn a_rank_whose_stream_waits_for_a_message_is_not_asked_for_a_part() {
+fn where_a_stream_waits_for_a_message_both_ranks_move_none_together() {
     const BYTES: u64 = 2 << 20;
     let folder = Folder::new("waits");
+    let all = [Awaits::It, Awaits::Nothing, Awaits::Another(0), Awaits::Another(1), Awaits::Nothing];
     let counts = as_ranks(2, |rank, seat| {
         let pair = Pair::forced(&folder, rank, seat, BYTES);
         let mut counts = Vec::new();
-        for waits in [true, false, true] {
-            let tag = 10 * counts.len() as u64;
+        for awaits in all {
+            let (tag, mut word) = (10 * counts.len() as u64, 0u64);
             pair.blank(tag);
             let waiting = pair.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+            let place = std::ptr::from_mut(&mut word).expose_provenance() as u64;
+            let another = (awaits == Awaits::Another(rank)).then(|| pair.receive(place, 8, tag + 2));
             let first = (rank == 0).then(|| pair.receive(pair.incoming[0], BYTES, tag));
-            if let Some(first) = first.as_ref().filter(|_| waits) {
-                first.order_stream(waiting).expect("enqueued");
+            for awaited in another.iter().chain(first.iter().filter(|_| awaits == Awaits::It)) {
+                awaited.order_stream(waiting).expect("enqueued");
             }
             pair.meet(tag + 1);
             first.unwrap_or_else(|| pair.send(pair.outgoing[0], BYTES, tag)).wait().expect("moved");
+            pair.meet(tag + 3);
+            if awaits == Awaits::Another(1 - rank) {
+                pair.send(std::ptr::from_ref(&tag).expose_provenance() as u64, 8, tag + 2).wait().expect("sent");
+            }
+            another.map_or(Ok(()), |another| another.wait()).expect("it comes");
             pair.context.synchronize_stream(waiting).expect("it goes on");
             if rank == 0 {
                 check(pair.incoming[0], BYTES, tag, 1);
@@ -435,7 +454,7 @@ fn a_rank_whose_stream_waits_for_a_message_is_not_asked_for_a_part() {
         pair.end();
         counts
     });
-    assert_eq!(counts, [[0, 0, 0], [0, 1, 1]]);
+    assert_eq!(counts, [[0, 0, 0, 0, 0], [0, 1, 1, 1, 2]]);
 }
 
 /// Sends and receives large messages until it is told to stop, or the other is gone. Orders are rank, seed, socket, folder, and after how many

@@ -403,7 +403,7 @@ impl Messenger {
                 let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
                 let has_failed = matches!(own.status(), SlotStatus::PeerGone | SlotStatus::Failed);
                 let may_be_raised = has_failed && own.partner().is_some_and(has_died);
-                if kept.is_torn || may_be_raised || own.has_ended_alone() {
+                if kept.is_torn || may_be_raised {
                     slots.torn.push(kept);
                     continue;
                 }

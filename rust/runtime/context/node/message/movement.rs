@@ -44,6 +44,8 @@ pub(super) struct MessageLane {
     last: Option<(u32, u64)>,
     /// What it was given last may never end.
     is_retired: bool,
+    /// It waits, or has waited, for the other side to come.
+    waits: bool,
     /// In it a kernel waits, or has waited.
     has_kernel: bool,
 }
@@ -184,7 +186,7 @@ impl Messenger {
         if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
-        let (lane, event) = self.lane(device, kept.slot)?;
+        let (lane, event) = self.lane(device, kept.slot, !has_come)?;
         let is_idle = backend.is_idle(stream);
         if !is_idle {
             backend.record_event(event, stream)?;
@@ -357,18 +359,23 @@ impl Messenger {
         may
     }
 
-    /// A stream for one operation, in which no other is at work.
-    pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
+    /// Whether a stream of the messenger's own waits for another rank to come.
+    pub(super) fn has_waiting_lane(&self) -> bool {
+        lock(&self.lanes).iter().any(|lane| lane.waits && !self.is_idle(lane))
+    }
+
+    /// A stream for one operation, in which no other is at work; `waits`: for the other side to come.
+    pub(super) fn lane(&self, device: DeviceId, slot: u32, waits: bool) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
         if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && !lane.is_retired && self.is_idle(lane)) {
-            (lane.last, lane.has_kernel) = (last, false);
+            (lane.last, lane.waits, lane.has_kernel) = (last, waits, false);
             return Ok((lane.stream, lane.event));
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(MessageLane { stream, event, device, last, is_retired: false, has_kernel: false });
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false, waits, has_kernel: false });
         Ok((stream, event))
     }
 

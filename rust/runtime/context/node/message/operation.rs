@@ -223,17 +223,14 @@ impl Operation {
         let own = self.messenger.mailboxes.own(self.slot);
         let flag = kept.flag(own);
         if flag.load(Ordering::Acquire) == 0 {
-            // What is enqueued after this wait may stand behind it in a hardware queue.
-            let mut round = 0;
-            while !own.decline() {
-                rest(round / 8);
-                round += 1;
-            }
+            own.decline();
             let signal = Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 };
             let by = open.context().config().signal_wait.unwrap_or(SignalWait::Operation);
-            backend.stream_wait_signals(stream, &[signal], by)?;
-            // Without a marker nobody knows when the stream has passed: the flag stays up.
-            let marker = open.mark(stream).inspect_err(|_| kept.is_torn = true)?;
+            let marker = self.messenger.wait_apart_from_halves(|| {
+                backend.stream_wait_signals(stream, &[signal], by)?;
+                // Without a marker nobody knows when the stream has passed: the flag stays up.
+                open.mark(stream).inspect_err(|_| kept.is_torn = true)
+            })?;
             kept.markers.push(marker);
         }
         Ok(())

@@ -100,6 +100,7 @@ impl Messenger {
     /// Ends the thread. Nobody asks any more: whatever has matched has moved.
     pub(in super::super) fn end_shares(&self) {
         self.shares.is_ending.store(true, Ordering::Release);
+        lock(&self.shares.waits).markers.clear();
         self.mailboxes.wake(self.mailboxes.rank());
         let thread = lock(&self.shares.thread).take();
         // It may have had the last reference to the messenger.
@@ -155,31 +156,42 @@ impl Messenger {
                 return;
             }
         };
-        {
+        let Some(_enqueueing) = self.begin_half() else {
+            own.change_answer(uses, Answer::Asked, Answer::Refused);
+            return;
+        };
+        let is_taken = {
             let mut work = lock(&self.shares.work);
             // Of a rank that has died the operation has ended, or is ended by whoever takes this lock next.
-            if !own.change_answer(uses, Answer::Asked, Answer::Taken) || self.presence(peer) != Presence::Here {
-                return;
+            let is_taken = self.presence(peer) == Presence::Here && own.change_answer(uses, Answer::Asked, Answer::Taken);
+            if is_taken {
+                work.push(HalfWork { slot, uses, peer, staging: half.staging, ends_here: false, _imported: imported });
             }
-            work.push(HalfWork { slot, uses, peer, staging: half.staging, ends_here: false, _imported: imported });
+            is_taken
+        };
+        if is_taken {
+            self.do_half(&half, own, uses);
         }
-        let backend = self.node.context.backend();
-        let enqueued = self.enqueue_half(&half, || own.answer() == Answer::Taken);
+    }
+
+    fn do_half(&self, half: &Half, own: &MessageSlot, uses: u64) {
+        let enqueued = self.enqueue_half(half, || own.answer() == Answer::Taken);
         if enqueued.is_ok() && own.change_answer(uses, Answer::Taken, Answer::Enqueued) {
             return;
         }
+        // The operation ends when this lane has come to its end.
         note(own, &enqueued.err().unwrap_or_else(given_up).into());
         own.change_answer(uses, Answer::Taken, Answer::Failed);
-        // The other rank waits for pieces of this one. When this lane has come to its end, the operation ends.
-        let pieces = half.staging.pieces;
+        // The other rank waits for pieces of this one.
+        let (backend, pieces) = (self.node.context.backend(), half.staging.pieces);
         let end = if half.puts { half.staging.put(pieces) } else { half.staging.taken(pieces) };
         if backend.stream_raise_signals(half.lane, &[end, half.staging.done()]).is_err() {
-            self.retire_lane(half.lane);
             half.staging.give_up();
+            // Nothing tells of its end but this, if the driver still does that.
+            let _ = backend.synchronize_stream(half.lane);
+            self.retire_lane(half.lane);
             half.staging.store(2, half.staging.done().value);
         }
-        let mut work = lock(&self.shares.work);
-        work.iter_mut().filter(|work| (work.slot, work.uses) == (slot, uses)).for_each(|work| work.ends_here = true);
     }
 
     /// Ends operations whose halves have failed and are over. Whether some are not.
@@ -190,7 +202,7 @@ impl Messenger {
                 return false;
             }
             // The rank that moves the message can do nothing more.
-            half.ends_here |= self.mailboxes.own(half.slot).has_ended_alone();
+            half.ends_here |= self.mailboxes.own(half.slot).ends_alone();
             if !half.ends_here {
                 return true;
             }
@@ -226,7 +238,7 @@ impl Messenger {
         let imported = self.import(&share.handle, DeviceId::HOST.0)?;
         let staging = imported.range(0, AREA_BYTES).ok_or_else(|| corrupt("through too little memory"))?;
         let device = DeviceId(memory.device.load(Ordering::Relaxed));
-        let (lane, event) = self.lane(device, slot)?;
+        let (lane, event) = self.lane(device, slot, false)?;
         // While this program frees memory, and its streams wait, the driver lets no thread enqueue: better now than when there is no way back.
         self.node.context.backend().record_event(event, lane)?;
         let staging = SharedStaging { address: staging, base: share.base, pieces: share.bytes.div_ceil(share.chunk) };

@@ -5,8 +5,8 @@
 //! asked to enqueue its half. A thread of its messenger does that, which sleeps until then. Where it does not answer in time the bytes go
 //! direct too, so a message never depends on that thread, only its speed does.
 //!
-//! The asked rank's half must not wait long on its GPU, because whoever frees memory there waits for it. So both streams have come to the message
-//! before anybody asks, and nobody is asked whose stream waits for the message already: that wait may stand before the half in a hardware queue.
+//! Neither half may wait long on its GPU, because whoever frees memory there waits for it. So both streams have come to the message before anybody
+//! asks, and no stream of either rank waits for a message that has not come: that wait may stand before the half in a hardware queue.
 //!
 //! | file | promise |
 //! | --- | --- |
@@ -26,7 +26,7 @@ use super::buffers::{MessagePlace, Through};
 use super::movement::{Ends, mark, note, raise};
 use super::operation::Kept;
 use super::{Messenger, Presence, gone};
-use crate::backend::{BackendError, MemoryKind, StreamHandle};
+use crate::backend::{BackendError, Completion, MemoryKind, StreamHandle};
 use crate::context::traffic::{HostUse, host_domains};
 use crate::context::{Error, PlanOptions, Verify};
 use crate::ipc::signal::rest;
@@ -88,8 +88,28 @@ pub struct Disturbance {
     pub patience: Duration,
 }
 
+/// Streams that wait for messages, and halves that are being enqueued.
+#[derive(Default)]
+struct Waits {
+    /// Streams have passed the waits when these are done.
+    markers: Vec<Completion>,
+    /// So many markers are kept before those are looked for that are done.
+    most: usize,
+    halves: u32,
+}
+
+/// A half that is being enqueued for as long as this lives.
+struct EnqueueingHalf<'a>(&'a Messenger);
+
+impl Drop for EnqueueingHalf<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.shares.waits).halves -= 1;
+    }
+}
+
 /// Of a messenger.
 pub(super) struct Shares {
+    waits: Mutex<Waits>,
     areas: Mutex<Vec<Area>>,
     work: Mutex<Vec<HalfWork>>,
     /// By both devices and the size.
@@ -109,6 +129,7 @@ pub(super) struct Shares {
 impl Shares {
     pub fn new(slots: u32) -> Shares {
         Shares {
+            waits: Mutex::default(),
             areas: Mutex::default(),
             work: Mutex::default(),
             splits: Mutex::default(),
@@ -243,7 +264,8 @@ impl Messenger {
     ) -> Result<bool, Error> {
         let (context, backend) = (&self.node.context, self.node.context.backend());
         let (own, other) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
-        if context.config().verify == Verify::Bytes || self.presence(theirs.rank) != Presence::Here {
+        let may_ask = other.answer() == Answer::None && self.presence(theirs.rank) == Presence::Here;
+        if context.config().verify == Verify::Bytes || !may_ask {
             return Ok(false);
         }
         let Some(split) = self.split(place, other, ends.bytes) else { return Ok(false) };
@@ -261,8 +283,12 @@ impl Messenger {
             HostUse::All => ends.bytes - split.direct,
         };
         let direct = self.plan_of(&ends.part(0, ends.bytes - bytes))?;
-        let (half_lane, joined) = self.lane(ends.device, kept.slot)?;
+        let (half_lane, joined) = self.lane(ends.device, kept.slot, false)?;
         let Some((staging, handle)) = self.take_area(theirs.rank, kept.slot, bytes.div_ceil(split.chunk)) else { return Ok(false) };
+        let Some(_enqueueing) = self.begin_half() else {
+            self.leave_area(&staging);
+            return Ok(false);
+        };
         let share = Share { handle, offset: ends.bytes - bytes, bytes, chunk: split.chunk, base: staging.base };
         own.set_share(&share);
         if !other.ask() {
@@ -300,10 +326,11 @@ impl Messenger {
                 kept.shared = Some(staging);
                 self.shares.count.fetch_add(1, Ordering::Relaxed);
             }
-            _ => self.drop_area(&staging),
-        }
-        if part == Theirs::Part {
-            staging.give_up();
+            (Theirs::Half, Err(_)) => self.drop_area(&staging),
+            (Theirs::Part, _) => {
+                self.drop_area(&staging);
+                staging.give_up();
+            }
         }
         let conclude = || -> Result<(), Error> {
             #[cfg(feature = "fault-injection")]
@@ -339,6 +366,35 @@ impl Messenger {
         self.mailboxes.wake(theirs.rank);
         own.end();
         Ok(true)
+    }
+
+    /// Begins to enqueue a half, unless a stream of this rank waits for a message that has not come.
+    fn begin_half(&self) -> Option<EnqueueingHalf<'_>> {
+        let mut waits = lock(&self.shares.waits);
+        waits.markers.retain(|marker| !marker.is_done().unwrap_or(true));
+        if !waits.markers.is_empty() || self.has_waiting_lane() {
+            return None;
+        }
+        waits.halves += 1;
+        Some(EnqueueingHalf(self))
+    }
+
+    /// Has a stream wait for a message while no half is being enqueued; `enqueue` gives what tells that it has passed.
+    pub(super) fn wait_apart_from_halves(&self, enqueue: impl FnOnce() -> Result<Completion, Error>) -> Result<Completion, Error> {
+        let (mut round, mut waits) = (0, lock(&self.shares.waits));
+        while waits.halves > 0 {
+            drop(waits);
+            rest(round / 8);
+            round += 1;
+            waits = lock(&self.shares.waits);
+        }
+        let marker = enqueue()?;
+        if waits.markers.len() >= waits.most {
+            waits.markers.retain(|marker| !marker.is_done().unwrap_or(true));
+            waits.most = (2 * waits.markers.len()).max(64);
+        }
+        waits.markers.push(marker.clone());
+        Ok(marker)
     }
 
     /// Whether a stream has nothing to do, or will have in a moment.
