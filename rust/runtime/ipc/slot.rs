@@ -274,7 +274,7 @@ impl MessageSlot {
         self.partner.store(0, Ordering::Relaxed);
         self.status.store(SlotStatus::Fine as u64, Ordering::Relaxed);
         self.mover.store(0, Ordering::Relaxed);
-        let uses = self.uses.fetch_add(1, Ordering::Relaxed) + 1;
+        let uses = self.uses.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         self.answer.store(uses << 3 | Answer::None as u64, Ordering::Relaxed);
         for (word, value) in [
             (&self.is_send, u64::from(of.is_send)),

@@ -13,13 +13,17 @@
 //! | `operation` | a request: from its post until its outcome is known |
 //! | `movement` | the bytes of a match, in the order of both sides' streams |
 //! | `share` | large messages over several paths, of which the other rank moves a part |
+//! | `half` | that part: what the asked rank does |
+//! | `staging` | the host memory that both use for it, and its counters |
 //! | `buffers` | memory of this rank and of others |
 
 mod buffers;
+mod half;
 mod movement;
 mod operation;
 mod post;
 mod share;
+mod staging;
 
 pub use self::operation::Operation;
 pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
@@ -213,7 +217,7 @@ impl Messenger {
         let _ = found.set(Arc::downgrade(&messenger));
         // They ask for it where there is more than one GPU.
         if node.gpus.len() > 1 {
-            share::serve(&messenger);
+            half::serve(&messenger);
         }
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
         node.context.end_first(first);

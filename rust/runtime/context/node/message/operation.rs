@@ -3,7 +3,7 @@
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};
 use super::movement::Landing;
-use super::share::SharedStaging;
+use super::staging::SharedStaging;
 use crate::backend::{BackendError, Completion, CompletionState, Signal, SignalWait, StreamHandle};
 use crate::context::Error;
 use crate::ipc::signal::rest;

@@ -7,24 +7,12 @@
 //!
 //! Neither half may wait long on its GPU, because whoever frees memory there waits for it. So both streams have come to the message before anybody
 //! asks, and no stream of either rank waits for a message that has not come: that wait may stand before the half in a hardware queue.
-//!
-//! | file | promise |
-//! | --- | --- |
-//! | `mod` | how a message is divided, and what the rank does that moves it |
-//! | `half` | what the asked rank does |
-//! | `staging` | the host memory between both, and its counters |
 
-mod half;
-mod staging;
-
-pub(super) use self::half::serve;
-pub(super) use self::staging::SharedStaging;
-
-use self::half::{Half, HalfWork, OwnMemory};
-use self::staging::{Area, MOST_PIECES, SLOT_BYTES};
 use super::buffers::{MessagePlace, Through};
+use super::half::{Half, HalfWork, OwnMemory};
 use super::movement::{Ends, mark, note, raise};
 use super::operation::Kept;
+use super::staging::{Area, MOST_PIECES, SLOT_BYTES};
 use super::{Messenger, Presence, gone};
 use crate::backend::{BackendError, Completion, MemoryKind, StreamHandle};
 use crate::context::traffic::{HostUse, host_domains};
@@ -90,16 +78,16 @@ pub struct Disturbance {
 
 /// Streams that wait for messages, and halves that are being enqueued.
 #[derive(Default)]
-struct Waits {
+pub(super) struct MessageWaits {
     /// Streams have passed the waits when these are done.
-    markers: Vec<Completion>,
+    pub(super) markers: Vec<Completion>,
     /// So many markers are kept before those are looked for that are done.
-    most: usize,
-    halves: u32,
+    pub(super) most: usize,
+    pub(super) halves: u32,
 }
 
 /// A half that is being enqueued for as long as this lives.
-struct EnqueueingHalf<'a>(&'a Messenger);
+pub(super) struct EnqueueingHalf<'a>(&'a Messenger);
 
 impl Drop for EnqueueingHalf<'_> {
     fn drop(&mut self) {
@@ -109,21 +97,21 @@ impl Drop for EnqueueingHalf<'_> {
 
 /// Of a messenger.
 pub(super) struct Shares {
-    waits: Mutex<Waits>,
-    areas: Mutex<Vec<Area>>,
-    work: Mutex<Vec<HalfWork>>,
+    pub(super) waits: Mutex<MessageWaits>,
+    pub(super) areas: Mutex<Vec<Area>>,
+    pub(super) work: Mutex<Vec<HalfWork>>,
     /// By both devices and the size.
-    splits: Mutex<AHashMap<(DeviceId, DeviceId, u64), Option<Split>>>,
+    pub(super) splits: Mutex<AHashMap<(DeviceId, DeviceId, u64), Option<Split>>>,
     /// Of each slot.
-    memory: Box<[OwnMemory]>,
-    patience: AtomicU64,
-    count: AtomicU64,
+    pub(super) memory: Box<[OwnMemory]>,
+    pub(super) patience: AtomicU64,
+    pub(super) count: AtomicU64,
     #[cfg(feature = "fault-injection")]
-    is_forced: AtomicBool,
+    pub(super) is_forced: AtomicBool,
     #[cfg(feature = "fault-injection")]
-    disturbance: Mutex<Option<Disturbance>>,
-    is_ending: Arc<AtomicBool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    pub(super) disturbance: Mutex<Option<Disturbance>>,
+    pub(super) is_ending: Arc<AtomicBool>,
+    pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Shares {
@@ -146,7 +134,7 @@ impl Shares {
     }
 
     /// Whether a test wants all messages to be shared.
-    fn is_forced(&self) -> bool {
+    pub(super) fn is_forced(&self) -> bool {
         #[cfg(feature = "fault-injection")]
         return self.is_forced.load(Ordering::Relaxed);
         #[cfg(not(feature = "fault-injection"))]
@@ -179,7 +167,7 @@ impl Messenger {
     #[cfg(feature = "fault-injection")]
     pub fn share_always(self: &Arc<Self>) {
         self.shares.is_forced.store(true, Ordering::Relaxed);
-        serve(self);
+        super::half::serve(self);
     }
 
     /// Disturbs this rank's halves from now on.
@@ -189,7 +177,7 @@ impl Messenger {
     }
 
     #[cfg(feature = "fault-injection")]
-    fn disturbed(&self, piece: u64) -> Result<(), BackendError> {
+    pub(super) fn disturbed(&self, piece: u64) -> Result<(), BackendError> {
         let Some(of) = lock(&self.shares.disturbance).filter(|of| of.piece == piece) else { return Ok(()) };
         std::thread::sleep(of.pause);
         if of.fails { Err(BackendError::Driver { what: "a piece".into(), reason: "disturbed by a test".into(), code: 1 }) } else { Ok(()) }
@@ -369,7 +357,7 @@ impl Messenger {
     }
 
     /// Begins to enqueue a half, unless a stream of this rank waits for a message that has not come.
-    fn begin_half(&self) -> Option<EnqueueingHalf<'_>> {
+    pub(super) fn begin_half(&self) -> Option<EnqueueingHalf<'_>> {
         let mut waits = lock(&self.shares.waits);
         waits.markers.retain(|marker| !marker.is_done().unwrap_or(true));
         if !waits.markers.is_empty() || self.has_waiting_lane() {

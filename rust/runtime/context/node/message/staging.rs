@@ -1,7 +1,7 @@
 //! Host memory through which both ranks move the pieces of a message, and its counters.
 
-use super::super::Messenger;
-use super::super::buffers::HandleBytes;
+use super::Messenger;
+use super::buffers::HandleBytes;
 use crate::backend::Signal;
 use crate::ipc::signal::{load, reached, store};
 use crate::sync::lock;
@@ -37,7 +37,7 @@ pub(super) struct Area {
 
 /// Staging memory, here or of another rank.
 #[derive(Copy, Clone, Debug)]
-pub(in super::super) struct SharedStaging {
+pub(super) struct SharedStaging {
     pub(super) address: u64,
     /// Where the counters stood before.
     pub(super) base: u64,

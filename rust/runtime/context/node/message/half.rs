@@ -1,9 +1,9 @@
 //! What the asked rank does: its thread, the half that this enqueues, and the end of an operation whose half has failed.
 
-use super::super::buffers::ImportedBuffer;
-use super::super::movement::note;
-use super::super::{Messenger, Presence};
+use super::buffers::ImportedBuffer;
+use super::movement::note;
 use super::staging::{AREA_BYTES, COUNTERS_BYTES, MOST_PIECES, SLOT_BYTES, SLOTS, SharedStaging};
+use super::{Messenger, Presence};
 use crate::backend::{BackendError, Endpoints, Execution, Report, SignalWait, StreamHandle};
 use crate::context::Error;
 use crate::context::node::partitioned::copy_of;
@@ -58,7 +58,7 @@ fn given_up() -> BackendError {
 }
 
 /// Starts the thread that does halves for other ranks.
-pub(in super::super) fn serve(messenger: &Arc<Messenger>) {
+pub(super) fn serve(messenger: &Arc<Messenger>) {
     let mut thread = lock(&messenger.shares.thread);
     if thread.is_some() {
         return;
@@ -98,7 +98,7 @@ fn serve_asks(messenger: &Weak<Messenger>, mailboxes: &Mailboxes, is_ending: &Ar
 
 impl Messenger {
     /// Ends the thread. Nobody asks any more: whatever has matched has moved.
-    pub(in super::super) fn end_shares(&self) {
+    pub(super) fn end_shares(&self) {
         self.shares.is_ending.store(true, Ordering::Release);
         lock(&self.shares.waits).markers.clear();
         self.mailboxes.wake(self.mailboxes.rank());
@@ -247,7 +247,7 @@ impl Messenger {
 
     /// The rank that moves the message of this slot has died. Where this one does a part of it the operation ends when that is over; whether it
     /// is so. Asks nothing of the driver, which may wait for this.
-    pub(in super::super) fn end_work(&self, slot: u32) -> bool {
+    pub(super) fn end_work(&self, slot: u32) -> bool {
         let uses = self.mailboxes.own(slot).uses();
         let mut work = lock(&self.shares.work);
         let Some(half) = work.iter_mut().find(|half| (half.slot, half.uses) == (slot, uses)) else { return false };
