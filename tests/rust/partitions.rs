@@ -363,6 +363,12 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
             // The other's partitions never come.
             let error = plan.wait(Duration::from_secs(30)).expect_err("the other has left");
             assert!(error.to_string().contains("destroyed") || error.to_string().contains("ended"), "{error}");
+            // Nor do kernels wait for them that look at the trigger.
+            let (theirs, begin) = (plan.trigger(1, 0).expect("a trigger"), Instant::now());
+            while !(0..2).all(|partition| has_arrived(&theirs, partition)) {
+                assert!(begin.elapsed() < Duration::from_secs(30), "a kernel would wait for ever");
+                std::thread::yield_now();
+            }
             plan.destroy().expect_err("its last step has failed");
         } else {
             plan.destroy().expect("it has executed nothing");
@@ -370,6 +376,89 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
         // What the other was writing in the step stays until it has left too.
         armed.wait();
         [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
+    });
+}
+
+#[test]
+fn a_fault_of_one_rank_fails_on_all_also_where_the_library_chooses_the_agent() {
+    let errors = as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let address = context.allocate(DeviceId::gpu(0), 1000).expect("memory");
+        let transfer = NodeTransfer { dst: end(1 - rank, 0, 500), src: end(rank, 0, 0), bytes: 500 };
+        let plan = |bytes, agent| {
+            let partitioning = Some(Partitioning { count: Some(2), agent });
+            node.plan_partitioned(&[Window { address, bytes }], &[transfer], partitioning, &PlanOptions::default())
+        };
+        let auto = Agent::Auto { tells: true };
+        let past_the_end = plan(if rank == 1 { 1 << 40 } else { 1000 }, auto).expect_err("one window has no memory").to_string();
+        let differing =
+            plan(1000, if rank == 1 { Agent::CopyEngine { tells: true } } else { auto }).expect_err("agents differ").to_string();
+        plan(1000, auto).expect("the ranks are together still").destroy().expect("given back");
+        context.free(address).expect("freed");
+        [past_the_end, differing]
+    });
+    assert!(errors[1][0].contains("runs out of its allocation"), "{errors:?}");
+    assert!(errors[0][0].contains("rank 1") && errors[0][0].contains("runs out of its allocation"), "{errors:?}");
+    assert!(errors.iter().all(|errors| errors[1].contains("pass all ranks the same options")), "{errors:?}");
+}
+
+/// A rank that receives alone arms two steps in one stream, and executes the second in another: that one waits for bytes of its own step.
+#[test]
+fn a_step_that_is_executed_in_another_stream_than_it_was_armed_in_takes_no_earlier_bytes() {
+    let (in_line, looked) = (Barrier::new(2), Barrier::new(2));
+    as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let address = context.allocate(DeviceId::gpu(0), 1000).expect("memory");
+        let transfer = NodeTransfer { dst: end(1, 0, 0), src: end(0, 0, 0), bytes: 1000 };
+        let transfers = if rank == 0 { vec![transfer] } else { Vec::new() };
+        let partitioning = Some(Partitioning { count: Some(2), agent: Agent::CopyEngine { tells: true } });
+        let windows = [Window { address, bytes: 1000 }];
+        let plan = node.plan_partitioned(&windows, &transfers, partitioning, &PlanOptions::default()).expect("a plan");
+        let [first, second] = [0, 1].map(|_| context.create_stream(DeviceId::gpu(0)).expect("a stream"));
+        if rank == 0 {
+            let trigger = plan.trigger(0, 0).expect("a trigger");
+            in_line.wait();
+            for step in 0..2 {
+                plan.arm(first).expect("armed");
+                context.synchronize_stream(first).expect("it ends");
+                if step == 1 {
+                    looked.wait();
+                }
+                (0..2).for_each(|partition| written(&trigger, partition, 500));
+                plan.enqueue(first).expect("executed");
+            }
+            context.synchronize_stream(first).expect("it ends");
+        } else {
+            let gate = Arc::new(Barrier::new(2));
+            let ends = [0, 1].map(|_| Arc::new(AtomicU64::new(0)));
+            let closed = Arc::clone(&gate);
+            context.launch_host(first, Box::new(move || _ = closed.wait())).expect("enqueued");
+            let tell = |stream, at: usize| {
+                let end = Arc::clone(&ends[at]);
+                context.launch_host(stream, Box::new(move || end.store(1, Ordering::Release))).expect("enqueued");
+            };
+            plan.arm(first).expect("armed");
+            plan.enqueue(first).expect("executed");
+            plan.arm(first).expect("armed");
+            tell(first, 0);
+            plan.enqueue(second).expect("executed");
+            tell(second, 1);
+            in_line.wait();
+            gate.wait();
+            let begin = Instant::now();
+            let has_ended = |at: usize| ends[at].load(Ordering::Acquire) != 0;
+            while begin.elapsed() < Duration::from_secs(20) && !has_ended(0) && !has_ended(1) {
+                std::thread::yield_now();
+            }
+            let (first_ends, second_ends) = (has_ended(0), has_ended(1));
+            looked.wait();
+            [first, second].into_iter().for_each(|stream| context.synchronize_stream(stream).expect("it ends"));
+            assert!(first_ends && !second_ends, "the first stream has ended: {first_ends}, the second: {second_ends}");
+        }
+        plan.destroy().expect("given back");
+        context.free(address).expect("freed");
     });
 }
 

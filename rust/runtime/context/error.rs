@@ -143,3 +143,11 @@ pub enum Error {
     #[error("internal error: the program is not valid and was not run: {0}")]
     InvalidProgram(#[from] Violation),
 }
+
+impl Error {
+    /// Whether something is not there to be had, wherever that was found.
+    pub(crate) fn is_not_supported(&self) -> bool {
+        use crate::ipc::IpcError;
+        matches!(self, Error::NotSupported(_) | Error::Backend(BackendError::NotSupported(_)) | Error::Share(IpcError::NotSupported(_)))
+    }
+}

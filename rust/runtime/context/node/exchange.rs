@@ -38,21 +38,30 @@ impl Exchange {
     }
 
     /// Tells every rank what this one has, or why it has nothing. What all have, in the order of ranks; where one has failed its own error
-    /// there, and [`Error::RankFailed`] on the others.
+    /// there, and [`Error::RankFailed`] on the others. Where all that have failed say that it is not supported all ranks get that, and none does
+    /// otherwise: what they try in place of it they try together.
     pub fn all<T: Serialize + DeserializeOwned>(&self, mine: Result<T, Error>) -> Result<Vec<T>, Error> {
-        let said = mine.as_ref().map_err(ToString::to_string);
+        let said = mine.as_ref().map_err(|error| (error.is_not_supported(), error.to_string()));
         let text = serde_json::to_vec(&said).map_err(|error| broken(error.to_string()))?;
         let all = self.gather(&text)?;
-        // Its own reason is better known here than told.
-        mine?;
-        let mut values = Vec::with_capacity(all.len());
+        let (mut values, mut failed) = (Vec::with_capacity(all.len()), Vec::new());
         for (rank, text) in (0..).zip(all) {
-            let said: Result<T, String> = serde_json::from_slice(&text).map_err(|error| {
+            let said: Result<T, (bool, String)> = serde_json::from_slice(&text).map_err(|error| {
                 broken(format!("rank {rank} has said what cannot be read ({error}): link all ranks with the same version"))
             })?;
-            values.push(said.map_err(|reason| Error::RankFailed { rank, reason })?);
+            match said {
+                Ok(value) => values.push(value),
+                Err((is_not_supported, reason)) => failed.push((is_not_supported, rank, reason)),
+            }
         }
-        Ok(values)
+        // The same on all ranks.
+        let Some((is_not_supported, rank, reason)) = failed.into_iter().min() else { return Ok(values) };
+        match mine {
+            // Its own reason is better known here than told.
+            Err(own) if own.is_not_supported() == is_not_supported => Err(own),
+            _ if is_not_supported => Err(Error::NotSupported(format!("rank {rank}: {reason}"))),
+            _ => Err(Error::RankFailed { rank, reason }),
+        }
     }
 
     /// The bytes of all ranks, whose numbers may differ.

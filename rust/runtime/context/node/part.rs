@@ -284,10 +284,13 @@ impl BoundPart {
     }
 
     /// Enqueues the part of one step: it starts after all earlier work in `stream` and after the last step, and later work in the stream starts
-    /// after it. Steps in a graph are ordered by whoever launches it. One that was armed starts where that was done.
+    /// after it. Steps in a graph are ordered by whoever launches it. One that was armed starts where that was done, and its end is no flag of an
+    /// earlier step.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if self.armed.is_none() {
             self.follow(stream, is_captured, backend)?;
+        } else if is_captured || self.is_other(stream) {
+            backend.stream_wait_event(stream, self.fork)?;
         }
         self.enqueue_step(stream, backend)?;
         self.mark(stream, is_captured, backend)
@@ -304,11 +307,16 @@ impl BoundPart {
 
     /// Has the stream come after the last step.
     fn follow(&self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
-        // Default streams (0 to 2) are others for other threads and contexts.
-        if !is_captured && self.stream.is_some_and(|last| last != stream || stream.0 <= 2) {
+        if !is_captured && self.is_other(stream) {
             backend.stream_wait_event(stream, self.end)?;
         }
         Ok(())
+    }
+
+    /// Whether something was enqueued last in another stream, or may have been.
+    fn is_other(&self, stream: StreamHandle) -> bool {
+        // Default streams (0 to 2) are others for other threads and contexts.
+        self.stream.is_some_and(|last| last != stream || stream.0 <= 2)
     }
 
     /// Blocks until all that was enqueued has finished.

@@ -166,6 +166,10 @@ impl PartitionWords {
             }
             if transfer.dst.rank == rank && partitions.count * of.writers > 0 {
                 trigger.arrived = own(of.arrived, partitions.count * of.writers);
+                // Kernels that wait for them end too where the sender does.
+                let flags = (0..u64::from(partitions.count * of.writers)).map(|flag| trigger.arrived + flag * FLAG_BYTES);
+                let waits: Vec<Signal> = flags.map(|counter| Signal { counter, value: 1 }).collect();
+                at.node.context.backend().kernel_wait_signals(&waits)?;
             }
             if [transfer.src.rank, transfer.dst.rank].contains(&rank) {
                 triggers.insert(*name, trigger);

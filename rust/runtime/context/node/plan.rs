@@ -133,10 +133,7 @@ impl NodeGroup {
         let planned = self.plan_once(windows, transfers, partitioning, options);
         match (&planned, partitioning) {
             // A kernel of some rank does not reach what it would move, of which all ranks were told. All choose again, alike.
-            (
-                Err(Error::NotSupported(_) | Error::Backend(BackendError::NotSupported(_)) | Error::RankFailed { .. }),
-                Some(Partitioning { count, agent: Agent::Auto { tells } }),
-            ) => {
+            (Err(error), Some(Partitioning { count, agent: Agent::Auto { tells } })) if error.is_not_supported() => {
                 let partitioning = Partitioning { count, agent: Agent::CopyEngine { tells } };
                 self.plan_once(windows, transfers, Some(partitioning), options)
             }
