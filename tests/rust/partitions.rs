@@ -343,7 +343,7 @@ fn steps_are_armed_once_and_executed_once() {
 
 #[test]
 fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
-    let armed = Barrier::new(2);
+    let (armed, kernels_end) = (Barrier::new(2), AtomicU64::new(0));
     as_ranks(2, |rank, seat| {
         let context = context("beluga", Some(vec![rank]));
         let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
@@ -365,10 +365,11 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
             assert!(error.to_string().contains("destroyed") || error.to_string().contains("ended"), "{error}");
             // Nor do kernels wait for them that look at the trigger.
             let (theirs, begin) = (plan.trigger(1, 0).expect("a trigger"), Instant::now());
-            while !(0..2).all(|partition| has_arrived(&theirs, partition)) {
-                assert!(begin.elapsed() < Duration::from_secs(30), "a kernel would wait for ever");
+            let all_are_up = || (0..2).all(|partition| has_arrived(&theirs, partition));
+            while !all_are_up() && begin.elapsed() < Duration::from_secs(30) {
                 std::thread::yield_now();
             }
+            kernels_end.store(u64::from(all_are_up()), Ordering::Relaxed);
             plan.destroy().expect_err("its last step has failed");
         } else {
             plan.destroy().expect("it has executed nothing");
@@ -377,6 +378,7 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
         armed.wait();
         [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
     });
+    assert_eq!(kernels_end.into_inner(), 1, "a kernel would wait for ever");
 }
 
 #[test]

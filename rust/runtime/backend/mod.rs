@@ -458,8 +458,13 @@ pub trait Backend: Send + Sync {
         let _ = device;
         Ok(address)
     }
-    /// The ends of a program's transfers as a kernel of `device` has them. [`BackendError::NotSupported`] where that device does not reach one
-    /// of them by itself, or has no kernel for [`stream_copy_polled`](Backend::stream_copy_polled).
+    /// The ends of a program's transfers as kernels of `device` have them. [`BackendError::NotSupported`] where that device does not reach one
+    /// of them by itself.
+    fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        let _ = (device, program);
+        Ok(Arc::clone(ends))
+    }
+    /// The same for [`stream_copy_polled`](Backend::stream_copy_polled), of which the device must have the kernel.
     fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         let _ = (device, program, ends);
         Err(BackendError::NotSupported(format!("the backend {} has no kernel that waits for partitions", self.name())))

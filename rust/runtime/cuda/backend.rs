@@ -220,6 +220,10 @@ impl Backend for CudaBackend {
         Ok(if stream.0 <= 2 { DeviceId::HOST } else { DeviceId::gpu(found.gpu as u32) })
     }
 
+    fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        self.0.kernel_ends(device, program, ends)
+    }
+
     fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         self.0.polled_ends(device, program, ends)
     }

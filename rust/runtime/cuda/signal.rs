@@ -139,19 +139,26 @@ impl Core {
         })
     }
 
-    /// The ends of a program's transfers as the kernel of a GPU has them that moves partitions.
-    pub fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+    /// The ends of a program's transfers as kernels of a GPU have them.
+    pub fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         self.gpus.check_device(device)?;
-        self.gpus.load_kernels();
         let (gpu, nothing) = (device.0 as usize, Arc::from([]));
-        if self.gpus.peered(gpu)?.kernel().is_none() {
-            return Err(no_polling(gpu, "its driver does not load the library's kernels"));
-        }
         let execution = Execution::new(program, ends, &nothing, StreamHandle(0));
         if !self.plan_is_reached(&execution, gpu)? {
             return Err(no_polling(gpu, "it does not reach all destinations by its own stores"));
         }
         Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
+    }
+
+    /// The same for the kernel that moves partitions.
+    pub fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        self.gpus.check_device(device)?;
+        self.gpus.load_kernels();
+        let gpu = device.0 as usize;
+        if self.gpus.peered(gpu)?.kernel().is_none() {
+            return Err(no_polling(gpu, "its driver does not load the library's kernels"));
+        }
+        self.kernel_ends(device, program, ends)
     }
 
     /// Enqueues the kernel that moves partitions as they become ready.
@@ -257,7 +264,7 @@ impl Core {
 }
 
 fn no_polling(gpu: usize, reason: &str) -> BackendError {
-    BackendError::NotSupported(format!("GPU {gpu} cannot move partitions by a polling kernel: {reason}; let copy engines move them"))
+    BackendError::NotSupported(format!("kernels of GPU {gpu} cannot move partitions: {reason}; let copy engines move them"))
 }
 
 #[cfg(test)]

@@ -64,6 +64,9 @@ fn a_gpu_that_does_not_reach_the_destination_is_told_of_copy_engines() {
     let context = Arc::new(context(double::whole()));
     let error = plan(&context, POLLING).map(drop).expect_err("GPU 0 cannot store there");
     assert!(error.to_string().contains("there is no direct path between its GPUs; let copy engines"), "{error}");
+    // Nor do the caller's kernels store there.
+    let error = plan(&context, Agent::Producer).map(drop).expect_err("GPU 0 cannot store there");
+    assert!(error.to_string().contains("does not reach all destinations by its own stores; let copy engines"), "{error}");
 }
 
 #[test]

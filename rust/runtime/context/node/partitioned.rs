@@ -147,7 +147,7 @@ impl PartitionWords {
         for (index, (((name, partitions), of), transfer)) in all() {
             let mut trigger = Trigger { partitions: *partitions, arrived_flags: of.writers, ..Trigger::default() };
             if transfer.src.rank == rank && partitions.count > 0 {
-                let transfer = index as u32;
+                let (transfer, bytes) = (index as u32, transfer.bytes);
                 let (device, words) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count));
                 trigger.counters = allocate(device, 2 * words * 8)?;
                 fillings.push((device, trigger.counters, zeros_of(2 * words * 8)));
@@ -155,7 +155,12 @@ impl PartitionWords {
                 (trigger.data, trigger.ready) = match partitioned.agent {
                     Agent::Auto { .. } | Agent::CopyEngine { .. } => (source, own(of.ready, partitions.count)),
                     // These lie with the receiver.
-                    Agent::Producer => (at.address(Place::Destination { transfer, offset: 0 }), at.flag_address(FlagId(of.ready))),
+                    Agent::Producer => {
+                        let ends = Endpoints { dst: at.address(Place::Destination { transfer, offset: 0 }), src: source };
+                        let (program, ends) = copy_of(device, bytes, ends);
+                        let ends = if device.is_host() { ends } else { at.node.context.backend().kernel_ends(device, &program, &ends)? };
+                        (ends[0].dst, at.flag_address(FlagId(of.ready)))
+                    }
                     Agent::PollingKernel { .. } => {
                         let ready = trigger.counters + words * 8;
                         polled_ready.insert(transfer, ready);
