@@ -1239,8 +1239,9 @@ mp_status_t mp_plan_get_trigger(mp_plan_t plan, uint32_t rank, size_t transfer, 
 
 /// Blocks the calling thread until the last step that was executed has finished on this rank, at most `seconds`. For
 /// finding a producer that never comes: the error names the partitions that are missing. The step goes on; where it does
-/// not end within 10 seconds of `mp_plan_destroy`, that ends it without them and fails with `MP_ERROR_TIMEOUT`. Steps that were
-/// captured are not waited for. Any thread, host functions excepted.
+/// not end within 10 seconds of `mp_plan_destroy`, that ends it without the rank's own missing partitions and fails with
+/// `MP_ERROR_TIMEOUT`; for those of another rank it waits until that one has made them ready, or has destroyed its plan.
+/// Steps that were captured are not waited for. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a
 /// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.

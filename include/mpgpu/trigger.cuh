@@ -15,8 +15,9 @@
 ///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // the whole block
 /// }
 ///
-/// plan.arm(stream);                                                              // mpgpu::node::plan_partitioned made
-/// it produce<<<blocks, threads, 0, stream>>>(mpgpu::trigger(plan.trigger(rank, 0))); plan.enqueue(stream);
+/// plan.arm(stream);   // of mpgpu::node::plan_partitioned
+/// produce<<<blocks, threads, 0, stream>>>(mpgpu::trigger(plan.trigger(rank, 0)));
+/// plan.enqueue(stream);
 /// @endcode
 
 #include <cstdint>
@@ -198,10 +199,12 @@ class trigger {
     }
 
     /// Whether a partition has arrived in this step: then its bytes may be read. For a rank that receives the transfer,
-    /// after `mp_plan_arm`; never, where its plan does not tell of arrivals. Each thread gets the same answer.
+    /// after `mp_plan_arm`; never, where its plan does not tell of arrivals. One thread of the block looks, and each
+    /// gets the same answer. Where the sender has died or left the step, all arrive, and the stream gets
+    /// `MP_ERROR_PEER_GONE`.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool arrived(std::uint32_t partition) const {
 #ifdef __CUDACC__
-        return __syncthreads_and(is_up(partition)) != 0;
+        return __syncthreads_and(!trigger_detail::is_first_thread() || is_up(partition)) != 0;
 #else
         return is_up(partition);
 #endif
