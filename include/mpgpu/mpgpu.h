@@ -1340,9 +1340,10 @@ mp_status_t mp_message_get_info(mp_request_t request,
                                 size_t capacity);
 
 /// Waits as `mp_wait` does, for a send, a receive or a fetch, and fills `*info` and `metadata` as `mp_message_probe` does, also
-/// where it returns `MP_ERROR_MESSAGE_TRUNCATED`; with any other error they are left as they are.
+/// where it returns `MP_ERROR_MESSAGE_TRUNCATED`; with any other error those of a receive are left as they are.
 ///
-/// Errors: as `mp_wait`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
+/// Errors: as `mp_wait`; `MP_ERROR_INVALID_HANDLE` also for NULL, of which there is nothing to tell;
+/// `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_message_wait(mp_request_t *request,
                             mp_message_info_t *info,
                             void *metadata,
