@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from . import _dropped, _library
 from ._library import AUTO, BACKEND, HEADER_VERSION, HOST, NULL, SIGNAL_WAIT, check, ffi, lib, sized
 from ._memory import Memory, itemsize_of
-from .errors import ArgumentError
+from .errors import ArgumentError, OutOfMemory
 
 
 class Statistics(NamedTuple):
@@ -227,6 +228,8 @@ def _typestr(dtype: Any) -> str:
     """NumPy's short name of an element type, from a name, a NumPy type or a torch type."""
     text = getattr(dtype, "str", None)
     if isinstance(text, str):
+        if getattr(dtype, "hasobject", False):
+            raise ArgumentError(f"dtype={dtype!r}: Python objects are no values that can be copied byte by byte", argument="dtype")
         return text
     if isinstance(dtype, type):
         name = {int: "int64", float: "float64", complex: "complex128"}.get(dtype, dtype.__name__)
@@ -273,7 +276,11 @@ class Buffer:
         shared: bool = False,
         context: Context | None = None,
     ) -> None:
-        extents = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
+        one = _library.whole(shape)
+        try:
+            extents = (one,) if one is not None else tuple(map(operator.index, cast("Sequence[int]", shape)))
+        except TypeError:
+            raise TypeError(f"shape={shape!r}: must be a whole number, or one for each dimension") from None
         if any(extent < 0 for extent in extents):
             raise ArgumentError(f"shape={shape}: must not be negative", argument="shape")
         self.shape: tuple[int, ...] = extents
@@ -282,13 +289,19 @@ class Buffer:
         self.nbytes: int = self.itemsize
         for extent in extents:
             self.nbytes *= extent
-        self.device: int = device
+        if self.nbytes >= 2**63:
+            raise OutOfMemory(
+                f"shape={shape}, dtype={self.dtype}: {self.nbytes} bytes are more than any memory has",
+                status="MP_ERROR_OUT_OF_MEMORY",
+                argument="shape",
+            )
+        self.device: int = _library.device_number(device)
         self._context = context if context is not None else default_context()
         _dropped.collect(1024)
         made = ffi.new("void **")
         # No byte is allocated as one, so that every buffer has an address of its own.
         allocate = lib.mp_alloc_shared if shared else lib.mp_alloc
-        check(allocate(self._context._handle, device, max(self.nbytes, 1), made))
+        check(allocate(self._context._handle, self.device, max(self.nbytes, 1), made))
         # Views of it hold this object, which gives the memory back; the closure holds the context.
         self._base = ffi.gc(made[0], _Freed(self._context))
         self.address: int = int(ffi.cast("uintptr_t", self._base))

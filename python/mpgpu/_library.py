@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from typing import Any, Callable
 
@@ -109,8 +110,28 @@ def choice(name: str, values: dict[Any, int], value: Any) -> int:
 def number(name: str, value: int | None, most: int = 2**64 - 1) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int):
+    found = whole(value)
+    if found is None:
         raise TypeError(f"{name}={value!r}: must be a whole number")
-    if not 0 <= value <= most:
-        raise BY_STATUS["MP_ERROR_INVALID_ARGUMENT"](f"{name}={value}: must be from 0 to {most}", argument=name)
-    return value
+    if not 0 <= found <= most:
+        raise BY_STATUS["MP_ERROR_INVALID_ARGUMENT"](f"{name}={found}: must be from 0 to {most}", argument=name)
+    return found
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, also NumPy's; ``None`` for all else, truth values among it."""
+    if type(value) is int:
+        return value
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def device_number(value: Any) -> int:
+    found = whole(value)
+    if found is None:
+        raise TypeError(f"device={value!r}: must be a number: that of a GPU, HOST or host(1)")
+    if not -(2**31) <= found < 2**31:
+        raise BY_STATUS["MP_ERROR_INVALID_DEVICE"](f"device={found}: does not exist", status="MP_ERROR_INVALID_DEVICE", argument="device")
+    return found

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import threading
 import time
 import weakref
 from collections.abc import Generator
@@ -37,9 +36,9 @@ _now = time.perf_counter
 
 
 class _Waiting:
-    """What the tasks of one event loop wait for."""
+    """What the tasks of one event loop wait for. The loop holds it, and no one else for long: what is left in it goes with the loop."""
 
-    __slots__ = ("futures", "looks", "loop", "turn", "until")
+    __slots__ = ("__weakref__", "futures", "looks", "loop", "turn", "until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -89,25 +88,27 @@ class _Waiting:
                 future.set_exception(error)
 
 
-class _OfThread(threading.local):
-    waiting: _Waiting | None = None
-
-
-_of_thread = _OfThread()
-
-
 def _here() -> _Waiting:
     loop = asyncio.get_running_loop()
-    waiting = _of_thread.waiting
-    if waiting is None or waiting.loop is not loop:
-        waiting = _of_thread.waiting = _Waiting(loop)
+    of_loop: dict[str, Any] = loop.__dict__
+    waiting: _Waiting | None = of_loop.get("_mpgpu_waiting")
+    if waiting is None:
+        waiting = of_loop["_mpgpu_waiting"] = _Waiting(loop)
     return waiting
+
+
+def _told(waiting: _Waiting, message: Message) -> Generator[Any, None, None]:
+    future = waiting.add(message)
+    try:
+        yield from future
+    finally:
+        # Also where the task goes with its loop, and the message with the task.
+        waiting.remove(message, future)
 
 
 def awaited(message: Message) -> Generator[Any, None, None]:
     """Returns when the message has ended. A task that is cancelled meanwhile cancels it, or waits for its bytes."""
     waiting = _here()
-    future = None
     try:
         now = _now()
         if now - waiting.turn > _TURN:
@@ -122,25 +123,19 @@ def awaited(message: Message) -> Generator[Any, None, None]:
                 os.sched_yield()
             else:
                 return
-        future = waiting.add(message)
-        yield from future
+        yield from _told(waiting, message)
     except asyncio.CancelledError:
-        if future is not None:
-            waiting.remove(message, future)
         message.cancel()
         # Its bytes are on their way into memory that would be the caller's again.
         while not message._has_ended():
-            future = waiting.add(message)
-            try:
-                yield from future
-            except asyncio.CancelledError:
-                waiting.remove(message, future)
+            with contextlib.suppress(asyncio.CancelledError):
+                yield from _told(waiting, message)
         raise
 
 
 # --- Calls by the library ---------------------------------------------------------------------------------------------------
 # Those that it owes, by the number that it hands back: each once, whatever becomes of the message.
-_owed: dict[int, tuple[_Waiting, weakref.ref[Message]]] = {}
+_owed: dict[int, tuple[weakref.ref[_Waiting], weakref.ref[Message]]] = {}
 _numbers = itertools.count(1)
 
 
@@ -149,7 +144,7 @@ def call_when_ended(waiting: _Waiting, message: Message) -> None:
     if message._called_in is waiting:
         return
     number = next(_numbers)
-    _owed[number] = (waiting, weakref.ref(message))
+    _owed[number] = (weakref.ref(waiting), weakref.ref(message))
     is_called, error = False, None
     try:
         is_called = message._set_callback(_call, ffi.cast("void *", number))
@@ -165,9 +160,9 @@ def call_when_ended(waiting: _Waiting, message: Message) -> None:
 
 @ffi.callback("mp_request_function_t")  # type: ignore[untyped-decorator]
 def _call(user: Any, _: int) -> None:
-    waiting, reference = _owed.pop(int(ffi.cast("uintptr_t", user)))
-    message = reference()
-    if message is not None:
+    of_loop, of_message = _owed.pop(int(ffi.cast("uintptr_t", user)))
+    waiting, message = of_loop(), of_message()
+    if waiting is not None and message is not None:
         # A loop that was closed has nobody who awaits.
         with contextlib.suppress(RuntimeError):
             waiting.loop.call_soon_threadsafe(_look_at, waiting, message)

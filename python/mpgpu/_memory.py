@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +79,12 @@ def memory_of(value: Any, name: str) -> Memory:
         device = int(value.device.id)
         return Memory(int(value.data.ptr), int(value.nbytes), value.data, device=device, on_gpu=True, current=Current.cupy(device))
 
+    # A scalar of NumPy hands out a copy of itself, and bytes written there would be lost.
+    immutable = numpy is not None and isinstance(value, numpy.generic)
     # JAX: computed in the background, and never to be written.
     ready = getattr(value, "block_until_ready", None)
-    immutable = callable(ready)
-    if ready is not None and immutable:
+    if callable(ready):
+        immutable = True
         ready()
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
@@ -88,12 +92,9 @@ def memory_of(value: Any, name: str) -> Memory:
     interface = getattr(value, "__array_interface__", None)
     if interface is not None:
         return _of_interface(value, interface, name, immutable, on_gpu=False)
-    try:
-        view = memoryview(value)
-    except (TypeError, BufferError, ValueError):
-        pass
-    else:
-        return _of_view(view, name, immutable)
+    buffer = _of_buffer(value, name, immutable)
+    if buffer is not None:
+        return buffer
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         return _of_dlpack(value, name, immutable)
     raise TypeError(
@@ -168,6 +169,10 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
         raise ArgumentError(f"{name}: an array of Python objects holds addresses, not values: it cannot be copied byte by byte")
     if interface.get("mask") is not None:
         raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
+    numpy_ma: Any = sys.modules.get("numpy.ma")
+    if numpy_ma is not None and isinstance(value, numpy_ma.MaskedArray):
+        # Whose interface has its data alone.
+        raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
     itemsize = itemsize_of(typestr)
     if not _contiguous(shape, strides, itemsize):
         raise _not_contiguous(name, shape, strides, "a contiguous copy" if on_gpu else "numpy.ascontiguousarray(x)")
@@ -177,7 +182,10 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     data = interface.get("data")
     if not isinstance(data, tuple):
         # Allowed by the protocol: the memory is that of the buffer protocol.
-        return _of_view(memoryview(data if data is not None else value), name, immutable)
+        whole, offset = _of_buffer(data if data is not None else value, name, immutable), int(interface.get("offset") or 0)
+        if whole is None or not 0 <= offset <= whole.nbytes - nbytes:
+            raise ArgumentError(f"{name}: the data of its array interface is no buffer with {nbytes} bytes from offset {offset}")
+        return Memory(int(_cast("uintptr_t", whole.pointer)) + offset, nbytes, whole.keep, readonly=whole.readonly)
     current = None
     if on_gpu and interface.get("stream") is not None:
         current = Current.fixed(int(interface["stream"]))
@@ -192,14 +200,31 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     )
 
 
-def _of_view(view: memoryview, name: str, immutable: bool) -> Memory:
+# Memory of memoryviews that callers have handed in, by its number, as long as somebody holds it. Out of the garbage collector's sight: in
+# a cycle it would clear the view under the memory, and Python before 3.12.7 crashes then (CPython issue 77894).
+_of_views: dict[int, Any] = {}
+_numbers = itertools.count()
+
+
+def _of_buffer(value: Any, name: str, immutable: bool) -> Memory | None:
+    """Memory by the buffer protocol; ``None`` for what does not have it."""
+    try:
+        view = memoryview(value)
+    except (TypeError, BufferError, ValueError):
+        return None
     if not view.c_contiguous:
         raise _not_contiguous(name, view.shape or (), view.strides or (), "bytes(x)")
-    if "O" in view.format:
+    # Names of fields may have the letter.
+    if "O" in re.sub(":[^:]*:", "", view.format):
         raise ArgumentError(f"{name}: a buffer of Python objects holds addresses, not values: it cannot be copied byte by byte")
     # Holds the export, so that a bytearray cannot be resized meanwhile.
-    held = ffi.from_buffer(view)
-    return Memory(held, view.nbytes, held, readonly=view.readonly or immutable)
+    held = ffi.from_buffer(value)
+    keep = held
+    if type(value) is memoryview:
+        number = next(_numbers)
+        _of_views[number] = held
+        held = keep = ffi.gc(_cast(_POINTER, held), functools.partial(_of_views.pop, number))
+    return Memory(held, view.nbytes, keep, readonly=view.readonly or immutable)
 
 
 # --- DLPack: read in place; the capsule is kept, and gives the memory back when it goes -------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Generator
@@ -14,14 +15,15 @@ from typing import Any, NamedTuple
 
 from . import _library
 from ._context import Context
-from ._dropped import hold
+from ._dropped import collect, hold
+from ._dropped import held as _dropped
 from ._library import NULL, check, failure, ffi, lib, sized
 from ._loop import all_called, awaited
 from ._memory import Memory, memory_of
 from ._node import Node
 from ._plan import Request, _check_memory, _entered
 from ._streams import LAST_DEFAULT, Stream, given, make_current
-from .errors import ArgumentError, MessageTruncated
+from .errors import ArgumentError, Error, MessageTruncated
 
 ANY: int = lib.MP_ANY_RANK
 """In place of a rank or a tag: whichever it is."""
@@ -43,6 +45,12 @@ _INT = ffi.typeof("int32_t *")
 _INFO = ffi.typeof("mp_message_info_t *")
 _INFO_BYTES = ffi.sizeof("mp_message_info_t")
 _METADATA = ffi.typeof(f"char[{lib.MP_MESSAGE_METADATA_BYTES}]")
+
+
+def _new_info() -> Any:
+    info = _new(_INFO)
+    info.size = _INFO_BYTES
+    return info
 
 
 class MessageInfo(NamedTuple):
@@ -72,7 +80,7 @@ class Message(Request):
 
     def __init__(self, held: object, request: Any, is_receive: bool, has_metadata: bool = False) -> None:
         # Without a call of the base's: a send is to cost little.
-        self._held, self._request, self._error, self._lock = held, request, None, _new_lock()
+        self._held, self._request, self._asked, self._error, self._lock = held, request, None, None, _new_lock()
         self._is_receive = is_receive
         # For which event loop the library is to call when it has ended.
         self._called_in: object = None
@@ -87,7 +95,8 @@ class Message(Request):
 
         Raises:
             MessageTruncated: the message is longer than the buffer, and still the first that a receive would take. PeerGone: the other
-            rank has ended or left. Cancelled: this end was cancelled, or its messenger destroyed.
+            rank has ended or left. Cancelled: this end was cancelled, or its messenger destroyed. What a signal handler raises, in the
+            main thread: the message goes on, and may be waited for again.
         """
         super().wait()
         return self.info
@@ -127,7 +136,7 @@ class Message(Request):
         held = self._held
         if held is not None:
             messenger, memory = held
-            handle, here = _place(messenger._context, memory, stream)
+            handle, here = _place(messenger._context, memory, stream, settles=False)
             with _entered(here):
                 self._check_unless_ended(lib.mp_stream_wait_request(handle, self._request[0]))
 
@@ -139,8 +148,7 @@ class Message(Request):
 
     def _look(self) -> None:
         """Takes down which message it has met, if any."""
-        info, matched = _new(_INFO), _new(_INT)
-        info.size = _INFO_BYTES
+        info, matched = _new_info(), _new(_INT)
         self._check_unless_ended(lib.mp_message_get_info(self._request[0], matched, info, *self._for_metadata()))
         if matched[0]:
             self._info = info
@@ -159,37 +167,33 @@ class Message(Request):
         if not self._is_receive:
             status = lib.mp_wait(self._request)
             return status
-        info = _new(_INFO)
-        info.size = _INFO_BYTES
-        status = lib.mp_message_wait(self._request, info, *self._for_metadata())
-        self._met(info, status)
+        status = lib.mp_message_wait(self._request, self._info_asked(), *self._for_metadata())
         return status
 
-    def _test_now(self, done: Any) -> int:
-        status: int
+    def _question(self, done: Any) -> tuple[Any, ...]:
         if not self._is_receive:
-            status = _test(self._request, done)
-            return status
-        info = _new(_INFO)
-        info.size = _INFO_BYTES
-        status = _message_test(self._request, done, info, *self._for_metadata())
-        if done[0]:
-            self._met(info, status)
-        return status
+            return _test, (self._request,), (done,)
+        metadata, capacity = self._for_metadata()
+        return _message_test, (self._request,), (done,), (_new_info(),), (metadata,), (capacity,)
 
-    def _met(self, info: Any, status: int) -> None:
-        if status == 0 or status == lib.MP_ERROR_MESSAGE_TRUNCATED:
-            self._info = info
+    def _info_asked(self) -> Any:
+        return self._asked[2][3][0]
 
     def _finished(self, status: int) -> None:
+        if self._is_receive and (status == 0 or status == lib.MP_ERROR_MESSAGE_TRUNCATED):
+            self._info = self._info_asked()
         super()._finished(status)
-        if isinstance(self._error, MessageTruncated) and self._info is not None:
-            self._error.bytes = self._info.bytes
+
+    def _failure(self, status: int) -> Error:
+        error = failure(status)
+        if isinstance(error, MessageTruncated) and self._info is not None:
+            error.bytes = self._info.bytes
+        return error
 
     def __del__(self) -> None:
         held = getattr(self, "_held", None)
         if held is not None:
-            if self._is_receive:
+            if self._is_receive and self._request[0] != NULL:
                 # Nobody would learn that it has come.
                 lib.mp_message_cancel(self._request[0], _new(_INT))
             hold(self._request, held)
@@ -199,15 +203,15 @@ class Message(Request):
         return f"<mpgpu.Message: {kind}, {'finished' if self._held is None else 'under way'}>"
 
 
-def _place(context: Context, memory: Memory, stream: Any) -> tuple[Any, AbstractContextManager[Any] | None]:
-    """The stream in which a message of this memory is posted, and what to enter before."""
+def _place(context: Context, memory: Memory, stream: Any, settles: bool = True) -> tuple[Any, AbstractContextManager[Any] | None]:
+    """The stream in which a message of this memory is posted, and what to enter before. Waits for what the memory's producer does there."""
     if stream is None:
         current = memory.current
         if current is None or context._backend != "cuda":
             return context._own_stream(memory.device if 0 <= memory.device < context.gpus else (0 if context.gpus else _library.HOST)), None
         number = current.handle()
         here = current.here(number) if number <= LAST_DEFAULT else None
-        if memory.settle:
+        if settles and memory.settle:
             with _entered(here):
                 check(lib.mp_stream_synchronize(context._handle, _cast(_STREAM, number)))
         return _cast(_STREAM, number), here
@@ -250,6 +254,7 @@ class Messenger:
         self._channels: dict[int, int] = {}
         self._lock = threading.Lock()
         _open.add(self)
+        _end_with_child()
 
     def __del__(self, destroy: Any = lib.mp_messenger_destroy) -> None:
         # An object whose arguments were refused has none.
@@ -270,12 +275,17 @@ class Messenger:
             tag: by which a receive finds it, below 2**63.
             stream: the bytes are those that earlier work of it has written, as for :meth:`Plan.execute`; ``None`` for the current
                 stream of torch or CuPy if ``x`` is GPU memory of theirs, otherwise mpgpu's own for the device.
-            metadata: up to 256 bytes that arrive with it.
+            metadata: up to 256 bytes that arrive with it; anything with the buffer protocol.
 
         Raises:
             ArgumentError. PeerGone. QueueFull: too many operations or messages are under way, and nothing was sent.
         """
         rank, tag = _library.number("rank", rank, 2**32 - 1), _library.number("tag", tag, _CHANNEL - 1)
+        if type(metadata) is not bytes:
+            try:
+                metadata = bytes(memoryview(metadata))
+            except TypeError:
+                raise TypeError(f"metadata is a {type(metadata).__name__}: it must be bytes") from None
         return self._send(x, rank, tag, stream, metadata)
 
     def receive(self, x: Any, rank: int = ANY, tag: int = ANY, stream: Any = None, *, mask: int = _CHANNEL - 1) -> Message:
@@ -303,13 +313,16 @@ class Messenger:
             return None
         return MessageInfo(info.rank, info.tag, info.bytes, bytes(ffi.buffer(metadata, info.metadata_bytes)))
 
-    def _send(self, x: Any, rank: int, tag: int, stream: Any, metadata: bytes) -> Message:
+    def _send(self, x: Any, rank: int, tag: int, stream: Any, metadata: builtins.bytes) -> Message:
         memory = memory_of(x, "x")
         context = self._context
         if memory.context is not context:
             _check_owner(context, memory)
         handle, here = _place(context, memory, stream)
+        if _dropped:
+            collect(2)
         request = _new(_REQUEST)
+        message = Message((self, memory), request, False)
         data, size = memory.pointer, len(metadata)
         if here is None:
             status = _send(self._handle, data, memory.nbytes, rank, tag, metadata or NULL, size, handle, request)
@@ -317,8 +330,9 @@ class Messenger:
             with here:
                 status = _send(self._handle, data, memory.nbytes, rank, tag, metadata or NULL, size, handle, request)
         if status:
+            message._held = None
             raise failure(status)
-        return Message((self, memory), request, False)
+        return message
 
     def _receive(self, x: Any, rank: int, tag: int, mask: int, stream: Any, has_metadata: bool) -> Message:
         memory = memory_of(x, "x")
@@ -328,7 +342,10 @@ class Messenger:
         if memory.readonly:
             raise ArgumentError("x is read-only: receive into memory that may be written", argument="x")
         handle, here = _place(context, memory, stream)
+        if _dropped:
+            collect(2)
         request = _new(_REQUEST)
+        message = Message((self, memory), request, True, has_metadata)
         data = memory.pointer
         if here is None:
             status = _receive(self._handle, data, memory.nbytes, rank, tag, mask, handle, request)
@@ -336,8 +353,9 @@ class Messenger:
             with here:
                 status = _receive(self._handle, data, memory.nbytes, rank, tag, mask, handle, request)
         if status:
+            message._held = None
             raise failure(status)
-        return Message((self, memory), request, True, has_metadata)
+        return message
 
     def __repr__(self) -> str:
         return f"<mpgpu.Messenger: rank {self.rank} of {self.ranks}>"
@@ -379,7 +397,8 @@ class Channel:
     def __init__(self, messenger: Messenger | Node, rank: int) -> None:
         if isinstance(messenger, Node):
             messenger = _of_node(messenger)
-        if not 0 <= _library.number("rank", rank) < messenger.ranks:
+        rank = _library.number("rank", rank)
+        if rank >= messenger.ranks:
             raise ArgumentError(f"rank={rank}: must be below {messenger.ranks}, the number of ranks", argument="rank")
         self._messenger = messenger
         self.rank = rank
@@ -406,12 +425,9 @@ class Channel:
         return f"<mpgpu.Channel: rank {self._messenger.rank} to {self.rank}, number {self._tag & ~_CHANNEL}>"
 
 
-_of_node_lock = threading.Lock()
-
-
 def _of_node(node: Node) -> Messenger:
     """The messenger of a node's own channels."""
-    with _of_node_lock:
+    with node._lock:
         made: Messenger | None = node._messenger
         if made is None:
             made = node._messenger = Messenger(node)
@@ -426,11 +442,30 @@ _open: weakref.WeakSet[Messenger] = weakref.WeakSet()
 def _at_exit() -> None:
     for messenger in list(_open):
         handle, messenger._handle = messenger._handle, NULL
-        lib.mp_messenger_destroy(handle)
+        if handle != NULL:
+            lib.mp_messenger_destroy(handle)
     all_called()
 
 
+_ends_with_child = False
+
+
+def _end_with_child() -> None:
+    """Has a child of multiprocessing by fork or forkserver end them, which ends without atexit."""
+    global _ends_with_child
+    multiprocessing: Any = sys.modules.get("multiprocessing")
+    util: Any = sys.modules.get("multiprocessing.util")
+    if _ends_with_child or multiprocessing is None or util is None or multiprocessing.parent_process() is None:
+        return
+    method = getattr(multiprocessing.current_process(), "_start_method", None) or multiprocessing.get_start_method(allow_none=True)
+    if method != "spawn":
+        _ends_with_child = True
+        util.Finalize(None, _at_exit, exitpriority=0)
+
+
 def _after_fork() -> None:
+    global _ends_with_child
+    _ends_with_child = False
     _open.clear()
 
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Union
 
@@ -70,7 +73,7 @@ class Node:
         NotSupported: ranks on other machines, or none that knows how the GPUs are joined. ArgumentError.
     """
 
-    __slots__ = ("__weakref__", "_allgather", "_callback", "_context", "_handle", "_messenger", "_raised", "rank", "ranks")
+    __slots__ = ("__weakref__", "_callback", "_context", "_gathering", "_handle", "_lock", "_messenger", "rank", "ranks")
 
     def __init__(
         self,
@@ -95,11 +98,12 @@ class Node:
         self.rank = _library.number("rank", rank, 2**32 - 1)
         self.ranks = _library.number("ranks", ranks, 2**32 - 1)
         self._context = context if context is not None else default_context()
-        self._allgather = allgather
-        self._raised: BaseException | None = None
-        # That of the node's own channels, once there are any.
+        # That of the node's own channels, once there are any, and for who makes it.
         self._messenger: Any = None
-        self._callback = NULL if allgather is None else ffi.callback("mp_allgather_t", self._gather, error=1, onerror=self._keep_error)
+        self._lock = threading.Lock()
+        _nodes.add(self)
+        self._gathering = gathering = _Gathering(allgather, self.ranks)
+        self._callback = NULL if allgather is None else ffi.callback("mp_allgather_t", gathering.gather, error=1, onerror=gathering.keep)
         options = sized("mp_node_options_t *")
         if devices is not None:
             numbers = ffi.new("int32_t[]", list(devices))
@@ -185,25 +189,50 @@ class Node:
         if lib.mp_node_plan(self._handle, NULL, 0, refused, 1, NULL, made) == 0:
             lib.mp_plan_destroy(made[0])
 
-    def _gather(self, _: Any, send: Any, receive: Any, size: int) -> int:
-        assert self._allgather is not None
-        gathered = self._allgather(bytes(ffi.buffer(send, size)))
+    def _check(self, status: int) -> None:
+        raised, self._gathering.raised = self._gathering.raised, None
+        if status:
+            if raised is not None and not isinstance(raised, Exception):
+                # Ctrl-C, or an exit.
+                raise raised
+            raise failure(status) from raised
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Node: rank {self.rank} of {self.ranks}>"
+
+
+class _Gathering:
+    """The allgather as the library calls it. Does not know its node, which so goes with its last reference and not with a collection."""
+
+    __slots__ = ("allgather", "raised", "ranks")
+
+    def __init__(self, allgather: Any, ranks: int) -> None:
+        self.allgather = allgather
+        self.ranks = ranks
+        self.raised: BaseException | None = None
+
+    def gather(self, _: Any, send: Any, receive: Any, size: int) -> int:
+        gathered = self.allgather(bytes(ffi.buffer(send, size)))
         joined = bytes(gathered) if isinstance(gathered, (bytes, bytearray, memoryview)) else b"".join(gathered)
         if len(joined) != size * self.ranks:
             raise ValueError(f"the allgather gave {len(joined)} bytes for {self.ranks} ranks with {size} bytes each")
         ffi.memmove(receive, joined, len(joined))
         return 0
 
-    def _keep_error(self, _: Any, value: BaseException, __: Any) -> None:
-        self._raised = value
+    def keep(self, _: Any, value: BaseException, __: Any) -> None:
+        self.raised = value
 
-    def _check(self, status: int) -> None:
-        raised, self._raised = self._raised, None
-        if status:
-            raise failure(status) from raised
 
-    def __repr__(self) -> str:
-        return f"<mpgpu.Node: rank {self.rank} of {self.ranks}>"
+_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # A thread that the child does not have may have held one.
+    for node in _nodes:
+        node._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _transfer(index: int, transfer: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
@@ -212,7 +241,8 @@ def _transfer(index: int, transfer: Any) -> tuple[tuple[int, int, int], tuple[in
         ends = tuple((*end, 0) if len(end) == 2 else tuple(end) for end in (dst, src))
         if any(len(end) != 3 for end in ends):
             raise ValueError
-        if any(not isinstance(number, int) or number < 0 for number in (*ends[0], *ends[1], size)):
+        ends, size = tuple(tuple(map(operator.index, end)) for end in ends), operator.index(size)
+        if any(number < 0 for number in (*ends[0], *ends[1], size)):
             raise ValueError
     except (TypeError, ValueError):
         raise TypeError(

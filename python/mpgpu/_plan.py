@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import copy as copies
+import os
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from . import _library
 from ._context import Context, default_context
-from ._dropped import collect
-from ._dropped import hold as _hold
+from ._dropped import collect, hold
+from ._dropped import held as _dropped
 from ._library import ENGINE, NULL, SWITCH, check, failure, ffi, lib, sized
 from ._memory import Memory, memory_of
 from ._streams import LAST_DEFAULT, Current, Stream, given, make_current
@@ -26,6 +29,23 @@ _test = lib.mp_test
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
 _INT = ffi.typeof("int32_t *")
+
+# How long the main thread looks without a pause, and the longest pause after that.
+_WITHOUT_PAUSE = 1e-3
+_LONGEST_PAUSE = 1e-3
+_AT_ONCE = (False,)
+_now = time.perf_counter
+_this_thread = threading.get_ident
+_main_thread = threading.main_thread().ident
+
+
+def _after_fork() -> None:
+    # The thread that has forked is the main one of the child.
+    global _main_thread
+    _main_thread = _this_thread()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 Pair = tuple[Any, Any]
 """Destination and source of a transfer: anything that has memory."""
@@ -57,65 +77,113 @@ class Request:
     them: nothing is waited for, and nothing is freed too early. Any thread.
     """
 
-    __slots__ = ("__weakref__", "_error", "_held", "_lock", "_request")
+    __slots__ = ("__weakref__", "_asked", "_error", "_held", "_lock", "_request")
 
     def __init__(self, held: Any, request: Any) -> None:
+        # Made before the call that fills `request`, so that an exception of a signal handler loses nothing of what has begun.
         # What it needs while it is under way; nothing afterwards.
         self._held: Any = held
         self._request = request
+        self._asked: Any = None
+        # Never raised itself: it would hold the frames that it went through, and they the request.
         self._error: Error | None = None
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Block until the execution has finished. Raises what it met, each time. Lets other Python threads run."""
+        """Block until the execution has finished. Raises what it met, each time. Lets other Python threads run.
+
+        In the main thread a signal handler that raises, as that of Ctrl-C does, ends the wait and not the execution.
+        """
         if self._held is not None:
             with self._lock:
                 if self._held is not None:
-                    self._finished(self._wait_now())
+                    self._wait_until_ended()
+        if _dropped:
+            collect(16)
         if self._error is not None:
-            raise self._error
+            raise copies.copy(self._error)
 
     def done(self) -> bool:
         """Whether it has finished; does not block. Raises what it met."""
         if not self._has_ended():
             return False
         if self._error is not None:
-            raise self._error
+            raise copies.copy(self._error)
         return True
 
     def _has_ended(self) -> bool:
         if self._held is None:
             return True
-        # Another thread that waits holds the lock.
-        if not self._lock.acquire(blocking=False):
-            return False
+        acquired: list[bool] = []
         try:
-            if self._held is not None:
-                done = _new(_INT)
-                status = self._test_now(done)
-                if status == 0 and not done[0]:
-                    return False
-                self._finished(status)
+            # As in `_ask`. Another thread that waits holds the lock.
+            acquired.extend(map(self._lock.acquire, _AT_ONCE))
+            return acquired[0] and (self._held is None or self._ask())
         finally:
-            self._lock.release()
-        return True
+            if acquired and acquired[0]:
+                self._lock.release()
+
+    # The lock is held in what follows.
+    def _wait_until_ended(self) -> None:
+        if _this_thread() != _main_thread:
+            if self._asked is None:
+                self._prepare()
+            elif self._ask():
+                return
+            self._finished(self._wait_now())
+            return
+        # A call that blocks would keep signals from their handlers, which Python runs in the main thread alone.
+        if self._ask():
+            return
+        started = now = _now()
+        while not self._ask():
+            if now - started < _WITHOUT_PAUSE:
+                # On the host backend it is threads of these processes that move the bytes.
+                os.sched_yield()
+            else:
+                time.sleep(min((now - started) / 32, _LONGEST_PAUSE))
+            now = _now()
 
     def _wait_now(self) -> int:
         status: int = _wait(self._request)
         return status
 
-    def _test_now(self, done: Any) -> int:
-        status: int = _test(self._request, done)
-        return status
+    def _question(self, done: Any) -> tuple[Any, ...]:
+        """The call that asks whether it has ended, and its arguments, each in a tuple."""
+        return _test, (self._request,), (done,)
+
+    def _prepare(self) -> None:
+        done = _new(_INT)
+        self._asked = ([], done, self._question(done))
+
+    def _ask(self) -> bool:
+        """Asks whether it has ended, and keeps what it has met."""
+        if self._asked is None:
+            self._prepare()
+        statuses, done, call = self._asked
+        if not statuses:
+            # A handler may raise as soon as a call returns, and its status would be lost with the request that it has destroyed. Here none
+            # runs before the status is in the list.
+            statuses.extend(map(*call))
+        status = statuses[0]
+        if status == 0 and not done[0]:
+            statuses.clear()
+            return False
+        self._finished(status)
+        return True
 
     def _finished(self, status: int) -> None:
         if status:
-            self._error = failure(status)
+            self._error = self._failure(status)
+        # Last: until then it may be interrupted, and comes again.
         self._held = None
+
+    def _failure(self, status: int) -> Error:
+        return failure(status)
 
     def __del__(self) -> None:
         if getattr(self, "_held", None) is not None:
-            _hold(self._request, self._held)
+            hold(self._request, self._held)
 
     def __repr__(self) -> str:
         return f"<mpgpu.Request: {'finished' if self._held is None else 'not waited for'}>"
@@ -250,6 +318,7 @@ class Plan:
     def _own_plan(self, context: Context, handle: Any, memories: Sequence[Memory]) -> None:
         """Takes over a plan of the library, and finds out which streams its arrays' owners use."""
         self._context = context
+        self._events: list[Any] = []
         self._handle = handle
         self._keep = [memory.keep for memory in memories]
         # Whether no end is memory of the host, which the caller may touch without asking a stream.
@@ -272,7 +341,6 @@ class Plan:
         )
         # The stream of executions that are given none, once it is known.
         self._own: Any = None
-        self._events: list[Any] = []
         self._lock = threading.Lock()
 
     def __del__(self, destroy: Any = lib.mp_plan_destroy) -> None:
@@ -301,10 +369,12 @@ class Plan:
         Raises:
             ArgumentError: a stream that is none, or memory that was freed. NotSupported: what a captured stream cannot hold.
         """
-        request = _new(_REQUEST)
+        if _dropped:
+            # One is dropped at a time and up to two go: a time loop that keeps no request holds those in flight, and looks at few.
+            collect(2)
         if stream is None:
             if self._own is None:
-                return self._execute_in_current(request)
+                return self._execute_in_current()
             handle = self._own
         elif type(stream) is Stream:
             if stream._context is not self._context:
@@ -318,45 +388,44 @@ class Plan:
             handle = _cast(_STREAM, number)
             if device is not None:
                 with make_current(device):
-                    status = _execute(self._handle, handle, request)
-                if status:
-                    raise failure(status)
-                return Request(self, request)
+                    return self._begin(handle)
+        return self._begin(handle)
+
+    def _begin(self, handle: Any) -> Request:
+        request = _new(_REQUEST)
+        made = Request(self, request)
         status = _execute(self._handle, handle, request)
         if status:
+            made._held = None
             raise failure(status)
-        return Request(self, request)
+        return made
 
-    def _execute_in_current(self, request: Any) -> Request:
+    def _execute_in_current(self) -> Request:
         current = self._single
         if current is None:
             if not self._currents:
                 self._own = self._context._own_stream(self._device)
                 return self.execute(self._own_stream_number())
             with self._lock:
-                return self._execute_in_all(request)
+                return self._execute_in_all()
         number = current.handle()
         here = current.here(number) if number <= LAST_DEFAULT else None
         if here is None:
-            status = _execute(self._handle, _cast(_STREAM, number), request)
-        else:
-            with here:
-                status = _execute(self._handle, _cast(_STREAM, number), request)
-        if status:
-            raise failure(status)
-        return Request(self, request)
+            return self._begin(_cast(_STREAM, number))
+        with here:
+            return self._begin(_cast(_STREAM, number))
 
     def _own_stream_number(self) -> int:
         return int(_cast("uintptr_t", self._own))
 
-    def _execute_in_all(self, request: Any) -> Request:
+    def _execute_in_all(self) -> Request:
         """After the current streams of all owners, and before what comes later in them. The lock is held, for the events' sake."""
         context = self._context._handle
         streams = [(current, _cast(_STREAM, current.handle())) for current in self._currents]
         while len(self._events) < len(streams):
-            made = _new("mp_event_t *")
-            check(lib.mp_event_create(context, made))
-            self._events.append(made[0])
+            event = _new("mp_event_t *")
+            check(lib.mp_event_create(context, event))
+            self._events.append(event[0])
         (first, main), others = streams[0], streams[1:]
 
         def on(current: Current, stream: Any) -> AbstractContextManager[Any]:
@@ -368,12 +437,12 @@ class Plan:
         with on(first, main):
             for event in self._events[1:]:
                 check(lib.mp_stream_wait_event(context, main, event))
-            check(_execute(self._handle, main, request))
+            made = self._begin(main)
             check(lib.mp_event_record(context, self._events[0], main))
         for current, stream in others:
             with on(current, stream):
                 check(lib.mp_stream_wait_event(context, stream, self._events[0]))
-        return Request(self, request)
+        return made
 
     def prepare(self, stream: Any = None) -> None:
         """Make what the first execution in ``stream`` would otherwise make, so that it costs what later ones cost. Moves no byte."""

@@ -8,7 +8,8 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Callable
 
-from ._library import NULL, check, ffi, lib
+from ._dropped import collect, held
+from ._library import NULL, check, device_number, ffi, lib, whole
 
 if TYPE_CHECKING:
     from ._context import Context
@@ -35,7 +36,7 @@ class Stream:
         self._context = context if context is not None else default_context()
         self.device = device
         made = ffi.new("mp_stream_t *")
-        check(lib.mp_stream_create(self._context._handle, device, made))
+        check(lib.mp_stream_create(self._context._handle, device_number(device), made))
         self._handle = made[0]
 
     def __del__(self, destroy: Any = lib.mp_stream_destroy) -> None:
@@ -46,6 +47,7 @@ class Stream:
     def synchronize(self) -> None:
         """Block until all work enqueued so far has finished. Raises what that work met."""
         check(lib.mp_stream_synchronize(self._context._handle, self._handle))
+        collect(len(held))
 
     def __int__(self) -> int:
         return int(_cast("uintptr_t", self._handle))
@@ -139,12 +141,16 @@ def make_current(device: int) -> AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def _not_negative(handle: int) -> int:
+    if handle < 0:
+        raise TypeError(f"stream={handle}: a handle is not negative; None is the current stream, 0 the default stream")
+    return handle
+
+
 def given(stream: Any) -> tuple[int, int | None]:
     """The handle of a stream that a caller has given, and its device where the handle does not say it: a default stream's."""
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        if stream < 0:
-            raise TypeError(f"stream={stream}: a handle is not negative; None is the current stream, 0 the default stream")
-        return stream, None
+    if type(stream) is int:
+        return _not_negative(stream), None
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # Version and handle. Numba's and cuda.core's are methods; some early ones were properties.
@@ -155,9 +161,12 @@ def given(stream: Any) -> tuple[int, int | None]:
     elif hasattr(stream, "ptr"):  # CuPy
         handle = int(stream.ptr)
     else:
-        raise TypeError(
-            f"stream is a {type(stream).__name__}: it must be a stream of torch, CuPy or mpgpu, have __cuda_stream__, or be a handle"
-        )
+        number = whole(stream)
+        if number is None:
+            raise TypeError(
+                f"stream is a {type(stream).__name__}: it must be a stream of torch, CuPy or mpgpu, have __cuda_stream__, or be a handle"
+            )
+        return _not_negative(number), None
     if handle > LAST_DEFAULT:
         return handle, None
     device = getattr(stream, "device_index", None)

@@ -27,8 +27,8 @@ def owned(count, value):
 
 def finished():
     """Lets go of executions that have finished, as later calls of any kind do."""
-    while _dropped._held:
-        _dropped.collect(len(_dropped._held))
+    while _dropped.held:
+        _dropped.collect(len(_dropped.held))
     gc.collect()
 
 
@@ -162,11 +162,11 @@ def test_many_executions_that_nobody_holds_are_forgotten_as_they_finish(stream):
     plan = mpgpu.Plan([(bytearray(1000), bytes(1000))])
     for _ in range(3000):
         plan.execute(stream)
-        if len(_dropped._held) > 500:
+        if len(_dropped.held) > 500:
             stream.synchronize()
     stream.synchronize()
     finished()
-    assert not _dropped._held
+    assert not _dropped.held
 
 
 @pytest.mark.parametrize("held", ["plan", "request", "nothing", "everything"])
