@@ -32,7 +32,7 @@ _INT = ffi.typeof("int32_t *")
 
 # How long the main thread looks without a pause, and the longest pause after that.
 _WITHOUT_PAUSE = 1e-3
-_LONGEST_PAUSE = 1e-3
+_LONGEST_PAUSE = 0.5e-3
 _AT_ONCE = (False,)
 _now = time.perf_counter
 _this_thread = threading.get_ident
@@ -141,7 +141,7 @@ class Request:
                 # On the host backend it is threads of these processes that move the bytes.
                 os.sched_yield()
             else:
-                time.sleep(min((now - started) / 32, _LONGEST_PAUSE))
+                time.sleep(min((now - started) / 64, _LONGEST_PAUSE))
             now = _now()
 
     def _wait_now(self) -> int:

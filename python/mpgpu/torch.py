@@ -84,7 +84,8 @@ def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = 
     """New tensors on ``device`` with the contents of those of ``tree``, moved as one batch.
 
     Without a ``stream``, returns when host memory is no longer read; with one, work of that stream may use the tensors. Tensors that are
-    the same memory in ``tree`` are so in the result. None of them requires a gradient.
+    the same memory in ``tree`` are so in the result. None of them requires a gradient. Those of a GPU that are not contiguous are made so
+    in torch's current stream first, for which the host waits where ``stream`` is another.
     """
     where = torch.device(device)
     if where.type == "cuda" and where.index is None:
@@ -94,7 +95,12 @@ def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = 
     def moved(tensors: list[Any]) -> list[Any]:
         with _allocating_for(stream, where):
             new = [torch.empty(tuple(each.shape), dtype=each.dtype, device=where) for each in tensors]
-        pairs.extend(zip(new, (_plain(each) for each in tensors)))
+        plain = [_plain(each) for each in tensors]
+        if stream is not None:
+            # What had to be made contiguous is in the making in torch's current stream, of which `stream` knows nothing.
+            for gpu in {one.device for one, each in zip(plain, tensors) if one.is_cuda and one.data_ptr() != each.data_ptr()}:
+                torch.cuda.current_stream(gpu).synchronize()
+        pairs.extend(zip(new, plain))
         return new
 
     result = _twin(tree, moved)
@@ -163,7 +169,11 @@ def _twin(tree: Any, make: Callable[[list[Any]], list[Any]]) -> Any:
 
 
 def _identity(tensor: Any) -> object:
-    return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else id(tensor)
+    if not tensor.numel():
+        return id(tensor)
+    place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    # Whether it is read as the conjugate or the negative of that memory.
+    return (*place, tensor.is_conj(), tensor.is_neg())
 
 
 def _tensors(tree: Any) -> Iterator[Any]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import mpgpu
 import numpy
 import pytest
@@ -33,9 +35,24 @@ class NoCapsule:
         return "capsule"
 
 
+class InBuffer:
+    """Its data is a part of a buffer."""
+
+    def __init__(self, offset, data=None):
+        data = bytearray(range(8)) if data is None else data
+        self.__array_interface__ = {"shape": (4,), "typestr": "|u1", "data": data, "offset": offset, "version": 3}
+
+
+class Named(ctypes.Structure):
+    _fields_ = [("Origin", ctypes.c_int), ("x", ctypes.c_int)]
+
+
 def writable():
     return numpy.zeros(64, numpy.uint8)
 
+
+NODE = mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own])
+CHANNEL = mpgpu.Channel(NODE, 0)
 
 REFUSED = [
     (lambda: mpgpu.copy(3, A), TypeError, r"dst of transfer 0 is a int: it must have __dlpack__, "),
@@ -53,6 +70,12 @@ REFUSED = [
     (lambda: mpgpu.copy(numpy.broadcast_to(A[:1], 64), A), ValueError, r"strides \(0,\) is not contiguous"),
     (lambda: mpgpu.copy(writable(), numpy.array([None] * 8)), ValueError, r"an array of Python objects holds addresses"),
     (lambda: mpgpu.copy(writable(), numpy.zeros(4, [("a", "O"), ("b", "i8")])), ValueError, r"an array of Python objects"),
+    (lambda: mpgpu.copy(numpy.float64(1), A[:8]), ValueError, r"dst of transfer 0 is read-only"),
+    (lambda: CHANNEL.receive(numpy.zeros(3)[1]), ValueError, r"x is read-only: receive into memory that may be written"),
+    (lambda: mpgpu.copy(writable(), numpy.ma.array(A, mask=A > 3)), ValueError, r"a masked array is not copied with its mask"),
+    (lambda: mpgpu.copy(bytearray(4), InBuffer(5)), ValueError, r"is no buffer with 4 bytes from offset 5"),
+    (lambda: mpgpu.copy(bytearray(4), InBuffer(0, "text")), ValueError, r"is no buffer with 4 bytes from offset 0"),
+    (lambda: mpgpu.copy(bytearray(8), (ctypes.py_object * 1)(None)), ValueError, r"a buffer of Python objects"),
     (
         lambda: mpgpu.copy(bytearray(4), OnGpu()),
         ValueError,
@@ -82,6 +105,17 @@ REFUSED = [
     (lambda: mpgpu.empty(4, "float31"), ValueError, r"dtype='float31': must be a name such as 'uint8' or 'float32'"),
     (lambda: mpgpu.empty(4, "int7"), ValueError, r"dtype='int7'"),
     (lambda: mpgpu.empty(1 << 60), MemoryError, r"."),
+    (lambda: mpgpu.empty(1 << 62, "float64"), MemoryError, r"36893488147419103232 bytes are more than any memory has"),
+    (lambda: mpgpu.empty((2.7,)), TypeError, r"shape=\(2\.7,\): must be a whole number, or one for each dimension"),
+    (lambda: mpgpu.empty("4"), TypeError, r"shape='4': must be a whole number"),
+    (lambda: mpgpu.empty(4, numpy.dtype("O")), ValueError, r"dtype=dtype\('O'\): Python objects are no values"),
+    (lambda: mpgpu.empty(4, numpy.dtype([("a", "O")])), ValueError, r"Python objects are no values"),
+    (lambda: mpgpu.empty(4, device="cuda:0"), TypeError, r"device='cuda:0': must be a number: that of a GPU, HOST or host\(1\)"),
+    (lambda: mpgpu.empty(4, device=1 << 40), ValueError, r"device=1099511627776: does not exist"),
+    (lambda: mpgpu.Stream("cuda:0"), TypeError, r"device='cuda:0': must be a number"),
+    (lambda: CHANNEL._messenger.send(A, 0, metadata="text"), TypeError, r"metadata is a str: it must be bytes"),
+    (lambda: CHANNEL._messenger.send(A, 0.0), TypeError, r"rank=0\.0: must be a whole number"),
+    (lambda: mpgpu.Channel(NODE, numpy.int64(1)), ValueError, r"rank=1: must be below 1, the number of ranks"),
     (lambda: mpgpu.empty(4)[1], TypeError, r"cut by a slice of its first dimension"),
     (lambda: mpgpu.empty(4)[::2], TypeError, r"with step 1"),
     (lambda: mpgpu.host(-1), ValueError, r"domain=-1: NUMA domains are numbered from 0 up"),
@@ -104,6 +138,30 @@ def test_what_is_wrong_is_refused_with_its_value_and_the_remedy(call, kind, text
     dst = bytearray(64)
     mpgpu.copy(dst, A)
     assert dst == A.tobytes()
+
+
+def test_whole_numbers_may_be_those_of_numpy():
+    assert mpgpu.empty(numpy.prod((3, 4))).shape == (12,)
+    assert mpgpu.empty((numpy.int8(3), 4), device=numpy.int64(0)).shape == (3, 4)
+    node = mpgpu.Node(rank=numpy.int64(0), ranks=numpy.uint8(1), allgather=lambda own: [own])
+    messenger, into = mpgpu.Messenger(node), bytearray(4)
+    messenger.send(b"abcd", numpy.int32(0), numpy.uint64(3), metadata=bytearray(b"beside"))
+    assert messenger.receive(into, numpy.int64(0), numpy.int64(3)).wait() == (0, 3, 4, b"beside")
+    assert mpgpu.Channel(messenger, numpy.int64(0)).rank == 0
+    window = mpgpu.empty(8, shared=True)
+    window.numpy()[:] = range(8)
+    plan, stream = node.plan([window], [((0, 0, numpy.int64(4)), (numpy.int8(0), 0), numpy.int64(4))]), mpgpu.Stream(0)
+    plan.execute(numpy.uint64(int(stream))).wait()
+    assert bytes(window.numpy()) == bytes([0, 1, 2, 3] * 2)
+
+
+def test_a_part_of_a_buffer_and_fields_of_any_name_are_copied():
+    dst = bytearray(4)
+    mpgpu.copy(dst, InBuffer(4))
+    assert dst == bytes([4, 5, 6, 7])
+    named = Named()
+    mpgpu.copy(named, numpy.array([7, 9], numpy.int32))
+    assert (named.Origin, named.x) == (7, 9)
 
 
 def test_errors_have_the_status_and_the_argument():

@@ -12,7 +12,7 @@ import weakref
 import mpgpu
 import numpy
 import pytest
-from mpgpu import _dropped
+from mpgpu import _dropped, _library, _plan
 
 
 class Owned(numpy.ndarray):
@@ -156,6 +156,95 @@ def test_a_context_lives_as_long_as_what_was_made_with_it():
     del dst
     gc.collect()
     assert watched() is None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "channel.receive(bytearray(8))",
+        "channel.receive(memoryview(bytearray(8)))",
+        "channel.send(bytes(8))",
+        "plan(memoryview(bytearray(8)))",
+    ],
+)
+def test_the_garbage_collector_may_free_a_cycle_with_memory_of_any_kind(made):
+    program = f"""
+import gc, mpgpu
+channel = mpgpu.Channel(mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own]), 0)
+plan = lambda memory: mpgpu.Plan([(memory, bytes(8))])
+for _ in range(3):
+    cycle = [{made}]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+from mpgpu import _dropped, _memory
+_dropped.collect(100)
+gc.collect()
+assert not _memory._of_views
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_view_cannot_be_released_while_a_plan_has_it():
+    memory = bytearray(8)
+    view = memoryview(memory)
+    plan = mpgpu.Plan([(view, bytes(8))])
+    with pytest.raises(BufferError):
+        view.release()
+    del plan
+    view.release()
+    memory.extend(b"more")
+
+
+def test_what_a_dropped_request_held_is_let_go_when_its_stream_is_synchronized(stream):
+    src = owned(1000, 7)
+    watched = weakref.ref(src)
+    mpgpu.Plan([(bytearray(1000), src)]).execute(stream)
+    del src
+    stream.synchronize()
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_plan_whose_streams_are_not_found_is_given_back(monkeypatch):
+    class Lost:
+        is_known, key = False, 1
+
+        def handle(self):
+            raise RuntimeError("no stream")
+
+    def memory_of(value, name, of=_plan.memory_of):
+        memory = of(value, name)
+        memory.current, memory.settle = Lost(), True
+        return memory
+
+    unraisable, destroyed, destroy = [], [], mpgpu.Plan.__del__.__defaults__[0]
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    monkeypatch.setattr(mpgpu.Plan.__del__, "__defaults__", (lambda handle: destroyed.append(destroy(handle)),))
+    monkeypatch.setattr(_plan, "memory_of", memory_of)
+    context = mpgpu.Context("host")
+    context._backend = "cuda"
+    with pytest.raises(RuntimeError, match="no stream"):
+        mpgpu.Plan([(bytearray(8), bytes(8))], context=context)
+    gc.collect()
+    assert (unraisable, destroyed) == ([], [0])
+
+
+def test_a_collection_between_a_failure_and_its_text_leaves_the_text(monkeypatch):
+    channel = mpgpu.Channel(mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own]), 0)
+    cycle = [channel.receive(bytearray(4))]
+    cycle.append(cycle)
+    del cycle
+
+    def sized(kind, of=_library.sized):
+        if kind.startswith("mp_error"):
+            gc.collect()
+        return of(kind)
+
+    monkeypatch.setattr(_library, "sized", sized)
+    with pytest.raises(mpgpu.ArgumentError, match="device 99 does not exist"):
+        mpgpu.Stream(99)
 
 
 def test_many_executions_that_nobody_holds_are_forgotten_as_they_finish(stream):

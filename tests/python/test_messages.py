@@ -7,8 +7,11 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 
@@ -463,6 +466,124 @@ def test_memory_is_held_while_a_message_is_under_way(alone, stream, gate):
         channel.receive(bytearray(1)).wait()
         gc.collect()
     assert gone() is None
+
+
+def test_a_failed_wait_holds_nothing_and_raises_an_error_of_its_own_each_time(alone):
+    gc.disable()
+    try:
+
+        def fails():
+            """So that what its frame has goes with it."""
+            into = numpy.zeros(1, dtype=numpy.uint8)
+            gone, received, errors = weakref.ref(into), mpgpu.Channel(alone, 0).receive(into), []
+            received.cancel()
+            del into
+            for ended in (received.wait, received.wait, received.done):
+                with pytest.raises(mpgpu.Cancelled) as caught:
+                    ended()
+                errors.append(caught.value)
+            return gone, errors, [len(traceback.extract_tb(error.__traceback__)) for error in errors[:2]]
+
+        gone, errors, lengths = fails()
+        assert len({id(error) for error in errors}) == 3 and lengths[0] == lengths[1]
+        assert {(str(error), error.status) for error in errors} == {(str(errors[0]), "MP_ERROR_CANCELLED")}
+        del errors
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_a_task_awaits_goes_with_its_loop(alone):
+    channel = mpgpu.Channel(alone, 0)
+    into = numpy.zeros(4, dtype=numpy.uint8)
+    gone = weakref.ref(into)
+
+    async def waits(into):
+        await channel.receive(into)
+
+    async def leaves_it(into):
+        # Until the library is to call.
+        task = asyncio.ensure_future(waits(into))
+        await asyncio.sleep(0.02)
+        return task
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    task = loop.run_until_complete(leaves_it(into))
+    loop.close()
+    del loop, task, into
+    gc.collect()
+    after = bytearray(4)
+    channel.send(b"abcd")
+    channel.receive(after).wait()
+    assert gone() is None and after == b"abcd"
+
+
+def test_ranks_that_are_threads_make_their_first_channels_together():
+    meeting, own, received = threading.Barrier(2), [b"", b""], [b"", b""]
+
+    def rank(number):
+        def allgather(mine):
+            own[number] = mine
+            meeting.wait(30)
+            gathered = list(own)
+            meeting.wait(30)
+            return gathered
+
+        node = mpgpu.Node(rank=number, ranks=2, allgather=allgather, context=mpgpu.Context("host"))
+        channel, into = mpgpu.Channel(node, 1 - number), bytearray(1)
+        sent = channel.send(bytes([number]))
+        channel.receive(into).wait()
+        sent.wait()
+        received[number] = bytes(into)
+
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert received == [b"\1", b"\0"]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_a_child_has_sent_arrives_however_it_was_started(method, tmp_path):
+    """And however it holds on to node and channel. Of a program with one thread, because of fork."""
+    (tmp_path / "program.py").write_text("""
+import multiprocessing, sys, time
+
+def run(rank, folder, pipe):
+    global kept
+    import mpgpu, numpy
+
+    def gather(own):
+        pipe.send_bytes(own)
+        other = pipe.recv_bytes()
+        return [own, other] if rank == 0 else [other, own]
+
+    node = mpgpu.Node(rank=rank, ranks=2, allgather=gather)
+    channel = mpgpu.Channel(node, 1 - rank)
+    kept = node, channel
+    bytes_ = numpy.zeros(100000, numpy.uint8)
+    if rank == 0:
+        bytes_[:] = 5
+        channel.send(bytes_).wait()
+    else:
+        time.sleep(0.5)
+        channel.receive(bytes_).wait()
+        sys.exit(0 if (bytes_ == 5).all() else 1)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    processes = [context.Process(target=run, args=(rank, sys.argv[2], end)) for rank, end in enumerate(context.Pipe())]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    sys.exit(max(process.exitcode != 0 for process in processes))
+""")
+    program = [sys.executable, str(tmp_path / "program.py"), method, str(tmp_path)]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_a_dropped_receive_takes_no_message(alone):

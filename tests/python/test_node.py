@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+import weakref
 from multiprocessing.connection import Connection
 
 import mpgpu
@@ -220,3 +221,23 @@ def test_a_communicator_of_mpi4py_makes_a_node(ranks):
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("right") == ranks
+
+
+def test_ctrl_c_in_the_allgather_is_no_error_of_a_rank():
+    def interrupted(own):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mpgpu.Node(rank=0, ranks=2, allgather=interrupted)
+
+
+def test_a_node_goes_with_its_last_reference():
+    gc.disable()
+    try:
+        node = mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own])
+        messenger = mpgpu.Channel(node, 0)._messenger
+        watched = weakref.ref(node), weakref.ref(messenger)
+        del node, messenger
+        assert [reference() for reference in watched] == [None, None]
+    finally:
+        gc.enable()

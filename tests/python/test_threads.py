@@ -146,3 +146,17 @@ def test_buffers_of_the_parent_may_go_in_a_child(context):
 
     in_child(child)
     assert (buffer.numpy() == 5).all()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_child_of_fork_makes_no_channel_of_a_node_of_its_parent_and_does_not_wait():
+    node = mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own])
+
+    def child():
+        with pytest.raises(mpgpu.ArgumentError):
+            mpgpu.Channel(node, 0)
+
+    # As a thread has it that makes the first one meanwhile.
+    with node._lock:
+        in_child(child)
+    mpgpu.Channel(node, 0)

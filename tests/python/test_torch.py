@@ -49,6 +49,13 @@ def test_tensors_without_plain_memory_are_refused(make, text):
         mpgpu.copy(bytearray(32), make())
 
 
+def test_a_tensor_and_its_conjugate_are_two():
+    tensor = torch.tensor([1 + 2j, 3 - 4j])
+    moved = mpgpu.torch.to({"a": tensor, "b": tensor.conj(), "c": tensor.conj().imag, "d": tensor.imag}, "cpu")
+    assert torch.equal(moved["b"], tensor.conj().resolve_conj()) and torch.equal(moved["a"], tensor)
+    assert moved["c"].tolist() == [-2, 4] and moved["d"].tolist() == [2, -4]
+
+
 def test_a_state_dict_keeps_its_form():
     model = torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.BatchNorm1d(50))
     state = model.state_dict()
