@@ -229,6 +229,20 @@ def tensors_live_until_the_copy_that_nobody_holds_is_done() -> None:
 
 
 @test
+def tensors_that_are_not_contiguous_are_made_so_before_a_stream_that_is_given_reads_them() -> None:
+    torch = need_torch()
+    import mpgpu.torch
+
+    src = random(torch, 4096 * 4096, 1, "cuda").view(4096, 4096).t()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    moved = mpgpu.torch.to({"x": src}, "cuda", stream)
+    stream.synchronize()
+    assert torch.equal(moved["x"], src)
+
+
+@test
 def a_tensor_that_is_given_other_memory_keeps_its_first_while_a_plan_has_it() -> None:
     torch = need_torch()
     import mpgpu

@@ -136,8 +136,10 @@ def test_a_receive_that_nobody_got_to_see_is_cancelled_and_its_memory_held_until
     assert watched() is None
     after = numpy.zeros(4, numpy.uint8)
     channel.send(b"abcd")
-    channel.receive(after).wait()
-    assert bytes(after) == b"abcd"
+    received, until = channel.receive(after), time.monotonic() + 10
+    while not received.done() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert received.done() and bytes(after) == b"abcd"
 
 
 def test_an_execution_that_nobody_got_to_see_holds_its_memory(stream, gate, monkeypatch):

@@ -233,7 +233,7 @@ def test_a_plan_whose_streams_are_not_found_is_given_back(monkeypatch):
 
 def test_a_collection_between_a_failure_and_its_text_leaves_the_text(monkeypatch):
     channel = mpgpu.Channel(mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own]), 0)
-    cycle = [channel.receive(bytearray(4))]
+    cycle = [channel.receive(numpy.zeros(4))]
     cycle.append(cycle)
     del cycle
 
