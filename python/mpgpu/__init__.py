@@ -12,7 +12,7 @@ wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU 
 
 from ._context import Buffer, Context, DeviceStatistics, Statistics, default_context, devices, empty, host, probe, topo
 from ._library import HOST, version
-from ._message import ANY, Channel, Message, MessageInfo, Messenger
+from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
 from ._node import End, Node, NodePlan, NodeTransfer
 from ._plan import Plan, PlanInfo, Request, copy
 from ._streams import Stream
@@ -62,6 +62,7 @@ __all__ = [
     "PlanInfo",
     "QueueFull",
     "RankError",
+    "Receive",
     "Request",
     "Statistics",
     "Stream",

@@ -39,15 +39,21 @@ def collect(most: int) -> None:
         return
     done = ffi.new(_INT)
     for _ in range(most):
+        # Taken out when it is over and not before: a signal handler may raise at any time.
         try:
-            one = held.popleft()
+            one = held[0]
         except IndexError:
             return
         done[0] = 0
         # One that has failed is over too: whoever drops a request does not want to hear of it.
         if _test(one[0], done) == 0 and not done[0]:
-            held.append(one)
+            held.rotate(-1)
             return
+        try:
+            held.remove(one)
+        except ValueError:
+            # Another thread has.
+            pass
 
 
 def _at_exit() -> None:

@@ -200,7 +200,7 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     )
 
 
-# Memory of memoryviews that callers have handed in, by its number, as long as somebody holds it. Out of the garbage collector's sight: in
+# Memory of views, by its number, as long as somebody holds it. Out of the garbage collector's sight: in
 # a cycle it would clear the view under the memory, and Python before 3.12.7 crashes then (CPython issue 77894).
 _of_views: dict[int, Any] = {}
 _numbers = itertools.count()
@@ -218,13 +218,17 @@ def _of_buffer(value: Any, name: str, immutable: bool) -> Memory | None:
     if "O" in re.sub(":[^:]*:", "", view.format):
         raise ArgumentError(f"{name}: a buffer of Python objects holds addresses, not values: it cannot be copied byte by byte")
     # Holds the export, so that a bytearray cannot be resized meanwhile.
-    held = ffi.from_buffer(value)
-    keep = held
-    if type(value) is memoryview:
-        number = next(_numbers)
-        _of_views[number] = held
-        held = keep = ffi.gc(_cast(_POINTER, held), functools.partial(_of_views.pop, number))
-    return Memory(held, view.nbytes, keep, readonly=view.readonly or immutable)
+    if type(value) is not memoryview:
+        try:
+            held = ffi.from_buffer(value)
+            return Memory(held, view.nbytes, held, readonly=view.readonly or immutable)
+        except (BufferError, ValueError):
+            # Some give it to those alone who ask for its shape too, as a view does.
+            pass
+    number = next(_numbers)
+    _of_views[number] = held = ffi.from_buffer(view)
+    held = ffi.gc(_cast(_POINTER, held), functools.partial(_of_views.pop, number))
+    return Memory(held, view.nbytes, held, readonly=view.readonly or immutable)
 
 
 # --- DLPack: read in place; the capsule is kept, and gives the memory back when it goes -------------------------------------

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Generator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _library
 from ._context import Context
@@ -203,6 +203,18 @@ class Message(Request):
         return f"<mpgpu.Message: {kind}, {'finished' if self._held is None else 'under way'}>"
 
 
+class Receive(Message):
+    """A message whose end brings what was received."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def wait(self) -> MessageInfo: ...  # type: ignore[override]
+
+        def __await__(self) -> Generator[Any, None, MessageInfo]: ...
+
+
 def _place(context: Context, memory: Memory, stream: Any, settles: bool = True) -> tuple[Any, AbstractContextManager[Any] | None]:
     """The stream in which a message of this memory is posted, and what to enter before. Waits for what the memory's producer does there."""
     if stream is None:
@@ -288,7 +300,7 @@ class Messenger:
                 raise TypeError(f"metadata is a {type(metadata).__name__}: it must be bytes") from None
         return self._send(x, rank, tag, stream, metadata)
 
-    def receive(self, x: Any, rank: int = ANY, tag: int = ANY, stream: Any = None, *, mask: int = _CHANNEL - 1) -> Message:
+    def receive(self, x: Any, rank: int = ANY, tag: int = ANY, stream: Any = None, *, mask: int = _CHANNEL - 1) -> Receive:
         """Receive a message into ``x``, after earlier work of ``stream``. Does not wait. A shorter message leaves the rest as it is.
 
         Args:
@@ -334,7 +346,7 @@ class Messenger:
             raise failure(status)
         return message
 
-    def _receive(self, x: Any, rank: int, tag: int, mask: int, stream: Any, has_metadata: bool) -> Message:
+    def _receive(self, x: Any, rank: int, tag: int, mask: int, stream: Any, has_metadata: bool) -> Receive:
         memory = memory_of(x, "x")
         context = self._context
         if memory.context is not context:
@@ -345,7 +357,7 @@ class Messenger:
         if _dropped:
             collect(2)
         request = _new(_REQUEST)
-        message = Message((self, memory), request, True, has_metadata)
+        message = Receive((self, memory), request, True, has_metadata)
         data = memory.pointer
         if here is None:
             status = _receive(self._handle, data, memory.nbytes, rank, tag, mask, handle, request)
@@ -414,7 +426,7 @@ class Channel:
         """
         return self._messenger._send(x, self.rank, self._tag, stream, b"")
 
-    def receive(self, x: Any, stream: Any = None) -> Message:
+    def receive(self, x: Any, stream: Any = None) -> Receive:
         """Receive the next message into ``x``: ``await`` the result, or ``.wait()``, before ``x`` is read. Starts at once.
 
         Arguments and errors are those of :meth:`Messenger.receive`.

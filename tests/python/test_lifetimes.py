@@ -186,15 +186,17 @@ assert not _memory._of_views
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_a_view_cannot_be_released_while_a_plan_has_it():
+def test_memory_whose_view_was_released_cannot_be_resized_while_a_plan_has_it():
     memory = bytearray(8)
     view = memoryview(memory)
-    plan = mpgpu.Plan([(view, bytes(8))])
-    with pytest.raises(BufferError):
-        view.release()
-    del plan
+    plan = mpgpu.Plan([(view, bytes(range(8)))])
     view.release()
+    with pytest.raises(BufferError):
+        memory.extend(b"more")
+    plan.execute().wait()
+    del plan
     memory.extend(b"more")
+    assert memory == bytes(range(8)) + b"more"
 
 
 def test_what_a_dropped_request_held_is_let_go_when_its_stream_is_synchronized(stream):
