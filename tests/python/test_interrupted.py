@@ -17,7 +17,6 @@ import pytest
 from mpgpu import _message, _plan
 from test_lifetimes import finished, owned
 
-
 # A handler may be called while the garbage collector gives something back: Python says so, and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
