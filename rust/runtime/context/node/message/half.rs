@@ -190,7 +190,7 @@ impl Messenger {
             // Nothing tells of its end but this, if the driver still does that.
             let _ = backend.synchronize_stream(half.lane);
             self.retire_lane(half.lane);
-            half.staging.store(2, half.staging.done().value);
+            half.staging.set(half.staging.done());
         }
     }
 

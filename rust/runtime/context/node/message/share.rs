@@ -82,8 +82,8 @@ pub(super) struct MessageWaits {
     /// Streams have passed the waits when these are done.
     pub(super) markers: Vec<Completion>,
     /// So many markers are kept before those are looked for that are done.
-    pub(super) most: usize,
-    pub(super) halves: u32,
+    most: usize,
+    halves: u32,
 }
 
 /// A half that is being enqueued for as long as this lives.
@@ -101,15 +101,15 @@ pub(super) struct Shares {
     pub(super) areas: Mutex<Vec<Area>>,
     pub(super) work: Mutex<Vec<HalfWork>>,
     /// By both devices and the size.
-    pub(super) splits: Mutex<AHashMap<(DeviceId, DeviceId, u64), Option<Split>>>,
+    splits: Mutex<AHashMap<(DeviceId, DeviceId, u64), Option<Split>>>,
     /// Of each slot.
     pub(super) memory: Box<[OwnMemory]>,
-    pub(super) patience: AtomicU64,
-    pub(super) count: AtomicU64,
+    patience: AtomicU64,
+    count: AtomicU64,
     #[cfg(feature = "fault-injection")]
-    pub(super) is_forced: AtomicBool,
+    is_forced: AtomicBool,
     #[cfg(feature = "fault-injection")]
-    pub(super) disturbance: Mutex<Option<Disturbance>>,
+    disturbance: Mutex<Option<Disturbance>>,
     pub(super) is_ending: Arc<AtomicBool>,
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -260,6 +260,7 @@ impl Messenger {
         if !busy.map_or(Ok(true), |stream| self.is_idle_soon(stream))? {
             return Ok(false);
         }
+        let Some(_enqueueing) = self.begin_half() else { return Ok(false) };
         // Of ranks that all take the host path each gets less than one path gives.
         let allowed = match split.domains {
             0 => HostUse::All,
@@ -273,10 +274,6 @@ impl Messenger {
         let direct = self.plan_of(&ends.part(0, ends.bytes - bytes))?;
         let (half_lane, joined) = self.lane(ends.device, kept.slot, false)?;
         let Some((staging, handle)) = self.take_area(theirs.rank, kept.slot, bytes.div_ceil(split.chunk)) else { return Ok(false) };
-        let Some(_enqueueing) = self.begin_half() else {
-            self.leave_area(&staging);
-            return Ok(false);
-        };
         let share = Share { handle, offset: ends.bytes - bytes, bytes, chunk: split.chunk, base: staging.base };
         own.set_share(&share);
         if !other.ask() {
@@ -350,7 +347,7 @@ impl Messenger {
         note(&error);
         kept.shared = None;
         other.change_answer(other.uses(), Answer::Enqueued, Answer::GivenUp);
-        staging.store(3, staging.left().value);
+        staging.set(staging.left());
         self.mailboxes.wake(theirs.rank);
         own.end();
         Ok(true)

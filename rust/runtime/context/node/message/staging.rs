@@ -78,14 +78,14 @@ impl SharedStaging {
         reached(unsafe { load(counter) }, value)
     }
 
-    pub(super) fn store(&self, which: u64, value: u64) {
+    pub(super) fn set(&self, Signal { counter, value }: Signal) {
         // SAFETY: as above.
-        unsafe { store(self.counter(which), value) }
+        unsafe { store(counter, value) }
     }
 
     /// Lets streams of both ranks go on that wait for a piece.
     pub(super) fn give_up(&self) {
-        (0..2).for_each(|which| self.store(which, self.base.wrapping_add(1 << 62)));
+        [self.put(1 << 62), self.taken(1 << 62)].into_iter().for_each(|signal| self.set(signal));
     }
 }
 
@@ -120,7 +120,7 @@ impl Messenger {
         };
         lock(&self.held).allocations.push(address);
         let staging = SharedStaging { address, base: 0, pieces };
-        (0..4).for_each(|which| staging.store(which, 0));
+        (0..4).for_each(|which| staging.set(Signal { counter: staging.counter(which), value: 0 }));
         areas.push(Area { peer, staging, handle, last, has_failed: false });
         Some((staging, handle))
     }
