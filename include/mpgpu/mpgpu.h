@@ -1126,7 +1126,7 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 /// where `options->socket` names a path at which the ranks meet, and for one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
 /// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
-/// `MP_ERROR_RANK_FAILED` and its reason. Blocks until all ranks have called it.
+/// `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where that was it. Blocks until all ranks have called it.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED`
 /// for ranks on other machines, in other containers or of other users, and where no rank knows how the GPUs are joined;
@@ -1160,7 +1160,7 @@ mp_status_t mp_node_destroy(mp_node_t node);
 /// receives it has come to the step in its stream. Steps follow each other, whatever streams and threads they are
 /// enqueued in. A stream that is being captured gets the step as part of its graph.
 ///
-/// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed; `MP_ERROR_ALLGATHER`;
+/// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
 /// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map.
 mp_status_t mp_node_plan(mp_node_t node,
                          const mp_window_t *windows,
