@@ -18,7 +18,6 @@ mod probe;
 mod reset;
 mod scale;
 mod share;
-mod shares;
 #[path = "../rust/common/skip.rs"]
 mod skip;
 mod small;

@@ -11,10 +11,8 @@
 use super::signal::rest;
 use super::slot::{Envelope, MessageSlot, Pattern, SlotId, SlotState, SlotStatus, mortal};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use rustix::thread::futex::{self, Timespec};
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32 as AtomicFutex;
 use std::time::{Duration, Instant};
 
 /// What stands first in the memory of a mailbox.
@@ -30,8 +28,6 @@ struct Header {
     /// First entry and number of entries.
     posted: [AtomicU64; 2],
     unexpected: [AtomicU64; 2],
-    /// How often its rank was asked to do its part of a movement.
-    asked: AtomicFutex,
 }
 
 /// An entry of a list: a slot, and what decides whether it matches.
@@ -181,26 +177,6 @@ impl Mailboxes {
     /// The address of bytes that are kept in a slot.
     pub fn inline_address(&self, id: SlotId) -> u64 {
         std::ptr::from_ref(self.slot(id)).addr() as u64 + MessageSlot::INLINE_OFFSET
-    }
-
-    /// Wakes what [`wait_for_asks`](Mailboxes::wait_for_asks) in the process of that rank.
-    pub fn wake(&self, rank: u32) {
-        let asked = &self.header(rank).asked;
-        asked.fetch_add(1, Ordering::Release);
-        // It fails where nobody can sleep there either.
-        let _ = futex::wake(asked, futex::Flags::empty(), u32::MAX);
-    }
-
-    /// How often this rank was woken.
-    pub fn asks(&self) -> u32 {
-        self.header(self.rank).asked.load(Ordering::Acquire)
-    }
-
-    /// Sleeps until this rank has been woken more often than so, or so long.
-    pub fn wait_for_asks(&self, asks: u32, most: Option<Duration>) {
-        let most = most.map(|most| Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) });
-        // Woken for nothing it looks again.
-        let _ = futex::wait(&self.header(self.rank).asked, futex::Flags::empty(), asks, most.as_ref());
     }
 
     /// Publishes a send that was prepared, or matches it.

@@ -44,9 +44,7 @@ pub use packet::Departure;
 pub use peer::{BoardSlot, PATIENCE, Peer};
 pub use process::ProcessIdentity;
 pub use service::{Export, OnLeave, Service};
-pub use slot::{
-    Answer, Envelope, INLINE_BYTES, METADATA_BYTES, MessageSlot, Pattern, Preparation, Share, SlotBuffer, SlotId, SlotState, SlotStatus,
-};
+pub use slot::{Envelope, INLINE_BYTES, METADATA_BYTES, MessageSlot, Pattern, Preparation, SlotBuffer, SlotId, SlotState, SlotStatus};
 pub use traffic::TrafficPage;
 
 /// The allocation that a handle is about, among all of its process.

@@ -126,42 +126,6 @@ pub enum SlotBuffer {
     },
 }
 
-/// What the rank that moves a message leaves to the other: bytes that pass through host memory in pieces. Counters in that memory, of pieces
-/// that were put there and taken out, only grow.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// Of the host memory.
-    pub handle: [u8; super::handle::BYTES],
-    /// First of these bytes in the message.
-    pub offset: u64,
-    /// How many.
-    pub bytes: u64,
-    /// Bytes of a piece.
-    pub chunk: u64,
-    /// Where the counters stand.
-    pub base: u64,
-}
-
-/// What has come of asking the other rank of a match to do its part of a [`Share`].
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub enum Answer {
-    /// It was not asked, or is not any more.
-    None = 0,
-    /// Not yet seen.
-    Asked = 1,
-    /// It is enqueueing its part.
-    Taken = 2,
-    /// It has.
-    Enqueued = 3,
-    /// It does nothing.
-    Refused = 4,
-    /// It could not enqueue all of it, and its operation ends by itself.
-    Failed = 5,
-    /// Whoever asked waits no longer; the same then.
-    GivenUp = 6,
-}
-
 /// A message, as a receive or a probe sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Envelope {
@@ -181,7 +145,7 @@ pub(super) fn mortal() {}
 #[cfg(test)]
 pub(super) use super::mailbox::tests::mortal;
 
-/// SlotWords of shared memory that hold bytes.
+/// Words of shared memory that hold bytes.
 #[derive(Debug)]
 #[repr(C)]
 struct SlotWords<const N: usize>([Plain; N]);
@@ -247,11 +211,6 @@ pub struct MessageSlot {
     offset: Plain,
     device: Plain,
     handle: SlotWords<16>,
-    /// Of the rank that moves a message.
-    share: [Plain; 4],
-    staging: SlotWords<16>,
-    /// Of the other rank: an [`Answer`], and in which use of the slot.
-    answer: AtomicU64,
     /// The message, on both sides once it has matched.
     source: Plain,
     message_tag: Plain,
@@ -274,8 +233,7 @@ impl MessageSlot {
         self.partner.store(0, Ordering::Relaxed);
         self.status.store(SlotStatus::Fine as u64, Ordering::Relaxed);
         self.mover.store(0, Ordering::Relaxed);
-        let uses = self.uses.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        self.answer.store(uses << 3 | Answer::None as u64, Ordering::Relaxed);
+        self.uses.fetch_add(1, Ordering::Relaxed);
         for (word, value) in [
             (&self.is_send, u64::from(of.is_send)),
             (&self.is_buffered, u64::from(of.is_buffered)),
@@ -365,64 +323,6 @@ impl MessageSlot {
     /// Who moves the bytes, once it has matched.
     pub fn mover(&self) -> Option<u32> {
         (self.mover.load(Ordering::Relaxed) as u32).checked_sub(1)
-    }
-
-    /// Leaves to the other rank what is described here, in the slot of this one.
-    pub fn set_share(&self, share: &Share) {
-        for (word, value) in self.share.iter().zip([share.offset, share.bytes, share.chunk, share.base]) {
-            word.store(value, Ordering::Relaxed);
-        }
-        self.staging.store(&share.handle);
-    }
-
-    /// What its rank leaves to the other of its match.
-    pub fn share(&self) -> Share {
-        let [offset, bytes, chunk, base] = self.share.each_ref().map(|word| word.load(Ordering::Relaxed));
-        let mut handle = [0; super::handle::BYTES];
-        self.staging.load(&mut handle);
-        Share { handle, offset, bytes, chunk, base }
-    }
-
-    /// Asks this slot's rank to do its part, unless it has said that it will not. Its partner, which does it, has set the share before.
-    pub fn ask(&self) -> bool {
-        self.change_answer(self.uses(), Answer::None, Answer::Asked)
-    }
-
-    /// Its rank does no part in this use of the slot, if it was not asked yet.
-    pub fn decline(&self) {
-        self.change_answer(self.uses(), Answer::None, Answer::Refused);
-    }
-
-    /// The use of the slot in which its rank is asked, if it is. What it is asked for is that of this use, or the answer cannot be changed in it.
-    pub fn asked(&self) -> Option<u64> {
-        let word = self.answer.load(Ordering::Acquire);
-        (word & 7 == Answer::Asked as u64).then_some(word >> 3)
-    }
-
-    /// What has come of it.
-    pub fn answer(&self) -> Answer {
-        let word = self.answer.load(Ordering::Acquire);
-        match word & 7 {
-            _ if word >> 3 != self.uses() => Answer::None,
-            1 => Answer::Asked,
-            2 => Answer::Taken,
-            3 => Answer::Enqueued,
-            4 => Answer::Refused,
-            5 => Answer::Failed,
-            6 => Answer::GivenUp,
-            _ => Answer::None,
-        }
-    }
-
-    /// Whether its rank ends it because a part has failed.
-    pub fn ends_alone(&self) -> bool {
-        matches!(self.answer(), Answer::Failed | Answer::GivenUp)
-    }
-
-    /// Changes an answer in use number `uses` of the slot; whether it stood so.
-    pub fn change_answer(&self, uses: u64, from: Answer, to: Answer) -> bool {
-        let [from, to] = [from, to].map(|answer| uses << 3 | answer as u64);
-        self.answer.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// How often it has been used: what was described in an earlier use is gone.

@@ -5,7 +5,6 @@ mod damaged;
 mod killed;
 mod model;
 mod play;
-mod shared;
 mod single;
 
 use crate::common::{Random, is_long, setting};

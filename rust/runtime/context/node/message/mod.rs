@@ -12,29 +12,20 @@
 //! | `post` | what a rank asks for |
 //! | `operation` | a request: from its post until its outcome is known |
 //! | `movement` | the bytes of a match, in the order of both sides' streams |
-//! | `share` | large messages over several paths, of which the other rank moves a part |
-//! | `half` | that part: what the asked rank does |
-//! | `staging` | the host memory that both use for it, and its counters |
 //! | `buffers` | memory of this rank and of others |
 
 mod buffers;
-mod half;
 mod movement;
 mod operation;
 mod post;
-mod share;
-mod staging;
 
 pub use self::operation::Operation;
 pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
-#[cfg(feature = "fault-injection")]
-pub use self::share::Disturbance;
 pub use crate::ipc::{Envelope, METADATA_BYTES, Pattern};
 
 use self::buffers::Buffers;
 use self::movement::{MessageLane, mark};
 use self::operation::Kept;
-use self::share::Shares;
 use super::NodeGroup;
 use crate::backend::{Backend, BackendError, Completion, StreamHandle};
 use crate::context::Error;
@@ -98,7 +89,7 @@ struct MessengerMemory {
     watches: Vec<u64>,
 }
 
-/// SlotPool that are free, and slots of operations whose outcome nobody will ask for.
+/// Slots that are free, and those of operations whose outcome nobody will ask for.
 #[derive(Default)]
 struct SlotPool {
     free: Vec<u32>,
@@ -119,13 +110,12 @@ pub struct Messenger {
     /// Whether mailboxes are mapped: held for reading by whoever looks at them.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
-    /// MessengerMemory while it is destroyed.
+    /// Held by whoever destroys the messenger.
     destroying: Mutex<()>,
     slots: Mutex<SlotPool>,
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
     buffers: Buffers,
-    shares: Shares,
     held: Mutex<MessengerMemory>,
 }
 
@@ -211,14 +201,9 @@ impl Messenger {
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
             buffers: Buffers::default(),
-            shares: Shares::new(capacity.slots),
             held: Mutex::new(std::mem::take(held)),
         });
         let _ = found.set(Arc::downgrade(&messenger));
-        // They ask for it where there is more than one GPU.
-        if node.gpus.len() > 1 {
-            half::serve(&messenger);
-        }
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
         node.context.end_first(first);
         // A rank may have ended before it could be told.
@@ -377,9 +362,7 @@ impl Messenger {
                 let theirs = self.mailboxes.slot(partner);
                 if own.mover().unwrap_or(rank) == rank {
                     own.fail(SlotStatus::PeerGone, "");
-                    if !self.end_work(slot) {
-                        own.end();
-                    }
+                    own.end();
                 } else if !theirs.has_come() {
                     // The stream that moves the bytes goes on, and tells of the end.
                     own.fail(SlotStatus::PeerGone, "");
@@ -494,7 +477,6 @@ impl Messenger {
                 round += 1;
             }
             operations.iter().for_each(|operation| operation.abandon());
-            self.end_shares();
             self.end_lanes();
             // Streams may still look at flags, or raise them: every slot is free or known to be quiet before its memory goes.
             let (mut kept, mut round, until) = (Vec::new(), 0, Instant::now() + PATIENCE);

@@ -44,14 +44,12 @@ pub(super) struct MessageLane {
     last: Option<(u32, u64)>,
     /// What it was given last may never end.
     is_retired: bool,
-    /// It waits, or has waited, for the other side to come.
-    waits: bool,
     /// In it a kernel waits, or has waited.
     has_kernel: bool,
 }
 
 /// Notes in one operation why it fails.
-pub(super) fn note(slot: &MessageSlot, error: &Error) {
+fn note(slot: &MessageSlot, error: &Error) {
     let status = match error {
         Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
         _ => SlotStatus::Failed,
@@ -60,7 +58,7 @@ pub(super) fn note(slot: &MessageSlot, error: &Error) {
 }
 
 /// A signal that raises a flag.
-pub(super) fn raise(flag: &AtomicU64) -> Signal {
+fn raise(flag: &AtomicU64) -> Signal {
     Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
 }
 
@@ -129,13 +127,6 @@ pub(super) struct Ends {
     pub memory: [u64; 2],
 }
 
-impl Ends {
-    /// Of a part.
-    pub fn part(&self, offset: u64, bytes: u64) -> Ends {
-        Ends { src: self.src + offset, dst: self.dst + offset, bytes, ..*self }
-    }
-}
-
 impl Messenger {
     /// Enqueues what moves the bytes of a match that this rank has made. What goes wrong is the outcome of both operations.
     pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
@@ -152,7 +143,7 @@ impl Messenger {
         own.end();
     }
 
-    pub(super) fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
+    fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
         [own, theirs].into_iter().for_each(|slot| note(slot, error));
     }
 
@@ -186,14 +177,11 @@ impl Messenger {
         if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
-        let (lane, event) = self.lane(device, kept.slot, !has_come)?;
+        let (lane, event) = self.lane(device, kept.slot)?;
         let is_idle = backend.is_idle(stream);
         if !is_idle {
             backend.record_event(event, stream)?;
             backend.stream_wait_event(lane, event)?;
-        }
-        if has_come && self.move_together(kept, place, &ends, theirs, lane, (!is_idle).then_some(stream))? {
-            return Ok(());
         }
         self.move_in(kept, &ends, own, other, lane, has_come)
     }
@@ -253,7 +241,7 @@ impl Messenger {
     }
 
     /// What copies bytes, if there are any.
-    pub(super) fn plan_of(&self, ends: &Ends) -> Result<Option<Arc<Plan>>, Error> {
+    fn plan_of(&self, ends: &Ends) -> Result<Option<Arc<Plan>>, Error> {
         let (dst, src, bytes) = (ends.dst, ends.src, ends.bytes);
         let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
         let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
@@ -261,7 +249,7 @@ impl Messenger {
     }
 
     /// Ends both operations after all work in the stream so far.
-    pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
+    fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
         let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
         Ok(raised.inspect_err(|_| {
             self.retire(kept, stream);
@@ -270,12 +258,8 @@ impl Messenger {
     }
 
     /// Nothing tells when a stream has done what was enqueued: neither it nor the slot is used again.
-    pub(super) fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
+    fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
         kept.is_torn = true;
-        self.retire_lane(stream);
-    }
-
-    pub(super) fn retire_lane(&self, stream: StreamHandle) {
         lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
@@ -347,7 +331,10 @@ impl Messenger {
 
     /// Whether the operation that has used a lane last has ended.
     fn is_idle(&self, lane: &MessageLane) -> bool {
-        lane.last.is_none_or(|last| self.has_ended(last))
+        lane.last.is_none_or(|(slot, uses)| {
+            let own = self.mailboxes.own(slot);
+            own.uses() != uses || own.has_moved()
+        })
     }
 
     /// Whether one more kernel may wait in a lane.
@@ -359,23 +346,18 @@ impl Messenger {
         may
     }
 
-    /// Whether a stream of the messenger's own waits for another rank to come.
-    pub(super) fn has_waiting_lane(&self) -> bool {
-        lock(&self.lanes).iter().any(|lane| lane.waits && !self.is_idle(lane))
-    }
-
-    /// A stream for one operation, in which no other is at work; `waits`: for the other side to come.
-    pub(super) fn lane(&self, device: DeviceId, slot: u32, waits: bool) -> Result<(StreamHandle, EventHandle), BackendError> {
+    /// A stream for one operation, in which no other is at work.
+    fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
         if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && !lane.is_retired && self.is_idle(lane)) {
-            (lane.last, lane.waits, lane.has_kernel) = (last, waits, false);
+            (lane.last, lane.has_kernel) = (last, false);
             return Ok((lane.stream, lane.event));
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(MessageLane { stream, event, device, last, is_retired: false, waits, has_kernel: false });
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false, has_kernel: false });
         Ok((stream, event))
     }
 

@@ -3,7 +3,6 @@
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};
 use super::movement::Landing;
-use super::staging::SharedStaging;
 use crate::backend::{BackendError, Completion, CompletionState, Signal, SignalWait, StreamHandle};
 use crate::context::Error;
 use crate::ipc::signal::rest;
@@ -41,8 +40,6 @@ pub(super) struct Kept {
     pub landing: Option<Arc<Landing>>,
     /// An execution that is verified.
     pub verified: Option<Completion>,
-    /// Where the other rank has done a part.
-    pub shared: Option<SharedStaging>,
 }
 
 /// An operation that can be waited for.
@@ -162,9 +159,6 @@ impl Operation {
             return None;
         }
         let verified = held.verified.as_ref().map_or(Ok(()), |verified| verified.wait());
-        if held.shared.is_some_and(|staging| !staging.is_whole()) {
-            slot.fail(SlotStatus::PeerGone, "");
-        }
         let outcome = self.outcome.get_or_init(|| {
             let read = OperationOutcome::read(slot, self.messenger.mailboxes.envelope(slot));
             OperationOutcome { result: read.result.and(verified), ..read }
@@ -223,15 +217,11 @@ impl Operation {
         let own = self.messenger.mailboxes.own(self.slot);
         let flag = kept.flag(own);
         if flag.load(Ordering::Acquire) == 0 {
-            own.decline();
             let signal = Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 };
             let by = open.context().config().signal_wait.unwrap_or(SignalWait::Operation);
-            let marker = self.messenger.wait_apart_from_halves(|| {
-                backend.stream_wait_signals(stream, &[signal], by)?;
-                // Without a marker nobody knows when the stream has passed: the flag stays up.
-                open.mark(stream).inspect_err(|_| kept.is_torn = true)
-            })?;
-            kept.markers.push(marker);
+            backend.stream_wait_signals(stream, &[signal], by)?;
+            // Without a marker nobody knows when the stream has passed: the flag stays up.
+            kept.markers.push(open.mark(stream).inspect_err(|_| kept.is_torn = true)?);
         }
         Ok(())
     }

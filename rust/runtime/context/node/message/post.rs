@@ -309,7 +309,6 @@ impl Messenger {
         let (bytes, buffer, is_buffered) = (place.bytes, place.slot_buffer(), place.is_buffered());
         let preparation = Preparation { peer, tag, mask, bytes, buffer, metadata, is_send, is_buffered };
         self.mailboxes.own(slot).prepare(self.mailboxes.rank(), &preparation);
-        self.shares.note_memory(slot, place);
         Ok(Kept { slot, bounce, is_buffered, ..Kept::default() })
     }
 
