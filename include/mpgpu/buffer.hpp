@@ -27,7 +27,7 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     buffer(const context &ctx, device where, std::size_t size, on_error failed = {})
         : buffer(mp_alloc, ctx, where, size, failed) {}
 
-    /// The same in memory that other processes can map, whatever its size: `mp_alloc_shared` says more. Throws
+    /// The same in memory that other processes can map: `mp_alloc_shared` says more. Throws
     /// `not_supported` too.
     [[nodiscard]] static buffer shared(const context &ctx, device where, std::size_t size, on_error failed = {}) {
         return buffer(mp_alloc_shared, ctx, where, size, failed);

@@ -397,8 +397,8 @@ typedef struct {
     uint8_t bytes[128];
 } mp_memory_handle_t;
 
-/// A signal: a counter of 64 bits in memory of `mp_alloc`, or in imported memory, and a value that it is raised to or
-/// waited for. On CUDA that memory is host memory, of `mp_alloc_shared` or of an allocation of less than 4 MiB.
+/// A signal: a counter of 64 bits in memory of a context, or in imported memory, and a value that it is raised to or
+/// waited for. On CUDA that memory is host memory of `mp_signal_alloc` or `mp_alloc_shared`.
 typedef struct {
     /// Aligned to 8 bytes. Set it to a first value before others know of it; one of `mp_signal_alloc` stands at 0.
     uint64_t *counter;
@@ -649,8 +649,8 @@ mp_status_t mp_context_statistics(mp_context_t context, mp_statistics_t *statist
 mp_status_t mp_context_device_statistics(mp_context_t context, int32_t device, mp_device_statistics_t *statistics);
 
 /// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly
-/// (pinned; on CUDA larger buffers are spread over the sockets, docs/guide/gpus.md). `*memory` is aligned to at least 256
-/// bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
+/// (pinned; on CUDA larger buffers are spread over the sockets, docs/guide/gpus.md). Other processes can map that of a GPU;
+/// host memory for them is `mp_alloc_shared`'s. `*memory` is aligned to at least 256 bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
 /// destroyed. On the host backend a GPU's memory is host memory and can be read and written by the program; on CUDA it
 /// cannot. Any thread.
 ///
@@ -661,11 +661,10 @@ mp_status_t mp_alloc(mp_context_t context,
                      uint64_t bytes,
                      void **memory);
 
-/// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`), whatever its size. `mp_alloc` gives out host
-/// memory that can be shared below 4 MiB only, because on CUDA larger buffers are in huge pages, which few systems give to
-/// memory that processes share. Host memory is zero, and each allocation of it takes a file descriptor; on CUDA, from
-/// 4 MiB on, its pages are resident when the call returns, spread over the sockets or on the NUMA node of the host domain
-/// `device`. Freed by `mp_free`. Any thread.
+/// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`). Of host memory they can map no other: that of
+/// `mp_alloc` is in huge pages on CUDA, which few systems give to memory that processes share. Host memory is zero, and each
+/// allocation of it takes a file descriptor; on CUDA, from 4 MiB on, its pages are resident when the call returns, spread
+/// over the sockets or on the NUMA node of the host domain `device`. Freed by `mp_free`. Any thread.
 ///
 /// Errors: as `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` where the system gives no memory file, or no descriptor is left for
 /// it (`ulimit -n`).
@@ -938,9 +937,8 @@ mp_status_t mp_context_probed(mp_context_t context,
 /// Describes `bytes` bytes from `pointer` on for other processes of the node, which map them with `mp_memory_import`.
 ///
 /// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
-/// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`; on CUDA host memory of
-/// `mp_alloc_shared`, or of `mp_alloc` below 4 MiB. Of a range that `cuMemMap` has mapped from several chunks each chunk is an
-/// allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
+/// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. Host memory is of
+/// `mp_alloc_shared`. Of a range that `cuMemMap` has mapped from several chunks each chunk is an allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
 /// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
 /// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
 /// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The handle is a key: any process
@@ -1148,7 +1146,7 @@ mp_status_t mp_node_destroy(mp_node_t node);
 /// which is the memory that transfers may name, and the transfers that it sends or receives; each transfer is handed in
 /// by one of its two ranks. All ranks hold the same plan, and each executes its part by `mp_execute`.
 ///
-/// A window lies on a device of the node, or in host memory of `mp_alloc`; ordinary host memory may be moved by its own
+/// A window lies on a device of the node, or in host memory of `mp_alloc_shared`; other host memory may be moved by its own
 /// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
 /// only; the memory must stay allocated until the plan is destroyed here. `options` must be the same on all
 /// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`. Its
@@ -1272,9 +1270,9 @@ mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 /// stay as it is until the request has ended; the request belongs to the caller, and may be NULL.
 ///
 /// Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Memory of a
-/// GPU and host memory of `mp_alloc` is read by whoever moves the bytes; such a send ends when the bytes were received.
-/// Ordinary host memory, host memory that other processes cannot map, and host messages of up to 1 KiB are copied to
-/// memory of the library in stream order, and the send ends then.
+/// GPU and host memory of `mp_alloc_shared` is read by whoever moves the bytes; such a send ends when the bytes were
+/// received. Other host memory, and host messages of up to 1 KiB, are copied to memory of the library in stream order, and
+/// the send ends then.
 ///
 /// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
 /// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's

@@ -51,7 +51,7 @@ def host(domain: int = 0) -> int:
     return HOST - domain
 
 
-class Context:
+class Context(_library.Owner):
     """A machine, a backend, and what is kept between calls: plans, staging memory, internal streams.
 
     Several may exist; they share nothing. Any thread may use one. A context lives as long as anything that was made with it. What goes
@@ -247,7 +247,7 @@ def _typestr(dtype: Any) -> str:
     raise ArgumentError(f"dtype={dtype!r}: must be a name such as 'uint8' or 'float32', or a NumPy type", argument="dtype")
 
 
-class Buffer:
+class Buffer(_library.Owner):
     """Memory of a context, as a contiguous array: on a GPU, or on the host where GPUs reach it (pinned).
 
     Its contents are undefined at first. NumPy, CuPy, torch and Numba take it without a copy (``numpy.asarray(buffer)``), and keep it.
@@ -258,7 +258,7 @@ class Buffer:
         shape: number of elements, or one for each dimension.
         dtype: type of the elements: a name such as ``"float32"``, or a NumPy type.
         device: a GPU from 0 up, or a host domain: ``HOST``, ``host(1)``.
-        shared: whether other processes can map it whatever its size, as windows of node plans.
+        shared: whether other processes can map it, as windows of node plans. Of host memory they can map no other.
         context: whose memory; by default that of :func:`default_context`.
 
     Raises:

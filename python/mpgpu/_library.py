@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import operator
 import os
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn, SupportsIndex
 
 from ._native import ffi as _ffi  # made by maturin of include/mpgpu/mpgpu.h (python/build.rs)
 from ._native import lib as _lib
+from ._words import in_python
 from .errors import BY_STATUS, Error
 
 ffi: Any = _ffi
@@ -42,6 +43,18 @@ SIGNAL_WAIT = {
 }
 
 
+class Owner:
+    """What owns something of the library, which goes with it: there is one of each, and no copy whose end would be the end of both."""
+
+    __slots__ = ()
+
+    # What `copy.copy`, `copy.deepcopy` and `pickle` all come to.
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"mpgpu.{type(self).__name__} cannot be copied or pickled: it owns what goes with it; share the object, or make another one"
+        )
+
+
 def version() -> str:
     """Version of the library, ``0.1.0`` say."""
     return string(lib.mp_version_string())
@@ -56,7 +69,7 @@ def failure(status: int) -> Error:
     info = sized("mp_error_info_t *")
     message, driver_code, argument = "", 0, None
     if lib.mp_last_error_info(info) == 0 and info.status == status:
-        message = string(info.message) if info.message != NULL else ""
+        message = in_python(string(info.message)) if info.message != NULL else ""
         driver_code = int(info.driver_code)
         argument = string(info.argument) if info.argument != NULL else None
     name = string(lib.mp_status_string(status))

@@ -235,7 +235,7 @@ def _place(context: Context, memory: Memory, stream: Any, settles: bool = True) 
     return _cast(_STREAM, number), make_current(device) if device is not None else None
 
 
-class Messenger:
+class Messenger(_library.Owner):
     """Messages with tags between the ranks of a node, matched by MPI's rules; all ranks make it together, with the same options.
 
     Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Those of different
@@ -292,7 +292,7 @@ class Messenger:
         Raises:
             ArgumentError. PeerGone. QueueFull: too many operations or messages are under way, and nothing was sent.
         """
-        rank, tag = _library.number("rank", rank, 2**32 - 1), _library.number("tag", tag, _CHANNEL - 1)
+        rank, tag = _library.number("rank", rank, self.ranks - 1), _library.number("tag", tag, _CHANNEL - 1)
         if type(metadata) is not bytes:
             try:
                 metadata = bytes(memoryview(metadata))
@@ -314,13 +314,13 @@ class Messenger:
             As :meth:`send`.
         """
         tag, mask = _tags(tag, mask)
-        return self._receive(x, _rank(rank), tag, mask, stream, True)
+        return self._receive(x, self._rank(rank), tag, mask, stream, True)
 
     def probe(self, rank: int = ANY, tag: int = ANY, *, mask: int = _CHANNEL - 1) -> MessageInfo | None:
         """The message that a receive of this kind would take now, if there is one. Leaves it where it is."""
         tag, mask = _tags(tag, mask)
         info, found, metadata = sized("mp_message_info_t *"), _new(_INT), _new(_METADATA)
-        check(lib.mp_message_probe(self._handle, _rank(rank), tag, mask, found, info, metadata, len(metadata)))
+        check(lib.mp_message_probe(self._handle, self._rank(rank), tag, mask, found, info, metadata, len(metadata)))
         if not found[0]:
             return None
         return MessageInfo(info.rank, info.tag, info.bytes, bytes(ffi.buffer(metadata, info.metadata_bytes)))
@@ -369,6 +369,9 @@ class Messenger:
             raise failure(status)
         return message
 
+    def _rank(self, rank: int) -> int:
+        return rank if rank == ANY else _library.number("rank", rank, self.ranks - 1)
+
     def __repr__(self) -> str:
         return f"<mpgpu.Messenger: rank {self.rank} of {self.ranks}>"
 
@@ -379,17 +382,13 @@ def _check_owner(context: Context, memory: Memory) -> None:
     _check_memory(context, memory, "x")
 
 
-def _rank(rank: int) -> int:
-    return rank if rank == ANY else _library.number("rank", rank, 2**31 - 1)
-
-
 def _tags(tag: int, mask: int) -> tuple[int, int]:
     """Tag and mask as the library takes them: never those of channels."""
     mask = _library.number("mask", mask, _CHANNEL - 1)
     return (0, _CHANNEL) if tag == ANY else (_library.number("tag", tag, _CHANNEL - 1), mask | _CHANNEL)
 
 
-class Channel:
+class Channel(_library.Owner):
     """A channel to another rank, or to this one: what one end sends the other receives, in order.
 
         channel = mpgpu.Channel(node, rank)

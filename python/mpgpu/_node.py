@@ -55,7 +55,7 @@ class NodePlan(Plan):
         raise TypeError("a plan of a node is made by Node.plan, on all ranks together")
 
 
-class Node:
+class Node(_library.Owner):
     """Processes of one machine that plan together, each with a context of its own; all make it together.
 
     Ranks find each other by one of

@@ -70,7 +70,7 @@ class PlanInfo(NamedTuple):
     """One execution while nobody else of the node copies through host memory."""
 
 
-class Request:
+class Request(_library.Owner):
     """One execution of a plan, which can be waited for.
 
     Holds the plan and with it all memory that the execution needs. If it is dropped before the execution has finished, the context holds
@@ -230,7 +230,7 @@ def _check_memory(context: Context, memory: Memory, name: str) -> None:
         )
 
 
-class Plan:
+class Plan(_library.Owner):
     """A plan for a batch of copies, made once and executed any number of times.
 
     ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into the ``dst`` beside it. Types and shapes are not looked at, sizes are.

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Callable
 
 from ._dropped import collect, held
-from ._library import NULL, check, device_number, ffi, lib, whole
+from ._library import NULL, Owner, check, device_number, ffi, lib, whole
 
 if TYPE_CHECKING:
     from ._context import Context
@@ -20,7 +20,7 @@ LAST_DEFAULT = 2
 _cast = ffi.cast
 
 
-class Stream:
+class Stream(Owner):
     """A stream of a context: what is enqueued in it runs in order, and in no order with other streams.
 
     On CUDA ``int(stream)`` is a ``cudaStream_t``, and ``__cuda_stream__`` hands it to others. Destroyed with the last reference; what was

@@ -34,9 +34,13 @@ impl Failure {
         Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, message)
     }
 
-    /// An engine error in a call whose parameter of this name is at fault, if any is.
+    /// An engine error in a call whose parameter of this name is at fault, if any is and neither context nor device.
     pub fn blame(argument: &'static CStr) -> impl FnOnce(Error) -> Failure {
-        move |error| Failure { argument: Some(argument), ..Failure::from(error) }
+        move |error| {
+            let failure = Failure::from(error);
+            let argument = failure.argument.filter(|own| [c"context", c"device"].contains(own)).or(Some(argument));
+            Failure { argument, ..failure }
+        }
     }
 
     fn panic(payload: Box<dyn Any + Send>) -> Self {

@@ -10,8 +10,8 @@ use mpgpu_runtime::context::{Context, Error};
 use std::ffi::c_void;
 
 /// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly
-/// (pinned; on CUDA larger buffers are spread over the sockets, docs/guide/gpus.md). `*memory` is aligned to at least 256
-/// bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
+/// (pinned; on CUDA larger buffers are spread over the sockets, docs/guide/gpus.md). Other processes can map that of a GPU;
+/// host memory for them is `mp_alloc_shared`'s. `*memory` is aligned to at least 256 bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
 /// destroyed. On the host backend a GPU's memory is host memory and can be read and written by the program; on CUDA it
 /// cannot. Any thread.
 ///
@@ -22,11 +22,10 @@ pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64
     allocate(context, bytes, memory, |context| context.allocate(DeviceId(device), bytes))
 }
 
-/// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`), whatever its size. `mp_alloc` gives out host
-/// memory that can be shared below 4 MiB only, because on CUDA larger buffers are in huge pages, which few systems give to
-/// memory that processes share. Host memory is zero, and each allocation of it takes a file descriptor; on CUDA, from
-/// 4 MiB on, its pages are resident when the call returns, spread over the sockets or on the NUMA node of the host domain
-/// `device`. Freed by `mp_free`. Any thread.
+/// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`). Of host memory they can map no other: that of
+/// `mp_alloc` is in huge pages on CUDA, which few systems give to memory that processes share. Host memory is zero, and each
+/// allocation of it takes a file descriptor; on CUDA, from 4 MiB on, its pages are resident when the call returns, spread
+/// over the sockets or on the NUMA node of the host domain `device`. Freed by `mp_free`. Any thread.
 ///
 /// Errors: as `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` where the system gives no memory file, or no descriptor is left for
 /// it (`ulimit -n`).

@@ -45,7 +45,7 @@ fn pattern(rank: i32, tag: u64, mask: u64) -> Result<Pattern, Failure> {
         MP_ANY_RANK => None,
         _ => Some(
             u32::try_from(rank)
-                .map_err(|_| Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or -1 (MP_ANY_RANK)")))?,
+                .map_err(|_| Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or MP_ANY_RANK")))?,
         ),
     };
     Ok(Pattern { source, tag, mask })
@@ -138,9 +138,9 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
 /// stay as it is until the request has ended; the request belongs to the caller, and may be NULL.
 ///
 /// Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Memory of a
-/// GPU and host memory of `mp_alloc` is read by whoever moves the bytes; such a send ends when the bytes were received.
-/// Ordinary host memory, host memory that other processes cannot map, and host messages of up to 1 KiB are copied to
-/// memory of the library in stream order, and the send ends then.
+/// GPU and host memory of `mp_alloc_shared` is read by whoever moves the bytes; such a send ends when the bytes were
+/// received. Other host memory, and host messages of up to 1 KiB, are copied to memory of the library in stream order, and
+/// the send ends then.
 ///
 /// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
 /// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's

@@ -75,7 +75,7 @@ pub unsafe extern "C" fn mp_node_create(
         let (mut devices, mut socket) = (Vec::new(), None);
         if let Some(options) = &options {
             devices =
-                array(options.devices, options.device_count, c"options", c"device_count")?.iter().map(|device| DeviceId(*device)).collect();
+                array(options.devices, options.device_count, c"devices", c"device_count")?.iter().map(|device| DeviceId(*device)).collect();
             socket = text(options.socket, c"socket")?;
         }
         let made = match (allgather, socket) {
@@ -105,7 +105,7 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 /// which is the memory that transfers may name, and the transfers that it sends or receives; each transfer is handed in
 /// by one of its two ranks. All ranks hold the same plan, and each executes its part by `mp_execute`.
 ///
-/// A window lies on a device of the node, or in host memory of `mp_alloc`; ordinary host memory may be moved by its own
+/// A window lies on a device of the node, or in host memory of `mp_alloc_shared`; other host memory may be moved by its own
 /// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
 /// only; the memory must stay allocated until the plan is destroyed here. `options` must be the same on all
 /// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`. Its

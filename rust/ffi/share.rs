@@ -16,9 +16,8 @@ const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 /// Describes `bytes` bytes from `pointer` on for other processes of the node, which map them with `mp_memory_import`.
 ///
 /// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
-/// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`; on CUDA host memory of
-/// `mp_alloc_shared`, or of `mp_alloc` below 4 MiB. Of a range that `cuMemMap` has mapped from several chunks each chunk is an
-/// allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
+/// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. Host memory is of
+/// `mp_alloc_shared`. Of a range that `cuMemMap` has mapped from several chunks each chunk is an allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
 /// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
 /// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
 /// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The handle is a key: any process
@@ -158,7 +157,7 @@ pub unsafe extern "C" fn mp_memory_adopt(
         }
         let device = DeviceId(device);
         if device.is_host() {
-            return Err(Failure::invalid(c"device", format!("device={}: must be a GPU", device.0)));
+            return Err(Failure::invalid(c"device", format!("{} is no GPU, and CUDA IPC maps memory of GPUs alone", device.in_words())));
         }
         let [payload] = array(ipc_handle.cast::<[u8; 64]>(), 1, c"ipc_handle", c"ipc_handle")? else {
             return Err(Failure::invalid(c"ipc_handle", "ipc_handle is NULL"));

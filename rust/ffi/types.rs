@@ -475,8 +475,8 @@ pub struct mp_memory_handle_t {
     pub bytes: [u8; 128],
 }
 
-/// A signal: a counter of 64 bits in memory of `mp_alloc`, or in imported memory, and a value that it is raised to or
-/// waited for. On CUDA that memory is host memory, of `mp_alloc_shared` or of an allocation of less than 4 MiB.
+/// A signal: a counter of 64 bits in memory of a context, or in imported memory, and a value that it is raised to or
+/// waited for. On CUDA that memory is host memory of `mp_signal_alloc` or `mp_alloc_shared`.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_signal_t {

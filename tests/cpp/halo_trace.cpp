@@ -35,8 +35,7 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     const halo_test::part mine(ctx, g, world_rank, {8, 4});
     const mpgpu::stream stream(ctx, mine.where());
     const mpgpu::stream opener(ctx, mine.where());
-    mpgpu::buffer<std::uint64_t> gate(ctx, mpgpu::device::host(), 1);
-    *gate.data() = 0;
+    mpgpu::signal_counters gate(ctx, 1);
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
     how.pushed = pushed;

@@ -122,7 +122,7 @@ void devices_are_known_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node
 void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     // Rank 0 offers nothing, rank 1 what cannot be exported.
     std::vector<double> ordinary(4);
-    mpgpu::buffer<double> memory(ctx, mpgpu::device::host(), 4);
+    auto memory = mpgpu::buffer<double>::shared(ctx, mpgpu::device::host(), 4);
     mpgpu::device_span<double> mine = memory;
     if (rank == 0) {
         mine = {{}, mpgpu::device::host()};
@@ -143,7 +143,7 @@ void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const
 void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     const auto ranks = static_cast<std::size_t>(node.size());
     const auto mine = static_cast<std::size_t>(rank) + 1;
-    mpgpu::buffer<int> memory(ctx, mpgpu::device::host(), mine * ranks);
+    auto memory = mpgpu::buffer<int>::shared(ctx, mpgpu::device::host(), mine * ranks);
     mpgpu::buffer<int> source(ctx, mpgpu::device::host(), ranks + 1);
     std::vector<int> ordinary(4);
     std::vector<mpgpu::device_span<int>> ranges;

@@ -56,7 +56,7 @@ fn freeing_waits_for_work_in_streams_of_the_library_and_of_others() {
 /// A context, and a counter of its own that a peer has mapped.
 fn with_peer() -> (Context, u64, Peer) {
     let context = context(None, |_| {});
-    let counter = context.allocate(DeviceId::HOST, 16).expect("memory");
+    let counter = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
     host_words(counter, 2).fill(0);
     let mut peer = Peer::start();
     let imported = peer.ask(&format!("import {}", export(&context, counter, 16)));
@@ -206,7 +206,7 @@ fn memory_goes_while_streams_work() {
     set_device(0);
     let foreign = StreamHandle(foreign_stream().addr());
     let [own, away] = [GPU0, GPU1].map(|gpu| context.create_stream(gpu).expect("a stream"));
-    let counter = context.allocate(DeviceId::HOST, 16).expect("memory");
+    let counter = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
     host_words(counter, 2).fill(0);
     let mut value = 0;
     for (name, stream) in [("own", own), ("another GPU's", away), ("foreign", foreign), ("the default", StreamHandle(0))] {

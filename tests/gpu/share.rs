@@ -123,7 +123,7 @@ fn child_obeys() {
             },
             // Counters of this process, zeroed, for the other to raise.
             "counters" => {
-                let address = context.allocate(DeviceId::HOST, 16).expect("memory");
+                let address = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
                 host_words(address, 2).fill(0);
                 own.push(address);
                 export(&context, address, 16)
@@ -195,7 +195,7 @@ fn a_peer_puts(wait: SignalWait, engine: Engine) {
     // In the middle of an allocation, so that offsets count.
     let whole = context.allocate(GPU0, BYTES + 8192).expect("memory");
     let inbox = whole + 4096;
-    let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
+    let counters = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
     host_words(counters, 2).fill(0);
     let seen = context.allocate(DeviceId::HOST, rounds() * 512).expect("memory");
     host_words(seen, rounds() as usize * 64).fill(0);
@@ -229,7 +229,7 @@ fn signals_go_round_between_two_processes() {
 fn signals_go_round(wait: SignalWait, engine: Engine) {
     let context = waiting(wait, engine);
     let mut peer = Peer::waiting(wait);
-    let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
+    let counters = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
     host_words(counters, 2).fill(0);
     let (theirs, _) = {
         peer.ask(&format!("import {}", export(&context, counters, 16)));
@@ -260,7 +260,7 @@ fn a_stream_that_waits_for_a_peer_that_was_killed_goes_on() {
 fn a_killed_peer(wait: SignalWait, engine: Engine) {
     let context = waiting(wait, engine);
     let mut peer = Peer::waiting(wait);
-    let counters = context.allocate(DeviceId::HOST, 16).expect("memory");
+    let counters = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
     host_words(counters, 2).fill(0);
     peer.ask(&format!("import {}", export(&context, counters, 16)));
     let stream = context.create_stream(GPU0).expect("a stream");
@@ -315,7 +315,7 @@ fn a_stream_goes_on_after_a_killed_peer_though_another_raises_the_same_counter_t
 fn set_back(wait: SignalWait, engine: Engine) {
     let context = waiting(wait, engine);
     let mut peer = Peer::waiting(wait);
-    let [counter, gate] = [16, 16].map(|bytes| context.allocate(DeviceId::HOST, bytes).expect("memory"));
+    let [counter, gate] = [16, 16].map(|bytes| context.allocate_shared(DeviceId::HOST, bytes).expect("memory"));
     // SAFETY: pinned host memory that lives until the end of this test, read and written as GPUs and other processes do.
     let atomic = |address: u64| unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) };
     for address in [counter, gate] {

@@ -100,6 +100,7 @@ REFUSED = [
     (lambda: mpgpu.Plan([]).execute(12345), ValueError, r"12345 is not a stream of this context"),
     (lambda: mpgpu.Stream(99), ValueError, r"device 99 does not exist: this context has GPUs 0 to 7"),
     (lambda: mpgpu.empty(4, device=99), ValueError, r"device 99 does not exist"),
+    (lambda: mpgpu.empty(4, device=-9), ValueError, r"mpgpu\.host\(8\) does not exist: this context has GPUs 0 to 7 and mpgpu\.HOST"),
     (lambda: mpgpu.empty(-4), ValueError, r"shape=-4: must not be negative"),
     (lambda: mpgpu.empty((2, -4)), ValueError, r"shape=\(2, -4\): must not be negative"),
     (lambda: mpgpu.empty(4, "float31"), ValueError, r"dtype='float31': must be a name such as 'uint8' or 'float32'"),
@@ -126,7 +127,15 @@ REFUSED = [
     (lambda: mpgpu.Node(rank=0, ranks=1), TypeError, r"either an allgather or a socket"),
     (lambda: mpgpu.Node(object(), rank=0), TypeError, r"comm says rank, ranks and allgather"),
     (lambda: mpgpu.Node(rank=2, ranks=1, allgather=lambda x: x), ValueError, r"rank"),
+    (
+        lambda: mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own], devices=[mpgpu.HOST]),
+        mpgpu.ArgumentError,
+        r"^mpgpu\.HOST is no GPU",
+    ),
     (lambda: mpgpu.NodePlan(), TypeError, r"made by Node\.plan"),
+    (lambda: CHANNEL._messenger.send(A, mpgpu.ANY), ValueError, r"rank=-1: must be from 0 to 0"),
+    (lambda: CHANNEL._messenger.receive(writable(), 5), ValueError, r"rank=5: must be from 0 to 0"),
+    (lambda: CHANNEL._messenger.probe(-7), ValueError, r"rank=-7: must be from 0 to 0"),
 ]
 
 

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import functools
 import gc
+import importlib.util
 import os
+import pickle
+import pkgutil
 import subprocess
 import sys
 import weakref
@@ -277,3 +283,56 @@ print("end")
     # The library reads no variable of that name.
     result = subprocess.run([sys.executable, "-c", program], env={**os.environ, "HELD": held}, capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
+
+
+def every_class():
+    """All classes that the package defines."""
+    for module in pkgutil.iter_modules(mpgpu.__path__, "mpgpu."):
+        if module.name not in ("mpgpu._native", "mpgpu.torch") or (module.name == "mpgpu.torch" and importlib.util.find_spec("torch")):
+            for found in vars(importlib.import_module(module.name)).values():
+                if isinstance(found, type) and found.__module__ == module.name:
+                    yield found
+
+
+# What owns nothing of the library. Whoever adds a class adds it here, or makes it one that is not copied.
+PLAIN = {"Current", "Memory", "Owner", "_Freed", "_Gathering", "_Nothing", "_Waiting"}
+OWNERS = sorted(
+    {
+        found
+        for found in every_class()
+        if not issubclass(found, (tuple, BaseException, ctypes.Structure)) and (found.__name__ not in PLAIN or hasattr(found, "__del__"))
+    },
+    key=lambda found: found.__name__,
+)
+
+
+def test_the_classes_that_own_something_are_found():
+    known = {"Buffer", "Channel", "Context", "Message", "Messenger", "Node", "NodePlan", "Plan", "Receive", "Request", "Stream"}
+    assert known <= {found.__name__ for found in OWNERS}
+
+
+@pytest.mark.parametrize("kind", OWNERS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, *(functools.partial(pickle.dumps, protocol=number) for number in range(pickle.HIGHEST_PROTOCOL + 1))],
+)
+def test_what_owns_something_of_the_library_is_not_duplicated(kind, duplicate):
+    with pytest.raises(TypeError, match=rf"mpgpu\.{kind.__name__} cannot be copied or pickled"):
+        duplicate(object.__new__(kind))
+
+
+def test_an_object_works_after_a_copy_of_it_was_refused(context):
+    own = mpgpu.Context("host", topology="beluga")
+    a, b, stream = own.empty(100), own.empty(100), mpgpu.Stream(0, context=own)
+    a.numpy()[:] = 5
+    plan = mpgpu.Plan([(b, a)])
+    request = plan.execute(stream)
+    node = mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own], context=own)
+    channel = mpgpu.Channel(node, 0)
+    for each in (own, a, a[2:5], stream, plan, request, node, channel, node._messenger, channel.send(a)):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copy.copy(each)
+    gc.collect()
+    request.wait()
+    plan.execute(stream).wait()
+    assert (b.numpy() == 5).all()

@@ -103,6 +103,17 @@ def one_is_refused(rank, ranks, pipes, _):
         node.plan([mpgpu.empty(10, device=rank)], moved)
 
 
+def host_memory_is_not_shared(rank, ranks, pipes, _):
+    """Host memory that others are to reach is asked for as such, whatever its size, and the refusal says how."""
+    node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    for size in (10, 5 << 20):
+        window = mpgpu.empty(size, shared=rank == 0)
+        with pytest.raises(mpgpu.NotSupported, match=r"mpgpu\.empty\(…, shared=True\)"):
+            node.plan([window], [((1, 0), (0, 0), 10)] if rank == 0 else [])
+    # And the node is good for the next plan.
+    ring(node, 100, rank)
+
+
 def allgather_fails(rank, ranks, pipes, _):
     """An exception of the allgather is the cause of what the call raises."""
 
@@ -175,7 +186,9 @@ def test_ranks_that_plan_together_receive_every_byte_of_every_step(scenario, ran
     start(ranks, scenario, tmp_path)
 
 
-@pytest.mark.parametrize("scenario", [by_pipes_on_the_host, joined, one_is_wrong, one_is_refused, allgather_fails])
+@pytest.mark.parametrize(
+    "scenario", [by_pipes_on_the_host, joined, one_is_wrong, one_is_refused, host_memory_is_not_shared, allgather_fails]
+)
 def test_two_ranks(scenario, tmp_path):
     start(2, scenario, tmp_path)
 

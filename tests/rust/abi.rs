@@ -542,12 +542,13 @@ fn unknown_devices_are_refused() {
     // SAFETY: the outputs are valid for the call.
     ok(unsafe { mp_context_device_count(node.context, &mut gpus, &mut hosts) });
     assert_eq!(gpus, 4);
-    for device in [gpus, -1 - hosts, i32::MAX, i32::MIN] {
+    let named = ["device 4", "MP_DEVICE_HOST_NUMA(1)", "device 2147483647", "MP_DEVICE_HOST_NUMA(2147483647)"];
+    for (device, name) in [gpus, -1 - hosts, i32::MAX, i32::MIN].into_iter().zip(named) {
         let (mut memory, mut stream, mut held) = (poison(), poison(), device_statistics());
         // SAFETY: the outputs are valid for the calls.
         unsafe {
             let message = refused(mp_alloc(node.context, device, 8, &mut memory), MP_ERROR_INVALID_DEVICE);
-            assert!(message.starts_with(&format!("device {device} does not exist: this context has GPUs 0 to 3")), "{message}");
+            assert!(message.starts_with(&format!("{name} does not exist: this context has GPUs 0 to 3")), "{message}");
             refused(mp_stream_create(node.context, device, &mut stream), MP_ERROR_INVALID_DEVICE);
             refused(mp_context_device_statistics(node.context, device, &mut held), MP_ERROR_INVALID_DEVICE);
             refused(mp_device_uuid(node.context, device, [0_u8; 16].as_mut_ptr()), MP_ERROR_INVALID_DEVICE);
@@ -559,7 +560,7 @@ fn unknown_devices_are_refused() {
         for bytes in [8, 0] {
             let (status, plan) = node.try_plan(&[transfer(a, 0, a, 0, 0), transfer(a, device, a, 0, bytes)], poison());
             let message = refused(status, MP_ERROR_INVALID_DEVICE);
-            assert!(message.starts_with(&format!("transfer 1: destination device {device} does not exist")), "{message}");
+            assert!(message.starts_with(&format!("transfer 1: destination {name} does not exist")), "{message}");
             assert_eq!(plan.addr(), poison::<u8>().addr());
         }
         node.free(a);
@@ -693,7 +694,7 @@ fn ranges_outside_their_allocation_are_refused() {
         (transfer(b, 1, a.wrapping_add(1), 0, 4096), format!("transfer 0: source {:p} (4096 bytes) runs out", a.wrapping_add(1))),
         (transfer(b, 1, outside, 0, 8), format!("transfer 0: source {outside:p} (8 bytes) is not memory of device 0")),
         (transfer(a, 1, b, 1, 8), format!("transfer 0: destination {a:p} (8 bytes) lies in memory of device 0")),
-        (transfer(h, 1, a, 0, 8), format!("transfer 0: destination {h:p} (8 bytes) lies in memory of device -1")),
+        (transfer(h, 1, a, 0, 8), format!("transfer 0: destination {h:p} (8 bytes) lies in memory of MP_DEVICE_HOST")),
         (transfer(a, MP_DEVICE_HOST, b, 1, 8), "transfer 0: destination".to_owned()),
         (transfer(h, MP_DEVICE_HOST, b, 1, 4097), "transfer 0: destination".to_owned()),
         (transfer(b, 1, null(), 0, 8), "transfer 0: source is null, but 8 bytes are to be moved".to_owned()),
@@ -713,6 +714,38 @@ fn ranges_outside_their_allocation_are_refused() {
     let message = refused(node.try_plan(&[transfer(b, 1, a, 0, 8), cases[3].0], poison()).0, MP_ERROR_INVALID_POINTER);
     assert!(message.starts_with("transfer 1: source"), "{message}");
     assert!(own.iter().all(|byte| *byte == 0));
+    node.still_works();
+}
+
+#[test]
+fn numbers_that_the_header_names_are_named_in_messages() {
+    let node = Node::new(c"beluga");
+    let (mut memory, mut ranks, mut messenger) = (null_mut(), null_mut(), null_mut());
+    for (device, name) in [(MP_DEVICE_AUTO, "MP_DEVICE_AUTO"), (-5, "MP_DEVICE_HOST_NUMA(4)"), (9, "device 9")] {
+        let expected = format!("{name} does not exist: this context has GPUs 0 to 3 and MP_DEVICE_HOST");
+        // SAFETY: the output is valid for the call.
+        assert_eq!(refused(unsafe { mp_alloc(node.context, device, 8, &mut memory) }, MP_ERROR_INVALID_DEVICE), expected);
+    }
+    let (a, b) = (node.alloc(0, 8), node.alloc(1, 8));
+    let message = refused(node.try_plan(&[transfer(a, 0, b, -5, 8)], null_mut()).0, MP_ERROR_INVALID_DEVICE);
+    assert!(message.starts_with("transfer 0: source MP_DEVICE_HOST_NUMA(4) does not exist"), "{message}");
+    let mut options = mp_node_options_t { size: size_of::<mp_node_options_t>(), devices: null(), device_count: 1, socket: null() };
+    let host = [MP_DEVICE_HOST];
+    for (devices, message) in [(null(), "devices is NULL"), (host.as_ptr(), "MP_DEVICE_HOST is no GPU")] {
+        options.devices = devices;
+        // SAFETY: the output is valid for the call.
+        let status = unsafe { mp_node_create(node.context, 0, 1, None, null_mut(), &options, &mut ranks) };
+        assert_eq!((refused(status, MP_ERROR_INVALID_ARGUMENT).as_str(), last_argument().as_deref()), (message, Some("devices")));
+    }
+    // SAFETY: the outputs are valid for the calls.
+    ok(unsafe { mp_node_create(node.context, 0, 1, None, null_mut(), null(), &mut ranks) });
+    // SAFETY: as above.
+    ok(unsafe { mp_messenger_create(ranks, null(), &mut messenger) });
+    // SAFETY: nothing is sent.
+    let sent = unsafe { mp_send(messenger, null(), 0, MP_ANY_RANK as u32, 0, null(), 0, null_mut(), null_mut()) };
+    assert_eq!(refused(sent, MP_ERROR_INVALID_ARGUMENT), "rank=MP_ANY_RANK: must be below 1, the number of ranks");
+    ok(mp_messenger_destroy(messenger));
+    ok(mp_node_destroy(ranks));
     node.still_works();
 }
 

@@ -378,9 +378,10 @@ impl World {
         let status = unsafe { mp_memory_export(context, std::ptr::without_provenance_mut(base + offset), bytes, &mut handle) };
         // A freed address may lie in the middle of a later, larger allocation.
         let address = base + offset;
-        let live = self.memory.range(..=address).next_back().is_some_and(|(first, (owner, _, held))| {
+        let live = self.memory.range(..=address).next_back().is_some_and(|(first, (owner, device, held))| {
             let left = held.len().saturating_sub(address - first);
-            *owner == context && bytes > 0 && bytes <= left as u64
+            // Host memory of `mp_alloc` is this process's alone.
+            *owner == context && *device >= 0 && bytes > 0 && bytes <= left as u64
         });
         assert_eq!(status == MP_SUCCESS, live, "{status:?}");
         assert!(live || handle.bytes == [GUARD; 128], "an output was written");

@@ -128,7 +128,7 @@ impl Case {
             let device = self.devices[rank as usize];
             let device = if device.is_host() { device } else { own };
             let sizes = self.sizes[rank as usize];
-            let [sent, received] = sizes.map(|bytes| context.allocate(device, bytes.max(1)).expect("memory"));
+            let [sent, received] = sizes.map(|bytes| context.allocate_shared(device, bytes.max(1)).expect("memory"));
             let windows = [Window { address: sent, bytes: sizes[0] }, Window { address: received, bytes: sizes[1] }];
             let mine: Vec<NodeTransfer> = self.transfers.iter().filter(|t| t.src.rank == rank).copied().collect();
             let plan = node.plan(&windows, &mine, options).expect("a plan");
@@ -357,6 +357,14 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         (windows, transfers, if rank == 1 { PlanOptions { max_paths: Some(1), ..options } } else { options })
     });
     said(&errors, "rank 1: it plans with");
+    let errors = refused(|rank, context| {
+        let (mut windows, transfers, options) = right(rank, context);
+        if rank == 0 {
+            windows[1].address = context.allocate(DeviceId::HOST, 4096).expect("memory");
+        }
+        (windows, transfers, options)
+    });
+    said(&errors, "it is host memory that was not allocated for other processes; allocate it with mp_alloc_shared");
     let ordinary = vec![0_u8; 4096];
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
@@ -365,7 +373,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, "rank 0: transfer 0: ordinary host memory cannot be reached by another rank");
+    said(&errors, "rank 0: transfer 0: ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared");
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
         if rank == 2 {
@@ -396,7 +404,7 @@ fn a_node_is_refused_on_all_ranks_alike() {
         let gpus: &[DeviceId] = if rank == 1 { &[DeviceId::HOST] } else { &[] };
         NodeGroup::new(&context, rank, 2, seat, gpus).expect_err("no GPU").to_string()
     });
-    assert_eq!(errors, ["rank 1: device -1 is no GPU", "device -1 is no GPU"]);
+    assert_eq!(errors, ["rank 1: MP_DEVICE_HOST is no GPU", "MP_DEVICE_HOST is no GPU"]);
     let context = context("beluga", None);
     let meeting = Meeting::new(1);
     let error = NodeGroup::new(&context, 3, 3, Box::new(Seat(meeting, 0)), &[]).expect_err("no such rank");

@@ -287,7 +287,8 @@ fn child_obeys() {
         let answer = match words[0] {
             // alloc DEVICE BYTES SEED
             "alloc" => {
-                let pointer = here().alloc(words[1].parse().expect("a device"), n(2));
+                let device: i32 = words[1].parse().expect("a device");
+                let pointer = if device < 0 { here().alloc_shared(device, n(2)) } else { here().alloc(device, n(2)) };
                 fill(pointer, n(2), n(3));
                 memory.push((pointer, n(2)));
                 format!("0 {}", memory.len() - 1)

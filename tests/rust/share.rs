@@ -34,6 +34,23 @@ fn a_peer_puts_bytes_into_exported_memory_and_nowhere_else() {
 }
 
 #[test]
+fn host_memory_is_shared_where_it_was_allocated_for_that_whatever_its_size() {
+    let node = Node::new(c"summit");
+    for bytes in [8, (4 << 20) - 1, 4 << 20, (4 << 20) + 1] {
+        for device in [MP_DEVICE_HOST, MP_DEVICE_HOST - 1] {
+            let (own, mut handle) = (node.alloc(device, bytes), mp_memory_handle_t { bytes: [0; 128] });
+            // SAFETY: memory of this size, and an output.
+            let status = unsafe { mp_memory_export(node.context, own.cast(), bytes as u64, &mut handle) };
+            let why = refused(status, MP_ERROR_NOT_SUPPORTED);
+            assert!(why.contains("mp_alloc_shared"), "{bytes}: {why}");
+            export(&node, node.alloc_shared(device, bytes), bytes);
+        }
+        export(&node, node.alloc(0, bytes), bytes);
+        export(&node, node.alloc_shared(0, bytes), bytes);
+    }
+}
+
+#[test]
 fn a_plan_moves_imported_memory_of_every_device_in_both_directions() {
     let node = Node::new(c"beluga");
     let mut peer = Peer::start();
@@ -464,6 +481,7 @@ fn kernels_get_memory_of_a_gpu_out_of_sight() {
     for (device, expected) in [(4, MP_ERROR_INVALID_DEVICE), (-3, MP_ERROR_INVALID_DEVICE)] {
         let (status, pointer, ..) = import_for(&in_sight, device);
         assert_eq!((status, pointer), (expected, poison()));
+        assert_eq!(last_argument().as_deref(), Some("device"), "the handle is right");
     }
     import_refused(&node, &out_of_sight, MP_ERROR_NOT_SUPPORTED); // for plans
     node.still_works();
@@ -474,6 +492,8 @@ fn every_corrupted_byte_is_noticed() {
     let node = Node::new(c"beluga");
     let memory = node.alloc(0, 4096);
     let handle = export(&node, memory, 4096);
+    let message = import_refused(&node, &mp_memory_handle_t { bytes: [0xa5; 128] }, MP_ERROR_INVALID_ARGUMENT);
+    assert!(message.contains("starts with a5a5a5a5a5a5a5a5: these are not the bytes that mp_memory_export wrote"), "{message}");
     for at in 0..handle.bytes.len() {
         for bit in [1, 0x80] {
             let mut corrupt = handle;

@@ -420,9 +420,12 @@ class plan {
 
     void add_lane(const context &ctx, const detail::schedule &all, int rank, device where) {
         const auto index = static_cast<std::size_t>(rank);
-        lanes_.push_back({rank, stream(ctx, where), event(ctx), memory(ctx, where, all.outbox_bytes[index]),
-                          memory(ctx, where, all.inbox_bytes[index]), launch_function(), launch_function(),
-                          launch_function()});
+        // Other processes reach both.
+        const auto box = [&](std::size_t bytes) {
+            return where.is_host() ? memory::shared(ctx, where, bytes) : memory(ctx, where, bytes);
+        };
+        lanes_.push_back({rank, stream(ctx, where), event(ctx), box(all.outbox_bytes[index]),
+                          box(all.inbox_bytes[index]), launch_function(), launch_function(), launch_function()});
     }
 
     /// Packs, unpacks and transfers. `peers` by rank: those that this process's ranks send to, and all of its own.

@@ -100,12 +100,12 @@ impl Default for Options {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PlanError {
-    #[error("transfer {transfer}: device {} does not exist: this machine has {}", device.0, devices(*gpus, *hosts))]
+    #[error("transfer {transfer}: {} does not exist: this machine has {}", device.in_words(), devices(*gpus, *hosts))]
     InvalidDevice { transfer: usize, device: DeviceId, gpus: u32, hosts: u32 },
     #[error(
-        "transfer {transfer}: no copy engine can move bytes from device {} to device {}, neither directly nor through one other device: \
+        "transfer {transfer}: no copy engine can move bytes from {} to {}, neither directly nor through one other device: \
          give the topology a link between them{}",
-        src.0, dst.0, if *is_free { "" } else { ", or allow the host path and all relays" }
+        src.in_words(), dst.in_words(), if *is_free { "" } else { ", or allow the host path and all relays" }
     )]
     NoRoute { transfer: usize, src: DeviceId, dst: DeviceId, is_free: bool },
     #[error("{name}={value}: must be {least} or more")]

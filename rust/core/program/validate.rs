@@ -47,7 +47,7 @@ pub enum Violation {
     WrongByte { op: u32, transfer: u32, offset: u64, found: u32, found_offset: u64 },
     #[error("byte {offset} of the destination of transfer {transfer} is never written")]
     Missing { transfer: u32, offset: u64 },
-    #[error("{bytes} bytes of staging on device {}, more than the bound of {bound}", device.0)]
+    #[error("{bytes} bytes of staging on {}, more than the bound of {bound}", device.in_words())]
     Staging { device: DeviceId, bytes: u64, bound: u64 },
 }
 

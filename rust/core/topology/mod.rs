@@ -46,6 +46,8 @@ pub struct DeviceId(pub i32);
 impl DeviceId {
     /// The host memory of NUMA domain 0, `MP_DEVICE_HOST` in the C ABI.
     pub const HOST: DeviceId = DeviceId(-1);
+    /// In place of a device, where a call allows it: the one whose memory an address lies in. No machine has a GPU of this number.
+    pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
     /// The GPU with this index.
     pub const fn gpu(index: u32) -> Self {
         DeviceId(index as i32)
@@ -57,6 +59,15 @@ impl DeviceId {
     /// Whether this is host memory.
     pub const fn is_host(self) -> bool {
         self.0 < 0
+    }
+    /// As callers of the C ABI know it, for messages: `device 3`, and where the header has a name for the number, the name.
+    pub fn in_words(self) -> String {
+        match self {
+            DeviceId::HOST => "MP_DEVICE_HOST".to_owned(),
+            DeviceId::AUTO => "MP_DEVICE_AUTO".to_owned(),
+            DeviceId(number) if self.is_host() => format!("MP_DEVICE_HOST_NUMA({})", !number),
+            DeviceId(number) => format!("device {number}"),
+        }
     }
 }
 

@@ -221,11 +221,11 @@ pub(crate) fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64],
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device has no memory left.
-    #[error("device {device}: out of memory: {bytes} bytes asked for")]
+    #[error("{}: out of memory: {bytes} bytes asked for", DeviceId(*device).in_words())]
     #[allow(missing_docs)]
     OutOfMemory { device: i32, bytes: u64 },
     /// There is no such device.
-    #[error("device {0} does not exist on this backend")]
+    #[error("{} does not exist on this backend", DeviceId(*.0).in_words())]
     InvalidDevice(i32),
     /// The address was not given out by this backend, or has been freed.
     #[error("{0:#x} is not the start of an allocation of this context, or was freed already")]
@@ -257,6 +257,9 @@ pub enum BackendError {
     #[allow(missing_docs)]
     Driver { what: String, reason: String, code: i64 },
 }
+
+/// Why other host memory is refused, on every backend.
+pub const HOST_MEMORY_IS_SHARED_BY: &str = "it is host memory that was not allocated for other processes; allocate it with mp_alloc_shared";
 
 /// What has been launched as executable graphs ("execs").
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -303,9 +306,9 @@ pub trait Backend: Send + Sync {
         )))
     }
 
-    /// Memory of `device`, aligned to at least 256 bytes; host memory is pinned where the backend knows the difference.
+    /// Memory of `device`, aligned to at least 256 bytes; host memory is pinned where the backend knows the difference, and this process's alone.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
-    /// The same in a form that other processes can map, whatever its size. Zero where it is host memory. [`BackendError::NotSupported`] where
+    /// The same in a form that other processes can map. Zero where it is host memory. [`BackendError::NotSupported`] where
     /// the system has no such memory.
     fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
     /// Gives memory back. Work that uses it must have finished.

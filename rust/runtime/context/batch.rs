@@ -26,8 +26,8 @@ pub struct Transfer {
 
 impl Transfer {
     /// In place of a device: the one whose memory the address lies in, as the backend knows it. An address that it does not know is
-    /// ordinary host memory. No machine has a GPU of this number.
-    pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
+    /// ordinary host memory.
+    pub const AUTO: DeviceId = DeviceId::AUTO;
 }
 
 /// Which end of a transfer.

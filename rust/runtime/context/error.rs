@@ -5,7 +5,7 @@ use crate::backend::BackendError;
 use crate::ipc;
 use crate::plan::{PlanError, Violation};
 use crate::program::ranks::PartViolation;
-use crate::topology::TopologyError;
+use crate::topology::{DeviceId, TopologyError};
 use crate::tune::TuningError;
 use crate::units::devices;
 
@@ -23,10 +23,10 @@ pub enum Error {
     #[error("{0}")]
     NotSupported(String),
     /// A device of a transfer does not exist.
-    #[error("transfer {transfer}: {end} device {device} does not exist: this context has {}", devices(*gpus, *hosts))]
+    #[error("transfer {transfer}: {end} {} does not exist: this context has {}", DeviceId(*device).in_words(), devices(*gpus, *hosts))]
     UnknownDevice { transfer: usize, end: End, device: i32, gpus: u32, hosts: u32 },
     /// A device of a call does not exist.
-    #[error("device {device} does not exist: this context has {}", devices(*gpus, *hosts))]
+    #[error("{} does not exist: this context has {}", DeviceId(*device).in_words(), devices(*gpus, *hosts))]
     NoSuchDevice { device: i32, gpus: u32, hosts: u32 },
     /// More transfers than a program can number.
     #[error("{0} transfers: one batch holds at most {max}", max = u32::MAX)]
@@ -39,12 +39,14 @@ pub enum Error {
     AddressOverflow { transfer: usize, end: End, address: u64, bytes: u64 },
     /// Memory of a GPU was expected.
     #[error(
-        "transfer {transfer}: {end} {address:#x} ({bytes} bytes) is not memory of device {device} that this context knows; allocate it with mp_alloc"
+        "transfer {transfer}: {end} {address:#x} ({bytes} bytes) is not memory of {} that this context knows; allocate it with mp_alloc",
+        DeviceId(*device).in_words()
     )]
     NotDeviceMemory { transfer: usize, end: End, address: u64, bytes: u64, device: i32 },
     /// The address belongs to another device.
     #[error(
-        "transfer {transfer}: {end} {address:#x} ({bytes} bytes) lies in memory of device {actual} (allocation {base:#x}, {size} bytes), not of device {device}"
+        "transfer {transfer}: {end} {address:#x} ({bytes} bytes) lies in memory of {} (allocation {base:#x}, {size} bytes), not of {}",
+        DeviceId(*actual).in_words(), DeviceId(*device).in_words()
     )]
     WrongDevice { transfer: usize, end: End, address: u64, bytes: u64, device: i32, actual: i32, base: u64, size: u64 },
     /// The range leaves its allocation.
@@ -137,7 +139,7 @@ pub enum Error {
     #[error("{0}")]
     Backend(#[from] BackendError),
     /// The planner used more staging than it was given. Nothing was executed.
-    #[error("internal error: a plan needs more than {bound} bytes of staging on device {device}")]
+    #[error("internal error: a plan needs more than {bound} bytes of staging on {}", DeviceId(*device).in_words())]
     StagingBound { device: i32, bound: u64 },
     /// The planner made a program that its own validator refuses. Nothing was executed.
     #[error("internal error: the program is not valid and was not run: {0}")]

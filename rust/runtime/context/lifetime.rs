@@ -322,7 +322,7 @@ impl Context {
         self.allocate_as(device, bytes, false)
     }
 
-    /// The same in a form that other processes can map, whatever its size.
+    /// The same in a form that other processes can map.
     pub fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
         self.allocate_as(device, bytes, true)
     }

@@ -376,10 +376,10 @@ impl Context {
             return Ok(Allocation { id: 0, base: 0, bytes: handle.allocation_bytes, device, kind: handle.kind });
         }
         let why = format!(
-            "the memory is on {}, device {} of {}, which this process does not see: show every process all GPUs of the node (CUDA_VISIBLE_DEVICES), \
+            "the memory is on {}, {} of {}, which this process does not see: show every process all GPUs of the node (CUDA_VISIBLE_DEVICES), \
              and the same MPGPU_TOPOLOGY",
             name_of(&handle.device),
-            handle.number,
+            DeviceId(handle.number).in_words(),
             handle.origin
         );
         Err(ipc::IpcError::NotSupported(why).into())

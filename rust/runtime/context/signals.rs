@@ -15,7 +15,7 @@ enum SignalUse {
     Read,
 }
 
-/// Counters of one allocation at most: host memory of less than 4 MiB can be shared on every backend.
+/// Counters of one allocation at most.
 pub const MOST_SIGNALS: u64 = (4 << 20) / 8 - 1;
 
 impl Context {
@@ -42,13 +42,7 @@ impl Context {
 
     /// Host memory for `count` counters, at most [`MOST_SIGNALS`], each of which stands at 0. An allocation as any other.
     pub fn allocate_signals(&self, count: u64) -> Result<u64, Error> {
-        let first = self.allocate(DeviceId::HOST, 8 * count)?;
-        // What the CPU reaches as a counter can be shared.
-        let set = (0..count).try_for_each(|index| self.backend().raise_signal(Signal { counter: first + 8 * index, value: 0 }));
-        if set.is_err() {
-            self.free(first)?;
-        }
-        Ok(set.map(|()| first)?)
+        self.allocate_shared(DeviceId::HOST, 8 * count)
     }
 
     /// Raises a counter to its value now, after everything that the calling thread has written or seen.
@@ -119,7 +113,7 @@ impl Context {
             if !counter.is_multiple_of(8) {
                 return Err(bad("is not aligned to 8 bytes"));
             }
-            let unknown = "is not memory that this context knows: allocate it with mp_alloc, on MP_DEVICE_HOST say";
+            let unknown = "is not memory that this context knows: allocate it with mp_signal_alloc";
             let allocation = self.shared.locate(counter)?.ok_or_else(|| bad(unknown))?;
             if allocation.bytes - (counter - allocation.base) < 8 {
                 return Err(bad("runs out of its allocation: a counter has 8 bytes"));

@@ -127,7 +127,7 @@ impl Staging {
             Entry::Occupied(arena) => arena.into_mut(),
             Entry::Vacant(none) => {
                 let base = backend.allocate(device, self.bound)?;
-                log::debug!("device {}: allocated {} bytes of staging", device.0, self.bound);
+                log::debug!("{}: allocated {} bytes of staging", device.in_words(), self.bound);
                 none.insert(Arena { base, cursor: 0 })
             }
         };

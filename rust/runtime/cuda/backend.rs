@@ -79,9 +79,8 @@ impl Backend for CudaBackend {
         identity()
     }
 
-    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: below 4 MiB in a memory file, which
-    /// can be shared; from 4 MiB on in huge pages, on the NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count
-    /// as 1.
+    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: from 4 MiB on in huge pages, on the
+    /// NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count as 1.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.0.allocate(device, bytes, false)
     }

@@ -2,24 +2,23 @@
 //!
 //! | memory | how it is shared |
 //! | --- | --- |
-//! | host memory of this backend, of less than 4 MiB or allocated to be shared | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
+//! | host memory that was allocated to be shared | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
 //! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
 //! | virtual memory API, created for POSIX file descriptors | its descriptor |
 //! | pools created for POSIX file descriptors | the pool's descriptor, and the driver's name for the allocation (`pools`) |
 //! | everything else | not at all, with the remedy |
 //!
-//! Other host memory of this backend is in huge pages, spread over the sockets (`host_memory`). Memory files have no huge pages on systems as
-//! they are usually set up, so what need not be shared is in none.
+//! Large host memory that need not be shared is in huge pages (`host_memory`). Memory files have none on systems as they are usually set up.
 //!
 //! Memory of another process is mapped through the GPU of the calling thread, or one that is in use already, so that a rank does not get a
 //! context on each GPU of its neighbours.
 
 use super::driver::{OutsideCapture, call_optional, handle};
-use super::memory::{PAGED_FROM, SHARED_PAGE, SPREAD_FROM};
+use super::memory::{PAGED_FROM, SHARED_PAGE};
 use super::parts::Core;
 use super::pools::POSIX_FILE_DESCRIPTOR;
 use super::sharing::{Source, release_handle};
-use crate::backend::{Allocation, BackendError, MemoryKind};
+use crate::backend::{Allocation, BackendError, HOST_MEMORY_IS_SHARED_BY, MemoryKind};
 use crate::backend::{PAYLOAD_BYTES, Shared};
 use cudarc::driver::sys::{self, CUpointer_attribute};
 use rustix::fd::{FromRawFd, OwnedFd};
@@ -49,23 +48,11 @@ struct Traits {
     pool: u64,
     /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
     handles: c_uint,
-    /// Size of host memory of this backend.
-    own_host: Option<u64>,
 }
 
 fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
     if kind != MemoryKind::Device {
-        return Err(match traits.own_host {
-            Some(bytes) if bytes >= SPREAD_FROM as u64 => {
-                "it is host memory of mp_alloc of 4 MiB or more, whose huge pages are this process's alone; allocate it with mp_alloc_shared"
-            }
-            Some(_) => {
-                "it is host memory that is not in a memory file, because the system gave none, no descriptor was left for it (ulimit -n), or \
-                 the driver did not pin it (the log at level debug has the reason); share memory of a GPU, raise ulimit -n, or make fewer \
-                 and larger allocations"
-            }
-            None => "it is host memory that mp_alloc did not return, which the driver does not share; allocate it with mp_alloc_shared",
-        });
+        return Err(HOST_MEMORY_IS_SHARED_BY);
     }
     if traits.ipc {
         return Ok(Way::Ipc);
@@ -175,7 +162,6 @@ impl Core {
             ipc: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) & 0xFF != 0,
             pool: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE),
             handles: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) as c_uint,
-            own_host: self.memory.own_host_bytes(address),
         }
     }
 
@@ -202,8 +188,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_memory_is_shared_in_its_way_or_refused_with_the_remedy() {
-        let traits = |ipc, pool: bool, handles| Traits { ipc, pool: u64::from(pool), handles, own_host: None };
-        let own = |bytes| Traits { own_host: Some(bytes), ..Traits::default() };
+        let traits = |ipc, pool: bool, handles| Traits { ipc, pool: u64::from(pool), handles };
         assert_eq!(way(MemoryKind::Device, traits(true, false, 0)), Ok(Way::Ipc));
         assert_eq!(way(MemoryKind::Device, traits(true, false, 1)), Ok(Way::Ipc));
         assert_eq!(way(MemoryKind::Device, traits(false, false, 1)), Ok(Way::Descriptor));
@@ -212,8 +197,6 @@ mod tests {
         assert_eq!(way(MemoryKind::Device, traits(false, true, 1)), Ok(Way::Pool));
         let remedies = [
             (MemoryKind::Pinned, traits(false, false, 0), "allocate it with mp_alloc_shared"),
-            (MemoryKind::Pinned, own(SPREAD_FROM as u64), "allocate it with mp_alloc_shared"),
-            (MemoryKind::Pinned, own(SPREAD_FROM as u64 - 1), "share memory of a GPU"),
             (MemoryKind::Device, traits(false, false, 8), "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
         ];
         for (kind, traits, remedy) in remedies {

@@ -2,29 +2,24 @@
 
 use super::attributes::{Attributes, UNNUMBERED};
 use super::capture::free_spare_blocks;
-use super::memory::{self, Owned, SPREAD_FROM, own_id};
+use super::memory::{self, Owned, own_id};
 use super::parts::Core;
 use crate::backend::{Allocation, BackendError, MemoryKind};
 use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
 
 impl Core {
-    /// Host memory is in a memory file, which other processes can map, where it is small, or `is_shared`.
+    /// Host memory is in a memory file, which other processes can map, where it `is_shared`.
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.check_alive()?;
         let size = bytes.max(1);
         // Host memory is pinned in the context of some GPU, and portable.
         let gpu = if device.is_host() { self.gpus.any_used() } else { device.0 as usize };
-        if device.is_host() && (is_shared || size < SPREAD_FROM as u64) {
-            match self.sharing.allocate(&self.gpus, device, size) {
-                Ok((address, id)) => {
-                    self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None });
-                    return Ok(address);
-                }
-                Err(error) if is_shared => return Err(error),
-                Err(error) => log::debug!("other processes cannot map {bytes} bytes of host memory: {error}"),
-            }
+        if device.is_host() && is_shared {
+            let (address, id) = self.sharing.allocate(&self.gpus, device, size)?;
+            self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None });
+            return Ok(address);
         }
         let (address, pages) = memory::make(&self.gpus, device, gpu, bytes)?;
         self.memory.insert(address, Owned { device, bytes: size, gpu, id: own_id(), located: None, pages });

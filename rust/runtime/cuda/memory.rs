@@ -11,9 +11,9 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Host memory from this size on is spread over the sockets, and in pages of our own unless other processes are to map it; smaller is a
-/// memory file, which they can map. Few systems give memory files huge pages, and none at once. That costs smaller buffers nothing: they go
-/// over one PCIe link, which one socket's memory feeds (plans take several links from 4 MiB on, docs/results.md), and have at most one.
+/// Host memory from this size on is spread over the sockets, and in huge pages unless other processes are to map it: few systems give memory
+/// files huge pages. Smaller buffers need neither: they go over one PCIe link, which one socket's memory feeds (plans take several links from
+/// 4 MiB on, docs/results.md), and have at most one huge page.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
 /// Memory of another process is as fast as one's own where its allocation is a multiple of this. Two H200, driver 580, copies of 1 GiB into
@@ -118,11 +118,6 @@ impl Memory {
 
     pub fn allocated_bytes(&self, device: DeviceId) -> u64 {
         lock(&self.0).values().filter(|owned| owned.device == device).map(|owned| owned.bytes).sum()
-    }
-
-    /// The size of the host memory of `allocate` that starts at an address.
-    pub fn own_host_bytes(&self, base: u64) -> Option<u64> {
-        lock(&self.0).get(&base).filter(|owned| owned.device.is_host()).map(|owned| owned.bytes)
     }
 
     /// Whether `allocate` has given out the memory that starts at an address.

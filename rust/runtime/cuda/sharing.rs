@@ -159,7 +159,7 @@ impl Sharing {
             return Err(BackendError::NotSupported(format!("{base:#x} is not memory that CUDA IPC has mapped")));
         };
         if let Some(held) = self.locate(base) {
-            return Err(BackendError::NotSupported(format!("{base:#x} is known already, as memory of device {}", held.device.0)));
+            return Err(BackendError::NotSupported(format!("{base:#x} is known already, as memory of {}", held.device.in_words())));
         }
         self.has_opened.store(true, Ordering::Release);
         Ok((base, Source::Ipc(Opened { payload: opened.payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: true })))
@@ -234,8 +234,8 @@ impl Sharing {
         let touched = |held: &MappedImport| (held.allocation.kind == MemoryKind::Pinned).then(touch);
         self.at(counter, touched).flatten().ok_or_else(|| {
             BackendError::NotSupported(format!(
-                "the signal at {counter:#x} is not in host memory of mp_alloc that can be shared: on CUDA signals lie there, so that GPUs of all \
-                 processes and the CPU reach them; allocate it on MP_DEVICE_HOST by mp_alloc_shared"
+                "the signal at {counter:#x} is not in host memory that other processes can map, where GPUs of all processes and the CPU reach \
+                 signals; allocate it with mp_signal_alloc, or with mp_alloc_shared on MP_DEVICE_HOST"
             ))
         })
     }

@@ -1,6 +1,6 @@
-//! HostMemory of the virtual devices: host memory with an owner, which other processes can map.
+//! Memory of the virtual devices: host memory with an owner, which other processes can map unless it stands for a host's that is not shared.
 
-use crate::backend::{Allocation, BackendError, FailedWait, LostPeer, MemoryKind, Signal};
+use crate::backend::{Allocation, BackendError, FailedWait, HOST_MEMORY_IS_SHARED_BY, LostPeer, MemoryKind, Signal};
 use crate::backend::{PAYLOAD_BYTES, Shared};
 use crate::ipc::segment::{Mapping, Private, SharedRegion, why_none};
 use crate::ipc::signal;
@@ -38,8 +38,8 @@ struct Entry {
 enum Pages {
     /// This context's own.
     Own(SharedRegion),
-    /// The same, where the system gives no memory file.
-    Private(#[allow(dead_code, reason = "unmapped when dropped")] Private, Errno),
+    /// The same, of this process alone, and why.
+    Private(#[allow(dead_code, reason = "unmapped when dropped")] Private, String),
     /// Another process's.
     Mapped(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
     /// Another context's, of this process.
@@ -57,14 +57,19 @@ impl HostMemory {
     /// has an address of its own. An error where it `is_shared` and other processes could not map it.
     pub(super) fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         let out_of_memory = |_| BackendError::OutOfMemory { device: device.0, bytes };
-        let pages = match SharedRegion::new(bytes) {
-            Ok(region) => Pages::Own(region),
-            Err(Errno::NOMEM | Errno::OVERFLOW) => return Err(out_of_memory(Errno::NOMEM)),
-            Err(reason) if is_shared => {
-                return Err(BackendError::NotSupported(format!("{bytes} bytes of {device} cannot be shared: {}", why_none(reason))));
+        let private = |why| Private::new(bytes).map(|pages| Pages::Private(pages, why)).map_err(out_of_memory);
+        let pages = if device.is_host() && !is_shared {
+            private(HOST_MEMORY_IS_SHARED_BY.to_owned())?
+        } else {
+            match SharedRegion::new(bytes) {
+                Ok(region) => Pages::Own(region),
+                Err(Errno::NOMEM | Errno::OVERFLOW) => return Err(out_of_memory(Errno::NOMEM)),
+                Err(reason) if is_shared => {
+                    return Err(BackendError::NotSupported(format!("{bytes} bytes of {device} cannot be shared: {}", why_none(reason))));
+                }
+                // No memory files (a sandbox), no descriptor left, or `ulimit -f`: whoever does not share needs none of them.
+                Err(reason) => private(why_none(reason).to_string())?,
             }
-            // No memory files (a sandbox), no descriptor left, or `ulimit -f`: whoever does not share needs none of them.
-            Err(reason) => Pages::Private(Private::new(bytes).map_err(out_of_memory)?, reason),
         };
         let base = match &pages {
             Pages::Own(region) => region.base(),
@@ -188,9 +193,7 @@ impl HostMemory {
                 let file = region.file().map_err(refused("duplicating the descriptor of a memory file"))?;
                 Ok(Shared { form: MEMORY_FILE, descriptor: Some(file), offset: 0, payload: [0; PAYLOAD_BYTES] })
             }
-            Pages::Private(_, reason) => {
-                Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {}", allocation.base, why_none(reason))))
-            }
+            Pages::Private(_, ref why) => Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {why}", allocation.base))),
             Pages::Mapped(_) | Pages::Borrowed => {
                 Err(BackendError::NotSupported(format!("{:#x} is shared already; export it where it was allocated", allocation.base)))
             }

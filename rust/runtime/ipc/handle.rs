@@ -94,10 +94,8 @@ impl Handle {
     /// Reads the bytes. They are trusted only as far as to ask the exporter about them.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Handle, IpcError> {
         if bytes[..8] != MAGIC {
-            let found = &bytes[..8];
-            return Err(IpcError::Corrupt(format!(
-                "the handle starts with {found:02x?}: these are not the bytes that mp_memory_export wrote"
-            )));
+            let found: String = bytes[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+            return Err(IpcError::Corrupt(format!("the handle starts with {found}: these are not the bytes that mp_memory_export wrote")));
         }
         if number(bytes, 12) != checksum(bytes) {
             return Err(IpcError::Corrupt("the handle's checksum is wrong: bytes were lost or changed on the way".into()));

@@ -58,7 +58,7 @@ fn order(context: &Context) -> Result<(), Error> {
             streams.push(context.create_stream(gpu)?);
         }
         events.push(context.create_event()?);
-        counters.push(context.allocate(DeviceId::HOST, 64)?);
+        counters.push(context.allocate_shared(DeviceId::HOST, 64)?);
         let ran = Arc::new(());
         let function = || {
             let ran = ran.clone();
@@ -103,7 +103,7 @@ fn share(driver: &'static Driver) -> Result<(), Error> {
         assert_arrived(mapped, 5000, 1);
         importer.unmap(mapped)
     });
-    let own = exporter.allocate(DeviceId::HOST, 5000).and_then(|address| {
+    let own = exporter.allocate_shared(DeviceId::HOST, 5000).and_then(|address| {
         let shared = cross(&exporter, &importer, address).and_then(|mapped| importer.unmap(mapped));
         shared.and(exporter.free(address))
     });

@@ -47,7 +47,7 @@ impl Page {
 fn backend() -> (CudaBackend, Allocation) {
     double::start(2, true);
     let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
-    let counters = backend.allocate(DeviceId::HOST, 64).expect("memory");
+    let counters = backend.allocate_shared(DeviceId::HOST, 64).expect("memory");
     let allocation = backend.locate(counters).expect("known").expect("its own");
     (backend, allocation)
 }
@@ -200,7 +200,7 @@ fn a_captured_wait_that_is_reached_when_the_peer_ends_is_looked_after_and_told_o
 fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu_and_its_flags_end_as_others_do() {
     double::start(2, true);
     let backend = CudaBackend::on(double::whole(), 1).expect("the double has GPUs");
-    let address = backend.allocate(DeviceId::HOST, 64).expect("memory");
+    let address = backend.allocate_shared(DeviceId::HOST, 64).expect("memory");
     let counters = backend.locate(address).expect("known").expect("its own");
     let page = Page::new(&backend);
     let [own, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));

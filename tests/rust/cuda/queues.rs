@@ -22,7 +22,7 @@ const ROOM: usize = 8;
 fn backend() -> (CudaBackend, Allocation) {
     double::start(2, true);
     let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
-    let counters = backend.allocate(DeviceId::HOST, 64).expect("memory");
+    let counters = backend.allocate_shared(DeviceId::HOST, 64).expect("memory");
     let allocation = backend.locate(counters).expect("known").expect("its own");
     node(|node| node.room = Some(ROOM));
     (backend, allocation)
@@ -151,7 +151,7 @@ fn freeing_and_closing_wait_for_what_streams_have_to_do_and_end_no_capture_of_an
     let machine = Machine::new(preset("pcie-4").expect("a preset")).expect("well formed");
     let backend = Arc::new(CudaBackend::on(double::driver(), 1).expect("the double has GPUs"));
     let context = Context::with_backend(Arc::new(machine), backend.clone(), Config::default()).expect("a context");
-    let counter = context.allocate(DeviceId::HOST, 64).expect("memory");
+    let counter = context.allocate_shared(DeviceId::HOST, 64).expect("memory");
     let [freed, kept] = [GPU0, GPU1].map(|gpu| context.allocate(gpu, 4096).expect("memory"));
     let theirs = node(|node| node.give_shareable(4096, 1)).expect("memory of another process");
     let allocation = backend.locate(theirs).expect("an answer").expect("known");

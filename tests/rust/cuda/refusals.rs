@@ -146,7 +146,7 @@ fn a_capture_is_asked_for_nothing_that_would_end_it() {
         assert!(backend.submit(&unreported).expect("enqueued").is_none());
     }
     let lost = LostPeer { process: 4711, connection: 1 };
-    let counters = backend.allocate(DeviceId::HOST, 8).expect("memory");
+    let counters = backend.allocate_shared(DeviceId::HOST, 8).expect("memory");
     let allocation = backend.locate(counters).expect("an answer").expect("known");
     backend.stream_wait_signals(stream, &[Signal { counter: counters, value: 1 }], SignalWait::Operation).expect("captured");
     backend.fail_waits(&allocation, lost);
@@ -253,13 +253,13 @@ fn a_driver_without_gpus_is_no_driver() {
 }
 
 #[test]
-fn large_host_memory_is_in_pages_of_our_own_and_small_in_a_memory_file() {
+fn large_host_memory_is_in_pages_of_our_own_and_small_is_the_drivers() {
     double::start(1, true);
     let backend = backend(double::driver());
     let bytes = (9 << 20) + 1_u64;
     let large = backend.allocate(HOST1, bytes).expect("memory");
     let small = backend.allocate(DeviceId::HOST, 4096).expect("memory");
-    assert_eq!((calls("cuMemHostRegister"), calls("cuMemHostAlloc")), (2, 0));
+    assert_eq!((calls("cuMemHostRegister"), calls("cuMemHostAlloc")), (1, 1));
     // The driver tells neither range nor number of registered memory.
     let found = backend.locate(large + bytes - 1).expect("an answer").expect("known");
     assert_eq!((found.base, found.bytes, found.device, found.kind), (large, bytes, HOST1, MemoryKind::Pinned));
@@ -276,47 +276,32 @@ fn large_host_memory_is_in_pages_of_our_own_and_small_in_a_memory_file() {
     assert!(id != found.id && id != other.id && other.id != found.id);
     // What is left goes with the backend, in the driver and in the system.
     drop(backend);
-    assert_eq!((calls("cuMemHostUnregister"), calls("cuMemFreeHost")), (3, 0));
+    assert_eq!((calls("cuMemHostUnregister"), calls("cuMemFreeHost")), (2, 1));
     assert_eq!(node(|node| node.memory.len()), 0);
 }
 
 #[test]
-fn host_memory_is_shared_below_4_mib_or_where_asked_for_and_refused_with_the_remedy_elsewhere() {
-    const LIMIT: u64 = 4 << 20;
+fn host_memory_is_shared_where_it_was_allocated_for_that_and_refused_with_the_remedy_elsewhere() {
+    const SPREAD: u64 = 4 << 20;
     double::start(1, true);
     let backend = backend(double::driver());
-    let share = |bytes| {
-        let address = backend.allocate(DeviceId::HOST, bytes).expect("memory");
-        (address, backend.export(&backend.locate(address).expect("an answer").expect("known")))
-    };
-    for bytes in [8, 4096, LIMIT - 1] {
-        let (counter, shared) = share(bytes);
-        assert!(shared.is_ok_and(|shared| shared.descriptor.is_some()), "{bytes}");
-        assert_eq!(backend.read_signal(counter).expect("a place for signals"), 0);
-    }
-    for bytes in [LIMIT, LIMIT + 1] {
-        let (counter, refused) = share(bytes);
-        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("mp_alloc_shared")), "{refused:?}");
-        let refused = backend.read_signal(counter);
-        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("mp_alloc_shared")), "{refused:?}");
-    }
-    for bytes in [8, LIMIT, LIMIT + 1] {
+    for bytes in [8, 4096, SPREAD - 1, SPREAD, SPREAD + 1] {
+        let own = backend.allocate(DeviceId::HOST, bytes).expect("memory");
+        let known = backend.locate(own).expect("an answer").expect("known");
+        for refused in [backend.export(&known).map(drop), backend.read_signal(own).map(drop)] {
+            assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("mp_alloc_shared")), "{bytes}: {refused:?}");
+        }
         let counter = backend.allocate_shared(DeviceId::HOST, bytes).expect("memory");
         let known = backend.locate(counter).expect("an answer").expect("known");
         assert_eq!((known.bytes, known.kind), (bytes, MemoryKind::Pinned));
         assert!(backend.export(&known).is_ok_and(|shared| shared.descriptor.is_some()), "{bytes}");
         assert_eq!(backend.read_signal(counter).expect("a place for signals"), 0);
-        backend.free(counter).expect("freed");
+        [own, counter].into_iter().for_each(|address| backend.free(address).expect("freed"));
     }
-    // What the driver would not pin is the driver's own memory, and says so.
+    // What the driver does not pin cannot be shared, and says so.
     refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
-    let error = backend.allocate_shared(DeviceId::HOST, LIMIT).expect_err("memory that cannot be shared");
+    let error = backend.allocate_shared(DeviceId::HOST, 64).expect_err("memory that cannot be shared");
     assert!(error.to_string().contains("cuMemHostRegister"), "{error}");
-    refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
-    let (address, refused) = share(64);
-    assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("memory file")), "{refused:?}");
-    backend.free(address).expect("freed");
-    assert_eq!((calls("cuMemHostAlloc"), calls("cuMemFreeHost")), (1, 1));
 }
 
 #[test]
@@ -692,7 +677,7 @@ fn a_pool_that_cannot_be_opened_leaves_nothing_behind() {
 fn a_wait_that_is_reached_already_is_not_enqueued_but_in_a_capture() {
     double::start(1, true);
     let backend = backend(double::driver());
-    let counter = backend.allocate(DeviceId::HOST, 8).expect("memory");
+    let counter = backend.allocate_shared(DeviceId::HOST, 8).expect("memory");
     let stream = backend.create_stream(GPU0).expect("a stream");
     // SAFETY: memory of the test's own, aligned.
     let stand_at = |value: u64| unsafe { with_exposed_provenance_mut::<u64>(counter as usize).write_volatile(value) };

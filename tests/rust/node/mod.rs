@@ -166,6 +166,13 @@ impl Node {
         memory.cast()
     }
 
+    pub fn alloc_shared(&self, device: i32, bytes: usize) -> *mut u8 {
+        let mut memory = null_mut();
+        // SAFETY: the output is valid for the call.
+        ok(unsafe { mp_alloc_shared(self.context, device, bytes as u64, &mut memory) });
+        memory.cast()
+    }
+
     pub fn free(&self, memory: *mut u8) {
         // SAFETY: the tests free what they no longer use.
         ok(unsafe { mp_free(self.context, memory.cast()) });

@@ -188,7 +188,7 @@ impl Hello {
         let all: Vec<DeviceId> = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();
         let uuid = |gpu: &DeviceId| {
             if gpu.is_host() {
-                return Err(Error::NodeArgument { argument: c"options", reason: format!("device {} is no GPU", gpu.0) });
+                return Err(Error::NodeArgument { argument: c"devices", reason: format!("{} is no GPU", gpu.in_words()) });
             }
             context.device_uuid(*gpu)
         };

@@ -206,8 +206,10 @@ impl NodeGroup {
                 Some(allocation) => match self.number_of(allocation.device) {
                     Some(device) => (device, allocation.kind == MemoryKind::Pageable),
                     None => {
-                        let device = allocation.device.0;
-                        return refuse(format!("{address:#x} is memory of device {device}, which no rank of the node works for"));
+                        let device = allocation.device.in_words();
+                        return refuse(format!(
+                            "{address:#x} is memory of {device}, which no rank of the node works for: name it in the devices of a rank"
+                        ));
                     }
                 },
             };
@@ -281,7 +283,7 @@ impl Together {
             let (src_device, src_kind) = look(transfer.src, End::Source)?;
             let pageable = [dst_kind, src_kind].contains(&MemoryKind::Pageable);
             if pageable && transfer.dst.rank != transfer.src.rank && transfer.bytes > 0 {
-                let reason = "ordinary host memory cannot be reached by another rank; allocate it with mp_alloc on MP_DEVICE_HOST";
+                let reason = "ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared on MP_DEVICE_HOST";
                 return Err(failed(index, reason.into()));
             }
             shapes.push(Shape { dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });

@@ -142,8 +142,10 @@ impl Messenger {
             return self.buffered(address, bytes, is_send);
         }
         let Some(device) = self.node.number_of(allocation.device) else {
-            let device = allocation.device.0;
-            return refuse(format!("{address:#x} is memory of device {device}, which no rank of the node works for"));
+            let device = allocation.device.in_words();
+            return refuse(format!(
+                "{address:#x} is memory of {device}, which no rank of the node works for: name it in the devices of a rank"
+            ));
         };
         match self.export(&allocation, address, bytes) {
             Ok((handle, offset)) => {

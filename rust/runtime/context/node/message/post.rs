@@ -326,7 +326,9 @@ impl Messenger {
         if rank < ranks {
             return Ok(());
         }
-        Err(Error::NodeArgument { argument: c"rank", reason: format!("rank={rank}: must be below {ranks}, the number of ranks") })
+        // A receive may be from any rank, a send is to one.
+        let named = if rank == u32::MAX { "MP_ANY_RANK".into() } else { rank.to_string() };
+        Err(Error::NodeArgument { argument: c"rank", reason: format!("rank={named}: must be below {ranks}, the number of ranks") })
     }
 
     /// Posts while the messenger is kept open, in a stream that is not being captured.
