@@ -134,6 +134,19 @@ std::string report() {
     return text;
 }
 
+/// The file, opened to append to it; -1 with `ENXIO` where it is no regular file. Opening a FIFO would wait for a
+/// reader, at the end of a program that has nothing left to do.
+int open_report(const char *path) {
+    const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
+    struct stat status {};
+    if (file >= 0 && (fstat(file, &status) != 0 || !S_ISREG(status.st_mode))) {
+        close(file);
+        errno = ENXIO;
+        return -1;
+    }
+    return file;
+}
+
 } // namespace
 
 void count(outcome what, std::size_t bytes, double saved_seconds) {
@@ -184,9 +197,10 @@ void write_report() {
     }
     // Processes of a job write to one file: each its lines at once.
     const bool is_stderr = std::strcmp(to, "stderr") == 0;
-    const int file = is_stderr ? STDERR_FILENO : open(to, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    const int file = is_stderr ? STDERR_FILENO : open_report(to);
     if (file < 0 || write(file, text.data(), text.size()) < 0) {
-        std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD_REPORT=%s: %s\n", to, std::strerror(errno));
+        std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD_REPORT=%s: %s\n", to,
+                     errno == ENXIO ? "is no regular file; name one, or stderr" : std::strerror(errno));
     }
     if (file >= 0 && !is_stderr) {
         close(file);

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use std::fmt::Write;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The longest text that [`parse`] looks at.
@@ -156,10 +157,18 @@ pub fn shorten(text: &str, most: usize) -> String {
     }
 }
 
-/// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path (`/dev/zero`) does no harm.
+/// Opens a file to read it. Whatever is no regular file is refused, without waiting: opening a FIFO waits for a writer, who may never come.
+pub fn open_regular(path: &Path) -> std::io::Result<File> {
+    /// `O_NONBLOCK` of Linux on all architectures that have a GPU driver.
+    const NONBLOCK: i32 = 0o4000;
+    let file = File::options().read(true).custom_flags(NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is no regular file; name one")) }
+}
+
+/// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path does no harm.
 pub(super) fn read(path: &Path) -> Result<(Topology, Option<Record>), TopologyError> {
     let mut bytes = Vec::new();
-    let result = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
+    let result = open_regular(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
     match result {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => {
             let presets = preset_names().collect::<Vec<_>>().join(", ");

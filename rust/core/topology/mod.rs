@@ -31,7 +31,7 @@ pub use check::{CAPACITY_RANGE, MAX_DEVICES, MAX_LINKS, MAX_SHARED, MAX_SWITCHES
 pub use costs::{Cost, CostUnit, Costs};
 pub use error::TopologyError;
 pub use file::{MAX_FILE_BYTES, parse, parse_probed};
-pub use file::{shorten, toml_place};
+pub use file::{open_regular, shorten, toml_place};
 pub use machine::{Machine, Resource, ResourceId, Route};
 pub use presets::{preset, preset_names, preset_text};
 pub use record::{FORMAT, Fingerprint, Gpu, Record, Residuals, hash};

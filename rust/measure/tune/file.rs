@@ -8,10 +8,9 @@ use super::tuning::{
 use crate::model::GRAIN;
 use crate::plan::{Engine, WEIGHTS};
 use crate::program::{MOST_BLOCKS, MOST_PARTITIONS};
-use crate::topology::{Machine, shorten, toml_place};
+use crate::topology::{Machine, open_regular, shorten, toml_place};
 use serde::Deserialize;
 use std::fmt::{Display, Write};
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use toml::Spanned;
@@ -155,10 +154,10 @@ fn not_valid(why: &str) -> TuningError {
     TuningError::Invalid(format!("not valid: {why}"))
 }
 
-/// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path (`/dev/zero`) does no harm.
+/// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path does no harm.
 pub fn read(path: &Path) -> Result<Tuning, TuningError> {
     let mut bytes = Vec::new();
-    File::open(path)
+    open_regular(path)
         .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
         .map_err(|error| TuningError::Unreadable { path: path.into(), reason: error.to_string() })?;
     let in_file = |source| TuningError::InFile { path: path.into(), source: Box::new(source) };

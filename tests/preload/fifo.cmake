@@ -1,0 +1,11 @@
+# Runs a client whose report is to go into a FIFO that nobody reads: it ends, and says why there is no report.
+file(REMOVE "${FILE}")
+execute_process(COMMAND mkfifo "${FILE}" COMMAND_ERROR_IS_FATAL ANY)
+set(ENV{LD_PRELOAD} "${LIBRARIES}")
+set(ENV{MPGPU_PRELOAD_REPORT} "${FILE}")
+execute_process(COMMAND "${PROGRAM}" linked copies TIMEOUT 120 RESULT_VARIABLE result ERROR_VARIABLE said)
+unset(ENV{LD_PRELOAD})
+file(REMOVE "${FILE}")
+if(NOT result EQUAL 0 OR NOT said MATCHES "MPGPU_PRELOAD_REPORT=.*: is no regular file")
+    message(FATAL_ERROR "the client has ended with ${result}, and said: ${said}")
+endif()
