@@ -20,12 +20,13 @@ use std::path::Path;
 ///
 /// Takes seconds (a full probe of four H200 25 to 31, most of it tuning; estimated for eight GPUs: less than a minute),
 /// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
-/// measured too. On the host backend copies by CPU threads are measured. Blocks. Any thread, but one probe of a
-/// context at a time.
+/// measured too. On the host backend copies by CPU threads are measured, and kept in a named file only. A probe that
+/// predicts its own check with a median error of more than 20 % is not tuned from and not kept, and contexts do not take
+/// it. Blocks. Any thread, but one probe of a context at a time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
-/// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the
-/// result is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
+/// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when the result is not kept, or there is
+/// no directory for it: it is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const mp_probe_options_t) -> mp_status_t {
     guard(|| {
@@ -35,7 +36,7 @@ pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const
         let quick = switch(c"quick", options.map_or(0, |options| options.quick))?.unwrap_or(false);
         let context = find(context)?;
         let mut options = if quick { ProbeOptions::quick() } else { ProbeOptions::default() };
-        if file.is_some() || !keep {
+        if file.is_some() || !keep || !context.keeps_probes() {
             options.tuned_bytes.clear();
         }
         let report = context.probe(&options, &mut |_| {})?;

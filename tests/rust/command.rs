@@ -351,7 +351,7 @@ fn predictions_are_checked_with_and_without_host_memory() {
 }
 
 #[test]
-fn a_probe_that_is_kept_is_tuned_and_one_that_goes_elsewhere_is_not() {
+fn a_probe_of_virtual_devices_is_written_where_it_is_asked_for_and_nowhere_else() {
     let folder = Folder::new("probe");
     // As few copies as there can be: a CPU makes them.
     let machine = folder.file("one.toml");
@@ -361,25 +361,22 @@ fn a_probe_that_is_kept_is_tuned_and_one_that_goes_elsewhere_is_not() {
     let probe = |arguments: &[&str]| {
         let environment = [("XDG_CACHE_HOME", folder.0.to_str().expect("UTF-8")), ("MPGPU_TOPOLOGY", &*machine)];
         let run = mpgpu_with(&environment, &[&["probe", "--backend", "host"], arguments].concat());
-        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-        String::from_utf8(run.stdout).expect("UTF-8")
-    };
-    let kept = || {
-        let entries = std::fs::read_dir(folder.0.join("mpgpu")).into_iter().flatten().flatten();
-        let mut names: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-        names.sort();
-        names
+        let [text, said] = [run.stdout, run.stderr].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
+        (run.status.success(), text, said)
     };
     let node = folder.file("node.toml");
-    assert!(!probe(&["--output", &node]).contains("tuned") && !probe(&["--stdout"]).contains("tuned"));
-    assert!(kept().is_empty() && !read(&node).is_empty());
-    assert!(probe(&[]).contains("tuned with it: made for probed"));
-    let [file, tuning] = &kept()[..] else { panic!("a probe and a tuning: {:?}", kept()) };
-    let (topology, tuned) =
-        (mpgpu_core::topology::parse(&read(file)).expect("a topology"), mpgpu_measure::tune::parse(&read(tuning)).expect("a tuning"));
-    assert_eq!((tuned.digest, tuned.classes.len()), (mpgpu_measure::tune::digest(&topology), 2));
-    let quick: Value = serde_json::from_str(&probe(&["--quick", "--json"])).expect("JSON");
-    assert_eq!((&quick["probe"]["tuning"], kept().len()), (&Value::Null, 1), "the tuning of the probe before is gone");
+    let (done, text, said) = probe(&["--output", &node]);
+    assert!(done && !text.contains("tuned") && said.contains("written to") && !read(&node).is_empty(), "{said}");
+    let (done, text, _) = probe(&["--stdout"]);
+    assert!(done && text.contains("[probe]") && !text.contains("tuned"));
+    let (done, text, said) = probe(&[]);
+    assert!(done && text.contains("fixed costs") && !text.contains("tuned") && said.contains("not kept: --output FILE"), "{said}");
+    let (done, text, said) = probe(&["--quick", "--json"]);
+    let quick: Value = serde_json::from_str(&text).expect("JSON");
+    assert!(done && quick["probe"]["tuning"].is_null() && quick["probe"]["file"].is_null(), "{said}");
+    let (done, _, said) = probe(&["--check"]);
+    assert!(!done && said.contains("name a file with --output"), "{said}");
+    assert!(!folder.0.join("mpgpu").exists(), "a probe of virtual devices lies where no context looks");
 }
 
 #[test]

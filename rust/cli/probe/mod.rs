@@ -54,8 +54,12 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     let context = open(None)?;
     let mut options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
     // Contexts find a tuning only beside the probe that they find by themselves.
-    if arguments.stdout || arguments.output.is_some() {
+    let is_kept = context.keeps_probes() && !arguments.stdout && arguments.output.is_none();
+    if !is_kept {
         options.tuned_bytes.clear();
+    }
+    if arguments.check && !is_kept && arguments.output.is_none() {
+        return Err("--check reads the probe back: name a file with --output".into());
     }
     let start = Instant::now();
     let bar = Bar::new();
@@ -65,11 +69,21 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     if arguments.stdout {
         return Ok(report.to_toml());
     }
-    let path = context.store_probe(&report, arguments.output.as_deref())?;
-    eprintln!("{seconds:.1} s; written to {}", path.display());
-    if context.backend().name() == "host" {
+    let is_written = is_kept || arguments.output.is_some();
+    let path = if is_written {
+        let stored = context.store_probe(&report, arguments.output.as_deref());
+        // What was found is worth a look all the same.
+        Some(stored.inspect_err(|_| print!("{}", report::tables(&report)))?)
+    } else {
+        None
+    };
+    match &path {
+        Some(path) => eprintln!("{seconds:.1} s; written to {}", path.display()),
+        None => eprintln!("{seconds:.1} s; not kept: --output FILE writes it"),
+    }
+    if !context.keeps_probes() {
         eprintln!("these are copies by CPU threads between virtual devices: they say nothing of any GPU");
-    } else if arguments.output.is_none() {
+    } else if is_kept {
         eprintln!("contexts on these GPUs take it from now on; MPGPU_TOPOLOGY=discovered leaves it out");
         if report.tuning.is_some() {
             eprintln!("and the plans that were found better than the model's; MPGPU_TUNING_FILE=none leaves those out");
@@ -77,9 +91,12 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     }
     drop(context);
 
-    let checked = if arguments.check { Some(check::run(&open(Some(path.to_string_lossy().into_owned()))?)?) } else { None };
+    let checked = match (&path, arguments.check) {
+        (Some(path), true) => Some(check::run(&open(Some(path.to_string_lossy().into_owned()))?)?),
+        _ => None,
+    };
     if arguments.json {
-        let found = report::to_json(&report, &path, seconds);
+        let found = report::to_json(&report, path.as_deref(), seconds);
         let check = checked.map(|checked| check::to_json(&checked));
         return Ok(with_readings(&json!({ "probe": found, "check": check }), &report::readings(&report)));
     }

@@ -101,7 +101,7 @@ fn ends(hops: &[(DeviceId, DeviceId)]) -> String {
     text
 }
 
-pub fn to_json(report: &ProbeReport, path: &Path, seconds: f64) -> Value {
+pub fn to_json(report: &ProbeReport, path: Option<&Path>, seconds: f64) -> Value {
     let probed = &report.probed;
     let hop = |hop: &HopFound| {
         let lost = match hop.verdict {

@@ -179,6 +179,8 @@ pub struct ProbeOptions {
     /// Bytes of single copies from and to host memory, and of each transfer of an all-to-all, for which a context's probe then looks for better
     /// plans than the model's, by executing them. On the host backend those of more than 4 MiB are left out, since CPUs move every byte. None: no search.
     pub tuned_bytes: Vec<u64>,
+    /// Median error of the check above which a probe is not tuned from and not kept.
+    pub most_error: f64,
 }
 
 impl Default for ProbeOptions {
@@ -186,14 +188,21 @@ impl Default for ProbeOptions {
     /// rate at which GPUs reach host memory (four H200).
     fn default() -> Self {
         let tuned_bytes = [4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20].into();
-        ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000, tuned_bytes }
+        ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000, tuned_bytes, most_error: Residuals::MOST }
     }
 }
 
 impl ProbeOptions {
     /// A first look: single copies, and the sets that matter most. Nothing is tuned.
     pub fn quick() -> Self {
-        ProbeOptions { copy_seconds: 0.5e-3, repetitions: 2, tolerance: 0.1, measurements: 400, tuned_bytes: Vec::new() }
+        ProbeOptions {
+            copy_seconds: 0.5e-3,
+            repetitions: 2,
+            tolerance: 0.1,
+            measurements: 400,
+            tuned_bytes: Vec::new(),
+            ..ProbeOptions::default()
+        }
     }
 }
 
@@ -295,6 +304,7 @@ pub fn probe<H: Harness>(
     session.explore(&base.devices().collect::<Vec<DeviceId>>())?;
     let residuals = session.validate()?;
     session.notes(&mut notes);
+    notes.extend(residuals.check(options.most_error).err());
     let (topology, groups) = finish(&mut session, base, |_, error| Err(error))?;
     for hop in &mut found {
         if let Some(index) = session.hops.iter().position(|ends| *ends == (hop.from, hop.to)) {
