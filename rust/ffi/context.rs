@@ -29,9 +29,9 @@ pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
 /// and requests does nothing, and every other call with them is refused with `MP_ERROR_INVALID_HANDLE`. Its own contexts
 /// work; on CUDA only if it was forked before the parent first used the driver, or starts another program by `exec`.
 ///
-/// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for an
-/// unknown or malformed `MPGPU_` variable; `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a backend or a setting
-/// that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
+/// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for a
+/// malformed `MPGPU_` variable (of an unknown one the log warns); `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a
+/// backend or a setting that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_create_versioned(
     options: *const mp_context_options_t,

@@ -38,7 +38,7 @@ fn sound() -> Facts {
         shm: Some((64 << 30, 60 << 30)),
         host: HostFacts { huge: Some("madvise".into()), nodes: (2, 2), placing: Ok(()) },
         trials: vec![Trial { what: "a memory file (memfd_create)", result: Ok(()) }],
-        settings: Ok(()),
+        settings: Ok(Vec::new()),
         wants_cuda: None,
         files: vec![File { what: "probe", path: "/home/a/.cache/mpgpu/probe-1.toml".into(), is_named: false, state: Ok(()) }],
     }
@@ -232,8 +232,11 @@ fn stale_files_are_slow_where_they_are_kept_and_refused_where_they_are_named() {
     one(Level::Refused, "topology", "contexts are refused: a.toml", "MPGPU_TOPOLOGY", |facts| facts.files = vec![file("topology", true)]);
     one(Level::Refused, "tuning", "contexts are refused: a.toml", "MPGPU_TUNING_FILE", |facts| facts.files.push(file("tuning", true)));
     one(Level::Slow, "probe", "assumed", "mpgpu probe", |facts| facts.files.clear());
-    one(Level::Refused, "settings", "MPGPU_ENGIN=x", "environment.md", |facts| {
-        facts.settings = Err("MPGPU_ENGIN=x: is not a variable".into())
+    one(Level::Refused, "settings", "MPGPU_ENGINE=x", "environment.md", |facts| {
+        facts.settings = Err("MPGPU_ENGINE=x: must be one of auto, stream".into())
+    });
+    one(Level::Slow, "settings", "did you mean MPGPU_ENGINE?", "correct its name", |facts| {
+        facts.settings = Ok(vec!["MPGPU_ENGIN is not a variable that mpgpu reads; did you mean MPGPU_ENGINE?".into()])
     });
 }
 

@@ -11,6 +11,7 @@ mod cache;
 mod common;
 mod config;
 mod doctor;
+mod environment;
 mod forked;
 mod free_async;
 mod header;

@@ -10,8 +10,10 @@ use crate::plan::{Engine, Options, Relays, Tuned, WEIGHTS};
 use crate::tune::Advice;
 use crate::units::parse_size;
 use log::LevelFilter;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 /// Which backend a context runs on.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -77,6 +79,8 @@ pub struct Config {
     pub cache_dir: Option<PathBuf>,
     /// Where the processes of the node tell each other what they have in flight.
     pub traffic_folder: PathBuf,
+    /// A line for each name of the environment that starts as ours do and is none. Contexts warn of them.
+    pub unknown: Vec<String>,
 }
 
 impl Default for Config {
@@ -100,6 +104,7 @@ impl Default for Config {
             log: None,
             cache_dir: None,
             traffic_folder: "/dev/shm".into(),
+            unknown: Vec::new(),
         }
     }
 }
@@ -142,8 +147,9 @@ impl Config {
         Config::from_pairs(std::env::vars_os())
     }
 
-    /// The configuration that these variables ask for. Names that do not start with `MPGPU_` are none of ours; any other name that
-    /// is not in [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is an error, because a misspelt variable that does nothing costs a day.
+    /// The configuration that these variables ask for. Names that do not start with `MPGPU_` are none of ours. Any other name that is not in
+    /// [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is noted: a misspelt variable that does nothing costs a day, but programs whose module sets
+    /// `MPGPU_HOME` must run.
     pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
         let mut config = Config::default();
         let (mut cache, mut home) = (None, None);
@@ -155,13 +161,29 @@ impl Config {
                 _ => {
                     let name = name.to_string_lossy();
                     if name.starts_with("MPGPU_") && !IGNORED.contains(&&*name) && !PRELOAD.contains(&&*name) {
-                        config.set(&name, &value.into())?;
+                        match VARIABLES.contains(&&*name) {
+                            true => config.set(&name, &value.into())?,
+                            false => {
+                                let near = nearest(&name).map_or(String::new(), |near| format!("; did you mean {near}?"));
+                                config.unknown.push(format!("{name} is not a variable that mpgpu reads{near}"));
+                            }
+                        }
                     }
                 }
             }
         }
         config.cache_dir = cache_dir(cache.as_deref(), home.as_deref());
         Ok(config)
+    }
+
+    /// Warns of names that nobody reads, each once in a process.
+    pub(super) fn warn_of_unknown(&self) {
+        static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        for line in &self.unknown {
+            if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+                log::warn!("{line}");
+            }
+        }
     }
 
     fn set(&mut self, name: &str, value: &OsStr) -> Result<(), Error> {
@@ -220,10 +242,7 @@ impl Config {
                 let names = ["off", "error", "warn", "info", "debug", "trace"];
                 self.log = Some(one_of(text, &names.into_iter().zip(LevelFilter::iter()).collect::<Vec<_>>(), must)?);
             }
-            _ => {
-                let near = nearest(name).map_or(String::new(), |near| format!("; did you mean {near}?"));
-                return Err(refuse(&format!("is not a variable that mpgpu reads{near}")));
-            }
+            _ => return Err(refuse("is not a variable that mpgpu reads")),
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::config::{BackendChoice, Config, Verify};
 use super::lifetime::Context;
-use crate::backend::SignalWait;
+use crate::backend::{Backend, SignalWait};
 use crate::plan::{Engine, Relays};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -14,7 +14,8 @@ impl Context {
         let machine = self.machine();
         let topology = machine.topology();
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "mpgpu {}, {} backend{}", env!("CARGO_PKG_VERSION"), self.backend().name(), nature(self.backend().name()));
+        let _ = writeln!(text, "mpgpu {}, {} backend", env!("CARGO_PKG_VERSION"), self.backend().name());
+        text += nature(self.backend());
         let _ = writeln!(
             text,
             "topology {} ({} GPUs, {} host domains): {}",
@@ -50,9 +51,13 @@ impl Context {
     }
 }
 
-/// Times on the host backend are the model's, and must not pass for measurements.
-fn nature(backend: &str) -> &'static str {
-    if backend == "host" { ": virtual devices on CPU threads; predicted times are those of the modelled machine" } else { "" }
+/// Times and rates on the host backend are the model's, and must not pass for measurements: a line of each description there.
+pub(super) fn nature(backend: &dyn Backend) -> &'static str {
+    if backend.name() == "host" {
+        "executed by CPU threads between virtual devices: times and rates are those of the modelled machine\n"
+    } else {
+        ""
+    }
 }
 
 /// Settings in force; `auto` is the model's choice.

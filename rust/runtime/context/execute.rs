@@ -2,6 +2,7 @@
 
 use super::batch::{End, Located};
 use super::config::Verify;
+use super::describe::nature;
 use super::error::Error;
 use super::lifetime::ContextState;
 use super::sharing::Import;
@@ -294,6 +295,7 @@ impl Plan {
     /// The plan for people.
     pub fn describe(&self) -> String {
         let mut text = self.planned.describe(&self.context.machine_now());
+        text += nature(&*self.context.backend);
         if let Some(variants) = &self.variants {
             let seconds = |plan: &Plan| time(plan.planned.predicted);
             let half = variants.half.as_ref().map(|half| format!(", half of the host path while one does ({})", seconds(half)));
@@ -310,6 +312,7 @@ impl Plan {
     /// The plan for programs.
     pub fn to_json(&self) -> serde_json::Value {
         let mut json = self.planned.to_json(&self.context.machine_now());
+        json["backend"] = self.context.backend.name().into();
         if let Some(variants) = &self.variants {
             let seconds = |plan: &Plan| plan.planned.predicted;
             json["variants"] = serde_json::json!({

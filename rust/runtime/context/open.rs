@@ -9,7 +9,7 @@ use crate::host::HostBackend;
 use crate::topology::{self, Machine, Topology};
 use crate::tune;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 impl Context {
     /// A context for these options and this environment.
@@ -28,12 +28,22 @@ impl Context {
             config.cache_plans = plans;
         }
         config.signal_wait = options.signal_wait.or(config.signal_wait);
+        config.warn_of_unknown();
         match config.backend {
             BackendChoice::Auto => match cuda::device_count() {
                 Ok(_) => cuda(config),
                 Err(reason) => {
-                    log::info!("using the host backend: {reason}");
-                    host(config)
+                    let context = host(config)?;
+                    // Once: a program may open a context for each of its threads.
+                    static WARN: Once = Once::new();
+                    WARN.call_once(|| {
+                        log::warn!(
+                            "no GPU is used: {reason}. Copies are made by CPU threads between virtual devices, and times are those modelled for \
+                             {}. MPGPU_BACKEND=host asks for that without this warning, MPGPU_BACKEND=cuda refuses it",
+                            context.machine().topology().name
+                        );
+                    });
+                    Ok(context)
                 }
             },
             BackendChoice::Host => {

@@ -27,8 +27,8 @@ pub struct Facts {
     pub host: HostFacts,
     /// The system calls that sharing needs, each tried.
     pub trials: Vec<Trial>,
-    /// Why the variables `MPGPU_…` are refused.
-    pub settings: Result<(), String>,
+    /// Why the variables `MPGPU_…` are refused; else a line for each that nobody reads.
+    pub settings: Result<Vec<String>, String>,
     /// `MPGPU_BACKEND`: true for `cuda`, false for `host`.
     pub wants_cuda: Option<bool>,
     /// Files that contexts read.
@@ -94,7 +94,7 @@ impl Facts {
             trials: trials::all(),
             wants_cuda,
             files: config.as_ref().map(files_here).unwrap_or_default(),
-            settings: config.map(drop).map_err(|error| error.to_string()),
+            settings: config.map(|config| config.unknown).map_err(|error| error.to_string()),
         }
     }
 }

@@ -48,8 +48,11 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
     found.push(shm(facts.shm));
     found.extend(sharing(&facts.trials));
     match &facts.settings {
-        Ok(()) => {
-            found.push(well("settings", "the variables MPGPU_... are accepted"));
+        Ok(unknown) => {
+            if unknown.is_empty() {
+                found.push(well("settings", "the variables MPGPU_... are accepted"));
+            }
+            found.extend(unknown.iter().map(|line| not_well(Slow, "settings", line.clone(), "correct its name, or unset it")));
             found.extend(files(facts));
         }
         // Without valid variables we do not know which files contexts read.
