@@ -66,7 +66,9 @@ using plan_info = mp_plan_info_t;
 
 /// How a batch of transfers is carried out: made once, executed as often as wanted, from any thread.
 ///
-/// Owns it, and is move-only. Its destructor does not wait: executions that are enqueued still finish.
+/// Owns it, and is move-only. Its destructor does not wait: executions that are enqueued still finish. That of a plan
+/// of a `node` blocks until the steps that were enqueued here have finished, for which the other ranks must come to
+/// them.
 class plan {
   public:
     /// Plans the transfers of one communication step together, so that they do not fight for links. They are unordered
