@@ -598,9 +598,9 @@ mp_status_t mp_log_set_callback(mp_log_level_t max_level, mp_log_callback_t call
 /// and requests does nothing, and every other call with them is refused with `MP_ERROR_INVALID_HANDLE`. Its own contexts
 /// work; on CUDA only if it was forked before the parent first used the driver, or starts another program by `exec`.
 ///
-/// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for an
-/// unknown or malformed `MPGPU_` variable; `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a backend or a setting
-/// that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
+/// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for a
+/// malformed `MPGPU_` variable (of an unknown one the log warns); `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a
+/// backend or a setting that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
 mp_status_t mp_context_create_versioned(const mp_context_options_t *options,
                                         uint32_t header_version,
                                         mp_context_t *context);
@@ -712,9 +712,8 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 /// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. Any thread, host
 /// functions excepted.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` when a stream of the context has waited in vain for the
-/// signals of a process that has ended, once for each stream and process (see `mp_stream_wait_signals`); any other error
-/// is that of work in the stream.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` when the stream, or one that it has come after, has waited in
+/// vain for signals or in a node plan, once (see `mp_stream_wait_signals`); any other error is that of work in the stream.
 mp_status_t mp_stream_synchronize(mp_context_t context,
                                   mp_stream_t stream);
 
@@ -778,7 +777,7 @@ mp_status_t mp_event_record(mp_context_t context, mp_event_t event, mp_stream_t 
 /// Blocks until the work that `event` stands for has finished. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` as `mp_stream_synchronize`, but every time until the event is
-/// recorded in a stream that was told; for an event of CUDA's own once.
+/// recorded in a stream that was told; for an event of CUDA's own once, if `mp_event_record` has recorded it.
 mp_status_t mp_event_synchronize(mp_context_t context,
                                  mp_event_t event);
 
@@ -913,13 +912,15 @@ mp_status_t mp_request_set_callback(mp_request_t request,
 ///
 /// Takes seconds (a full probe of four H200 25 to 31, most of it tuning; estimated for eight GPUs: less than a minute),
 /// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
-/// measured too. On the host backend copies by CPU threads are measured. Blocks. Any thread, but one probe of a
-/// context at a time.
+/// measured too. On the host backend copies by CPU threads are measured, and kept in a named file only. A probe that
+/// predicts its own check with a median error of more than 20 % is not tuned from and not kept, and contexts do not take
+/// it. Blocks. Any thread, but one probe of a context at a time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
-/// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when there is no directory for it: the
-/// result is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
-mp_status_t mp_context_probe(mp_context_t context, const mp_probe_options_t *options);
+/// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when the result is not kept, or there is
+/// no directory for it: it is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
+mp_status_t mp_context_probe(mp_context_t context,
+                             const mp_probe_options_t *options);
 
 /// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/reference/topology.md describes it.
 ///
@@ -1031,25 +1032,23 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 ///
 /// When a process that has mapped a counter's memory ends without closing it, waits in that memory that are not
 /// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
-/// other streams that comes after it. How a caller joins streams is not known here, so every stream of the context
-/// counts as one that may have come after: the next `mp_stream_synchronize` of each returns `MP_ERROR_PEER_GONE`, once
-/// for each such process, after the stream's work has finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return
-/// it for what was enqueued before its stream was told in one of these ways. Waits that are satisfied are not concerned,
-/// and while no wait fails nobody is told. Later calls whose wait in that memory would fail are refused.
+/// other streams that comes after it. The next `mp_stream_synchronize` of a stream that waits in that allocation, or
+/// that has come after such a one by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE`, once, after its work has
+/// finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
+/// in one of these ways. Other streams are not concerned; streams that the caller joins by CUDA's own events are not
+/// known to come after. In which stream a graph is launched is not known either: of waits that were captured every
+/// stream is told. Later calls whose wait in that memory would fail are refused.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
 /// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
 /// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_PEER_GONE` for a
 /// counter that is not reached and whose memory was mapped by a process that has ended without closing it, and then
 /// nothing is enqueued; `MP_ERROR_INVALID_ARGUMENT` when `signals` is NULL and `count` is not 0.
-mp_status_t mp_stream_wait_signals(mp_context_t context,
-                                   mp_stream_t stream,
-                                   const mp_signal_t *signals,
-                                   size_t count);
+mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
 
 /// Says that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed: when a
 /// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
-/// it, and whoever synchronises is told, as `mp_stream_wait_signals` says. So a kernel that polls such a counter, for a
+/// it, and whoever synchronises any stream is told, as `mp_stream_wait_signals` says of captured waits. So a kernel that polls such a counter, for a
 /// value that no process raises it to, learns that it waits in vain. Does not wait, and enqueues nothing; of each counter
 /// one value counts, and a call once more only looks for errors.
 ///
@@ -1157,6 +1156,11 @@ mp_status_t mp_node_destroy(mp_node_t node);
 /// to move: it may relay for others. A rank may be any number of steps ahead: no byte is written before the rank that
 /// receives it has come to the step in its stream. Steps follow each other, whatever streams and threads they are
 /// enqueued in. A stream that is being captured gets the step as part of its graph.
+///
+/// All ranks enqueue steps of plans that share a stream in the same order, or they wait for each other for ever. Outside
+/// of captures, `mp_execute` finds that two ranks that wait for each other differ (plans without partitions, at most 255
+/// steps apart): it refuses the step with `MP_ERROR_INVALID_ARGUMENT`, and the plan ends on both with
+/// `MP_ERROR_PEER_GONE`.
 ///
 /// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
 /// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map.

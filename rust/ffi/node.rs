@@ -117,6 +117,11 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 /// receives it has come to the step in its stream. Steps follow each other, whatever streams and threads they are
 /// enqueued in. A stream that is being captured gets the step as part of its graph.
 ///
+/// All ranks enqueue steps of plans that share a stream in the same order, or they wait for each other for ever. Outside
+/// of captures, `mp_execute` finds that two ranks that wait for each other differ (plans without partitions, at most 255
+/// steps apart): it refuses the step with `MP_ERROR_INVALID_ARGUMENT`, and the plan ends on both with
+/// `MP_ERROR_PEER_GONE`.
+///
 /// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
 /// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map.
 #[unsafe(no_mangle)]

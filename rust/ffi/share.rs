@@ -209,11 +209,12 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 ///
 /// When a process that has mapped a counter's memory ends without closing it, waits in that memory that are not
 /// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
-/// other streams that comes after it. How a caller joins streams is not known here, so every stream of the context
-/// counts as one that may have come after: the next `mp_stream_synchronize` of each returns `MP_ERROR_PEER_GONE`, once
-/// for each such process, after the stream's work has finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return
-/// it for what was enqueued before its stream was told in one of these ways. Waits that are satisfied are not concerned,
-/// and while no wait fails nobody is told. Later calls whose wait in that memory would fail are refused.
+/// other streams that comes after it. The next `mp_stream_synchronize` of a stream that waits in that allocation, or
+/// that has come after such a one by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE`, once, after its work has
+/// finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
+/// in one of these ways. Other streams are not concerned; streams that the caller joins by CUDA's own events are not
+/// known to come after. In which stream a graph is launched is not known either: of waits that were captured every
+/// stream is told. Later calls whose wait in that memory would fail are refused.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
 /// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
@@ -235,7 +236,7 @@ pub unsafe extern "C" fn mp_stream_wait_signals(
 
 /// Says that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed: when a
 /// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
-/// it, and whoever synchronises is told, as `mp_stream_wait_signals` says. So a kernel that polls such a counter, for a
+/// it, and whoever synchronises any stream is told, as `mp_stream_wait_signals` says of captured waits. So a kernel that polls such a counter, for a
 /// value that no process raises it to, learns that it waits in vain. Does not wait, and enqueues nothing; of each counter
 /// one value counts, and a call once more only looks for errors.
 ///

@@ -44,9 +44,8 @@ pub extern "C" fn mp_stream_destroy(context: mp_context_t, stream: mp_stream_t) 
 /// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. Any thread, host
 /// functions excepted.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` when a stream of the context has waited in vain for the
-/// signals of a process that has ended, once for each stream and process (see `mp_stream_wait_signals`); any other error
-/// is that of work in the stream.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` when the stream, or one that it has come after, has waited in
+/// vain for signals or in a node plan, once (see `mp_stream_wait_signals`); any other error is that of work in the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| Ok(find(context)?.synchronize_stream(stream_of(stream))?))
@@ -204,7 +203,7 @@ pub extern "C" fn mp_event_record(context: mp_context_t, event: mp_event_t, stre
 /// Blocks until the work that `event` stands for has finished. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` as `mp_stream_synchronize`, but every time until the event is
-/// recorded in a stream that was told; for an event of CUDA's own once.
+/// recorded in a stream that was told; for an event of CUDA's own once, if `mp_event_record` has recorded it.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_event_synchronize(context: mp_context_t, event: mp_event_t) -> mp_status_t {
     guard(|| Ok(find(context)?.synchronize_event(event_of(event))?))

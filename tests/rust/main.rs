@@ -20,6 +20,7 @@ mod kernel;
 mod killed;
 mod messages;
 mod node;
+mod node_losses;
 mod node_plans;
 mod nvtx;
 mod partitions;

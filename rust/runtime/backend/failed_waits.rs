@@ -1,31 +1,71 @@
-//! Failed waits: a process that was to raise a counter has ended, and streams that waited for it have gone on without its bytes.
+//! Failed waits: a process that was to raise a counter has ended or has left, and streams that waited for it have gone on without its bytes.
 //!
-//! Work behind such a wait used bytes that never came, and so did work of other streams that were joined by events. On CUDA the library
-//! does not see the caller's events, so a failed wait is reported on every stream: the next wait for it returns
-//! [`BackendError::PeerGone`], once for each peer.
+//! Work behind such a wait used bytes that never came, and so did work of streams that were joined to its own. So whoever waits for a stream is
+//! told of each allocation in which it waited in vain, or a stream that it was joined to by events of this backend: [`BackendError::PeerGone`],
+//! once for each stream and allocation. Other streams are not concerned. How the caller joins streams by the driver's own events is not known
+//! here; nor is which streams wait where graphs and the caller's kernels do, and of those losses every stream is told.
 //!
-//! An execution or an event reports every failure that had not been reported on its stream when it was enqueued.
+//! An execution or an event goes by what its stream was behind when it was enqueued, and had not been told of.
 //!
-//! While no peer is lost, all of this costs one load.
+//! While no stream waits for anybody, all of this costs one load.
 
 use super::{BackendError, Signal};
-use std::collections::HashMap;
+use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A process that had mapped memory of this one, and has ended without closing it.
+/// Who will not raise counters any more that it was to raise.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
-    /// Its number, which another process may get after it.
+    /// The number of its process, which another process may get after it.
     pub process: i32,
-    /// Its connection, which is no other's.
-    pub connection: u64,
+    /// What it has left, where that is a node plan.
+    pub left: Option<LeftPlan>,
+}
+
+/// A node plan that a rank takes no further part in, and in which this rank has come further.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct LeftPlan {
+    /// Its number among those of its node, from 1.
+    pub plan: u64,
+    /// The first step that waits in vain here, from 1, as far as is known.
+    pub step: u64,
+    /// Why the rank has left.
+    pub why: Leave,
+}
+
+/// Why a rank takes no further part in a node plan.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Its process has ended, or its context was destroyed before the plan.
+    Ended,
+    /// It has destroyed the plan after so many steps.
+    Destroyed(u64),
+    /// The same, and waits of its own had failed.
+    Failed(u64),
+    /// It has enqueued this other plan of the node and the plan in one stream in another order.
+    Order(u64),
 }
 
 impl fmt::Display for LostPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}, which had mapped this memory, has ended or destroyed its context without closing it", self.process)
+        let process = self.process;
+        let Some(LeftPlan { plan, step, why }) = self.left else {
+            return write!(f, "process {process}, which had mapped this memory, has ended or destroyed its context without closing it");
+        };
+        write!(f, "step {step} of node plan {plan} waits in vain: process {process} ")?;
+        match why {
+            Leave::Ended => write!(f, "has ended, or has destroyed its context, without destroying the plan"),
+            Leave::Destroyed(steps) => write!(f, "has destroyed the plan after {steps} steps"),
+            Leave::Failed(steps) => write!(f, "has destroyed the plan after {steps} steps, of which some had failed"),
+            Leave::Order(other) => write!(
+                f,
+                "has enqueued node plans {plan} and {other} in one stream in another order than this rank; enqueue node plans that share a stream in \
+                 the same order on all ranks"
+            ),
+        }
     }
 }
 
@@ -43,7 +83,10 @@ pub struct FailedWait {
 impl fmt::Display for FailedWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FailedWait { wanted: Signal { counter, value }, now, peer } = self;
-        write!(f, "the signal at {counter:#x} stands at {now} and was waited for to reach {value}: {peer}")
+        if peer.left.is_none() {
+            write!(f, "the signal at {counter:#x} stands at {now} and was waited for to reach {value}: ")?;
+        }
+        peer.fmt(f)
     }
 }
 
@@ -54,80 +97,197 @@ impl FailedWait {
     }
 }
 
-/// The peers that a backend has lost while its streams waited for them, and who has been told.
+/// Where the streams of a backend wait, which of these waits have failed, and who has been told.
 #[derive(Debug, Default)]
 pub(crate) struct FailedWaits {
-    /// How many peers: the length of `WaitsState::lost`, read without the lock.
+    /// Streams that are behind waits, and losses that all are told of: nobody takes the lock while there are none.
     count: AtomicUsize,
     state: Mutex<WaitsState>,
 }
 
+/// Numbers of allocations.
+type Allocations = SmallVec<[u64; 2]>;
+
 #[derive(Debug, Default)]
 struct WaitsState {
-    /// The first failed wait for each peer, oldest first.
-    lost: Vec<FailedWait>,
-    /// How many of these each stream has been told.
-    told: HashMap<u64, usize>,
+    /// What each stream is behind: an allocation in which it waits, or a stream that it was joined to, and when that was noted last.
+    behind: HashMap<u64, SmallVec<[(u64, u64); 2]>>,
+    /// Counts what is noted.
+    now: u64,
+    /// Allocations in which graphs wait, or the caller's kernels.
+    unseen: HashSet<u64>,
+    /// The first failed wait in each allocation.
+    lost: HashMap<u64, FailedWait>,
+    /// Those of `unseen` among them.
+    for_all: Allocations,
+    /// Streams and allocations: of which loss each was told.
+    told: HashSet<(u64, u64)>,
 }
 
-/// What a stream had been told when work was enqueued in it.
-#[derive(Copy, Clone, Debug, Default)]
-pub(crate) struct Told {
-    failed: usize,
-    /// Not known where nothing was lost, because asking costs something.
+/// What work comes after: what its stream was behind when it was enqueued.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Behind {
+    allocations: Allocations,
+    /// Losses for all that the stream had been told of.
+    told: Allocations,
+    /// Not known where no stream waits, because asking costs something.
     stream: Option<u64>,
 }
 
-impl FailedWaits {
-    fn state(&self) -> MutexGuard<'_, WaitsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// When a wait for a stream began, by the count of what was noted.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Began(u64);
 
-    /// Notes a failed wait, before its stream goes on. Only the first for a peer is an event: a loop may have enqueued thousands.
-    pub fn note(&self, wait: FailedWait) {
-        let mut state = self.state();
-        if state.lost.iter().any(|earlier| earlier.peer == wait.peer) {
-            log::debug!("{wait}");
-            return;
+impl WaitsState {
+    fn note(&mut self, stream: u64, allocations: impl Iterator<Item = u64>) {
+        let behind = self.behind.entry(stream).or_default();
+        for allocation in allocations.filter(|allocation| !self.told.contains(&(stream, *allocation))) {
+            self.now += 1;
+            match behind.iter_mut().find(|(known, _)| *known == allocation) {
+                Some((_, noted)) => *noted = self.now,
+                None => behind.push((allocation, self.now)),
+            }
         }
-        log::error!("{wait}; streams that wait for it go on without its bytes, and whoever synchronises them is told");
-        state.lost.push(wait);
-        self.count.store(state.lost.len(), Ordering::Release);
-    }
-
-    /// What work that is enqueued now in a stream comes after. `stream` is a number that no other stream has.
-    pub fn told(&self, stream: impl FnOnce() -> u64) -> Told {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return Told::default();
+        if behind.is_empty() {
+            self.behind.remove(&stream);
         }
-        let stream = stream();
-        Told { failed: self.state().told.get(&stream).copied().unwrap_or(0), stream: Some(stream) }
     }
 
-    /// Tells whoever has waited for a stream of the peers that were lost and that it was not told of.
-    pub fn report(&self, stream: impl FnOnce() -> u64) -> Result<(), BackendError> {
-        self.report_since(self.told(stream))
-    }
-
-    /// The same for whoever has waited for work that was enqueued when its stream had told this.
-    pub fn report_since(&self, told: Told) -> Result<(), BackendError> {
-        if self.count.load(Ordering::Acquire) <= told.failed {
+    /// Of what was lost among `allocations` and for all, an error that names each once; and whoever waits for the stream has been told.
+    fn tell(&mut self, stream: Option<u64>, allocations: impl Iterator<Item = u64>) -> Result<(), BackendError> {
+        let lost: Allocations = allocations.filter(|allocation| self.lost.contains_key(allocation)).collect();
+        if lost.is_empty() {
             return Ok(());
         }
-        let mut state = self.state();
-        let lost = state.lost.len();
-        if let Some(stream) = told.stream {
-            state.told.insert(stream, lost);
+        if let Some(stream) = stream {
+            self.told.extend(lost.iter().map(|allocation| (stream, *allocation)));
+            if let Some(behind) = self.behind.get_mut(&stream) {
+                behind.retain(|(allocation, _)| !lost.contains(allocation));
+            }
         }
-        let texts: Vec<String> = state.lost[told.failed..].iter().map(FailedWait::to_string).collect();
+        let texts: Vec<String> = lost.iter().filter_map(|allocation| self.lost.get(allocation)).map(FailedWait::to_string).collect();
         Err(BackendError::PeerGone(texts.join("; ")))
+    }
+}
+
+impl FailedWaits {
+    /// Calls `work` with the state, and counts anew.
+    fn with<T>(&self, work: impl FnOnce(&mut WaitsState) -> T) -> T {
+        let mut state: MutexGuard<'_, WaitsState> = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = work(&mut state);
+        self.count.store(state.behind.len() + state.for_all.len(), Ordering::Release);
+        done
+    }
+
+    fn is_idle(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// A stream is about to wait in these allocations. `stream` is a number that no other stream has.
+    pub fn wait(&self, stream: u64, allocations: impl Iterator<Item = u64>) {
+        self.with(|state| state.note(stream, allocations));
+    }
+
+    /// Graphs wait in this allocation, or kernels of the caller: in which streams is not known.
+    pub fn wait_unseen(&self, allocation: u64) {
+        self.with(|state| state.unseen.insert(allocation));
+    }
+
+    /// A stream comes after other work from now on.
+    pub fn join(&self, stream: impl FnOnce() -> u64, other: &Behind) {
+        if !other.allocations.is_empty() {
+            let stream = stream();
+            self.with(|state| state.note(stream, other.allocations.iter().copied()));
+        }
+    }
+
+    /// Notes a failed wait in an allocation, before its stream goes on. Only the first is an event: a loop may have enqueued thousands.
+    pub fn note(&self, allocation: u64, wait: FailedWait) {
+        self.with(|state| {
+            if state.lost.contains_key(&allocation) {
+                log::debug!("{wait}");
+                return;
+            }
+            log::error!("{wait}; streams that wait for it go on without its bytes, and whoever synchronises them is told");
+            state.lost.insert(allocation, wait);
+            if state.unseen.contains(&allocation) {
+                state.for_all.push(allocation);
+            }
+        });
+    }
+
+    /// What work that is enqueued now in a stream comes after.
+    pub fn behind(&self, stream: impl FnOnce() -> u64) -> Behind {
+        if self.is_idle() {
+            return Behind::default();
+        }
+        let stream = stream();
+        self.with(|state| Behind {
+            allocations: state.behind.get(&stream).into_iter().flatten().map(|(allocation, _)| *allocation).collect(),
+            told: state.for_all.iter().copied().filter(|allocation| state.told.contains(&(stream, *allocation))).collect(),
+            stream: Some(stream),
+        })
+    }
+
+    /// Before a wait for a stream: what was noted by now is satisfied when that ends, or has failed.
+    pub fn begin(&self) -> Began {
+        Began(if self.is_idle() { 0 } else { self.with(|state| state.now) })
+    }
+
+    /// Tells whoever has waited for a stream of what it waited for in vain and that it was not told of.
+    pub fn report(&self, stream: impl FnOnce() -> u64, began: Began) -> Result<(), BackendError> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        let stream = stream();
+        self.with(|state| {
+            let behind: Allocations = state.behind.get(&stream).into_iter().flatten().map(|(allocation, _)| *allocation).collect();
+            let for_all = state.for_all.iter().copied().filter(|lost| !behind.contains(lost) && !state.told.contains(&(stream, *lost)));
+            let all: Allocations = behind.iter().copied().chain(for_all).collect();
+            let told = state.tell(Some(stream), all.into_iter());
+            if let Some(behind) = state.behind.get_mut(&stream) {
+                behind.retain(|(_, noted)| *noted > began.0);
+                if behind.is_empty() {
+                    state.behind.remove(&stream);
+                }
+            }
+            told
+        })
+    }
+
+    /// The same for whoever has waited for work.
+    pub fn report_behind(&self, work: &Behind) -> Result<(), BackendError> {
+        if self.is_idle() && work.allocations.is_empty() {
+            return Ok(());
+        }
+        self.with(|state| {
+            let for_all = state.for_all.iter().filter(|lost| !work.told.contains(lost) && !work.allocations.contains(lost));
+            let all: Allocations = work.allocations.iter().chain(for_all).copied().collect();
+            state.tell(work.stream, all.into_iter())
+        })
     }
 
     /// The stream is no more, and its number may be another's.
     pub fn forget(&self, stream: impl FnOnce() -> u64) {
-        if self.count.load(Ordering::Acquire) > 0 {
-            self.state().told.remove(&stream());
+        if self.is_idle() && self.with(|state| state.told.is_empty()) {
+            return;
         }
+        let stream = stream();
+        self.with(|state| {
+            state.behind.remove(&stream);
+            state.told.retain(|(told, _)| *told != stream);
+        });
+    }
+
+    /// The allocation is no more. What was lost in it is told all the same.
+    pub fn forget_allocation(&self, allocation: u64) {
+        self.with(|state| {
+            state.unseen.remove(&allocation);
+            if !state.lost.contains_key(&allocation) {
+                state.behind.values_mut().for_each(|behind| behind.retain(|(known, _)| *known != allocation));
+                state.behind.retain(|_, behind| !behind.is_empty());
+            }
+        });
     }
 }
 
@@ -135,8 +295,8 @@ impl FailedWaits {
 mod tests {
     use super::*;
 
-    fn wait_for(process: i32, connection: u64) -> FailedWait {
-        FailedWait { wanted: Signal { counter: 0x1000, value: 7 }, now: 3, peer: LostPeer { process, connection } }
+    fn wait_for(process: i32) -> FailedWait {
+        FailedWait { wanted: Signal { counter: 0x1000, value: 7 }, now: 3, peer: LostPeer { process, left: None } }
     }
 
     #[track_caller]
@@ -147,47 +307,106 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_stream_is_told_once_of_each_peer() {
-        let failed = FailedWaits::default();
-        let nobody_asks = || -> u64 { unreachable!("nothing is lost, so which stream it is does not matter") };
-        failed.report(nobody_asks).expect("nothing is lost");
-        failed.forget(nobody_asks);
-        let before = failed.told(nobody_asks);
-
-        for _ in 0..3 {
-            failed.note(wait_for(41, 1));
-        }
-        let text = said(failed.report(|| 1));
-        assert_eq!(text.matches("stands at 3 and was waited for to reach 7: process 41").count(), 1, "{text}");
-        failed.report(|| 1).expect("stream 1 was told");
-        said(failed.report(|| 2));
-
-        // The number of a process is given out again; a second end is a second loss.
-        failed.note(wait_for(41, 2));
-        failed.note(wait_for(42, 3));
-        let text = said(failed.report(|| 1));
-        assert_eq!((text.matches("process 41").count(), text.matches("process 42").count()), (1, 1), "{text}");
-        failed.report(|| 1).expect("stream 1 was told");
-        let text = said(failed.report(|| 3));
-        assert_eq!(text.matches("process 41").count(), 2, "{text}");
-        // What was enqueued before the first loss has its own to say, whatever its stream was told since.
-        assert_eq!(said(failed.report_since(before)), text);
+    fn report(failed: &FailedWaits, stream: u64) -> Result<(), BackendError> {
+        failed.report(|| stream, failed.begin())
     }
 
     #[test]
-    fn work_goes_by_what_its_stream_had_heard() {
+    fn streams_that_wait_where_a_peer_is_lost_are_told_once_and_no_others() {
         let failed = FailedWaits::default();
-        failed.note(wait_for(1, 1));
-        let early = failed.told(|| 5);
-        said(failed.report_since(early));
-        failed.report(|| 5).expect("the stream was told by way of its work");
-        said(failed.report_since(early));
-        let late = failed.told(|| 5);
-        failed.report_since(late).expect("its stream had been told before");
-        failed.note(wait_for(2, 2));
-        assert!(said(failed.report_since(late)).contains("process 2"));
-        failed.forget(|| 5);
-        said(failed.report(|| 5));
+        let nobody_asks = || -> u64 { unreachable!("nobody waits, so which stream it is does not matter") };
+        failed.report(nobody_asks, failed.begin()).expect("nobody waits");
+        failed.forget(nobody_asks);
+        let before = failed.behind(nobody_asks);
+
+        failed.wait(1, [10, 11].into_iter());
+        failed.wait(2, [11].into_iter());
+        let [first, second] = [1, 2].map(|stream| failed.behind(|| stream));
+        for _ in 0..3 {
+            failed.note(10, wait_for(41));
+        }
+        let text = said(report(&failed, 1));
+        assert_eq!(text.matches("stands at 3 and was waited for to reach 7: process 41").count(), 1, "{text}");
+        report(&failed, 1).expect("stream 1 was told");
+        for stream in [2, 3] {
+            report(&failed, stream).expect("it waits elsewhere, or not at all");
+        }
+        // What was enqueued before the loss has its own to say, whatever its stream was told since.
+        assert_eq!(said(failed.report_behind(&first)), text);
+        failed.report_behind(&second).expect("it waits elsewhere");
+        failed.report_behind(&before).expect("it came before all waits");
+        failed.report_behind(&failed.behind(|| 1)).expect("its stream had been told before");
+        // Nor is a stream told that has ended its waits there, though it was joined to one that fails now.
+        failed.wait(1, [11].into_iter());
+        report(&failed, 2).expect("its waits are over");
+        failed.note(11, wait_for(42));
+        report(&failed, 2).expect("its waits are over");
+        assert!(said(report(&failed, 1)).contains("process 42"));
+    }
+
+    #[test]
+    fn a_wait_that_begins_while_another_thread_waits_for_the_stream_is_not_taken_for_satisfied() {
+        let failed = FailedWaits::default();
+        failed.wait(1, [10].into_iter());
+        let began = failed.begin();
+        failed.wait(1, [10, 11].into_iter());
+        failed.report(|| 1, began).expect("nothing is lost");
+        failed.note(10, wait_for(41));
+        failed.note(11, wait_for(42));
+        let text = said(report(&failed, 1));
+        assert!(text.contains("process 41") && text.contains("process 42"), "{text}");
+    }
+
+    #[test]
+    fn streams_that_are_joined_to_one_that_waits_in_vain_are_told_once_however_often_they_are_joined() {
+        let failed = FailedWaits::default();
+        failed.wait(1, [10].into_iter());
+        let event = failed.behind(|| 1);
+        failed.join(|| 2, &event);
+        failed.note(10, wait_for(41));
+        said(failed.report_behind(&failed.behind(|| 2)));
+        for _ in 0..3 {
+            failed.join(|| 2, &failed.behind(|| 1));
+            report(&failed, 2).expect("it was told by way of its work");
+        }
+        // One that joins what has ended long since comes after it all the same, and so does one that has the number of another.
+        for _ in 0..2 {
+            failed.join(|| 3, &event);
+            said(report(&failed, 3));
+            failed.forget(|| 3);
+        }
+    }
+
+    #[test]
+    fn of_what_graphs_and_kernels_wait_for_every_stream_is_told_once() {
+        let failed = FailedWaits::default();
+        failed.wait_unseen(10);
+        let early = failed.behind(|| 5);
+        failed.note(10, wait_for(41));
+        for stream in [5, 6] {
+            said(report(&failed, stream));
+            report(&failed, stream).expect("it was told");
+            failed.report_behind(&failed.behind(|| stream)).expect("its stream had been told before");
+        }
+        said(failed.report_behind(&early));
+    }
+
+    #[test]
+    fn memory_that_goes_is_forgotten_where_nobody_was_lost() {
+        let failed = FailedWaits::default();
+        failed.wait(1, [10, 11].into_iter());
+        failed.note(10, wait_for(41));
+        [10, 11].into_iter().for_each(|allocation| failed.forget_allocation(allocation));
+        said(report(&failed, 1));
+        assert!(failed.is_idle());
+    }
+
+    #[test]
+    fn what_a_rank_has_left_is_named_with_its_step_and_only_an_end_is_called_one() {
+        let said = |why| LostPeer { process: 41, left: Some(LeftPlan { plan: 3, step: 5, why }) }.to_string();
+        let text = said(Leave::Destroyed(4));
+        assert_eq!(text, "step 5 of node plan 3 waits in vain: process 41 has destroyed the plan after 4 steps");
+        assert!(said(Leave::Ended).contains("has ended") && !said(Leave::Failed(4)).contains("ended"));
+        assert!(said(Leave::Order(2)).contains("node plans 3 and 2"));
     }
 }

@@ -8,7 +8,7 @@ mod plan_state;
 mod shared;
 
 pub use crate::topology::MemoryKind;
-pub use failed_waits::{FailedWait, LostPeer};
+pub use failed_waits::{FailedWait, Leave, LeftPlan, LostPeer};
 pub use plan_state::PlanState;
 pub(crate) use plan_state::ProgramKey;
 pub use shared::{PAYLOAD_BYTES, Shared};
@@ -333,8 +333,8 @@ pub trait Backend: Send + Sync {
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Streams that this backend holds on `device`, the default stream not among them; 0 for a device that does not exist.
     fn stream_count(&self, device: DeviceId) -> u64;
-    /// Blocks until all work enqueued so far has finished. [`BackendError::PeerGone`], once for each peer, where a wait for signals of any
-    /// stream of this backend has failed: this stream may have come after it.
+    /// Blocks until all work enqueued so far has finished. [`BackendError::PeerGone`], once for each allocation, where a wait there has failed in
+    /// this stream or in one that it was joined to, or in a graph, whose stream is not known.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Runs `work` on a CPU thread in stream order, and drops it after that. `work` may block; other streams go on. In a stream that is
     /// being captured it is the graph's: it runs at each launch, and is dropped when the graph and what was instantiated of it are gone,
@@ -414,6 +414,10 @@ pub trait Backend: Send + Sync {
         let _ = (stream, signals, by);
         Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
     }
+    /// A number of a stream that no other has while it lives.
+    fn stream_number(&self, stream: StreamHandle) -> u64 {
+        stream.0 as u64
+    }
     /// The device of a stream; [`DeviceId::HOST`] for a default stream, which is of no device for good.
     fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {
         let _ = stream;
@@ -468,8 +472,9 @@ pub trait Backend: Send + Sync {
     }
     /// Kernels of the caller's wait for these counters, from now until their memory is freed: [`fail_waits`](Backend::fail_waits) raises each that is
     /// below its value then, as that of a wait. An error where a process that might have raised one has ended, and then none is entered.
-    fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), BackendError> {
-        let _ = signals;
+    /// Whoever synchronises any stream is told, unless `streams_wait` in the same allocation, which are told.
+    fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
+        let _ = (signals, streams_wait);
         Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
     }
     /// The address at which kernels of a device reach what lies at `address`, memory of another process that is mapped here.
@@ -504,8 +509,8 @@ pub trait Backend: Send + Sync {
     fn raise_signal(&self, signal: Signal) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(signal.counter))
     }
-    /// A process that might have raised counters in this allocation has ended. Waits for counters there that are not reached by then
-    /// end, now and later: no stream waits for ever, and whoever waits for the stream gets [`BackendError::PeerGone`] once.
+    /// A process that might have raised counters in this allocation has ended, or has left. Waits for counters there that are not reached by
+    /// then end, now and later: no stream waits for ever, and whoever waits for the stream gets [`BackendError::PeerGone`] once.
     fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
         let _ = (allocation, peer);
     }

@@ -37,7 +37,7 @@ impl Context {
     pub fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Wait)?;
-        Ok(self.backend().kernel_wait_signals(signals)?)
+        Ok(self.backend().kernel_wait_signals(signals, false)?)
     }
 
     /// Host memory for `count` counters, at most [`MOST_SIGNALS`], each of which stands at 0. An allocation as any other.

@@ -120,9 +120,11 @@ impl Backend for CudaBackend {
     }
 
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        let failed_waits = &self.0.sharing.failed_waits;
+        let began = failed_waits.begin();
         // SAFETY: the caller's stream.
         self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.gpus.driver, cuStreamSynchronize(raw)) })?;
-        self.0.sharing.failed_waits.report_since(self.0.told(stream))
+        failed_waits.report(|| self.0.number_of(stream), began)
     }
 
     /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
@@ -253,8 +255,16 @@ impl Backend for CudaBackend {
         self.0.raise_signals(stream, signals)
     }
 
-    fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), BackendError> {
-        self.0.sharing.capture_waits(signals.iter().copied())
+    fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
+        let sharing = &self.0.sharing;
+        let allocations = signals.iter().filter_map(|wanted| sharing.locate(wanted.counter)).filter(|_| !streams_wait);
+        allocations.for_each(|allocation| sharing.failed_waits.wait_unseen(allocation.id));
+        sharing.capture_waits(signals.iter().copied())
+    }
+
+    fn stream_number(&self, stream: StreamHandle) -> u64 {
+        let found = self.0.streams.find(&self.0.gpus, stream);
+        found.ok().and_then(|found| found.number).unwrap_or_else(|| self.0.number_of(stream))
     }
 
     fn address_for(&self, device: DeviceId, address: u64) -> Result<u64, BackendError> {

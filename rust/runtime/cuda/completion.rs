@@ -6,7 +6,7 @@ use super::owner::Owner;
 use super::streams::Start;
 use super::timing::Timing;
 use super::verify::Verdict;
-use crate::backend::failed_waits::Told;
+use crate::backend::failed_waits::Behind;
 use crate::backend::{BackendError, CompletionState, OpTimes, not_timed};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +24,8 @@ pub(super) struct Finished {
     /// What comparing bytes has found, where that was asked for.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
-    /// What the stream had been told when it was enqueued.
-    told: Told,
+    /// What the stream was behind when it was enqueued.
+    behind: Behind,
     /// Whether somebody has seen it done.
     is_seen_done: AtomicBool,
 }
@@ -41,8 +41,9 @@ enum Timed {
 impl Finished {
     /// The end of an execution from `start`, for which `mark` stands: one of the GPU of its stream.
     pub fn new(owner: Arc<dyn Owner>, mark: Mark, start: &Start, verdict: Option<Arc<Verdict>>) -> Finished {
-        let &Start { gpu, number, told } = start;
-        Finished { mark, owner, gpu, stream: number, verdict, timed: Mutex::new(Timed::No), told, is_seen_done: AtomicBool::new(false) }
+        let &Start { gpu, number, ref behind } = start;
+        let (timed, behind) = (Mutex::new(Timed::No), behind.clone());
+        Finished { mark, owner, gpu, stream: number, verdict, timed, behind, is_seen_done: AtomicBool::new(false) }
     }
 
     /// Makes it that of another execution, which is still to be recorded, if nobody else has it and its event is of the right GPU.
@@ -52,7 +53,7 @@ impl Finished {
             return None;
         }
         end.stream = start.number;
-        end.told = start.told;
+        end.behind.clone_from(&start.behind);
         *end.is_seen_done.get_mut() = false;
         Some(self)
     }
@@ -109,7 +110,7 @@ impl CompletionState for Finished {
     fn wait(&self) -> Result<(), BackendError> {
         // SAFETY: as above.
         self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(self.event())) }.map(|()| true))?;
-        self.owner.failed_waits().report_since(self.told)
+        self.owner.failed_waits().report_behind(&self.behind)
     }
 
     fn times(&self) -> Result<OpTimes, BackendError> {

@@ -6,7 +6,7 @@
 
 use super::device::Mark;
 use super::driver::{CUevent, handle, lock};
-use crate::backend::failed_waits::Told;
+use crate::backend::failed_waits::Behind;
 use crate::backend::{BackendError, EventHandle};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,8 +20,8 @@ pub(super) struct Recording {
     pub gpu: usize,
     /// The `CUevent`. Whoever makes a stream wait for it, or waits, holds it, so that nobody records it anew meanwhile.
     pub mark: Arc<Mark>,
-    /// What the stream had been told.
-    pub told: Told,
+    /// What the stream was behind.
+    pub behind: Behind,
 }
 
 #[derive(Debug, Default)]

@@ -12,18 +12,27 @@ impl Core {
         let primary = self.gpus.primary(found.gpu)?;
         let _current = primary.enter()?;
         if !is_ours(event) {
+            // It may be recorded anew without a word to us, so it is taken for a stream by its address: streams have small numbers, or addresses of
+            // their own.
+            self.sharing.failed_waits.join(|| event.0 as u64, &self.behind(stream, &found));
             // SAFETY: the caller's event and stream.
             return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };
         }
         self.events.recorded(event)?;
-        let told = self.told_of(stream, &found);
-        let recording = Recording { gpu: found.gpu, mark: Arc::new(primary.record(stream.0)?), told };
+        let behind = self.behind(stream, &found);
+        let recording = Recording { gpu: found.gpu, mark: Arc::new(primary.record(stream.0)?), behind };
         self.events.note(event, recording)
     }
 
     pub fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
+        let recorded = if is_ours(event) { self.events.recorded(event)? } else { None };
+        let failed_waits = &self.sharing.failed_waits;
+        let behind = match &recorded {
+            Some(last) => last.behind.clone(),
+            None => failed_waits.behind(|| event.0 as u64),
+        };
+        failed_waits.join(|| self.number_of(stream), &behind);
         self.with_stream(stream, |_, stream| {
-            let recorded = if is_ours(event) { self.events.recorded(event)? } else { None };
             let raw = match &recorded {
                 Some(last) => last.mark.event(),
                 None if is_ours(event) => return Ok(()),
@@ -36,19 +45,21 @@ impl Core {
 
     pub fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
         let recorded = if is_ours(event) { self.events.recorded(event)? } else { None };
-        let (gpu, raw, told) = match &recorded {
-            Some(last) => (last.gpu, last.mark.event(), Some(last.told)),
+        let (gpu, raw) = match &recorded {
+            Some(last) => (last.gpu, last.mark.event()),
             None if is_ours(event) => return Ok(()),
-            None => (self.gpus.any_used(), raw_event(event)?, None),
+            None => (self.gpus.any_used(), raw_event(event)?),
         };
+        let failed_waits = &self.sharing.failed_waits;
+        let began = failed_waits.begin();
         self.gpus.check_alive()?;
         let _outside = OutsideCapture::enter(self.gpus.driver);
         let _current = self.gpus.primary(gpu)?.enter()?;
         // SAFETY: as above.
         unsafe { call!(self.gpus.driver, cuEventSynchronize(raw)) }?;
-        let failed_waits = &self.sharing.failed_waits;
-        // An event of the caller may have been recorded without a word to us, so it is told as a stream is, by its address: streams have
-        // small numbers, or addresses of their own.
-        failed_waits.report_since(told.unwrap_or_else(|| failed_waits.told(|| event.0 as u64)))
+        match &recorded {
+            Some(last) => failed_waits.report_behind(&last.behind),
+            None => failed_waits.report(|| event.0 as u64, began),
+        }
     }
 }

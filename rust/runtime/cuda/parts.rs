@@ -13,7 +13,7 @@ use super::reached::Reached;
 use super::sharing::Sharing;
 use super::streams::{Found, Streams};
 use super::verify::Verification;
-use crate::backend::failed_waits::{FailedWaits, Told};
+use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::{BackendError, StreamHandle};
 use std::fmt;
 use std::sync::Mutex;
@@ -56,15 +56,27 @@ impl Core {
         self.streams.with(&self.gpus, stream, work)
     }
 
-    /// Which failed waits of others whoever waits for a stream has been told of.
-    pub fn told(&self, stream: StreamHandle) -> Told {
-        let number = || self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64);
-        self.sharing.failed_waits.told(number)
+    /// A number that no other stream has; of default streams and captured ones, too.
+    pub fn number_of(&self, stream: StreamHandle) -> u64 {
+        self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64)
     }
 
-    /// The same for a stream that was found.
-    pub fn told_of(&self, stream: StreamHandle, found: &Found) -> Told {
-        found.number.map_or_else(|| self.told(stream), |number| self.sharing.failed_waits.told(|| number))
+    /// What work in a stream that was found comes after.
+    pub fn behind(&self, stream: StreamHandle, found: &Found) -> Behind {
+        self.sharing.failed_waits.behind(|| found.number.unwrap_or_else(|| self.number_of(stream)))
+    }
+
+    /// Notes that a stream is about to wait for these counters. At which launch of a graph, and in which stream, is not known.
+    pub fn note_waits(&self, stream: StreamHandle, counters: impl Iterator<Item = u64>) -> Result<(), BackendError> {
+        let found = self.streams.find(&self.gpus, stream)?;
+        let allocations = counters.filter_map(|counter| self.sharing.locate(counter)).map(|allocation| allocation.id);
+        let failed_waits = &self.sharing.failed_waits;
+        match found.number {
+            Some(number) => failed_waits.wait(number, allocations),
+            None if self.is_captured(stream)? => allocations.for_each(|allocation| failed_waits.wait_unseen(allocation)),
+            None => failed_waits.wait(self.number_of(stream), allocations),
+        }
+        Ok(())
     }
 }
 

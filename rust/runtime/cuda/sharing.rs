@@ -113,6 +113,7 @@ impl Sharing {
     pub fn release(&self, gpus: &Gpus, base: u64) -> Result<bool, BackendError> {
         let Some(held) = self.held_mut().remove(&base) else { return Ok(false) };
         lock(&self.waits).forget(&held.allocation);
+        self.failed_waits.forget_allocation(held.allocation.id);
         let bytes = held.allocation.bytes as usize;
         match held.source {
             Source::Own(_) | Source::Pinned(_) => unpin(gpus, base)?,
@@ -265,13 +266,13 @@ impl Sharing {
         let Waits { pending, captured, failed } = &mut *waits;
         for wanted in pending.extract_if(.., |wanted| contains(allocation, wanted.counter)) {
             // Before the stream goes on, so that whoever sees it finished is told.
-            if self.raise_here(wanted, |now| self.failed_waits.note(FailedWait { wanted, now, peer })) {
+            if self.raise_here(wanted, |now| self.failed_waits.note(allocation.id, FailedWait { wanted, now, peer })) {
                 failed.push(wanted);
             }
         }
         for (counter, value) in captured.extract_if(|counter, _| contains(allocation, *counter)) {
             let wanted = Signal { counter, value };
-            self.raise_here(wanted, |now| self.failed_waits.note(FailedWait { wanted, now, peer }));
+            self.raise_here(wanted, |now| self.failed_waits.note(allocation.id, FailedWait { wanted, now, peer }));
             // Reached or not: the program may set it back, and launch the graph again.
             failed.push(wanted);
         }
@@ -283,8 +284,8 @@ impl Sharing {
         let waits = lock(&self.waits);
         for &wanted in &waits.failed {
             self.raise_here(wanted, |now| {
-                if let Some(peer) = self.lost_peer(wanted.counter) {
-                    self.failed_waits.note(FailedWait { wanted, now, peer });
+                if let Some((allocation, Some(peer))) = self.at(wanted.counter, |held| (held.allocation.id, held.lost_peer)) {
+                    self.failed_waits.note(allocation, FailedWait { wanted, now, peer });
                 }
             });
         }

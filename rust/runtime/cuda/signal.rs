@@ -92,7 +92,7 @@ impl Core {
     /// earlier step, whose wait is still in the queue. So these are entered as captured waits are, once and for all.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
         raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
-        self.enter_flags(flags.iter().copied())?;
+        self.enter_flags(stream, flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
             let raises = raises.iter().map(|signal| operation(SignalOperation::Raise, *signal));
             let takes = flags.iter().flat_map(|&flag| {
@@ -105,14 +105,15 @@ impl Core {
 
     /// The same, and the flags stay up.
     pub fn await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
-        self.enter_flags(flags.iter().copied())?;
+        self.enter_flags(stream, flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
             let waits = flags.iter().map(|&flag| operation(SignalOperation::Wait, Signal { counter: flag, value: 1 }));
             self.operate_all(raw, waits)
         })
     }
 
-    fn enter_flags(&self, flags: impl Iterator<Item = u64>) -> Result<(), BackendError> {
+    fn enter_flags(&self, stream: StreamHandle, flags: impl Iterator<Item = u64> + Clone) -> Result<(), BackendError> {
+        self.note_waits(stream, flags.clone())?;
         self.sharing.capture_waits(flags.map(|flag| Signal { counter: flag, value: 1 }))
     }
 
@@ -129,12 +130,13 @@ impl Core {
                 return Ok(false);
             };
             let Some(ends) = self.ends_for_kernel(execution, gpu)? else { return Ok(false) };
-            self.enter_flags(actions.iter().filter_map(|action| if let Action::Take(flag) = action { Some(*flag) } else { None }))?;
+            let flags = actions.iter().filter_map(|action| if let Action::Take(flag) = action { Some(*flag) } else { None });
+            self.enter_flags(execution.stream, flags)?;
             let actions: SmallVec<[Segment; 16]> =
                 actions.iter().map(|action| action.segment(&ends, &execution.program.transfers)).collect();
+            let (apart, rest) = actions.split_at(grid.apart.min(actions.len()));
             // SAFETY: the GPU reaches every end, and flags are pinned memory that has one address for the CPU and all GPUs (`share`); the caller
             // keeps all of it for as long as the stream works.
-            let (apart, rest) = actions.split_at(grid.apart.min(actions.len()));
             unsafe {
                 kernel.run(self.gpus.driver, apart, ActionGrid::default(), raw)?;
                 kernel.run(self.gpus.driver, rest, grid, raw)?;
@@ -179,6 +181,12 @@ impl Core {
     fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
         // What is captured runs when the counter may have been set back.
         let is_captured = self.is_captured(stream)?;
+        let may_fail =
+            |wanted: &&Signal| is_captured || self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value));
+        let counters: SmallVec<[u64; 8]> = signals.iter().filter(may_fail).map(|wanted| wanted.counter).collect();
+        if !counters.is_empty() {
+            self.note_waits(stream, counters.into_iter())?;
+        }
         let mut waits = lock(&self.sharing.waits);
         waits.pending.retain(|wanted| self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value)));
         let mut pending = Vec::with_capacity(signals.len());

@@ -7,7 +7,7 @@
 use super::device::Primary;
 use super::driver::{CUcontext, CUstream, Current, call, handle, lock};
 use super::gpus::Gpus;
-use crate::backend::failed_waits::{FailedWaits, Told};
+use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::{BackendError, StreamHandle};
 use crate::topology::DeviceId;
 use std::cell::Cell;
@@ -41,13 +41,13 @@ pub(super) struct Found {
 }
 
 /// The stream of an execution when the execution was enqueued.
-#[derive(Copy, Clone, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Start {
     pub gpu: usize,
     /// [`Found::number`].
     pub number: Option<u64>,
-    /// Which failed waits whoever waits for it had been told of.
-    pub told: Told,
+    /// What it was behind.
+    pub behind: Behind,
 }
 
 /// The GPUs of streams that were met, by a number: one word for each, which holds both.
@@ -124,7 +124,7 @@ impl Streams {
             destroyed.insert(stream.0);
         });
         let primary = gpus.primary(gpu)?;
-        // It may be given out again, as one whose failed waits nobody has been told of.
+        // It may be given out again, as one that is behind nothing.
         failed_waits.forget(|| gpus.driver.number_of(handle(stream.0)));
         primary.retire_stream(stream.0);
         Ok(())

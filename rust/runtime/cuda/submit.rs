@@ -57,7 +57,7 @@ impl Core {
     /// Where the stream of an execution is, and whether it is being captured, if that is known.
     fn start_in(&self, execution: &Execution<'_>) -> Result<(Start, Option<bool>), BackendError> {
         let found = self.streams.find(&self.gpus, execution.stream)?;
-        Ok((Start { gpu: found.gpu, number: found.number, told: self.told_of(execution.stream, &found) }, found.is_capturing))
+        Ok((Start { gpu: found.gpu, number: found.number, behind: self.behind(execution.stream, &found) }, found.is_capturing))
     }
 
     /// Enqueues an execution, and marks its end where somebody wants to know it.

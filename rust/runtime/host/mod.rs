@@ -34,7 +34,7 @@ use self::schedule::Schedule;
 use self::streams::{StreamTable, key};
 use self::times::Times;
 use crate::backend::Shared;
-use crate::backend::failed_waits::{FailedWaits, Told};
+use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::uuid_of_number;
 use crate::backend::{
     Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, HostFunction, Identity, LostPeer, PolledList, Report,
@@ -52,8 +52,8 @@ use std::sync::{Arc, RwLock};
 struct Recorded {
     /// The end of a node, or nothing that is still to come.
     end: Option<Arc<Node<HostWork>>>,
-    /// What the stream had been told; `None` until the event is recorded.
-    told: Option<Told>,
+    /// What the stream was behind.
+    behind: Behind,
 }
 
 /// More threads than this add nothing: a few saturate a node's memory, and a program rarely has more lanes.
@@ -112,19 +112,23 @@ impl HostBackend {
         Ok(work(&mut lock(event)))
     }
 
-    /// Which failed waits were reported on a stream.
-    fn told(&self, stream: StreamHandle) -> Told {
-        self.failed_waits.told(|| stream.0 as u64)
+    /// What work in a stream comes after.
+    fn behind(&self, stream: StreamHandle) -> Behind {
+        self.failed_waits.behind(|| stream.0 as u64)
     }
 
     /// Has a stream wait for signals; and set them back, where it takes them.
     fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool) -> Result<(), BackendError> {
         self.waits.start()?;
         self.queue.start()?;
-        self.streams.with(stream, |stream| {
+        self.streams.with(stream, |found| {
+            // What is reached stays so: nothing fails.
+            let may_fail = |wanted: &&Signal| takes || !self.memory.is_reached(wanted).unwrap_or(false);
+            let allocations = signals.iter().filter(may_fail).filter_map(|wanted| self.memory.locate(wanted.counter));
+            self.failed_waits.wait(stream.0 as u64, allocations.map(|allocation| allocation.id));
             let (memory, failed_waits) = (Arc::clone(&self.memory), Arc::clone(&self.failed_waits));
             let wait = Wait { signals, takes, memory, failed_waits };
-            stream.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
+            found.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
             Ok(())
         })
     }
@@ -139,7 +143,7 @@ impl HostBackend {
             verify: execution.verify,
             times: (execution.report == Report::Times).then(|| Times::new(execution.program.ops.len())),
             failed_waits: Arc::clone(&self.failed_waits),
-            told: self.told(execution.stream),
+            behind: self.behind(execution.stream),
         };
         let node = Node::new(HostWork::Run(run), &self.queue);
         for completion in execution.after {
@@ -180,7 +184,10 @@ impl Backend for HostBackend {
     }
 
     fn free(&self, address: u64) -> Result<(), BackendError> {
-        self.memory.free(address)
+        let gone = self.memory.locate(address);
+        self.memory.free(address)?;
+        gone.into_iter().for_each(|allocation| self.failed_waits.forget_allocation(allocation.id));
+        Ok(())
     }
 
     fn frees_at_once(&self) -> bool {
@@ -215,10 +222,11 @@ impl Backend for HostBackend {
     }
 
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        let began = self.failed_waits.begin();
         if let Some(tail) = self.streams.with(stream, |stream| Ok(stream.chain.tail()))? {
             tail.wait_finished();
         }
-        self.failed_waits.report(|| stream.0 as u64)
+        self.failed_waits.report(|| stream.0 as u64, began)
     }
 
     fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
@@ -243,14 +251,15 @@ impl Backend for HostBackend {
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
         // The event's lock is held while the stream is read: of two threads that record, the later one wins with the later state.
         self.with_event(event, |recorded| {
-            let told = Some(self.told(stream));
-            *recorded = Recorded { end: self.streams.with(stream, |stream| Ok(stream.chain.tail()))?, told };
+            let behind = self.behind(stream);
+            *recorded = Recorded { end: self.streams.with(stream, |stream| Ok(stream.chain.tail()))?, behind };
             Ok(())
         })?
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
-        let awaited = self.with_event(event, |recorded| recorded.end.clone())?;
+        let Recorded { end: awaited, behind } = self.with_event(event, |recorded| recorded.clone())?;
+        self.failed_waits.join(|| stream.0 as u64, &behind);
         self.streams.with(stream, |stream| {
             if let Some(awaited) = awaited.filter(|awaited| !awaited.is_finished()) {
                 let join = Node::new(HostWork::Join, &self.queue);
@@ -262,11 +271,11 @@ impl Backend for HostBackend {
     }
 
     fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
-        let Recorded { end, told } = self.with_event(event, |recorded| recorded.clone())?;
+        let Recorded { end, behind } = self.with_event(event, |recorded| recorded.clone())?;
         if let Some(end) = end {
             end.wait_finished();
         }
-        told.map_or(Ok(()), |told| self.failed_waits.report_since(told))
+        self.failed_waits.report_behind(&behind)
     }
 
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
@@ -330,8 +339,14 @@ impl Backend for HostBackend {
         })
     }
 
-    fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), BackendError> {
-        signals.iter().try_for_each(|wanted| self.memory.kernel_wait_signal(*wanted))
+    fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
+        for wanted in signals {
+            if let Some(allocation) = self.memory.locate(wanted.counter).filter(|_| !streams_wait) {
+                self.failed_waits.wait_unseen(allocation.id);
+            }
+            self.memory.kernel_wait_signal(*wanted)?;
+        }
+        Ok(())
     }
 
     fn polled_ends(&self, _: DeviceId, _: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
@@ -356,7 +371,7 @@ impl Backend for HostBackend {
     }
 
     fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
-        self.memory.fail_waits(allocation, peer, |wait| self.failed_waits.note(wait));
+        self.memory.fail_waits(allocation, peer, |wait| self.failed_waits.note(allocation.id, wait));
     }
 
     fn lost_peer(&self, counter: u64) -> Option<LostPeer> {

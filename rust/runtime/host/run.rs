@@ -5,7 +5,7 @@ use super::memory::HostMemory;
 use super::node::Work;
 use super::schedule::Schedule;
 use super::times::Times;
-use crate::backend::failed_waits::{FailedWaits, Told};
+use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, PolledList, Signal, address};
 use crate::bridge::copy_polled_on_cpu;
 use crate::ipc::signal;
@@ -72,8 +72,8 @@ pub(super) struct Run {
     /// Where the operations note when they ran, if that was asked for.
     pub(super) times: Option<Times>,
     pub(super) failed_waits: Arc<FailedWaits>,
-    /// What its stream had been told when it was enqueued.
-    pub(super) told: Told,
+    /// What its stream was behind when it was enqueued.
+    pub(super) behind: Behind,
 }
 
 impl Work for HostWork {
@@ -144,7 +144,7 @@ impl Work for HostWork {
 
     fn tell(&self) -> Result<(), BackendError> {
         match self {
-            HostWork::Run(run) => run.failed_waits.report_since(run.told),
+            HostWork::Run(run) => run.failed_waits.report_behind(&run.behind),
             _ => Ok(()),
         }
     }
@@ -250,8 +250,9 @@ impl Wait {
         for wanted in &self.signals {
             if !self.memory.is_reached(wanted)?
                 && let Some(wait) = self.memory.failed_wait(wanted)
+                && let Some(allocation) = self.memory.locate(wanted.counter)
             {
-                self.failed_waits.note(wait);
+                self.failed_waits.note(allocation.id, wait);
             }
         }
         if self.takes {

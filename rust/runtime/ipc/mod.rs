@@ -16,6 +16,7 @@
 //! | `service` | the exporter's side: one thread for a process, from the first export to the end of the last context that exported |
 //! | `peer` | the importer's side |
 //! | [`signal`] | counters in shared memory |
+//! | `places` | where steps of node plans stand in streams |
 //! | `slot` | a send or a receive, as all ranks see it |
 //! | [`mailbox`] | which send goes to which receive |
 //! | [`traffic`] | what contexts of the node have in flight through host memory |
@@ -30,6 +31,7 @@ pub mod handle;
 pub mod mailbox;
 mod packet;
 mod peer;
+mod places;
 mod process;
 pub mod segment;
 mod service;
@@ -42,6 +44,7 @@ pub use error::IpcError;
 pub use handle::{Handle, Secret};
 pub use packet::Departure;
 pub use peer::{BoardSlot, PATIENCE, Peer};
+pub use places::{PLACES, StepPlace, StepPlaces};
 pub use process::ProcessIdentity;
 pub use service::{Export, OnLeave, Service};
 pub use slot::{Envelope, INLINE_BYTES, METADATA_BYTES, MessageSlot, Pattern, Preparation, SlotBuffer, SlotId, SlotState, SlotStatus};

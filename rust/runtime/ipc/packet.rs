@@ -60,6 +60,15 @@ pub struct Departure {
     pub steps: u64,
     /// It leaves because of a failure.
     pub has_failed: bool,
+    /// The other node plan that it has enqueued in another order; 0 for none.
+    pub order: u64,
+    /// Its process has ended, or its context is gone: it has said nothing.
+    pub has_ended: bool,
+}
+
+impl Departure {
+    /// Of an importer that is gone.
+    pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true };
 }
 
 /// The last character is the version.
@@ -96,6 +105,7 @@ impl Packet {
         } else if self.subject == Subject::Leave {
             put(24, &u32::from(self.departure.has_failed).to_le_bytes());
             put(32, &self.departure.steps.to_le_bytes());
+            put(40, &self.departure.order.to_le_bytes());
         }
         put(28, &self.slot.to_le_bytes());
         put(104, &self.secret.0);
@@ -125,7 +135,12 @@ impl Packet {
             payload: array(bytes, 40),
         });
         let departure = match subject {
-            Subject::Leave => Departure { steps: u64::from_le_bytes(array(bytes, 32)), has_failed: array::<4>(bytes, 24) != [0; 4] },
+            Subject::Leave => Departure {
+                steps: u64::from_le_bytes(array(bytes, 32)),
+                has_failed: array::<4>(bytes, 24) != [0; 4],
+                order: u64::from_le_bytes(array(bytes, 40)),
+                has_ended: false,
+            },
             _ => Departure::default(),
         };
         let is_local = shared.as_ref().is_some_and(Shared::is_local);

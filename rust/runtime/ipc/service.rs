@@ -7,13 +7,13 @@ use super::fork::{self, OfProcess, Socket};
 use super::handle::Secret;
 use super::packet::{Departure, Packet, Subject};
 use super::process::ProcessIdentity;
-use crate::backend::{Allocation, Backend, LostPeer};
+use crate::backend::{Allocation, Backend, LeftPlan, LostPeer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
@@ -34,12 +34,13 @@ pub struct Export {
     pub backend: Arc<dyn Backend>,
     /// What is exported. Its id is never another's, so memory that was freed is not mistaken for what has its address now.
     pub allocation: Allocation,
-    /// Asked when an importer leaves or ends: whether waits in this memory will then never end.
+    /// Asked when an importer leaves or ends whether waits in this memory will then never end. Where nobody is to be asked they do not, of an importer
+    /// that ends.
     pub on_leave: Option<OnLeave>,
 }
 
 /// See [`Export::on_leave`]. Runs on the thread that answers importers.
-pub type OnLeave = Arc<dyn Fn(Departure) -> bool + Send + Sync>;
+pub type OnLeave = Arc<dyn Fn(Departure) -> Option<LeftPlan> + Send + Sync>;
 
 /// What this process exports. One for all contexts: it lives from the first export until the last context that exported is gone.
 pub struct Service {
@@ -79,7 +80,7 @@ struct ExportRecord {
 /// An importer.
 struct Connection {
     socket: Socket,
-    peer: LostPeer,
+    process: i32,
     /// From its first successful request on.
     board: OnceLock<Board>,
     imported: Mutex<ImportTable>,
@@ -218,7 +219,7 @@ impl Service {
 
     /// Another context of this process leaves, as [`Peer::leave`](super::Peer::leave) says it of another process.
     pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
-        self.state.leave(key, secret, departure, LostPeer { process: self.state.origin.process as i32, connection: next_connection() });
+        self.state.leave(key, secret, departure, self.state.origin.process as i32);
         // The thread goes on failing waits that it has begun to fail.
         let _ = rustix::io::write(&self.state.wake, &1_u64.to_ne_bytes());
     }
@@ -327,8 +328,7 @@ impl ServiceState {
             Ok(peer) => (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()),
             Err(_) => return,
         };
-        let peer = LostPeer { process, connection: next_connection() };
-        let connection = Connection { socket, peer, board: OnceLock::new(), imported: Mutex::default() };
+        let connection = Connection { socket, process, board: OnceLock::new(), imported: Mutex::default() };
         let refuse = |connection: &Connection, text: String| {
             // There is always room for the first packet of a connection.
             let refusal = Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) };
@@ -351,7 +351,7 @@ impl ServiceState {
             let answer = match Packet::receive(&connection.socket, None) {
                 Ok(Some(request)) if request.subject == Subject::Import => self.answer(connection, request),
                 Ok(Some(packet)) if packet.subject == Subject::Leave => {
-                    self.leave(packet.key, packet.secret, packet.departure, connection.peer);
+                    self.leave(packet.key, packet.secret, packet.departure, connection.process);
                     continue;
                 }
                 Err(Errno::AGAIN) => return true,
@@ -416,12 +416,12 @@ impl ServiceState {
     }
 
     /// An importer takes no further part in what an allocation is for.
-    fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure, peer: LostPeer) {
+    fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure, process: i32) {
         let exported = lock(&self.exports).by_key.get(&key).filter(|exported| exported.secret == secret).cloned();
         if let Some(ExportRecord { export, .. }) = exported
-            && export.on_leave.as_ref().is_some_and(|on_leave| on_leave(departure))
+            && let Some(left) = export.on_leave.as_ref().and_then(|on_leave| on_leave(departure))
         {
-            self.fail_waits(&export, peer);
+            self.fail_waits(&export, LostPeer { process, left: Some(left) });
         }
     }
 
@@ -442,18 +442,12 @@ impl ServiceState {
         let imported = std::mem::take(&mut lock(&connection.imported).by_key);
         let left = imported.into_iter().filter(|(_, place)| !connection.has_closed(*place));
         for export in left.filter_map(|(key, _)| lock(&self.exports).by_key.get(&key).map(|exported| exported.export.clone())) {
-            let departure = Departure { steps: 0, has_failed: true };
-            if export.on_leave.as_ref().is_none_or(|on_leave| on_leave(departure)) {
-                self.fail_waits(&export, connection.peer);
+            let left = export.on_leave.as_ref().map(|on_leave| on_leave(Departure::ENDED));
+            if left != Some(None) {
+                self.fail_waits(&export, LostPeer { process: connection.process, left: left.flatten() });
             }
         }
     }
-}
-
-/// A number that no connection had before.
-fn next_connection() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 #[cfg(test)]

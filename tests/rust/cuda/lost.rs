@@ -1,4 +1,4 @@
-//! Waits in vain on the double of the driver: whatever may have come after one says so, once.
+//! Waits in vain on the double of the driver: what has come after one says so, once, and what has not says nothing.
 
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
-const PEER: LostPeer = LostPeer { process: 4711, connection: 1 };
+const PEER: LostPeer = LostPeer { process: 4711, left: None };
 
 #[track_caller]
 fn told(result: Result<(), BackendError>) {
@@ -53,7 +53,7 @@ fn backend() -> (CudaBackend, Allocation) {
 }
 
 #[test]
-fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
+fn what_has_come_after_a_wait_in_vain_says_so_once_and_other_streams_nothing() {
     let (backend, counters) = backend();
     let page = Page::new(&backend);
     let [waits, joins, other] = [GPU0, GPU1, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
@@ -66,9 +66,12 @@ fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
     backend.stream_wait_event(joins, waited).expect("enqueued");
     let early = page.copy(&backend, joins);
     backend.record_event(joined, joins).expect("recorded");
-    early.wait().expect("nobody has gone");
-    backend.synchronize_event(joined).expect("nobody has gone");
-    backend.synchronize_stream(waits).expect("nobody has gone");
+    let beside = page.copy(&backend, other);
+    // An event of the caller of which the library hears nothing.
+    let foreign = crate::backend::EventHandle(0x7000_0000);
+    for completion in [&early, &beside] {
+        completion.wait().expect("nobody has gone");
+    }
 
     backend.fail_waits(&counters, PEER);
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 5, "a GPU that waits would wait for ever");
@@ -76,24 +79,64 @@ fn whatever_may_have_come_after_a_wait_in_vain_says_so() {
     told(early.wait());
     told(backend.synchronize_event(joined));
     told(backend.synchronize_event(waited));
-    for stream in [waits, joins, other, StreamHandle(0)] {
-        told(backend.synchronize_stream(stream));
-        backend.synchronize_stream(stream).expect("it was told");
+    backend.synchronize_event(foreign).expect("it is of no stream that waits");
+    beside.wait().expect("it waits for nobody");
+    for stream in [waits, joins] {
+        backend.synchronize_stream(stream).expect("it was told by way of its work, or of its event");
         page.copy(&backend, stream).wait().expect("its stream was told");
         backend.record_event(joined, stream).expect("recorded");
         backend.synchronize_event(joined).expect("its stream was told");
     }
-    // A stream of the same handle as one that was destroyed is another one.
-    backend.destroy_stream(other).expect("a stream");
-    let again = backend.create_stream(GPU1).expect("a stream");
-    assert_eq!(again, other, "streams are used again");
-    told(page.copy(&backend, again).wait());
-    page.copy(&backend, again).wait().expect("the stream was told by way of its work");
-    backend.synchronize_stream(again).expect("the same");
-    // Events of the caller are told by their address: the driver's record says nothing to us.
-    let foreign = crate::backend::EventHandle(0x7000_0000);
-    told(backend.synchronize_event(foreign));
-    backend.synchronize_event(foreign).expect("it was told");
+    for stream in [other, StreamHandle(0), backend.create_stream(GPU0).expect("a stream")] {
+        backend.synchronize_stream(stream).expect("it waits for nobody");
+        page.copy(&backend, stream).wait().expect("it waits for nobody");
+    }
+    // One that joins what has ended long since comes after it all the same; and one of the same handle as one that was destroyed is another.
+    for _ in 0..2 {
+        let late = backend.create_stream(GPU1).expect("a stream");
+        backend.stream_wait_event(late, waited).expect("enqueued");
+        told(page.copy(&backend, late).wait());
+        page.copy(&backend, late).wait().expect("the stream was told by way of its work");
+        backend.synchronize_stream(late).expect("the same");
+        backend.destroy_stream(late).expect("a stream");
+    }
+}
+
+#[test]
+fn a_stream_whose_waits_are_over_is_not_told_of_what_others_wait_for_in_the_same_memory() {
+    let (backend, counters) = backend();
+    let [over, waits] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let step = |stream, value| {
+        backend.stream_wait_signals(stream, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("enqueued");
+    };
+    step(over, 1);
+    backend.raise_signal(Signal { counter: counters.base, value: 1 }).expect("a counter");
+    backend.synchronize_stream(over).expect("it was raised");
+    step(waits, 2);
+    backend.fail_waits(&counters, PEER);
+    backend.synchronize_stream(over).expect("its waits are over");
+    told(backend.synchronize_stream(waits));
+}
+
+#[test]
+fn flags_that_a_stream_takes_are_told_there_and_those_of_graphs_everywhere() {
+    for is_captured in [false, true] {
+        let (backend, counters) = backend();
+        let [takes, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+        double::node(|node| node.capturing = is_captured);
+        backend.stream_take_flags(takes, &[], &[counters.base]).expect("enqueued");
+        double::node(|node| node.capturing = false);
+        backend.fail_waits(&counters, PEER);
+        told(backend.synchronize_stream(takes));
+        backend.synchronize_stream(takes).expect("it was told");
+        let beside = backend.synchronize_stream(other);
+        if is_captured {
+            told(beside)
+        } else {
+            beside.expect("it takes none")
+        }
+        backend.synchronize_stream(other).expect("it was told, or need not be");
+    }
 }
 
 #[test]
@@ -119,16 +162,23 @@ fn a_counter_that_the_living_set_back_is_raised_again_until_it_is_freed() {
 }
 
 #[test]
-fn default_streams_of_two_gpus_are_told_each() {
+fn default_streams_of_two_gpus_are_two() {
     let (backend, counters) = backend();
     let core = &backend.0;
-    backend.stream_wait_signals(StreamHandle(0), &[Signal { counter: counters.base, value: 1 }], SignalWait::Operation).expect("enqueued");
-    backend.fail_waits(&counters, PEER);
-    for gpu in [0, 1] {
-        let _current = core.gpus.primary(gpu).expect("a GPU").enter().expect("current");
-        told(backend.synchronize_stream(StreamHandle(0)));
-        backend.synchronize_stream(StreamHandle(0)).expect("it was told");
+    let current = |gpu: usize| core.gpus.primary(gpu).expect("a GPU").enter().expect("current");
+    {
+        let _current = current(0);
+        let wanted = Signal { counter: counters.base, value: 1 };
+        backend.stream_wait_signals(StreamHandle(0), &[wanted], SignalWait::Operation).expect("enqueued");
     }
+    backend.fail_waits(&counters, PEER);
+    {
+        let _current = current(1);
+        backend.synchronize_stream(StreamHandle(0)).expect("it waits for nobody");
+    }
+    let _current = current(0);
+    told(backend.synchronize_stream(StreamHandle(0)));
+    backend.synchronize_stream(StreamHandle(0)).expect("it was told");
 }
 
 #[test]
@@ -233,19 +283,19 @@ fn kernels_that_wait_are_told_by_their_counter_until_its_memory_is_freed() {
     let (backend, counters) = backend();
     let stream = backend.create_stream(GPU0).expect("a stream");
     let gone = Signal { counter: counters.base, value: 1 << 40 };
-    backend.kernel_wait_signals(&[gone]).expect("entered");
-    backend.kernel_wait_signals(&[gone]).expect("once more");
+    backend.kernel_wait_signals(&[gone], false).expect("entered");
+    backend.kernel_wait_signals(&[gone], false).expect("once more");
     backend.raise_signal(Signal { value: 7, ..gone }).expect("a counter");
     backend.synchronize_stream(stream).expect("nobody has gone");
     backend.fail_waits(&counters, PEER);
     assert_eq!(backend.read_signal(gone.counter).expect("a counter"), gone.value, "a kernel that waits would wait for ever");
     told(backend.synchronize_stream(stream));
-    told(backend.kernel_wait_signals(&[gone]));
+    told(backend.kernel_wait_signals(&[gone], false));
     // Another process, which has not heard of it, and whose message the kernel has waited for before.
     backend.raise_signal(Signal { value: 8, ..gone }).expect("a counter");
     assert!(backend.fail_waits_again());
     assert_eq!(backend.read_signal(gone.counter).expect("a counter"), gone.value);
     backend.free(counters.base).expect("allocated");
     assert!(!backend.fail_waits_again(), "freed memory is looked after");
-    assert!(backend.kernel_wait_signals(&[gone]).is_err(), "no memory that the CPU reaches");
+    assert!(backend.kernel_wait_signals(&[gone], false).is_err(), "no memory that the CPU reaches");
 }

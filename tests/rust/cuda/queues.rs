@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
-const PEER: LostPeer = LostPeer { process: 4711, connection: 1 };
+const PEER: LostPeer = LostPeer { process: 4711, left: None };
 /// What goes into a queue.
 const ROOM: usize = 8;
 

@@ -4,12 +4,13 @@ use super::super::error::Error;
 use super::super::lifetime::ContextState;
 use super::super::sharing::Import;
 use super::NodeGroup;
+use super::order::PlanPlaces;
 use super::part::{Addresses, BoundPart, SmallPart};
 use super::partitioned::{PartitionWords, fill};
 use super::plan::{NodeEnd, NodeTransfer, RankRequest, Together, Window};
 use super::progress::Progress;
 use crate::backend::{ActionGrid, SignalWait};
-use crate::ipc::{Handle, OnLeave};
+use crate::ipc::{Handle, OnLeave, StepPlaces};
 use crate::plan::Place;
 use crate::program::ranks::{FlagId, Part};
 use crate::topology::DeviceId;
@@ -56,6 +57,17 @@ impl Bindings<'_> {
         self.place(place)
     }
 
+    /// Where the steps of this plan stand, here and at the ranks that this one waits for and that wait for it; `None` where there are none.
+    fn places(&self, plan: u64) -> Option<Arc<PlanPlaces>> {
+        let (rank, flags) = (self.node.rank(), &self.together.parts.flags);
+        let at = |taker: u32| Some(StepPlaces::at(self.flags.get(&taker)? + self.together.places_of(taker)?));
+        let awaited: BTreeSet<u32> = flags.iter().filter(|flag| flag.taker == rank).map(|flag| flag.raiser).collect();
+        let waiting = flags.iter().filter(|flag| flag.raiser == rank && flag.taker != rank).map(|flag| flag.taker);
+        let both: BTreeSet<u32> = waiting.filter(|taker| awaited.contains(taker)).collect();
+        let neighbours: Vec<(u32, StepPlaces)> = both.into_iter().filter_map(|other| Some((other, at(other)?))).collect();
+        if neighbours.is_empty() { None } else { Some(Arc::new(PlanPlaces { plan, own: at(rank)?, neighbours })) }
+    }
+
     /// See [`Addresses`].
     pub fn flag_address(&self, flag: FlagId) -> u64 {
         self.flag(flag)
@@ -99,6 +111,8 @@ pub(super) struct BoundRank {
     pub part: BoundPart,
     pub used: Used,
     pub words: Option<PartitionWords>,
+    /// Where its steps stand in streams, where a neighbour asks. Partitions move between two calls, which have no one place.
+    pub places: Option<Arc<PlanPlaces>>,
 }
 
 /// Memory that executions use, and that may be gone when one is asked for.
@@ -189,7 +203,10 @@ impl NodeGroup {
             let touched: Vec<u64> =
                 bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
             match Used::of(&self.context.shared, &touched) {
-                Ok(used) => Ok(BoundRank { part: bound, used, words }),
+                Ok(used) => {
+                    let places = if words.is_none() { bindings.places(progress.plan) } else { None };
+                    Ok(BoundRank { part: bound, used, words, places })
+                }
                 Err(error) => {
                     bound.release(self.context.backend());
                     Err(error)
@@ -256,11 +273,10 @@ impl NodeGroup {
                 offer.rings.push((ring, export(address, staging.bytes())?));
             }
         }
-        let flags = together.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
-        if flags > 0 {
-            let address = allocate(DeviceId::HOST, flags * FLAG_BYTES)?;
+        if let Some(places) = together.places_of(rank) {
+            let (bytes, progress) = (places + StepPlaces::BYTES, Arc::clone(progress));
+            let address = allocate(DeviceId::HOST, bytes)?;
             bindings.flags.insert(rank, address);
-            let (bytes, progress) = (flags * FLAG_BYTES, Arc::clone(progress));
             let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
             offer.flags = Some(self.context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
         }
@@ -319,6 +335,12 @@ impl NodeGroup {
 }
 
 impl Together {
+    /// Where the places of a rank's steps begin in the memory of the flags that it takes; `None` for a rank that takes none.
+    fn places_of(&self, rank: u32) -> Option<u64> {
+        let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
+        (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(StepPlaces::ALIGN))
+    }
+
     /// What each rank touches.
     fn touched(&self) -> Vec<Touched> {
         let mut all = vec![Touched::default(); self.parts.parts.len()];

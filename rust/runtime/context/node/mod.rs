@@ -12,12 +12,14 @@
 //! | `part` | one rank's part, enqueued |
 //! | [`message`] | messages between ranks, matched as MPI does |
 //! | `partitioned` | transfers that move in partitions, as these become ready |
+//! | `order` | in which order streams take steps of several plans, held against that of other ranks |
 //! | `progress` | how far a rank has come, and those that have left |
 //! | `sight` | how GPUs are joined, those out of sight included |
 
 mod binding;
 mod exchange;
 pub mod message;
+mod order;
 mod part;
 mod partitioned;
 mod partitioning;
@@ -35,6 +37,7 @@ pub use partitioning::{Agent, Partitioning};
 pub use plan::{NodeEnd, NodePlan, NodeTransfer, Window};
 
 use self::exchange::Exchange;
+use self::order::StepOrder;
 use self::rendezvous::Rendezvous;
 use super::error::Error;
 use super::lifetime::Context;
@@ -45,6 +48,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// More ranks than any node has cores.
 pub const MOST_RANKS: u32 = 1024;
@@ -69,6 +73,9 @@ pub struct NodeGroup {
     /// Of all GPUs of the node, as [`NodeGroup::gpus`] numbers them.
     machine: Arc<Machine>,
     gpus: Vec<NodeGpu>,
+    /// Plans that were asked for: of each the number.
+    plans: AtomicU64,
+    order: StepOrder,
 }
 
 /// What a rank says of itself when a node is made.
@@ -115,7 +122,14 @@ impl NodeGroup {
             let reason = format!("the topology that was found has {} GPUs, the ranks have {}", machine.gpu_count(), gpus.len());
             return Err(Error::Option { name: "topology", value: machine.topology().name.clone(), reason });
         }
-        Ok(NodeGroup { context: context.clone(), exchange, machine: Arc::new(machine), gpus })
+        Ok(NodeGroup {
+            context: context.clone(),
+            exchange,
+            machine: Arc::new(machine),
+            gpus,
+            plans: AtomicU64::new(0),
+            order: StepOrder::default(),
+        })
     }
 
     /// The same for ranks without MPI: they meet at a socket of this path, which rank 0 makes and removes. Blocks for a minute at most.

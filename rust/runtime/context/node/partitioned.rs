@@ -175,7 +175,7 @@ impl PartitionWords {
                 // Kernels that wait for them end too where the sender does.
                 let flags = (0..u64::from(partitions.count * of.writers)).map(|flag| trigger.arrived + flag * FLAG_BYTES);
                 let waits: Vec<Signal> = flags.map(|counter| Signal { counter, value: 1 }).collect();
-                at.node.context.backend().kernel_wait_signals(&waits)?;
+                at.node.context.backend().kernel_wait_signals(&waits, true)?;
             }
             if [transfer.src.rank, transfer.dst.rank].contains(&rank) {
                 triggers.insert(*name, trigger);

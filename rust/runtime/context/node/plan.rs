@@ -2,17 +2,19 @@
 
 use super::super::batch::{ByteRange, End, first_overlap};
 use super::super::config::{PlanOptions, Verify};
+use super::super::describe::nature;
 use super::super::error::Error;
 use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::binding::{BoundRank, Held, Used};
+use super::order::{Misorder, PlanPlaces};
 use super::part::BoundPart;
 use super::partitioned::{PartitionWords, Partitioned};
 use super::partitioning::{Agent, Partitioning, Settled};
 use super::progress::Progress;
 use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
-use crate::ipc::traffic;
+use crate::ipc::{Departure, traffic};
 use crate::nvtx;
 use crate::plan::{self, Options, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
@@ -111,6 +113,8 @@ pub struct NodePlan {
     used: Used,
     /// How far this rank has come, and how far others that have left.
     pub(super) progress: Arc<Progress>,
+    /// Where its steps stand in this rank's streams, where a neighbour asks.
+    places: Option<Arc<PlanPlaces>>,
     /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
     is_broken: AtomicBool,
 }
@@ -148,21 +152,35 @@ impl NodeGroup {
         partitioning: Option<Partitioning>,
         options: &PlanOptions,
     ) -> Result<NodePlan, Error> {
+        // All ranks ask alike, so all have the same number.
+        let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(options));
         let mine = resolved.and_then(|options| self.request(windows, transfers, partitioning, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = self.exchange.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike.
         let together = Together::new(self, &requests, partitioning, &options?)?;
-        let (mut held, progress) = (Held::default(), Arc::new(Progress::new()));
+        let (mut held, progress) = (Held::default(), Arc::new(Progress::new(number)));
         let made = self.bind(&requests, &together, windows, &progress, &mut held);
         match made {
-            Ok(BoundRank { part, used, words }) => {
+            Ok(BoundRank { part, used, words, places }) => {
                 let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
                 let (part, held) = (Mutex::new(part), Mutex::new(held));
                 let (domains, shared) = (host_domains(&together.plan.program), &node.context.shared);
                 let domains = if domains != 0 && shared.traffic.join(&shared.config.traffic_folder) { domains } else { 0 };
-                Ok(NodePlan { node, together, bytes, domains, part, words, held, used, progress, is_broken: AtomicBool::new(false) })
+                Ok(NodePlan {
+                    node,
+                    together,
+                    bytes,
+                    domains,
+                    part,
+                    words,
+                    held,
+                    used,
+                    progress,
+                    places,
+                    is_broken: AtomicBool::new(false),
+                })
             }
             Err(error) => {
                 self.give_back(&mut held);
@@ -377,7 +395,7 @@ impl NodePlan {
         let _open = shared.enter()?;
         let is_captured = backend.is_capturing(stream)?;
         match &self.words {
-            None => self.begin(is_captured, |part| part.enqueue(stream, is_captured, backend))?,
+            None => self.begin(stream, is_captured, |part| part.enqueue(stream, is_captured, backend))?,
             Some(words) => {
                 words.take_armed(is_captured)?;
                 let enqueued = self.unbroken()?.enqueue(stream, is_captured, backend);
@@ -400,17 +418,23 @@ impl NodePlan {
         let words = self.words()?;
         let is_captured = backend.is_capturing(stream)?;
         words.arm(is_captured)?;
-        let begun = self.begin(is_captured, |part| part.arm(stream, is_captured, backend));
+        let begun = self.begin(stream, is_captured, |part| part.arm(stream, is_captured, backend));
         begun.inspect_err(|_| words.disarm())
     }
 
     /// Enqueues the first of a step, or all of it.
-    fn begin(&self, is_captured: bool, enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>) -> Result<(), Error> {
+    fn begin(
+        &self,
+        stream: StreamHandle,
+        is_captured: bool,
+        enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
+    ) -> Result<(), Error> {
         let shared = &self.node.context.shared;
         // Two steps at once would take each other's flags.
         let mut part = self.unbroken()?;
         self.used.check(shared)?;
-        self.progress.begin(is_captured)?;
+        let step = self.progress.begin(is_captured)?;
+        self.tell_order(stream, step, is_captured)?;
         if self.domains != 0 && !is_captured {
             // The share of a node plan is settled; those that plan alone give way to it.
             shared.traffic.execute(traffic::now(), (self.together.plan.predicted * 1e9) as u64, self.domains);
@@ -420,6 +444,35 @@ impl NodePlan {
             self.is_broken.store(true, Ordering::Release);
             error.into()
         })
+    }
+
+    /// Tells the neighbours where the step stands in the stream. Refuses one that would wait for ever, since a neighbour has it before a step that
+    /// is before it here; the neighbour is told, and its step ends.
+    fn tell_order(&self, stream: StreamHandle, step: u64, is_captured: bool) -> Result<(), Error> {
+        let Some(places) = &self.places else { return Ok(()) };
+        if is_captured {
+            // How often a graph runs is not known, so steps have no numbers that others know.
+            self.node.order.forget(places);
+            return Ok(());
+        }
+        // Steps before all ranks have made a second plan come before all of that.
+        if self.node.plans.load(Ordering::Relaxed) < 2 {
+            return Ok(());
+        }
+        let number = self.node.context.backend().stream_number(stream);
+        let Err(Misorder { rank, plan: other, step: before }) = self.node.order.enqueue(places, step, number) else { return Ok(()) };
+        self.progress.take_back(false);
+        self.is_broken.store(true, Ordering::Release);
+        let departure = Departure { order: other, ..self.progress.departure(true) };
+        lock(&self.held).imports.iter().for_each(|address| self.node.context.leave_memory(*address, departure));
+        let plan = self.progress.plan;
+        let reason = format!(
+            "step {step} of node plan {plan} comes after step {before} of node plan {other} in stream {:#x}, and rank {rank} has enqueued them in one \
+             stream the other way round: both ranks would wait for ever, so the step was not enqueued. Enqueue node plans that share a stream in the \
+             same order on all ranks; destroy node plan {plan} on all, and plan again",
+            stream.0
+        );
+        Err(Error::NodeArgument { argument: c"plan", reason })
     }
 
     /// This rank's part, where the ranks are in step.
@@ -445,6 +498,7 @@ impl NodePlan {
             part.release(node.context.backend());
             (was_broken, finished)
         };
+        self.places.iter().for_each(|places| self.node.order.forget(places));
         let mut held = lock(&self.held);
         let has_failed = was_broken || missed.is_err() || finished.is_err() || self.progress.has_failed();
         let departure = self.progress.departure(has_failed);
@@ -478,8 +532,9 @@ impl NodePlan {
     /// The plan for people: what is moved, and who does it.
     pub fn describe(&self) -> String {
         let mut text = self.together.plan.describe(&self.node.machine);
+        text += nature(self.node.context.backend());
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "ranks: {} (this is {})", self.node.ranks(), self.node.rank());
+        let _ = writeln!(text, "node plan {}; ranks: {} (this is {})", self.progress.plan, self.node.ranks(), self.node.rank());
         for (rank, part) in self.together.parts.parts.iter().enumerate() {
             let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
             let gpus: Vec<String> = (0..)

@@ -242,7 +242,7 @@ impl Messenger {
             Ok::<_, Error>((address, context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec()))
         };
         // Waits in the mailbox are for many ranks: the end of one must not end them all.
-        let (address, mailbox) = share(capacity.bytes(), Arc::new(|_| false))?;
+        let (address, mailbox) = share(capacity.bytes(), Arc::new(|_| None))?;
         *own = address;
         let mut watches = Vec::new();
         for rank in 0..node.ranks() {
@@ -257,7 +257,7 @@ impl Messenger {
                 if let Some(messenger) = found.get().and_then(Weak::upgrade) {
                     messenger.lose(rank, now);
                 }
-                false
+                None
             };
             watches.push(share(8, Arc::new(on_leave))?.1);
         }
@@ -509,7 +509,7 @@ impl Messenger {
         }
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
         let held = std::mem::take(&mut *lock(&self.held));
-        let departure = Departure { steps: 0, has_failed: false };
+        let departure = Departure::default();
         held.watches.iter().for_each(|watch| self.node.context.leave_memory(*watch, departure));
         let imports = self.take_imports();
         give_back(&self.node.context, MessengerMemory { imports: held.imports.iter().copied().chain(imports).collect(), ..held });

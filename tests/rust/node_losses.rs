@@ -1,0 +1,217 @@
+//! What ranks are told of node plans that another has left, or has enqueued in another order: streams that wait for it, once, and no others.
+
+use crate::common::Random;
+use crate::node_plans::{as_ranks, context, end};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::backend::{BackendError, StreamHandle};
+use mpgpu_runtime::context::node::{NodeGroup, NodePlan, NodeTransfer, Window};
+use mpgpu_runtime::context::{Context, Error, PlanOptions, Transfer};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+const BYTES: u64 = 64 << 10;
+const GPU: DeviceId = DeviceId::gpu(0);
+
+/// Ends this program where a test hangs.
+struct Watchdog(Arc<AtomicBool>);
+
+impl Watchdog {
+    fn new(what: &'static str) -> Watchdog {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (seen, begin) = (ended.clone(), Instant::now());
+        std::thread::spawn(move || {
+            while !seen.load(Ordering::Acquire) {
+                if begin.elapsed() > Duration::from_secs(180) {
+                    eprintln!("{what}: hangs");
+                    std::process::abort();
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Watchdog(ended)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A plan in which each of `taking` sends to the next of them, and all others have no part.
+fn ring_of(node: &Arc<NodeGroup>, taking: &[u32]) -> NodePlan {
+    let allocate = || node.context().allocate(GPU, BYTES).expect("memory");
+    // Freed with the context.
+    let windows = [0, 1].map(|_| Window { address: allocate(), bytes: BYTES });
+    let place = taking.iter().position(|rank| *rank == node.rank());
+    let next = |place: usize| taking[(place + 1) % taking.len()];
+    let mine: Vec<NodeTransfer> =
+        place.map(|place| NodeTransfer { dst: end(next(place), 1, 0), src: end(node.rank(), 0, 0), bytes: BYTES }).into_iter().collect();
+    node.plan(&windows, &mine, &PlanOptions::default()).expect("a plan")
+}
+
+fn peer_gone(result: Result<(), Error>) -> String {
+    match result {
+        Err(Error::Backend(BackendError::PeerGone(text))) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A copy in a stream that has nothing to do with other ranks.
+fn copies(context: &Context, stream: StreamHandle) {
+    let [dst, src] = [0, 1].map(|_| context.allocate(GPU, BYTES).expect("memory"));
+    let plan = context.plan(&[Transfer { dst, dst_device: GPU, src, src_device: GPU, bytes: BYTES }], &PlanOptions::default());
+    plan.expect("a plan").execute(stream).expect("enqueued").wait().expect("it is told of nothing");
+    context.synchronize_stream(stream).expect("it is told of nothing");
+}
+
+#[test]
+fn a_rank_that_leaves_one_plan_early_is_told_of_to_streams_that_wait_in_it_and_to_no_others() {
+    let _watchdog = Watchdog::new("a plan left early");
+    let together = Barrier::new(2);
+    as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let [left, kept] = [0, 1].map(|_| ring_of(&node, &[0, 1]));
+        assert!(left.describe().contains("node plan 1;") && kept.describe().contains("node plan 2;"), "{}", left.describe());
+        let [in_left, in_kept, before, beside] = [0; 4].map(|_| context.create_stream(GPU).expect("a stream"));
+        // A stream that has come through a step of the plan has nothing to fear of the next.
+        left.enqueue(before).expect("enqueued");
+        context.synchronize_stream(before).expect("it ends");
+        kept.enqueue(in_kept).expect("enqueued");
+        if rank == 1 {
+            left.enqueue(in_left).expect("enqueued");
+        }
+        together.wait();
+        if rank == 0 {
+            left.destroy().expect("given back");
+        } else {
+            let told = peer_gone(context.synchronize_stream(in_left));
+            assert_eq!(
+                told,
+                format!("step 2 of node plan 1 waits in vain: process {} has destroyed the plan after 1 steps", std::process::id())
+            );
+            context.synchronize_stream(in_left).expect("it was told");
+            copies(&context, in_left);
+        }
+        for stream in [in_kept, before, beside, context.create_stream(GPU).expect("a stream"), StreamHandle(0)] {
+            context.synchronize_stream(stream).expect("it waits for nobody in the plan that was left");
+            copies(&context, stream);
+        }
+        // The other plan goes on.
+        for _ in 0..3 {
+            kept.execute(in_kept).expect("enqueued").wait().expect("both ranks take part");
+        }
+        if rank == 1 {
+            let refused = left.enqueue(in_left).expect_err("a rank has left").to_string();
+            assert!(refused.contains("node plan 1"), "{refused}");
+            // The event of the last step has it to say.
+            peer_gone(left.destroy());
+            context.synchronize_stream(in_left).expect("it was told");
+        }
+        kept.destroy().expect("given back");
+        context.close().expect("closed");
+    });
+}
+
+/// What became of steps of two plans that ranks enqueue in one stream each; `swapped` says which rank has them in the other order.
+fn enqueue_both(first: &NodePlan, second: &NodePlan, stream: StreamHandle) -> Vec<String> {
+    [first, second].into_iter().filter_map(|plan| plan.enqueue(stream).err()).map(|error| error.to_string()).collect()
+}
+
+#[test]
+fn two_plans_in_another_order_in_one_stream_are_found_and_nobody_waits() {
+    let _watchdog = Watchdog::new("two orders");
+    // At once, after steps in the same order, and where one rank is far ahead of the other.
+    for (steps_before, ahead) in [(0, false), (0, true), (5, false), (5, true), (300, true)] {
+        let enqueued = Barrier::new(2);
+        let found = as_ranks(2, |rank, seat| {
+            let context = context("beluga", Some(vec![rank]));
+            let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+            let [a, b] = [0, 1].map(|_| ring_of(&node, &[0, 1]));
+            let stream = context.create_stream(GPU).expect("a stream");
+            let in_step = |count: u64| {
+                for _ in 0..count {
+                    assert_eq!(enqueue_both(&a, &b, stream), [""; 0]);
+                }
+            };
+            in_step(steps_before);
+            context.synchronize_stream(stream).expect("all ranks have the same order");
+            enqueued.wait();
+            if ahead && rank == 1 {
+                enqueued.wait();
+            }
+            let refused = if rank == 0 { enqueue_both(&a, &b, stream) } else { enqueue_both(&b, &a, stream) };
+            if ahead && rank == 0 {
+                enqueued.wait();
+            }
+            // Whoever was refused nothing is told where it waits; whoever was refused a step goes on, or is told of the other's.
+            let waited = context.synchronize_stream(stream).err().map(|error| error.to_string());
+            let step = steps_before + 1;
+            for text in &refused {
+                for part in [format!("step {step} of node plan"), "node plan 1".into(), "node plan 2".into(), format!("rank {}", 1 - rank)]
+                {
+                    assert!(text.contains(&part), "{text}");
+                }
+                assert!(text.contains(&format!("in stream {:#x}", stream.0)) && text.contains("in the same order on all ranks"), "{text}");
+            }
+            if let Some(text) = &waited {
+                let plans = text.contains("node plans 1 and 2") || text.contains("node plans 2 and 1");
+                assert!(plans && text.contains(&format!("step {step} of node plan")) && !text.contains("ended"), "{text}");
+            }
+            context.synchronize_stream(stream).expect("it was told, or need not be");
+            enqueued.wait();
+            // What was refused says so once more; both can be destroyed, and the context too.
+            drop([&a, &b].map(|plan| plan.destroy()));
+            context.close().expect("closed");
+            (refused.len(), waited.is_some())
+        });
+        let refused: usize = found.iter().map(|(refused, _)| refused).sum();
+        assert!((1..=2).contains(&refused), "{steps_before} {ahead}: {found:?}");
+        for (rank, (_, was_told)) in found.iter().enumerate() {
+            let (by_other, _) = found[1 - rank];
+            assert_eq!(*was_told, by_other > 0, "{steps_before} {ahead}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn orders_that_keep_nobody_waiting_are_no_alarm() {
+    let _watchdog = Watchdog::new("orders that go");
+    const RANKS: u32 = 3;
+    for seed in 0..12 {
+        let mut random = Random(seed);
+        // All ranks go by the same list of plans: in one stream, or each plan in its own, and then each rank in an order of its own.
+        let list: Vec<usize> = (0..60).map(|_| random.below(3) as usize).collect();
+        let in_one = seed % 2 == 0;
+        as_ranks(RANKS, |rank, seat| {
+            let context = context("beluga", Some(vec![rank]));
+            let node = Arc::new(NodeGroup::new(&context, rank, RANKS, seat, &[]).expect("a node"));
+            // The last has no part of rank 2, which may enqueue it when it likes.
+            let plans = [&[0, 1, 2][..], &[0, 1, 2], &[0, 1]].map(|taking| ring_of(&node, taking));
+            let streams = [0; 3].map(|_| context.create_stream(GPU).expect("a stream"));
+            let mut random = Random(seed << 8 | u64::from(rank));
+            let mut own = list.clone();
+            if !in_one {
+                (1..own.len()).for_each(|index| own.swap(index, random.below(index as u64 + 1) as usize));
+            } else if rank == 2 {
+                // Its empty steps last.
+                own.sort_by_key(|plan| *plan == 2);
+            }
+            for plan in own {
+                let stream = if in_one { streams[0] } else { streams[plan] };
+                plans[plan].enqueue(stream).unwrap_or_else(|error| panic!("seed {seed}, rank {rank}: {error}"));
+                if random.chance(20) {
+                    std::thread::sleep(Duration::from_micros(random.below(300)));
+                }
+            }
+            for stream in streams {
+                context.synchronize_stream(stream).expect("all steps end");
+            }
+            for plan in &plans {
+                plan.destroy().expect("given back");
+            }
+        });
+    }
+}
