@@ -229,22 +229,16 @@ impl NodeGroup {
     fn small(&self, part: &Part, bindings: &Bindings<'_>, held: &mut Held) -> Result<Option<SmallPart>, Error> {
         let Some(mut small) = SmallPart::new(part, bindings) else { return Ok(None) };
         if let Some(device) = part.lanes.first().filter(|_| small.grid.blocks > 1) {
-            small.grid.words = self.action_words(bindings.device(*device), 1, &mut held.allocations)?;
+            let mut allocate = |device: DeviceId, bytes: u64| {
+                let address = self.context.allocate_shared(device, bytes)?;
+                held.allocations.push(address);
+                Ok::<u64, Error>(address)
+            };
+            let device = bindings.device(*device);
+            small.grid.words = allocate(device, ActionGrid::WORDS * 8)?;
+            fill(bindings, &[(device, small.grid.words, vec![0; ActionGrid::WORDS as usize])], &mut allocate)?;
         }
         Ok(Some(small))
-    }
-
-    /// Words of [`ActionGrid::words`] on a device for so many launches at a time, one after the other.
-    pub(super) fn action_words(&self, device: DeviceId, launches: u64, held: &mut Vec<u64>) -> Result<u64, Error> {
-        let mut allocate = |device: DeviceId, bytes: u64| {
-            let address = self.context.allocate_shared(device, bytes)?;
-            held.push(address);
-            Ok::<u64, Error>(address)
-        };
-        let count = launches * ActionGrid::WORDS;
-        let words = allocate(device, count * 8)?;
-        fill(&self.context, &[(device, words, vec![0; count as usize])], &mut allocate)?;
-        Ok(words)
     }
 
     /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.

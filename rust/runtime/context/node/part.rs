@@ -58,10 +58,10 @@ pub(super) struct SmallPart {
 
 /// With more bytes the rank's part is left to copy engines, which are as fast then: 4 MiB each way between two H100 take a kernel 19.7 us, and copy
 /// engines with the stream's waits around them 24.2; from 8 MiB on there is no difference.
-pub(super) const SMALL_BYTES: u64 = 4 << 20;
+const SMALL_BYTES: u64 = 4 << 20;
 
-/// The same where one thread block does it: where an end is in host memory, or where copies wait for other copies of the step.
-pub(super) const NARROW_BYTES: u64 = 128 << 10;
+/// The same where an end is in host memory, or where copies wait for other copies of the step: one thread block does that.
+const NARROW_BYTES: u64 = 128 << 10;
 
 /// Bytes for which there is one more block: four words of each of its lanes.
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -143,12 +143,6 @@ impl Draft {
     }
 }
 
-/// A launch that copies so many bytes, the first `waiting` of whose actions wait for other ranks. `words` as in [`ActionGrid`].
-pub(super) fn grid_for(bytes: u64, waiting: usize, words: u64) -> ActionGrid {
-    let blocks = bytes.div_ceil(BLOCK_BYTES).clamp(1, MOST_BLOCKS);
-    ActionGrid { apart: if blocks > MOST_WAITING_BLOCKS { waiting } else { 0 }, blocks: blocks as u32, words }
-}
-
 impl SmallPart {
     /// `None` where more is moved, or by several GPUs, or nothing is awaited.
     pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
@@ -170,6 +164,7 @@ impl SmallPart {
         if !is_one || !awaits || effort > if is_narrow { NARROW_BYTES } else { SMALL_BYTES } {
             return None;
         }
+        let blocks = if is_narrow { 1 } else { effort.div_ceil(BLOCK_BYTES).clamp(1, MOST_BLOCKS) };
         let mut actions: Vec<Action> = part.begins.iter().map(|flag| Action::Raise(at.flag(*flag))).collect();
         let mut transfer = 0;
         for step in &part.steps {
@@ -186,9 +181,10 @@ impl SmallPart {
         actions.extend(part.ends.iter().map(|flag| Action::Take(at.flag(*flag))));
         let first_copy = actions.iter().position(|action| matches!(action, Action::Copy(_))).unwrap_or(0);
         let waits = actions[..first_copy].iter().any(|action| matches!(action, Action::Take(_)));
+        let apart = if waits && blocks > MOST_WAITING_BLOCKS { first_copy } else { 0 };
         Some(SmallPart {
             actions: actions.into(),
-            grid: if is_narrow { ActionGrid::default() } else { grid_for(effort, if waits { first_copy } else { 0 }, 0) },
+            grid: ActionGrid { apart, blocks: blocks as u32, words: 0 },
             program: Arc::new(Program {
                 transfers: copies().map(|copy| copy.bytes).collect(),
                 lanes: device.map(Lane::new).into_iter().collect(),

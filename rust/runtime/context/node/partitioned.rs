@@ -8,7 +8,6 @@
 //! caller's kernel does through a [`Trigger`] (`mpgpu/trigger.cuh`).
 
 use super::super::error::Error;
-use super::super::lifetime::Context;
 use super::binding::{Bindings, FLAG_BYTES, Held};
 use super::part::Armed;
 use super::partitioning::Agent;
@@ -195,7 +194,7 @@ impl PartitionWords {
                 Some(Polled { lanes, stop, told })
             }
         };
-        let passed = fill(context, &fillings, &mut allocate)?;
+        let passed = fill(at, &fillings, &mut allocate)?;
         Ok(Some(PartitionWords { triggers, flags, zeros, device, polled, passed, state: Mutex::default() }))
     }
 
@@ -348,13 +347,13 @@ impl Trigger {
 /// Writes words to memory of devices, and waits for that. Shared host memory is zero when it is new. Returns host memory for as many words as the
 /// most of these.
 pub(super) fn fill(
-    context: &Context,
+    at: &Bindings<'_>,
     fillings: &[Filling],
     allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>,
 ) -> Result<u64, Error> {
     let fillings = || fillings.iter().filter(|(device, ..)| !device.is_host());
     let Some(most) = fillings().map(|(.., words)| words.len() as u64).max() else { return Ok(0) };
-    let (backend, passed) = (context.backend(), allocate(DeviceId::HOST, most * 8)?);
+    let (backend, passed) = (at.node.context().backend(), allocate(DeviceId::HOST, most * 8)?);
     for (device, address, words) in fillings() {
         for (index, word) in (0..).zip(words) {
             backend.raise_signal(Signal { counter: passed + index * 8, value: *word })?;

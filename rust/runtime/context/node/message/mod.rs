@@ -24,10 +24,10 @@ pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
 pub use crate::ipc::{Envelope, METADATA_BYTES, Pattern};
 
 use self::buffers::Buffers;
-use self::movement::{MOST_WAITING_KERNELS, MessageLane, mark};
+use self::movement::{MessageLane, mark};
 use self::operation::Kept;
 use super::NodeGroup;
-use crate::backend::{Backend, BackendError, Completion, SignalWait, StreamHandle};
+use crate::backend::{Backend, BackendError, Completion, StreamHandle};
 use crate::context::Error;
 use crate::context::lifetime::{Context, EndsFirst};
 use crate::ipc::mailbox::{Capacity, Mailboxes};
@@ -116,8 +116,6 @@ pub struct Messenger {
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
     buffers: Buffers,
-    /// Of this rank's GPU, for kernels of several blocks in the first lanes; 0 where it has none.
-    words: u64,
     held: Mutex<MessengerMemory>,
 }
 
@@ -183,15 +181,8 @@ impl Messenger {
         let (found, presence): (WeakMessenger, Arc<[AtomicU8]>) = (Arc::default(), (0..node.ranks()).map(|_| AtomicU8::new(0)).collect());
         let mut own = 0;
         let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
-        let mut words = 0;
         let offers = node.exchange.all(offer)?;
-        let bound = Messenger::map_all(node, options, &offers, own, held).and_then(|bases| {
-            let device = node.own_device();
-            if !device.is_host() && node.signal_wait() == SignalWait::Kernel {
-                words = node.action_words(device, MOST_WAITING_KERNELS as u64, &mut held.allocations)?;
-            }
-            Ok(bases)
-        });
+        let bound = Messenger::map_all(node, options, &offers, own, held);
         // Before any message may be waited for: loading waits for the GPU, and it for the message.
         node.context.backend().load_kernels();
         let failed = bound.as_ref().err().cloned();
@@ -210,7 +201,6 @@ impl Messenger {
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
             buffers: Buffers::default(),
-            words,
             held: Mutex::new(std::mem::take(held)),
         });
         let _ = found.set(Arc::downgrade(&messenger));

@@ -7,7 +7,6 @@
 //! A stream that has nothing to do has come to whatever is posted in it: the CPU says so, and the other side, if it is posted next, need not wait.
 //! Then it also moves the few bytes of a host message, and ends one of no bytes.
 
-use super::super::part::{NARROW_BYTES, SMALL_BYTES, grid_for};
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
@@ -26,11 +25,14 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+/// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
+const SMALL_BYTES: u64 = 128 << 10;
+
 /// The same where the kernel would save no wait, but one call of two. Estimated: one thread block takes 2 us for as much.
 const SMALL_BYTES_COME: u64 = 32 << 10;
 
 /// Kernels that wait on a GPU at a time. It runs 128 at once at most, and what the other ranks wait for may be a kernel of the program.
-pub(super) const MOST_WAITING_KERNELS: usize = 32;
+const MOST_WAITING_KERNELS: usize = 32;
 
 /// A stream of the messenger's own, and an event that joins it to the caller's.
 #[derive(Debug)]
@@ -44,8 +46,6 @@ pub(super) struct MessageLane {
     is_retired: bool,
     /// In it a kernel waits, or has waited.
     has_kernel: bool,
-    /// Of [`ActionGrid::words`], or 0.
-    words: u64,
 }
 
 /// Notes in one operation why it fails.
@@ -123,8 +123,6 @@ pub(super) struct Ends {
     pub src: u64,
     pub dst: u64,
     pub bytes: u64,
-    /// One of them is in host memory.
-    pub is_host: bool,
     /// The allocations of destination and source, 0 for one that is not known.
     pub memory: [u64; 2],
 }
@@ -166,8 +164,7 @@ impl Messenger {
             let (own, theirs) = ((own_address, place.allocation), (their_address, their_allocation));
             if is_send { [theirs, own] } else { [own, theirs] }
         };
-        let is_host = place.device.is_host() || their_device.is_host();
-        let ends = Ends { device, src, dst, bytes, is_host, memory: [dst_memory, src_memory] };
+        let ends = Ends { device, src, dst, bytes, memory: [dst_memory, src_memory] };
         let has_come = other.ready.load(Ordering::Acquire) != 0;
         let is_for_cpu = bytes == 0 || bytes <= INLINE_BYTES && place.device.is_host() && their_device.is_host();
         if has_come && is_for_cpu && backend.is_idle(stream) {
@@ -177,7 +174,7 @@ impl Messenger {
             [other, own].into_iter().for_each(MessageSlot::end);
             return Ok(());
         }
-        if has_come && bytes <= NARROW_BYTES {
+        if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, &ends, own, other, stream, true);
         }
         let (lane, event) = self.lane(device, kept.slot)?;
@@ -207,8 +204,7 @@ impl Messenger {
         let by_kernel = may_wait || has_come && ends.bytes <= SMALL_BYTES_COME && context.config().signal_wait.is_none();
         // Bytes that lie differently in their words are copied one by one.
         let pieces = if (ends.src ^ ends.dst).is_multiple_of(4) { 1 } else { 16 };
-        let words = if ends.is_host { 0 } else { self.words_of(stream) };
-        let is_small = ends.bytes <= if words == 0 { NARROW_BYTES } else { SMALL_BYTES } / pieces && !ends.device.is_host();
+        let is_small = ends.bytes <= SMALL_BYTES / pieces && !ends.device.is_host();
         if is_small && by_kernel && context.config().verify != Verify::Bytes && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
             let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
             let copy = (ends.bytes > 0).then_some(Action::Copy(0));
@@ -224,8 +220,7 @@ impl Messenger {
             let state = PlanState::of(ends.memory.into_iter().map(NonZeroU64::new));
             let (program, nothing) = (Arc::new(program), Arc::from([]));
             let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
-            let grid = grid_for(if words == 0 { 0 } else { ends.bytes * pieces }, usize::from(!has_come), words);
-            if backend.stream_run_actions(&execution, &actions, grid)? {
+            if backend.stream_run_actions(&execution, &actions, ActionGrid::default())? {
                 return Ok(());
             }
         }
@@ -351,11 +346,6 @@ impl Messenger {
         may
     }
 
-    /// Words for kernels of several blocks in a stream of the messenger's own; 0 for other streams.
-    fn words_of(&self, stream: StreamHandle) -> u64 {
-        lock(&self.lanes).iter().find(|lane| lane.stream == stream).map_or(0, |lane| lane.words)
-    }
-
     /// A stream for one operation, in which no other is at work.
     fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
@@ -367,10 +357,7 @@ impl Messenger {
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        let is_own = self.words != 0 && device == self.node.own_device();
-        let number = lanes.iter().filter(|lane| lane.device == device).count();
-        let words = if is_own && number < MOST_WAITING_KERNELS { self.words + number as u64 * ActionGrid::WORDS * 8 } else { 0 };
-        lanes.push(MessageLane { stream, event, device, last, is_retired: false, has_kernel: false, words });
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false, has_kernel: false });
         Ok((stream, event))
     }
 
