@@ -10,11 +10,6 @@ namespace mpgpu {
 namespace {
 
 struct ThreadGroup {
-    uint32_t block_number;
-    uint32_t block_count;
-
-    uint32_t block() const { return block_number; }
-    uint32_t blocks() const { return block_count; }
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
     static void barrier() {}
@@ -24,33 +19,17 @@ struct ThreadGroup {
     static void raise(uint64_t flag) { __atomic_store_n(at(flag), 1, __ATOMIC_RELEASE); }
     static void lower(uint64_t flag) { __atomic_store_n(at(flag), 0, __ATOMIC_RELAXED); }
 
-    static bool tell(bool said) { return said; }
-    static uint64_t arrive(uint64_t words, uint32_t word) {
-        return __atomic_fetch_add(at(words + word * 8), 1, __ATOMIC_ACQ_REL);
-    }
-    static void open(uint64_t words, uint32_t word, uint32_t gate) {
-        __atomic_store_n(at(words + word * 8), gate, __ATOMIC_RELEASE);
-    }
-    static bool is_open(uint64_t words, uint32_t word, uint32_t gate) {
-        pause();
-        return __atomic_load_n(at(words + word * 8), __ATOMIC_ACQUIRE) >= gate;
-    }
-    static void clear(uint64_t words, uint32_t word) { __atomic_store_n(at(words + word * 8), 0, __ATOMIC_RELAXED); }
-
   private:
     static uint64_t *at(uint64_t flag) { return reinterpret_cast<uint64_t *>(static_cast<uintptr_t>(flag)); }
 };
 
 } // namespace
 
-void run_actions_on_cpu(const Segment *actions, size_t count, uint64_t words, uint32_t tile_shift, uint32_t block,
-                        uint32_t blocks) noexcept {
+void run_actions_on_cpu(const Segment *actions, size_t count) noexcept {
     ActionList list;
     list.count = static_cast<uint32_t>(std::min<size_t>(count, kActionsPerLaunch));
-    list.words = words;
-    list.tile_shift = tile_shift;
     std::copy_n(actions, list.count, list.actions);
-    run_actions(list, ThreadGroup{block, blocks});
+    run_actions(list, ThreadGroup{});
 }
 
 } // namespace mpgpu

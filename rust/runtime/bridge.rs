@@ -64,8 +64,8 @@ mod cpp {
         /// # Safety
         ///
         /// `actions` points to `count` actions, 120 at most: copies as above, and flags that live until the call returns, which threads look
-        /// at through atomics alone, as they do at `words`, the address of 122 where there are several blocks. Each block runs once.
-        unsafe fn run_actions_on_cpu(actions: *const Segment, count: usize, words: u64, tile_shift: u32, block: u32, blocks: u32);
+        /// at through atomics alone.
+        unsafe fn run_actions_on_cpu(actions: *const Segment, count: usize);
 
         include!("polled_copy.hpp");
 

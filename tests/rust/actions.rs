@@ -3,10 +3,10 @@
 
 use super::{Addresses, Armed, BoundPart, SmallPart};
 use crate::backend::{
-    Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
-    SignalWait, StreamHandle,
+    Action, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal, SignalWait,
+    StreamHandle,
 };
-use crate::bridge::{Segment, run_actions_on_cpu};
+use crate::bridge::run_actions_on_cpu;
 use crate::plan::{self, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionUse, Partitions, add_partition_flags};
@@ -45,7 +45,6 @@ struct Shared {
     dst: Vec<Memory>,
     rings: Vec<Memory>,
     slot_bytes: Vec<u64>,
-    host_rings: Vec<bool>,
     flags: Vec<AtomicU64>,
 }
 
@@ -66,10 +65,6 @@ impl Addresses for Shared {
     /// Each rank has one GPU in sight.
     fn device(&self, _: DeviceId) -> DeviceId {
         DeviceId::gpu(0)
-    }
-
-    fn is_host(&self, place: Place) -> bool {
-        matches!(place, Place::Slot { ring, .. } if self.host_rings[ring.0 as usize])
     }
 }
 
@@ -112,43 +107,22 @@ fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u6
     });
 }
 
-/// A launch: actions, by so many blocks of one lane, each a thread, in tiles of 4 KiB.
-fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64]) {
-    let address = words.as_ptr().expose_provenance() as u64;
-    let run_block = |block| {
-        // SAFETY: ends and flags are those of `Shared`, which outlives the threads, and all blocks return before this does.
-        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), address, 12, block, blocks) }
-    };
-    thread::scope(|scope| {
-        for block in 1..blocks {
-            scope.spawn(move || run_block(block));
-        }
-        run_block(0);
-    });
-    assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0), "ready for the next launch");
-}
-
-/// Every rank's part by a kernel of so many blocks, and one of one block before it where `apart`. `false` where one is none for a kernel.
-fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u32, apart: bool) -> bool {
+/// Every rank's part by one kernel.
+fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) {
     let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
     // A rank that waits for nobody takes no part.
     let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
-    let are_small = of_ranks.iter().enumerate().all(|(rank, small)| small.is_some() || !raised_for_nothing(rank));
-    if !are_small || of_ranks.iter().flatten().any(|small| small.actions.len() > 120) {
-        return false;
+    assert!(of_ranks.iter().enumerate().all(|(rank, small)| small.is_some() || !raised_for_nothing(rank)));
+    if of_ranks.iter().flatten().any(|small| small.actions.len() > 120) {
+        return;
     }
     let kernels = of_ranks.iter().map(|small| {
         let small = small.as_ref()?;
         let actions: Vec<_> = small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect();
-        let words: Vec<AtomicU64> = (0..ActionGrid::WORDS).map(|_| AtomicU64::new(0)).collect();
-        let first_copy = actions.iter().position(|action| action.bytes > 0).filter(|_| apart).unwrap_or(0);
-        Some(move || {
-            launch(&actions[..first_copy], 1, &words);
-            launch(&actions[first_copy..], blocks, &words);
-        })
+        // SAFETY: ends and flags are those of `shared`, which outlives the threads.
+        Some(move || unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) })
     });
     run_steps(ends, shared, steps, kernels);
-    true
 }
 
 /// Does at once, on the calling thread, what it is asked to enqueue, so that streams and events order nothing that is not in order already.
@@ -255,11 +229,11 @@ impl Backend for AtOnce {
         }
         Ok(())
     }
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
         self.kernels.fetch_add(1, Ordering::Relaxed);
         let actions: Vec<_> = actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect();
-        launch(&actions[..grid.apart], 1, &[]);
-        launch(&actions[grid.apart..], 1, &[]);
+        // SAFETY: ends and flags are those of `Shared`.
+        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) };
         Ok(true)
     }
 }
@@ -268,8 +242,7 @@ impl Backend for AtOnce {
 fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, by: SignalWait, steps: u64) -> usize {
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
-        let small = if by == SignalWait::Kernel { SmallPart::new(part, shared) } else { None };
-        let (mut bound, backend) = (BoundPart::new(part, shared, small, None, &backend).expect("bound"), &backend);
+        let (mut bound, backend) = (BoundPart::new(part, shared, by, None, &backend).expect("bound"), &backend);
         Some(move || bound.enqueue(CALLERS, false, backend).expect("done"))
     });
     run_steps(ends, shared, steps, bound.collect::<Vec<_>>().into_iter());
@@ -301,7 +274,6 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)]) -> Option<(Parts, Vec<EndRank
         dst: memory(),
         rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
-        host_rings: planned.program.rings.iter().map(|ring| ring.device.is_host()).collect(),
         flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
     };
     // A rank alone with itself needs no flags, and its copies are the backend's.
@@ -317,13 +289,11 @@ proptest! {
     fn small_parts_move_the_right_bytes_step_after_step_however_far_ahead_a_rank_is(
         ranks in 2_u32..=4,
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..20_000), 1..6),
-        blocks in 1_u32..=4,
-        apart in any::<bool>(),
     ) {
         let divided = divided(ranks, &copies);
         prop_assume!(divided.is_some());
         let (parts, ends, shared) = divided.expect("as assumed");
-        prop_assume!(run(&parts, &ends, &shared, 50, blocks, apart));
+        run(&parts, &ends, &shared, 50);
     }
 
     #[test]
@@ -336,8 +306,7 @@ proptest! {
         prop_assume!(divided.is_some());
         let (parts, ends, shared) = divided.expect("as assumed");
         let by = if is_kernel { SignalWait::Kernel } else { SignalWait::Operation };
-        let has_small = parts.parts.iter().any(|part| SmallPart::new(part, &shared).is_some());
-        prop_assert_eq!(run_bound(&parts, &ends, &shared, by, 10) > 0, is_kernel && has_small);
+        prop_assert_eq!(run_bound(&parts, &ends, &shared, by, 10) > 0, is_kernel);
     }
 }
 
@@ -351,37 +320,25 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
         src_kind: MemoryKind::Device,
         bytes,
     };
-    let small = |bytes, dst_offset: u64, ends: EndRanks| {
+    let small = |bytes, ends: EndRanks| {
         let shapes = [shape(ends.src, ends.dst, bytes)];
         let options = Options { max_paths: 1, ..Options::default() };
         let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
         let batch = RankedBatch { ranks: 2, shapes: &shapes, ends: &[ends], owners: &[0, 1, 1, 1] };
         let parts = divide(&planned.program, &batch);
-        let mut shared = Shared {
-            src: vec![Memory::new(bytes)],
-            dst: vec![Memory::new(bytes + dst_offset)],
-            rings: Vec::new(),
-            slot_bytes: Vec::new(),
-            host_rings: Vec::new(),
-            flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
-        };
-        shared.dst[0].base += dst_offset;
-        let smalls = parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| (small.actions, small.grid)));
-        smalls.collect::<Vec<_>>()
+        let flags = parts.flags.iter().map(|_| AtomicU64::new(0)).collect();
+        let shared =
+            Shared { src: vec![Memory::new(bytes)], dst: vec![Memory::new(bytes)], rings: Vec::new(), slot_bytes: Vec::new(), flags };
+        parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect::<Vec<_>>()
     };
     let away = EndRanks { src: 0, dst: 1 };
-    let parts = small(super::SMALL_BYTES, 0, away);
-    let [Some((sender, grid)), Some((receiver, waits))] = &parts[..] else { panic!("{parts:?}") };
+    let parts = small(super::SMALL_BYTES, away);
+    let [Some(sender), Some(receiver)] = &parts[..] else { panic!("{parts:?}") };
     assert!(matches!(sender[..], [Action::Take(_), Action::Copy(0), Action::Raise(_)]), "{sender:?}");
     assert!(matches!(receiver[..], [Action::Raise(_), Action::Take(_)]), "{receiver:?}");
-    assert_eq!((grid.apart, grid.blocks, waits.apart, waits.blocks), (1, 16, 0, 1), "many blocks do not wait for another rank");
-    let few = small(256 << 10, 0, away);
-    assert!(matches!(&few[0], Some((_, ActionGrid { apart: 0, blocks: 4, .. }))), "{few:?}");
     // The receiver moves nothing, so one kernel may wait for it whatever the sender does.
-    assert!(matches!(&small(super::SMALL_BYTES + 1, 0, away)[..], [None, Some(_)]));
-    // Copied byte by byte.
-    assert!(matches!(&small(super::SMALL_BYTES / 2, 1, away)[..], [None, Some(_)]));
-    assert_eq!(small(100, 0, EndRanks { src: 1, dst: 1 }), [None, None]);
+    assert!(matches!(&small(super::SMALL_BYTES + 1, away)[..], [None, Some(_)]));
+    assert_eq!(small(100, EndRanks { src: 1, dst: 1 }), [None, None]);
 }
 
 #[test]
@@ -413,7 +370,6 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         dst: memory(),
         rings: program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: program.rings.iter().map(|ring| ring.slot_bytes).collect(),
-        host_rings: program.rings.iter().map(|ring| ring.device.is_host()).collect(),
         flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
     };
     // Flags of partitions stay up until the step after: whose they are sets them back before it begins.
@@ -422,8 +378,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     let step_of_rank = |rank: usize| {
         let (backend, shared) = (&backends[rank], &shared);
         let armed = Armed::new(&parts.parts[rank], shared, DeviceId::gpu(0), 0, 0, 0);
-        let mut bound =
-            BoundPart::new(&parts.parts[rank], shared, SmallPart::new(&parts.parts[rank], shared), Some(armed), backend).expect("bound");
+        let mut bound = BoundPart::new(&parts.parts[rank], shared, SignalWait::Kernel, Some(armed), backend).expect("bound");
         let own = of_rank(rank as u32);
         let ready: Vec<u32> = (0..partitions[rank].count).map(|partition| flags[rank].ready + partition).collect();
         let arrived: Vec<FlagId> = (0..partitions[1 - rank].count).flat_map(|partition| flags[1 - rank].arrived(partition)).collect();

@@ -112,22 +112,6 @@ pub enum SignalWait {
     Kernel,
 }
 
-/// How a kernel runs actions ([`Backend::stream_run_actions`]).
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct ActionGrid {
-    /// So many actions from the first are a launch of one block. What waits for long then takes one multiprocessor.
-    pub apart: usize,
-    /// Blocks of the rest, at most; 0 is 1. A backend takes less where they would fill more than a quarter of a GPU.
-    pub blocks: u32,
-    /// Where there are several: [`ActionGrid::WORDS`] words of 64 bits in memory of the GPU, 0 at first, of launches that follow each other.
-    pub words: u64,
-}
-
-impl ActionGrid {
-    /// As in `cpp/actions.hpp`.
-    pub const WORDS: u64 = 122;
-}
-
 /// What a small part of a step is made of, in order ([`Backend::stream_run_actions`]).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -462,12 +446,12 @@ pub trait Backend: Send + Sync {
         let _ = (stream, flags);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
-    /// Enqueues as a kernel, or two, what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags
+    /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags
     /// as for [`stream_take_flags`](Backend::stream_take_flags). `false`, and nothing is enqueued, where this backend has no such kernel, or
     /// the stream is not of the GPU of the program's lane, or that GPU does not reach all memory by itself. With a state that names allocations,
     /// they are those that the ends lie in now: what is known of one holds for all of it, and the driver is not asked again.
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
-        let _ = (execution, actions, grid);
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
+        let _ = (execution, actions);
         Ok(false)
     }
     /// Kernels of the caller's wait for these counters, from now until their memory is freed: [`fail_waits`](Backend::fail_waits) raises each that is

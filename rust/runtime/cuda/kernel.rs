@@ -5,7 +5,7 @@
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
-use crate::backend::{ActionGrid, BackendError, Signal};
+use crate::backend::{BackendError, Signal};
 use crate::bridge::{PolledList, Segment};
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
@@ -69,26 +69,18 @@ struct SignalList {
 /// As in `cpp/actions.hpp`.
 pub(super) const ACTIONS_PER_LAUNCH: usize = 120;
 const FEW_ACTIONS: usize = 8;
-const WIDE_LANES: c_uint = 1024;
-
-/// Bytes that a block of [`LANES`] takes at a time, as a power of two, and one of [`WIDE_LANES`]: four words of 16 bytes for each lane.
-const ACTION_TILE_SHIFT: u32 = 14;
-const WIDE_TILE_SHIFT: u32 = 16;
 
 /// The argument of a launch, `mpgpu::ActionListOf<N>`.
 #[repr(C)]
 struct ActionList<const N: usize> {
     actions: [Segment; N],
-    words: u64,
     count: u32,
-    tile_shift: u32,
 }
 
 impl<const N: usize> ActionList<N> {
     /// Of at most `N`.
-    fn new(actions: &[Segment], words: u64, tile_shift: u32) -> Self {
-        let nothing = Segment { dst: 0, src: 0, bytes: 0 };
-        let mut list = ActionList { actions: [nothing; N], words, count: actions.len() as u32, tile_shift };
+    fn new(actions: &[Segment]) -> Self {
+        let mut list = ActionList { actions: [Segment { dst: 0, src: 0, bytes: 0 }; N], count: actions.len() as u32 };
         list.actions[..actions.len()].copy_from_slice(actions);
         list
     }
@@ -226,34 +218,23 @@ impl Kernel {
         Ok(())
     }
 
-    /// Enqueues actions, at most [`ACTIONS_PER_LAUNCH`], as one launch in `stream`, a stream of the kernel's context, which is current.
+    /// Enqueues actions, at most [`ACTIONS_PER_LAUNCH`], in `stream`, a stream of the kernel's context, which is current.
     ///
     /// # Safety
     ///
-    /// The GPU reaches all memory, flags and words at these addresses; they stay valid until the kernel has run.
-    pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], grid: ActionGrid, stream: CUstream) -> Result<(), BackendError> {
-        let launch = |function: usize, blocks: u32, lanes: c_uint, list: *mut c_void| {
+    /// The GPU reaches all memory and flags at these addresses; they stay valid until the kernel has run.
+    pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], stream: CUstream) -> Result<(), BackendError> {
+        let launch = |function: usize, list: *mut c_void| {
             let (mut arguments, none) = ([list], std::ptr::null_mut());
             // SAFETY: the function takes one argument, of the type that it is given below, which the driver copies before it returns.
-            unsafe { call!(driver, cuLaunchKernel(handle(function), blocks, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
+            unsafe { call!(driver, cuLaunchKernel(handle(function), 1, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
         };
-        let bytes: u64 = actions.iter().map(|action| action.bytes).sum();
-        let most = if grid.words == 0 { 1 } else { self.most_blocks.load(Ordering::Relaxed) / 4 };
-        let blocks = grid.blocks.clamp(1, most.max(1));
-        let (lanes, tile_shift) = match blocks {
-            1 if bytes <= 1 << ACTION_TILE_SHIFT => (LANES, ACTION_TILE_SHIFT),
-            _ => (WIDE_LANES, WIDE_TILE_SHIFT),
-        };
-        match actions.len() {
-            0 => Ok(()),
-            1..=FEW_ACTIONS if lanes == LANES => {
-                let mut list = ActionList::<FEW_ACTIONS>::new(actions, 0, tile_shift);
-                launch(self.few_actions, 1, lanes, (&raw mut list).cast())
-            }
-            _ => {
-                let mut list = ActionList::<ACTIONS_PER_LAUNCH>::new(actions, grid.words, tile_shift);
-                launch(self.actions, blocks, lanes, (&raw mut list).cast())
-            }
+        if actions.len() <= FEW_ACTIONS {
+            let mut list = ActionList::<FEW_ACTIONS>::new(actions);
+            launch(self.few_actions, (&raw mut list).cast())
+        } else {
+            let mut list = ActionList::<ACTIONS_PER_LAUNCH>::new(actions);
+            launch(self.actions, (&raw mut list).cast())
         }
     }
 
@@ -346,10 +327,9 @@ mod tests {
         }
         assert!(include_str!("../../../cpp/actions.hpp").contains("kActionsPerLaunch = 120;"));
         assert!(include_str!("../../../cpp/actions.hpp").contains("kFewActions = 8;"));
-        let [few, many] = [size_of::<ActionList<FEW_ACTIONS>>(), size_of::<ActionList<ACTIONS_PER_LAUNCH>>()];
-        assert!(include_str!("../../../cpp/actions.hpp").contains("kWideLanes = 1024;"));
-        assert_eq!(ActionGrid::WORDS as usize, ACTIONS_PER_LAUNCH + 2, "kActionWords");
-        for (name, bytes) in [("actions", many), ("few_actions", few)] {
+        for (name, bytes) in
+            [("actions", size_of::<ActionList<ACTIONS_PER_LAUNCH>>()), ("few_actions", size_of::<ActionList<FEW_ACTIONS>>())]
+        {
             assert!(PTX.contains(&format!(".b8 mpgpu_run_{name}_param_0[{bytes}]")), "parameter of the PTX");
         }
         assert!(PTX.contains(&format!(".b8 mpgpu_copy_polled_param_0[{}]", size_of::<PolledList>())), "parameter of the PTX");

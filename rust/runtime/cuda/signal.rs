@@ -18,7 +18,7 @@ use super::driver::{CUstream, OutsideCapture, call_optional, handle, lock};
 use super::kernel::{ACTIONS_PER_LAUNCH, SIGNALS_PER_WAIT};
 use super::parts::Core;
 use super::streams::Found;
-use crate::backend::{Action, ActionGrid, BackendError, Endpoints, Execution, FailedWait, Signal, SignalWait, StreamHandle};
+use crate::backend::{Action, BackendError, Endpoints, Execution, FailedWait, Signal, SignalWait, StreamHandle};
 use crate::bridge::{PolledList, Segment};
 use crate::ipc::signal;
 use crate::plan::Program;
@@ -117,8 +117,8 @@ impl Core {
         self.sharing.capture_waits(flags.map(|flag| Signal { counter: flag, value: 1 }))
     }
 
-    /// Flags and copies of one rank by kernels, which wait in place of the stream.
-    pub fn run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
+    /// Flags and copies of one rank by one kernel, which waits in place of the stream.
+    pub fn run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
         if actions.len() > ACTIONS_PER_LAUNCH {
             return Ok(false);
         }
@@ -137,10 +137,7 @@ impl Core {
             let (apart, rest) = actions.split_at(grid.apart.min(actions.len()));
             // SAFETY: the GPU reaches every end, and flags are pinned memory that has one address for the CPU and all GPUs (`share`); the caller
             // keeps all of it for as long as the stream works.
-            unsafe {
-                kernel.run(self.gpus.driver, apart, ActionGrid::default(), raw)?;
-                kernel.run(self.gpus.driver, rest, grid, raw)?;
-            }
+            unsafe { kernel.run(self.gpus.driver, &actions, raw) }?;
             Ok(true)
         })
     }

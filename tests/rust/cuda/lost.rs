@@ -2,9 +2,7 @@
 
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
-use crate::backend::{
-    Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle,
-};
+use crate::backend::{Action, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
@@ -257,18 +255,15 @@ fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu_and_its_flags_end
     let [ready, done] = [counters.base, counters.base + 8];
     let nothing: Arc<[u64]> = Arc::new([]);
     let actions = [Action::Raise(counters.base + 16), Action::Take(ready), Action::Copy(0), Action::Order, Action::Take(done)];
-    let run_by = |stream, actions: &[Action], grid: ActionGrid| {
+    let run = |stream, actions: &[Action]| {
         let before = calls("cuLaunchKernel");
-        let ran = backend.stream_run_actions(&Execution::new(&page.program, &page.endpoints, &nothing, stream), actions, grid);
+        let ran = backend.stream_run_actions(&Execution::new(&page.program, &page.endpoints, &nothing, stream), actions);
         (ran, calls("cuLaunchKernel") - before)
     };
-    let run = |stream, actions: &[Action]| run_by(stream, actions, ActionGrid::default());
     assert!(matches!(run(other, &actions), (Ok(false), 0)), "its lane is of another GPU");
     assert!(matches!(run(own, &[Action::Order; 121]), (Ok(false), 0)), "one launch takes 120");
     let ran = run(own, &actions);
     assert!(matches!(ran, (Ok(true), 1)), "{ran:?}");
-    let apart = run_by(own, &actions, ActionGrid { apart: 2, ..ActionGrid::default() });
-    assert!(matches!(apart, (Ok(true), 2)), "what waits is a launch of its own: {apart:?}");
     assert_eq!(calls("cuStreamBatchMemOp"), 0, "the kernel waits in place of the stream");
     // The kernel has not taken them, for the double's waits for nothing: so they count as awaited when the peer ends.
     backend.fail_waits(&counters, PEER);

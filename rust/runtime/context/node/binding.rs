@@ -5,14 +5,13 @@ use super::super::lifetime::ContextState;
 use super::super::sharing::Import;
 use super::NodeGroup;
 use super::order::PlanPlaces;
-use super::part::{Addresses, BoundPart, SmallPart};
-use super::partitioned::{PartitionWords, fill};
+use super::part::{Addresses, BoundPart};
+use super::partitioned::PartitionWords;
 use super::plan::{NodeEnd, NodeTransfer, RankRequest, Together, Window};
 use super::progress::Progress;
-use crate::backend::{ActionGrid, SignalWait};
 use crate::ipc::{Handle, OnLeave, StepPlaces};
 use crate::plan::Place;
-use crate::program::ranks::{FlagId, Part};
+use crate::program::ranks::FlagId;
 use crate::topology::DeviceId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,8 +44,6 @@ pub(super) struct Bindings<'a> {
     pub node: &'a NodeGroup,
     pub together: &'a Together,
     windows: BTreeMap<(u32, u32), u64>,
-    /// Windows in host memory.
-    host_windows: BTreeSet<(u32, u32)>,
     rings: BTreeMap<u32, u64>,
     flags: BTreeMap<u32, u64>,
 }
@@ -94,15 +91,6 @@ impl Addresses for Bindings<'_> {
 
     fn device(&self, device: DeviceId) -> DeviceId {
         self.node.device_here(device)
-    }
-
-    fn is_host(&self, place: Place) -> bool {
-        let end = |end: NodeEnd| self.host_windows.contains(&(end.rank, end.window));
-        match place {
-            Place::Source { transfer, .. } => end(self.together.transfers[transfer as usize].src),
-            Place::Destination { transfer, .. } => end(self.together.transfers[transfer as usize].dst),
-            Place::Slot { ring, .. } => self.together.plan.program.rings[ring.0 as usize].device.is_host(),
-        }
     }
 }
 
@@ -176,18 +164,7 @@ impl NodeGroup {
         progress: &Arc<Progress>,
         held: &mut Held,
     ) -> Result<BoundRank, Error> {
-        let windows_of = |(rank, request): (u32, &RankRequest)| {
-            let hosts = (0..).zip(&request.windows).filter(|(_, window)| DeviceId(window.device).is_host());
-            hosts.map(|(window, _)| (rank, window)).collect::<Vec<_>>()
-        };
-        let mut bindings = Bindings {
-            node: self,
-            together,
-            windows: BTreeMap::new(),
-            host_windows: (0..).zip(requests).flat_map(windows_of).collect(),
-            rings: BTreeMap::new(),
-            flags: BTreeMap::new(),
-        };
+        let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
         let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
         if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
@@ -198,8 +175,7 @@ impl NodeGroup {
             let part = &together.parts.parts[self.rank() as usize];
             let words = PartitionWords::new(&bindings, held)?;
             let armed = words.as_ref().map(|words| words.armed(part, &bindings));
-            let small = if self.signal_wait() == SignalWait::Kernel { self.small(part, &bindings, held)? } else { None };
-            let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;
+            let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), armed, self.context.backend())?;
             let touched: Vec<u64> =
                 bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
             match Used::of(&self.context.shared, &touched) {
@@ -223,22 +199,6 @@ impl NodeGroup {
             }
             (Err(error), Err(_)) => Err(error),
         }
-    }
-
-    /// A part that a kernel does, with the words that several blocks need.
-    fn small(&self, part: &Part, bindings: &Bindings<'_>, held: &mut Held) -> Result<Option<SmallPart>, Error> {
-        let Some(mut small) = SmallPart::new(part, bindings) else { return Ok(None) };
-        if let Some(device) = part.lanes.first().filter(|_| small.grid.blocks > 1) {
-            let mut allocate = |device: DeviceId, bytes: u64| {
-                let address = self.context.allocate_shared(device, bytes)?;
-                held.allocations.push(address);
-                Ok::<u64, Error>(address)
-            };
-            let device = bindings.device(*device);
-            small.grid.words = allocate(device, ActionGrid::WORDS * 8)?;
-            fill(bindings, &[(device, small.grid.words, vec![0; ActionGrid::WORDS as usize])], &mut allocate)?;
-        }
-        Ok(Some(small))
     }
 
     /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.

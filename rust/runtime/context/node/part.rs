@@ -7,11 +7,12 @@
 use super::partitioned::copy_of;
 use super::polled::PolledLane;
 use crate::backend::{
-    Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, StreamHandle,
+    Action, Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
 use crate::topology::DeviceId;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,8 +24,6 @@ pub(super) trait Addresses {
     fn flag(&self, flag: FlagId) -> u64;
     /// Of a device of the node the one here whose copy engine serves it.
     fn device(&self, device: DeviceId) -> DeviceId;
-    /// Whether a byte is in host memory.
-    fn is_host(&self, place: Place) -> bool;
 }
 
 /// Operations of a lane that nothing comes between.
@@ -47,30 +46,17 @@ struct PartSegment {
     end: Option<usize>,
 }
 
-/// A part in which little is moved, as a kernel does it.
-pub(super) struct SmallPart {
+/// A part in which little is moved, as one kernel does it.
+struct SmallPart {
     actions: Box<[Action]>,
     /// The copies, on one lane.
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
-    pub grid: ActionGrid,
 }
 
-/// With more bytes the rank's part is left to copy engines, which are as fast then: 4 MiB each way between two H100 take a kernel 19.7 us, and copy
-/// engines with the stream's waits around them 24.2; from 8 MiB on there is no difference.
-const SMALL_BYTES: u64 = 4 << 20;
-
-/// The same where an end is in host memory, or where copies wait for other copies of the step: one thread block does that.
-const NARROW_BYTES: u64 = 128 << 10;
-
-/// Bytes for which there is one more block: four words of each of its lanes.
-const BLOCK_BYTES: u64 = 64 << 10;
-
-/// Eight blocks nearly fill an NVLink port (350 of 366 GB/s between two H200).
-const MOST_BLOCKS: u64 = 16;
-
-/// More blocks do not wait for other ranks, which may be late: the program's kernels would miss their multiprocessors.
-const MOST_WAITING_BLOCKS: u64 = 4;
+/// With more bytes the rank's part is left to copy engines: one thread block moves about 45 GB/s between two H200 (narrow links,
+/// docs/results.md), and every flag that a stream takes by itself costs about 6 us more.
+const SMALL_BYTES: u64 = 128 << 10;
 
 /// What comes before the producers of partitions.
 pub(super) struct Armed {
@@ -93,8 +79,10 @@ impl Armed {
 
 /// What this rank does in each step.
 pub(super) struct BoundPart {
-    /// The same as everything below, where a kernel may do it.
+    /// The same as everything below, where one kernel may do it.
     small: Option<SmallPart>,
+    /// A program without copies for kernels that wait for flags, where kernels may.
+    flags: Option<(Arc<Program>, Arc<[Endpoints]>)>,
     begins: Vec<Signal>,
     /// Of a part that moves partitions.
     armed: Option<Armed>,
@@ -145,26 +133,15 @@ impl Draft {
 
 impl SmallPart {
     /// `None` where more is moved, or by several GPUs, or nothing is awaited.
-    pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
+    fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next();
         let copies = || part.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0);
         let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
         let is_one = device.is_none_or(|device| !device.is_host() && devices.all(|other| other == device));
-        // Bytes that lie differently in their words are copied in smaller ones.
-        let effort = |copy: &Copy| match (at.place(copy.from) ^ at.place(copy.to)) % 16 {
-            0 => copy.bytes,
-            8 => 2 * copy.bytes,
-            4 | 12 => 4 * copy.bytes,
-            _ => 16 * copy.bytes,
-        };
-        let effort: u64 = copies().map(effort).sum();
-        let waits_between = part.steps.iter().skip_while(|step| step.copies.is_empty()).skip(1).any(|step| !step.takes.is_empty());
-        let is_narrow = waits_between || copies().any(|copy| at.is_host(copy.from) || at.is_host(copy.to));
-        if !is_one || !awaits || effort > if is_narrow { NARROW_BYTES } else { SMALL_BYTES } {
+        if !is_one || !awaits || copies().map(|copy| copy.bytes).sum::<u64>() > SMALL_BYTES {
             return None;
         }
-        let blocks = if is_narrow { 1 } else { effort.div_ceil(BLOCK_BYTES).clamp(1, MOST_BLOCKS) };
         let mut actions: Vec<Action> = part.begins.iter().map(|flag| Action::Raise(at.flag(*flag))).collect();
         let mut transfer = 0;
         for step in &part.steps {
@@ -179,12 +156,8 @@ impl SmallPart {
             actions.extend(step.raises.iter().map(|flag| Action::Raise(at.flag(*flag))));
         }
         actions.extend(part.ends.iter().map(|flag| Action::Take(at.flag(*flag))));
-        let first_copy = actions.iter().position(|action| matches!(action, Action::Copy(_))).unwrap_or(0);
-        let waits = actions[..first_copy].iter().any(|action| matches!(action, Action::Take(_)));
-        let apart = if waits && blocks > MOST_WAITING_BLOCKS { first_copy } else { 0 };
         Some(SmallPart {
             actions: actions.into(),
-            grid: ActionGrid { apart, blocks: blocks as u32, words: 0 },
             program: Arc::new(Program {
                 transfers: copies().map(|copy| copy.bytes).collect(),
                 lanes: device.map(Lane::new).into_iter().collect(),
@@ -197,12 +170,12 @@ impl SmallPart {
 }
 
 impl BoundPart {
-    /// Binds a part: `small` where a kernel may do it, `armed` where it moves partitions. Streams and events are made here; the caller gives them
-    /// back by [`BoundPart::release`].
+    /// Binds a part, `armed` where it moves partitions. `by` says whether kernels may wait for flags. Streams and events are made here; the
+    /// caller gives them back by [`BoundPart::release`].
     pub fn new(
         part: &Part,
         at: &impl Addresses,
-        small: Option<SmallPart>,
+        by: SignalWait,
         armed: Option<Armed>,
         backend: &dyn Backend,
     ) -> Result<BoundPart, BackendError> {
@@ -263,11 +236,13 @@ impl BoundPart {
         });
         let segments: Vec<PartSegment> = segments.collect();
         let urgent: Vec<bool> = (0..part.lanes.len()).map(|lane| polled(lane).is_some()).collect();
+        // A kernel that waits would come after the blocks of the producers that it waits for.
+        let by = if armed.is_some() { SignalWait::Operation } else { by };
         let fork = backend.create_event()?;
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
         let mut bound = BoundPart {
-            // A kernel that waits would come after the blocks of the producers that it waits for.
-            small: small.filter(|_| armed.is_none()),
+            small: if by == SignalWait::Kernel { SmallPart::new(part, at) } else { None },
+            flags: (by == SignalWait::Kernel).then(|| (Arc::default(), Arc::from([]))),
             begins: part.begins.iter().map(raise).collect(),
             armed,
             written: part.written.iter().map(raise).collect(),
@@ -300,7 +275,7 @@ impl BoundPart {
             backend.submit(&Execution { report: Report::Nothing, ..Execution::new(program, endpoints, &Arc::from([]), stream) })?;
         }
         if !takes.is_empty() {
-            backend.stream_take_flags(stream, &self.begins, takes)?;
+            self.take(stream, &self.begins, takes, backend)?;
         } else if !self.begins.is_empty() {
             backend.stream_raise_signals(stream, &self.begins)?;
         }
@@ -351,8 +326,8 @@ impl BoundPart {
 
     fn enqueue_step(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
         let nothing = Arc::from([]);
-        if let Some(SmallPart { actions, program, endpoints, grid }) = &self.small
-            && backend.stream_run_actions(&Execution::new(program, endpoints, &nothing, stream), actions, *grid)?
+        if let Some(SmallPart { actions, program, endpoints }) = &self.small
+            && backend.stream_run_actions(&Execution::new(program, endpoints, &nothing, stream), actions)?
         {
             return Ok(());
         }
@@ -376,7 +351,7 @@ impl BoundPart {
             if segment.takes.is_empty() {
                 raise(lane, &mut raises)?;
             } else {
-                backend.stream_take_flags(lane, std::mem::take(&mut raises), &segment.takes)?;
+                self.take(lane, std::mem::take(&mut raises), &segment.takes, backend)?;
             }
             if !segment.awaits.is_empty() {
                 backend.stream_await_flags(lane, &segment.awaits)?;
@@ -402,7 +377,20 @@ impl BoundPart {
         if !self.written.is_empty() {
             raises = &self.written;
         }
-        if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends) }
+        if self.ends.is_empty() { raise(stream, &mut raises) } else { self.take(stream, raises, &self.ends, backend) }
+    }
+
+    /// Raises and takes flags. A kernel waits for all at once, and a stream goes on 4 us after the last is up; a stream by itself waits for one
+    /// after the other, 6 us each (H200).
+    fn take(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], backend: &dyn Backend) -> Result<(), BackendError> {
+        if let Some((program, endpoints)) = &self.flags {
+            let raised = raises.iter().map(|signal| Action::Raise(signal.counter));
+            let actions: SmallVec<[Action; 16]> = raised.chain(flags.iter().map(|flag| Action::Take(*flag))).collect();
+            if backend.stream_run_actions(&Execution::new(program, endpoints, &Arc::from([]), stream), &actions)? {
+                return Ok(());
+            }
+        }
+        backend.stream_take_flags(stream, raises, flags)
     }
 
     /// Gives streams and events back, once. Enqueued work still finishes.

@@ -346,11 +346,7 @@ impl Trigger {
 
 /// Writes words to memory of devices, and waits for that. Shared host memory is zero when it is new. Returns host memory for as many words as the
 /// most of these.
-pub(super) fn fill(
-    at: &Bindings<'_>,
-    fillings: &[Filling],
-    allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>,
-) -> Result<u64, Error> {
+fn fill(at: &Bindings<'_>, fillings: &[Filling], allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>) -> Result<u64, Error> {
     let fillings = || fillings.iter().filter(|(device, ..)| !device.is_host());
     let Some(most) = fillings().map(|(.., words)| words.len() as u64).max() else { return Ok(0) };
     let (backend, passed) = (at.node.context().backend(), allocate(DeviceId::HOST, most * 8)?);

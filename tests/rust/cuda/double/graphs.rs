@@ -319,8 +319,8 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
     let count_at = match function.addr() {
         MANY => 120 * 24 + 121 * 8,
         FEW => 32 * 24 + 33 * 8,
-        ACTIONS => 120 * 24 + 8,
-        FEW_ACTIONS => 8 * 24 + 8,
+        ACTIONS => 120 * 24,
+        FEW_ACTIONS => 8 * 24,
         _ => return Vec::new(),
     };
     // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are. `ActionList` of
