@@ -134,7 +134,6 @@ impl Core {
             self.enter_flags(execution.stream, flags)?;
             let actions: SmallVec<[Segment; 16]> =
                 actions.iter().map(|action| action.segment(&ends, &execution.program.transfers)).collect();
-            let (apart, rest) = actions.split_at(grid.apart.min(actions.len()));
             // SAFETY: the GPU reaches every end, and flags are pinned memory that has one address for the CPU and all GPUs (`share`); the caller
             // keeps all of it for as long as the stream works.
             unsafe { kernel.run(self.gpus.driver, &actions, raw) }?;

@@ -12,7 +12,6 @@ use crate::backend::{
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
 use crate::topology::DeviceId;
-use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -54,9 +53,9 @@ struct SmallPart {
     endpoints: Arc<[Endpoints]>,
 }
 
-/// With more bytes the rank's part is left to copy engines: one thread block moves about 45 GB/s between two H200 (narrow links,
-/// docs/results.md), and every flag that a stream takes by itself costs about 6 us more.
-const SMALL_BYTES: u64 = 128 << 10;
+/// With more bytes the rank's part is left to copy engines, around which the stream waits by operations. Two H100 putting to each other take 12.6 us
+/// by kernels and 14.0 by operations at 64 KiB, 19.3 and 14.3 at 256 KiB (docs/results.md): one thread block moves about 45 GB/s.
+const SMALL_BYTES: u64 = 64 << 10;
 
 /// What comes before the producers of partitions.
 pub(super) struct Armed {
@@ -81,8 +80,6 @@ impl Armed {
 pub(super) struct BoundPart {
     /// The same as everything below, where one kernel may do it.
     small: Option<SmallPart>,
-    /// A program without copies for kernels that wait for flags, where kernels may.
-    flags: Option<(Arc<Program>, Arc<[Endpoints]>)>,
     begins: Vec<Signal>,
     /// Of a part that moves partitions.
     armed: Option<Armed>,
@@ -242,7 +239,6 @@ impl BoundPart {
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
         let mut bound = BoundPart {
             small: if by == SignalWait::Kernel { SmallPart::new(part, at) } else { None },
-            flags: (by == SignalWait::Kernel).then(|| (Arc::default(), Arc::from([]))),
             begins: part.begins.iter().map(raise).collect(),
             armed,
             written: part.written.iter().map(raise).collect(),
@@ -275,7 +271,7 @@ impl BoundPart {
             backend.submit(&Execution { report: Report::Nothing, ..Execution::new(program, endpoints, &Arc::from([]), stream) })?;
         }
         if !takes.is_empty() {
-            self.take(stream, &self.begins, takes, backend)?;
+            backend.stream_take_flags(stream, &self.begins, takes)?;
         } else if !self.begins.is_empty() {
             backend.stream_raise_signals(stream, &self.begins)?;
         }
@@ -351,7 +347,7 @@ impl BoundPart {
             if segment.takes.is_empty() {
                 raise(lane, &mut raises)?;
             } else {
-                self.take(lane, std::mem::take(&mut raises), &segment.takes, backend)?;
+                backend.stream_take_flags(lane, std::mem::take(&mut raises), &segment.takes)?;
             }
             if !segment.awaits.is_empty() {
                 backend.stream_await_flags(lane, &segment.awaits)?;
@@ -377,20 +373,7 @@ impl BoundPart {
         if !self.written.is_empty() {
             raises = &self.written;
         }
-        if self.ends.is_empty() { raise(stream, &mut raises) } else { self.take(stream, raises, &self.ends, backend) }
-    }
-
-    /// Raises and takes flags. A kernel waits for all at once, and a stream goes on 4 us after the last is up; a stream by itself waits for one
-    /// after the other, 6 us each (H200).
-    fn take(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], backend: &dyn Backend) -> Result<(), BackendError> {
-        if let Some((program, endpoints)) = &self.flags {
-            let raised = raises.iter().map(|signal| Action::Raise(signal.counter));
-            let actions: SmallVec<[Action; 16]> = raised.chain(flags.iter().map(|flag| Action::Take(*flag))).collect();
-            if backend.stream_run_actions(&Execution::new(program, endpoints, &Arc::from([]), stream), &actions)? {
-                return Ok(());
-            }
-        }
-        backend.stream_take_flags(stream, raises, flags)
+        if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends) }
     }
 
     /// Gives streams and events back, once. Enqueued work still finishes.
