@@ -770,9 +770,10 @@ impl Fuzzer<'_> {
                 10 => {
                     let (matched, told) = (self.out(&mut number), self.sized(message_info()));
                     call!(self, mp_message_get_info(known, matched, told, metadata.as_mut_ptr().cast(), capacity));
-                    let stream = match self.below(64) {
+                    // Few, because each that waits for what comes after it costs the ten seconds that a messenger gives movements.
+                    let stream = match self.below(512) {
                         0 => own_stream,
-                        1..4 => self.a_stream(),
+                        1..5 => self.a_stream(),
                         _ if waiting.is_null() => poison(),
                         _ => waiting,
                     };
