@@ -2,7 +2,8 @@
 
 #include "polled_copy.hpp"
 
-#include <thread>
+#include <sched.h>
+#include <time.h>
 
 namespace mpgpu {
 
@@ -12,12 +13,24 @@ namespace {
 struct OneThread {
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
-    static void pause() { std::this_thread::yield(); }
+    // A producer may be long in coming, or never come: after some looks the thread sleeps between them.
+    void pause() const {
+        constexpr uint32_t yields = 256;
+        constexpr timespec nap = {0, 100000};
+        if (++looks_ < yields) {
+            sched_yield();
+        } else {
+            nanosleep(&nap, nullptr);
+        }
+    }
     static uint64_t share(uint64_t value) { return value; }
-    template <class Is> static uint32_t find(const Is &is) {
+    template <class Is> uint32_t find(const Is &is) const {
         uint32_t found = 0;
         for (uint32_t at = 0; at < kPolledWindow; ++at) {
             found |= is(at) ? uint32_t{1} << at : 0;
+        }
+        if (found != 0) {
+            looks_ = 0;
         }
         return found;
     }
@@ -31,6 +44,9 @@ struct OneThread {
     static void set(uint64_t word, uint64_t value) { __atomic_store_n(at(word), value, __ATOMIC_RELAXED); }
 
   private:
+    // That found nothing, one after the other.
+    mutable uint32_t looks_ = 0;
+
     static uint64_t *at(uint64_t address) { return reinterpret_cast<uint64_t *>(static_cast<uintptr_t>(address)); }
 };
 

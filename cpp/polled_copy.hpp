@@ -141,7 +141,7 @@ MPGPU_HD inline void copy_polled(const PolledList &list, bool is_first, uint64_t
     }
 }
 
-// CPU build: one block on the calling thread, which yields while nothing is ready.
+// CPU build: one block on the calling thread, which yields while nothing is ready, and sleeps where that lasts.
 void copy_polled_on_cpu(const PolledList &list, uint64_t block, uint64_t blocks) noexcept;
 
 } // namespace mpgpu

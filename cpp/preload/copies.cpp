@@ -190,12 +190,16 @@ class plan {
 
 std::atomic<int> threads;
 
-/// Runs `work` in a thread that nobody waits for and that takes no signal of the program's. Says whether it does.
+/// Runs `work` in a thread that nobody waits for and that takes no signal of the program's: but those of its own
+/// faults, as in rust/runtime/threads.rs. Says whether it does.
 template <class Work> bool begin(Work work) noexcept {
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) {
+        sigdelset(&all, fault);
+    }
+    pthread_sigmask(SIG_BLOCK, &all, &before);
     threads.fetch_add(1, std::memory_order_relaxed);
     bool has_begun = true;
     try {

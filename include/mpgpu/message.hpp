@@ -169,7 +169,7 @@ struct messenger_options {
 };
 
 /// One rank's end of the messages of a node. Owns it, and is move-only. Destroying it is each rank's own matter, and
-/// blocks until movements under way have ended (`mp_messenger_destroy`).
+/// blocks until movements under way have ended, twelve seconds at most (`mp_messenger_destroy`).
 class messenger {
   public:
     /// No messenger.

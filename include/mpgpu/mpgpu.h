@@ -16,7 +16,9 @@
  *
  * - Units are bytes and seconds. Devices are numbers: GPUs from 0 up, host NUMA domains from MP_DEVICE_HOST down.
  * - A function returns MP_SUCCESS, or an error of which mp_last_error says more. Outputs are written only on success,
- *   except where the function says otherwise. No panic, exception or abort leaves the library.
+ *   except where the function says otherwise. No panic or exception leaves the library, and no abort but where the system
+ *   refuses the few KiB of host memory that any call takes, or what is kept for a handle: memory that grows with counts of a
+ *   call is asked for beforehand (MP_ERROR_OUT_OF_MEMORY).
  * - A pointer must be NULL or point to what the function says for as long as it says, and be aligned for its type.
  *   NULL is refused where it makes no sense. Memory that a pointer leads to is read during the call only, except
  *   where the function says otherwise.
@@ -607,6 +609,10 @@ mp_status_t mp_context_create_versioned(const mp_context_options_t *options,
 
 /// Destroys a context: waits until all of its work has finished, then frees its staging memory and whatever the caller
 /// has left (memory from `mp_alloc` with a warning in the log). Its plans and requests become invalid handles.
+///
+/// What waits for others is withdrawn first: partitions that nobody makes ready and messages end within 10 seconds. Waits for
+/// signals, and for a rank that lives and does not take part in a step or match, are waited for. The library's threads block
+/// all signals but those of their own faults.
 ///
 /// Blocks. Any thread, but not from a host function or a log callback. Calls that other threads make with the context
 /// meanwhile fail with `MP_ERROR_INVALID_HANDLE`.
@@ -1263,10 +1269,11 @@ mp_status_t mp_messenger_create(mp_node_t node,
 /// Destroys a messenger. Not collective: other ranks go on, and what they ask of this one from then on ends with
 /// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`. Blocks until
 /// movements under way have ended, and until messages that the library keeps (`mp_send`) were received, or their receivers have
-/// left; at most 10 seconds for those. Destroying the context does the same first. Any thread.
+/// left; at most 10 seconds for all. Then streams of this rank that wait for a movement go on without it, its request ends with
+/// an error, and 2 seconds later the call returns. Destroying the context does the same first, of all messengers at once. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TIMEOUT` where kept messages were not received; the messenger is destroyed
-/// all the same.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TIMEOUT` where kept messages were not received, or movements have not ended because
+/// a stream has not come to them: their memory must stay until their requests have ended. The messenger is destroyed all the same.
 mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 
 /// Sends `bytes` bytes at `data`, as earlier work in `stream` has written them, to `rank`, which may be this one. Does not
@@ -1278,8 +1285,8 @@ mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 /// received. Other host memory, and host messages of up to 1 KiB, are copied to memory of the library in stream order, and
 /// the send ends then.
 ///
-/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
-/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
+/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations, or 512 MiB in messages of ordinary memory, or the other too
+/// many messages that wait, and nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
 /// mailbox locked for 30 seconds, and nothing was sent; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
 /// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
 /// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved. With `MP_ERROR_OUT_OF_MEMORY`, no handle is

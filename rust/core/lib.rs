@@ -6,12 +6,14 @@
 //! | module | promise |
 //! | --- | --- |
 //! | [`units`] | sizes and times as people write them |
+//! | [`headroom`] | whether there is memory for what a caller counts |
 //! | [`topology`] | the machine as a graph of devices, links and shared resources; routes between devices |
 //! | [`program`] | operations with dependencies, and the validator that proves a program right |
 //! | [`model`] | what a path and a set of paths cost, in seconds; the simulator |
 //! | [`plan`] | transfers and a machine in, [`plan::Plan`] out |
 #![forbid(unsafe_code)]
 
+pub mod headroom;
 pub mod model;
 pub mod plan;
 pub mod program;

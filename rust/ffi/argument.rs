@@ -6,6 +6,8 @@
 
 use super::guard::{Failure, c_text};
 use super::types::mp_status_t::MP_ERROR_INVALID_HANDLE;
+use mpgpu_core::headroom::headroom;
+use mpgpu_runtime::backend::BackendError;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 
@@ -61,6 +63,8 @@ pub(super) fn array<'a, T>(pointer: *const T, count: usize, name: Name, count_na
         let message = format!("{} is {count}, more than fit into memory", spell(count_name));
         return Err(Failure::invalid(count_name, message));
     }
+    // Callers make lists of their own of it.
+    headroom(count, 4 * size_of::<T>()).map_err(BackendError::no_headroom)?;
     // SAFETY: not null, aligned, of a size that an object can have; the header demands `count` readable elements.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }

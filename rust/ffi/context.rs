@@ -90,6 +90,10 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
 /// Destroys a context: waits until all of its work has finished, then frees its staging memory and whatever the caller
 /// has left (memory from `mp_alloc` with a warning in the log). Its plans and requests become invalid handles.
 ///
+/// What waits for others is withdrawn first: partitions that nobody makes ready and messages end within 10 seconds. Waits for
+/// signals, and for a rank that lives and does not take part in a step or match, are waited for. The library's threads block
+/// all signals but those of their own faults.
+///
 /// Blocks. Any thread, but not from a host function or a log callback. Calls that other threads make with the context
 /// meanwhile fail with `MP_ERROR_INVALID_HANDLE`.
 ///

@@ -107,6 +107,7 @@ fn plan_status(error: &PlanError) -> (mp_status_t, Option<&'static CStr>) {
         PlanError::InvalidDevice { .. } => (MP_ERROR_INVALID_DEVICE, Some(c"transfers")),
         PlanError::Option { .. } | PlanError::Weight { .. } | PlanError::Staging { .. } => (MP_ERROR_INVALID_ARGUMENT, Some(c"options")),
         PlanError::TooManyTransfers(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"count")),
+        PlanError::OutOfMemory { .. } => (MP_ERROR_OUT_OF_MEMORY, None),
     }
 }
 

@@ -119,10 +119,11 @@ pub unsafe extern "C" fn mp_messenger_create(
 /// Destroys a messenger. Not collective: other ranks go on, and what they ask of this one from then on ends with
 /// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`. Blocks until
 /// movements under way have ended, and until messages that the library keeps (`mp_send`) were received, or their receivers have
-/// left; at most 10 seconds for those. Destroying the context does the same first. Any thread.
+/// left; at most 10 seconds for all. Then streams of this rank that wait for a movement go on without it, its request ends with
+/// an error, and 2 seconds later the call returns. Destroying the context does the same first, of all messengers at once. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TIMEOUT` where kept messages were not received; the messenger is destroyed
-/// all the same.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TIMEOUT` where kept messages were not received, or movements have not ended because
+/// a stream has not come to them: their memory must stay until their requests have ended. The messenger is destroyed all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t {
     guard(|| {
@@ -142,8 +143,8 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
 /// received. Other host memory, and host messages of up to 1 KiB, are copied to memory of the library in stream order, and
 /// the send ends then.
 ///
-/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations or the other too many messages that wait, and
-/// nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
+/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations, or 512 MiB in messages of ordinary memory, or the other too
+/// many messages that wait, and nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
 /// mailbox locked for 30 seconds, and nothing was sent; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
 /// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
 /// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved. With `MP_ERROR_OUT_OF_MEMORY`, no handle is

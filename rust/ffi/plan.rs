@@ -6,9 +6,10 @@ use super::guard::{Failure, guard};
 use super::request;
 use super::table::Table;
 use super::types::*;
+use mpgpu_core::headroom::headroom;
 use mpgpu_core::plan::{Engine, Relays};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_runtime::backend::{BackendError, StreamHandle};
 use mpgpu_runtime::context::node::NodePlan;
 use mpgpu_runtime::context::{Context, Error, Plan, PlanOptions, Transfer};
 use smallvec::SmallVec;
@@ -136,6 +137,9 @@ pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
     })
 }
 
+/// Host memory for the description of a transfer, a path or a path that was rejected, as a tree before it is JSON text.
+const DESCRIBED_BYTES: usize = 4096;
+
 /// Describes the plan: paths, shares, chunks, staging, predicted time, and why other paths were left out. The
 /// parameters are those of `mp_context_describe`. Any thread.
 ///
@@ -151,6 +155,12 @@ pub unsafe extern "C" fn mp_plan_describe(
     guard(|| {
         let out = TextOut::new(text, capacity, length)?;
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
+        let (planned, paths) = match &plan {
+            AnyPlan::Own(plan) => (plan.planned(), plan.paths()),
+            AnyPlan::Node(plan) => (plan.planned(), plan.paths()),
+        };
+        let rejected = planned.transfers.iter().fold(0, |sum: usize, transfer| sum.saturating_add(transfer.rejected.len()));
+        headroom(rejected.saturating_add(planned.transfers.len() + paths), DESCRIBED_BYTES).map_err(BackendError::no_headroom)?;
         let text = match plan {
             AnyPlan::Own(plan) => describe(format, || plan.describe(), || plan.to_json())?,
             AnyPlan::Node(plan) => describe(format, || plan.describe(), || plan.to_json())?,

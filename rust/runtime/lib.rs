@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | [`backend`] | the trait that every backend implements, and its values |
 //! | `sync` | locks, which a model checker may replace |
+//! | `threads` | threads of the library, which take no signal of the program |
 //! | [`ipc`] | memory of one process that others of the same node map |
 //! | [`host`] | the host backend: virtual devices on CPU threads |
 //! | [`cuda`] | the CUDA backend |
@@ -27,6 +28,7 @@ mod nvtx;
 pub mod panics;
 mod pattern;
 mod sync;
+mod threads;
 
-use mpgpu_core::{model, plan, program, topology, units};
+use mpgpu_core::{headroom, model, plan, program, topology, units};
 use mpgpu_measure::{probe, tune};

@@ -722,7 +722,8 @@ impl Fuzzer<'_> {
             assert_eq!(messenger, poison(), "an output was written");
             messenger = pointer(self.odd() as usize);
         }
-        // One for operations and one that waits for them: destroying a messenger waits for both, so nothing in them may wait for what comes after.
+        // One for operations and one that waits for them. Now and then both are others, also of other threads, and what waits may stand before what it
+        // waits for: destroying the messenger has it go on.
         let (mut own_stream, mut waiting) = (null_mut(), null_mut());
         call!(self, mp_stream_create(context, 0, &mut own_stream));
         call!(self, mp_stream_create(context, 0, &mut waiting));
@@ -732,7 +733,11 @@ impl Fuzzer<'_> {
         for _ in 0..self.below(24) {
             let (at, bytes) = (self.below(2000) as usize, self.below(2000));
             let data = if self.one_in(12) { null_mut() } else { base.wrapping_add(at).cast::<c_void>() };
-            let stream = if self.one_in(16) { pointer(self.odd() as usize | 1 << 20) } else { own_stream };
+            let stream = match self.below(64) {
+                0..4 => pointer(self.odd() as usize | 1 << 20),
+                4..12 => self.a_stream(),
+                _ => own_stream,
+            };
             let (rank, tag, mask) = (self.below(20) as i32 / 9 - 1, self.below(2), if self.one_in(2) { u64::MAX } else { 0 });
             let mut request = poison();
             let out = if self.one_in(4) { null_mut() } else { self.out(&mut request) };
@@ -765,7 +770,14 @@ impl Fuzzer<'_> {
                 10 => {
                     let (matched, told) = (self.out(&mut number), self.sized(message_info()));
                     call!(self, mp_message_get_info(known, matched, told, metadata.as_mut_ptr().cast(), capacity));
-                    call!(self, mp_stream_wait_request(if waiting.is_null() { poison() } else { waiting }, known));
+                    // Few, because each that waits for what comes after it costs the ten seconds that a messenger gives movements.
+                    let stream = match self.below(512) {
+                        0 => own_stream,
+                        1..5 => self.a_stream(),
+                        _ if waiting.is_null() => poison(),
+                        _ => waiting,
+                    };
+                    call!(self, mp_stream_wait_request(stream, known));
                     false
                 }
                 _ => {

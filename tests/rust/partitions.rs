@@ -26,7 +26,7 @@ fn words(address: u64, count: u32) -> &'static [AtomicU64] {
 }
 
 /// As `mpgpu::trigger::ready` does it: counts bytes, and raises the flags with the last of them.
-fn written(trigger: &Trigger, partition: u32, bytes: u64) {
+pub(crate) fn written(trigger: &Trigger, partition: u32, bytes: u64) {
     let counter = &words(trigger.counters, trigger.partitions.count)[partition as usize];
     let range = trigger.partitions.range(partition);
     if counter.fetch_add(bytes, Ordering::AcqRel) + bytes < range.end - range.start {
@@ -208,7 +208,7 @@ fn a_plan_is_used_ten_thousand_times() {
 }
 
 /// One rank that sends to itself, from device 0 to device 1.
-fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, NodePlan, [u64; 2]) {
+pub(crate) fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, NodePlan, [u64; 2]) {
     alone_on("beluga", bytes, partitioning)
 }
 
@@ -266,6 +266,20 @@ fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
         assert!(begin.elapsed() < Duration::from_secs(60));
         context.synchronize_stream(stream).expect("it has ended");
         memory.into_iter().for_each(|address| context.free(address).expect("freed"));
+    }
+}
+
+#[test]
+fn a_context_ends_after_steps_whose_producers_never_came() {
+    for agent in [Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: Some(2) }, Agent::Producer] {
+        let (context, plan, _) = alone(1000, Partitioning { count: Some(10), agent });
+        let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        plan.arm(stream).expect("armed");
+        plan.enqueue(stream).expect("enqueued");
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || ended.send(context.close()));
+        let closed = has_ended.recv_timeout(Duration::from_secs(60)).expect("closing a context ends");
+        closed.expect("nothing else fails");
     }
 }
 

@@ -6,6 +6,7 @@ use crate::bridge::copy_polled_on_cpu;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Words of one launch, by their addresses alone, as the kernel takes them.
 struct Launch {
@@ -164,6 +165,29 @@ fn what_is_ready_early_is_moved_before_what_is_expected_first() {
         (0..MOST_IN_WINDOW).rev().for_each(take);
     });
     assert!(launch.is_set_back());
+}
+
+#[test]
+fn a_block_leaves_its_core_to_others_while_it_waits_for_a_producer() {
+    let launch = Launch::new(&[100], 16);
+    let cpu_time = || {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the output is valid for the call.
+        assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    };
+    std::thread::scope(|scope| {
+        let (list, begun) = (launch.list(), Instant::now());
+        let block = scope.spawn(move || {
+            // SAFETY: all words live until the scope ends; the block runs once.
+            unsafe { copy_polled_on_cpu(&list, 0, 1) }
+            (cpu_time(), begun.elapsed())
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        launch.ready[0].store(1, Ordering::Release);
+        let (used, waited) = block.join().expect("it ends");
+        assert!(used < waited / 4, "{used:?} of {waited:?}");
+    });
 }
 
 #[test]

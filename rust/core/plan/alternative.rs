@@ -5,8 +5,10 @@ use super::candidates::Rejection;
 use super::executor;
 use super::lower::{Piece, StagedPath, copying_device, lower};
 use super::mechanism::{self, Launch};
+use super::options::{OPERATION_BYTES, PlanError};
 use super::planned::{PathPlan, Plan, TransferPlan};
 use super::selection::{Assignment, PathShare, Selection};
+use crate::headroom::headroom;
 use crate::model::{Flow, Issue, finish};
 use crate::program::Mechanism;
 use smallvec::SmallVec;
@@ -59,9 +61,11 @@ impl Alternative {
     }
 
     /// The plan that does it.
-    pub fn into_plan(self, mut selection: Selection<'_>, one_path: f64) -> Plan {
+    pub fn into_plan(self, mut selection: Selection<'_>, one_path: f64) -> Result<Plan, PlanError> {
         let Selection { machine, batch, options, .. } = selection;
         let Assignment { shares, rings } = &self.assignment;
+        let chunks = shares.iter().map(|share| self.assignment.chunks(share) as usize);
+        headroom(chunks.fold(0, |sum: usize, chunks| sum.saturating_add(2 * chunks)), OPERATION_BYTES)?;
         let mut transfers: Vec<TransferPlan> = Vec::with_capacity(batch.len());
         let mut staged: Vec<StagedPath> = Vec::with_capacity(rings.len());
         let last = if selection.aggregated { vec![None; selection.demands.len()] } else { Vec::new() };
@@ -98,7 +102,7 @@ impl Alternative {
         let bytes = batch.iter().map(|shape| shape.bytes).collect();
         let program = lower(bytes, &direct, mechanism::lane_key(machine, batch, &direct), &staged);
         let executor = executor::executor(machine, batch, options, &program);
-        Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.seconds, one_path }
+        Ok(Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.seconds, one_path })
     }
 }
 

@@ -1,5 +1,6 @@
 //! How to plan, and why a batch cannot be planned.
 
+use crate::headroom::{NoHeadroom, headroom};
 use crate::model::GRAIN;
 use crate::program::{Engine, Shape};
 use crate::topology::{DeviceId, Machine};
@@ -123,13 +124,28 @@ pub enum PlanError {
     Staging { transfer: usize, staging_bytes: u64, ring_bytes: u64 },
     #[error("{0} transfers: a batch has at most {max}", max = u32::MAX)]
     TooManyTransfers(usize),
+    #[error("planning takes {bytes} bytes of host memory, which the system does not give: plan fewer transfers at once, or larger chunks")]
+    OutOfMemory { bytes: u64 },
 }
 
-/// Refuses options out of range, and devices that the machine does not have.
+impl From<NoHeadroom> for PlanError {
+    fn from(NoHeadroom { bytes }: NoHeadroom) -> Self {
+        PlanError::OutOfMemory { bytes }
+    }
+}
+
+/// Host memory that planning takes for each transfer, but for its operations: 750 bytes were measured, of 20,000 transfers on five presets.
+const TRANSFER_BYTES: usize = 1536;
+
+/// Host memory for an operation of a program, and for whoever lists them all: 88 bytes, in a list that doubles as it grows.
+pub(super) const OPERATION_BYTES: usize = 256;
+
+/// Refuses options out of range, devices that the machine does not have, and more transfers than there is memory for.
 pub(super) fn check(machine: &Machine, batch: &[Shape], options: &Options) -> Result<(), PlanError> {
     if u32::try_from(batch.len()).is_err() {
         return Err(PlanError::TooManyTransfers(batch.len()));
     }
+    headroom(batch.len(), TRANSFER_BYTES)?;
     if options.max_paths == 0 {
         return Err(PlanError::Option { name: "max_paths", value: 0, least: 1 });
     }

@@ -46,5 +46,5 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
             }
         }
     };
-    Ok(chosen.into_plan(selection, seconds))
+    chosen.into_plan(selection, seconds)
 }

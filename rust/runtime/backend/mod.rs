@@ -15,6 +15,7 @@ pub use shared::{PAYLOAD_BYTES, Shared};
 
 use crate::bridge::Segment;
 pub use crate::bridge::{POLLED_WORDS, PolledList};
+use crate::headroom::NoHeadroom;
 use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
@@ -507,6 +508,13 @@ pub trait Backend: Send + Sync {
     fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
         let _ = counter;
         None
+    }
+}
+
+impl BackendError {
+    /// Host memory for what a caller counts is not to be had.
+    pub fn no_headroom(NoHeadroom { bytes }: NoHeadroom) -> Self {
+        BackendError::OutOfMemory { device: DeviceId::HOST.0, bytes }
     }
 }
 

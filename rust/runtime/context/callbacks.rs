@@ -6,6 +6,7 @@ use crate::backend::{BackendError, Completion, Execution, Report, StreamHandle};
 use crate::ipc::signal::rest;
 use crate::plan::Program;
 use crate::sync::{Condvar, Mutex, held, lock};
+use crate::threads::without_signals;
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
@@ -48,10 +49,12 @@ impl CallbackQueue {
         }
         if state.thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name("mpgpu-callback".into()).spawn(move || {
+            let named = std::thread::Builder::new().name("mpgpu-callback".into());
+            let serve = move || {
                 SERVED.set(Arc::as_ptr(&shared).addr());
                 serve(&shared.0, &shared.1);
-            });
+            };
+            let thread = without_signals(|| named.spawn(serve));
             state.thread = Some(thread.map_err(|error| BackendError::Driver {
                 what: "a thread for callbacks".into(),
                 reason: error.to_string(),

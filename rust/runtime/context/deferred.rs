@@ -31,6 +31,8 @@ pub(super) enum UsedBy {
     Work(Completion),
     /// Whoever has it mapped.
     Peers,
+    /// Nobody: what others have mapped they keep, and do not use.
+    Nobody,
 }
 
 impl Deferred {
@@ -81,6 +83,7 @@ impl Deferred {
             // Work that failed has ended too.
             UsedBy::Work(after) => after.is_done().unwrap_or(true),
             UsedBy::Peers => !sharing.is_mapped(freed.base, backend),
+            UsedBy::Nobody => true,
         };
         let (ended, rest) = std::mem::take(&mut *freed).into_iter().partition::<Vec<_>, _>(is_unused);
         *freed = rest;

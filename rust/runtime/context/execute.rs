@@ -10,6 +10,7 @@ use super::staging::Regions;
 use super::traffic::HostUse;
 use crate::backend::{BackendError, Completion, Endpoints, Execution, PlanState, Report, StreamHandle, no_completion};
 use crate::fault;
+use crate::headroom::headroom;
 use crate::ipc::traffic;
 use crate::model::timeline::Timeline;
 use crate::nvtx;
@@ -50,6 +51,9 @@ pub struct Plan {
     staging_bytes: u64,
     allocations: Box<[UsedAllocation]>,
 }
+
+/// Host memory that one run takes for each operation: backends list them with their order.
+const OPERATION_BYTES: usize = 96;
 
 /// The same batch over more paths than a plan takes that was made alone, for executions at which others leave host memory to this context.
 pub(super) struct Variants {
@@ -191,6 +195,7 @@ impl Plan {
     fn submit(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         let _open = self.begin()?;
         let plan = self.chosen(stream, report);
+        headroom(plan.program.ops.len(), OPERATION_BYTES).map_err(BackendError::no_headroom)?;
         plan.validate()?;
         let submit = |after: &[Completion], report| self.context.backend.submit(&plan.execution(stream, after, report));
         let submitted = if plan.regions.is_empty() {

@@ -15,6 +15,7 @@ use crate::backend::{
     Allocation, Backend, BackendError, EventHandle, Execution, GraphStatistics, HostFunction, SignalWait, StreamHandle, no_completion,
 };
 use crate::fault;
+use crate::headroom::headroom;
 use crate::ipc::{PATIENCE, fork};
 use crate::nvtx;
 use crate::plan::{self, Options, Program, Reason, Shape};
@@ -26,6 +27,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::time::{Duration, Instant};
 
 /// How to open a context. `None` takes what the environment says, and then the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,10 +68,22 @@ pub struct DeviceStatistics {
     pub streams: u64,
 }
 
-/// What has to end before its context closes, because it waits for other ranks.
+/// What has to end before its context closes, because it waits for other ranks or for producers. What one of them waits for may stand behind what
+/// another one waits for; so of all of them each step is done before the next.
 pub(super) trait EndsFirst: Send + Sync {
-    fn end(&self);
+    /// Takes back whatever nobody has met. Does not wait.
+    fn take_back(&self);
+    /// Waits for the rest, for what others are to do until so long.
+    fn end(&self, until: Instant);
+    /// No stream of the context works any more, and none of its memory is used from here on.
+    fn close(&self);
 }
+
+/// Whoever destroys something that waits for others gives them so long.
+pub(super) const LAST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Host memory that a plan takes for each transfer beside the planner: two requests, two shapes, ranges that are sorted, ends and allocations.
+const BOUND_BYTES: usize = 768;
 
 /// What plans keep of their context. The plan cache is not part of it, so that a plan in the cache does not keep the cache alive.
 #[repr(C)] // What every execution reads stands first, together.
@@ -271,6 +285,7 @@ impl Context {
         if let Some(plan) = self.cache.get(&request) {
             return Ok(plan);
         }
+        headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
         batch::check(&request.batch, backend)?;
         let planned = self.planned(request.shape(), true)?;
         let variants = self.variants(&request, &planned, undisturbed, alive_at).unwrap_or_else(|error| {
@@ -381,11 +396,26 @@ impl Context {
 
     /// Gives memory of [`allocate_shared`](Context::allocate_shared) back as soon as no other rank has it mapped. Does not wait for that.
     pub(super) fn free_unmapped(&self, address: u64) -> Result<(), Error> {
+        self.free_later(address, UsedBy::Peers)?;
+        self.shared.reclaim();
+        Ok(())
+    }
+
+    /// Gives memory back that no work uses, here or in other ranks, whoever has it mapped: at once where the backend frees at once, and else later.
+    pub(super) fn free_unused(&self, address: u64) -> Result<(), Error> {
+        self.shared.sharing.withdraw(address, self.backend());
+        self.free_later(address, UsedBy::Nobody)?;
+        if self.backend().frees_at_once() {
+            self.shared.reclaim();
+        }
+        Ok(())
+    }
+
+    fn free_later(&self, address: u64, used_by: UsedBy) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         let bytes = self.shared.holdings.take(address)?;
-        self.shared.deferred.add(address, bytes, UsedBy::Peers);
+        self.shared.deferred.add(address, bytes, used_by);
         self.shared.holdings.count_free();
-        self.shared.reclaim();
         Ok(())
     }
 
@@ -503,8 +533,10 @@ impl Context {
         if !self.shared.is_here() {
             return Ok(());
         }
-        let first = std::mem::take(&mut *lock(&self.shared.ends_first));
-        first.iter().filter_map(Weak::upgrade).for_each(|one| one.end());
+        let first: Vec<_> = std::mem::take(&mut *lock(&self.shared.ends_first)).iter().filter_map(Weak::upgrade).collect();
+        let until = Instant::now() + LAST_PATIENCE;
+        first.iter().for_each(|one| one.take_back());
+        first.iter().for_each(|one| one.end(until));
         if self.shared.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -512,6 +544,7 @@ impl Context {
         drop(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner));
         let backend = self.backend();
         let finished = backend.synchronize();
+        first.iter().for_each(|one| one.close());
         self.shared.callbacks.end();
         self.cache.clear();
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);

@@ -13,6 +13,7 @@
 //!
 //! This is the operating system's half and knows no driver: `memory.rs` registers the pages.
 
+use crate::threads::without_signals;
 use std::io;
 use std::path::Path;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
@@ -199,7 +200,8 @@ impl PageRange {
                     stay_on(*cpu);
                     turns(worker);
                 };
-                let started = std::thread::Builder::new().name("mpgpu-touch".into()).spawn_scoped(scope, run);
+                let named = std::thread::Builder::new().name("mpgpu-touch".into());
+                let started = without_signals(|| named.spawn_scoped(scope, run));
                 if started.is_err() {
                     // No thread to be had: its pages still have to come.
                     turns(worker);

@@ -5,6 +5,7 @@ use crate::backend::BackendError;
 #[cfg(not(shuttle))]
 use crate::ipc::signal::rest;
 use crate::sync::{Condvar, Mutex, held, lock, thread};
+use crate::threads::without_signals;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -77,7 +78,8 @@ impl<W: Work> Queue<W> {
 
     fn spawn(self: &Arc<Self>, state: &mut State<W>) -> Result<(), BackendError> {
         let queue = Arc::clone(self);
-        let thread = thread::Builder::new().name(self.name.clone()).spawn(move || queue.serve()).map_err(|e| BackendError::Driver {
+        let named = thread::Builder::new().name(self.name.clone());
+        let thread = without_signals(|| named.spawn(move || queue.serve())).map_err(|e| BackendError::Driver {
             what: format!("starting thread `{}` of the host backend", self.name),
             reason: e.to_string(),
             code: i64::from(e.raw_os_error().unwrap_or(0)),

@@ -184,13 +184,15 @@ impl Run {
                 }
             }
             Mechanism::Batch | Mechanism::Kernel => {
-                let segments: SmallVec<[Segment; 32]> = op
-                    .copies
-                    .iter()
-                    .map(|copy| Segment { dst: self.address(copy.to), src: self.address(copy.from), bytes: copy.bytes })
-                    .collect();
-                // SAFETY: as above; the copies of one operation are unordered, so a valid program has no overlap among them.
-                unsafe { copy_segments(&segments, Grid::SEQUENTIAL) }
+                // Some at a time: their list needs no allocation, which could fail here.
+                for copies in op.copies.chunks(32) {
+                    let segments: SmallVec<[Segment; 32]> = copies
+                        .iter()
+                        .map(|copy| Segment { dst: self.address(copy.to), src: self.address(copy.from), bytes: copy.bytes })
+                        .collect();
+                    // SAFETY: as above; the copies of one operation are unordered, so a valid program has no overlap among them.
+                    unsafe { copy_segments(&segments, Grid::SEQUENTIAL) }
+                }
             }
         }
     }

@@ -8,6 +8,7 @@ use super::handle::Secret;
 use super::packet::{Departure, Packet, Subject};
 use super::process::ProcessIdentity;
 use crate::backend::{Allocation, Backend, LeftPlan, LostPeer};
+use crate::threads::without_signals;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -173,8 +174,11 @@ impl Service {
             tended: Mutex::default(),
         });
         let served = Arc::clone(&state);
-        let thread = std::thread::Builder::new().name("mpgpu-share".into()).spawn(move || served.serve()).map_err(|error| {
-            IpcError::System { what: "a thread that answers importers", reason: error.to_string(), code: error.raw_os_error().unwrap_or(0) }
+        let named = std::thread::Builder::new().name("mpgpu-share".into());
+        let thread = without_signals(|| named.spawn(move || served.serve())).map_err(|error| IpcError::System {
+            what: "a thread that answers importers",
+            reason: error.to_string(),
+            code: error.raw_os_error().unwrap_or(0),
         })?;
         Ok(Service { state, thread: Mutex::new(Some(thread)) })
     }

@@ -14,6 +14,9 @@ pub const INLINE_BYTES: u64 = 1024;
 
 const TEXT_BYTES: usize = 192;
 
+/// Lets streams go on that wait for a flag which was not raised. Whoever moves the bytes raises it to 1 all the same.
+const RELEASED: u64 = 2;
+
 /// In place of a partner: the operation is a buffer that may be fetched.
 const DESCRIBED: u64 = 1 << 63;
 
@@ -221,6 +224,10 @@ pub struct MessageSlot {
     inline: SlotWords<{ INLINE_BYTES as usize / 8 }>,
 }
 
+fn is_raised(flag: &Plain) -> bool {
+    !matches!(flag.load(Ordering::Acquire), 0 | RELEASED)
+}
+
 impl MessageSlot {
     /// Where bytes that are kept in a slot begin in it.
     pub(super) const INLINE_OFFSET: u64 = std::mem::offset_of!(MessageSlot, inline) as u64;
@@ -407,9 +414,22 @@ impl MessageSlot {
         self.come.load(Ordering::Acquire) != 0
     }
 
-    /// Whether it was raised.
+    /// Whether the bytes have moved, or never will.
     pub fn has_moved(&self) -> bool {
-        self.moved.load(Ordering::Acquire) != 0
+        is_raised(&self.moved)
+    }
+
+    /// Whether they are in their own rank's buffer, or out of it.
+    pub fn has_finished(&self) -> bool {
+        is_raised(&self.finished)
+    }
+
+    /// Notes that its bytes come too late for the streams that wait for `flag`, which go on.
+    pub fn release(&self, flag: &Plain, text: &str) {
+        if flag.load(Ordering::Acquire) == 0 {
+            self.fail(SlotStatus::Failed, text);
+            let _ = flag.compare_exchange(0, RELEASED, Ordering::AcqRel, Ordering::Relaxed);
+        }
     }
 
     /// Why nothing has moved, if that is so.

@@ -128,6 +128,40 @@ fn a_free_piece_of_library_memory_of_up_to_twice_the_size_is_used_again() {
 }
 
 #[test]
+fn messages_of_ordinary_memory_are_bounded_in_bytes_and_their_memory_goes_back() {
+    ranks(1, MessengerOptions { operations: 512, messages: 512 }, |rank, _| {
+        const BYTES: u64 = 4 << 20;
+        let held = || rank.context.device_statistics(DeviceId::HOST).expect("a device").allocated_bytes;
+        let before = held();
+        let mut ordinary = vec![7_u8; BYTES as usize];
+        let address = ordinary.as_mut_ptr().expose_provenance() as u64;
+        let mut sent = Vec::new();
+        let refused = loop {
+            match rank.send(address, BYTES, 0, 0) {
+                Ok(operation) => sent.push(operation),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(&refused, Error::QueueFull(text) if text.contains("mp_alloc")), "{refused}");
+        assert_eq!((sent.len(), held() - before), (128, 512 << 20));
+        let to = rank.memory(BYTES, 0);
+        for operation in sent {
+            rank.receive(to, BYTES, 0, 0).wait().expect("it was sent");
+            operation.wait().expect("received");
+        }
+        let after = |bytes: u64| {
+            let sent = rank.send(address, bytes, 0, 0).expect("there is room again");
+            rank.receive(to, bytes, 0, 0).wait().expect("it was sent");
+            sent.wait().expect("received");
+            drop(sent);
+            held() - before
+        };
+        let small = (0..200).fold(0, |_, _| after(5000));
+        assert!(small <= (64 << 20) + BYTES, "{small} bytes are kept");
+    });
+}
+
+#[test]
 fn a_described_buffer_is_fetched_once_and_whenever_the_receiver_likes() {
     let (sender, receiver) = channel();
     let (sender, receiver) = (std::sync::Mutex::new(sender), std::sync::Mutex::new(receiver));
@@ -493,6 +527,71 @@ fn a_context_that_is_destroyed_ends_its_messengers_first() {
     ok(mp_context_destroy(own.node.context));
     assert_eq!(heard.recv().expect("called").0, MP_ERROR_CANCELLED as i32);
     refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
+}
+
+/// Whether a call returns within a minute.
+fn ends<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || sender.send(call()));
+    receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("destruction ends")
+}
+
+#[test]
+fn a_context_ends_though_a_movement_of_one_messenger_stands_behind_an_unmatched_receive_of_another() {
+    let own = Own::new();
+    let mut other = null_mut();
+    // SAFETY: all pointers are valid for the calls, here and below.
+    ok(unsafe { mp_messenger_create(own.ranks, null(), &mut other) });
+    let [from, to, never] = [0, 1, 1].map(|gpu| own.node.alloc(gpu, 5000));
+    let (mut unmatched, elsewhere) = (null_mut(), own.node.stream(1));
+    // SAFETY: as above.
+    ok(unsafe { mp_receive(other, never.cast(), 5000, MP_ANY_RANK, 9, u64::MAX, elsewhere, &mut unmatched) });
+    ok(mp_stream_wait_request(null_mut(), unmatched));
+    let (sent, received) = (own.send(from, 5000, 1, b""), own.receive(to, 5000, 1));
+    let begun = std::time::Instant::now();
+    let context = own.node.context.addr();
+    ok(ends(move || mp_context_destroy(std::ptr::without_provenance_mut(context))));
+    assert!(begun.elapsed() < std::time::Duration::from_secs(8), "what is withdrawn first keeps nobody waiting");
+    let _ = (sent, received);
+}
+
+#[test]
+fn a_stream_that_waits_for_a_message_which_comes_after_it_goes_on_when_the_messenger_ends() {
+    let own = Own::new();
+    let [from, to] = [0, 1].map(|gpu| own.node.alloc(gpu, 5000));
+    let mut received = own.receive(to, 5000, 1);
+    ok(mp_stream_wait_request(null_mut(), received));
+    // The default stream waits for a message whose bytes it is to send itself.
+    let mut sent = own.send(from, 5000, 1, b"");
+    let messenger = own.messenger.addr();
+    ok(ends(move || mp_messenger_destroy(std::ptr::without_provenance_mut(messenger))));
+    // SAFETY: the requests are the test's.
+    let [received, _] = unsafe { [mp_wait(&mut received), mp_wait(&mut sent)] };
+    let said = refused(received, received);
+    assert!(received != MP_SUCCESS && said.contains("messenger was destroyed"), "{said}");
+    let (context, memory) = (own.node.context.addr(), to.addr());
+    // SAFETY: memory that nothing uses any more.
+    ok(ends(move || unsafe { mp_free(std::ptr::without_provenance_mut(context), std::ptr::without_provenance_mut(memory)) }));
+    own.node.still_works();
+}
+
+#[test]
+fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
+    let own = Own::new();
+    let [from, to] = [0, 1].map(|gpu| own.node.alloc(gpu, 5000));
+    let counter = own.node.alloc(MP_DEVICE_HOST, 8);
+    let signal = mp_signal_t { counter: counter.cast(), value: 1 };
+    // SAFETY: the array and its memory are valid for the call and the wait.
+    ok(unsafe { mp_stream_wait_signals(own.node.context, null_mut(), &signal, 1) });
+    let (mut received, mut sent) = (own.receive(to, 5000, 1), own.send(from, 5000, 1, b""));
+    let messenger = own.messenger.addr();
+    let (status, said) = ends(move || (mp_messenger_destroy(std::ptr::without_provenance_mut(messenger)), last_error()));
+    assert!(status == MP_ERROR_TIMEOUT && said.contains("2 operations have matched"), "{status:?}, {said}");
+    // SAFETY: a counter that is there.
+    ok(unsafe { mp_signal_raise(own.node.context, signal.counter, 1) });
+    // SAFETY: the requests are the test's. They say how it went on.
+    [&mut received, &mut sent].into_iter().for_each(|request| ok(unsafe { mp_wait(request) }));
+    ok(mp_context_destroy(own.node.context));
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl Addresses for Bindings<'_> {
 pub(super) struct BoundRank {
     pub part: BoundPart,
     pub used: Used,
-    pub words: Option<PartitionWords>,
+    pub words: Option<Arc<PartitionWords>>,
     /// Where its steps stand in streams, where a neighbour asks. Partitions move between two calls, which have no one place.
     pub places: Option<Arc<PlanPlaces>>,
 }
@@ -155,6 +155,11 @@ struct Touched {
 }
 
 impl NodeGroup {
+    /// In place of [`bind`](NodeGroup::bind), in which the others take part: tells them that this rank has nothing to bind.
+    pub(super) fn fail_bind(&self, error: Error) -> Error {
+        self.exchange.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
+    }
+
     /// Gets the memory that the plan needs, and binds this rank's part to it.
     pub(super) fn bind(
         &self,
@@ -173,7 +178,7 @@ impl NodeGroup {
         }
         let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
             let part = &together.parts.parts[self.rank() as usize];
-            let words = PartitionWords::new(&bindings, held)?;
+            let words = PartitionWords::new(&bindings, progress, held)?;
             let armed = words.as_ref().map(|words| words.armed(part, &bindings));
             let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), armed, self.context.backend())?;
             let touched: Vec<u64> =

@@ -8,11 +8,13 @@
 //! caller's kernel does through a [`Trigger`] (`mpgpu/trigger.cuh`).
 
 use super::super::error::Error;
+use super::super::lifetime::{Context, EndsFirst};
 use super::binding::{Bindings, FLAG_BYTES, Held};
 use super::part::Armed;
 use super::partitioning::Agent;
 use super::plan::{NodePlan, Together};
 use super::polled::{Filling, PolledLane, PolledWords, bind_polled};
+use super::progress::Progress;
 use crate::backend::{Completion, Endpoints, Execution, Signal};
 use crate::ipc::signal;
 use crate::plan::{Lane, LaneId, Mechanism, Op, Place, Program};
@@ -23,7 +25,7 @@ use crate::topology::DeviceId;
 use crate::tune::{PartitionMover, PartitionSetting};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// What all ranks know of partitions.
@@ -107,6 +109,10 @@ pub(super) struct PartitionWords {
     polled: Option<Polled>,
     /// Host memory in which words come from and go to devices.
     passed: u64,
+    context: Arc<Context>,
+    progress: Arc<Progress>,
+    /// Producers store the bytes.
+    is_stored: bool,
     state: Mutex<ArmedState>,
 }
 
@@ -120,12 +126,9 @@ struct Polled {
     told: BTreeMap<(u32, usize), u64>,
 }
 
-/// A destroyed plan waits so long for partitions that nobody has made ready.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 impl PartitionWords {
     /// Allocates what this rank needs; `None` where the plan has no partitions.
-    pub fn new(at: &Bindings<'_>, held: &mut Held) -> Result<Option<PartitionWords>, Error> {
+    pub fn new(at: &Bindings<'_>, progress: &Arc<Progress>, held: &mut Held) -> Result<Option<Arc<PartitionWords>>, Error> {
         let Some(partitioned) = &at.together.partitioned else { return Ok(None) };
         let (rank, context) = (at.node.rank(), at.node.context());
         let mut allocate = |device: DeviceId, bytes: u64| {
@@ -195,7 +198,13 @@ impl PartitionWords {
             }
         };
         let passed = fill(at, &fillings, &mut allocate)?;
-        Ok(Some(PartitionWords { triggers, flags, zeros, device, polled, passed, state: Mutex::default() }))
+        let (context, progress, is_stored) = (Arc::clone(context), Arc::clone(progress), at.together.is_stored());
+        let words =
+            PartitionWords { triggers, flags, zeros, device, polled, passed, context, progress, is_stored, state: Mutex::default() };
+        let words = Arc::new(words);
+        let first: Weak<dyn EndsFirst> = Arc::<PartitionWords>::downgrade(&words);
+        words.context.end_first(first);
+        Ok(Some(words))
     }
 
     /// What comes before producers.
@@ -242,13 +251,13 @@ impl PartitionWords {
     }
 
     /// Waits for the last execution, for so long; then names what is missing.
-    fn wait(&self, plan: &NodePlan, patience: Duration, is_ended: bool) -> Result<(), Error> {
+    fn wait(&self, patience: Duration, is_ended: bool) -> Result<(), Error> {
         let Some(last) = lock(&self.state).last.clone() else { return Ok(()) };
         let begin = Instant::now();
         let mut looks = 0_u32;
         while !last.is_done()? {
             if begin.elapsed() >= patience {
-                let missing = self.missing(plan)?;
+                let missing = self.missing()?;
                 return Err(Error::PartitionTimeout { missing, seconds: patience.as_secs_f64(), is_ended });
             }
             signal::rest(looks);
@@ -257,12 +266,12 @@ impl PartitionWords {
         last.wait().map_err(Error::from)
     }
 
-    /// Waits for the last execution before the plan goes. Where it does not end, it is ended without its partitions.
-    pub fn end(&self, plan: &NodePlan) -> Result<(), Error> {
-        let waited = self.wait(plan, PATIENCE, true);
+    /// Waits for the last execution before the plan goes. Where it does not end by then, it is ended without its partitions.
+    pub fn finish(&self, until: Instant) -> Result<(), Error> {
+        let waited = self.wait(until.saturating_duration_since(Instant::now()), true);
         // Flags of bytes that producers store tell their receiver of arrival, and nothing here awaits them.
-        if matches!(waited, Err(Error::PartitionTimeout { .. })) && !plan.together.is_stored() {
-            let raise = |flag| plan.node.context().backend().raise_signal(Signal { counter: flag, value: 1 });
+        if matches!(waited, Err(Error::PartitionTimeout { .. })) && !self.is_stored {
+            let raise = |flag| self.context.backend().raise_signal(Signal { counter: flag, value: 1 });
             match &self.polled {
                 Some(polled) => raise(polled.stop)?,
                 None => self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise)?,
@@ -270,14 +279,14 @@ impl PartitionWords {
         }
         if lock(&self.state).armed.take().is_some() {
             // The others may have begun the step.
-            plan.progress.fail();
+            self.progress.fail();
         }
         waited
     }
 
     /// Names what keeps the last execution from its end.
-    fn missing(&self, plan: &NodePlan) -> Result<String, Error> {
-        let backend = plan.node.context().backend();
+    fn missing(&self) -> Result<String, Error> {
+        let backend = self.context.backend();
         let mut text = String::new();
         // Whether all `flags` flags of each partition are up, and none of a transfer that has no such flags.
         let ups = |first: u64, flags: u32, count: u32| -> Result<Vec<bool>, Error> {
@@ -292,7 +301,7 @@ impl PartitionWords {
             let count = trigger.partitions.count;
             let ready = match &self.polled {
                 None => ups(trigger.ready, 1, count)?,
-                Some(polled) => self.ready_or_moved(plan, trigger, ups(polled.told.get(name).copied().unwrap_or(0), 1, count)?)?,
+                Some(polled) => self.ready_or_moved(trigger, ups(polled.told.get(name).copied().unwrap_or(0), 1, count)?)?,
             };
             let arrived = ups(trigger.arrived, trigger.arrived_flags, count)?;
             for (up, what) in [(ready, "was not made ready"), (arrived, "has not arrived")] {
@@ -313,8 +322,8 @@ impl PartitionWords {
 impl PartitionWords {
     /// Which partitions that kernels move were made ready, given which have arrived: a kernel that has moved all sets its flags back. The flags are
     /// copied to host memory; a device that does not do that in time says nothing of them.
-    fn ready_or_moved(&self, plan: &NodePlan, trigger: &Trigger, moved: Vec<bool>) -> Result<Vec<bool>, Error> {
-        let backend = plan.node.context().backend();
+    fn ready_or_moved(&self, trigger: &Trigger, moved: Vec<bool>) -> Result<Vec<bool>, Error> {
+        let backend = self.context.backend();
         if moved.iter().all(|moved| *moved) {
             return Ok(moved);
         }
@@ -335,6 +344,18 @@ impl PartitionWords {
         let is_up = |(flag, moved): (u64, bool)| Ok(moved || backend.read_signal(self.passed + flag * FLAG_BYTES)? != 0);
         (0..).zip(moved).map(is_up).collect()
     }
+}
+
+impl EndsFirst for PartitionWords {
+    fn take_back(&self) {}
+
+    fn end(&self, until: Instant) {
+        if let Err(error) = self.finish(until) {
+            log::warn!("a node plan ends with its context: {error}");
+        }
+    }
+
+    fn close(&self) {}
 }
 
 impl Trigger {
@@ -374,7 +395,7 @@ pub(super) fn copy_of(device: DeviceId, bytes: u64, ends: Endpoints) -> (Arc<Pro
 impl NodePlan {
     /// The flags of a plan whose transfers move in partitions.
     pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
-        self.words.as_ref().ok_or_else(|| {
+        self.words.as_deref().ok_or_else(|| {
             let reason = "its transfers do not move in partitions: make it with mp_node_plan_partitioned".into();
             Error::NodeArgument { argument: c"plan", reason }
         })
@@ -391,7 +412,7 @@ impl NodePlan {
 
     /// Blocks until the last execution has finished, at most so long.
     pub fn wait(&self, patience: Duration) -> Result<(), Error> {
-        self.words()?.wait(self, patience, false)
+        self.words()?.wait(patience, false)
     }
 }
 

@@ -4,6 +4,7 @@ use super::super::batch::{ByteRange, End, first_overlap};
 use super::super::config::{PlanOptions, Verify};
 use super::super::describe::nature;
 use super::super::error::Error;
+use super::super::lifetime::LAST_PATIENCE;
 use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::binding::{BoundRank, Held, Used};
@@ -14,9 +15,10 @@ use super::partitioning::{Agent, Partitioning, Settled};
 use super::progress::Progress;
 use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
+use crate::headroom::headroom;
 use crate::ipc::{Departure, traffic};
 use crate::nvtx;
-use crate::plan::{self, Options, Place, Program, Shape};
+use crate::plan::{self, Options, Place, PlanError, Program, Shape};
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::{DeviceId, hash};
@@ -26,6 +28,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Memory of a rank that transfers of a plan may name.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -69,6 +72,9 @@ pub(super) struct ToldWindow {
     bytes: u64,
 }
 
+/// Host memory for a window or a transfer that is handed in, as text in which all ranks are told of it.
+const REQUEST_BYTES: usize = 1024;
+
 /// What a rank hands in.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RankRequest {
@@ -107,7 +113,7 @@ pub struct NodePlan {
     domains: u64,
     part: Mutex<BoundPart>,
     /// Of transfers that move in partitions.
-    pub(super) words: Option<PartitionWords>,
+    pub(super) words: Option<Arc<PartitionWords>>,
     held: Mutex<Held>,
     /// Memory that an execution uses and that may be gone.
     used: Used,
@@ -159,7 +165,11 @@ impl NodeGroup {
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = self.exchange.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike.
-        let together = Together::new(self, &requests, partitioning, &options?)?;
+        let together = match Together::new(self, &requests, partitioning, &options?) {
+            // But for memory, which each has of its own.
+            Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(self.fail_bind(error)),
+            together => together?,
+        };
         let (mut held, progress) = (Held::default(), Arc::new(Progress::new(number)));
         let made = self.bind(&requests, &together, windows, &progress, &mut held);
         match made {
@@ -207,6 +217,7 @@ impl NodeGroup {
         options: &Options,
     ) -> Result<RankRequest, Error> {
         let _open = self.context.shared.enter()?;
+        headroom(windows.len() + transfers.len(), REQUEST_BYTES).map_err(BackendError::no_headroom)?;
         let mut told = Vec::with_capacity(windows.len());
         for (index, window) in windows.iter().enumerate() {
             let Window { address, bytes } = *window;
@@ -490,7 +501,7 @@ impl NodePlan {
     pub fn destroy(&self) -> Result<(), Error> {
         let node = &self.node;
         // Partitions that nobody makes ready would keep the last step from its end.
-        let missed = self.words.as_ref().map_or(Ok(()), |words| words.end(self));
+        let missed = self.words.as_ref().map_or(Ok(()), |words| words.finish(Instant::now() + LAST_PATIENCE));
         let (was_broken, finished) = {
             let mut part = lock(&self.part);
             let was_broken = self.is_broken.swap(true, Ordering::AcqRel);

@@ -23,6 +23,12 @@ const MOST_EXPORTS: usize = 1024;
 /// The smallest piece of memory through which bytes pass.
 const LEAST_BOUNCE: u64 = 4096;
 
+/// Bytes of all pieces of a messenger at a time, unless one message has more.
+const MOST_BOUNCE_BYTES: u64 = 512 << 20;
+
+/// Pieces that are kept although no message uses them, each of which has a descriptor, and bytes of all of these.
+const MOST_FREE_BOUNCES: (usize, u64) = (32, 64 << 20);
+
 pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
 /// Memory of this rank that a message leaves or comes to.
@@ -87,8 +93,30 @@ pub(super) struct Buffers {
     exports: Mutex<HashMap<u64, Vec<ExportedRange>, RandomState>>,
     imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>>,
     uses: AtomicU64,
-    /// Pieces that no message uses.
-    bounces: Mutex<Vec<Bounce>>,
+    bounces: Mutex<Bounces>,
+}
+
+/// Pieces of shared host memory.
+#[derive(Default)]
+struct Bounces {
+    /// Those that no message uses, the one that was used last at the end.
+    free: Vec<Bounce>,
+    /// Of all, free or not.
+    bytes: u64,
+}
+
+impl Bounces {
+    /// Takes out free ones, the oldest first, until the rest are so few and small, and all together have no more than so many bytes.
+    fn surplus(&mut self, (most, most_free): (usize, u64), most_bytes: u64) -> Vec<Bounce> {
+        let mut surplus = Vec::new();
+        while let Some(oldest) = self.free.first()
+            && (self.free.len() > most || self.free.iter().map(|bounce| bounce.bytes).sum::<u64>() > most_free || self.bytes > most_bytes)
+        {
+            self.bytes -= oldest.bytes;
+            surplus.push(self.free.remove(0));
+        }
+        surplus
+    }
 }
 
 impl MessagePlace {
@@ -176,23 +204,60 @@ impl Messenger {
         Ok(self.export(&allocation, bounce.address, bounce.bytes)?.0)
     }
 
-    /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Pieces stay until the messenger ends:
-    /// other ranks keep them mapped, and a driver may wait for all streams, which may wait for a message, before it frees.
+    /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Some free pieces are kept, because other
+    /// ranks have them mapped.
     fn take_bounce(&self, bytes: u64) -> Result<Bounce, Error> {
         let bytes = bytes.max(LEAST_BOUNCE).checked_next_power_of_two().unwrap_or(bytes);
-        let mut free = lock(&self.buffers.bounces);
-        let fitting = free.iter().enumerate().filter(|(_, bounce)| bounce.bytes >= bytes && bounce.bytes / 2 <= bytes);
-        if let Some((at, _)) = fitting.min_by_key(|(_, bounce)| bounce.bytes) {
-            return Ok(free.swap_remove(at));
+        let free = |bounces: &mut Bounces| {
+            let fitting = bounces.free.iter().enumerate().filter(|(_, bounce)| bounce.bytes >= bytes && bounce.bytes / 2 <= bytes);
+            fitting.min_by_key(|(_, bounce)| bounce.bytes).map(|(at, _)| at).map(|at| bounces.free.remove(at))
+        };
+        if let Some(bounce) = free(&mut lock(&self.buffers.bounces)) {
+            return Ok(bounce);
         }
-        drop(free);
-        let address = self.node.context.allocate_shared(DeviceId::HOST, bytes)?;
+        self.reap(&mut lock(&self.slots), usize::MAX);
+        let surplus = {
+            let mut bounces = lock(&self.buffers.bounces);
+            if let Some(bounce) = free(&mut bounces) {
+                return Ok(bounce);
+            }
+            // Those that are free make room.
+            let surplus = bounces.surplus(MOST_FREE_BOUNCES, MOST_BOUNCE_BYTES.saturating_sub(bytes));
+            let is_full = bounces.bytes > 0 && bounces.bytes.saturating_add(bytes) > MOST_BOUNCE_BYTES;
+            bounces.bytes = if is_full { bounces.bytes } else { bounces.bytes.saturating_add(bytes) };
+            (surplus, (is_full, bounces.bytes))
+        };
+        let (surplus, (is_full, all)) = surplus;
+        self.free_bounces(surplus);
+        if is_full {
+            return Err(Error::QueueFull(format!(
+                "messages of ordinary memory that have not ended take {all} bytes of host memory, and {bytes} more are above {MOST_BOUNCE_BYTES}: wait \
+                 for some first, or use memory of mp_alloc"
+            )));
+        }
+        let made = self.node.context.allocate_shared(DeviceId::HOST, bytes);
+        let address = made.inspect_err(|_| lock(&self.buffers.bounces).bytes -= bytes)?;
         lock(&self.held).allocations.push(address);
         Ok(Bounce { address, bytes })
     }
 
     pub(super) fn give_bounce_back(&self, bounce: Bounce) {
-        lock(&self.buffers.bounces).push(bounce);
+        let surplus = {
+            let mut bounces = lock(&self.buffers.bounces);
+            bounces.free.push(bounce);
+            bounces.surplus(MOST_FREE_BOUNCES, u64::MAX)
+        };
+        self.free_bounces(surplus);
+    }
+
+    /// Gives pieces back that no message uses.
+    fn free_bounces(&self, pieces: Vec<Bounce>) {
+        for Bounce { address, .. } in pieces {
+            lock(&self.held).allocations.retain(|held| *held != address);
+            if let Err(error) = self.node.context.free_unused(address) {
+                log::debug!("giving back memory of a messenger: {error}");
+            }
+        }
     }
 
     /// What names an allocation for other ranks, and the place of `address` in it.

@@ -29,7 +29,7 @@ use self::operation::Kept;
 use super::NodeGroup;
 use crate::backend::{Backend, BackendError, Completion, StreamHandle};
 use crate::context::Error;
-use crate::context::lifetime::{Context, EndsFirst};
+use crate::context::lifetime::{Context, EndsFirst, LAST_PATIENCE};
 use crate::ipc::mailbox::{Capacity, Mailboxes};
 use crate::ipc::signal::rest;
 use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotId, SlotState, SlotStatus};
@@ -42,8 +42,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a messenger that is being destroyed keeps messages that nobody has received.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How much longer a messenger that is being destroyed waits once it has let streams go on.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// How to make a messenger.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,8 +110,8 @@ pub struct Messenger {
     /// Whether mailboxes are mapped: held for reading by whoever looks at them.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
-    /// Held by whoever destroys the messenger.
-    destroying: Mutex<()>,
+    /// Held by whoever destroys the messenger; whether all is given back.
+    destroyed: Mutex<bool>,
     slots: Mutex<SlotPool>,
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
@@ -196,7 +196,7 @@ impl Messenger {
             presence,
             gate: RwLock::new(true),
             is_ending: AtomicBool::new(false),
-            destroying: Mutex::new(()),
+            destroyed: Mutex::new(false),
             slots: Mutex::new(SlotPool { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new(), torn: Vec::new() }),
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
@@ -377,8 +377,21 @@ impl Messenger {
     fn take_slot(&self) -> Result<u32, Error> {
         let mut slots = lock(&self.slots);
         // A few each time, so that none is kept for long, and all where none is free.
-        let looked_at = if slots.free.is_empty() { slots.spent.len() } else { slots.spent.len().min(4) };
-        for _ in 0..looked_at {
+        let most = if slots.free.is_empty() { usize::MAX } else { 4 };
+        self.reap(&mut slots, most);
+        let slot = slots.free.pop().ok_or_else(|| {
+            Error::QueueFull(format!(
+                "this rank has {} operations that have not ended: wait for some first, or make the messenger with room for more operations",
+                self.capacity.slots
+            ))
+        })?;
+        self.mailboxes.release(slot, &|rank| self.is_gone(rank));
+        Ok(slot)
+    }
+
+    /// Frees slots that nobody looks at any more, and what they hold, of so many at most that are spent.
+    fn reap(&self, slots: &mut SlotPool, most: usize) {
+        for _ in 0..slots.spent.len().min(most) {
             let Some(kept) = slots.spent.pop_front() else { break };
             let own = self.mailboxes.own(kept.slot);
             // The thread of callbacks does it otherwise, and holds up nobody.
@@ -400,14 +413,6 @@ impl Messenger {
                 slots.spent.push_back(kept);
             }
         }
-        let slot = slots.free.pop().ok_or_else(|| {
-            Error::QueueFull(format!(
-                "this rank has {} operations that have not ended: wait for some first, or make the messenger with room for more operations",
-                self.capacity.slots
-            ))
-        })?;
-        self.mailboxes.release(slot, &|rank| self.is_gone(rank));
-        Ok(slot)
     }
 
     /// The outcome of an operation is known, or of no interest: its slot is free once nobody looks at it any more.
@@ -429,7 +434,7 @@ impl Messenger {
             // Somebody has taken it, and is about to fetch.
             SlotState::Described => own.partner().is_some() && !own.has_moved(),
             // Bytes on their way out of memory of the library belong to the movement.
-            SlotState::Matched => !own.has_moved() || own.is_buffered() && own.finished.load(Ordering::Acquire) == 0,
+            SlotState::Matched => !own.has_moved() || own.is_buffered() && !own.has_finished(),
             _ => false,
         }
     }
@@ -438,76 +443,130 @@ impl Messenger {
     /// movements under way are waited for, and messages that the library keeps until they were received or their receiver has left, for ten
     /// seconds at most. Other ranks learn that this one has left.
     pub fn destroy(&self) -> Result<(), Error> {
-        // Whoever comes second returns when the first is done: the context may close then.
-        let _once = lock(&self.destroying);
+        self.end_unmatched();
+        self.finish(Instant::now() + LAST_PATIENCE, GRACE)
+    }
+
+    /// Nobody posts from here on, and what has not matched ends, but for messages that the library keeps. Does not wait for others.
+    fn end_unmatched(&self) {
         if self.is_ending.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // Whoever was posting has posted.
+        drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
+        let Ok(_open) = self.enter() else { return };
+        self.mailboxes.close(&|rank| self.is_gone(rank));
+        (0..self.capacity.slots).for_each(|slot| _ = self.withdraw_unmatched(slot, false));
+    }
+
+    /// Withdraws an operation that has not matched, one whose message the library keeps only where `all` are; whether it has.
+    fn withdraw_unmatched(&self, slot: u32, all: bool) -> bool {
+        let own = self.mailboxes.own(slot);
+        let is_kept = own.state() == SlotState::Queued && own.is_buffered() && !all;
+        matches!(own.state(), SlotState::Queued | SlotState::Described) && !is_kept && self.withdraw(slot, SlotStatus::Cancelled)
+    }
+
+    /// Waits for what has matched and for kept messages until so long; then lets streams of this rank go on that wait for them, since what they
+    /// wait for may stand behind them, and waits a `grace` longer. What streams use even then stays until the context is destroyed.
+    fn finish(&self, until: Instant, grace: Duration) -> Result<(), Error> {
+        // Whoever comes second returns when the first is done: the context may close then.
+        let mut is_destroyed = lock(&self.destroyed);
+        if *is_destroyed {
             return Ok(());
         }
-        // Whoever was posting has posted, and nobody posts after that.
-        drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
-        let (slots, is_gone) = (0..self.capacity.slots, |rank| self.is_gone(rank));
-        let mut kept_in_vain = 0;
+        let (mut kept_in_vain, mut moving, mut is_quiet) = (0, 0, false);
         {
             let _open = self.enter()?;
-            self.mailboxes.close(&is_gone);
-            let until = Instant::now() + PATIENCE;
-            let mut round = 0;
-            let withdraw = |slot: u32, all: bool| {
-                let own = self.mailboxes.own(slot);
-                let is_kept = own.state() == SlotState::Queued && own.is_buffered() && !all;
-                matches!(own.state(), SlotState::Queued | SlotState::Described) && !is_kept && self.withdraw(slot, SlotStatus::Cancelled)
-            };
-            for slot in slots.clone() {
-                withdraw(slot, false);
-            }
+            let slots = || 0..self.capacity.slots;
             let operations: Vec<Arc<Operation>> = lock(&self.live).iter().filter_map(Weak::upgrade).collect();
-            let land = || {
-                for operation in &operations {
-                    operation.settle();
+            let wait = |until: Instant| {
+                let mut round = 0;
+                loop {
+                    // The thread of callbacks may be in one that waits for this.
+                    operations.iter().for_each(|operation| _ = operation.settle());
+                    lock(&self.slots).spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
+                    let busy = slots().filter(|slot| self.is_busy(*slot)).count();
+                    if busy == 0 || Instant::now() >= until {
+                        return busy;
+                    }
+                    rest(round);
+                    round += 1;
                 }
-                lock(&self.slots).spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
             };
-            while slots.clone().any(|slot| self.is_busy(slot)) {
-                // The thread of callbacks may be in one that waits for this.
-                land();
-                if Instant::now() >= until {
-                    kept_in_vain += slots.clone().filter(|slot| withdraw(*slot, true)).count();
-                }
-                rest(round);
-                round += 1;
+            if wait(until) > 0 {
+                kept_in_vain = slots().filter(|slot| self.withdraw_unmatched(*slot, true)).count();
+                operations.iter().for_each(|operation| operation.release_streams());
+                lock(&self.slots).spent.iter().for_each(|kept| kept.release_streams(self.mailboxes.own(kept.slot)));
+                moving = wait(Instant::now() + grace);
             }
-            operations.iter().for_each(|operation| operation.abandon());
-            self.end_lanes();
-            // Streams may still look at flags, or raise them: every slot is free or known to be quiet before its memory goes.
-            let (mut kept, mut round, until) = (Vec::new(), 0, Instant::now() + PATIENCE);
-            loop {
-                kept.extend(operations.iter().filter_map(|operation| operation.take_kept()));
-                let free = {
-                    let mut slots = lock(&self.slots);
-                    kept.extend(slots.spent.drain(..));
-                    slots.free.len() + slots.torn.len()
-                };
-                // One that a failure inside of a call has lost is not waited for.
-                let is_complete = free + kept.len() >= self.capacity.slots as usize || Instant::now() >= until;
-                kept.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
-                if is_complete && kept.iter().all(|kept: &Kept| kept.is_quiet(self.mailboxes.own(kept.slot))) {
-                    break;
-                }
-                rest(round);
-                round += 1;
+            if moving == 0 {
+                operations.iter().for_each(|operation| operation.abandon());
+                is_quiet = self.wait_quiet(&operations, until.max(Instant::now() + grace));
             }
         }
-        *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
-        let held = std::mem::take(&mut *lock(&self.held));
-        let departure = Departure::default();
-        held.watches.iter().for_each(|watch| self.node.context.leave_memory(*watch, departure));
-        let imports = self.take_imports();
-        give_back(&self.node.context, MessengerMemory { imports: held.imports.iter().copied().chain(imports).collect(), ..held });
+        self.say_departure();
+        if is_quiet {
+            *is_destroyed = true;
+            self.close();
+            self.end_lanes();
+            let held = std::mem::take(&mut *lock(&self.held));
+            let imports = self.take_imports();
+            give_back(&self.node.context, MessengerMemory { imports: held.imports.iter().copied().chain(imports).collect(), ..held });
+        }
+        if moving > 0 {
+            let stuck = format!(
+                "{moving} operations have matched, and their bytes have not moved: a stream of one of the two ranks has not come to them; memory of \
+                 the library that they use stays until the context is destroyed"
+            );
+            return Err(IpcError::Timeout(stuck).into());
+        }
         if kept_in_vain > 0 {
-            let lost = format!("{kept_in_vain} messages were not received within {} s, and are lost", PATIENCE.as_secs());
+            let lost = format!("{kept_in_vain} messages were not received within {} s, and are lost", LAST_PATIENCE.as_secs());
             return Err(IpcError::Timeout(lost).into());
         }
         Ok(())
+    }
+
+    /// Waits until every slot is free or known to be quiet, and all streams of the messenger's own have ended: others may still look at flags, or raise
+    /// them. Whether it came to that by then.
+    fn wait_quiet(&self, operations: &[Arc<Operation>], until: Instant) -> bool {
+        let backend = self.node.context.backend();
+        let lanes: Vec<Completion> = lock(&self.lanes).iter().filter_map(|lane| lane.mark(backend).ok()).collect();
+        let mut round = 0;
+        loop {
+            let has_passed = Instant::now() >= until;
+            // Before the lock, which is taken while an operation's is held.
+            let kept: Vec<Kept> = operations.iter().filter_map(|operation| operation.take_kept()).collect();
+            {
+                let mut slots = lock(&self.slots);
+                slots.spent.extend(kept);
+                slots.spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
+                // One that a failure inside of a call has lost is not waited for.
+                let is_complete = slots.free.len() + slots.torn.len() + slots.spent.len() >= self.capacity.slots as usize || has_passed;
+                if is_complete
+                    && slots.spent.iter().all(|kept| kept.is_quiet(self.mailboxes.own(kept.slot)))
+                    && lanes.iter().all(|lane| lane.is_done().unwrap_or(true))
+                {
+                    return true;
+                }
+            }
+            if has_passed {
+                return false;
+            }
+            rest(round);
+            round += 1;
+        }
+    }
+
+    /// Tells the other ranks, once, that this one has left.
+    fn say_departure(&self) {
+        let watches = std::mem::take(&mut lock(&self.held).watches);
+        watches.iter().for_each(|watch| self.node.context.leave_memory(*watch, Departure::default()));
+    }
+
+    /// Nobody looks at mailboxes from here on.
+    fn close(&self) {
+        *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
@@ -531,18 +590,31 @@ fn check(MessengerOptions { operations, messages }: MessengerOptions) -> Result<
 }
 
 impl EndsFirst for Messenger {
-    fn end(&self) {
-        if let Err(error) = self.destroy() {
+    fn take_back(&self) {
+        self.end_unmatched();
+    }
+
+    fn end(&self, until: Instant) {
+        if let Err(error) = self.finish(until, GRACE) {
             log::warn!("a messenger ends with its context: {error}");
         }
+    }
+
+    fn close(&self) {
+        Messenger::close(self);
     }
 }
 
 impl Drop for Messenger {
     fn drop(&mut self) {
-        if !self.is_ending.load(Ordering::SeqCst) {
-            self.end();
+        let is_ending = self.is_ending.load(Ordering::SeqCst);
+        self.end_unmatched();
+        // Destroyed before, it is not waited for again.
+        let (patience, grace) = if is_ending { (Duration::ZERO, Duration::ZERO) } else { (LAST_PATIENCE, GRACE) };
+        if let Err(error) = self.finish(Instant::now() + patience, grace) {
+            log::debug!("a messenger is dropped: {error}");
         }
+        self.end_lanes();
     }
 }
 

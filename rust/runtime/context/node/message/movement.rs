@@ -361,16 +361,21 @@ impl Messenger {
         Ok((stream, event))
     }
 
-    /// Waits for all streams of the messenger's own, and gives them back.
+    /// Gives all streams of the messenger's own back. Work that is in them still finishes.
     pub(super) fn end_lanes(&self) {
         let backend = self.node.context.backend();
         for lane in lock(&self.lanes).drain(..) {
-            // What failed is the outcome of its operation.
-            let _ = backend.synchronize_stream(lane.stream);
             for result in [backend.destroy_stream(lane.stream), backend.destroy_event(lane.event)] {
                 result.unwrap_or_else(|error| log::debug!("giving back what a messenger had: {error}"));
             }
         }
+    }
+}
+
+impl MessageLane {
+    /// A completion of all work in it so far.
+    pub(super) fn mark(&self, backend: &dyn Backend) -> Result<Completion, Error> {
+        mark(backend, self.stream)
     }
 }
 

@@ -56,6 +56,20 @@ impl Kept {
         self.landing.iter().for_each(|landing| landing.land(slot));
     }
 
+    /// Lets streams go on that wait for it.
+    pub fn release_streams(&self, slot: &MessageSlot) {
+        if self.markers.iter().any(|marker| matches!(marker.is_done(), Ok(false))) {
+            slot.release(
+                self.flag(slot),
+                "its messenger was destroyed, and its bytes did not come; streams that waited for them have gone on",
+            );
+        }
+    }
+
+    fn has_ended(&self, slot: &MessageSlot) -> bool {
+        if self.is_buffered { slot.has_finished() } else { slot.has_moved() }
+    }
+
     /// The flag that tells of the operation's end.
     fn flag<'a>(&self, slot: &'a MessageSlot) -> &'a std::sync::atomic::AtomicU64 {
         if self.is_buffered { &slot.finished } else { &slot.moved }
@@ -63,10 +77,9 @@ impl Kept {
 
     /// Whether nobody looks at the slot any more, or will raise one of its flags.
     pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
-        let is_up = |needed: bool, flag: &std::sync::atomic::AtomicU64| !needed || flag.load(Ordering::Acquire) != 0;
         slot.has_moved()
-            && is_up(self.comes, &slot.come)
-            && is_up(self.is_buffered, &slot.finished)
+            && (!self.comes || slot.has_come())
+            && (!self.is_buffered || slot.has_finished())
             && self.markers.iter().all(|marker| marker.is_done().unwrap_or(true))
     }
 }
@@ -142,7 +155,7 @@ impl Operation {
         // It may be another operation's by now, if somebody else has seen the end of this one.
         let slot = self.messenger.mailboxes.own(self.slot);
         for _ in 0..LOOKS {
-            if slot.has_moved() || slot.finished.load(Ordering::Acquire) != 0 {
+            if slot.has_moved() || slot.has_finished() {
                 return;
             }
             std::hint::spin_loop();
@@ -155,7 +168,7 @@ impl Operation {
         let Some(held) = &*kept else { return self.outcome.get() };
         let slot = self.messenger.mailboxes.own(self.slot);
         held.land(slot);
-        if held.flag(slot).load(Ordering::Acquire) == 0 {
+        if !held.has_ended(slot) {
             return None;
         }
         let verified = held.verified.as_ref().map_or(Ok(()), |verified| verified.wait());
@@ -172,6 +185,11 @@ impl Operation {
         if self.settle().is_none() {
             let _ = self.outcome.set(OperationOutcome::ended());
         }
+    }
+
+    /// See [`Kept::release_streams`].
+    pub(super) fn release_streams(&self) {
+        lock(&self.kept).iter().for_each(|kept| kept.release_streams(self.messenger.mailboxes.own(self.slot)));
     }
 
     /// What the slot keeps, where the outcome was not asked for.

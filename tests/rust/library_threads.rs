@@ -1,0 +1,89 @@
+//! Threads that the library starts leave the program's signals to the program.
+
+use crate::node::*;
+use crate::partitions::{alone, written};
+use mpgpu::*;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::node::{Agent, Partitioning};
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+/// Signals that the calling thread blocks.
+fn blocked() -> Vec<i32> {
+    // SAFETY: an integer array, for which zero is a value.
+    let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the output is valid for the calls.
+    unsafe {
+        assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask), 0);
+        (1..65).filter(|signal| libc::sigismember(&mask, *signal) == 1).collect()
+    }
+}
+
+/// The library's threads of this process, those of other tests included: their names, and as a bit each the signals that they block.
+fn threads() -> Vec<(String, u64)> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("proc");
+    let of = |task: std::fs::DirEntry| {
+        // One that has ended by now is left out.
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let value = |key: &str| Some(status.lines().find_map(|line| line.strip_prefix(key))?.trim().to_owned());
+        Some((value("Name:")?, u64::from_str_radix(&value("SigBlk:")?, 16).ok()?))
+    };
+    tasks.flatten().filter_map(of).filter(|(name, _)| name.starts_with("mpgpu-")).collect()
+}
+
+#[test]
+fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() {
+    unsafe extern "C" fn called(_: *mut c_void, _: i32) {}
+    let before = blocked();
+    let node = Node::new(c"beluga");
+    let stream = node.stream(0);
+    let memory = node.alloc(MP_DEVICE_HOST, 4096);
+    let [from, to] = [0, 1].map(|gpu| node.alloc(gpu, 4096));
+    let plan = node.plan(&[transfer(to, 1, from, 0, 4096)]);
+    let (mut request, mut handle) = (null_mut(), mp_memory_handle_t { bytes: [0; 128] });
+    let signal = mp_signal_t { counter: memory.cast(), value: 1 };
+    // SAFETY: all pointers are valid for the calls, and the memory until the context is destroyed.
+    unsafe {
+        ok(mp_stream_wait_signals(node.context, stream, &signal, 1));
+        ok(mp_stream_launch_host(node.context, stream, Some(nothing), null_mut()));
+        ok(mp_execute(plan, stream, &mut request));
+        ok(mp_request_set_callback(request, Some(called), null_mut()));
+        ok(mp_memory_export(node.context, memory.cast(), 4096, &mut handle));
+    }
+    let (context, partitioned, _) = alone(1000, Partitioning { count: Some(2), agent: Agent::PollingKernel { blocks: Some(2) } });
+    let lane = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    partitioned.arm(lane).expect("armed");
+    partitioned.enqueue(lane).expect("enqueued");
+    // The step waits for its producers, so the threads of its blocks live. A thread gets its name once it runs.
+    let wanted = ["mpgpu-copy", "mpgpu-signal", "mpgpu-function", "mpgpu-callback", "mpgpu-share", "mpgpu-block"];
+    let begun = Instant::now();
+    let found = loop {
+        let found = threads();
+        let names: BTreeSet<&str> = found.iter().map(|(name, _)| &**name).collect();
+        if wanted.iter().all(|name| names.contains(name)) {
+            break found;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{names:?}");
+        std::thread::yield_now();
+    };
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+    // The C library keeps 32 and 33 to itself, and nobody can block the other two.
+    let never = [libc::SIGKILL, libc::SIGSTOP, 32, 33];
+    for signal in (1..65).filter(|signal| !never.contains(signal)) {
+        for (name, mask) in &found {
+            assert_eq!(mask >> (signal - 1) & 1 == 1, !faults.contains(&signal), "{name}, signal {signal}");
+        }
+    }
+    assert_eq!(blocked(), before, "the caller's mask is as it was");
+    let trigger = partitioned.trigger(0, 0).expect("a trigger");
+    (0..2).for_each(|partition| written(&trigger, partition, trigger.partitions.range(partition).end.min(500)));
+    partitioned.destroy().expect("it has ended");
+    // SAFETY: a counter that is there; the request is the test's.
+    unsafe {
+        ok(mp_signal_raise(node.context, signal.counter, 1));
+        ok(mp_wait(&mut request));
+    }
+    ok(mp_plan_destroy(plan));
+}
