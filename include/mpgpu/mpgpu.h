@@ -668,7 +668,9 @@ mp_status_t mp_alloc(mp_context_t context,
                      void **memory);
 
 /// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`). Of host memory they can map no other: that of
-/// `mp_alloc` is in huge pages on CUDA, which few systems give to memory that processes share. Host memory is zero, and each
+/// `mp_alloc` is in huge pages on CUDA, which few systems give to memory that processes share. On a GPU the memory takes
+/// whole multiples of 2 MiB, and others can map it whatever another library, as UCX within MPI, has open; MPI itself moves
+/// memory of `mp_alloc` faster. Host memory is zero, and each
 /// allocation of it takes a file descriptor; on CUDA, from 4 MiB on, its pages are resident when the call returns, spread
 /// over the sockets or on the NUMA node of the host domain `device`. Freed by `mp_free`. Any thread.
 ///
@@ -975,8 +977,9 @@ mp_status_t mp_memory_export(mp_context_t context,
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
 /// `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend,
-/// and for memory of a GPU that this process does not see; `MP_ERROR_PEER_GONE` when the exporter has ended or has
-/// freed the memory; `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
+/// for memory of a GPU that this process does not see, and for what another library of this process has open by CUDA IPC
+/// (docs/guide/processes.md); `MP_ERROR_PEER_GONE` when the exporter has ended or has freed the memory;
+/// `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
 mp_status_t mp_memory_import(mp_context_t context,
                              const mp_memory_handle_t *handle,
                              void **pointer,

@@ -23,7 +23,9 @@ pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64
 }
 
 /// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`). Of host memory they can map no other: that of
-/// `mp_alloc` is in huge pages on CUDA, which few systems give to memory that processes share. Host memory is zero, and each
+/// `mp_alloc` is in huge pages on CUDA, which few systems give to memory that processes share. On a GPU the memory takes
+/// whole multiples of 2 MiB, and others can map it whatever another library, as UCX within MPI, has open; MPI itself moves
+/// memory of `mp_alloc` faster. Host memory is zero, and each
 /// allocation of it takes a file descriptor; on CUDA, from 4 MiB on, its pages are resident when the call returns, spread
 /// over the sockets or on the NUMA node of the host domain `device`. Freed by `mp_free`. Any thread.
 ///

@@ -63,8 +63,9 @@ pub unsafe extern "C" fn mp_memory_export(
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
 /// `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend,
-/// and for memory of a GPU that this process does not see; `MP_ERROR_PEER_GONE` when the exporter has ended or has
-/// freed the memory; `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
+/// for memory of a GPU that this process does not see, and for what another library of this process has open by CUDA IPC
+/// (docs/guide/processes.md); `MP_ERROR_PEER_GONE` when the exporter has ended or has freed the memory;
+/// `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_import(
     context: mp_context_t,

@@ -35,6 +35,11 @@ struct slot {
     std::size_t last;
 };
 
+/// Memory of a pool is open to its own GPU alone, so whoever copies all of a slot does it there.
+void enter(const slot &one) {
+    CHECK(cudaSetDevice(one.gpu == host ? 0 : one.gpu));
+}
+
 struct stream {
     int gpu;
     cudaStream_t handle;
@@ -120,9 +125,10 @@ int main(int count, char **arguments) {
             const std::uint64_t word = random();
             std::memcpy(content.data() + i, &word, 8);
         }
+        enter(one);
         CHECK(cudaMemcpy(one.memory, content.data(), slot_bytes, cudaMemcpyDefault));
+        CHECK(cudaDeviceSynchronize());
     }
-    CHECK(cudaDeviceSynchronize());
 
     for (unsigned long long i = 0; i < copies; ++i) {
         slot &dst = slots[below(slots.size())];
@@ -177,6 +183,7 @@ int main(int count, char **arguments) {
     std::uint64_t all = 1;
     std::vector<char> content(slot_bytes);
     for (const slot &one : slots) {
+        enter(one);
         CHECK(cudaMemcpy(content.data(), one.memory, slot_bytes, cudaMemcpyDefault));
         all = hash(all, content);
     }

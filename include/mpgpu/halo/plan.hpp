@@ -282,7 +282,7 @@ class plan {
         std::vector<peer> peers;
         for (int rank = 0; rank < rank_count(g); ++rank) {
             const rank_arrays &own = arrays[static_cast<std::size_t>(rank)];
-            made.add_lane(ctx, all, rank, own[0].location);
+            made.add_lane(ctx, all, rank, own[0].location, false);
             peers.push_back({own, made.lanes_.back().inbox});
         }
         made.build(ctx, g, all, peers, how);
@@ -300,7 +300,7 @@ class plan {
         plan made(ctx, valid{});
         made.pushed_ = true;
         for (int rank = 0; rank < rank_count(g); ++rank) {
-            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)][0].location);
+            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)][0].location, false);
         }
         const auto inbox = [&made](int rank) { return made.lanes_[static_cast<std::size_t>(rank)].inbox.data(); };
         for (lane &l : made.lanes_) {
@@ -418,14 +418,15 @@ class plan {
         return best;
     }
 
-    void add_lane(const context &ctx, const detail::schedule &all, int rank, device where) {
+    /// With `maps`, other processes map the messages' memory and MPI is given none of it: it is then memory that they
+    /// can map whatever MPI has open in the same process.
+    void add_lane(const context &ctx, const detail::schedule &all, int rank, device where, bool maps) {
         const auto index = static_cast<std::size_t>(rank);
-        // Other processes reach both.
-        const auto box = [&](std::size_t bytes) {
-            return where.is_host() ? memory::shared(ctx, where, bytes) : memory(ctx, where, bytes);
+        const auto make = [&](std::size_t bytes) {
+            return maps || where.is_host() ? memory::shared(ctx, where, bytes) : memory(ctx, where, bytes);
         };
-        lanes_.push_back({rank, stream(ctx, where), event(ctx), box(all.outbox_bytes[index]),
-                          box(all.inbox_bytes[index]), launch_function(), launch_function(), launch_function()});
+        lanes_.push_back({rank, stream(ctx, where), event(ctx), make(all.outbox_bytes[index]),
+                          make(all.inbox_bytes[index]), launch_function(), launch_function(), launch_function()});
     }
 
     /// Packs, unpacks and transfers. `peers` by rank: those that this process's ranks send to, and all of its own.

@@ -72,6 +72,10 @@ template <> struct processes<mpi::node> {
         return node.ranks()[static_cast<std::size_t>(index)];
     }
 
+    static bool is_one_node(const mpi::node &node) noexcept {
+        return node.ranks().size() == static_cast<std::size_t>(node.size());
+    }
+
     /// Whether something holds on all ranks of a communicator.
     static bool everywhere(MPI_Comm all, bool here) {
         const int mine = here ? 1 : 0;
@@ -222,8 +226,7 @@ template <> struct processes<mpi::node> {
                 }
             }
         }
-        const bool is_one_node = node.ranks().size() == static_cast<std::size_t>(node.size());
-        if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node && can_push(ctx, how)))) {
+        if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node(node) && can_push(ctx, how)))) {
             keep(make_pushed(ctx, node, g, rank, arrays, how, out));
         }
         // All by messages where memory cannot be mapped, whatever was to go straight.
@@ -279,7 +282,7 @@ template <> struct processes<mpi::node> {
         const auto allocate = [&] {
             made.emplace(plan(ctx, plan::valid{}));
             made->direct_pieces_ = direct_pieces;
-            made->add_lane(ctx, all, rank, arrays[0].location);
+            made->add_lane(ctx, all, rank, arrays[0].location, is_one_node(node));
             kept->counters = signal_counters(ctx, 4 * ranks);
         };
         const auto connect = [&] {
@@ -310,7 +313,7 @@ template <> struct processes<mpi::node> {
     /// Messages to and from ranks of other nodes, where there are any.
     static void add_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
                              const rank_arrays &arrays, const options &how, plan &made) {
-        if (node.ranks().size() == static_cast<std::size_t>(node.size())) {
+        if (is_one_node(node)) {
             return;
         }
         plan::lane &own = made.lanes_[0];
@@ -335,7 +338,7 @@ template <> struct processes<mpi::node> {
             made->direct_pieces_ = limit;
             made->joint_ = true;
             made->imports_ = kept;
-            made->add_lane(ctx, all, rank, arrays[0].location);
+            made->add_lane(ctx, all, rank, arrays[0].location, is_one_node(node));
             std::vector<plan::peer> peers(static_cast<std::size_t>(rank_count(g)), {{}, {{}, device::host()}});
             peers[static_cast<std::size_t>(rank)].arrays = arrays;
             made->add_copies(ctx, g, all, peers, how);
@@ -376,7 +379,7 @@ template <> struct processes<mpi::node> {
         const int sharing = ranks_sharing(ctx, where, node.communicator());
         std::optional<plan> made;
         const auto allocate = [&] {
-            if (!sends_both_ways(all) || node.ranks().size() != static_cast<std::size_t>(node.size())) {
+            if (!sends_both_ways(all) || !is_one_node(node)) {
                 fail(refusal(status::not_supported, "how",
                              "options::pushed is for ranks of one node: leave it out where there are others"));
             }
@@ -386,7 +389,7 @@ template <> struct processes<mpi::node> {
             made.emplace(plan(ctx, plan::valid{}));
             made->pushed_ = true;
             made->imports_ = kept;
-            made->add_lane(ctx, all, rank, where);
+            made->add_lane(ctx, all, rank, where, true);
             clear(ctx, made->lanes_[0].inbox, 2 * at.half[own], made->lanes_[0].order);
             kept->gone = signal_counters(ctx, 1);
         };

@@ -29,6 +29,7 @@ pub(super) mod code {
     pub const NOT_READY: Code = 600;
     pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
     pub const CONTEXT_IS_DESTROYED: Code = 709;
+    pub const ALREADY_MAPPED: Code = 208;
 
     /// INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED: what is asked for is not what this can do, which depends on the driver's version.
     pub fn says_no(code: i64) -> bool {
@@ -250,6 +251,8 @@ driver_functions! {
         cuIpcGetMemHandle = "cuIpcGetMemHandle" (*mut sys::CUipcMemHandle, CUdeviceptr);
         cuIpcOpenMemHandle = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
         cuIpcCloseMemHandle = "cuIpcCloseMemHandle" (CUdeviceptr);
+        cuMemGetAllocationGranularity = "cuMemGetAllocationGranularity" (*mut usize, *const sys::CUmemAllocationProp, c_uint);
+        cuMemCreate = "cuMemCreate" (*mut sys::CUmemGenericAllocationHandle, usize, *const sys::CUmemAllocationProp, c_ulonglong);
         cuMemRetainAllocationHandle = "cuMemRetainAllocationHandle" (*mut sys::CUmemGenericAllocationHandle, *mut c_void);
         cuMemExportToShareableHandle = "cuMemExportToShareableHandle" (
             *mut c_void, sys::CUmemGenericAllocationHandle, c_uint, c_ulonglong

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | host memory that was allocated to be shared | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
 //! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
-//! | virtual memory API, created for POSIX file descriptors | its descriptor |
+//! | virtual memory API, created for POSIX file descriptors: memory of a GPU that this backend allocates to be shared ([`chunk`](super::chunk)), and others' | its descriptor |
 //! | pools created for POSIX file descriptors | the pool's descriptor, and the driver's name for the allocation (`pools`) |
 //! | everything else | not at all, with the remedy |
 //!
@@ -13,6 +13,7 @@
 //! Memory of another process is mapped through the GPU of the calling thread, or one that is in use already, so that a rank does not get a
 //! context on each GPU of its neighbours.
 
+use super::chunk::descriptor_of;
 use super::driver::{OutsideCapture, call_optional, handle};
 use super::memory::{PAGED_FROM, SHARED_PAGE};
 use super::parts::Core;
@@ -21,8 +22,8 @@ use super::sharing::{Source, release_handle};
 use crate::backend::{Allocation, BackendError, HOST_MEMORY_IS_SHARED_BY, MemoryKind};
 use crate::backend::{PAYLOAD_BYTES, Shared};
 use cudarc::driver::sys::{self, CUpointer_attribute};
-use rustix::fd::{FromRawFd, OwnedFd};
-use std::ffi::{c_int, c_uint, c_void};
+use rustix::fd::OwnedFd;
+use std::ffi::{c_uint, c_void};
 
 /// In what form memory goes to another process.
 pub(super) const MEMORY_FILE: u32 = 1;
@@ -106,6 +107,9 @@ impl Core {
                     code: i64::from(errno.raw_os_error()),
                 })
             }
+            Source::OwnOnGpu(chunk) => {
+                chunk.descriptor(self.gpus.driver).map(|descriptor| plain(DESCRIPTOR, Some(descriptor), chunk.bytes, [0; PAYLOAD_BYTES]))
+            }
             _ => {
                 let base = allocation.base;
                 Err(BackendError::NotSupported(format!("{base:#x} is memory of another process; export it there")))
@@ -171,14 +175,9 @@ impl Core {
         let mut memory = 0;
         // SAFETY: the output is valid for the call. Success retains the memory.
         unsafe { call_optional!(driver, cuMemRetainAllocationHandle(&mut memory, handle(address as usize))) }?;
-        let mut descriptor: c_int = -1;
-        // SAFETY: the output is a descriptor, as the handle type says.
-        let exported =
-            unsafe { call_optional!(driver, cuMemExportToShareableHandle((&raw mut descriptor).cast(), memory, POSIX_FILE_DESCRIPTOR, 0)) };
-        release_handle(self.gpus.driver, memory);
-        exported?;
-        // SAFETY: a new descriptor, and the caller's to close.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        let descriptor = descriptor_of(driver, memory);
+        release_handle(driver, memory);
+        descriptor
     }
 }
 

@@ -6,7 +6,8 @@
 //! 580). So memory is opened through each GPU that works on it, when a plan first has it do so, and every lane uses the address of its
 //! own GPU. The address that an import returns is that of one of them ([`Gpus::mapping_gpu`]).
 
-use super::driver::{CUdeviceptr, OutsideCapture, call_optional};
+use super::chunk::is;
+use super::driver::{CUdeviceptr, OutsideCapture, call_optional, code};
 use super::gpus::Gpus;
 use crate::backend::BackendError;
 use crate::backend::PAYLOAD_BYTES;
@@ -40,8 +41,16 @@ pub(super) fn open_through(gpus: &Gpus, gpu: usize, payload: &[u8; PAYLOAD_BYTES
     let _outside = OutsideCapture::enter(gpus.driver);
     let _current = gpus.primary(gpu)?.enter()?;
     // SAFETY: the output is valid for the call; a handle that is none is refused by the driver.
-    unsafe { call_optional!(gpus.driver, cuIpcOpenMemHandle(&mut base, ipc, LAZY_ENABLE_PEER_ACCESS)) }?;
-    Ok(base)
+    let opened = unsafe { call_optional!(gpus.driver, cuIpcOpenMemHandle(&mut base, ipc, LAZY_ENABLE_PEER_ACCESS)) };
+    opened.map(|()| base).map_err(|error| if is(&error, code::ALREADY_MAPPED) { opened_by_another(gpu, &error) } else { error })
+}
+
+fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
+    BackendError::NotSupported(format!(
+        "memory of another process cannot be opened through GPU {gpu}: another library of this process, for instance UCX within MPI, has this \
+         allocation open, or memory that was freed and lay there ({error}); set UCX_CUDA_IPC_CACHE=n, keep allocations that MPI has sent \
+         until the program ends, or allocate with mp_alloc_shared what MPI does not send"
+    ))
 }
 
 /// Closes all of it. Whoever closes vouches that work which uses it has finished.

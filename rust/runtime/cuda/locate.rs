@@ -9,7 +9,8 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
 
 impl Core {
-    /// Host memory is in a memory file, which other processes can map, where it `is_shared`.
+    /// Host memory is in a memory file, which other processes can map, where it `is_shared`. Memory of a GPU that is shared is in
+    /// no block of the driver's with other memory ([`chunk`](super::chunk)).
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.check_alive()?;
@@ -18,6 +19,13 @@ impl Core {
         let gpu = if device.is_host() { self.gpus.any_used() } else { device.0 as usize };
         if device.is_host() && is_shared {
             let (address, id) = self.sharing.allocate(&self.gpus, device, size)?;
+            self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None });
+            return Ok(address);
+        }
+        if is_shared
+            && !device.is_host()
+            && let Some((address, id)) = self.sharing.allocate_on(&self.gpus, gpu, size)?
+        {
             self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None });
             return Ok(address);
         }

@@ -66,6 +66,7 @@ mod attributes;
 mod backend;
 mod capture;
 mod choice;
+mod chunk;
 mod completion;
 mod copies;
 

@@ -2,6 +2,7 @@
 //!
 //! No lock is held across a call of the driver: the service thread needs the table when a process has ended.
 
+use super::chunk::Chunk;
 use super::driver::{Driver, OutsideCapture, call, call_optional, handle, lock};
 use super::gpus::Gpus;
 use super::host_memory::PageRange;
@@ -50,8 +51,10 @@ pub(super) enum Source {
     /// The same of another, pinned here too.
     Pinned(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
     Ipc(Opened),
-    /// Mapped by the virtual memory API: its handle.
-    Mapped(u64),
+    /// Memory of a GPU, made to be mapped by others.
+    OwnOnGpu(Chunk),
+    /// The same of another process.
+    Mapped(Chunk),
     /// Opened through this GPU, of the pool with this number.
     OfPool(usize, u64),
 }
@@ -109,24 +112,28 @@ impl Sharing {
         Ok((allocation.base, self.insert(allocation, Source::Own(region))))
     }
 
-    /// Gives back what [`Sharing::allocate`] or [`Core::map`] has returned; false for any other address.
+    /// Memory of a GPU that others can map whatever else of this process they have open, and its id. `None` where the driver has none.
+    pub fn allocate_on(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
+        let Some(chunk) = Chunk::new(gpus, gpu, bytes)? else { return Ok(None) };
+        let base = chunk.base;
+        let allocation = Allocation { id: 0, base, bytes, device: DeviceId(gpu as i32), kind: MemoryKind::Device };
+        Ok(Some((base, self.insert(allocation, Source::OwnOnGpu(chunk)))))
+    }
+
+    /// Gives back what [`Sharing::allocate`], [`Sharing::allocate_on`] or [`Core::map`] has returned; false for any other address.
     pub fn release(&self, gpus: &Gpus, base: u64) -> Result<bool, BackendError> {
         let Some(held) = self.held_mut().remove(&base) else { return Ok(false) };
         lock(&self.waits).forget(&held.allocation);
         self.failed_waits.forget_allocation(held.allocation.id);
-        let bytes = held.allocation.bytes as usize;
         match held.source {
             Source::Own(_) | Source::Pinned(_) => unpin(gpus, base)?,
             Source::Ipc(opened) => close(gpus, &opened)?,
-            Source::Mapped(_) if gpus.has_lost() => {}
-            Source::Mapped(memory) => {
-                // SAFETY: mapped by `map` with this size; as above.
-                let unmapped = unsafe { call_optional!(gpus.driver, cuMemUnmap(base, bytes)) };
-                // SAFETY: reserved by `map` with this size.
-                let freed = unsafe { call_optional!(gpus.driver, cuMemAddressFree(base, bytes)) };
-                release_handle(gpus.driver, memory);
-                unmapped.and(freed)?;
+            Source::OwnOnGpu(chunk) => {
+                // For work that uses it, as `cuMemFree` does by itself.
+                let drained = if gpus.has_lost() { Ok(()) } else { gpus.primary(held.allocation.device.0 as usize)?.drain() };
+                chunk.unmap(gpus).and(drained)?;
             }
+            Source::Mapped(chunk) => chunk.unmap(gpus)?,
             Source::OfPool(gpu, number) => self.pools.close(gpus, gpu, number, base)?,
         }
         Ok(true)

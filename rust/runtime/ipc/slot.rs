@@ -251,16 +251,7 @@ impl MessageSlot {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        match &of.buffer {
-            SlotBuffer::None => self.buffer.store(0, Ordering::Relaxed),
-            SlotBuffer::Inline => self.buffer.store(1, Ordering::Relaxed),
-            SlotBuffer::Memory { handle, offset, device } => {
-                self.buffer.store(2, Ordering::Relaxed);
-                self.offset.store(*offset, Ordering::Relaxed);
-                self.device.store(*device as u64, Ordering::Relaxed);
-                self.handle.store(handle);
-            }
-        }
+        self.move_to(&of.buffer);
         let length = of.metadata.len().min(METADATA_BYTES);
         self.metadata.store(&of.metadata[..length]);
         for (word, value) in [
@@ -272,6 +263,25 @@ impl MessageSlot {
             word.store(value, Ordering::Relaxed);
         }
         self.state.store(SlotState::Free as u64, Ordering::Release);
+    }
+
+    /// Says where its bytes are.
+    pub fn move_to(&self, buffer: &SlotBuffer) {
+        match buffer {
+            SlotBuffer::None => self.buffer.store(0, Ordering::Relaxed),
+            SlotBuffer::Inline => self.buffer.store(1, Ordering::Relaxed),
+            SlotBuffer::Memory { handle, offset, device } => {
+                self.buffer.store(2, Ordering::Relaxed);
+                self.offset.store(*offset, Ordering::Relaxed);
+                self.device.store(*device as u64, Ordering::Relaxed);
+                self.handle.store(handle);
+            }
+        }
+    }
+
+    /// Has its bytes pass through memory of the library after all.
+    pub fn pass_through(&self) {
+        self.is_buffered.store(1, Ordering::Relaxed);
     }
 
     /// How far it has come.
@@ -325,6 +335,11 @@ impl MessageSlot {
     pub fn join(&self, partner: SlotId, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.partner.store(partner.encode(), Ordering::Release);
+    }
+
+    /// Another rank moves the bytes.
+    pub fn give_to(&self, mover: u32) {
+        self.mover.store(u64::from(mover) + 1, Ordering::Release);
     }
 
     /// Who moves the bytes, once it has matched.

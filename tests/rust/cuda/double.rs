@@ -7,8 +7,10 @@
 //! With a bound on its queues ([`Node::room`]) a stream does things in order: what comes behind a wait that is not satisfied stays in its
 //! queue, and a call that finds the queue full blocks until there is room, as in the driver.
 
+mod chunks;
 mod graphs;
 
+pub use self::chunks::{GRANULARITY, with_chunks};
 pub use self::graphs::{captured, whole};
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
@@ -75,6 +77,10 @@ pub struct Node {
     queues: HashMap<usize, VecDeque<Task>>,
     /// Whether other processes can map what `cuMemAlloc` gives.
     pub shares: bool,
+    /// First bytes of what another library of the process has open by CUDA IPC, or had open before it was freed.
+    pub foreign: Vec<u64>,
+    /// Memory of the virtual memory API.
+    pub chunks: chunks::Chunks,
     /// Memory of a GPU is mapped by the virtual memory API, from chunks of so many bytes each.
     pub chunk: Option<usize>,
     now: f64,
@@ -95,6 +101,8 @@ pub struct Block {
     pages: Option<Pages>,
     /// Whether it is another process's, opened by CUDA IPC through `gpu`.
     opened: bool,
+    /// Whether it is of the virtual memory API.
+    is_chunk: bool,
 }
 
 /// A pool, of this process or imported: another process is the same node here.
@@ -450,7 +458,8 @@ impl Node {
     /// Makes memory known, as allocating or registering it does.
     pub fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
         self.ids += 1;
-        self.memory.insert(address, Block { bytes, gpu, id: self.ids, registered, pool: None, pages: None, opened: false });
+        self.memory
+            .insert(address, Block { bytes, gpu, id: self.ids, registered, pool: None, pages: None, opened: false, is_chunk: false });
     }
 
     /// Allocates, as another library in the process may have done.
@@ -505,6 +514,11 @@ impl Node {
         pool.is_none_or(|pool| pool.access.contains(&here))
     }
 
+    /// The size of what begins at an address.
+    pub fn size_at(&self, base: u64) -> Option<usize> {
+        self.memory.get(&base).map(|block| block.bytes)
+    }
+
     /// The GPU whose memory an address lies in.
     fn gpu_at(&self, address: u64) -> Option<i32> {
         let (base, block) = self.memory.range(..=address).next_back()?;
@@ -530,7 +544,7 @@ impl Node {
     fn insert_of(&mut self, pool: Option<usize>, address: u64, bytes: usize, pages: Pages) {
         self.ids += 1;
         let gpu = pool.and_then(|pool| self.pools.get(&pool)).map(|pool| pool.gpu);
-        let block = Block { bytes, gpu, id: self.ids, registered: false, pool, pages: Some(pages), opened: false };
+        let block = Block { bytes, gpu, id: self.ids, registered: false, pool, pages: Some(pages), opened: false, is_chunk: false };
         self.memory.insert(address, block);
     }
 
@@ -753,9 +767,11 @@ unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut
                 } else if name == CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint && !block.registered {
                     value.cast::<usize>().write(block.bytes);
                 } else if name == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint {
-                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none() && node.chunk.is_none()));
+                    value.cast::<c_uint>().write(c_uint::from(block.pool.is_none() && node.chunk.is_none() && !block.is_chunk));
                 } else if name == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as c_uint {
-                    value.cast::<c_uint>().write(c_uint::from(node.chunk.is_some()));
+                    value.cast::<c_uint>().write(c_uint::from(node.chunk.is_some() || block.is_chunk));
+                } else if name == CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as c_uint && block.is_chunk {
+                    value.cast::<c_uint>().write(sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint);
                 } else if name == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as c_uint {
                     value.cast::<u64>().write(
                         base + (address - base) / node.chunk.map_or(u64::MAX, |chunk| chunk as u64) * node.chunk.unwrap_or(0) as u64,
@@ -874,7 +890,11 @@ unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle
             return code::INVALID_CONTEXT;
         }
         let id = u64::from_ne_bytes(std::array::from_fn(|byte| handle.reserved[byte] as u8));
-        let found = node.memory.values().find(|block| block.id == id).and_then(|block| match &block.pages {
+        let found = node.memory.iter().find(|(_, block)| block.id == id);
+        if found.is_some_and(|(base, _)| node.foreign.contains(base)) {
+            return code::ALREADY_MAPPED;
+        }
+        let found = found.and_then(|(_, block)| match &block.pages {
             Some(Pages::Own(region)) => Some((region.file().ok()?, block.bytes)),
             _ => None,
         });

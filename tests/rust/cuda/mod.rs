@@ -5,6 +5,7 @@ pub mod double;
 
 mod captures;
 mod failing;
+mod foreign;
 mod host_functions;
 mod lanes;
 mod launches;

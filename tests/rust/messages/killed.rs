@@ -49,6 +49,7 @@ fn child_goes_on() {
     let context = context(TOPOLOGY, Some(vec![rank]));
     let node = NodeGroup::at_socket(&context, rank, RANKS, words[2].as_ref(), &[]).expect("a node");
     let messenger = Arc::new(node).messenger(options()).expect("a messenger");
+    super::refuse_mapping_where_asked(&messenger);
     let room = |device| context.allocate_shared(device, MOST_BYTES * u64::from(RANKS)).expect("memory");
     let (outgoing, incoming) = (room(DeviceId::gpu(0)), room(DeviceId::HOST));
     let at = |base: u64, rank: u32| base + u64::from(rank) * MOST_BYTES;
@@ -119,6 +120,9 @@ fn a_rank_killed_at_any_moment_ends_what_concerns_it_and_nothing_else() {
             .map(|rank| {
                 let mut command = Command::new(std::env::current_exe().expect("this program"));
                 command.env("MESSAGES_CHILD", format!("{rank} {seed} {} {after}", socket.display()));
+                if round % 3 == 2 {
+                    command.env("MESSAGES_UNMAPPED", "1");
+                }
                 Peer::running(command, "messages::killed::child_goes_on")
             })
             .collect();

@@ -12,7 +12,7 @@ use crate::node_plans::{as_ranks, context};
 use crate::peer::Peer;
 use model::{Program, Shape};
 use mpgpu_runtime::context::node::NodeGroup;
-use mpgpu_runtime::context::node::message::MessengerOptions;
+use mpgpu_runtime::context::node::message::{Messenger, MessengerOptions};
 use play::{Player, Turns};
 use std::process::Command;
 use std::sync::Arc;
@@ -52,19 +52,43 @@ fn options() -> MessengerOptions {
 
 #[test]
 fn threads_meet_as_mpi_says() {
-    let (ranks, messages) = (4, setting("TEST_MESSAGES", if is_long() { 100_000 } else { 1_500 }));
+    play_in_threads(if is_long() { 100_000 } else { 1_500 }, |_, _| ());
+}
+
+#[test]
+#[cfg(feature = "fault-injection")]
+fn messages_pass_through_host_memory_where_memory_of_another_rank_cannot_be_mapped() {
+    // The last rank can map: either side of a match may be the one that cannot.
+    play_in_threads(if is_long() { 50_000 } else { 1_000 }, |rank, messenger| {
+        if rank < 3 {
+            messenger.refuse_mapping();
+        }
+    });
+}
+
+fn play_in_threads(messages: u64, prepare: impl Fn(u32, &Messenger) + Sync) {
+    let (ranks, messages) = (4, setting("TEST_MESSAGES", messages));
     let seed = setting("TEST_SEED", 1);
     let turns = Turns::new(ranks);
     let counts = as_ranks(ranks, |rank, seat| {
         let context = context(TOPOLOGY, Some(vec![rank]));
         let node = Arc::new(NodeGroup::new(&context, rank, ranks, seat, &[]).expect("a node"));
         let messenger = node.messenger(options()).expect("a messenger");
+        prepare(rank, &messenger);
         let mut player = Player::new(context, messenger);
         let count = play_rounds(&mut player, &turns, seed, messages);
         player.end();
         count
     });
     println!("{} messages between {ranks} threads in {} rounds, seed {seed}", counts[0].0, counts[0].1);
+}
+
+/// A process that maps no memory of others' GPUs, as one in which another library has it open.
+fn refuse_mapping_where_asked(_messenger: &Messenger) {
+    #[cfg(feature = "fault-injection")]
+    if std::env::var_os("MESSAGES_UNMAPPED").is_some() {
+        _messenger.refuse_mapping();
+    }
 }
 
 /// What a process of `processes_meet_as_mpi_says` does; the orders are rank, ranks, seed, messages, socket and file of turns.
@@ -78,6 +102,7 @@ fn child_plays() {
     let context = context(TOPOLOGY, Some(vec![rank]));
     let node = NodeGroup::at_socket(&context, rank, ranks, words[4].as_ref(), &[]).expect("a node");
     let messenger = Arc::new(node).messenger(options()).expect("a messenger");
+    refuse_mapping_where_asked(&messenger);
     let turns = Turns::in_file(words[5].as_ref(), ranks);
     let mut player = Player::new(context, messenger);
     let (moved, rounds) = play_rounds(&mut player, &turns, number(2), number(3));
@@ -87,12 +112,21 @@ fn child_plays() {
 
 #[test]
 fn processes_meet_as_mpi_says() {
-    let messages = setting("TEST_MESSAGES", if is_long() { 1_000_000 } else { 3_000 });
+    play_in_processes(&[2, 3, 8], if is_long() { 1_000_000 } else { 3_000 }, false);
+}
+
+#[test]
+#[cfg(feature = "fault-injection")]
+fn messages_between_processes_that_map_no_memory_of_each_other_pass_through_host_memory() {
+    play_in_processes(&[2, 4], if is_long() { 100_000 } else { 1_000 }, true);
+}
+
+fn play_in_processes(counts: &[u64], messages: u64, is_unmapped: bool) {
+    let messages = setting("TEST_MESSAGES", messages);
     let seed = setting("TEST_SEED", 1);
     let started = Instant::now();
-    let counts = [2, 3, 8];
-    for ranks in counts {
-        let folder = std::env::temp_dir().join(format!("mpgpu-messages-{}-{ranks}", std::process::id()));
+    for &ranks in counts {
+        let folder = std::env::temp_dir().join(format!("mpgpu-messages-{}-{ranks}-{is_unmapped}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let (socket, turns) = (folder.join("socket"), folder.join("turns"));
         Turns::make(&turns);
@@ -102,6 +136,9 @@ fn processes_meet_as_mpi_says() {
                 let share = messages / counts.len() as u64;
                 let orders = format!("{rank} {ranks} {seed} {share} {} {}", socket.display(), turns.display());
                 command.env("MESSAGES_CHILD", orders);
+                if is_unmapped {
+                    command.env("MESSAGES_UNMAPPED", "1");
+                }
                 Peer::running(command, "messages::child_plays")
             })
             .collect();

@@ -198,7 +198,7 @@ impl Messenger {
         Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, allocation: 0, through })
     }
 
-    fn export_bounce(&self, bounce: Bounce) -> Result<HandleBytes, Error> {
+    pub(super) fn export_bounce(&self, bounce: Bounce) -> Result<HandleBytes, Error> {
         let found = self.node.context.shared.locate(bounce.address)?;
         let allocation = found.ok_or_else(|| Error::from(BackendError::InvalidPointer(bounce.address)))?;
         Ok(self.export(&allocation, bounce.address, bounce.bytes)?.0)
@@ -206,7 +206,7 @@ impl Messenger {
 
     /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Some free pieces are kept, because other
     /// ranks have them mapped.
-    fn take_bounce(&self, bytes: u64) -> Result<Bounce, Error> {
+    pub(super) fn take_bounce(&self, bytes: u64) -> Result<Bounce, Error> {
         let bytes = bytes.max(LEAST_BOUNCE).checked_next_power_of_two().unwrap_or(bytes);
         let free = |bounces: &mut Bounces| {
             let fitting = bounces.free.iter().enumerate().filter(|(_, bounce)| bounce.bytes >= bytes && bounce.bytes / 2 <= bytes);

@@ -12,9 +12,11 @@
 //! | `post` | what a rank asks for |
 //! | `operation` | a request: from its post until its outcome is known |
 //! | `movement` | the bytes of a match, in the order of both sides' streams |
+//! | `carried` | matches whose mover cannot map the other side's memory |
 //! | `buffers` | memory of this rank and of others |
 
 mod buffers;
+mod carried;
 mod movement;
 mod operation;
 mod post;
@@ -24,6 +26,7 @@ pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
 pub use crate::ipc::{Envelope, METADATA_BYTES, Pattern};
 
 use self::buffers::Buffers;
+use self::carried::Carried;
 use self::movement::{MessageLane, mark};
 use self::operation::Kept;
 use super::NodeGroup;
@@ -116,6 +119,7 @@ pub struct Messenger {
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
     buffers: Buffers,
+    carried: Carried,
     held: Mutex<MessengerMemory>,
 }
 
@@ -201,6 +205,7 @@ impl Messenger {
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
             buffers: Buffers::default(),
+            carried: Carried::new(capacity.slots),
             held: Mutex::new(std::mem::take(held)),
         });
         let _ = found.set(Arc::downgrade(&messenger));
@@ -242,6 +247,11 @@ impl Messenger {
             }
             let (found, presence) = (Arc::clone(found), Arc::clone(presence));
             let on_leave = move |departure: Departure| {
+                // A rank that leaves has counted no steps.
+                if let (false, Some(slot)) = (departure.has_failed, departure.steps.checked_sub(1)) {
+                    found.get().and_then(Weak::upgrade).into_iter().for_each(|messenger| messenger.take_over(slot, rank));
+                    return None;
+                }
                 let now = if departure.has_failed { Presence::Died } else { Presence::Left };
                 presence[rank as usize].fetch_max(now as u8, Ordering::SeqCst);
                 if let Some(messenger) = found.get().and_then(Weak::upgrade) {
@@ -360,7 +370,7 @@ impl Messenger {
             SlotState::Described | SlotState::Matched if !own.has_moved() => {
                 let Some(partner) = own.partner().filter(|partner| partner.rank == rank) else { return };
                 let theirs = self.mailboxes.slot(partner);
-                if own.mover().unwrap_or(rank) == rank {
+                if own.mover().unwrap_or(rank) == rank || !self.carried.is_moving(slot) {
                     own.fail(SlotStatus::PeerGone, "");
                     own.end();
                 } else if !theirs.has_come() {
@@ -483,6 +493,7 @@ impl Messenger {
                 let mut round = 0;
                 loop {
                     // The thread of callbacks may be in one that waits for this.
+                    self.carry_asked();
                     operations.iter().for_each(|operation| _ = operation.settle());
                     lock(&self.slots).spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
                     let busy = slots().filter(|slot| self.is_busy(*slot)).count();

@@ -58,7 +58,7 @@ fn note(slot: &MessageSlot, error: &Error) {
 }
 
 /// A signal that raises a flag.
-fn raise(flag: &AtomicU64) -> Signal {
+pub(super) fn raise(flag: &AtomicU64) -> Signal {
     Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
 }
 
@@ -130,6 +130,7 @@ pub(super) struct Ends {
 impl Messenger {
     /// Enqueues what moves the bytes of a match that this rank has made. What goes wrong is the outcome of both operations.
     pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
+        self.carried.begin(kept.slot);
         let own = self.mailboxes.own(kept.slot);
         if let Err(error) = self.enqueue(kept, place, theirs, stream) {
             self.fail_both(own, self.mailboxes.slot(theirs), &error);
@@ -143,7 +144,7 @@ impl Messenger {
         own.end();
     }
 
-    fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
+    pub(super) fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
         [own, theirs].into_iter().for_each(|slot| note(slot, error));
     }
 
@@ -152,7 +153,12 @@ impl Messenger {
         let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
         // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
         let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
-        let (their_address, their_device, their_allocation) = self.address_of(kept, theirs, other, bytes)?;
+        let (their_address, their_device, their_allocation) = match self.address_of(kept, theirs, other, bytes) {
+            Err(why) if why.is_not_supported() && theirs.rank != self.mailboxes.rank() => {
+                return self.hand_over(kept, place, theirs, stream, bytes, &why);
+            }
+            reached => reached?,
+        };
         let own_address = match place.through {
             Through::Direct { .. } => place.address,
             Through::Slot => self.mailboxes.inline_address(self.mailboxes.own_id(kept.slot)),
@@ -241,7 +247,7 @@ impl Messenger {
     }
 
     /// What copies bytes, if there are any.
-    fn plan_of(&self, ends: &Ends) -> Result<Option<Arc<Plan>>, Error> {
+    pub(super) fn plan_of(&self, ends: &Ends) -> Result<Option<Arc<Plan>>, Error> {
         let (dst, src, bytes) = (ends.dst, ends.src, ends.bytes);
         let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
         let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
@@ -249,7 +255,7 @@ impl Messenger {
     }
 
     /// Ends both operations after all work in the stream so far.
-    fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
+    pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
         let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
         Ok(raised.inspect_err(|_| {
             self.retire(kept, stream);
@@ -258,17 +264,27 @@ impl Messenger {
     }
 
     /// Nothing tells when a stream has done what was enqueued: neither it nor the slot is used again.
-    fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
+    pub(super) fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
         kept.is_torn = true;
         lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
     /// Where the other side's bytes are in this process, its device and the number of the allocation here.
-    fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId, u64), Error> {
+    pub(super) fn address_of(
+        &self,
+        kept: &mut Kept,
+        theirs: SlotId,
+        other: &MessageSlot,
+        bytes: u64,
+    ) -> Result<(u64, DeviceId, u64), Error> {
         if bytes == 0 {
             return Ok((0, DeviceId::HOST, 0));
         }
         match other.buffer() {
+            #[cfg(feature = "fault-injection")]
+            SlotBuffer::Memory { device, .. } if device >= 0 && theirs.rank != self.mailboxes.rank() && self.carried.is_refused() => {
+                Err(BackendError::NotSupported("a test has refused it".into()).into())
+            }
             SlotBuffer::Memory { handle, offset, device } => {
                 let imported = self.import(&handle, device)?;
                 let Some(address) = imported.range(offset, bytes) else {
@@ -347,7 +363,7 @@ impl Messenger {
     }
 
     /// A stream for one operation, in which no other is at work.
-    fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
+    pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);

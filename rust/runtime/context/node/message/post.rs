@@ -308,6 +308,7 @@ impl Messenger {
         let slot = self.take_slot().inspect_err(|_| bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce)))?;
         let (bytes, buffer, is_buffered) = (place.bytes, place.slot_buffer(), place.is_buffered());
         let preparation = Preparation { peer, tag, mask, bytes, buffer, metadata, is_send, is_buffered };
+        self.carried.note(slot, place);
         self.mailboxes.own(slot).prepare(self.mailboxes.rank(), &preparation);
         Ok(Kept { slot, bounce, is_buffered, ..Kept::default() })
     }

@@ -1,0 +1,139 @@
+//! Memory of a GPU by the virtual memory API, whose handle between processes is a file descriptor.
+//!
+//! Memory of `cuMemAlloc` is opened by CUDA IPC, and with it the driver's whole block. While another library of the process has that block
+//! open, or one that was freed and lay there (UCX keeps such mappings), the driver refuses to open it (208, `ALREADY_MAPPED`). A
+//! descriptor can be mapped any number of times, and its memory shares no block. So what the library lets others map of its own is
+//! made here. What programs get by `mp_alloc` is not, because they hand it to MPI, and UCX knows CUDA IPC alone.
+
+use super::driver::{Code, Driver, OutsideCapture, call_optional, code, handle};
+use super::gpus::Gpus;
+use super::pools::POSIX_FILE_DESCRIPTOR;
+use super::sharing::release_handle;
+use crate::backend::BackendError;
+use cudarc::driver::sys::{self, CUdevice_attribute};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ffi::{c_int, c_uint, c_void};
+
+/// Memory that is mapped by the virtual memory API, for every GPU in sight that can reach it.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub base: u64,
+    /// A multiple of the driver's granularity.
+    pub bytes: u64,
+    memory: u64,
+}
+
+impl Chunk {
+    /// Memory of `gpu`, of `bytes` at least. `None` where the driver has no such memory.
+    pub fn new(gpus: &Gpus, gpu: usize, bytes: u64) -> Result<Option<Chunk>, BackendError> {
+        let (driver, ordinal) = (gpus.driver, gpus.devices[gpu].ordinal);
+        let supported = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        if driver.attribute(supported, ordinal) == 0 {
+            return Ok(None);
+        }
+        let _outside = OutsideCapture::enter(driver);
+        let _current = gpus.primary(gpu)?.enter()?;
+        // SAFETY: a plain structure, for whose fields zero is a value.
+        let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        wanted.requestedHandleTypes = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        wanted.location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal };
+        let mut granularity = 0;
+        const MINIMUM: c_uint = 0;
+        // SAFETY: the output and the structure are valid for the call.
+        let asked = unsafe { call_optional!(driver, cuMemGetAllocationGranularity(&mut granularity, &wanted, MINIMUM)) };
+        let granularity = match asked {
+            Ok(()) => granularity.max(1) as u64,
+            Err(error) => return none_of(error),
+        };
+        let out_of_memory = || BackendError::OutOfMemory { device: gpu as i32, bytes };
+        let size =
+            bytes.max(1).checked_next_multiple_of(granularity).and_then(|size| usize::try_from(size).ok()).ok_or_else(out_of_memory)?;
+        let mut memory = 0;
+        // SAFETY: as above.
+        match unsafe { call_optional!(driver, cuMemCreate(&mut memory, size, &wanted, 0)) } {
+            Ok(()) => Chunk::map(gpus, memory, size as u64, gpu).map(Some),
+            Err(error) if is(&error, code::OUT_OF_MEMORY) => Err(out_of_memory()),
+            Err(error) => none_of(error),
+        }
+    }
+
+    /// Memory of another process on `owner`, of which `bytes` are mapped.
+    pub fn import(gpus: &Gpus, descriptor: &OwnedFd, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
+        let driver = gpus.driver;
+        let _outside = OutsideCapture::enter(driver);
+        let _current = gpus.primary(gpus.mapping_gpu(owner))?.enter()?;
+        let mut memory = 0;
+        let number: *mut c_void = handle(descriptor.as_raw_fd() as usize);
+        // SAFETY: the output is valid for the call, which takes a descriptor in place of a pointer.
+        unsafe { call_optional!(driver, cuMemImportFromShareableHandle(&mut memory, number, POSIX_FILE_DESCRIPTOR)) }?;
+        Chunk::map(gpus, memory, bytes, owner)
+    }
+
+    /// Maps what a handle names, for every GPU that can reach it. The handle is the chunk's from here on. A context is current.
+    fn map(gpus: &Gpus, memory: u64, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
+        let (driver, size) = (gpus.driver, bytes as usize);
+        let mut base = 0;
+        // SAFETY: the output is valid for the call.
+        let reserved = unsafe { call_optional!(driver, cuMemAddressReserve(&mut base, size, 0, 0, 0)) };
+        // SAFETY: an address range that was just reserved, of this size.
+        let mapped = reserved.and_then(|()| unsafe { call_optional!(driver, cuMemMap(base, size, 0, memory, 0)) });
+        let accessible = mapped.clone().and_then(|()| {
+            let access = gpus.access_to(owner);
+            // SAFETY: as above, and a list of this length.
+            unsafe { call_optional!(driver, cuMemSetAccess(base, size, access.as_ptr(), access.len())) }
+        });
+        if let Err(error) = accessible {
+            if mapped.is_ok() {
+                // SAFETY: mapped above, and nobody has used it.
+                let _ = unsafe { call_optional!(driver, cuMemUnmap(base, size)) };
+            }
+            if base != 0 {
+                // SAFETY: reserved above.
+                let _ = unsafe { call_optional!(driver, cuMemAddressFree(base, size)) };
+            }
+            release_handle(driver, memory);
+            return Err(error);
+        }
+        Ok(Chunk { base, bytes, memory })
+    }
+
+    /// What another process needs to map it.
+    pub fn descriptor(&self, driver: &Driver) -> Result<OwnedFd, BackendError> {
+        descriptor_of(driver, self.memory)
+    }
+
+    /// Gives it back. Whoever does it vouches that work which uses it has finished.
+    pub fn unmap(self, gpus: &Gpus) -> Result<(), BackendError> {
+        if gpus.has_lost() {
+            return Ok(());
+        }
+        let (driver, bytes) = (gpus.driver, self.bytes as usize);
+        let _outside = OutsideCapture::enter(driver);
+        // SAFETY: mapped by `map` with this size; as above.
+        let unmapped = unsafe { call_optional!(driver, cuMemUnmap(self.base, bytes)) };
+        // SAFETY: reserved by `map` with this size.
+        let freed = unsafe { call_optional!(driver, cuMemAddressFree(self.base, bytes)) };
+        release_handle(driver, self.memory);
+        unmapped.and(freed)
+    }
+}
+
+/// The descriptor of memory of the virtual memory API.
+pub(super) fn descriptor_of(driver: &Driver, memory: u64) -> Result<OwnedFd, BackendError> {
+    let mut descriptor: c_int = -1;
+    // SAFETY: the output is a descriptor, as the handle type says.
+    unsafe { call_optional!(driver, cuMemExportToShareableHandle((&raw mut descriptor).cast(), memory, POSIX_FILE_DESCRIPTOR, 0)) }?;
+    // SAFETY: a new descriptor, and the caller's to close.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+pub(super) fn is(error: &BackendError, wanted: Code) -> bool {
+    matches!(error, BackendError::Driver { code, .. } if *code == i64::from(wanted))
+}
+
+/// The driver has no such memory, which is the answer where it is older or the platform another.
+fn none_of(error: BackendError) -> Result<Option<Chunk>, BackendError> {
+    log::debug!("memory that other processes map is of cuMemAlloc: {error}");
+    Ok(None)
+}
