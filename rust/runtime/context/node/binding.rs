@@ -4,6 +4,7 @@ use super::super::error::Error;
 use super::super::lifetime::ContextState;
 use super::super::sharing::Import;
 use super::NodeGroup;
+use super::exchange::CollectiveCall;
 use super::part::{Addresses, BoundPart, SmallPart};
 use super::partitioned::{PartitionWords, fill};
 use super::plan::{NodeEnd, NodeTransfer, RankRequest, Together, Window};
@@ -156,6 +157,7 @@ impl NodeGroup {
     /// Gets the memory that the plan needs, and binds this rank's part to it.
     pub(super) fn bind(
         &self,
+        call: &mut CollectiveCall<'_>,
         requests: &[RankRequest],
         together: &Together,
         windows: &[Window],
@@ -174,7 +176,7 @@ impl NodeGroup {
             rings: BTreeMap::new(),
             flags: BTreeMap::new(),
         };
-        let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
+        let offers = call.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
         if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
             let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
@@ -197,7 +199,7 @@ impl NodeGroup {
             }
         });
         let failed = bound.as_ref().err().cloned();
-        let agreed = self.exchange.all(failed.map_or(Ok(()), Err));
+        let agreed = call.all(failed.map_or(Ok(()), Err));
         match (agreed, bound) {
             (Ok(_), bound) => bound,
             (Err(error), Ok(mut bound)) => {

@@ -27,6 +27,7 @@ use self::buffers::Buffers;
 use self::movement::{MOST_WAITING_KERNELS, MessageLane, mark};
 use self::operation::Kept;
 use super::NodeGroup;
+use super::exchange::{Collective, Named};
 use crate::backend::{Backend, BackendError, Completion, SignalWait, StreamHandle};
 use crate::context::Error;
 use crate::context::lifetime::{Context, EndsFirst};
@@ -57,6 +58,12 @@ pub struct MessengerOptions {
 impl Default for MessengerOptions {
     fn default() -> Self {
         MessengerOptions { operations: 1024, messages: 4096 }
+    }
+}
+
+impl MessengerOptions {
+    fn named(self) -> Named {
+        vec![("operations".into(), self.operations.to_string()), ("messages".into(), self.messages.to_string())]
     }
 }
 
@@ -184,8 +191,9 @@ impl Messenger {
         let mut own = 0;
         let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
         let mut words = 0;
-        let offers = node.exchange.all(offer)?;
-        let bound = Messenger::map_all(node, options, &offers, own, held).and_then(|bases| {
+        let mut call = node.exchange.call(Collective::Messenger)?;
+        let offers = call.all(offer)?;
+        let bound = Messenger::map_all(node, &offers, own, held).and_then(|bases| {
             let device = node.own_device();
             if !device.is_host() && node.signal_wait() == SignalWait::Kernel {
                 words = node.action_words(device, MOST_WAITING_KERNELS as u64, &mut held.allocations)?;
@@ -195,7 +203,7 @@ impl Messenger {
         // Before any message may be waited for: loading waits for the GPU, and it for the message.
         node.context.backend().load_kernels();
         let failed = bound.as_ref().err().cloned();
-        node.exchange.all(failed.map_or(Ok(()), Err))?;
+        call.all(failed.map_or(Ok(()), Err))?;
         let bases = bound?;
         let messenger = Arc::new(Messenger {
             node: Arc::clone(node),
@@ -265,19 +273,11 @@ impl Messenger {
     }
 
     /// Maps the mailboxes of all ranks: their addresses.
-    fn map_all(
-        node: &NodeGroup,
-        options: MessengerOptions,
-        offers: &[MessengerOffer],
-        own: u64,
-        held: &mut MessengerMemory,
-    ) -> Result<Vec<u64>, Error> {
+    fn map_all(node: &NodeGroup, offers: &[MessengerOffer], own: u64, held: &mut MessengerMemory) -> Result<Vec<u64>, Error> {
+        let options: Vec<Named> = offers.iter().map(|offer| offer.options.named()).collect();
+        node.exchange.check_alike(c"options", &options.iter().collect::<Vec<_>>())?;
         let mut bases = Vec::with_capacity(offers.len());
         for (rank, offer) in (0..).zip(offers) {
-            if offer.options != options {
-                let reason = format!("its messenger has {:?}, this rank's {options:?}: pass all ranks the same options", offer.options);
-                return Err(Error::RankFailed { rank, reason });
-            }
             if rank == node.rank() {
                 bases.push(own);
                 continue;
