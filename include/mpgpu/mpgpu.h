@@ -424,6 +424,9 @@ typedef struct {
     /// Path of a socket at which the ranks meet where there is no allgather; the same on all ranks, in a folder that they
     /// all may write to. They wait a minute for each other. NULL where an allgather is given.
     const char *socket;
+    /// Text, or NULL. Where it is not NULL this rank cannot take part, for this reason: the call fails on all ranks, and the
+    /// others are told the reason. The context may be NULL then.
+    const char *failure;
 } mp_node_options_t;
 
 /// Memory of a rank that transfers of a node's plan may name.
@@ -1128,11 +1131,18 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 ///
 /// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
 /// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
-/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL
-/// where `options->socket` names a path at which the ranks meet, and for one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
+/// the calls that all ranks make together, from the thread that makes them, and must be usable for as long as the node exists; it
+/// must not make such a call on the same node. It may be NULL where `options->socket` names a path at which the ranks meet, and for
+/// one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
-/// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
-/// `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where that was it. Blocks until all ranks have called it.
+/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_plan_partitioned`, `mp_node_tune_partitions` and
+/// `mp_messenger_create`. All ranks make the same calls on a node in the same order, one at a time; ranks that are in different
+/// calls get `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
+/// itself with its own status, on the others with `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where
+/// that was it. (Not so where the ranks cannot be reached: for `rank` and `ranks` out of range, and a socket that is refused.)
+/// Blocks until all ranks have called it.
+///
+/// At a socket only processes of one user meet. A file that lies there is refused, unless a killed job of this user has left it.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED`
 /// for ranks on other machines, in other containers or of other users, and where no rank knows how the GPUs are joined;
@@ -1144,6 +1154,15 @@ mp_status_t mp_node_create(mp_context_t context,
                            void *user,
                            const mp_node_options_t *options,
                            mp_node_t *node);
+
+/// Takes part in the call on this node in which the other ranks are, or to which they come next, as a rank that has failed:
+/// it fails on them with `MP_ERROR_RANK_FAILED` and `reason`, text or NULL. For a rank that cannot make the call, because it
+/// could not get its memory, say. What this library refuses of a call is told by the call itself. Blocks until they have come.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` where `reason` is no text, which is told all the same;
+/// `MP_ERROR_RANK_FAILED` where the others are in different calls; `MP_ERROR_ALLGATHER`.
+mp_status_t mp_node_fail(mp_node_t node,
+                         const char *reason);
 
 /// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
 ///

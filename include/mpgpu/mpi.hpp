@@ -332,7 +332,7 @@ class node {
     const auto own = std::make_shared<detail::communicator>();
     detail::check(MPI_Comm_dup(comm, own->address()), "MPI_Comm_dup");
     const auto gather = [own](const void *send, void *receive, std::size_t bytes) {
-        const int count = static_cast<int>(bytes); // the library sends 1 GiB at most
+        const int count = static_cast<int>(bytes); // the library sends a few MiB at a time
         return MPI_Allgather(send, count, MPI_BYTE, receive, count, MPI_BYTE, own->get());
     };
     return {ctx, static_cast<std::uint32_t>(own->rank()), static_cast<std::uint32_t>(own->size()), gather, gpus};

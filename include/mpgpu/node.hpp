@@ -161,6 +161,12 @@ class node {
         return {best.count, static_cast<agent>(best.agent), trials.arrivals, best.blocks};
     }
 
+    /// Takes part in the call in which the other ranks are, or to which they come next, as a rank that has failed: it
+    /// fails on them with `rank_failed` and `reason`. For a rank that cannot make the call. Throws `rank_failed`.
+    void fail(const std::string &reason, on_error failed = {}) const {
+        failed.report(mp_node_fail(get(), reason.c_str()));
+    }
+
     /// The C handle, still owned by this object.
     [[nodiscard]] mp_node_t get() const noexcept { return handle_.get(); }
     /// Whether this owns a node.

@@ -255,8 +255,12 @@ class Messenger(_library.Owner):
     def __init__(self, node: Node, *, operations: int | None = None, messages: int | None = None) -> None:
         self._handle = NULL
         options = sized("mp_messenger_options_t *")
-        options.operations = _library.number("operations", operations, 2**32 - 1)
-        options.messages = _library.number("messages", messages, 2**32 - 1)
+        try:
+            options.operations = _library.number("operations", operations, 2**32 - 1)
+            options.messages = _library.number("messages", messages, 2**32 - 1)
+        except BaseException as error:
+            node._tell(error)
+            raise
         made = ffi.new("mp_messenger_t *")
         node._check(lib.mp_messenger_create(node._handle, options, made))
         self._handle = made[0]

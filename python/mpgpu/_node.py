@@ -97,7 +97,6 @@ class Node(_library.Owner):
             raise TypeError("a node needs either an allgather or a socket at which the ranks meet")
         self.rank = _library.number("rank", rank, 2**32 - 1)
         self.ranks = _library.number("ranks", ranks, 2**32 - 1)
-        self._context = context if context is not None else default_context()
         # That of the node's own channels, once there are any, and for who makes it.
         self._messenger: Any = None
         self._lock = threading.Lock()
@@ -105,14 +104,25 @@ class Node(_library.Owner):
         self._gathering = gathering = _Gathering(allgather, self.ranks)
         self._callback = NULL if allgather is None else ffi.callback("mp_allgather_t", gathering.gather, error=1, onerror=gathering.keep)
         options = sized("mp_node_options_t *")
-        if devices is not None:
-            numbers = ffi.new("int32_t[]", list(devices))
-            options.devices, options.device_count = numbers, len(devices)
         if socket is not None:
             path = _library.path_text(socket)
             options.socket = path
+        handle, failed = NULL, None
+        try:
+            self._context = context if context is not None else default_context()
+            handle = self._context._handle
+            if devices is not None:
+                numbers = ffi.new("int32_t[]", list(devices))
+                options.devices, options.device_count = numbers, len(numbers)
+        except BaseException as error:
+            # The other ranks are in the call and wait for this one: it goes there to say why it has failed.
+            failed, reason = error, _text(error)
+            options.failure = reason
         made = ffi.new("mp_node_t *")
-        self._check(lib.mp_node_create(self._context._handle, self.rank, self.ranks, self._callback, NULL, options, made))
+        status = lib.mp_node_create(handle, self.rank, self.ranks, self._callback, NULL, options, made)
+        if failed is not None:
+            raise failed
+        self._check(status)
         self._handle = made[0]
 
     def __del__(self, destroy: Any = lib.mp_node_destroy) -> None:
@@ -171,9 +181,8 @@ class Node(_library.Owner):
             copies = [_transfer(index, transfer) for index, transfer in enumerate(transfers)]
             moved = ffi.new("mp_node_transfer_t[]", copies)
             options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
-        except BaseException:
-            # The other ranks are in the call and wait for this one: it goes there with a transfer that is refused.
-            self._fail_together()
+        except BaseException as error:
+            self._tell(error)
             raise
         made = ffi.new("mp_plan_t *")
         self._check(lib.mp_node_plan(self._handle, array, len(memories), moved, len(copies), options, made))
@@ -181,13 +190,18 @@ class Node(_library.Owner):
         plan._own_plan(self._context, made[0], memories)
         return plan
 
-    def _fail_together(self) -> None:
-        """Takes part in the planning of all ranks as one that has failed, so that none waits for it."""
-        nowhere = (self.rank, 2**32 - 1, 0)
-        refused = ffi.new("mp_node_transfer_t[]", [(nowhere, nowhere, 1)])
-        made = ffi.new("mp_plan_t *")
-        if lib.mp_node_plan(self._handle, NULL, 0, refused, 1, NULL, made) == 0:
-            lib.mp_plan_destroy(made[0])
+    def fail(self, reason: str) -> None:
+        """Take part in the call in which the other ranks are, or to which they come next, as a rank that has failed.
+
+        It fails on them with :class:`RankError` and ``reason``. For a rank that cannot make the call, because it could not get its
+        memory, say; what a call refuses the others are told by the call.
+        """
+        self._check(lib.mp_node_fail(self._handle, _text(reason)))
+
+    def _tell(self, error: BaseException) -> None:
+        """The other ranks are in a call and wait for this one, which has failed before it."""
+        lib.mp_node_fail(self._handle, _text(error))
+        self._gathering.raised = None
 
     def _check(self, status: int) -> None:
         raised, self._gathering.raised = self._gathering.raised, None
@@ -221,6 +235,11 @@ class _Gathering:
 
     def keep(self, _: Any, value: BaseException, __: Any) -> None:
         self.raised = value
+
+
+def _text(reason: object) -> Any:
+    """Why a rank has failed, for the others."""
+    return ffi.new("char[]", (str(reason) or type(reason).__name__).encode("utf-8", "replace"))
 
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()

@@ -2,13 +2,14 @@
 
 use super::argument::{Out, VersionedOut, array, versioned};
 use super::guard::{Failure, guard};
-use super::node::node_of;
+use super::node::{handed, node_of};
 use super::plan::closed;
 use super::request;
 use super::stream::stream_of;
 use super::table::Table;
 use super::types::*;
 use mpgpu_runtime::context::Context;
+use mpgpu_runtime::context::node::Collective;
 use mpgpu_runtime::context::node::message::{Descriptor, Envelope, Messenger, MessengerOptions, Operation, Outgoing, Pattern};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -100,15 +101,18 @@ pub unsafe extern "C" fn mp_messenger_create(
     messenger: *mut mp_messenger_t,
 ) -> mp_status_t {
     guard(|| {
-        let out = Out::new(messenger, c"messenger")?;
         let node = node_of(node)?;
-        let mut chosen = MessengerOptions::default();
-        if !options.is_null() {
-            let options = versioned(options, c"options")?;
-            let or_default = |value: u32, default: u32| if value == 0 { default } else { value };
-            chosen.operations = or_default(options.operations, chosen.operations);
-            chosen.messages = or_default(options.messages, chosen.messages);
-        }
+        let (out, chosen) = handed(&node, Collective::Messenger, || {
+            let out = Out::new(messenger, c"messenger")?;
+            let mut chosen = MessengerOptions::default();
+            if !options.is_null() {
+                let options = versioned(options, c"options")?;
+                let or_default = |value: u32, default: u32| if value == 0 { default } else { value };
+                chosen.operations = or_default(options.operations, chosen.operations);
+                chosen.messages = or_default(options.messages, chosen.messages);
+            }
+            Ok((out, chosen))
+        })?;
         let made = node.messenger(chosen)?;
         let handle = MESSENGERS.insert_unless(made, |made| closed(made.node().context()))?;
         out.write(std::ptr::without_provenance_mut(handle));

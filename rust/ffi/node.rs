@@ -10,9 +10,10 @@ use super::types::*;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::Context;
 use mpgpu_runtime::context::PlanOptions;
-use mpgpu_runtime::context::node::{Allgather, Alone, NodeEnd, NodeGroup, NodeTransfer, Window};
-use std::ffi::c_void;
+use mpgpu_runtime::context::node::{Allgather, Alone, Collective, NodeEnd, NodeGroup, NodeTransfer, Window, meet_at};
+use std::ffi::{c_char, c_void};
 use std::path::Path;
+use std::ptr::null;
 use std::sync::Arc;
 
 static NODES: Table<Arc<NodeGroup>> = Table::new(4);
@@ -49,11 +50,18 @@ impl Allgather for AllgatherCallback {
 ///
 /// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
 /// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
-/// this call and `mp_node_plan`, from the thread that calls them, and must be usable for as long as the node exists. It may be NULL
-/// where `options->socket` names a path at which the ranks meet, and for one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
+/// the calls that all ranks make together, from the thread that makes them, and must be usable for as long as the node exists; it
+/// must not make such a call on the same node. It may be NULL where `options->socket` names a path at which the ranks meet, and for
+/// one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
-/// Whatever fails on one rank fails on all: on the rank itself with its own status, on the others with
-/// `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where that was it. Blocks until all ranks have called it.
+/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_plan_partitioned`, `mp_node_tune_partitions` and
+/// `mp_messenger_create`. All ranks make the same calls on a node in the same order, one at a time; ranks that are in different
+/// calls get `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
+/// itself with its own status, on the others with `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where
+/// that was it. (Not so where the ranks cannot be reached: for `rank` and `ranks` out of range, and a socket that is refused.)
+/// Blocks until all ranks have called it.
+///
+/// At a socket only processes of one user meet. A file that lies there is refused, unless a killed job of this user has left it.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED`
 /// for ranks on other machines, in other containers or of other users, and where no rank knows how the GPUs are joined;
@@ -69,27 +77,62 @@ pub unsafe extern "C" fn mp_node_create(
     node: *mut mp_node_t,
 ) -> mp_status_t {
     guard(|| {
-        let out = Out::new(node, c"node")?;
-        let context = find(context)?;
-        let options = if options.is_null() { None } else { Some(versioned(options, c"options")?) };
-        let (mut devices, mut socket) = (Vec::new(), None);
-        if let Some(options) = &options {
-            devices =
-                array(options.devices, options.device_count, c"devices", c"device_count")?.iter().map(|device| DeviceId(*device)).collect();
-            socket = text(options.socket, c"socket")?;
-        }
-        let made = match (allgather, socket) {
-            (Some(function), _) => NodeGroup::new(&context, rank, ranks, Box::new(AllgatherCallback { function, user }), &devices),
-            (None, Some(path)) => NodeGroup::at_socket(&context, rank, ranks, Path::new(path), &devices),
-            (None, None) if ranks == 1 => NodeGroup::new(&context, rank, ranks, Box::new(Alone), &devices),
-            (None, None) => {
+        let zeros = mp_node_options_t { size: 0, devices: null(), device_count: 0, socket: null(), failure: null() };
+        let options = if options.is_null() { Ok(zeros) } else { versioned(options, c"options") };
+        let socket = options.as_ref().map_or(Ok(None), |options| text(options.socket, c"socket"));
+        let ranks_meet: Result<Box<dyn Allgather>, Failure> = match (allgather, &socket) {
+            (Some(function), _) => Ok(Box::new(AllgatherCallback { function, user })),
+            (None, Ok(Some(path))) => meet_at(Path::new(path), rank, ranks).map_err(Failure::from),
+            (None, _) if ranks == 1 => Ok(Box::new(Alone)),
+            (None, _) => {
                 let message = "allgather is NULL, and options name no socket at which the ranks could meet";
-                return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"allgather", message));
+                Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"allgather", message))
             }
         };
-        let handle = NODES.insert_unless(Arc::new(made?), |node| plan::closed(node.context()))?;
+        let handed = options.and_then(|options| {
+            if let Some(reason) = text(options.failure, c"failure")? {
+                return Err(Failure::invalid(c"failure", reason));
+            }
+            socket?;
+            let devices = array(options.devices, options.device_count, c"devices", c"device_count")?;
+            let devices: Vec<DeviceId> = devices.iter().map(|device| DeviceId(*device)).collect();
+            Ok((Out::new(node, c"node")?, find(context)?, devices))
+        });
+        let (out, context, devices) = match handed {
+            Ok(handed) => handed,
+            Err(failure) => {
+                let told = ranks_meet.map(|gather| NodeGroup::refuse_new(rank, ranks, gather, &failure.message));
+                log::debug!("the other ranks are told {:?}: {told:?}", failure.message);
+                return Err(failure);
+            }
+        };
+        let made = NodeGroup::new(&context, rank, ranks, ranks_meet?, &devices)?;
+        let handle = NODES.insert_unless(Arc::new(made), |node| plan::closed(node.context()))?;
         out.write(std::ptr::without_provenance_mut(handle));
         Ok(())
+    })
+}
+
+/// What a rank hands in to a call of all ranks. Where that is refused here it takes part all the same, as a rank that has failed.
+pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    parse().inspect_err(|failure| {
+        let told = node.refuse(call, &failure.message);
+        log::debug!("the other ranks are told {:?}: {told:?}", failure.message);
+    })
+}
+
+/// Takes part in the call on this node in which the other ranks are, or to which they come next, as a rank that has failed:
+/// it fails on them with `MP_ERROR_RANK_FAILED` and `reason`, text or NULL. For a rank that cannot make the call, because it
+/// could not get its memory, say. What this library refuses of a call is told by the call itself. Blocks until they have come.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` where `reason` is no text, which is told all the same;
+/// `MP_ERROR_RANK_FAILED` where the others are in different calls; `MP_ERROR_ALLGATHER`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) -> mp_status_t {
+    guard(|| {
+        let node = node_of(node)?;
+        let reason = handed(&node, Collective::Fail, || text(reason, c"reason"))?;
+        Ok(node.refuse(Collective::Fail, reason.unwrap_or("it has failed, and says no more"))?)
     })
 }
 
@@ -151,11 +194,15 @@ pub(super) unsafe fn plan_of_ranks(
     plan: *mut mp_plan_t,
 ) -> mp_status_t {
     guard(|| {
-        let out = Out::new(plan, c"plan")?;
         let node = node_of(node)?;
-        let (windows, transfers) = windows_and_transfers(windows, window_count, transfers, count)?;
-        let partitioning = partitioning.map(partitioning_of).transpose()?;
-        let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
+        let call = if partitioning.is_some() { Collective::PlanPartitioned } else { Collective::Plan };
+        let (out, (windows, transfers), partitioning, options) = handed(&node, call, || {
+            let out = Out::new(plan, c"plan")?;
+            let moved = windows_and_transfers(windows, window_count, transfers, count)?;
+            let partitioning = partitioning.map(partitioning_of).transpose()?;
+            let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
+            Ok((out, moved, partitioning, options))
+        })?;
         let made = AnyPlan::Node(Arc::new(node.plan_partitioned(&windows, &transfers, partitioning, &options)?));
         out.write(plan::insert(node.context().clone(), made)?);
         Ok(())

@@ -2,12 +2,12 @@
 
 use super::argument::{VersionedOut, bad_value, switch, text, versioned};
 use super::guard::{Failure, guard};
-use super::node::{node_of, plan_of_ranks, windows_and_transfers};
+use super::node::{handed, node_of, plan_of_ranks, windows_and_transfers};
 use super::plan::{node_plan, plan_options};
 use super::types::*;
 use mpgpu_measure::tune::PartitionMover;
 use mpgpu_runtime::backend::StreamHandle;
-use mpgpu_runtime::context::node::{Agent, PartitionTrials, Partitioning, Trigger};
+use mpgpu_runtime::context::node::{Agent, Collective, PartitionTrials, Partitioning, Trigger};
 use mpgpu_runtime::context::{NO_TUNING, PlanOptions};
 use std::ffi::c_void;
 use std::path::Path;
@@ -95,21 +95,24 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
     best: *mut mp_partition_options_t,
 ) -> mp_status_t {
     guard(|| {
-        let out = VersionedOut::new(best, c"best")?;
         let node = node_of(node)?;
-        let (windows, transfers) = windows_and_transfers(windows, window_count, transfers, count)?;
-        let Some(produce) = produce else { return Err(Failure::invalid(c"produce", "produce is NULL")) };
         let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, reserved: 0, file: std::ptr::null() };
-        let tuning = if tuning.is_null() { zeros } else { versioned(tuning, c"tuning")? };
-        let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
+        let (out, (windows, transfers), produce, options, tuning, movers, tells) = handed(&node, Collective::TunePartitions, || {
+            let out = VersionedOut::new(best, c"best")?;
+            let moved = windows_and_transfers(windows, window_count, transfers, count)?;
+            let Some(produce) = produce else { return Err(Failure::invalid(c"produce", "produce is NULL")) };
+            let tuning = if tuning.is_null() { zeros } else { versioned(tuning, c"tuning")? };
+            let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
+            let movers = movers(tuning.agents)?;
+            if tuning.rounds > 1000 {
+                return Err(Failure::invalid(c"rounds", format!("rounds={}: must be at most 1000, or 0 for 7", tuning.rounds)));
+            }
+            text(tuning.file, c"file")?;
+            Ok((out, moved, produce, options, tuning, movers, switch(c"arrivals", tuning.arrivals)?.unwrap_or(true)))
+        })?;
         let named = text(tuning.file, c"file")?.map(Path::new);
         let file = named.or(node.context().config().tuning_file.as_deref().filter(|path| *path != NO_TUNING).map(Path::new));
-        let movers = movers(tuning.agents)?;
-        if tuning.rounds > 1000 {
-            return Err(Failure::invalid(c"rounds", format!("rounds={}: must be at most 1000, or 0 for 7", tuning.rounds)));
-        }
         let rounds = if tuning.rounds > 0 { tuning.rounds } else { 7 };
-        let tells = switch(c"arrivals", tuning.arrivals)?.unwrap_or(true);
         let trials = PartitionTrials { movers: &movers, tells, rounds, file };
         let mut launch = |triggers: &[Trigger], stream: StreamHandle| {
             let triggers: Vec<mp_trigger_t> = triggers.iter().map(trigger_of).collect();

@@ -346,6 +346,9 @@ pub struct mp_node_options_t {
     /// Path of a socket at which the ranks meet where there is no allgather; the same on all ranks, in a folder that they
     /// all may write to. They wait a minute for each other. NULL where an allgather is given.
     pub socket: *const c_char,
+    /// Text, or NULL. Where it is not NULL this rank cannot take part, for this reason: the call fails on all ranks, and the
+    /// others are told the reason. The context may be NULL then.
+    pub failure: *const c_char,
 }
 
 /// How to make a messenger. Initialise with `MP_MESSENGER_OPTIONS_INIT`; the same on all ranks.

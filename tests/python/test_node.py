@@ -88,18 +88,46 @@ def one_is_wrong(rank, ranks, pipes, _):
     """What only one rank does wrong, before the library sees it, fails on all and leaves nobody waiting."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     window = bytes(10) if rank == 1 else bytearray(10)
-    kind, text = (mpgpu.ArgumentError, "window 0 is read-only") if rank == 1 else (mpgpu.RankError, "rank 1")
-    with pytest.raises(kind, match=text):
+    with refused(rank, mpgpu.ArgumentError, "window 0 is read-only"):
         node.plan([window], [])
+    with refused(rank, TypeError, "transfer 0 is 7"):
+        node.plan([], [7] if rank == 1 else [])
+    with refused(rank, mpgpu.ArgumentError, "engine='steam'"):
+        node.plan([], [], engine="steam" if rank == 1 else None)
+    with refused(rank, mpgpu.ArgumentError, "max_paths=1, and rank 0 has max_paths=all"):
+        node.plan([], [], max_paths=1 if rank == 1 else None)
+    with refused(rank, TypeError, "operations='many'"):
+        mpgpu.Messenger(node, operations="many" if rank == 1 else 8)
+    if rank == 1:
+        node.fail("it has no memory")
+    else:
+        with pytest.raises(mpgpu.RankError, match=r"^rank 1: it has no memory"):
+            node.plan([], [])
     # And the node is good for the next plan.
     ring(node, 100, rank)
+
+
+def refused(rank, kind, text):
+    """Rank 1 is told of its own mistake, and the other ranks whose it is."""
+    return pytest.raises(kind if rank == 1 else mpgpu.RankError, match=text if rank == 1 else rf"^rank 1: .*{text}")
+
+
+def one_makes_no_node(rank, ranks, pipes, folder):
+    """What keeps only one rank from making a node fails on all and leaves nobody waiting."""
+    for found in ({"allgather": Hub(rank, pipes)}, {"socket": folder / "ranks"}):
+        for devices in (["gpu0"], [1 << 40], 7):
+            with refused(rank, (TypeError, OverflowError), ""):
+                mpgpu.Node(rank=rank, ranks=ranks, devices=devices if rank == 1 else None, **found)
+        with refused(rank, mpgpu.ArgumentError, "is no GPU"):
+            mpgpu.Node(rank=rank, ranks=ranks, devices=[mpgpu.HOST] if rank == 1 else None, **found)
+        ring(mpgpu.Node(rank=rank, ranks=ranks, **found), 100, rank)
 
 
 def one_is_refused(rank, ranks, pipes, _):
     """What the library refuses of one rank."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     moved = [((0, 7), (1, 0), 10)] if rank == 1 else []
-    with pytest.raises(mpgpu.RankError, match="rank 1: transfer 0: its destination is window 7 of rank 0, which has none such"):
+    with refused(rank, mpgpu.ArgumentError, "transfer 0: its destination is window 7 of rank 0, which has none such"):
         node.plan([mpgpu.empty(10, device=rank)], moved)
 
 
@@ -187,7 +215,8 @@ def test_ranks_that_plan_together_receive_every_byte_of_every_step(scenario, ran
 
 
 @pytest.mark.parametrize(
-    "scenario", [by_pipes_on_the_host, joined, one_is_wrong, one_is_refused, host_memory_is_not_shared, allgather_fails]
+    "scenario",
+    [by_pipes_on_the_host, joined, one_is_wrong, one_makes_no_node, one_is_refused, host_memory_is_not_shared, allgather_fails],
 )
 def test_two_ranks(scenario, tmp_path):
     start(2, scenario, tmp_path)
@@ -199,6 +228,19 @@ def test_a_rank_that_ends_is_reported(tmp_path):
 
 def test_a_rank_alone_is_a_node():
     ring(mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own]), 1000, 0)
+
+
+def test_a_rank_that_does_not_exist_is_refused_at_once(tmp_path):
+    with pytest.raises(mpgpu.ArgumentError, match="rank 3 of 2"):
+        mpgpu.Node(rank=3, ranks=2, socket=tmp_path / "ranks")
+
+
+def test_a_file_where_ranks_would_meet_is_left_alone(tmp_path):
+    file = tmp_path / "results"
+    file.write_text("results")
+    with pytest.raises(mpgpu.ArgumentError, match="a file that is no socket lies there"):
+        mpgpu.Node(rank=0, ranks=1, socket=file)
+    assert file.read_text() == "results"
 
 
 def test_a_transfer_of_a_node_that_is_none_is_refused():

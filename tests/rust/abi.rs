@@ -136,6 +136,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_plan_wait", mp_plan_wait(null_mut(), 0.0), "plan", HANDLE),
             ("mp_plan_wait", mp_plan_wait(plan, 0.0), "plan", ARGUMENT),
             ("mp_plan_wait", mp_plan_wait(plan, -1.0), "seconds", ARGUMENT),
+            ("mp_node_fail", mp_node_fail(null_mut(), null()), "node", HANDLE),
             ("mp_node_destroy", mp_node_destroy(null_mut()), "node", HANDLE),
             ("mp_messenger_create", mp_messenger_create(null_mut(), null(), &mut out_messenger), "node", HANDLE),
             ("mp_messenger_create", mp_messenger_create(ranks, null(), null_mut()), "messenger", ARGUMENT),
@@ -729,7 +730,8 @@ fn numbers_that_the_header_names_are_named_in_messages() {
     let (a, b) = (node.alloc(0, 8), node.alloc(1, 8));
     let message = refused(node.try_plan(&[transfer(a, 0, b, -5, 8)], null_mut()).0, MP_ERROR_INVALID_DEVICE);
     assert!(message.starts_with("transfer 0: source MP_DEVICE_HOST_NUMA(4) does not exist"), "{message}");
-    let mut options = mp_node_options_t { size: size_of::<mp_node_options_t>(), devices: null(), device_count: 1, socket: null() };
+    let mut options =
+        mp_node_options_t { size: size_of::<mp_node_options_t>(), devices: null(), device_count: 1, socket: null(), failure: null() };
     let host = [MP_DEVICE_HOST];
     for (devices, message) in [(null(), "devices is NULL"), (host.as_ptr(), "MP_DEVICE_HOST is no GPU")] {
         options.devices = devices;

@@ -636,6 +636,7 @@ impl Fuzzer<'_> {
             devices: &device,
             device_count: self.below(2) as usize,
             socket: null(),
+            failure: if self.one_in(16) { c"no reason".as_ptr() } else { null() },
         };
         let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
         let allgather: mp_allgather_t = match self.below(12) {
@@ -698,6 +699,7 @@ impl Fuzzer<'_> {
         let (tuning, best) = (if self.one_in(2) { null_mut() } else { self.sized(tuning) }, self.sized(partition_options(0)));
         let produce: mp_produce_t = if self.one_in(8) { None } else { Some(produced) };
         call!(self, mp_node_tune_partitions(node, &window, windows, &transfer, transfers, produce, null_mut(), tuning, null(), best));
+        call!(self, mp_node_fail(node, if self.one_in(2) { null() } else { c"no reason".as_ptr() }));
         call!(self, mp_node_destroy(node));
         if self.one_in(4) {
             call!(self, mp_node_destroy(node));

@@ -8,11 +8,15 @@ use mpgpu_runtime::context::node::{Allgather, NodeEnd, NodeGroup, NodePlan, Node
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
 use proptest::prelude::*;
 use std::sync::{Arc, Barrier, Condvar, Mutex};
+use std::time::Duration;
+
+/// What each rank has said, and how many have read it.
+type Round = (Vec<Option<Vec<u8>>>, usize);
 
 /// An allgather of threads.
 struct Meeting {
     ranks: usize,
-    state: Mutex<(Vec<Option<Vec<u8>>>, usize)>,
+    state: Mutex<Round>,
     changed: Condvar,
 }
 
@@ -27,12 +31,18 @@ struct Seat(Arc<Meeting>, usize);
 impl Allgather for Seat {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
         let Seat(meeting, rank) = self;
+        // A rank that never comes is an error, so that a test that is wrong ends.
+        let wait = |state, goes_on: &dyn Fn(&Round) -> bool| {
+            let (state, waited) =
+                meeting.changed.wait_timeout_while(state, Duration::from_secs(60), |state| goes_on(state)).expect("no panic");
+            if waited.timed_out() { Err("a rank has not come".to_owned()) } else { Ok(state) }
+        };
         let mut state = meeting.state.lock().expect("no panic");
         // The last round has been read by all.
-        state = meeting.changed.wait_while(state, |state| state.0[*rank].is_some()).expect("no panic");
+        state = wait(state, &|state| state.0[*rank].is_some())?;
         state.0[*rank] = Some(send.to_vec());
         meeting.changed.notify_all();
-        state = meeting.changed.wait_while(state, |state| state.0.iter().any(Option::is_none)).expect("no panic");
+        state = wait(state, &|state| state.0.iter().any(Option::is_none))?;
         let all: Vec<u8> = state.0.iter().flatten().flatten().copied().collect();
         assert_eq!(all.len(), receive.len(), "all send as much");
         receive.copy_from_slice(&all);
@@ -41,7 +51,7 @@ impl Allgather for Seat {
             *state = (vec![None; meeting.ranks], 0);
             meeting.changed.notify_all();
         } else {
-            let _unused = meeting.changed.wait_while(state, |state| state.1 != 0).expect("no panic");
+            drop(wait(state, &|state| state.1 != 0)?);
         }
         Ok(())
     }
@@ -326,8 +336,17 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
     let to_next = |rank: u32, bytes: u64| NodeTransfer { dst: end((rank + 1) % 3, 0, 0), src: end(rank, 1, 0), bytes };
     let both = |context: &Context| vec![window(context, 4096), window(context, 4096)];
     let right = |rank: u32, context: &Context| (both(context), vec![to_next(rank, 4096)], PlanOptions::default());
-    let said = |errors: &[Error], text: &str| {
-        assert!(errors.iter().all(|error| error.to_string().contains(text)), "{errors:?} does not say {text:?}");
+    // The rank itself is told that an argument of its own is wrong, and the others which rank it is.
+    let said = |errors: &[Error], wrong: u32, text: &str| {
+        for (rank, error) in (0..).zip(errors) {
+            match error {
+                Error::NodeArgument { reason, .. } => assert!(rank == wrong && reason.starts_with(text), "rank {rank}: {error}"),
+                Error::RankFailed { rank: told, reason } => {
+                    assert!(rank != wrong && *told == wrong && reason.starts_with(text), "rank {rank}: {error}");
+                }
+                error => panic!("rank {rank}: {error:?}"),
+            }
+        }
     };
     let errors = refused(|rank, context| {
         let (windows, mut transfers, options) = right(rank, context);
@@ -336,7 +355,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, "rank 1: transfer 0: its destination runs out of window 0 of rank 2: offset 0, 4097 bytes of 4096");
+    said(&errors, 1, "transfer 0: its destination runs out of window 0 of rank 2: offset 0, 4097 bytes of 4096");
     let errors = refused(|rank, context| {
         let (windows, mut transfers, options) = right(rank, context);
         if rank == 2 {
@@ -345,18 +364,18 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, "transfer 0 goes from rank 0 to rank 1, and this is rank 2");
+    said(&errors, 2, "transfer 0 goes from rank 0 to rank 1, and this is rank 2");
     let errors = refused(|rank, context| {
         let (windows, mut transfers, options) = right(rank, context);
         transfers[0].dst.rank = if rank == 0 { 0 } else { 1 };
         (windows, transfers, options)
     });
-    said(&errors, "rank 1: transfer 0: its destination overlaps the destination of transfer 0 of rank 2");
+    said(&errors, 1, "transfer 0: its destination overlaps the destination of transfer 0 of rank 2");
     let errors = refused(|rank, context| {
         let (windows, transfers, options) = right(rank, context);
         (windows, transfers, if rank == 1 { PlanOptions { max_paths: Some(1), ..options } } else { options })
     });
-    said(&errors, "rank 1: it plans with");
+    said(&errors, 1, "max_paths=1, and rank 0 has max_paths=all: pass all ranks the same options");
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
         if rank == 0 {
@@ -364,7 +383,8 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, "it is host memory that was not allocated for other processes; allocate it with mp_alloc_shared");
+    let shared = "it is host memory that was not allocated for other processes; allocate it with mp_alloc_shared";
+    assert!(errors.iter().all(|error| error.to_string().contains(shared)), "{errors:?}");
     let ordinary = vec![0_u8; 4096];
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
@@ -373,7 +393,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, "rank 0: transfer 0: ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared");
+    said(&errors, 0, "transfer 0: ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared");
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
         if rank == 2 {
@@ -381,7 +401,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, "window 0: ");
+    said(&errors, 2, "window 0: ");
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
         if rank == 1 {
@@ -389,7 +409,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, "window 1: 0xfffffffffffff001 (4096 bytes) runs past the end of the address space");
+    said(&errors, 1, "window 1: 0xfffffffffffff001 (4096 bytes) runs past the end of the address space");
 }
 
 #[test]
@@ -462,7 +482,7 @@ fn a_rank_that_is_gone_fails_the_next_plan_of_ranks_that_met_at_a_socket() {
                 }
                 let asked = std::time::Instant::now();
                 let error = node.plan(&[], &[], &PlanOptions::default()).expect_err("rank 2 has gone");
-                assert!(matches!(&error, Error::Allgather(reason) if reason.contains("a rank has gone")), "{error}");
+                assert!(matches!(&error, Error::Allgather(reason) if reason.contains("rank 2 has gone")), "{error}");
                 assert!(asked.elapsed().as_secs() < 30, "it was noticed and not waited for");
             });
         }

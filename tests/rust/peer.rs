@@ -385,6 +385,20 @@ fn child_obeys() {
                 let codes: Vec<String> = crate::forked::fork_under_load(here(), n(1)).iter().map(i32::to_string).collect();
                 format!("0 {}", codes.join(" "))
             }
+            // meet PATH RANK RANKS: a node of ranks that meet at a socket
+            "meet" => {
+                let path = std::ffi::CString::new(words[1]).expect("no NUL");
+                let options = mp_node_options_t {
+                    size: size_of::<mp_node_options_t>(),
+                    devices: std::ptr::null(),
+                    device_count: 0,
+                    socket: path.as_ptr(),
+                    failure: std::ptr::null(),
+                };
+                // SAFETY: all pointers are valid for the call.
+                ok(unsafe { mp_node_create(here().context, n(2) as u32, n(3) as u32, None, null_mut(), &options, &mut null_mut()) });
+                "0".into()
+            }
             "linger" => format!("0 {}", crate::forked::linger()),
             "service" => format!("0 {}", crate::forked::service_time()),
             // descriptors COUNT: this process may have no more

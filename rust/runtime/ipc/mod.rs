@@ -43,6 +43,7 @@ pub use crate::backend::{PAYLOAD_BYTES, Shared};
 pub use error::IpcError;
 pub use handle::{Handle, Secret};
 pub use packet::Departure;
+pub(crate) use packet::patiently;
 pub use peer::{BoardSlot, PATIENCE, Peer};
 pub use places::{PLACES, StepPlace, StepPlaces};
 pub use process::ProcessIdentity;

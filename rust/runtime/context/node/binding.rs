@@ -4,6 +4,7 @@ use super::super::error::Error;
 use super::super::lifetime::ContextState;
 use super::super::sharing::Import;
 use super::NodeGroup;
+use super::exchange::CollectiveCall;
 use super::order::PlanPlaces;
 use super::part::{Addresses, BoundPart};
 use super::partitioned::PartitionWords;
@@ -156,13 +157,14 @@ struct Touched {
 
 impl NodeGroup {
     /// In place of [`bind`](NodeGroup::bind), in which the others take part: tells them that this rank has nothing to bind.
-    pub(super) fn fail_bind(&self, error: Error) -> Error {
-        self.exchange.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
+    pub(super) fn fail_bind(call: &mut CollectiveCall<'_>, error: Error) -> Error {
+        call.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
     }
 
     /// Gets the memory that the plan needs, and binds this rank's part to it.
     pub(super) fn bind(
         &self,
+        call: &mut CollectiveCall<'_>,
         requests: &[RankRequest],
         together: &Together,
         windows: &[Window],
@@ -170,7 +172,7 @@ impl NodeGroup {
         held: &mut Held,
     ) -> Result<BoundRank, Error> {
         let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
-        let offers = self.exchange.all(self.offer(together, windows, progress, &mut bindings, held))?;
+        let offers = call.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
         if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
             let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
@@ -195,7 +197,7 @@ impl NodeGroup {
             }
         });
         let failed = bound.as_ref().err().cloned();
-        let agreed = self.exchange.all(failed.map_or(Ok(()), Err));
+        let agreed = call.all(failed.map_or(Ok(()), Err));
         match (agreed, bound) {
             (Ok(_), bound) => bound,
             (Err(error), Ok(mut bound)) => {

@@ -6,7 +6,7 @@
 //!
 //! | file | promise |
 //! | --- | --- |
-//! | `exchange` | what ranks tell each other; who fails, fails on all |
+//! | `exchange` | what ranks tell each other, call by call; who fails, fails on all |
 //! | `rendezvous` | ranks that meet at a socket, without MPI |
 //! | `plan` | what all ranks move in a step, planned together and bound to memory |
 //! | `part` | one rank's part, enqueued |
@@ -31,7 +31,7 @@ mod sight;
 mod tune;
 
 pub use self::tune::{PartitionTrials, Produce};
-pub use exchange::{Allgather, Alone};
+pub use exchange::{Allgather, Alone, Collective};
 pub use partitioned::Trigger;
 pub use partitioning::{Agent, Partitioning};
 pub use plan::{NodeEnd, NodePlan, NodeTransfer, Window};
@@ -48,7 +48,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// More ranks than any node has cores.
 pub const MOST_RANKS: u32 = 1024;
@@ -89,25 +89,27 @@ struct Hello {
     process: u32,
     hosts: u32,
     gpus: Vec<Uuid>,
+    /// Nodes that its process had begun to make by then.
+    nodes: u32,
+}
+
+/// Meets the other ranks at a socket of this path, which rank 0 makes and removes. Blocks for a minute at most.
+pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>, Error> {
+    Ok(Box::new(Rendezvous::meet(path, rank, ranks)?))
 }
 
 impl NodeGroup {
     /// Makes a node of `ranks` ranks, of which this is `rank`. `gpus` are those that this rank works for; empty for all that it sees. All
     /// ranks call it together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
-        if ranks == 0 || ranks > MOST_RANKS || rank >= ranks {
-            return Err(Error::NodeArgument {
-                argument: c"rank",
-                reason: format!("rank {rank} of {ranks}: ranks count from 0, and there are 1 to {MOST_RANKS}"),
-            });
-        }
-        let exchange = Exchange::new(rank, ranks, gather);
-        let hellos = exchange.all(Hello::of(context, gpus))?;
+        let mut exchange = Exchange::new(rank, ranks, gather)?;
+        let mut call = exchange.call(Collective::Create)?;
+        let hellos = call.all(Hello::of(context, gpus))?;
         check(&hellos, rank as usize)?;
         let gpus = share_out(&hellos, |uuid| context.device_of(uuid));
         // Whoever knows how all these GPUs are joined says so; where several do, the first is taken.
         let uuids: Vec<Uuid> = gpus.iter().map(|gpu| gpu.uuid).collect();
-        let known = exchange.all(context.topology_of(&uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
+        let known = call.all(context.topology_of(&uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
         let Some(text) = known.into_iter().flatten().next() else {
             return Err(Error::NotSupported(format!(
                 "no rank knows how the {} GPUs of this node are joined: name a topology file that has them all (MPGPU_TOPOLOGY), run `mpgpu probe` \
@@ -122,6 +124,8 @@ impl NodeGroup {
             let reason = format!("the topology that was found has {} GPUs, the ranks have {}", machine.gpu_count(), gpus.len());
             return Err(Error::Option { name: "topology", value: machine.topology().name.clone(), reason });
         }
+        drop(call);
+        exchange.node = u64::from(hellos[0].process) << 32 | u64::from(hellos[0].nodes);
         Ok(NodeGroup {
             context: context.clone(),
             exchange,
@@ -132,10 +136,19 @@ impl NodeGroup {
         })
     }
 
-    /// The same for ranks without MPI: they meet at a socket of this path, which rank 0 makes and removes. Blocks for a minute at most.
+    /// Takes part in the making of a node as a rank that has failed before, for this reason.
+    pub fn refuse_new(rank: u32, ranks: u32, gather: Box<dyn Allgather>, reason: &str) -> Result<(), Error> {
+        Exchange::new(rank, ranks, gather)?.call(Collective::Create)?.refuse(refusal(reason))
+    }
+
+    /// The same in a call on this node.
+    pub fn refuse(&self, call: Collective, reason: &str) -> Result<(), Error> {
+        self.exchange.call(call)?.refuse(refusal(reason))
+    }
+
+    /// The same for ranks without MPI, which [meet](meet_at) at a socket.
     pub fn at_socket(context: &Arc<Context>, rank: u32, ranks: u32, path: &Path, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
-        let gather = Rendezvous::meet(path, rank, ranks).map_err(Error::Allgather)?;
-        NodeGroup::new(context, rank, ranks, Box::new(gather), gpus)
+        NodeGroup::new(context, rank, ranks, meet_at(path, rank, ranks)?, gpus)
     }
 
     /// This rank.
@@ -197,6 +210,7 @@ impl NodeGroup {
 
 impl Hello {
     fn of(context: &Context, gpus: &[DeviceId]) -> Result<Hello, Error> {
+        static NODES: AtomicU32 = AtomicU32::new(0);
         let _open = context.shared.enter()?;
         let identity = ProcessIdentity::here([0; 16]);
         let all: Vec<DeviceId> = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();
@@ -215,8 +229,13 @@ impl Hello {
             process: identity.process,
             hosts: context.machine().host_count(),
             gpus: if gpus.is_empty() { all.iter() } else { gpus.iter() }.map(uuid).collect::<Result<_, _>>()?,
+            nodes: NODES.fetch_add(1, Ordering::Relaxed),
         })
     }
+}
+
+fn refusal(reason: &str) -> Error {
+    Error::NodeArgument { argument: c"node", reason: reason.into() }
 }
 
 /// All GPUs of the ranks, each with the rank that works for it: of those that name it the one that has the fewest by then. So ranks that all

@@ -62,6 +62,18 @@ impl Partitioning {
         }
     }
 
+    /// What all ranks must want alike; 0 for what the model says.
+    pub(super) fn named(self) -> [(&'static str, String); 4] {
+        let (agent, tells, blocks) = match self.agent {
+            Agent::Auto { tells } => ("auto", tells, 0),
+            Agent::CopyEngine { tells } => ("copy engine", tells, 0),
+            Agent::Producer => ("producer", true, 0),
+            Agent::PollingKernel { blocks } => ("polling kernel", true, blocks.unwrap_or(0)),
+        };
+        let count = self.count.unwrap_or(0);
+        [("count", count.to_string()), ("agent", agent.into()), ("arrivals", tells.to_string()), ("blocks", blocks.to_string())]
+    }
+
     /// Plans the transfers, of which nothing is left in `shapes` that the plan does not move. What was measured for them is taken where the agent is
     /// left open. `unsupported` names a transfer in an error.
     pub(super) fn plan(

@@ -8,6 +8,7 @@ use super::super::lifetime::LAST_PATIENCE;
 use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::binding::{BoundRank, Held, Used};
+use super::exchange::{Collective, CollectiveCall, Named};
 use super::order::{Misorder, PlanPlaces};
 use super::part::BoundPart;
 use super::partitioned::{PartitionWords, Partitioned};
@@ -18,7 +19,7 @@ use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_complet
 use crate::headroom::headroom;
 use crate::ipc::{Departure, traffic};
 use crate::nvtx;
-use crate::plan::{self, Options, Place, PlanError, Program, Shape};
+use crate::plan::{self, Options, Place, PlanError, Program, Relays, Shape};
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::{DeviceId, hash};
@@ -81,7 +82,7 @@ pub(super) struct RankRequest {
     pub windows: Vec<ToldWindow>,
     transfers: Vec<NodeTransfer>,
     /// How it wants them planned.
-    options: String,
+    options: Named,
     /// Of rank 0 what was measured, where the agent of partitions is left open: all go by that.
     tuned: Vec<PartitionTuning>,
 }
@@ -140,12 +141,25 @@ impl NodeGroup {
         partitioning: Option<Partitioning>,
         options: &PlanOptions,
     ) -> Result<NodePlan, Error> {
-        let planned = self.plan_once(windows, transfers, partitioning, options);
+        let call = if partitioning.is_some() { Collective::PlanPartitioned } else { Collective::Plan };
+        self.plan_within(&mut self.exchange.call(call)?, windows, transfers, partitioning, options)
+    }
+
+    /// The same within a call.
+    pub(super) fn plan_within(
+        self: &Arc<NodeGroup>,
+        call: &mut CollectiveCall<'_>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        partitioning: Option<Partitioning>,
+        options: &PlanOptions,
+    ) -> Result<NodePlan, Error> {
+        let planned = self.plan_once(call, windows, transfers, partitioning, options);
         match (&planned, partitioning) {
             // A kernel of some rank does not reach what it would move, of which all ranks were told. All choose again, alike.
             (Err(error), Some(Partitioning { count, agent: Agent::Auto { tells } })) if error.is_not_supported() => {
                 let partitioning = Partitioning { count, agent: Agent::CopyEngine { tells } };
-                self.plan_once(windows, transfers, Some(partitioning), options)
+                self.plan_once(call, windows, transfers, Some(partitioning), options)
             }
             _ => planned,
         }
@@ -153,25 +167,25 @@ impl NodeGroup {
 
     fn plan_once(
         self: &Arc<NodeGroup>,
+        call: &mut CollectiveCall<'_>,
         windows: &[Window],
         transfers: &[NodeTransfer],
         partitioning: Option<Partitioning>,
         options: &PlanOptions,
     ) -> Result<NodePlan, Error> {
-        // All ranks ask alike, so all have the same number.
-        let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(options));
         let mine = resolved.and_then(|options| self.request(windows, transfers, partitioning, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
-        let requests = self.exchange.all(mine.map(|(request, _)| request))?;
-        // From here on all ranks compute the same, and fail alike.
+        let requests = call.all(mine.map(|(request, _)| request))?;
+        // From here on all ranks compute the same, and fail alike; so all have the same number.
+        let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let together = match Together::new(self, &requests, partitioning, &options?) {
             // But for memory, which each has of its own.
-            Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(self.fail_bind(error)),
+            Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
             together => together?,
         };
         let (mut held, progress) = (Held::default(), Arc::new(Progress::new(number)));
-        let made = self.bind(&requests, &together, windows, &progress, &mut held);
+        let made = self.bind(call, &requests, &together, windows, &progress, &mut held);
         match made {
             Ok(BoundRank { part, used, words, places }) => {
                 let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
@@ -256,7 +270,7 @@ impl NodeGroup {
         }
         let is_open = self.rank() == 0 && partitioning.is_some_and(|partitioning| matches!(partitioning.agent, Agent::Auto { .. }));
         let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.clone()).unwrap_or_default();
-        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: format!("{options:?}{partitioning:?}"), tuned })
+        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: named(options, partitioning), tuned })
     }
 }
 
@@ -270,17 +284,13 @@ impl Together {
         let named = names.clone();
         let failed = |transfer: usize, reason: String| {
             let (rank, index) = named[transfer];
-            Error::RankFailed { rank, reason: format!("transfer {index}: {reason}") }
+            node.exchange.blame(rank, c"transfers", format!("transfer {index}: {reason}"))
         };
         let unsupported = |transfer: usize, reason: String| {
             let (rank, index) = named[transfer];
             Error::NotSupported(format!("transfer {index} of rank {rank}: {reason}"))
         };
-        if let Some(rank) = requests.iter().position(|request| request.options != requests[0].options) {
-            let reason =
-                format!("it plans with {}, rank 0 with {}: pass all ranks the same options", requests[rank].options, requests[0].options);
-            return Err(Error::RankFailed { rank: rank as u32, reason });
-        }
+        node.exchange.check_alike(c"options", &requests.iter().map(|request| &request.options).collect::<Vec<_>>())?;
         let (mut shapes, mut ranges) = (Vec::new(), Vec::new());
         for (index, transfer) in transfers.iter().enumerate() {
             let mut look = |end: NodeEnd, which: End| {
@@ -288,7 +298,8 @@ impl Together {
                 let Some(window) = windows.and_then(|windows| windows.get(end.window as usize)) else {
                     return Err(failed(index, format!("its {which} is window {} of rank {}, which has none such", end.window, end.rank)));
                 };
-                if end.offset.checked_add(transfer.bytes).is_none_or(|last| last > window.bytes) {
+                let is_within = |last: &u64| *last <= window.bytes && window.address.checked_add(*last).is_some();
+                if !end.offset.checked_add(transfer.bytes).as_ref().is_some_and(is_within) {
                     let (window, size) = (end.window, window.bytes);
                     let reason = format!(
                         "its {which} runs out of window {window} of rank {}: offset {}, {} bytes of {size}",
@@ -365,6 +376,23 @@ impl Together {
         let own = self.transfers.iter().filter(|t| [t.dst.rank, t.src.rank].contains(&rank));
         own.fold(0, |sum, t| sum.saturating_add(t.bytes))
     }
+}
+
+/// What all ranks must want alike.
+fn named(options: &Options, partitioning: Option<Partitioning>) -> Named {
+    let bytes = |bytes: Option<u64>| bytes.map_or("default".into(), |bytes| bytes.to_string());
+    let relays: Vec<u32> = (0..Relays::NAMED).filter(|gpu| options.relays.has(DeviceId::gpu(*gpu))).collect();
+    let mut named = vec![
+        ("engine", format!("{:?}", options.engine).to_lowercase()),
+        ("max_paths", if options.max_paths == u32::MAX { "all".into() } else { options.max_paths.to_string() }),
+        ("host_path", options.host_path.to_string()),
+        ("relay_gpus", if options.relays == Relays::ALL { "all".into() } else { format!("{relays:?}") }),
+        ("chunk_bytes", bytes(options.chunk_bytes)),
+        ("min_bytes", bytes(options.min_bytes)),
+        ("staging_bytes", options.staging_bytes.to_string()),
+    ];
+    named.extend(partitioning.into_iter().flat_map(Partitioning::named));
+    named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// In whose memory each ring is: that of the GPU's rank, and of host memory that of the first who uses it.

@@ -5,6 +5,7 @@ use super::super::config::PlanOptions;
 use super::super::error::Error;
 use super::super::probe::write;
 use super::NodeGroup;
+use super::exchange::{Collective, CollectiveCall, Named};
 use super::partitioned::Trigger;
 use super::partitioning::{Agent, Partitioning};
 use super::plan::{NodePlan, NodeTransfer, Window};
@@ -52,16 +53,28 @@ impl NodeGroup {
                 );
                 Err(Error::NodeArgument { argument: c"transfers", reason })
             }
-            None => Ok(format!("{:?} {} {}", trials.movers, trials.tells, trials.rounds)),
+            None => Ok(trials.named()),
         };
+        let mut call = self.exchange.call(Collective::TunePartitions)?;
         let stream = self.context().create_stream(self.own_device());
-        let told = self.exchange.all(checked.and_then(|text| stream.as_ref().map(|_| text).map_err(Error::clone)));
+        let told = call.all(checked.and_then(|named| stream.as_ref().map(|_| named).map_err(Error::clone)));
         let found = told.and_then(|told| {
             let (stream, PartitionTrials { tells, rounds, .. }) = (stream.clone()?, *trials);
-            CandidateTrials { node: self, windows, transfers, options, tells, rounds, stream, produce, refusal: None }.find(&told, trials)
+            let call = &mut call;
+            CandidateTrials { node: self, call, windows, transfers, options, tells, rounds, stream, produce, refusal: None }
+                .find(&told, trials)
         });
         stream.and_then(|stream| self.context().destroy_stream(stream))?;
         found
+    }
+}
+
+impl PartitionTrials<'_> {
+    /// What all ranks must want alike.
+    fn named(&self) -> Named {
+        let movers: Vec<&str> = self.movers.iter().map(|mover| mover.name()).collect();
+        let (agents, rounds, arrivals) = (movers.join(", "), self.rounds.to_string(), self.tells.to_string());
+        vec![("agents".into(), agents), ("rounds".into(), rounds), ("arrivals".into(), arrivals)]
     }
 }
 
@@ -93,8 +106,9 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning) -> Result<(), Er
         .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
 }
 
-struct CandidateTrials<'a> {
+struct CandidateTrials<'a, 'n> {
     node: &'a Arc<NodeGroup>,
+    call: &'a mut CollectiveCall<'n>,
     windows: &'a [Window],
     transfers: &'a [NodeTransfer],
     options: &'a PlanOptions,
@@ -106,13 +120,10 @@ struct CandidateTrials<'a> {
     refusal: Option<Error>,
 }
 
-impl CandidateTrials<'_> {
+impl CandidateTrials<'_, '_> {
     /// The best of all, which is kept where that is asked for. `told` is what each rank wants to try.
-    fn find(mut self, told: &[String], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
-        if let Some(rank) = told.iter().position(|other| *other != told[0]) {
-            let reason = format!("it tunes with {}, rank 0 with {}: pass all ranks the same", told[rank], told[0]);
-            return Err(Error::RankFailed { rank: rank as u32, reason });
-        }
+    fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
+        self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
         let (shape, scored) = self.search(trials.movers)?;
         let best = |of: &dyn Fn(PartitionMover) -> bool| {
             scored.iter().filter(|(setting, _)| of(setting.mover)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(setting, _)| *setting)
@@ -126,7 +137,7 @@ impl CandidateTrials<'_> {
         let kept = best(&|mover| mover != PartitionMover::Producer).filter(|_| self.node.rank() == 0).zip(trials.file);
         let bytes = self.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
         let written = kept.map_or(Ok(()), |(setting, file)| keep(self.node.context(), file, PartitionTuning { shape, bytes, setting }));
-        self.node.exchange.all(written)?;
+        self.call.all(written)?;
         Ok(Partitioning { count: Some(setting.count), agent: agent_of(setting, trials.tells) })
     }
 
@@ -150,9 +161,9 @@ impl CandidateTrials<'_> {
 
     /// `None` where all ranks were told that it cannot be.
     fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
-        match self.node.plan_partitioned(self.windows, self.transfers, Some(partitioning), self.options) {
+        match self.node.plan_within(self.call, self.windows, self.transfers, Some(partitioning), self.options) {
             Ok(plan) => Ok(Some(plan)),
-            Err(error @ (Error::Allgather(_) | Error::ContextDestroyed | Error::Forked)) => Err(error),
+            Err(error @ Error::Allgather(_)) => Err(error),
             Err(error) => {
                 log::debug!("tuning leaves {partitioning:?} out: {error}");
                 self.refusal.get_or_insert(error);
@@ -182,7 +193,7 @@ impl CandidateTrials<'_> {
         let mut seconds = Vec::new();
         let mut last = triggers.as_ref().map(drop).map_err(Error::clone);
         for round in 0..=self.rounds {
-            if let Err(error) = self.node.exchange.all(last) {
+            if let Err(error) = self.call.all(last) {
                 end(plan);
                 return Err(error);
             }
@@ -198,7 +209,7 @@ impl CandidateTrials<'_> {
             }
         }
         let has_ended = last.is_err();
-        let all = self.node.exchange.all(last.map(|()| seconds));
+        let all = self.call.all(last.map(|()| seconds));
         if !has_ended {
             end(plan);
         }

@@ -30,6 +30,7 @@ use self::carried::Carried;
 use self::movement::{MessageLane, mark};
 use self::operation::Kept;
 use super::NodeGroup;
+use super::exchange::{Collective, Named};
 use crate::backend::{Backend, BackendError, Completion, StreamHandle};
 use crate::context::Error;
 use crate::context::lifetime::{Context, EndsFirst, LAST_PATIENCE};
@@ -60,6 +61,12 @@ pub struct MessengerOptions {
 impl Default for MessengerOptions {
     fn default() -> Self {
         MessengerOptions { operations: 1024, messages: 4096 }
+    }
+}
+
+impl MessengerOptions {
+    fn named(self) -> Named {
+        vec![("operations".into(), self.operations.to_string()), ("messages".into(), self.messages.to_string())]
     }
 }
 
@@ -185,12 +192,13 @@ impl Messenger {
         let (found, presence): (WeakMessenger, Arc<[AtomicU8]>) = (Arc::default(), (0..node.ranks()).map(|_| AtomicU8::new(0)).collect());
         let mut own = 0;
         let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
-        let offers = node.exchange.all(offer)?;
-        let bound = Messenger::map_all(node, options, &offers, own, held);
+        let mut call = node.exchange.call(Collective::Messenger)?;
+        let offers = call.all(offer)?;
+        let bound = Messenger::map_all(node, &offers, own, held);
         // Before any message may be waited for: loading waits for the GPU, and it for the message.
         node.context.backend().load_kernels();
         let failed = bound.as_ref().err().cloned();
-        node.exchange.all(failed.map_or(Ok(()), Err))?;
+        call.all(failed.map_or(Ok(()), Err))?;
         let bases = bound?;
         let messenger = Arc::new(Messenger {
             node: Arc::clone(node),
@@ -265,19 +273,11 @@ impl Messenger {
     }
 
     /// Maps the mailboxes of all ranks: their addresses.
-    fn map_all(
-        node: &NodeGroup,
-        options: MessengerOptions,
-        offers: &[MessengerOffer],
-        own: u64,
-        held: &mut MessengerMemory,
-    ) -> Result<Vec<u64>, Error> {
+    fn map_all(node: &NodeGroup, offers: &[MessengerOffer], own: u64, held: &mut MessengerMemory) -> Result<Vec<u64>, Error> {
+        let options: Vec<Named> = offers.iter().map(|offer| offer.options.named()).collect();
+        node.exchange.check_alike(c"options", &options.iter().collect::<Vec<_>>())?;
         let mut bases = Vec::with_capacity(offers.len());
         for (rank, offer) in (0..).zip(offers) {
-            if offer.options != options {
-                let reason = format!("its messenger has {:?}, this rank's {options:?}: pass all ranks the same options", offer.options);
-                return Err(Error::RankFailed { rank, reason });
-            }
             if rank == node.rank() {
                 bases.push(own);
                 continue;

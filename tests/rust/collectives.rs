@@ -1,0 +1,483 @@
+//! Calls that all ranks make together: what one rank cannot do, whatever finds that out, fails on all, and no two different calls meet.
+
+use crate::node::*;
+use crate::node_plans::{self, as_ranks, end, memory};
+use mpgpu::*;
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::node::message::MessengerOptions;
+use mpgpu_runtime::context::node::{Allgather, NodeGroup, NodeTransfer, Window};
+use mpgpu_runtime::context::{Error, PlanOptions};
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// An allgather as the C ABI calls it; `user` is a `Box<dyn Allgather>`.
+unsafe extern "C" fn gather(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
+    const RANKS: usize = 2;
+    // SAFETY: what the tests pass, and what the library promises of the buffers.
+    unsafe {
+        let seat = &mut *user.cast::<Box<dyn Allgather>>();
+        let send = std::slice::from_raw_parts(send.cast::<u8>(), bytes);
+        let receive = std::slice::from_raw_parts_mut(receive.cast::<u8>(), RANKS * bytes);
+        i32::from(seat.allgather(send, receive).is_err())
+    }
+}
+
+unsafe extern "C" fn no_producer(_: *mut c_void, _: *const mp_trigger_t, _: usize, _: mp_stream_t) -> i32 {
+    0
+}
+
+/// One of two ranks, by the C ABI.
+struct Rank {
+    rank: u32,
+    context: Node,
+    node: mp_node_t,
+    _seat: Box<Box<dyn Allgather>>,
+}
+
+fn node_options() -> mp_node_options_t {
+    mp_node_options_t { size: size_of::<mp_node_options_t>(), devices: null(), device_count: 0, socket: null(), failure: null() }
+}
+
+impl Rank {
+    fn new(rank: u32, seat: Box<dyn Allgather>) -> Rank {
+        let (context, mut seat, mut node) = (Node::new(c"beluga"), Box::new(seat), null_mut());
+        let user: *mut Box<dyn Allgather> = &mut *seat;
+        // SAFETY: all pointers are valid for the call, and the seat for as long as the node.
+        ok(unsafe { mp_node_create(context.context, rank, 2, Some(gather), user.cast(), null(), &mut node) });
+        Rank { rank, context, node, _seat: seat }
+    }
+
+    fn array(&self) -> *mut u8 {
+        let array = self.context.alloc(self.rank as i32, 64);
+        // SAFETY: new memory of this size.
+        unsafe { array.write_bytes(0xEE, 64) };
+        array
+    }
+
+    /// Rank 0 sends 64 bytes of its array to that of rank 1.
+    fn plan(&self, array: *mut u8, options: *const mp_plan_options_t) -> (mp_status_t, mp_plan_t) {
+        let (window, mut plan) = (mp_window_t { memory: array.cast(), bytes: 64 }, null_mut());
+        let [src, dst] = [0, 1].map(|rank| mp_node_end_t { rank, window: 0, offset: 0 });
+        let count = usize::from(self.rank == 0);
+        // SAFETY: all pointers are valid for the call.
+        let status = unsafe { mp_node_plan(self.node, &window, 1, &mp_node_transfer_t { dst, src, bytes: 64 }, count, options, &mut plan) };
+        (status, plan)
+    }
+
+    fn is_told(&self, status: mp_status_t, argument: &str, reason: &str) {
+        if self.rank == 1 {
+            let message = refused(status, MP_ERROR_INVALID_ARGUMENT);
+            assert_eq!((last_argument().as_deref(), message.contains(reason)), (Some(argument), true), "{message}");
+        } else {
+            let message = refused(status, MP_ERROR_RANK_FAILED);
+            assert!(message.starts_with("rank 1: ") && message.contains(reason), "{message}");
+        }
+    }
+}
+
+/// A call that rank 1 makes wrong and rank 0 right.
+type OneWrong = unsafe fn(node: mp_node_t, is_wrong: bool) -> mp_status_t;
+
+/// What the C front end refuses: the call, the argument, the reason.
+const REFUSED: [(OneWrong, &str, &str); 12] = [
+    (
+        |node, is_wrong| {
+            let options = mp_plan_options_t { engine: if is_wrong { 99 } else { 0 }, ..plan_options() };
+            // SAFETY: here and below the pointers are valid, or refused.
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, &options, &mut null_mut()) }
+        },
+        "engine",
+        "engine=99",
+    ),
+    (
+        |node, is_wrong| {
+            let options = mp_plan_options_t { size: if is_wrong { 1 } else { size_of::<mp_plan_options_t>() }, ..plan_options() };
+            // SAFETY: as above.
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, &options, &mut null_mut()) }
+        },
+        "options",
+        "options->size is 1",
+    ),
+    // SAFETY: as above.
+    (|n, wrong| unsafe { mp_node_plan(n, null(), wrong.into(), null(), 0, null(), &mut null_mut()) }, "windows", "windows is NULL"),
+    // SAFETY: as above.
+    (|n, wrong| unsafe { mp_node_plan(n, null(), 0, null(), wrong.into(), null(), &mut null_mut()) }, "transfers", "transfers is NULL"),
+    (
+        |node, is_wrong| {
+            let mut plan = null_mut();
+            // SAFETY: as above.
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, null(), if is_wrong { null_mut() } else { &mut plan }) }
+        },
+        "plan",
+        "plan is NULL",
+    ),
+    (
+        |node, is_wrong| {
+            let options = partition_options(if is_wrong { 9 } else { 0 });
+            // SAFETY: as above.
+            unsafe { mp_node_plan_partitioned(node, null(), 0, null(), 0, &options, null(), &mut null_mut()) }
+        },
+        "agent",
+        "agent=9",
+    ),
+    (
+        |node, is_wrong| {
+            let options = mp_partition_options_t { count: if is_wrong { u32::MAX } else { 0 }, ..partition_options(0) };
+            // SAFETY: as above.
+            unsafe { mp_node_plan_partitioned(node, null(), 0, null(), 0, &options, null(), &mut null_mut()) }
+        },
+        "options",
+        "count=4294967295",
+    ),
+    (
+        |node, is_wrong| {
+            let (tuning, mut best) = (partition_tuning(if is_wrong { 1 << 9 } else { 0 }), partition_options(0));
+            let produce: mp_produce_t = Some(no_producer);
+            // SAFETY: as above.
+            unsafe { mp_node_tune_partitions(node, null(), 0, null(), 0, produce, null_mut(), &tuning, null(), &mut best) }
+        },
+        "agents",
+        "agents=0x200",
+    ),
+    (
+        |node, is_wrong| {
+            let mut best = partition_options(0);
+            let produce: mp_produce_t = if is_wrong { None } else { Some(no_producer) };
+            // SAFETY: as above.
+            unsafe { mp_node_tune_partitions(node, null(), 0, null(), 0, produce, null_mut(), null(), null(), &mut best) }
+        },
+        "produce",
+        "produce is NULL",
+    ),
+    (
+        |node, is_wrong| {
+            let size = if is_wrong { 3 } else { size_of::<mp_messenger_options_t>() };
+            let options = mp_messenger_options_t { size, operations: 8, messages: 8 };
+            // SAFETY: as above.
+            unsafe { mp_messenger_create(node, &options, &mut null_mut()) }
+        },
+        "options",
+        "options->size is 3",
+    ),
+    (
+        |node, is_wrong| {
+            let operations = if is_wrong { 1 << 30 } else { 8 };
+            let options = mp_messenger_options_t { size: size_of::<mp_messenger_options_t>(), operations, messages: 8 };
+            // SAFETY: as above.
+            unsafe { mp_messenger_create(node, &options, &mut null_mut()) }
+        },
+        "options",
+        "operations=1073741824",
+    ),
+    (
+        |node, is_wrong| {
+            let mut messenger = null_mut();
+            // SAFETY: as above.
+            unsafe { mp_messenger_create(node, null(), if is_wrong { null_mut() } else { &mut messenger }) }
+        },
+        "messenger",
+        "messenger is NULL",
+    ),
+];
+
+#[test]
+fn what_is_refused_on_one_rank_meets_no_other_call_of_the_others() {
+    as_ranks(2, |rank, seat| {
+        let rank = Rank::new(rank, seat);
+        for (call, argument, reason) in REFUSED {
+            // SAFETY: see the calls.
+            rank.is_told(unsafe { call(rank.node, rank.rank == 1) }, argument, reason);
+            // The next call of both is one call, and its bytes go where it says.
+            let (refused, array) = (rank.array(), rank.array());
+            let engine = mp_plan_options_t { engine: if rank.rank == 1 { 99 } else { 0 }, ..plan_options() };
+            rank.is_told(rank.plan(refused, &engine).0, "engine", "engine=99");
+            let (status, plan) = rank.plan(array, null());
+            ok(status);
+            if rank.rank == 0 {
+                memory(array.addr() as u64, 64).fill(7);
+            }
+            rank.context.run(plan);
+            ok(mp_plan_destroy(plan));
+            let fill = |array: *mut u8| memory(array.addr() as u64, 64)[0];
+            assert_eq!((fill(array), fill(refused)), (7, 0xEE), "{reason}");
+            [refused, array].into_iter().for_each(|array| rank.context.free(array));
+        }
+        // A rank that cannot make the call at all says why.
+        let status = match rank.rank {
+            0 => rank.plan(null_mut(), null()).0,
+            // SAFETY: a text.
+            _ => unsafe { mp_node_fail(rank.node, c"it has no memory".as_ptr()) },
+        };
+        match rank.rank {
+            0 => assert_eq!(refused(status, MP_ERROR_RANK_FAILED), "rank 1: it has no memory"),
+            _ => ok(status),
+        }
+        ok(mp_node_destroy(rank.node));
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_make_a_node_tells_the_others_why() {
+    type Spoil = fn(&mut mp_context_t, &mut mp_node_options_t, &mut *mut mp_node_t);
+    let spoils: [(Spoil, mp_status_t, &str); 6] = [
+        (|context, _, _| *context = null_mut(), MP_ERROR_INVALID_HANDLE, "context is NULL"),
+        (|_, options, _| options.size = 1, MP_ERROR_INVALID_ARGUMENT, "options->size is 1"),
+        (|_, options, _| options.device_count = 1, MP_ERROR_INVALID_ARGUMENT, "devices is NULL"),
+        (|_, options, _| options.socket = c"\xFF".as_ptr(), MP_ERROR_INVALID_ARGUMENT, "is not valid UTF-8"),
+        (|_, options, _| options.failure = c"no GPU is free".as_ptr(), MP_ERROR_INVALID_ARGUMENT, "no GPU is free"),
+        (|_, _, out| *out = null_mut(), MP_ERROR_INVALID_ARGUMENT, "node is NULL"),
+    ];
+    let path = crate::meeting::free_path("tells");
+    for by_socket in [false, true] {
+        as_ranks(2, |rank, seat| {
+            let (context, mut seat) = (Node::new(c"beluga"), seat);
+            for (spoil, status, reason) in &spoils {
+                if by_socket && (reason.contains("size") || reason.contains("UTF-8")) {
+                    // Where the others are is not known.
+                    continue;
+                }
+                let (mut handle, mut options, mut node) = (context.context, node_options(), null_mut());
+                let mut out: *mut mp_node_t = &mut node;
+                let socket = std::ffi::CString::new(path.to_str().expect("text")).expect("no NUL");
+                options.socket = if by_socket { socket.as_ptr() } else { null() };
+                if rank == 1 {
+                    spoil(&mut handle, &mut options, &mut out);
+                }
+                let (user, function): (*mut Box<dyn Allgather>, mp_allgather_t) = (&mut seat, if by_socket { None } else { Some(gather) });
+                // SAFETY: all pointers are valid for the call, or refused.
+                let said = unsafe { mp_node_create(handle, rank, 2, function, user.cast(), &options, out) };
+                let (expected, text) = if rank == 1 { (*status, "") } else { (MP_ERROR_RANK_FAILED, "rank 1: ") };
+                let message = refused(said, expected);
+                assert!(message.starts_with(text) && message.contains(reason), "{message}");
+                assert!(node.is_null(), "an output was written");
+            }
+        });
+    }
+}
+
+fn node(rank: u32, seat: Box<dyn Allgather>) -> Arc<NodeGroup> {
+    Arc::new(NodeGroup::new(&node_plans::context("beluga", Some(vec![rank])), rank, 2, seat, &[]).expect("a node"))
+}
+
+fn plan(node: &Arc<NodeGroup>) -> Result<(), Error> {
+    node.plan(&[], &[], &PlanOptions::default())?.destroy()
+}
+
+#[test]
+fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
+    let options = MessengerOptions { operations: 8, messages: 8 };
+    as_ranks(2, |rank, seat| {
+        let node = node(rank, seat);
+        let error = if rank == 0 { plan(&node).expect_err("another call") } else { node.messenger(options).expect_err("another call") };
+        let own = ["mp_node_plan", "mp_messenger_create"];
+        let expected = format!(
+            "rank {}: it is in {}, its call 1, and this rank in {}, its call 1",
+            1 - rank,
+            own[1 - rank as usize],
+            own[rank as usize]
+        );
+        assert!(matches!(error, Error::RankFailed { .. }) && error.to_string().starts_with(&expected), "{error}");
+        plan(&node).expect("the same call");
+        // Options that differ are named, on the rank that differs as its own.
+        let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
+        let error = node.messenger(unlike).expect_err("other options");
+        let expected = "operations=9, and rank 0 has operations=8: pass all ranks the same options, and set MPGPU_* alike";
+        assert_eq!(error.to_string(), if rank == 1 { expected.into() } else { format!("rank 1: {expected}") });
+        assert_eq!(matches!(error, Error::NodeArgument { .. }), rank == 1);
+        node.messenger(options).expect("the same call").destroy().expect("it ends");
+    });
+}
+
+/// The allgather of two nodes.
+struct Shared(Arc<Mutex<Box<dyn Allgather>>>);
+
+impl Allgather for Shared {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        self.0.lock().expect("no panic").allgather(send, receive)
+    }
+}
+
+#[test]
+fn calls_on_two_nodes_of_one_allgather_do_not_meet() {
+    as_ranks(2, |rank, seat| {
+        let seat = Arc::new(Mutex::new(seat));
+        let nodes = [0, 1].map(|_| node(rank, Box::new(Shared(seat.clone()))));
+        for turn in 0..2 {
+            let error = plan(&nodes[(rank as usize + turn) % 2]).expect_err("another node").to_string();
+            assert!(error.contains("mp_node_plan of another node"), "{error}");
+        }
+        nodes.iter().for_each(|node| plan(node).expect("in one order"));
+    });
+}
+
+/// An allgather that fails once, on this rank alone, after it has told the others.
+struct FailsOnce(Box<dyn Allgather>, Arc<AtomicUsize>);
+
+impl Allgather for FailsOnce {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        self.0.allgather(send, receive)?;
+        let was = self.1.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if was == Ok(1) { Err("the network is down".into()) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
+    as_ranks(2, |rank, seat| {
+        let fails_at = Arc::new(AtomicUsize::new(0));
+        let node = node(rank, Box::new(FailsOnce(seat, fails_at.clone())));
+        // What all say of the first exchange, and what they hand in.
+        fails_at.store(if rank == 0 { 2 } else { 0 }, Ordering::SeqCst);
+        let window = |address| [Window { address, bytes: 64 }];
+        let [first, second] = [0, 1].map(|_| node.context().allocate(DeviceId::gpu(0), 64).expect("memory"));
+        let transfer = [NodeTransfer { dst: end(1, 0, 0), src: end(0, 0, 0), bytes: 64 }];
+        let mine: &[NodeTransfer] = if rank == 0 { &transfer } else { &[] };
+        let plan = |address| node.plan(&window(address), mine, &PlanOptions::default()).map(drop);
+        let error = plan(first).expect_err("it has failed");
+        assert_eq!(matches!(error, Error::Allgather(_)), rank == 0, "{error}");
+        if rank == 1 {
+            assert!(error.to_string().contains("mp_node_plan, its call 2, and this rank in mp_node_plan, its call 1"), "{error}");
+            // Its second call meets the third of rank 0, which has had one more.
+            let error = plan(second).expect_err("out of step").to_string();
+            assert!(error.contains("its call 3, and this rank in mp_node_plan, its call 2"), "{error}");
+        } else {
+            for _ in 0..2 {
+                assert!(matches!(plan(second).expect_err("out of step"), Error::RankFailed { rank: 1, .. }));
+            }
+        }
+    });
+}
+
+/// Waits until a thread sleeps.
+fn await_sleep(thread: &AtomicI32) {
+    loop {
+        let number = thread.load(Ordering::SeqCst);
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{number}/stat")).unwrap_or_default();
+        if number != 0 && stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')) {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// An allgather whose first call from now on waits until another thread sleeps, if one is named.
+struct Held(Box<dyn Allgather>, Arc<AtomicI32>, Arc<AtomicUsize>);
+
+impl Allgather for Held {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        // 1: a thread is in the call, and the other may come.
+        if self.2.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            await_sleep(&self.1);
+        }
+        self.0.allgather(send, receive)
+    }
+}
+
+#[test]
+fn threads_that_plan_at_once_are_told_so_on_all_ranks() {
+    as_ranks(2, |rank, seat| {
+        let (thread, stage) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicUsize::new(0)));
+        let node = node(rank, Box::new(Held(seat, thread.clone(), stage.clone())));
+        let mut errors = Vec::new();
+        if rank == 0 {
+            stage.store(1, Ordering::SeqCst);
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| plan(&node));
+                let second = scope.spawn(|| {
+                    while stage.load(Ordering::SeqCst) < 2 {
+                        std::thread::yield_now();
+                    }
+                    thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
+                    plan(&node)
+                });
+                errors.extend([first, second].map(|thread| thread.join().expect("no panic").expect_err("two at once")));
+            });
+        } else {
+            errors.extend([0, 1].map(|_| plan(&node).expect_err("two at once")));
+        }
+        for error in errors {
+            assert_eq!(matches!(error, Error::NodeArgument { .. }), rank == 0, "{error}");
+            assert!(error.to_string().contains("two threads of this rank are in calls on one node at once"), "{error}");
+        }
+        plan(&node).expect("one after another");
+    });
+}
+
+/// What a callback that calls the library needs.
+struct Within {
+    node: mp_node_t,
+    message: Option<String>,
+}
+
+unsafe extern "C" fn plans_within(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
+    // SAFETY: what the test passes, and what the library promises of the buffers of one rank.
+    let within = unsafe {
+        std::ptr::copy_nonoverlapping(send.cast::<u8>(), receive.cast(), bytes);
+        &mut *user.cast::<Within>()
+    };
+    if within.node.is_null() {
+        return 0;
+    }
+    // SAFETY: the output is valid for the call.
+    let status = unsafe { mp_node_plan(within.node, null(), 0, null(), 0, null(), &mut null_mut()) };
+    within.message = Some(refused(status, MP_ERROR_INVALID_ARGUMENT));
+    1
+}
+
+#[test]
+fn a_call_within_the_allgather_of_its_own_node_is_refused() {
+    let context = Node::new(c"beluga");
+    let mut within = Within { node: null_mut(), message: None };
+    let (user, mut node): (*mut Within, _) = (&mut within, null_mut());
+    // SAFETY: all pointers are valid for the calls.
+    unsafe {
+        ok(mp_node_create(context.context, 0, 1, Some(plans_within), user.cast(), null(), &mut node));
+        (*user).node = node;
+        let status = mp_node_plan(node, null(), 0, null(), 0, null(), &mut null_mut());
+        refused(status, MP_ERROR_ALLGATHER);
+        let message = (*user).message.take().expect("it was called");
+        assert!(message.starts_with("mp_node_plan was called by a callback of mp_node_plan on the same node"), "{message}");
+        (*user).node = null_mut();
+        ok(mp_node_plan(node, null(), 0, null(), 0, null(), &mut null_mut()));
+    }
+    ok(mp_node_destroy(node));
+}
+
+/// An allgather in which the other rank says that it has so many bytes, and goes away after some of them.
+struct Boasts {
+    bytes: u64,
+    most: Arc<AtomicUsize>,
+    calls: usize,
+}
+
+impl Allgather for Boasts {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        self.most.fetch_max(receive.len(), Ordering::SeqCst);
+        self.calls += 1;
+        if self.calls == 4 {
+            return Err("it has gone".into());
+        }
+        let (own, other) = receive.split_at_mut(send.len());
+        own.copy_from_slice(send);
+        other.copy_from_slice(send);
+        if self.calls == 1 {
+            // The last word of what each says first is how many bytes it has.
+            let last = other.len() - 8;
+            other[last..].copy_from_slice(&self.bytes.to_le_bytes());
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_another_rank_says_of_its_size_is_not_believed() {
+    for (bytes, expected) in [(1 << 29, "it has gone"), (1 << 31, "the ranks hand in"), (u64::MAX, "the ranks hand in")] {
+        let most = Arc::new(AtomicUsize::new(0));
+        let seat = Box::new(Boasts { bytes, most: most.clone(), calls: 0 });
+        let error = NodeGroup::new(&node_plans::context("beluga", None), 0, 2, seat, &[]).expect_err("it is none").to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(most.load(Ordering::SeqCst) <= 4 << 20, "{bytes} bytes were believed");
+    }
+}
