@@ -39,7 +39,7 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
     let before = blocked();
     let node = Node::new(c"beluga");
     let stream = node.stream(0);
-    let memory = node.alloc(MP_DEVICE_HOST, 4096);
+    let memory = node.alloc_shared(MP_DEVICE_HOST, 4096);
     let [from, to] = [0, 1].map(|gpu| node.alloc(gpu, 4096));
     let plan = node.plan(&[transfer(to, 1, from, 0, 4096)]);
     let (mut request, mut handle) = (null_mut(), mp_memory_handle_t { bytes: [0; 128] });

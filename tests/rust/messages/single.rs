@@ -579,7 +579,7 @@ fn a_stream_that_waits_for_a_message_which_comes_after_it_goes_on_when_the_messe
 fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
     let own = Own::new();
     let [from, to] = [0, 1].map(|gpu| own.node.alloc(gpu, 5000));
-    let counter = own.node.alloc(MP_DEVICE_HOST, 8);
+    let counter = own.node.alloc_shared(MP_DEVICE_HOST, 8);
     let signal = mp_signal_t { counter: counter.cast(), value: 1 };
     // SAFETY: the array and its memory are valid for the call and the wait.
     ok(unsafe { mp_stream_wait_signals(own.node.context, null_mut(), &signal, 1) });

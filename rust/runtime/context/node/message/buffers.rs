@@ -232,7 +232,7 @@ impl Messenger {
         if is_full {
             return Err(Error::QueueFull(format!(
                 "messages of ordinary memory that have not ended take {all} bytes of host memory, and {bytes} more are above {MOST_BOUNCE_BYTES}: wait \
-                 for some first, or use memory of mp_alloc"
+                 for some first, or use memory of mp_alloc_shared"
             )));
         }
         let made = self.node.context.allocate_shared(DeviceId::HOST, bytes);
