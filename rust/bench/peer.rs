@@ -50,7 +50,7 @@ impl<'a> Side<'a> {
         bytes: u64,
     ) -> Result<Side<'a>, Failure> {
         let buffers = Buffers::new(context, plain, pattern, &[Leg { src: device, dst: device, bytes }])?;
-        let counter = context.allocate(DeviceId::HOST, COUNTER_BYTES)?;
+        let counter = context.allocate_shared(DeviceId::HOST, COUNTER_BYTES)?;
         let side = Side { context, buffers, counter };
         plain.set_now(DeviceId::HOST, counter, 0, COUNTER_BYTES)?;
         Ok(side)

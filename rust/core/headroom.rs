@@ -4,6 +4,10 @@
 /// Fewer are not asked for: they take some ten KiB.
 const FEW: usize = 64;
 
+/// What is asked for at least, bytes. The C library maps more than 32 MiB apart and unmaps it at once; whenever it gives back less that it has mapped
+/// apart, it keeps as much in each thread's heap from then on.
+const LEAST: usize = (32 << 20) + 4096;
+
 /// The system does not give so many bytes now.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoHeadroom {
@@ -18,7 +22,7 @@ pub fn headroom(count: usize, each: usize) -> Result<(), NoHeadroom> {
     }
     let bytes = count.checked_mul(each).ok_or(NoHeadroom { bytes: u64::MAX })?;
     let mut all: Vec<u8> = Vec::new();
-    let got = all.try_reserve_exact(bytes);
+    let got = all.try_reserve_exact(bytes.max(LEAST));
     // A compiler may leave out what is allocated and not used.
     std::hint::black_box(&all);
     got.map_err(|_| NoHeadroom { bytes: bytes as u64 })

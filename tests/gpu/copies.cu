@@ -109,6 +109,7 @@ int main(int count, char **arguments) {
         }
         slots.insert(slots.end(), {make(kind::device, gpu), make(kind::device, gpu), make(kind::device, gpu),
                                    make(kind::pooled, gpu)});
+        CHECK(cudaSetDevice(gpu)); // `make` leaves another current
         streams.push_back({gpu, nullptr});
         streams.push_back({gpu, cudaStreamPerThread});
         for (int i = 0; i < 3; ++i) {

@@ -1,8 +1,6 @@
 //! The mailbox by itself: a rank that dies at any step of a match, and the lock under shuttle's schedules.
 
 use super::*;
-#[cfg(shuttle)]
-use crate::ipc::{Answer, Share};
 use crate::ipc::{Preparation, SlotBuffer};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;

@@ -185,7 +185,9 @@ impl FailedWaits {
 
     /// A stream is about to wait in these allocations. `stream` is a number that no other stream has.
     pub fn wait(&self, stream: u64, allocations: impl Iterator<Item = u64>) {
-        self.with(|state| state.note(stream, allocations));
+        // Before the lock: finding them looks at memory, and whoever notes a loss there comes with its own lock held.
+        let allocations: Allocations = allocations.collect();
+        self.with(|state| state.note(stream, allocations.into_iter()));
     }
 
     /// Graphs wait in this allocation, or kernels of the caller: in which streams is not known.

@@ -106,9 +106,11 @@ fn a_small_message_is_one_launch_and_few_questions_to_the_driver() {
         }
         // Default streams have no number, and nobody knows whether they are idle.
         let [receive, send] = steady(&messenger, memory, StreamHandle(0));
-        let common = [("cuCtxGetCurrent", 3), ("cuCtxGetId", 2)];
-        assert_calls(&receive, &[&common[..], &[("cuStreamBatchMemOp", 1), ("cuStreamIsCapturing", 1)]].concat(), "a default stream");
-        assert_calls(&send, &[&common[..], &[("cuLaunchKernel", 1), ("cuStreamIsCapturing", 1)]].concat(), "a default stream");
+        let [current, id] = [("cuCtxGetCurrent", 3), ("cuCtxGetId", 2)];
+        assert_calls(&receive, &[current, id, ("cuStreamBatchMemOp", 1), ("cuStreamIsCapturing", 1)], "a default stream");
+        // Its kernel waits: which stream that is, is asked of the driver.
+        let waits = [("cuCtxGetCurrent", 4), id, ("cuLaunchKernel", 1), ("cuStreamGetId", 1), ("cuStreamIsCapturing", 2)];
+        assert_calls(&send, &waits, "a default stream");
         drop(entered);
         messenger.destroy().expect("destroyed");
     }
