@@ -48,8 +48,8 @@ pub(super) fn open_through(gpus: &Gpus, gpu: usize, payload: &[u8; PAYLOAD_BYTES
 fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
     BackendError::NotSupported(format!(
         "memory of another process cannot be opened through GPU {gpu}: another library of this process, for instance UCX within MPI, has this \
-         allocation open, or memory that was freed and lay there ({error}); set UCX_CUDA_IPC_CACHE=n, keep allocations that MPI has sent \
-         until the program ends, or allocate with mp_alloc_shared what MPI does not send"
+         allocation open, or memory that was freed and lay there ({error}); keep allocations that MPI has sent until the program \
+         ends, or allocate with mp_alloc_shared what MPI does not send"
     ))
 }
 
