@@ -314,6 +314,15 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_can_be_noted_while_the_allocations_of_a_wait_are_looked_for() {
+        let failed = FailedWaits::default();
+        // Whoever looks may wait for a lock of memory, whose holder notes a loss there.
+        failed.wait(1, [10].into_iter().inspect(|_| assert!(failed.state.try_lock().is_ok(), "both would wait for ever")));
+        failed.note(10, wait_for(41));
+        said(report(&failed, 1));
+    }
+
+    #[test]
     fn streams_that_wait_where_a_peer_is_lost_are_told_once_and_no_others() {
         let failed = FailedWaits::default();
         let nobody_asks = || -> u64 { unreachable!("nobody waits, so which stream it is does not matter") };
