@@ -1431,7 +1431,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// Initial value of `mp_plan_options_t`: all defaults.
 #define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0}
 /// Initial value of `mp_node_options_t`: all defaults.
-#define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL}
+#define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL, NULL}
 /// Initial value of `mp_messenger_options_t`: all defaults.
 #define MP_MESSENGER_OPTIONS_INIT {sizeof(mp_messenger_options_t), 0, 0}
 /// Initial value of `mp_message_info_t`.
