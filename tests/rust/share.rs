@@ -191,6 +191,40 @@ fn a_handle_of_this_process_gives_the_plain_address() {
 }
 
 #[test]
+fn memory_that_lies_where_freed_memory_is_still_imported_is_imported_too() {
+    let (node, other) = (Node::new(c"beluga"), Node::new(c"beluga"));
+    let (mut imported, mut again) = (Vec::new(), 0);
+    for round in 0..64 {
+        // Of several sizes, so that the new ones lie across old ones.
+        let bytes = (1 + round % 3) << 20;
+        let memory = node.alloc(0, bytes);
+        fill(memory, bytes, round);
+        let place = memory.addr()..memory.addr() + bytes;
+        again += imported.iter().any(|(old, size): &(*mut u8, usize)| old.addr() < place.end && old.addr() + size > place.start) as usize;
+        let theirs = import(&other, &export(&node, memory, bytes));
+        imported.push((theirs, bytes));
+        let ours = other.alloc(1, bytes);
+        let plan = other.plan(&[transfer(ours, 1, theirs, 0, bytes)]);
+        other.run(plan);
+        assert!(holds(ours, bytes, round, 0), "round {round}");
+        node.free(memory);
+        // SAFETY: the memory is gone, which is what is tested.
+        refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
+        ok(mp_plan_destroy(plan));
+        other.free(ours);
+    }
+    assert!(again > 0, "no address was given out again");
+    // Each was imported once, and is closed once.
+    imported.iter().for_each(|(theirs, _)| close(&other, *theirs));
+    for (theirs, _) in imported {
+        // SAFETY: refused.
+        refused(unsafe { mp_memory_close(other.context, theirs.cast()) }, MP_ERROR_INVALID_POINTER);
+    }
+    node.still_works();
+    other.still_works();
+}
+
+#[test]
 fn what_cannot_be_exported_is_refused() {
     let node = Node::new(c"beluga");
     let memory = node.alloc(0, 1000);

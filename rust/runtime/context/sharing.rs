@@ -20,6 +20,8 @@ pub(super) struct PeerMemory {
     imports: RwLock<BTreeMap<u64, Arc<Import>>>,
     /// Held while memory is imported or closed, so that nothing is imported twice.
     importing: Mutex<()>,
+    /// Addresses of imports that memory allocated anew has taken the place of, and how often each is still to be closed.
+    replaced: Mutex<HashMap<u64, u64>>,
 }
 
 /// An allocation of another process, or of another context, in use here.
@@ -333,13 +335,45 @@ impl Context {
         if self.backend().locate(base)?.is_some_and(|found| found.id == id) {
             return Ok((ImportSource::Here, base));
         }
+        self.replace_freed(base, allocation.bytes);
         if self.shared.sharing.imports().contains_key(&base) {
-            let why = format!("{base:#x} is imported as memory that was freed and allocated anew; close that import first");
+            let why = format!("{base:#x} was adopted by mp_memory_adopt as memory that is mapped no more; close that first");
             return Err(ipc::IpcError::PeerGone(why).into());
         }
         let shared = Shared { form: Shared::SAME_PROCESS, descriptor: None, offset: base, payload: [0; ipc::PAYLOAD_BYTES] };
         let source = ImportSource::Context(service.hold(handle.key));
         Ok((source, self.backend().map(shared, allocation)?))
+    }
+
+    /// Memory of this process that was freed keeps its address here until it is closed. What is allocated there anew takes its place.
+    fn replace_freed(&self, base: u64, bytes: u64) {
+        let sharing = &self.shared.sharing;
+        let is_freed = |import: &&Arc<Import>| {
+            import.base.saturating_add(import.bytes) > base && matches!(import.source, ImportSource::Context(_)) && import.check().is_err()
+        };
+        let freed: Vec<_> = sharing.imports().range(..base.saturating_add(bytes)).map(|(_, import)| import).filter(is_freed).cloned().collect();
+        for import in freed {
+            sharing.imports_mut().remove(&import.base);
+            let holders = std::mem::take(&mut *import.holders.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut replaced = lock(&sharing.replaced);
+            holders.into_iter().for_each(|(address, count)| *replaced.entry(address).or_default() += count);
+            drop(replaced);
+            if let Err(error) = self.backend().unmap(import.base) {
+                log::debug!("unmapping memory that was freed: {error}");
+            }
+            self.shared.holdings.count_free();
+        }
+    }
+
+    /// Whether an address is that of an import that was replaced, and is closed with that. One holder of it is as good as another.
+    fn close_replaced(&self, address: u64) -> bool {
+        let mut replaced = lock(&self.shared.sharing.replaced);
+        let Some(count) = replaced.get_mut(&address) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            replaced.remove(&address);
+        }
+        true
     }
 
     /// Memory of another process.
@@ -407,6 +441,15 @@ impl Context {
 
     fn close_import(&self, address: u64, is_idle: bool) -> Result<(), Error> {
         drop(self.shared.enter()?);
+        if self.close_replaced(address) {
+            return Ok(());
+        }
+        let closed = self.close_present(address, is_idle);
+        // Another thread has imported what took its place meanwhile.
+        if matches!(closed, Err(Error::NotImported(_))) && self.close_replaced(address) { Ok(()) } else { closed }
+    }
+
+    fn close_present(&self, address: u64, is_idle: bool) -> Result<(), Error> {
         let sharing = &self.shared.sharing;
         let find = || sharing.import_at(address).ok_or(Error::NotImported(address));
         let mut waited = is_idle;
