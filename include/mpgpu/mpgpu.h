@@ -73,6 +73,10 @@ typedef struct mp_messenger_s *mp_messenger_t;
 /// In place of a rank, for receiving and probing: messages of any rank.
 #define MP_ANY_RANK (-1)
 
+/// In place of a window, in the end of a transfer that another rank names: it is that of the other rank's half, which has the same tag
+/// in place of an offset.
+#define MP_BY_TAG 0xFFFFFFFF
+
 /// One execution of a plan, or one send or receive, that can be waited for. A number, as `mp_context_t`.
 typedef struct mp_request *mp_request_t;
 
@@ -441,9 +445,9 @@ typedef struct {
 typedef struct {
     /// Whose window it is.
     uint32_t rank;
-    /// Which of those that the rank hands in, from 0.
+    /// Which of those that the rank hands in, from 0; or `MP_BY_TAG`.
     uint32_t window;
-    /// Bytes from its start.
+    /// Bytes from its start; with `MP_BY_TAG` the tag, any number.
     uint64_t offset;
 } mp_node_end_t;
 
@@ -1172,6 +1176,11 @@ mp_status_t mp_node_destroy(mp_node_t node);
 /// Plans what all ranks of the node move in a step, together. All ranks call it together. Each hands in its windows,
 /// which is the memory that transfers may name, and the transfers that it sends or receives; each transfer is handed in
 /// by one of its two ranks. All ranks hold the same plan, and each executes its part by `mp_execute`.
+///
+/// A rank that does not know where another keeps its bytes hands in a half: its own end, and of the other end the rank, `MP_BY_TAG` in
+/// place of the window and a tag in place of the offset. The other rank does the same. Halves meet as MPI's messages do, by both
+/// ranks and the tag, and several of one kind in the order in which each rank hands them in; both have the same bytes. A half that
+/// meets none is refused.
 ///
 /// A window lies on a device of the node, or in host memory of `mp_alloc_shared`; other host memory may be moved by its own
 /// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call

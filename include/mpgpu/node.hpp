@@ -8,9 +8,7 @@
 ///
 /// @code
 /// mpgpu::node node = mpgpu::mpi::make_node(ctx, comm);               // collective
-/// // Window 0 of each rank is what it sends, window 1 what it receives.
-/// mpgpu::plan halo = node.plan({mpgpu::make_window(edges), mpgpu::make_window(ghosts)},
-///                              {{{right, 1, 0}, {rank, 0, 0}, bytes}}); // collective
+/// mpgpu::plan halo = node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
 /// halo.enqueue(stream);                                              // every time step, each rank its part
 /// @endcode
 
@@ -25,6 +23,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,6 +35,36 @@ using window = mp_window_t;
 /// A copy between windows of two ranks, or of one: destination, source (each rank, window, offset in bytes), bytes. The
 /// C struct.
 using node_transfer = mp_node_transfer_t;
+
+/// What a rank sends to another, or receives from it, without knowing where the other keeps it: `send_to` and
+/// `receive_from` make it.
+struct half_transfer {
+    window memory;     ///< this rank's bytes
+    int rank;          ///< the other rank; below 0, as `MPI_PROC_NULL`, nothing is moved
+    std::uint64_t tag; ///< the same in both halves
+    bool is_send;      ///< whether the other rank receives them
+};
+
+/// All bytes of a span to a rank of the node, which hands in `receive_from` with this rank and the same tag.
+template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
+    // They are only read.
+    return {{const_cast<std::remove_const_t<T> *>(elements.data()), elements.size_bytes()}, rank, tag, true};
+}
+/// The same of a buffer.
+template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, const buffer<T> &whole) noexcept {
+    return send_to(rank, tag, device_span<const T>(whole));
+}
+/// All bytes of a span from a rank of the node, which hands in `send_to` with this rank, the same tag and as many
+/// bytes.
+template <class T>
+[[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
+    static_assert(!std::is_const_v<T>, "mpgpu: what is received is written");
+    return {{elements.data(), elements.size_bytes()}, rank, tag, false};
+}
+/// The same of a buffer.
+template <class T> [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, buffer<T> &whole) noexcept {
+    return receive_from(rank, tag, device_span<T>(whole));
+}
 
 /// Who moves partitions that are ready.
 enum class agent : std::int32_t {
@@ -84,13 +113,14 @@ class node {
     /// `argument_error`, `not_supported`, `rank_failed`.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
          array_view<const device> gpus = {}, on_error failed = {})
-        : gather_(std::make_unique<allgather>(std::move(gather))) {
+        : rank_(rank), gather_(std::make_unique<allgather>(std::move(gather))) {
         make(ctx, rank, ranks, call, nullptr, gpus, failed);
     }
     /// The same where the ranks have no allgather: they meet at a socket, whose path is the same on all, in a folder
     /// that they all may write to, and wait a minute for each other. Throws as above.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, const std::string &socket,
-         array_view<const device> gpus = {}, on_error failed = {}) {
+         array_view<const device> gpus = {}, on_error failed = {})
+        : rank_(rank) {
         make(ctx, rank, ranks, nullptr, socket.c_str(), gpus, failed);
     }
     /// A node of this process alone.
@@ -110,6 +140,16 @@ class node {
         failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(), &c,
                                    made.handle_.address()));
         return made;
+    }
+
+    /// The same for ranks that know what they send and receive, and not where the other keeps it, as with MPI. Halves
+    /// of two ranks meet by both ranks and the tag, several of one kind in the order in which each rank hands them in.
+    /// Window `i` is the memory of half `i`. Collective. Throws as above; `argument_error` for a half that meets none,
+    /// or one of another size.
+    [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const plan_options &options = {},
+                                            on_error failed = {}) const {
+        const auto [windows, transfers] = named(halves);
+        return plan(windows, transfers, options, failed);
     }
 
     /// The same with transfers that move in partitions, each as soon as it is ready, while the rest is being produced:
@@ -167,6 +207,8 @@ class node {
         failed.report(mp_node_fail(get(), reason.c_str()));
     }
 
+    /// Which of the node's ranks this is.
+    [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
     /// The C handle, still owned by this object.
     [[nodiscard]] mp_node_t get() const noexcept { return handle_.get(); }
     /// Whether this owns a node.
@@ -204,10 +246,24 @@ class node {
         options.socket = socket;
         failed.report(mp_node_create(ctx.get(), rank, ranks, gather, gather_.get(), &options, handle_.address()));
     }
+    [[nodiscard]] std::pair<std::vector<window>, std::vector<node_transfer>>
+    named(array_view<const half_transfer> halves) const {
+        std::pair<std::vector<window>, std::vector<node_transfer>> made;
+        for (const half_transfer &half : halves) {
+            const mp_node_end_t own{rank_, static_cast<std::uint32_t>(made.first.size()), 0};
+            const mp_node_end_t other{static_cast<std::uint32_t>(half.rank), MP_BY_TAG, half.tag};
+            made.first.push_back(half.memory);
+            made.second.push_back(half.rank < 0  ? node_transfer{own, own, 0} // keeps the numbers of the others
+                                  : half.is_send ? node_transfer{other, own, half.memory.bytes}
+                                                 : node_transfer{own, other, half.memory.bytes});
+        }
+        return made;
+    }
     static int call(void *user, const void *send, void *receive, std::size_t bytes) {
         return (*static_cast<allgather *>(user))(send, receive, bytes);
     }
 
+    std::uint32_t rank_ = 0;
     std::unique_ptr<allgather> gather_; ///< its address is the library's
     detail::handle<mp_node_t, detail::destroyed_by<mp_node_destroy>> handle_;
 };

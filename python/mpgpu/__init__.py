@@ -13,7 +13,7 @@ wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU 
 from ._context import Buffer, Context, DeviceStatistics, Statistics, default_context, devices, empty, host, probe, topo
 from ._library import HOST, version
 from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
-from ._node import End, Node, NodePlan, NodeTransfer
+from ._node import End, HalfTransfer, Node, NodePlan, NodeTransfer, receive_from, send_to
 from ._plan import Plan, PlanInfo, Request, copy
 from ._streams import Stream
 from .errors import (
@@ -47,6 +47,7 @@ __all__ = [
     "DriverError",
     "End",
     "Error",
+    "HalfTransfer",
     "InternalError",
     "Message",
     "MessageInfo",
@@ -73,6 +74,8 @@ __all__ = [
     "empty",
     "host",
     "probe",
+    "receive_from",
+    "send_to",
     "topo",
     "version",
 ]

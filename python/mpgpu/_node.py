@@ -43,6 +43,29 @@ class NodeTransfer(NamedTuple):
     """How many."""
 
 
+class HalfTransfer(NamedTuple):
+    """What a rank sends to another or receives from it, without knowing where the other keeps it."""
+
+    memory: Any
+    """This rank's, contiguous."""
+    rank: int
+    """The other rank."""
+    tag: int
+    """The same in both halves."""
+    is_send: bool
+    """Whether the other rank receives it."""
+
+
+def send_to(rank: int, memory: Any, tag: int = 0) -> HalfTransfer:
+    """All of ``memory`` to a rank, which hands in :func:`receive_from` with this rank and the same tag."""
+    return HalfTransfer(memory, rank, tag, True)
+
+
+def receive_from(rank: int, memory: Any, tag: int = 0) -> HalfTransfer:
+    """All of ``memory`` from a rank, which hands in :func:`send_to` with this rank, the same tag and as many bytes."""
+    return HalfTransfer(memory, rank, tag, False)
+
+
 class NodePlan(Plan):
     """What all ranks of a node move in a step: each executes its part, every step. Made by :meth:`Node.plan`.
 
@@ -165,27 +188,64 @@ class Node(_library.Owner):
             As :class:`Plan` and :class:`Node`.
         """
         try:
-            memories: list[Memory] = []
-            for index, window in enumerate(windows):
-                memory = memory_of(window, f"window {index}")
-                if memory.readonly:
-                    raise ArgumentError(
-                        f"window {index} is read-only: other ranks' transfers may write it; pass memory that may be written"
-                    )
-                memories.append(memory)
-            _context_of(memories, self._context)
-            array = ffi.new("mp_window_t[]", len(memories))
-            for index, memory in enumerate(memories):
-                _check_memory(self._context, memory, f"window {index}")
-                array[index].memory, array[index].bytes = memory.pointer, memory.nbytes
+            memories = [_writable(window, f"window {index}") for index, window in enumerate(windows)]
             copies = [_transfer(index, transfer) for index, transfer in enumerate(transfers)]
-            moved = ffi.new("mp_node_transfer_t[]", copies)
             options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
+            handed = self._handed_in(memories, copies)
         except BaseException as error:
             self._tell(error)
             raise
+        return self._plan(memories, handed, options)
+
+    def plan_exchange(
+        self,
+        halves: Iterable[HalfTransfer],
+        *,
+        engine: str | None = None,
+        max_paths: int | None = None,
+        host_path: bool | None = None,
+        chunk_bytes: int | None = None,
+        min_bytes: int | None = None,
+        staging_bytes: int | None = None,
+        relay_gpus: Iterable[int] | None = None,
+    ) -> NodePlan:
+        """Plan as :meth:`plan`, of what this rank sends and receives without knowing where the others keep it, as with MPI.
+
+        Args:
+            halves: made by :func:`send_to` and :func:`receive_from`. Those of two ranks meet by both ranks and the tag, several of one
+                kind in the order in which each rank hands them in. One that meets none, or one of another size, is refused.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus: as for :meth:`plan`.
+
+        Raises:
+            As :meth:`plan`.
+        """
+        try:
+            memories, copies = [], []
+            for index, (memory, rank, tag, is_send) in enumerate(halves):
+                what = f"half {index}"
+                memories.append(memory_of(memory, what) if is_send else _writable(memory, what))
+                own = (self.rank, index, 0)
+                other = (_library.number("rank", rank, 2**32 - 1), lib.MP_BY_TAG, _library.number("tag", tag, 2**64 - 1))
+                size = memories[-1].nbytes
+                copies.append((other, own, size) if is_send else (own, other, size))
+            options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
+            handed = self._handed_in(memories, copies)
+        except BaseException as error:
+            self._tell(error)
+            raise
+        return self._plan(memories, handed, options)
+
+    def _handed_in(self, memories: list[Memory], copies: list[Any]) -> tuple[Any, int, Any, int]:
+        _context_of(memories, self._context)
+        windows = ffi.new("mp_window_t[]", len(memories))
+        for index, memory in enumerate(memories):
+            _check_memory(self._context, memory, f"window {index}")
+            windows[index].memory, windows[index].bytes = memory.pointer, memory.nbytes
+        return windows, len(memories), ffi.new("mp_node_transfer_t[]", copies), len(copies)
+
+    def _plan(self, memories: list[Memory], handed: tuple[Any, int, Any, int], options: Any) -> NodePlan:
         made = ffi.new("mp_plan_t *")
-        self._check(lib.mp_node_plan(self._handle, array, len(memories), moved, len(copies), options, made))
+        self._check(lib.mp_node_plan(self._handle, *handed, options, made))
         plan = NodePlan.__new__(NodePlan)
         plan._own_plan(self._context, made[0], memories)
         return plan
@@ -252,6 +312,13 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _writable(window: Any, what: str) -> Memory:
+    memory = memory_of(window, what)
+    if memory.readonly:
+        raise ArgumentError(f"{what} is read-only: other ranks' transfers may write it; pass memory that may be written")
+    return memory
 
 
 def _transfer(index: int, transfer: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:

@@ -148,6 +148,11 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 /// which is the memory that transfers may name, and the transfers that it sends or receives; each transfer is handed in
 /// by one of its two ranks. All ranks hold the same plan, and each executes its part by `mp_execute`.
 ///
+/// A rank that does not know where another keeps its bytes hands in a half: its own end, and of the other end the rank, `MP_BY_TAG` in
+/// place of the window and a tag in place of the offset. The other rank does the same. Halves meet as MPI's messages do, by both
+/// ranks and the tag, and several of one kind in the order in which each rank hands them in; both have the same bytes. A half that
+/// meets none is refused.
+///
 /// A window lies on a device of the node, or in host memory of `mp_alloc_shared`; other host memory may be moved by its own
 /// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
 /// only; the memory must stay allocated until the plan is destroyed here. `options` must be the same on all

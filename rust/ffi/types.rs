@@ -15,6 +15,10 @@ pub const MP_RELAY_NONE: u64 = 0x8000_0000_0000_0000;
 /// In place of a rank, for receiving and probing: messages of any rank.
 pub const MP_ANY_RANK: i32 = -1;
 
+/// In place of a window, in the end of a transfer that another rank names: the window is that of the other rank's half, which has
+/// the same tag in place of an offset.
+pub const MP_BY_TAG: u32 = mpgpu_runtime::context::node::NodeEnd::BY_TAG;
+
 /// Metadata of a message at most, bytes.
 pub const MP_MESSAGE_METADATA_BYTES: usize = 256;
 
@@ -314,9 +318,9 @@ pub struct mp_window_t {
 pub struct mp_node_end_t {
     /// Whose window it is.
     pub rank: u32,
-    /// Which of those that the rank hands in, from 0.
+    /// Which of those that the rank hands in, from 0; or `MP_BY_TAG`.
     pub window: u32,
-    /// Bytes from its start.
+    /// Bytes from its start; with `MP_BY_TAG` the tag, any number.
     pub offset: u64,
 }
 

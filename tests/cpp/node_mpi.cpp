@@ -231,6 +231,60 @@ void one_asks_and_all_take_part(const mpgpu::context &ctx, const mpgpu::node &no
             "another rank's GPU takes part:\n" + text);
 }
 
+/// Rows of ranks that know what they send and receive, and not where the others keep it: two messages with one tag to
+/// the right, which meet in their order, one with another tag to the left, and none at the ends of the row.
+void by_halves(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
+    constexpr std::size_t bytes = 70'001;
+    const int right = world_rank + 1 < world_size ? world_rank + 1 : MPI_PROC_NULL;
+    const int left = world_rank > 0 ? world_rank - 1 : MPI_PROC_NULL;
+    mpgpu::buffer<unsigned char> sent(ctx, gpu, 3 * bytes);
+    mpgpu::buffer<unsigned char> received(ctx, gpu, 3 * bytes);
+    mpgpu::buffer<unsigned char> host(ctx, mpgpu::device::host(), 3 * bytes);
+    const auto third = [&](auto &buffer, std::size_t i) {
+        return mpgpu::device_span<unsigned char>(buffer).subspan(i * bytes, bytes);
+    };
+    const mpgpu::plan plan = node.plan_exchange({
+        mpgpu::send_to(right, 5, third(sent, 0)),
+        mpgpu::receive_from(right, 6, third(received, 2)),
+        mpgpu::send_to(right, 5, third(sent, 1)),
+        mpgpu::send_to(left, 6, third(sent, 2)),
+        mpgpu::receive_from(left, 5, third(received, 0)),
+        mpgpu::receive_from(left, 5, third(received, 1)),
+    });
+    const mpgpu::plan fill(ctx, {mpgpu::make_transfer(sent, host)});
+    const mpgpu::plan reset(ctx, {mpgpu::make_transfer(received, host)});
+    const mpgpu::plan look(ctx, {mpgpu::make_transfer(host, received)});
+    const mpgpu::stream stream(ctx, gpu);
+    const auto value = [](int rank, std::size_t i, std::size_t at) {
+        return byte(static_cast<std::size_t>(rank) * 3 + i, at, 1);
+    };
+    const auto each = [&](auto &&what) {
+        for (std::size_t i = 0; i < 3 * bytes; ++i) {
+            what(host.data()[i], i / bytes, i % bytes);
+        }
+    };
+    each([&](unsigned char &at, std::size_t, std::size_t) { at = untouched; });
+    reset.enqueue(stream);
+    stream.synchronize();
+    each([&](unsigned char &at, std::size_t i, std::size_t offset) { at = value(world_rank, i, offset); });
+    fill.enqueue(stream);
+    plan.enqueue(stream);
+    look.enqueue(stream);
+    stream.synchronize();
+    each([&](unsigned char at, std::size_t i, std::size_t offset) {
+        const int from = i == 2 ? right : left;
+        require(at == (from < 0 ? untouched : value(from, i, offset)), "the bytes of halves that have met");
+    });
+    // One that meets none is refused on all ranks.
+    const int to = (world_rank + 1) % world_size;
+    std::error_code ec;
+    const mpgpu::plan none = node.plan_exchange({mpgpu::send_to(to, 9, sent)}, {}, ec);
+    require(!none && ec, "a half that meets none is refused");
+    require(mpgpu::last_error().message.find("with tag 9, and that rank hands in no receive for it") !=
+                std::string::npos,
+            "the text says which");
+}
+
 void with_sight_of(bool all_gpus, std::size_t steps) {
     int gpus = 0;
     {
@@ -250,6 +304,7 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     }
     ring(ctx, node, gpu, steps);
     one_asks_and_all_take_part(ctx, node, gpu);
+    by_halves(ctx, node, gpu);
     refusals(ctx, node, gpu);
 }
 

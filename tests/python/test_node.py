@@ -78,6 +78,34 @@ def by_socket(rank, ranks, _, folder):
     ring(mpgpu.Node(rank=rank, ranks=ranks, socket=folder / "ranks", devices=[rank]), COUNT, rank)
 
 
+def by_halves(rank, ranks, pipes, _):
+    """Ranks that do not know where others keep their bytes: two messages of one tag to the right, one of another to the left."""
+    node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    right, left = (rank + 1) % ranks, (rank - 1) % ranks
+    sent, received = ([mpgpu.empty(COUNT // 4 + i, device=rank, shared=True) for i in range(3)] for _ in range(2))
+    plan = node.plan_exchange(
+        [
+            mpgpu.receive_from(left, received[0], 7),
+            mpgpu.send_to(right, sent[0], 7),
+            mpgpu.send_to(right, sent[1], 7),
+            mpgpu.receive_from(left, received[1], 7),
+            mpgpu.send_to(left, sent[2]),
+            mpgpu.receive_from(right, received[2]),
+        ]
+    )
+    for step in range(STEPS):
+        for i, memory in enumerate(sent):
+            memory.numpy()[:] = pattern(10 * rank + i, step, COUNT // 4 + i)
+        plan.execute().wait()
+        for i, memory in enumerate(received):
+            source = right if i == 2 else left
+            assert numpy.array_equal(memory.numpy(), pattern(10 * source + i, step, COUNT // 4 + i))
+    with pytest.raises(mpgpu.Error, match=r"tag 3, and that rank hands in no send for it"):
+        node.plan_exchange([mpgpu.receive_from(left, received[0], 3)])
+    with pytest.raises(mpgpu.Error, match="half 0 is read-only"):
+        node.plan_exchange([mpgpu.receive_from(left, bytes(10))])
+
+
 def joined(rank, ranks, pipes, _):
     """An allgather may give the bytes of all in one."""
     hub = Hub(rank, pipes)
@@ -209,7 +237,7 @@ def start(ranks, scenario, folder, killed=()):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("scenario", [by_pipes, by_socket])
+@pytest.mark.parametrize("scenario", [by_pipes, by_socket, by_halves])
 def test_ranks_that_plan_together_receive_every_byte_of_every_step(scenario, ranks, tmp_path):
     start(ranks, scenario, tmp_path)
 

@@ -80,6 +80,24 @@ pub(crate) fn end(rank: u32, window: u32, offset: u64) -> NodeEnd {
     NodeEnd { rank, window, offset }
 }
 
+/// What a rank hands in of a batch, and of each which transfer it is and whether it is the half of the receiver. Both ranks hand in their half of
+/// those that have a tag.
+pub(crate) fn handed_in(transfers: &[NodeTransfer], tags: &[Option<u64>], rank: u32) -> (Vec<NodeTransfer>, Vec<(usize, bool)>) {
+    let (mut mine, mut which) = (Vec::new(), Vec::new());
+    for (index, (transfer, tag)) in transfers.iter().zip(tags).enumerate() {
+        let by_tag = |at: NodeEnd| tag.map_or(at, |tag| end(at.rank, NodeEnd::BY_TAG, tag));
+        if transfer.src.rank == rank {
+            mine.push(NodeTransfer { dst: by_tag(transfer.dst), ..*transfer });
+            which.push((index, false));
+        }
+        if transfer.dst.rank == rank && tag.is_some() {
+            mine.push(NodeTransfer { src: by_tag(transfer.src), ..*transfer });
+            which.push((index, true));
+        }
+    }
+    (mine, which)
+}
+
 /// What byte `offset` of transfer `index` is in a step.
 fn byte(index: usize, offset: u64, step: u64) -> u8 {
     (offset.wrapping_mul(31) ^ (offset >> 9) ^ (index as u64).wrapping_mul(101) ^ step.wrapping_mul(59)) as u8
@@ -100,6 +118,8 @@ struct Case {
     devices: Vec<DeviceId>,
     sizes: Vec<[u64; 2]>,
     transfers: Vec<NodeTransfer>,
+    /// Of each transfer the tag, where both ranks hand in their half.
+    tags: Vec<Option<u64>>,
     one_in_sight: bool,
 }
 
@@ -110,7 +130,7 @@ impl Case {
         let one_in_sight = random.chance(50);
         let devices: Vec<DeviceId> = (0..ranks).map(|rank| if random.chance(15) { DeviceId::HOST } else { DeviceId::gpu(rank) }).collect();
         let mut sizes = vec![[0, 0]; ranks as usize];
-        let mut transfers = Vec::new();
+        let (mut transfers, mut tags) = (Vec::new(), Vec::new());
         for _ in 0..random.below(10) {
             let (src, dst) = (random.below(u64::from(ranks)) as u32, random.below(u64::from(ranks)) as u32);
             let bytes = match random.below(4) {
@@ -121,10 +141,12 @@ impl Case {
             };
             let [from, to] = [sizes[src as usize][0], sizes[dst as usize][1]];
             transfers.push(NodeTransfer { dst: end(dst, 1, to), src: end(src, 0, from), bytes });
+            // Several of one tag meet in their order.
+            tags.push(random.chance(50).then(|| random.below(2)));
             sizes[src as usize][0] += bytes + random.below(3);
             sizes[dst as usize][1] += bytes + random.below(3);
         }
-        Case { topology, ranks, devices, sizes, transfers, one_in_sight }
+        Case { topology, ranks, devices, sizes, transfers, tags, one_in_sight }
     }
 
     /// Runs `steps` steps as all ranks, and looks at every byte of each.
@@ -140,8 +162,7 @@ impl Case {
             let sizes = self.sizes[rank as usize];
             let [sent, received] = sizes.map(|bytes| context.allocate_shared(device, bytes.max(1)).expect("memory"));
             let windows = [Window { address: sent, bytes: sizes[0] }, Window { address: received, bytes: sizes[1] }];
-            let mine: Vec<NodeTransfer> = self.transfers.iter().filter(|t| t.src.rank == rank).copied().collect();
-            let plan = node.plan(&windows, &mine, options).expect("a plan");
+            let plan = node.plan(&windows, &handed_in(&self.transfers, &self.tags, rank).0, options).expect("a plan");
             let stream = context.create_stream(own).expect("a stream");
             for step in 0..steps {
                 for (index, t) in self.transfers.iter().enumerate().filter(|(_, t)| t.src.rank == rank) {
@@ -186,9 +207,11 @@ proptest! {
 
 /// A ring: each rank sends to the next, so much that it takes several paths.
 fn ring(topology: &'static str, ranks: u32, bytes: u64, one_in_sight: bool) -> Case {
-    let transfers = (0..ranks).map(|rank| NodeTransfer { dst: end((rank + 1) % ranks, 1, 0), src: end(rank, 0, 0), bytes }).collect();
+    let transfers: Vec<_> =
+        (0..ranks).map(|rank| NodeTransfer { dst: end((rank + 1) % ranks, 1, 0), src: end(rank, 0, 0), bytes }).collect();
+    let tags = vec![None; transfers.len()];
     let devices = (0..ranks).map(DeviceId::gpu).collect();
-    Case { topology, ranks, devices, sizes: vec![[bytes, bytes]; ranks as usize], transfers, one_in_sight }
+    Case { topology, ranks, devices, sizes: vec![[bytes, bytes]; ranks as usize], transfers, tags, one_in_sight }
 }
 
 #[test]
@@ -310,6 +333,46 @@ fn threads_may_execute_steps_at_once_and_each_is_whole() {
         plan.destroy().expect("given back");
         [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
     });
+}
+
+#[test]
+fn halves_that_do_not_meet_are_refused_on_all_ranks() {
+    let by_tag = |rank: u32, tag: u64| end(rank, NodeEnd::BY_TAG, tag);
+    let halves = |rank: u32, context: &Context| {
+        let memory = context.allocate(DeviceId::gpu(0), 4096).expect("memory");
+        let windows = vec![Window { address: memory, bytes: 4096 }];
+        let send = NodeTransfer { dst: by_tag((rank + 1) % 3, 7), src: end(rank, 0, 0), bytes: 1024 };
+        let receive = NodeTransfer { dst: end(rank, 0, 2048), src: by_tag((rank + 2) % 3, 7), bytes: 1024 };
+        (windows, vec![send, receive], PlanOptions::default())
+    };
+    // Rank 1 does something wrong; who is told of which transfer, and what.
+    let cases: [(fn(&mut Vec<NodeTransfer>), u32, &str); 7] = [
+        (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, and that rank hands in no receive for it"),
+        (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, and that rank hands in no receive for it"),
+        (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, and that rank hands in no send for it"),
+        (|t| t[1].bytes = 1025, 1, "transfer 1: it receives 1025 bytes from rank 0 with tag 7, and transfer 0 there sends 1024"),
+        (|t| t[1].dst.offset = 4000, 1, "transfer 1: its destination runs out of window 0 of rank 1: offset 4000, 1024 bytes of 4096"),
+        (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: name the window of this rank"),
+        (|t| t[0].dst.rank = 3, 1, "transfer 0 names rank 3: the node has ranks 0 to 2"),
+    ];
+    for (wrong, blamed, text) in cases {
+        let errors = refused(|rank, context| {
+            let (windows, mut transfers, options) = halves(rank, context);
+            if rank == 1 {
+                wrong(&mut transfers);
+            }
+            (windows, transfers, options)
+        });
+        for (rank, error) in (0..).zip(&errors) {
+            match error {
+                Error::NodeArgument { reason, .. } => assert!(rank == blamed && reason == text, "rank {rank}: {error}, not {text}"),
+                Error::RankFailed { rank: told, reason } => {
+                    assert!(rank != blamed && *told == blamed && reason.contains(text), "rank {rank}: {error}, not {text}");
+                }
+                error => panic!("rank {rank}: {error:?}"),
+            }
+        }
+    }
 }
 
 /// What each rank is told when `request` of one of three is refused.

@@ -2,7 +2,7 @@
 //! and consumers look at the bytes of each partition as soon as it has arrived.
 
 use crate::common::{Random, config};
-use crate::node_plans::{as_ranks, context, end, memory};
+use crate::node_plans::{as_ranks, context, end, handed_in, memory};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_measure::tune::{self, PartitionMover, PartitionSetting};
 use mpgpu_runtime::backend::StreamHandle;
@@ -54,6 +54,8 @@ struct Case {
     topology: &'static str,
     ranks: u32,
     transfers: Vec<NodeTransfer>,
+    /// Of each transfer the tag, where both ranks hand in their half.
+    tags: Vec<Option<u64>>,
     sizes: Vec<[u64; 2]>,
     partitioning: Partitioning,
     one_in_sight: bool,
@@ -78,14 +80,13 @@ impl Case {
             sizes[src as usize][0] += bytes + random.below(3);
             sizes[dst as usize][1] += bytes + random.below(3);
         }
-        // Ranks hand in theirs one after the other, which is how transfers are numbered.
-        transfers.sort_by_key(|t| t.src.rank);
+        let tags = transfers.iter().map(|_| random.chance(40).then(|| random.below(2))).collect();
         let count = [None, Some(1), Some(2), Some(1 + random.below(40) as u32)][random.below(4) as usize];
         let tells = random.chance(70);
         let blocks = [None, Some(1), Some(2 + random.below(9) as u32)][random.below(3) as usize];
         let agent = [Agent::Producer, Agent::CopyEngine { tells }, Agent::PollingKernel { blocks }, Agent::Auto { tells }]
             [random.below(4) as usize];
-        Case { topology, ranks, transfers, sizes, partitioning: Partitioning { count, agent }, one_in_sight: random.chance(50) }
+        Case { topology, ranks, transfers, tags, sizes, partitioning: Partitioning { count, agent }, one_in_sight: random.chance(50) }
     }
 
     fn run(&self, steps: u64, options: &PlanOptions, seed: u64) {
@@ -97,16 +98,22 @@ impl Case {
             let sizes = self.sizes[rank as usize];
             let [sent, received] = sizes.map(|bytes| context.allocate(own, bytes.max(1)).expect("memory"));
             let windows = [Window { address: sent, bytes: sizes[0] }, Window { address: received, bytes: sizes[1] }];
-            let mine: Vec<NodeTransfer> = self.transfers.iter().filter(|t| t.src.rank == rank).copied().collect();
-            let plan = node.plan_partitioned(&windows, &mine, Some(self.partitioning), options).expect("a plan");
+            let handed: Vec<_> = (0..self.ranks).map(|rank| handed_in(&self.transfers, &self.tags, rank)).collect();
+            let plan = node.plan_partitioned(&windows, &handed[rank as usize].0, Some(self.partitioning), options).expect("a plan");
             let stream = context.create_stream(own).expect("a stream");
-            let first_of = |of: u32| self.transfers.iter().position(|t| t.src.rank == of).unwrap_or(0);
-            let name = |index: usize| (self.transfers[index].src.rank, index - first_of(self.transfers[index].src.rank));
-            let trigger = |index: usize| plan.trigger(name(index).0, name(index).1).expect("a trigger");
-            let of_rank = |is_mine: &dyn Fn(&NodeTransfer) -> bool| -> Vec<(usize, NodeTransfer, Trigger)> {
-                (0..self.transfers.len()).filter(|i| is_mine(&self.transfers[*i])).map(|i| (i, self.transfers[i], trigger(i))).collect()
+            // Both ranks ask by their own half, and by the whole where there is one.
+            let trigger = |index: usize, is_receiver: bool| {
+                let is_half = is_receiver && self.tags[index].is_some();
+                let by = if is_half { rank } else { self.transfers[index].src.rank };
+                let number = handed[by as usize].1.iter().position(|which| *which == (index, is_half)).expect("it is handed in");
+                plan.trigger(by, number).expect("a trigger")
             };
-            let (sends, receives) = (of_rank(&|t| t.src.rank == rank), of_rank(&|t| t.dst.rank == rank));
+            let of_rank = |is_receiver: bool| -> Vec<(usize, NodeTransfer, Trigger)> {
+                let is_mine = |t: &NodeTransfer| (if is_receiver { t.dst } else { t.src }).rank == rank;
+                let mine = self.transfers.iter().enumerate().filter(|(_, t)| is_mine(t));
+                mine.map(|(index, t)| (index, *t, trigger(index, is_receiver))).collect()
+            };
+            let (sends, receives) = (of_rank(false), of_rank(true));
             let tells = !matches!(self.partitioning.agent, Agent::CopyEngine { tells: false } | Agent::Auto { tells: false });
             for step in 0..steps {
                 plan.arm(stream).expect("armed");
@@ -193,7 +200,11 @@ fn ranks_between_which_nothing_moves_do_not_need_each_other() {
     for agent in [Agent::Producer, Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: None }] {
         let partitioning = Partitioning { count: Some(2), agent };
         let (transfers, sizes) = (transfers.clone(), vec![[1104, 1105], [2196, 2196]]);
-        Case { topology: "beluga", ranks: 2, transfers, sizes, partitioning, one_in_sight: true }.run(20, &PlanOptions::default(), 3);
+        Case { topology: "beluga", ranks: 2, tags: vec![None; transfers.len()], transfers, sizes, partitioning, one_in_sight: true }.run(
+            20,
+            &PlanOptions::default(),
+            3,
+        );
     }
 }
 
@@ -202,7 +213,15 @@ fn a_plan_is_used_ten_thousand_times() {
     let transfers: Vec<_> = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
     for agent in [Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: Some(3) }] {
         let (transfers, partitioning) = (transfers.clone(), Partitioning { count: Some(3), agent });
-        let case = Case { topology: "beluga", ranks: 2, transfers, sizes: vec![[3000, 3000]; 2], partitioning, one_in_sight: true };
+        let case = Case {
+            topology: "beluga",
+            ranks: 2,
+            tags: vec![None; transfers.len()],
+            transfers,
+            sizes: vec![[3000, 3000]; 2],
+            partitioning,
+            one_in_sight: true,
+        };
         case.run(if std::env::var_os("LONG_TESTS").is_some() { 10_000 } else { 300 }, &PlanOptions::default(), 7);
     }
 }

@@ -15,9 +15,9 @@ use std::thread::JoinHandle;
 /// Called once, with what the work has come to.
 pub type Callback = Box<dyn FnOnce(Result<(), BackendError>) + Send>;
 
-/// Work, and who is to be told of its end.
+/// Work, if it is not done already, and who is to be told of its end.
 struct Awaited {
-    completion: Completion,
+    completion: Option<Completion>,
     callback: Callback,
 }
 
@@ -99,12 +99,12 @@ fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
             awaited.append(&mut state.new);
         }
         let (done, rest_of): (Vec<Awaited>, Vec<Awaited>) =
-            awaited.into_iter().partition(|one| !matches!(one.completion.is_done(), Ok(false)));
+            awaited.into_iter().partition(|one| !matches!(one.completion.as_ref().map(|work| work.is_done()), Some(Ok(false))));
         awaited = rest_of;
         // Much comes soon after something has come.
         round = if done.is_empty() { round + 1 } else { 0 };
         for Awaited { completion, callback } in done {
-            callback(completion.wait());
+            callback(completion.map_or(Ok(()), |work| work.wait()));
         }
         if !awaited.is_empty() {
             rest(round / 4);
@@ -121,7 +121,13 @@ impl Context {
                        that the graph is launched in";
             return Err(Error::NotSupported(why.into()));
         }
-        self.shared.callbacks.add(Awaited { completion, callback })
+        self.shared.callbacks.add(Awaited { completion: Some(completion), callback })
+    }
+
+    /// Calls `function` on the thread of callbacks, soon.
+    pub(super) fn call_soon(&self, function: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        self.shared.callbacks.add(Awaited { completion: None, callback: Box::new(|_| function()) })
     }
 
     /// Has later work in `stream` come after an execution of this context.

@@ -348,11 +348,13 @@ impl Context {
         if self.backend().frees_at_once() {
             self.shared.reclaim();
         }
-        match self.shared.holdings.allocate(device, bytes, is_shared, self.backend()) {
-            Err(BackendError::OutOfMemory { .. }) if self.shared.reclaim() => {}
-            allocated => return Ok(allocated?),
-        }
-        Ok(self.shared.holdings.allocate(device, bytes, is_shared, self.backend())?)
+        let allocate = || self.shared.holdings.allocate(device, bytes, is_shared, self.backend());
+        let allocated = match allocate() {
+            Err(BackendError::OutOfMemory { .. }) if self.shared.reclaim() => allocate(),
+            allocated => allocated,
+        }?;
+        self.replace_freed(allocated, bytes);
+        Ok(allocated)
     }
 
     /// Gives memory back. Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use it.

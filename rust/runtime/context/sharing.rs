@@ -345,19 +345,28 @@ impl Context {
         Ok((source, self.backend().map(shared, allocation)?))
     }
 
-    /// Memory of this process that was freed keeps its address here until it is closed. What is allocated there anew takes its place.
-    fn replace_freed(&self, base: u64, bytes: u64) {
+    /// Memory of another context of this process that it has freed keeps its address here until it is closed. What is allocated there anew takes
+    /// its place.
+    pub(super) fn replace_freed(&self, base: u64, bytes: u64) {
         let sharing = &self.shared.sharing;
         let is_freed = |import: &&Arc<Import>| {
             import.base.saturating_add(import.bytes) > base && matches!(import.source, ImportSource::Context(_)) && import.check().is_err()
         };
-        let freed: Vec<_> = sharing.imports().range(..base.saturating_add(bytes)).map(|(_, import)| import).filter(is_freed).cloned().collect();
+        let freed: Vec<_> =
+            sharing.imports().range(..base.saturating_add(bytes)).map(|(_, import)| import).filter(is_freed).cloned().collect();
         for import in freed {
-            sharing.imports_mut().remove(&import.base);
+            {
+                let mut imports = sharing.imports_mut();
+                if !imports.get(&import.base).is_some_and(|found| Arc::ptr_eq(found, &import)) {
+                    continue;
+                }
+                imports.remove(&import.base);
+            }
             let holders = std::mem::take(&mut *import.holders.lock().unwrap_or_else(PoisonError::into_inner));
             let mut replaced = lock(&sharing.replaced);
             holders.into_iter().for_each(|(address, count)| *replaced.entry(address).or_default() += count);
             drop(replaced);
+            // Memory of this context that begins there has taken its place in the backend too.
             if let Err(error) = self.backend().unmap(import.base) {
                 log::debug!("unmapping memory that was freed: {error}");
             }

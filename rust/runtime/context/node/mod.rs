@@ -28,13 +28,15 @@ mod polled;
 mod progress;
 mod rendezvous;
 mod sight;
+mod transfers;
 mod tune;
 
 pub use self::tune::{PartitionTrials, Produce};
 pub use exchange::{Allgather, Alone, Collective};
 pub use partitioned::Trigger;
 pub use partitioning::{Agent, Partitioning};
-pub use plan::{NodeEnd, NodePlan, NodeTransfer, Window};
+pub use plan::NodePlan;
+pub use transfers::{NodeEnd, NodeTransfer, Window};
 
 use self::exchange::Exchange;
 use self::order::StepOrder;

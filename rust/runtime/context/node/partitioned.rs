@@ -15,6 +15,7 @@ use super::partitioning::Agent;
 use super::plan::{NodePlan, Together};
 use super::polled::{Filling, PolledLane, PolledWords, bind_polled};
 use super::progress::Progress;
+use super::transfers::{HandedIn, TransferName};
 use crate::backend::{Completion, Endpoints, Execution, Signal};
 use crate::ipc::signal;
 use crate::plan::{Lane, LaneId, Mechanism, Op, Place, Program};
@@ -34,7 +35,9 @@ pub(super) struct Partitioned {
     /// What tells these transfers apart from others (`tune::shape_of`).
     shape: String,
     /// The rank that has handed in each transfer, and its number there.
-    names: Vec<(u32, usize)>,
+    names: Vec<TransferName>,
+    /// Of each half of a receiver the name of the whole.
+    halves: BTreeMap<TransferName, TransferName>,
     pub partitions: Vec<Partitions>,
     pub flags: Vec<PartitionFlags>,
 }
@@ -44,7 +47,7 @@ impl Partitioned {
         agent: Agent,
         shape: String,
         partitions: Vec<Partitions>,
-        names: Vec<(u32, usize)>,
+        handed: &[HandedIn],
         parts: &mut Parts,
         batch: &RankedBatch<'_>,
         unsupported: &dyn Fn(usize, String) -> Error,
@@ -57,7 +60,9 @@ impl Partitioned {
             );
             unsupported(elsewhere.transfer as usize, reason)
         })?;
-        Ok(Partitioned { agent, shape, names, partitions, flags })
+        let names = handed.iter().map(|handed| handed.name).collect();
+        let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
+        Ok(Partitioned { agent, shape, names, halves, partitions, flags })
     }
 
     /// For people.
@@ -403,8 +408,9 @@ impl NodePlan {
 
     /// What this rank's kernels need of a transfer: that of number `index` among those that `rank` has handed in.
     pub fn trigger(&self, rank: u32, index: usize) -> Result<Trigger, Error> {
-        let words = self.words()?;
-        words.triggers.get(&(rank, index)).copied().ok_or_else(|| {
+        let (words, name) = (self.words()?, (rank, index));
+        let whole = self.together.partitioned.as_ref().and_then(|partitioned| partitioned.halves.get(&name)).unwrap_or(&name);
+        words.triggers.get(whole).copied().ok_or_else(|| {
             let reason = format!("transfer {index} of rank {rank}: there is none, or rank {} has no end of it", self.node.rank());
             Error::NodeArgument { argument: c"transfer", reason }
         })

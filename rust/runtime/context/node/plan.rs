@@ -14,6 +14,7 @@ use super::part::BoundPart;
 use super::partitioned::{PartitionWords, Partitioned};
 use super::partitioning::{Agent, Partitioning, Settled};
 use super::progress::Progress;
+use super::transfers::{NodeEnd, NodeTransfer, TransferName, Window, batch_of, check_own};
 use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
 use crate::headroom::headroom;
@@ -31,37 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Memory of a rank that transfers of a plan may name.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// First byte.
-    pub address: u64,
-    /// How many.
-    pub bytes: u64,
-}
-
-/// A byte in a window of a rank.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeEnd {
-    /// Whose window.
-    pub rank: u32,
-    /// Which of those that the rank has handed in, from 0.
-    pub window: u32,
-    /// Bytes from its start.
-    pub offset: u64,
-}
-
-/// A copy between windows of two ranks, or of one.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeTransfer {
-    /// Where the bytes go.
-    pub dst: NodeEnd,
-    /// Where they come from.
-    pub src: NodeEnd,
-    /// How many.
-    pub bytes: u64,
-}
-
 /// A window as all ranks are told of it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ToldWindow {
@@ -76,7 +46,16 @@ pub(super) struct ToldWindow {
 /// Host memory for a window or a transfer that is handed in, as text in which all ranks are told of it.
 const REQUEST_BYTES: usize = 1024;
 
-/// What a rank hands in.
+/// What this rank hands in.
+#[derive(Copy, Clone)]
+pub(super) struct OwnRequest<'a> {
+    pub windows: &'a [Window],
+    pub transfers: &'a [NodeTransfer],
+    pub partitioning: Option<Partitioning>,
+    pub options: &'a PlanOptions,
+}
+
+/// What a rank hands in, as all are told of it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RankRequest {
     pub windows: Vec<ToldWindow>,
@@ -142,39 +121,26 @@ impl NodeGroup {
         options: &PlanOptions,
     ) -> Result<NodePlan, Error> {
         let call = if partitioning.is_some() { Collective::PlanPartitioned } else { Collective::Plan };
-        self.plan_within(&mut self.exchange.call(call)?, windows, transfers, partitioning, options)
+        self.plan_within(&mut self.exchange.call(call)?, OwnRequest { windows, transfers, partitioning, options })
     }
 
     /// The same within a call.
-    pub(super) fn plan_within(
-        self: &Arc<NodeGroup>,
-        call: &mut CollectiveCall<'_>,
-        windows: &[Window],
-        transfers: &[NodeTransfer],
-        partitioning: Option<Partitioning>,
-        options: &PlanOptions,
-    ) -> Result<NodePlan, Error> {
-        let planned = self.plan_once(call, windows, transfers, partitioning, options);
-        match (&planned, partitioning) {
+    pub(super) fn plan_within(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
+        let planned = self.plan_once(call, own);
+        match (&planned, own.partitioning) {
             // A kernel of some rank does not reach what it would move, of which all ranks were told. All choose again, alike.
             (Err(error), Some(Partitioning { count, agent: Agent::Auto { tells } })) if error.is_not_supported() => {
-                let partitioning = Partitioning { count, agent: Agent::CopyEngine { tells } };
-                self.plan_once(call, windows, transfers, Some(partitioning), options)
+                let partitioning = Some(Partitioning { count, agent: Agent::CopyEngine { tells } });
+                self.plan_once(call, OwnRequest { partitioning, ..own })
             }
             _ => planned,
         }
     }
 
-    fn plan_once(
-        self: &Arc<NodeGroup>,
-        call: &mut CollectiveCall<'_>,
-        windows: &[Window],
-        transfers: &[NodeTransfer],
-        partitioning: Option<Partitioning>,
-        options: &PlanOptions,
-    ) -> Result<NodePlan, Error> {
-        let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(options));
-        let mine = resolved.and_then(|options| self.request(windows, transfers, partitioning, &options).map(|request| (request, options)));
+    fn plan_once(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
+        let OwnRequest { windows, partitioning, .. } = own;
+        let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(own.options));
+        let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = call.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike; so all have the same number.
@@ -223,13 +189,8 @@ impl NodeGroup {
     }
 
     /// Looks at what this rank hands in.
-    fn request(
-        &self,
-        windows: &[Window],
-        transfers: &[NodeTransfer],
-        partitioning: Option<Partitioning>,
-        options: &Options,
-    ) -> Result<RankRequest, Error> {
+    fn request(&self, own: OwnRequest<'_>, options: &Options) -> Result<RankRequest, Error> {
+        let OwnRequest { windows, transfers, partitioning, .. } = own;
         let _open = self.context.shared.enter()?;
         headroom(windows.len() + transfers.len(), REQUEST_BYTES).map_err(BackendError::no_headroom)?;
         let mut told = Vec::with_capacity(windows.len());
@@ -258,16 +219,7 @@ impl NodeGroup {
             };
             told.push(ToldWindow { device: device.0, is_pageable, address, bytes });
         }
-        if let Some(index) = transfers.iter().position(|t| ![t.dst.rank, t.src.rank].contains(&self.rank())) {
-            let NodeTransfer { dst, src, .. } = transfers[index];
-            let reason = format!(
-                "transfer {index} goes from rank {} to rank {}, and this is rank {}: a rank hands in what it sends or receives",
-                src.rank,
-                dst.rank,
-                self.rank()
-            );
-            return Err(Error::NodeArgument { argument: c"transfers", reason });
-        }
+        check_own(transfers, self.rank(), self.ranks())?;
         let is_open = self.rank() == 0 && partitioning.is_some_and(|partitioning| matches!(partitioning.agent, Agent::Auto { .. }));
         let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.clone()).unwrap_or_default();
         Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: named(options, partitioning), tuned })
@@ -277,26 +229,27 @@ impl NodeGroup {
 impl Together {
     /// Plans the transfers of all ranks, and divides the work.
     fn new(node: &NodeGroup, requests: &[RankRequest], partitioning: Option<Partitioning>, options: &Options) -> Result<Together, Error> {
-        let transfers: Vec<NodeTransfer> = requests.iter().flat_map(|request| &request.transfers).copied().collect();
+        let blame =
+            |(rank, index): TransferName, reason: String| node.exchange.blame(rank, c"transfers", format!("transfer {index}: {reason}"));
+        node.exchange.check_alike(c"options", &requests.iter().map(|request| &request.options).collect::<Vec<_>>())?;
+        let handed = batch_of(requests.iter().map(|request| &*request.transfers), blame)?;
+        let transfers: Vec<NodeTransfer> = handed.iter().map(|handed| handed.transfer).collect();
         // A transfer in an error is named as its rank numbers it.
-        let names: Vec<(u32, usize)> =
-            (0..).zip(requests).flat_map(|(rank, request)| (0..request.transfers.len()).map(move |index| (rank, index))).collect();
-        let named = names.clone();
-        let failed = |transfer: usize, reason: String| {
-            let (rank, index) = named[transfer];
-            node.exchange.blame(rank, c"transfers", format!("transfer {index}: {reason}"))
-        };
+        let failed = |transfer: usize, end: End, reason: String| blame(handed[transfer].name_of(end), reason);
         let unsupported = |transfer: usize, reason: String| {
-            let (rank, index) = named[transfer];
+            let (rank, index) = handed[transfer].name;
             Error::NotSupported(format!("transfer {index} of rank {rank}: {reason}"))
         };
-        node.exchange.check_alike(c"options", &requests.iter().map(|request| &request.options).collect::<Vec<_>>())?;
         let (mut shapes, mut ranges) = (Vec::new(), Vec::new());
         for (index, transfer) in transfers.iter().enumerate() {
             let mut look = |end: NodeEnd, which: End| {
                 let windows = requests.get(end.rank as usize).map(|request| &request.windows);
                 let Some(window) = windows.and_then(|windows| windows.get(end.window as usize)) else {
-                    return Err(failed(index, format!("its {which} is window {} of rank {}, which has none such", end.window, end.rank)));
+                    return Err(failed(
+                        index,
+                        which,
+                        format!("its {which} is window {} of rank {}, which has none such", end.window, end.rank),
+                    ));
                 };
                 let is_within = |last: &u64| *last <= window.bytes && window.address.checked_add(*last).is_some();
                 if !end.offset.checked_add(transfer.bytes).as_ref().is_some_and(is_within) {
@@ -305,7 +258,7 @@ impl Together {
                         "its {which} runs out of window {window} of rank {}: offset {}, {} bytes of {size}",
                         end.rank, end.offset, transfer.bytes
                     );
-                    return Err(failed(index, reason));
+                    return Err(failed(index, which, reason));
                 }
                 if transfer.bytes > 0 {
                     let first = window.address + end.offset;
@@ -324,17 +277,17 @@ impl Together {
             let pageable = [dst_kind, src_kind].contains(&MemoryKind::Pageable);
             if pageable && transfer.dst.rank != transfer.src.rank && transfer.bytes > 0 {
                 let reason = "ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared on MP_DEVICE_HOST";
-                return Err(failed(index, reason.into()));
+                return Err(failed(index, End::Source, reason.into()));
             }
             shapes.push(Shape { dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });
         }
         if let Some((a, b)) = first_overlap(ranges) {
-            let (rank, index) = names[b.transfer];
+            let (rank, index) = handed[b.transfer].name_of(b.end);
             let reason = format!(
                 "its {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",
                 a.end, b.end
             );
-            return Err(failed(a.transfer, reason));
+            return Err(failed(a.transfer, a.end, reason));
         }
         let (plan, settled) = match partitioning {
             None => (plan::plan(&node.machine, &shapes, options)?, None),
@@ -352,7 +305,9 @@ impl Together {
         let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
         let partitioned = match settled {
-            Some((agent, partitions, shape)) => Some(Partitioned::new(agent, shape, partitions, names, &mut parts, &batch, &unsupported)?),
+            Some((agent, partitions, shape)) => {
+                Some(Partitioned::new(agent, shape, partitions, &handed, &mut parts, &batch, &unsupported)?)
+            }
             None => None,
         };
         let ring_owners = ring_owners(&plan.program, &parts, &owners);

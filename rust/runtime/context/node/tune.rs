@@ -8,7 +8,8 @@ use super::NodeGroup;
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::partitioned::Trigger;
 use super::partitioning::{Agent, Partitioning};
-use super::plan::{NodePlan, NodeTransfer, Window};
+use super::plan::{NodePlan, OwnRequest};
+use super::transfers::{NodeTransfer, Window};
 use crate::backend::StreamHandle;
 use crate::context::Context;
 use crate::tune::{self, Origin, PartitionMover, PartitionSetting, PartitionTuning, Tuning, digest};
@@ -44,7 +45,7 @@ impl NodeGroup {
         trials: &PartitionTrials<'_>,
         produce: Produce<'_>,
     ) -> Result<Partitioning, Error> {
-        let received = transfers.iter().position(|transfer| transfer.src.rank != self.rank());
+        let received = transfers.iter().position(|transfer| transfer.src.rank != self.rank() && !transfer.is_receive_half());
         let checked = match received {
             Some(index) => {
                 let reason = format!(
@@ -60,9 +61,8 @@ impl NodeGroup {
         let told = call.all(checked.and_then(|named| stream.as_ref().map(|_| named).map_err(Error::clone)));
         let found = told.and_then(|told| {
             let (stream, PartitionTrials { tells, rounds, .. }) = (stream.clone()?, *trials);
-            let call = &mut call;
-            CandidateTrials { node: self, call, windows, transfers, options, tells, rounds, stream, produce, refusal: None }
-                .find(&told, trials)
+            let (call, own) = (&mut call, OwnRequest { windows, transfers, partitioning: None, options });
+            CandidateTrials { node: self, call, own, tells, rounds, stream, produce, refusal: None }.find(&told, trials)
         });
         stream.and_then(|stream| self.context().destroy_stream(stream))?;
         found
@@ -109,9 +109,7 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning) -> Result<(), Er
 struct CandidateTrials<'a, 'n> {
     node: &'a Arc<NodeGroup>,
     call: &'a mut CollectiveCall<'n>,
-    windows: &'a [Window],
-    transfers: &'a [NodeTransfer],
-    options: &'a PlanOptions,
+    own: OwnRequest<'a>,
     tells: bool,
     rounds: u32,
     stream: StreamHandle,
@@ -135,7 +133,7 @@ impl CandidateTrials<'_, '_> {
                 .unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
         };
         let kept = best(&|mover| mover != PartitionMover::Producer).filter(|_| self.node.rank() == 0).zip(trials.file);
-        let bytes = self.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
+        let bytes = self.own.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
         let written = kept.map_or(Ok(()), |(setting, file)| keep(self.node.context(), file, PartitionTuning { shape, bytes, setting }));
         self.call.all(written)?;
         Ok(Partitioning { count: Some(setting.count), agent: agent_of(setting, trials.tells) })
@@ -161,7 +159,7 @@ impl CandidateTrials<'_, '_> {
 
     /// `None` where all ranks were told that it cannot be.
     fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
-        match self.node.plan_within(self.call, self.windows, self.transfers, Some(partitioning), self.options) {
+        match self.node.plan_within(self.call, OwnRequest { partitioning: Some(partitioning), ..self.own }) {
             Ok(plan) => Ok(Some(plan)),
             Err(error @ Error::Allgather(_)) => Err(error),
             Err(error) => {
@@ -189,7 +187,7 @@ impl CandidateTrials<'_, '_> {
     /// The seconds of each step on each rank. The plan is gone afterwards. What fails on one rank fails on all: with the next thing that they tell
     /// each other, to which none comes without knowing whether its own step has ended.
     fn time(&mut self, plan: &NodePlan) -> Result<Vec<Vec<f64>>, Error> {
-        let triggers = (0..self.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
+        let triggers = (0..self.own.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
         let mut seconds = Vec::new();
         let mut last = triggers.as_ref().map(drop).map_err(Error::clone);
         for round in 0..=self.rounds {

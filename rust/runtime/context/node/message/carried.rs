@@ -9,12 +9,11 @@ use super::Messenger;
 use super::buffers::{ImportedBuffer, MessagePlace, Through};
 use super::movement::{Ends, raise};
 use super::operation::Kept;
-use crate::backend::{BackendError, CompletionState, StreamHandle};
+use crate::backend::{BackendError, StreamHandle};
 use crate::context::Error;
 use crate::ipc::{Departure, MessageSlot, SlotBuffer, SlotId, SlotState};
 use crate::sync::{Mutex, lock};
 use crate::topology::DeviceId;
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -74,24 +73,6 @@ impl Carried {
     /// Whether it has begun. What another rank was to ask for is asked for by nobody where it has died before.
     pub fn is_moving(&self, slot: u32) -> bool {
         self.memory.get(slot as usize).is_some_and(|memory| memory.is_moving.load(Ordering::Relaxed))
-    }
-}
-
-/// Work that is done: the thread of callbacks calls at once.
-#[derive(Debug)]
-struct Now;
-
-impl CompletionState for Now {
-    fn is_done(&self) -> Result<bool, BackendError> {
-        Ok(true)
-    }
-
-    fn wait(&self) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -178,8 +159,8 @@ impl Messenger {
         }
         drop(asked);
         let messenger = Arc::downgrade(self);
-        let carry = move |_| messenger.upgrade().into_iter().for_each(|messenger| messenger.carry_asked());
-        if let Err(error) = self.node.context.call_when_done(Arc::new(Now), Box::new(carry)) {
+        let carry = move || messenger.upgrade().into_iter().for_each(|messenger| messenger.carry_asked());
+        if let Err(error) = self.node.context.call_soon(carry) {
             // A messenger that is being destroyed looks by itself.
             log::debug!("moving bytes for rank {rank}: {error}");
         }
