@@ -1168,6 +1168,16 @@ mp_status_t mp_node_create(mp_context_t context,
 mp_status_t mp_node_fail(mp_node_t node,
                          const char *reason);
 
+/// Writes the GPUs that this rank works for, as its context numbers them: those of `options->devices`, else its share of what the
+/// ranks see; of ranks that name the same GPU the first works for it. `*count` becomes how many. With `devices` NULL that is all; else it has room for `capacity`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for `count` NULL, or too little room: then `*count` still has
+/// what is needed, and nothing is written to `devices`.
+mp_status_t mp_node_devices(mp_node_t node,
+                            int32_t *devices,
+                            size_t capacity,
+                            size_t *count);
+
 /// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.

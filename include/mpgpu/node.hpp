@@ -209,6 +209,19 @@ class node {
 
     /// Which of the node's ranks this is.
     [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
+    /// The GPUs that this rank works for: those that it has named, else its share of what the ranks see; of ranks that
+    /// name the same GPU the first works for it. Throws `argument_error` for an empty object.
+    [[nodiscard]] std::vector<device> devices(on_error failed = {}) const {
+        std::size_t count = 0;
+        failed.report(mp_node_devices(get(), nullptr, 0, &count));
+        std::vector<std::int32_t> ids(count);
+        failed.report(mp_node_devices(get(), ids.data(), ids.size(), &count));
+        std::vector<device> found;
+        for (const std::int32_t id : ids) {
+            found.push_back(device::from_id(id));
+        }
+        return found;
+    }
     /// The C handle, still owned by this object.
     [[nodiscard]] mp_node_t get() const noexcept { return handle_.get(); }
     /// Whether this owns a node.

@@ -158,6 +158,15 @@ class Node(_library.Owner):
         """This rank's."""
         return self._context
 
+    @property
+    def devices(self) -> list[int]:
+        """The GPUs that this rank works for: those that it has named, else its share of what the ranks see."""
+        count = ffi.new("size_t *")
+        self._check(lib.mp_node_devices(self._handle, NULL, 0, count))
+        numbers = ffi.new("int32_t[]", count[0])
+        self._check(lib.mp_node_devices(self._handle, numbers, count[0], count))
+        return list(numbers)
+
     def plan(
         self,
         windows: Iterable[Any],

@@ -136,6 +136,29 @@ pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) ->
     })
 }
 
+/// Writes the GPUs that this rank works for, as its context numbers them: those of `options->devices`, else its share of what the
+/// ranks see; of ranks that name the same GPU the first works for it. `*count` becomes how many. With `devices` NULL that is all; else it has room for `capacity`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for `count` NULL, or too little room: then `*count` still has
+/// what is needed, and nothing is written to `devices`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, capacity: usize, count: *mut usize) -> mp_status_t {
+    guard(|| {
+        let count = Out::new(count, c"count")?;
+        let own: Vec<i32> = node_of(node)?.own_devices().map(|device| device.0).collect();
+        count.write(own.len());
+        if devices.is_null() {
+            return Ok(());
+        }
+        if capacity < own.len() {
+            return Err(Failure::invalid(c"capacity", format!("capacity is {capacity}, but the rank works for {} GPUs", own.len())));
+        }
+        // SAFETY: not null, and the header demands room for `capacity` numbers, which is enough.
+        unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), devices, own.len()) };
+        Ok(())
+    })
+}
+
 /// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.

@@ -299,6 +299,10 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     const bool alone = ctx.devices().gpus == 1;
     const mpgpu::device gpu = mpgpu::device::gpu(alone ? 0 : mine);
     const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
+    // Of ranks with the same GPU the first works for it.
+    const std::vector<mpgpu::device> own{gpu};
+    require(node.rank() == world_rank && node.devices() == (world_rank < gpus ? own : std::vector<mpgpu::device>()),
+            "who this is, and its GPU");
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
         random_steps(ctx, node, gpu, seed + (all_gpus ? 100 : 0), std::max<std::size_t>(steps / 100, 6));
     }

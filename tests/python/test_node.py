@@ -81,6 +81,8 @@ def by_socket(rank, ranks, _, folder):
 def by_halves(rank, ranks, pipes, _):
     """Ranks that do not know where others keep their bytes: two messages of one tag to the right, one of another to the left."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    # All see all GPUs, of which there are more than ranks.
+    assert rank in node.devices
     right, left = (rank + 1) % ranks, (rank - 1) % ranks
     sent, received = ([mpgpu.empty(COUNT // 4 + i, device=rank, shared=True) for i in range(3)] for _ in range(2))
     plan = node.plan_exchange(

@@ -54,6 +54,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let blocks_of_copy_engines = mp_partition_options_t { blocks: 4, ..partition_options(1) };
     let (mut messenger, mut out_messenger, mut execution) = (null_mut(), poison(), null_mut());
     let mut none_such = null_mut();
+    let (mut own_gpus, mut own_count) = ([0_i32; 1], 0_usize);
     let (mut told, mut descriptor) = (message_info(), mp_message_descriptor_t { bytes: [0; 64] });
     // SAFETY: the output is valid for the call, and a node of one rank is told what it said.
     ok(unsafe { mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), &mut ranks) });
@@ -137,6 +138,9 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_plan_wait", mp_plan_wait(plan, 0.0), "plan", ARGUMENT),
             ("mp_plan_wait", mp_plan_wait(plan, -1.0), "seconds", ARGUMENT),
             ("mp_node_fail", mp_node_fail(null_mut(), null()), "node", HANDLE),
+            ("mp_node_devices", mp_node_devices(null_mut(), null_mut(), 0, &mut own_count), "node", HANDLE),
+            ("mp_node_devices", mp_node_devices(ranks, null_mut(), 0, null_mut()), "count", ARGUMENT),
+            ("mp_node_devices", mp_node_devices(ranks, own_gpus.as_mut_ptr(), 0, &mut own_count), "capacity", ARGUMENT),
             ("mp_node_destroy", mp_node_destroy(null_mut()), "node", HANDLE),
             ("mp_messenger_create", mp_messenger_create(null_mut(), null(), &mut out_messenger), "node", HANDLE),
             ("mp_messenger_create", mp_messenger_create(ranks, null(), null_mut()), "messenger", ARGUMENT),

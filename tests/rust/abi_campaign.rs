@@ -699,6 +699,11 @@ impl Fuzzer<'_> {
         let (tuning, best) = (if self.one_in(2) { null_mut() } else { self.sized(tuning) }, self.sized(partition_options(0)));
         let produce: mp_produce_t = if self.one_in(8) { None } else { Some(produced) };
         call!(self, mp_node_tune_partitions(node, &window, windows, &transfer, transfers, produce, null_mut(), tuning, null(), best));
+        let (mut gpus, mut count) = ([0_i32; 64], 0);
+        call!(
+            self,
+            mp_node_devices(node, if self.one_in(4) { null_mut() } else { gpus.as_mut_ptr() }, self.below(64) as usize, &mut count)
+        );
         call!(self, mp_node_fail(node, if self.one_in(2) { null() } else { c"no reason".as_ptr() }));
         call!(self, mp_node_destroy(node));
         if self.one_in(4) {

@@ -345,8 +345,9 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
         let receive = NodeTransfer { dst: end(rank, 0, 2048), src: by_tag((rank + 2) % 3, 7), bytes: 1024 };
         (windows, vec![send, receive], PlanOptions::default())
     };
+    type Mistake = fn(&mut Vec<NodeTransfer>);
     // Rank 1 does something wrong; who is told of which transfer, and what.
-    let cases: [(fn(&mut Vec<NodeTransfer>), u32, &str); 7] = [
+    let cases: [(Mistake, u32, &str); 7] = [
         (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, and that rank hands in no receive for it"),
         (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, and that rank hands in no receive for it"),
         (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, and that rank hands in no send for it"),
@@ -499,6 +500,8 @@ fn ranks_that_all_see_all_gpus_work_for_one_each() {
     let shares = as_ranks(3, |rank, seat| {
         let context = context("beluga", None);
         let node = NodeGroup::new(&context, rank, 3, seat, &[]).expect("a node");
+        let own: Vec<DeviceId> = node.own_devices().collect();
+        assert_eq!(own, if rank == 0 { vec![DeviceId::gpu(0), DeviceId::gpu(3)] } else { vec![DeviceId::gpu(rank)] });
         format!("{node:?}")
     });
     for text in shares {

@@ -193,9 +193,14 @@ impl NodeGroup {
         self.gpus.iter().position(|gpu| gpu.here == Some(device)).map(|number| DeviceId::gpu(number as u32))
     }
 
-    /// A device that this rank works for, as this context numbers it.
+    /// The GPUs that this rank works for, as this context numbers them.
+    pub fn own_devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).filter_map(|gpu| gpu.here)
+    }
+
+    /// One of them, or host memory where there is none.
     fn own_device(&self) -> DeviceId {
-        self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).find_map(|gpu| gpu.here).unwrap_or(DeviceId::HOST)
+        self.own_devices().next().unwrap_or(DeviceId::HOST)
     }
 
     /// A device of the node as this context numbers it. A GPU out of sight is stood in for by one of this rank's: it maps the memory and
