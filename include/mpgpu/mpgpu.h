@@ -747,30 +747,23 @@ mp_status_t mp_stream_is_capturing(mp_context_t context,
                                    int32_t *capturing);
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
-/// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
-/// is. In a stream that is being captured, the function runs at every launch of the graph, in several threads at once if
-/// several of its executables run at once: `user` must stay valid for as long as the graph and all that was instantiated
-/// of it. Any thread.
+/// function may block; other streams go on. It must not call functions of this library. In a stream that is being captured,
+/// it runs at every launch of the graph, in several threads at once if several of its executables run at once. Any thread.
+///
+/// With `release` NULL, `user` stays the caller's, and valid until the function has run; in a capture, for as long as the graph
+/// and all that was instantiated of it. Otherwise the library gives `user` back: it calls `release(user)` once, on any thread,
+/// when the function will not be called again. That is after it has run; or, in a stream that is being captured, when the graph
+/// and all that was instantiated of it are gone. `release` must not call functions of this library or of CUDA. When this call
+/// fails, neither function is ever called, and `user` stays the caller's. Where the GPU fails before the function has
+/// run, the driver drops it and `release` is not called.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
 /// capture where the driver is older than CUDA 11.3.
 mp_status_t mp_stream_launch_host(mp_context_t context,
                                   mp_stream_t stream,
                                   mp_host_function_t function,
-                                  void *user);
-
-/// The same for a `user` that the library is to give back: calls `release(user)` once, on any thread, when the function
-/// will not be called again. That is after it has run; or, in a stream that is being captured, when the graph and all
-/// that was instantiated of it are gone. `release` must not call functions of this library or of CUDA. When this call
-/// fails, neither function is ever called, and `user` stays the caller's. Where the GPU fails before the function has
-/// run, the driver drops it and `release` is not called. Any thread.
-///
-/// Errors: as `mp_stream_launch_host`; `MP_ERROR_INVALID_ARGUMENT` when `function` or `release` is NULL.
-mp_status_t mp_stream_launch_host_owned(mp_context_t context,
-                                        mp_stream_t stream,
-                                        mp_host_function_t function,
-                                        void *user,
-                                        mp_host_function_t release);
+                                  void *user,
+                                  mp_host_function_t release);
 
 /// Creates an event. It counts as done until it is first recorded. It belongs to the caller until `mp_event_destroy`.
 /// It serves streams of every device, so on CUDA it is no `cudaEvent_t` and must not be handed to CUDA's own functions;

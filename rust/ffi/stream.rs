@@ -78,10 +78,15 @@ pub unsafe extern "C" fn mp_stream_is_capturing(context: mp_context_t, stream: m
 }
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
-/// function may block; other streams go on. It must not call functions of this library. `user` is handed to it as it
-/// is. In a stream that is being captured, the function runs at every launch of the graph, in several threads at once if
-/// several of its executables run at once: `user` must stay valid for as long as the graph and all that was instantiated
-/// of it. Any thread.
+/// function may block; other streams go on. It must not call functions of this library. In a stream that is being captured,
+/// it runs at every launch of the graph, in several threads at once if several of its executables run at once. Any thread.
+///
+/// With `release` NULL, `user` stays the caller's, and valid until the function has run; in a capture, for as long as the graph
+/// and all that was instantiated of it. Otherwise the library gives `user` back: it calls `release(user)` once, on any thread,
+/// when the function will not be called again. That is after it has run; or, in a stream that is being captured, when the graph
+/// and all that was instantiated of it are gone. `release` must not call functions of this library or of CUDA. When this call
+/// fails, neither function is ever called, and `user` stays the caller's. Where the GPU fails before the function has
+/// run, the driver drops it and `release` is not called.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
 /// capture where the driver is older than CUDA 11.3.
@@ -91,34 +96,16 @@ pub unsafe extern "C" fn mp_stream_launch_host(
     stream: mp_stream_t,
     function: mp_host_function_t,
     user: *mut c_void,
-) -> mp_status_t {
-    guard(|| {
-        let function = function.ok_or_else(|| Failure::invalid(c"function", "function is NULL"))?;
-        let call = HostCall { function, user };
-        Ok(find(context)?.launch_host(stream_of(stream), Box::new(move || call.run()))?)
-    })
-}
-
-/// The same for a `user` that the library is to give back: calls `release(user)` once, on any thread, when the function
-/// will not be called again. That is after it has run; or, in a stream that is being captured, when the graph and all
-/// that was instantiated of it are gone. `release` must not call functions of this library or of CUDA. When this call
-/// fails, neither function is ever called, and `user` stays the caller's. Where the GPU fails before the function has
-/// run, the driver drops it and `release` is not called. Any thread.
-///
-/// Errors: as `mp_stream_launch_host`; `MP_ERROR_INVALID_ARGUMENT` when `function` or `release` is NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_stream_launch_host_owned(
-    context: mp_context_t,
-    stream: mp_stream_t,
-    function: mp_host_function_t,
-    user: *mut c_void,
     release: mp_host_function_t,
 ) -> mp_status_t {
     guard(|| {
         let function = function.ok_or_else(|| Failure::invalid(c"function", "function is NULL"))?;
-        let release = release.ok_or_else(|| Failure::invalid(c"release", "release is NULL"))?;
+        let call = HostCall { function, user };
+        let Some(release) = release else {
+            return Ok(find(context)?.launch_host(stream_of(stream), Box::new(move || call.run()))?);
+        };
         let fate = Arc::new(AtomicU8::new(OPEN));
-        let owned = Owned { call: HostCall { function, user }, release: HostCall { function: release, user }, fate: fate.clone() };
+        let owned = Owned { call, release: HostCall { function: release, user }, fate: fate.clone() };
         find(context)?.launch_host(stream_of(stream), Box::new(move || owned.run()))?;
         if fate.swap(ENQUEUED, Ordering::AcqRel) == DROPPED {
             HostCall { function: release, user }.run();

@@ -454,22 +454,16 @@ mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t /*stream*/) 
     std::this_thread::sleep_until(end);
     return enter(kind::context, context);
 }
-mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t /*stream*/, mp_host_function_t function,
-                                  void *user) {
-    const mp_status_t status = enter(kind::context, context);
-    if (status == MP_SUCCESS) {
-        function(user);
-    }
-    return status;
-}
-mp_status_t mp_stream_launch_host_owned(mp_context_t context, mp_stream_t /*stream*/, mp_host_function_t function,
-                                        void *user, mp_host_function_t release) {
+mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t /*stream*/, mp_host_function_t function, void *user,
+                                  mp_host_function_t release) {
     const mp_status_t status = enter(kind::context, context);
     if (status == MP_SUCCESS && state().capturing) {
         state().captured.push_back({function, release, user});
     } else if (status == MP_SUCCESS) {
         function(user);
-        release(user);
+        if (release != nullptr) {
+            release(user);
+        }
     }
     return status;
 }

@@ -26,7 +26,7 @@ class Gate:
     def __init__(self, stream: mpgpu.Stream) -> None:
         self._open = threading.Event()
         self._callback = ffi.callback("mp_host_function_t", self._wait)
-        check(lib.mp_stream_launch_host(stream._context._handle, stream._handle, self._callback, NULL))
+        check(lib.mp_stream_launch_host(stream._context._handle, stream._handle, self._callback, NULL, NULL))
 
     def _wait(self, _: object) -> None:
         # Not for ever: a test that forgets to open it is to fail and not to hang.

@@ -522,12 +522,11 @@ impl Fuzzer<'_> {
             }
             1 if self.one_in(2) => drop(call!(self, mp_stream_destroy(context, stream))),
             1 | 2 => drop(call!(self, mp_stream_synchronize(context, stream))),
-            3 => drop(call!(self, mp_stream_launch_host(context, stream, None, null_mut()))),
-            4 => {
-                let release = (!self.one_in(4)).then_some(nothing as unsafe extern "C" fn(*mut c_void));
-                call!(self, mp_stream_launch_host_owned(context, stream, Some(nothing), null_mut(), release));
+            3 => drop(call!(self, mp_stream_launch_host(context, stream, None, null_mut(), None))),
+            _ => {
+                let release = self.one_in(2).then_some(nothing as unsafe extern "C" fn(*mut c_void));
+                call!(self, mp_stream_launch_host(context, stream, Some(nothing), null_mut(), release));
             }
-            _ => drop(call!(self, mp_stream_launch_host(context, stream, Some(nothing), null_mut()))),
         }
     }
 
@@ -949,7 +948,7 @@ impl Fuzzer<'_> {
             0 | 1 => {
                 // The raise first: a context destroyed in between would wait for ever for a wait that nobody ends.
                 if self.one_in(4) {
-                    call!(self, mp_stream_launch_host(owner, raiser, Some(nothing), null_mut()));
+                    call!(self, mp_stream_launch_host(owner, raiser, Some(nothing), null_mut(), None));
                 }
                 // A made-up handle may have been this stream's.
                 if call!(self, mp_stream_raise_signals(owner, raiser, good.as_ptr(), 1)) {

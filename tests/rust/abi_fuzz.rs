@@ -173,9 +173,9 @@ impl World {
                     let stream = handle(&self.streams, n[1]);
                     match n[2] % 5 {
                         0 => mp_stream_destroy(context, stream),
-                        1 => mp_stream_launch_host(context, stream, Some(nothing), null_mut()),
-                        2 => mp_stream_launch_host(context, stream, None, null_mut()),
-                        3 => mp_stream_launch_host_owned(context, stream, Some(nothing), null_mut(), Some(nothing)),
+                        1 => mp_stream_launch_host(context, stream, Some(nothing), null_mut(), None),
+                        2 => mp_stream_launch_host(context, stream, None, null_mut(), None),
+                        3 => mp_stream_launch_host(context, stream, Some(nothing), null_mut(), Some(nothing)),
                         _ => mp_stream_synchronize(context, stream),
                     };
                 }

@@ -620,7 +620,7 @@ impl<'a> Worker<'a> {
                     self.era.done.repeated.fetch_add(1, Ordering::Relaxed);
                 }
                 if self.one_in(32) {
-                    ok(mp_stream_launch_host(self.context, stream, Some(count), (&raw const *functions).cast_mut().cast()));
+                    ok(mp_stream_launch_host(self.context, stream, Some(count), (&raw const *functions).cast_mut().cast(), None));
                     must_wait.insert(stream.addr());
                     enqueued += 1;
                 }

@@ -19,7 +19,7 @@ impl Gate {
         }
         let gate = Gate(Box::new(AtomicBool::new(false)));
         // SAFETY: as above.
-        ok(unsafe { mp_stream_launch_host(node.context, stream, Some(wait), (&raw const *gate.0).cast_mut().cast()) });
+        ok(unsafe { mp_stream_launch_host(node.context, stream, Some(wait), (&raw const *gate.0).cast_mut().cast(), None) });
         gate
     }
 

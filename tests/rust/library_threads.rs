@@ -47,7 +47,7 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
     // SAFETY: all pointers are valid for the calls, and the memory until the context is destroyed.
     unsafe {
         ok(mp_stream_wait_signals(node.context, stream, &signal, 1));
-        ok(mp_stream_launch_host(node.context, stream, Some(nothing), null_mut()));
+        ok(mp_stream_launch_host(node.context, stream, Some(nothing), null_mut(), None));
         ok(mp_execute(plan, stream, &mut request));
         ok(mp_request_set_callback(request, Some(called), null_mut()));
         ok(mp_memory_export(node.context, memory.cast(), 4096, &mut handle));

@@ -25,7 +25,7 @@ template <class Task> mp_status_t launch_host(mp_context_t context, mp_stream_t 
     static_assert(std::is_invocable_v<stored &>, "mpgpu: a host task is called without arguments");
     auto copy = std::make_unique<stored>(std::forward<Task>(task));
     const mp_status_t status =
-        mp_stream_launch_host_owned(context, stream, &run_task<stored>, copy.get(), &release_task<stored>);
+        mp_stream_launch_host(context, stream, &run_task<stored>, copy.get(), &release_task<stored>);
     if (status == MP_SUCCESS) {
         static_cast<void>(copy.release()); // the library's until release_task
     }
