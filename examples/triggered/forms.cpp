@@ -96,7 +96,7 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
         }
         mpgpu::partitioning how = way.partitions;
         how.arrivals = arrivals;
-        plan_.emplace(m.node.plan_partitioned(windows, transfers, how, plan_options));
+        plan_.emplace(m.node.plan(windows, transfers, how, plan_options));
         is_armed_ = true;
         out_.count = static_cast<unsigned>(copies.size());
         for (std::size_t i = 0; i < copies.size(); ++i) {

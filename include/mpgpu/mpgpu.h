@@ -857,7 +857,7 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
-/// `MP_ERROR_INVALID_ARGUMENT` for a plan of `mp_node_plan_partitioned` that is not armed;
+/// `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions that is not armed;
 /// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
 /// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
 /// pools or mappings of two GPUs neither of which may enter both.
@@ -1132,9 +1132,9 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 /// must not make such a call on the same node. It may be NULL where `options->socket` names a path at which the ranks meet, and for
 /// one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
-/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_plan_partitioned`, `mp_node_tune_partitions` and
-/// `mp_messenger_create`. All ranks make the same calls on a node in the same order, one at a time; ranks that are in different
-/// calls get `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
+/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions` and `mp_messenger_create`. All
+/// ranks make the same calls on a node in the same order, one at a time; ranks that are in different calls get
+/// `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
 /// itself with its own status, on the others with `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where
 /// that was it. (Not so where the ranks cannot be reached: for `rank` and `ranks` out of range, and a socket that is refused.)
 /// Blocks until all ranks have called it.
@@ -1202,53 +1202,34 @@ mp_status_t mp_node_destroy(mp_node_t node);
 /// steps apart): it refuses the step with `MP_ERROR_INVALID_ARGUMENT`, and the plan ends on both with
 /// `MP_ERROR_PEER_GONE`.
 ///
+/// With `partitions` the transfers move in partitions, each as soon as whoever produces it says that it is ready, while the
+/// rest is still being produced: `mp_plan_arm` says how. The same on all ranks; `MP_PARTITION_OPTIONS_INIT` leaves numbers and
+/// agents to the model. NULL: whole transfers. For one process alone make a node of one rank.
+///
 /// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
-/// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map.
+/// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With partitions
+/// `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another agent than
+/// `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank, whose producers
+/// cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
 mp_status_t mp_node_plan(mp_node_t node,
                          const mp_window_t *windows,
                          size_t window_count,
                          const mp_node_transfer_t *transfers,
                          size_t count,
+                         const mp_partition_options_t *partitions,
                          const mp_plan_options_t *options,
                          mp_plan_t *plan);
 
-/// Plans what all ranks of the node move in a step, as `mp_node_plan` does, in partitions: each moves as soon as
-/// whoever produces it says that it is ready, while the rest is still being produced. For one process alone make a node of one
-/// rank. `partitions` says how transfers are divided, the same on all ranks; NULL leaves it to the model.
-///
-/// A step has three parts. `mp_plan_arm` enqueues its beginning. Then the caller enqueues what produces the partitions:
-/// kernels that mark them ready by the trigger that `mp_plan_get_trigger` gives (mpgpu/trigger.cuh). Last `mp_execute`
-/// enqueues what moves them, and its end: later work in that stream sees all bytes that this rank receives in the step,
-/// and may overwrite what it sent. Whoever receives may ask for the arrival of each partition before, by the trigger,
-/// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
-/// it is empty of news.
-///
-/// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
-/// come after the producers, which have stored the bytes then.
-///
-/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another
-/// agent than `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank,
-/// whose producers cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
-mp_status_t mp_node_plan_partitioned(mp_node_t node,
-                                     const mp_window_t *windows,
-                                     size_t window_count,
-                                     const mp_node_transfer_t *transfers,
-                                     size_t count,
-                                     const mp_partition_options_t *partitions,
-                                     const mp_plan_options_t *options,
-                                     mp_plan_t *plan);
-
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
-/// `mp_node_plan_partitioned` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
+/// `mp_node_plan` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
-/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan_partitioned`; what is best without
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
 /// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
 ///
 /// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
 /// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
 ///
-/// Errors: those of `mp_node_plan_partitioned`, where no candidate can be planned; `MP_ERROR_INVALID_ARGUMENT` for agents
+/// Errors: those of `mp_node_plan`, where no candidate can be planned; `MP_ERROR_INVALID_ARGUMENT` for agents
 /// or rounds out of range, for a transfer that another rank sends, and where `produce` has failed;
 /// `MP_ERROR_NOT_SUPPORTED` where the file cannot be written; `MP_ERROR_ENVIRONMENT` where it is of another machine.
 mp_status_t mp_node_tune_partitions(mp_node_t node,
@@ -1262,9 +1243,21 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
                                     const mp_plan_options_t *options,
                                     mp_partition_options_t *best);
 
-/// Begins a step of a plan of `mp_node_plan_partitioned`, in stream order, and returns. It starts after all earlier work in
-/// `stream` and after the last step; producers come after it, in `stream` or in one that has waited for it. Consumers of the last
-/// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`. A plan that is destroyed
+/// Begins a step of a plan with partitions, in stream order, and returns. It starts after all earlier work in `stream` and after
+/// the last step; consumers of the last step's arrivals come before it.
+///
+/// Then the caller enqueues what produces the partitions, in `stream` or in one that has waited for it: kernels that mark them
+/// ready by the trigger that `mp_plan_get_trigger` gives (mpgpu/trigger.cuh). Last `mp_execute`
+/// enqueues what moves them, and its end: later work in that stream sees all bytes that this rank receives in the step,
+/// and may overwrite what it sent. Whoever receives may ask for the arrival of each partition before, by the trigger,
+/// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
+/// it is empty of news.
+///
+/// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
+/// come after the producers, which have stored the bytes then.
+///
+/// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until
 /// they have destroyed theirs. Any thread, host functions excepted.
 ///

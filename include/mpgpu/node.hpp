@@ -137,8 +137,26 @@ class node {
                                    const plan_options &options = {}, on_error failed = {}) const {
         mpgpu::plan made;
         const mp_plan_options_t c = detail::c_options(options);
-        failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(), &c,
-                                   made.handle_.address()));
+        failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(), nullptr,
+                                   &c, made.handle_.address()));
+        return made;
+    }
+
+    /// The same with transfers that move in partitions, each as soon as it is ready, while the rest is being produced:
+    /// `plan::arm`, then what produces them, then `plan::enqueue` make a step. `mp_plan_arm` says more. Throws as
+    /// above.
+    [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
+                                   const partitioning &how, const plan_options &options = {},
+                                   on_error failed = {}) const {
+        mpgpu::plan made;
+        const mp_plan_options_t c = detail::c_options(options);
+        mp_partition_options_t partitions = MP_PARTITION_OPTIONS_INIT;
+        partitions.count = how.count;
+        partitions.agent = static_cast<mp_agent_t>(how.mover);
+        partitions.arrivals = how.arrivals ? MP_ON : MP_OFF;
+        partitions.blocks = how.blocks;
+        failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(),
+                                   &partitions, &c, made.handle_.address()));
         return made;
     }
 
@@ -152,28 +170,10 @@ class node {
         return plan(windows, transfers, options, failed);
     }
 
-    /// The same with transfers that move in partitions, each as soon as it is ready, while the rest is being produced:
-    /// `plan::arm`, then what produces them, then `plan::enqueue` make a step. `mp_node_plan_partitioned` says more.
-    /// Throws as `plan` does.
-    [[nodiscard]] mpgpu::plan plan_partitioned(array_view<const window> windows,
-                                               array_view<const node_transfer> transfers, const partitioning &how = {},
-                                               const plan_options &options = {}, on_error failed = {}) const {
-        mpgpu::plan made;
-        const mp_plan_options_t c = detail::c_options(options);
-        mp_partition_options_t partitions = MP_PARTITION_OPTIONS_INIT;
-        partitions.count = how.count;
-        partitions.agent = static_cast<mp_agent_t>(how.mover);
-        partitions.arrivals = how.arrivals ? MP_ON : MP_OFF;
-        partitions.blocks = how.blocks;
-        failed.report(mp_node_plan_partitioned(get(), windows.data(), windows.size(), transfers.data(),
-                                               transfers.size(), &partitions, &c, made.handle_.address()));
-        return made;
-    }
-
     /// Finds the best partitioning of these transfers by trying, on all ranks together: `produce` launches the
     /// producers of a step in a stream, given the triggers of the transfers that this rank has handed in, all of which
     /// it sends. Its exceptions end the call. Destinations are overwritten. `mp_node_tune_partitions` says more. Throws
-    /// as `plan_partitioned` does.
+    /// as `plan` does.
     [[nodiscard]] partitioning
     tune_partitions(array_view<const window> windows, array_view<const node_transfer> transfers,
                     const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce,

@@ -102,9 +102,8 @@ class plan {
         failed.report(mp_execute(get(), stream.get(), nullptr));
     }
 
-    /// Begins a step of a plan of `node::plan_partitioned`: after all earlier work in `stream`, before what makes its
-    /// partitions ready. `enqueue` or `execute` follows after that. `mp_plan_arm` says more. Throws `argument_error`,
-    /// `peer_gone`.
+    /// Begins a step of a plan with partitions: after all earlier work in `stream`, before what makes them ready.
+    /// `enqueue` or `execute` follows after that. `mp_plan_arm` says more. Throws `argument_error`, `peer_gone`.
     void arm(stream_view stream, on_error failed = {}) const { failed.report(mp_plan_arm(get(), stream.get())); }
 
     /// What kernels need that produce or consume a transfer in partitions (mpgpu/trigger.cuh): number `transfer` of

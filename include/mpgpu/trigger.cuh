@@ -15,7 +15,7 @@
 ///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // the whole block
 /// }
 ///
-/// plan.arm(stream);   // of mpgpu::node::plan_partitioned
+/// plan.arm(stream);   // of mpgpu::node::plan, with partitions
 /// produce<<<blocks, threads, 0, stream>>>(mpgpu::trigger(plan.trigger(rank, 0)));
 /// plan.enqueue(stream);
 /// @endcode

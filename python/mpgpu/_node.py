@@ -254,7 +254,7 @@ class Node(_library.Owner):
 
     def _plan(self, memories: list[Memory], handed: tuple[Any, int, Any, int], options: Any) -> NodePlan:
         made = ffi.new("mp_plan_t *")
-        self._check(lib.mp_node_plan(self._handle, *handed, options, made))
+        self._check(lib.mp_node_plan(self._handle, *handed, NULL, options, made))
         plan = NodePlan.__new__(NodePlan)
         plan._own_plan(self._context, made[0], memories)
         return plan

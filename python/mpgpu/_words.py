@@ -19,7 +19,6 @@ IN_PYTHON = {
     "mp_node_create": "mpgpu.Node()",
     "mp_node_fail": "Node.fail()",
     "mp_node_plan": "Node.plan()",
-    "mp_node_plan_partitioned": "a partitioned plan (in C and C++)",
     "mp_node_tune_partitions": "tuning partitions (in C and C++)",
     "mp_plan_arm": "arming the plan (in C and C++)",
     "mp_signal_alloc": "counters of signals (in C and C++)",

@@ -54,9 +54,9 @@ impl Allgather for AllgatherCallback {
 /// must not make such a call on the same node. It may be NULL where `options->socket` names a path at which the ranks meet, and for
 /// one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
-/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_plan_partitioned`, `mp_node_tune_partitions` and
-/// `mp_messenger_create`. All ranks make the same calls on a node in the same order, one at a time; ranks that are in different
-/// calls get `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
+/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions` and `mp_messenger_create`. All
+/// ranks make the same calls on a node in the same order, one at a time; ranks that are in different calls get
+/// `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
 /// itself with its own status, on the others with `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where
 /// that was it. (Not so where the ranks cannot be reached: for `rank` and `ranks` out of range, and a socket that is refused.)
 /// Blocks until all ranks have called it.
@@ -193,8 +193,15 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 /// steps apart): it refuses the step with `MP_ERROR_INVALID_ARGUMENT`, and the plan ends on both with
 /// `MP_ERROR_PEER_GONE`.
 ///
+/// With `partitions` the transfers move in partitions, each as soon as whoever produces it says that it is ready, while the
+/// rest is still being produced: `mp_plan_arm` says how. The same on all ranks; `MP_PARTITION_OPTIONS_INIT` leaves numbers and
+/// agents to the model. NULL: whole transfers. For one process alone make a node of one rank.
+///
 /// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
-/// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map.
+/// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With partitions
+/// `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another agent than
+/// `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank, whose producers
+/// cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_plan(
     node: mp_node_t,
@@ -202,32 +209,17 @@ pub unsafe extern "C" fn mp_node_plan(
     window_count: usize,
     transfers: *const mp_node_transfer_t,
     count: usize,
-    options: *const mp_plan_options_t,
-    plan: *mut mp_plan_t,
-) -> mp_status_t {
-    // SAFETY: the same promises.
-    unsafe { plan_of_ranks(node, windows, window_count, transfers, count, None, options, plan) }
-}
-
-/// Makes a plan of all ranks; `partitioning` where its transfers move in partitions.
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn plan_of_ranks(
-    node: mp_node_t,
-    windows: *const mp_window_t,
-    window_count: usize,
-    transfers: *const mp_node_transfer_t,
-    count: usize,
-    partitioning: Option<*const mp_partition_options_t>,
+    partitions: *const mp_partition_options_t,
     options: *const mp_plan_options_t,
     plan: *mut mp_plan_t,
 ) -> mp_status_t {
     guard(|| {
         let node = node_of(node)?;
-        let call = if partitioning.is_some() { Collective::PlanPartitioned } else { Collective::Plan };
+        let call = if partitions.is_null() { Collective::Plan } else { Collective::PlanPartitioned };
         let (out, (windows, transfers), partitioning, options) = handed(&node, call, || {
             let out = Out::new(plan, c"plan")?;
             let moved = windows_and_transfers(windows, window_count, transfers, count)?;
-            let partitioning = partitioning.map(partitioning_of).transpose()?;
+            let partitioning = if partitions.is_null() { None } else { Some(partitioning_of(&versioned(partitions, c"partitions")?)?) };
             let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
             Ok((out, moved, partitioning, options))
         })?;

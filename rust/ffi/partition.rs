@@ -2,7 +2,7 @@
 
 use super::argument::{VersionedOut, bad_value, switch, text, versioned};
 use super::guard::{Failure, guard};
-use super::node::{handed, node_of, plan_of_ranks, windows_and_transfers};
+use super::node::{handed, node_of, windows_and_transfers};
 use super::plan::{node_plan, plan_options};
 use super::types::*;
 use mpgpu_measure::tune::PartitionMover;
@@ -14,11 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How the caller wants transfers divided.
-pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<Partitioning, Failure> {
-    if options.is_null() {
-        return Ok(Partitioning { count: None, agent: Agent::Auto { tells: true } });
-    }
-    let options = versioned(options, c"partitions")?;
+pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partitioning, Failure> {
     let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
     let count = (options.count > 0).then_some(options.count);
     let agent = match options.agent {
@@ -35,49 +31,16 @@ pub(super) fn partitioning_of(options: *const mp_partition_options_t) -> Result<
     Ok(Partitioning { count, agent })
 }
 
-/// Plans what all ranks of the node move in a step, as `mp_node_plan` does, in partitions: each moves as soon as
-/// whoever produces it says that it is ready, while the rest is still being produced. For one process alone make a node of one
-/// rank. `partitions` says how transfers are divided, the same on all ranks; NULL leaves it to the model.
-///
-/// A step has three parts. `mp_plan_arm` enqueues its beginning. Then the caller enqueues what produces the partitions:
-/// kernels that mark them ready by the trigger that `mp_plan_get_trigger` gives (mpgpu/trigger.cuh). Last `mp_execute`
-/// enqueues what moves them, and its end: later work in that stream sees all bytes that this rank receives in the step,
-/// and may overwrite what it sent. Whoever receives may ask for the arrival of each partition before, by the trigger,
-/// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
-/// it is empty of news.
-///
-/// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
-/// come after the producers, which have stored the bytes then.
-///
-/// Errors: as `mp_node_plan`; `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another
-/// agent than `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank,
-/// whose producers cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_node_plan_partitioned(
-    node: mp_node_t,
-    windows: *const mp_window_t,
-    window_count: usize,
-    transfers: *const mp_node_transfer_t,
-    count: usize,
-    partitions: *const mp_partition_options_t,
-    options: *const mp_plan_options_t,
-    plan: *mut mp_plan_t,
-) -> mp_status_t {
-    // SAFETY: the same promises.
-    unsafe { plan_of_ranks(node, windows, window_count, transfers, count, Some(partitions), options, plan) }
-}
-
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
-/// `mp_node_plan_partitioned` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
+/// `mp_node_plan` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
-/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan_partitioned`; what is best without
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
 /// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
 ///
 /// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
 /// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
 ///
-/// Errors: those of `mp_node_plan_partitioned`, where no candidate can be planned; `MP_ERROR_INVALID_ARGUMENT` for agents
+/// Errors: those of `mp_node_plan`, where no candidate can be planned; `MP_ERROR_INVALID_ARGUMENT` for agents
 /// or rounds out of range, for a transfer that another rank sends, and where `produce` has failed;
 /// `MP_ERROR_NOT_SUPPORTED` where the file cannot be written; `MP_ERROR_ENVIRONMENT` where it is of another machine.
 #[unsafe(no_mangle)]
@@ -167,9 +130,21 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
     }
 }
 
-/// Begins a step of a plan of `mp_node_plan_partitioned`, in stream order, and returns. It starts after all earlier work in
-/// `stream` and after the last step; producers come after it, in `stream` or in one that has waited for it. Consumers of the last
-/// step's arrivals come before it in the same way. Each call is followed by one `mp_execute`. A plan that is destroyed
+/// Begins a step of a plan with partitions, in stream order, and returns. It starts after all earlier work in `stream` and after
+/// the last step; consumers of the last step's arrivals come before it.
+///
+/// Then the caller enqueues what produces the partitions, in `stream` or in one that has waited for it: kernels that mark them
+/// ready by the trigger that `mp_plan_get_trigger` gives (mpgpu/trigger.cuh). Last `mp_execute`
+/// enqueues what moves them, and its end: later work in that stream sees all bytes that this rank receives in the step,
+/// and may overwrite what it sent. Whoever receives may ask for the arrival of each partition before, by the trigger,
+/// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
+/// it is empty of news.
+///
+/// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
+/// come after the producers, which have stored the bytes then.
+///
+/// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until
 /// they have destroyed theirs. Any thread, host functions excepted.
 ///

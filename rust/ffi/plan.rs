@@ -40,7 +40,7 @@ static PLANS: Table<PlanEntry> = Table::new(2);
 pub(super) fn node_plan(plan: mp_plan_t) -> Result<Arc<NodePlan>, Failure> {
     match PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())? {
         AnyPlan::Node(plan) => Ok(plan),
-        AnyPlan::Own(_) => Err(Failure::invalid(c"plan", "its transfers do not move in partitions: make it with mp_node_plan_partitioned")),
+        AnyPlan::Own(_) => Err(Failure::invalid(c"plan", "its transfers do not move in partitions: hand partitions to mp_node_plan")),
     }
 }
 
@@ -227,7 +227,7 @@ pub extern "C" fn mp_plan_prepare(plan: mp_plan_t, stream: mp_stream_t) -> mp_st
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
-/// `MP_ERROR_INVALID_ARGUMENT` for a plan of `mp_node_plan_partitioned` that is not armed;
+/// `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions that is not armed;
 /// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
 /// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
 /// pools or mappings of two GPUs neither of which may enter both.

@@ -59,10 +59,10 @@ struct part {
         const std::vector<mpgpu::window> windows{mpgpu::make_window(sent), mpgpu::make_window(received)};
         const mpgpu::node_transfer to_next{{(rank + 1) % ranks, 1, 0}, {rank, 0, 0}, bytes};
         if (when == "partitions") {
-            return node.plan_partitioned(windows, {to_next}, {6, mpgpu::agent::copy_engine});
+            return node.plan(windows, {to_next}, {6, mpgpu::agent::copy_engine});
         }
         if (when == "polling") {
-            return node.plan_partitioned(windows, {to_next}, {6, mpgpu::agent::polling_kernel});
+            return node.plan(windows, {to_next}, {6, mpgpu::agent::polling_kernel});
         }
         return node.plan(windows, {to_next});
     }

@@ -36,8 +36,8 @@ class part {
          const mpgpu::partitioning &how, std::uint32_t ranks)
         : rank_(static_cast<std::uint32_t>(world_rank)), before_((rank_ + ranks - 1) % ranks), how_(how),
           sent_(ctx, gpu, bytes), received_(ctx, gpu, bytes),
-          plan_(node.plan_partitioned({mpgpu::make_window(sent_), mpgpu::make_window(received_)},
-                                      {{{(rank_ + 1) % ranks, 1, 0}, {rank_, 0, 0}, bytes}}, how)),
+          plan_(node.plan({mpgpu::make_window(sent_), mpgpu::make_window(received_)},
+                          {{{(rank_ + 1) % ranks, 1, 0}, {rank_, 0, 0}, bytes}}, how)),
           stream_(ctx, gpu) {}
 
     void step(std::uint64_t number, std::mt19937_64 &random) {

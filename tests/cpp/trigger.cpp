@@ -34,8 +34,8 @@ class transfer {
   public:
     transfer(size_t bytes, uint32_t partitions, mpgpu::agent mover)
         : node_(ctx_), source_(ctx_, mpgpu::device::gpu(0), bytes), destination_(ctx_, mpgpu::device::gpu(1), bytes),
-          plan_(node_.plan_partitioned({mpgpu::make_window(source_), mpgpu::make_window(destination_)},
-                                       {{{0, 1, 0}, {0, 0, 0}, bytes}}, {partitions, mover})),
+          plan_(node_.plan({mpgpu::make_window(source_), mpgpu::make_window(destination_)},
+                           {{{0, 1, 0}, {0, 0, 0}, bytes}}, {partitions, mover})),
           stream_(ctx_, mpgpu::device::gpu(0)), mover_(mover) {}
 
     /// One step: `blocks` threads run `produce(block)`, in a random order.
@@ -209,9 +209,8 @@ TEST_CASE("a plan that does not tell of arrivals never says that one has come") 
     const mpgpu::node node(ctx);
     mpgpu::buffer<uint8_t> from(ctx, mpgpu::device::gpu(0), 1000);
     mpgpu::buffer<uint8_t> to(ctx, mpgpu::device::gpu(1), 1000);
-    const mpgpu::plan plan =
-        node.plan_partitioned({mpgpu::make_window(from), mpgpu::make_window(to)}, {{{0, 1, 0}, {0, 0, 0}, 1000}},
-                              {2, mpgpu::agent::copy_engine, false});
+    const mpgpu::plan plan = node.plan({mpgpu::make_window(from), mpgpu::make_window(to)},
+                                       {{{0, 1, 0}, {0, 0, 0}, 1000}}, {2, mpgpu::agent::copy_engine, false});
     const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
     const mpgpu::trigger both(plan.trigger(0, 0));
     plan.arm(stream);

@@ -152,7 +152,7 @@ class benchmark {
                limit);
         for (const std::uint32_t count : {0U, 8U, 16U, 24U, 32U, 64U}) {
             const mpgpu::partitioning how{count, mpgpu::agent::copy_engine, count != 32};
-            const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, how);
+            const mpgpu::plan plan = node_.plan(windows, {transfer}, how);
             const mp_trigger_t made = plan.trigger(0, 0);
             const std::string name = "copy engines, " + std::to_string(made.partitions) + " partitions" +
                                      (count == 0 ? " (model)" : "") + (how.arrivals ? "" : ", untold");
@@ -168,7 +168,7 @@ class benchmark {
                     continue;
                 }
                 const mpgpu::partitioning how{count, mpgpu::agent::polling_kernel, true, blocks_of_agent};
-                const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, how);
+                const mpgpu::plan plan = node_.plan(windows, {transfer}, how);
                 const mp_trigger_t made = plan.trigger(0, 0);
                 const std::string name =
                     "polling kernel, " + std::to_string(made.partitions) + " partitions, " +
@@ -183,7 +183,7 @@ class benchmark {
         tuned(windows, transfer, bulk.all, limit);
         {
             // What the trigger costs the kernel: nothing moves meanwhile.
-            const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::copy_engine});
+            const mpgpu::plan plan = node_.plan(windows, {transfer}, {16, mpgpu::agent::copy_engine});
             const mp_trigger_t made = plan.trigger(0, 0);
             const auto begin = [&](word step) { launch_armed(plan, made, step); };
             const auto end = [&] {
@@ -192,7 +192,7 @@ class benchmark {
             };
             report("triggers, and moved after it", measure(begin, end), bulk.all, limit);
         }
-        const mpgpu::plan stored = node_.plan_partitioned(windows, {transfer}, {16, mpgpu::agent::producer});
+        const mpgpu::plan stored = node_.plan(windows, {transfer}, {16, mpgpu::agent::producer});
         const mp_trigger_t made = stored.trigger(0, 0);
         report("stored by the kernel, 16 partitions", step_of(stored, made), bulk.all, limit);
         std::printf("%s\n", failures_ == 0 ? "every byte of every form was right" : "BYTES WERE WRONG");
@@ -214,7 +214,7 @@ class benchmark {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         std::printf("tuning took %.2f s\n", took.count());
         for (const mpgpu::partitioning &how : {best, mpgpu::partitioning{}}) {
-            const mpgpu::plan plan = node_.plan_partitioned(windows, {transfer}, how);
+            const mpgpu::plan plan = node_.plan(windows, {transfer}, how);
             const std::string description = plan.describe();
             const std::size_t line = description.rfind("transfer 0 of rank 0: ");
             const std::string name = description.substr(line + 22, description.find('\n', line) - line - 22);

@@ -46,7 +46,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut shared, mut uuid) = (mp_memory_handle_t { bytes: [0; 128] }, [0_u8; 16]);
     let (mut out_counters, mut counted) = (poison(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
-    let (bad_agent, mut trigger) = (partition_options(4), trigger());
+    let (bad_agent, defaults, mut trigger) = (partition_options(4), partition_options(0), trigger());
     unsafe extern "C" fn no_producer(_: *mut c_void, _: *const mp_trigger_t, _: usize, _: mp_stream_t) -> i32 {
         0
     }
@@ -71,40 +71,13 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_node_create", mp_node_create(c, 0, 2, None, null_mut(), null(), &mut out_node), "allgather", ARGUMENT),
             ("mp_node_create", mp_node_create(c, 1, 1, Some(alone), null_mut(), null(), &mut out_node), "rank", ARGUMENT),
             ("mp_node_create", mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), null_mut()), "node", ARGUMENT),
-            ("mp_node_plan", mp_node_plan(null_mut(), null(), 0, null(), 0, null(), &mut none), "node", HANDLE),
-            ("mp_node_plan", mp_node_plan(ranks, null(), 1, null(), 0, null(), &mut none), "windows", ARGUMENT),
-            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 1, null(), &mut none), "transfers", ARGUMENT),
-            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, null(), null_mut()), "plan", ARGUMENT),
-            (
-                "mp_node_plan_partitioned",
-                mp_node_plan_partitioned(null_mut(), null(), 0, null(), 0, null(), null(), &mut none),
-                "node",
-                HANDLE,
-            ),
-            (
-                "mp_node_plan_partitioned",
-                mp_node_plan_partitioned(ranks, null(), 1, null(), 0, null(), null(), &mut none),
-                "windows",
-                ARGUMENT,
-            ),
-            (
-                "mp_node_plan_partitioned",
-                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, &bad_agent, null(), &mut none),
-                "agent",
-                ARGUMENT,
-            ),
-            (
-                "mp_node_plan_partitioned",
-                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, &blocks_of_copy_engines, null(), &mut none),
-                "blocks",
-                ARGUMENT,
-            ),
-            (
-                "mp_node_plan_partitioned",
-                mp_node_plan_partitioned(ranks, null(), 0, null(), 0, null(), null(), null_mut()),
-                "plan",
-                ARGUMENT,
-            ),
+            ("mp_node_plan", mp_node_plan(null_mut(), null(), 0, null(), 0, null(), null(), &mut none), "node", HANDLE),
+            ("mp_node_plan", mp_node_plan(ranks, null(), 1, null(), 0, null(), null(), &mut none), "windows", ARGUMENT),
+            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 1, null(), null(), &mut none), "transfers", ARGUMENT),
+            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, null(), null(), null_mut()), "plan", ARGUMENT),
+            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, &bad_agent, null(), &mut none), "agent", ARGUMENT),
+            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, &blocks_of_copy_engines, null(), &mut none), "blocks", ARGUMENT),
+            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, &defaults, null(), null_mut()), "plan", ARGUMENT),
             (
                 "mp_node_tune_partitions",
                 mp_node_tune_partitions(null_mut(), null(), 0, null(), 0, Some(no_producer), null_mut(), null(), null(), &mut best),

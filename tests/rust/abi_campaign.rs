@@ -637,6 +637,7 @@ impl Fuzzer<'_> {
             socket: null(),
             failure: if self.one_in(16) { c"no reason".as_ptr() } else { null() },
         };
+        let mut defaults = partition_options(0);
         let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
         let allgather: mp_allgather_t = match self.below(12) {
             0 => None,
@@ -657,7 +658,7 @@ impl Fuzzer<'_> {
         let (windows, transfers) = (self.below(2) as usize, self.below(2) as usize);
         let mut plan = poison();
         let out = self.out(&mut plan);
-        if call!(self, mp_node_plan(node, &window, windows, &transfer, transfers, null(), out)) {
+        if call!(self, mp_node_plan(node, &window, windows, &transfer, transfers, null(), null(), out)) {
             if windows * transfers == 0 {
                 call!(self, mp_execute(plan, null_mut(), null_mut()));
             }
@@ -665,13 +666,13 @@ impl Fuzzer<'_> {
         } else {
             assert_eq!(plan, poison(), "an output was written");
         }
-        let options = mp_partition_options_t {
+        let odd = mp_partition_options_t {
             count: self.odd() as u32 % 5000,
             arrivals: self.odd_i32(),
             blocks: self.below(2) as u32,
             ..partition_options(self.below(5) as i32)
         };
-        let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
+        let options = if self.one_in(2) { &raw mut defaults } else { self.sized(odd) };
         // Often one that every plan accepts.
         let none = mp_node_end_t { rank: 0, window: 0, offset: 0 };
         let (transfer, windows, transfers) = match self.one_in(2) {
@@ -680,7 +681,7 @@ impl Fuzzer<'_> {
         };
         let mut plan = poison();
         let out = self.out(&mut plan);
-        if call!(self, mp_node_plan_partitioned(node, &window, windows, &transfer, transfers, options, null(), out)) {
+        if call!(self, mp_node_plan(node, &window, windows, &transfer, transfers, options, null(), out)) {
             let (stream, room) = (self.a_stream(), self.sized(trigger()));
             let (rank, index) = if self.one_in(4) { (self.below(2), self.below(2)) } else { (0, 0) };
             call!(self, mp_plan_get_trigger(plan, rank as u32, index as usize, room));

@@ -5,7 +5,7 @@ use crate::node_plans::{self, as_ranks, end, memory};
 use mpgpu::*;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::node::message::MessengerOptions;
-use mpgpu_runtime::context::node::{Allgather, NodeGroup, NodeTransfer, Window};
+use mpgpu_runtime::context::node::{Agent, Allgather, NodeGroup, NodeTransfer, Partitioning, Window};
 use mpgpu_runtime::context::{Error, PlanOptions};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -62,7 +62,8 @@ impl Rank {
         let [src, dst] = [0, 1].map(|rank| mp_node_end_t { rank, window: 0, offset: 0 });
         let count = usize::from(self.rank == 0);
         // SAFETY: all pointers are valid for the call.
-        let status = unsafe { mp_node_plan(self.node, &window, 1, &mp_node_transfer_t { dst, src, bytes: 64 }, count, options, &mut plan) };
+        let status =
+            unsafe { mp_node_plan(self.node, &window, 1, &mp_node_transfer_t { dst, src, bytes: 64 }, count, null(), options, &mut plan) };
         (status, plan)
     }
 
@@ -86,7 +87,7 @@ const REFUSED: [(OneWrong, &str, &str); 12] = [
         |node, is_wrong| {
             let options = mp_plan_options_t { engine: if is_wrong { 99 } else { 0 }, ..plan_options() };
             // SAFETY: here and below the pointers are valid, or refused.
-            unsafe { mp_node_plan(node, null(), 0, null(), 0, &options, &mut null_mut()) }
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, null(), &options, &mut null_mut()) }
         },
         "engine",
         "engine=99",
@@ -95,20 +96,24 @@ const REFUSED: [(OneWrong, &str, &str); 12] = [
         |node, is_wrong| {
             let options = mp_plan_options_t { size: if is_wrong { 1 } else { size_of::<mp_plan_options_t>() }, ..plan_options() };
             // SAFETY: as above.
-            unsafe { mp_node_plan(node, null(), 0, null(), 0, &options, &mut null_mut()) }
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, null(), &options, &mut null_mut()) }
         },
         "options",
         "options->size is 1",
     ),
     // SAFETY: as above.
-    (|n, wrong| unsafe { mp_node_plan(n, null(), wrong.into(), null(), 0, null(), &mut null_mut()) }, "windows", "windows is NULL"),
+    (|n, wrong| unsafe { mp_node_plan(n, null(), wrong.into(), null(), 0, null(), null(), &mut null_mut()) }, "windows", "windows is NULL"),
     // SAFETY: as above.
-    (|n, wrong| unsafe { mp_node_plan(n, null(), 0, null(), wrong.into(), null(), &mut null_mut()) }, "transfers", "transfers is NULL"),
+    (
+        |n, wrong| unsafe { mp_node_plan(n, null(), 0, null(), wrong.into(), null(), null(), &mut null_mut()) },
+        "transfers",
+        "transfers is NULL",
+    ),
     (
         |node, is_wrong| {
             let mut plan = null_mut();
             // SAFETY: as above.
-            unsafe { mp_node_plan(node, null(), 0, null(), 0, null(), if is_wrong { null_mut() } else { &mut plan }) }
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, null(), null(), if is_wrong { null_mut() } else { &mut plan }) }
         },
         "plan",
         "plan is NULL",
@@ -117,7 +122,7 @@ const REFUSED: [(OneWrong, &str, &str); 12] = [
         |node, is_wrong| {
             let options = partition_options(if is_wrong { 9 } else { 0 });
             // SAFETY: as above.
-            unsafe { mp_node_plan_partitioned(node, null(), 0, null(), 0, &options, null(), &mut null_mut()) }
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, &options, null(), &mut null_mut()) }
         },
         "agent",
         "agent=9",
@@ -126,7 +131,7 @@ const REFUSED: [(OneWrong, &str, &str); 12] = [
         |node, is_wrong| {
             let options = mp_partition_options_t { count: if is_wrong { u32::MAX } else { 0 }, ..partition_options(0) };
             // SAFETY: as above.
-            unsafe { mp_node_plan_partitioned(node, null(), 0, null(), 0, &options, null(), &mut null_mut()) }
+            unsafe { mp_node_plan(node, null(), 0, null(), 0, &options, null(), &mut null_mut()) }
         },
         "options",
         "count=4294967295",
@@ -280,6 +285,12 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         );
         assert!(matches!(error, Error::RankFailed { .. }) && error.to_string().starts_with(&expected), "{error}");
         plan(&node).expect("the same call");
+        // With partitions a plan is another call.
+        let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true } };
+        let error = node.plan_partitioned(&[], &[], (rank == 1).then_some(partitioning), &PlanOptions::default()).map(drop);
+        let error = error.expect_err("another call").to_string();
+        let kinds = ["mp_node_plan, its call 3", "mp_node_plan with partitions, its call 3"];
+        assert!(kinds.iter().all(|kind| error.contains(kind)), "{error}");
         // Options that differ are named, on the rank that differs as its own.
         let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
         let error = node.messenger(unlike).expect_err("other options");
@@ -421,7 +432,7 @@ unsafe extern "C" fn plans_within(user: *mut c_void, send: *const c_void, receiv
         return 0;
     }
     // SAFETY: the output is valid for the call.
-    let status = unsafe { mp_node_plan(within.node, null(), 0, null(), 0, null(), &mut null_mut()) };
+    let status = unsafe { mp_node_plan(within.node, null(), 0, null(), 0, null(), null(), &mut null_mut()) };
     within.message = Some(refused(status, MP_ERROR_INVALID_ARGUMENT));
     1
 }
@@ -435,12 +446,12 @@ fn a_call_within_the_allgather_of_its_own_node_is_refused() {
     unsafe {
         ok(mp_node_create(context.context, 0, 1, Some(plans_within), user.cast(), null(), &mut node));
         (*user).node = node;
-        let status = mp_node_plan(node, null(), 0, null(), 0, null(), &mut null_mut());
+        let status = mp_node_plan(node, null(), 0, null(), 0, null(), null(), &mut null_mut());
         refused(status, MP_ERROR_ALLGATHER);
         let message = (*user).message.take().expect("it was called");
         assert!(message.starts_with("mp_node_plan was called by a callback of mp_node_plan on the same node"), "{message}");
         (*user).node = null_mut();
-        ok(mp_node_plan(node, null(), 0, null(), 0, null(), &mut null_mut()));
+        ok(mp_node_plan(node, null(), 0, null(), 0, null(), null(), &mut null_mut()));
     }
     ok(mp_node_destroy(node));
 }

@@ -52,7 +52,7 @@ pub enum Collective {
 const COLLECTIVES: [(Collective, &str); 6] = [
     (Collective::Create, "mp_node_create"),
     (Collective::Plan, "mp_node_plan"),
-    (Collective::PlanPartitioned, "mp_node_plan_partitioned"),
+    (Collective::PlanPartitioned, "mp_node_plan with partitions"),
     (Collective::TunePartitions, "mp_node_tune_partitions"),
     (Collective::Messenger, "mp_messenger_create"),
     (Collective::Fail, "mp_node_fail"),

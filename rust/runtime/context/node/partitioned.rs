@@ -401,7 +401,7 @@ impl NodePlan {
     /// The flags of a plan whose transfers move in partitions.
     pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
         self.words.as_deref().ok_or_else(|| {
-            let reason = "its transfers do not move in partitions: make it with mp_node_plan_partitioned".into();
+            let reason = "its transfers do not move in partitions: hand partitions to mp_node_plan".into();
             Error::NodeArgument { argument: c"plan", reason }
         })
     }
