@@ -393,7 +393,7 @@ fn execute_on_cuda(criterion: &mut Criterion) {
             // SAFETY: the request is valid for the calls.
             unsafe {
                 check(mp_execute(black_box(plan), stream, &mut request));
-                check(mp_wait(&mut request));
+                check(mp_wait(&mut request, null_mut()));
             }
         });
         check(mp_plan_destroy(plan));

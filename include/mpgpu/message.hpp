@@ -64,7 +64,15 @@ class message_info {
   private:
     friend class messenger;
     friend class message_request;
-    mp_message_info_t info_ = MP_MESSAGE_INFO_INIT;
+
+    /// Where a C function writes the message, metadata included.
+    [[nodiscard]] mp_message_info_t *address() noexcept {
+        info_.metadata = metadata_.data();
+        info_.metadata_capacity = metadata_.size();
+        return &info_;
+    }
+
+    mp_message_info_t info_ = MP_MESSAGE_INFO_INIT; ///< in a copy its `metadata` are not to be followed
     std::array<std::byte, MP_MESSAGE_METADATA_BYTES> metadata_{};
 };
 
@@ -123,8 +131,7 @@ class message_request : public request {
     /// result is the message that was too long.
     message_info synchronize(on_error failed = {}) {
         message_info message;
-        failed.report(
-            mp_message_wait(handle_.address(), &message.info_, message.metadata_.data(), message.metadata_.size()));
+        failed.report(mp_wait(handle_.address(), message.address()));
         return message;
     }
 
@@ -133,8 +140,7 @@ class message_request : public request {
     [[nodiscard]] std::optional<message_info> test(on_error failed = {}) {
         message_info message;
         std::int32_t done = 0;
-        failed.report(mp_message_test(handle_.address(), &done, &message.info_, message.metadata_.data(),
-                                      message.metadata_.size()));
+        failed.report(mp_test(handle_.address(), &done, message.address()));
         return done != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
@@ -142,8 +148,7 @@ class message_request : public request {
     [[nodiscard]] std::optional<message_info> info(on_error failed = {}) const {
         message_info message;
         std::int32_t matched = 0;
-        failed.report(mp_message_get_info(handle_.get(), &matched, &message.info_, message.metadata_.data(),
-                                          message.metadata_.size()));
+        failed.report(mp_message_get_info(handle_.get(), &matched, message.address()));
         return matched != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
@@ -151,7 +156,7 @@ class message_request : public request {
     /// ends with `status::cancelled`. Throws `argument_error` when empty.
     bool cancel(on_error failed = {}) {
         std::int32_t cancelled = 0;
-        failed.report(mp_message_cancel(handle_.get(), &cancelled));
+        failed.report(mp_request_cancel(handle_.get(), &cancelled));
         return cancelled != 0;
     }
 };
@@ -209,8 +214,7 @@ class messenger {
     [[nodiscard]] std::optional<message_info> probe(std::int32_t rank, message_tag tag, on_error failed = {}) const {
         message_info message;
         std::int32_t found = 0;
-        failed.report(mp_message_probe(get(), rank, tag.value, tag.mask, &found, &message.info_,
-                                       message.metadata_.data(), message.metadata_.size()));
+        failed.report(mp_message_probe(get(), rank, tag.value, tag.mask, &found, message.address()));
         return found != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 

@@ -380,6 +380,25 @@ typedef struct {
     double undisturbed_seconds;
 } mp_plan_info_t;
 
+/// A message, as its receiver sees it, and where its metadata go. Initialise with `MP_MESSAGE_INFO_INIT`, and set `metadata` and
+/// `metadata_capacity` if you want them; calls fill the rest.
+typedef struct {
+    /// `sizeof(mp_message_info_t)`.
+    size_t size;
+    /// Its tag.
+    uint64_t tag;
+    /// Its size, without metadata.
+    uint64_t bytes;
+    /// The rank that has sent it.
+    uint32_t rank;
+    /// Bytes of its metadata, whatever the capacity.
+    uint32_t metadata_bytes;
+    /// The caller's: metadata are copied there, as far as the capacity goes. NULL with a capacity of 0.
+    void *metadata;
+    /// Bytes there; `MP_MESSAGE_METADATA_BYTES` is always enough.
+    size_t metadata_capacity;
+} mp_message_info_t;
+
 /// A function to be called when a request has ended, with its outcome. Must return (no `longjmp`, no exception).
 typedef void (*mp_request_function_t)(void *user, mp_status_t status);
 
@@ -534,20 +553,6 @@ typedef struct {
     /// Messages that may wait for their receives at a rank, 1 to 1,048,576. 0 for 4,096.
     uint32_t messages;
 } mp_messenger_options_t;
-
-/// A message, as its receiver sees it. Initialise with `MP_MESSAGE_INFO_INIT`.
-typedef struct {
-    /// `sizeof(mp_message_info_t)`.
-    size_t size;
-    /// Its tag.
-    uint64_t tag;
-    /// Its size, without metadata.
-    uint64_t bytes;
-    /// The rank that has sent it.
-    uint32_t rank;
-    /// Bytes of its metadata.
-    uint32_t metadata_bytes;
-} mp_message_info_t;
 
 /// Names a buffer that a rank of the node may fetch: bytes of a fixed size that travel with a message of the program. A plain value
 /// that owns nothing.
@@ -863,28 +868,43 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// pools or mappings of two GPUs neither of which may enter both.
 mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request);
 
-/// Blocks the calling thread until the execution has finished, then destroys the request and sets `*request` to NULL.
-/// Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
+/// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets `*request`
+/// to NULL. Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
 /// `MP_ERROR_INVALID_HANDLE`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE` and `MP_ERROR_INVALID_ARGUMENT` leave `*request` as it is. Any other error, such
-/// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the execution, which has finished: the request is
+/// `info` NULL asks for no more. Otherwise fills `*info` with the message of a send, a receive or a fetch, also where it returns
+/// `MP_ERROR_MESSAGE_TRUNCATED`; with any other error of a receive it is left as it is.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, where `info` is not NULL also for a NULL request; `MP_ERROR_INVALID_ARGUMENT`, then also for
+/// the request of an execution, which has no message. Both leave `*request` as it is. Any other error, such
+/// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the operation, which has ended: the request is
 /// destroyed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
 /// an execution that was enqueued before its stream was told.
-mp_status_t mp_wait(mp_request_t *request);
+mp_status_t mp_wait(mp_request_t *request,
+                    mp_message_info_t *info);
 
-/// Asks whether the execution has finished, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
-/// and `*request` is set to NULL. A NULL request is done. Any thread.
+/// Asks whether the operation has ended, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
+/// and `*request` is set to NULL, and `*info` is filled as by `mp_wait`; otherwise it is left as it is. A NULL request is done.
+/// Any thread.
 ///
-/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the execution, and is not written otherwise.
+/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
 mp_status_t mp_test(mp_request_t *request,
-                    int32_t *done);
+                    int32_t *done,
+                    mp_message_info_t *info);
 
 /// Destroys the request and sets `*request` to NULL, without waiting: the execution goes on. A NULL request is allowed.
 /// Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `request` is NULL.
 mp_status_t mp_request_destroy(mp_request_t *request);
+
+/// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
+/// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
+/// waited for or destroyed. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
+mp_status_t mp_request_cancel(mp_request_t request,
+                              int32_t *cancelled);
 
 /// Has later work in `stream` come after the request: after the bytes of a receive, which it sees, and of a send, which it may
 /// overwrite; after all of an execution. The host does not wait, also where a message has not matched yet. The stream goes on
@@ -1350,8 +1370,7 @@ mp_status_t mp_receive(mp_messenger_t messenger,
                        mp_request_t *request);
 
 /// Looks for the message that a receive of this kind would take now, and leaves it where it is: `*found` becomes 1 or 0. Where
-/// there is one, fills `*info`, and copies metadata as far as `capacity` bytes at `metadata` go; both may be NULL. Does not
-/// wait. Any thread.
+/// there is one, fills `*info`, which may be NULL. Does not wait. Any thread.
 ///
 /// Errors: `MP_ERROR_PEER_GONE` where there is none and `rank` has ended; `MP_ERROR_INVALID_HANDLE`;
 /// `MP_ERROR_INVALID_ARGUMENT`.
@@ -1360,48 +1379,16 @@ mp_status_t mp_message_probe(mp_messenger_t messenger,
                              uint64_t tag,
                              uint64_t mask,
                              int32_t *found,
-                             mp_message_info_t *info,
-                             void *metadata,
-                             size_t capacity);
+                             mp_message_info_t *info);
 
 /// Tells which message a request is about: `*matched` becomes 1 where a receive or fetch has met its message, and for sends;
-/// else 0. Then fills `*info` and `metadata` as `mp_message_probe` does. After a truncation the message is the one that
+/// else 0. Then fills `*info`, which may be NULL. After a truncation the message is the one that
 /// was too long. Does not wait, and leaves the request as it is. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_message_get_info(mp_request_t request,
                                 int32_t *matched,
-                                mp_message_info_t *info,
-                                void *metadata,
-                                size_t capacity);
-
-/// Waits as `mp_wait` does, for a send, a receive or a fetch, and fills `*info` and `metadata` as `mp_message_probe` does, also
-/// where it returns `MP_ERROR_MESSAGE_TRUNCATED`; with any other error those of a receive are left as they are.
-///
-/// Errors: as `mp_wait`; `MP_ERROR_INVALID_HANDLE` also for NULL, of which there is nothing to tell;
-/// `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
-mp_status_t mp_message_wait(mp_request_t *request,
-                            mp_message_info_t *info,
-                            void *metadata,
-                            size_t capacity);
-
-/// Asks as `mp_test` does whether a send, a receive or a fetch has ended, and where it has, fills `*info` and `metadata` as
-/// `mp_message_wait` does. Where `*done` becomes 0 they are left as they are.
-///
-/// Errors: as `mp_message_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
-mp_status_t mp_message_test(mp_request_t *request,
-                            int32_t *done,
-                            mp_message_info_t *info,
-                            void *metadata,
-                            size_t capacity);
-
-/// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
-/// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
-/// waited for or destroyed. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
-mp_status_t mp_message_cancel(mp_request_t request,
-                              int32_t *cancelled);
+                                mp_message_info_t *info);
 
 /// Describes `bytes` bytes at `data`, as earlier work in `stream` has written them, for one rank of the node that is given the
 /// descriptor by any means: `mp_message_fetch` there copies them into its own memory, whenever it likes, once. The memory must
@@ -1440,7 +1427,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// Initial value of `mp_messenger_options_t`: all defaults.
 #define MP_MESSENGER_OPTIONS_INIT {sizeof(mp_messenger_options_t), 0, 0}
 /// Initial value of `mp_message_info_t`.
-#define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0}
+#define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0, NULL, 0}
 /// Initial value of `mp_partition_options_t`: what the model says.
 #define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, 0}
 /// Initial value of `mp_partition_tuning_t`: copy engines and the polling kernel.

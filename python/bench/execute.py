@@ -37,12 +37,12 @@ def main() -> None:
 
     def c_execute_wait() -> None:
         execute(raw, handle, request)
-        wait(request)
+        wait(request, NULL)
 
     def c_execute_test() -> None:
         # What a loop calls that keeps no request: one execution, and one look at an earlier one.
         execute(raw, handle, request)
-        if test(request, done) or not done[0]:
+        if test(request, done, NULL) or not done[0]:
             lib.mp_request_destroy(request)
 
     def c_execute() -> None:

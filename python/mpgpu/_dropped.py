@@ -14,7 +14,7 @@ import os
 import time
 from typing import Any
 
-from ._library import ffi, lib
+from ._library import NULL, ffi, lib
 
 held: collections.deque[tuple[Any, object]] = collections.deque()
 _test = lib.mp_test
@@ -46,7 +46,7 @@ def collect(most: int) -> None:
             return
         done[0] = 0
         # One that has failed is over too: whoever drops a request does not want to hear of it.
-        if _test(one[0], done) == 0 and not done[0]:
+        if _test(one[0], done, NULL) == 0 and not done[0]:
             held.rotate(-1)
             return
         try:

@@ -37,7 +37,6 @@ _cast = ffi.cast
 _send = lib.mp_send
 _receive = lib.mp_receive
 _test = lib.mp_test
-_message_test = lib.mp_message_test
 _new_lock = threading.Lock
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
@@ -47,9 +46,12 @@ _INFO_BYTES = ffi.sizeof("mp_message_info_t")
 _METADATA = ffi.typeof(f"char[{lib.MP_MESSAGE_METADATA_BYTES}]")
 
 
-def _new_info() -> Any:
+def _new_info(metadata: Any = None) -> Any:
+    """Where the library writes a message; whoever has it holds ``metadata``, which have their own memory."""
     info = _new(_INFO)
     info.size = _INFO_BYTES
+    if metadata is not None:
+        info.metadata, info.metadata_capacity = metadata, lib.MP_MESSAGE_METADATA_BYTES
     return info
 
 
@@ -124,7 +126,7 @@ class Message(Request):
     def cancel(self) -> bool:
         """Cancel it where it has not matched, and return whether that was so; waiting for it then raises :class:`Cancelled`."""
         cancelled = _new(_INT)
-        self._check_unless_ended(lib.mp_message_cancel(self._request[0], cancelled))
+        self._check_unless_ended(lib.mp_request_cancel(self._request[0], cancelled))
         return bool(cancelled[0])
 
     def order(self, stream: Any = None) -> None:
@@ -148,13 +150,10 @@ class Message(Request):
 
     def _look(self) -> None:
         """Takes down which message it has met, if any."""
-        info, matched = _new_info(), _new(_INT)
-        self._check_unless_ended(lib.mp_message_get_info(self._request[0], matched, info, *self._for_metadata()))
+        info, matched = _new_info(self._metadata), _new(_INT)
+        self._check_unless_ended(lib.mp_message_get_info(self._request[0], matched, info))
         if matched[0]:
             self._info = info
-
-    def _for_metadata(self) -> tuple[Any, int]:
-        return (NULL, 0) if self._metadata is None else (self._metadata, len(self._metadata))
 
     def _set_callback(self, function: Any, user: Any) -> bool:
         """Has the library call once it has ended; returns whether it will."""
@@ -163,18 +162,11 @@ class Message(Request):
         return not status
 
     def _wait_now(self) -> int:
-        status: int
-        if not self._is_receive:
-            status = lib.mp_wait(self._request)
-            return status
-        status = lib.mp_message_wait(self._request, self._info_asked(), *self._for_metadata())
+        status: int = lib.mp_wait(self._request, self._info_asked())
         return status
 
     def _question(self, done: Any) -> tuple[Any, ...]:
-        if not self._is_receive:
-            return _test, (self._request,), (done,)
-        metadata, capacity = self._for_metadata()
-        return _message_test, (self._request,), (done,), (_new_info(),), (metadata,), (capacity,)
+        return _test, (self._request,), (done,), (_new_info(self._metadata) if self._is_receive else NULL,)
 
     def _info_asked(self) -> Any:
         return self._asked[2][3][0]
@@ -195,7 +187,7 @@ class Message(Request):
         if held is not None:
             if self._is_receive and self._request[0] != NULL:
                 # Nobody would learn that it has come.
-                lib.mp_message_cancel(self._request[0], _new(_INT))
+                lib.mp_request_cancel(self._request[0], _new(_INT))
             hold(self._request, held)
 
     def __repr__(self) -> str:
@@ -323,8 +315,9 @@ class Messenger(_library.Owner):
     def probe(self, rank: int = ANY, tag: int = ANY, *, mask: int = _CHANNEL - 1) -> MessageInfo | None:
         """The message that a receive of this kind would take now, if there is one. Leaves it where it is."""
         tag, mask = _tags(tag, mask)
-        info, found, metadata = sized("mp_message_info_t *"), _new(_INT), _new(_METADATA)
-        check(lib.mp_message_probe(self._handle, self._rank(rank), tag, mask, found, info, metadata, len(metadata)))
+        found, metadata = _new(_INT), _new(_METADATA)
+        info = _new_info(metadata)
+        check(lib.mp_message_probe(self._handle, self._rank(rank), tag, mask, found, info))
         if not found[0]:
             return None
         return MessageInfo(info.rank, info.tag, info.bytes, bytes(ffi.buffer(metadata, info.metadata_bytes)))

@@ -34,6 +34,7 @@ _INT = ffi.typeof("int32_t *")
 _WITHOUT_PAUSE = 1e-3
 _LONGEST_PAUSE = 0.5e-3
 _AT_ONCE = (False,)
+_NO_INFO = (NULL,)
 _now = time.perf_counter
 _this_thread = threading.get_ident
 _main_thread = threading.main_thread().ident
@@ -145,12 +146,12 @@ class Request(_library.Owner):
             now = _now()
 
     def _wait_now(self) -> int:
-        status: int = _wait(self._request)
+        status: int = _wait(self._request, NULL)
         return status
 
     def _question(self, done: Any) -> tuple[Any, ...]:
         """The call that asks whether it has ended, and its arguments, each in a tuple."""
-        return _test, (self._request,), (done,)
+        return _test, (self._request,), (done,), _NO_INFO
 
     def _prepare(self) -> None:
         done = _new(_INT)

@@ -54,37 +54,39 @@ fn pattern(rank: i32, tag: u64, mask: u64) -> Result<Pattern, Failure> {
 
 /// Where a call tells of a message.
 pub(super) struct EnvelopeOut {
-    info: Option<VersionedOut<mp_message_info_t>>,
-    metadata: *mut c_void,
-    capacity: usize,
+    out: VersionedOut<mp_message_info_t>,
+    given: mp_message_info_t,
 }
 
 impl EnvelopeOut {
-    pub fn new(info: *mut mp_message_info_t, metadata: *mut c_void, capacity: usize) -> Result<EnvelopeOut, Failure> {
-        if metadata.is_null() && capacity > 0 {
-            return Err(Failure::invalid(c"metadata", format!("metadata is NULL, and capacity is {capacity}")));
+    /// `None` for NULL: the caller does not ask.
+    pub fn new(info: *mut mp_message_info_t) -> Result<Option<EnvelopeOut>, Failure> {
+        if info.is_null() {
+            return Ok(None);
         }
-        let info = if info.is_null() { None } else { Some(VersionedOut::new(info, c"info")?) };
-        Ok(EnvelopeOut { info, metadata, capacity })
+        let given = versioned(info, c"info")?;
+        if given.metadata.is_null() && given.metadata_capacity > 0 {
+            let capacity = given.metadata_capacity;
+            return Err(Failure::invalid(c"metadata", format!("metadata is NULL, and metadata_capacity is {capacity}: must be 0 then")));
+        }
+        Ok(Some(EnvelopeOut { out: VersionedOut::new(info, c"info")?, given }))
     }
 
     /// Nothing where there is no message.
     pub fn write(self, envelope: Option<&Envelope>) {
         let Some(envelope) = envelope else { return };
-        let bytes = envelope.metadata.len().min(self.capacity);
+        let bytes = envelope.metadata.len().min(self.given.metadata_capacity);
         if bytes > 0 {
             // SAFETY: not null where the capacity is not 0, and the header demands so many writable bytes.
-            unsafe { std::ptr::copy_nonoverlapping(envelope.metadata.as_ptr(), self.metadata.cast(), bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(envelope.metadata.as_ptr(), self.given.metadata.cast(), bytes) };
         }
-        if let Some(info) = self.info {
-            info.write(mp_message_info_t {
-                size: size_of::<mp_message_info_t>(),
-                tag: envelope.tag,
-                bytes: envelope.bytes,
-                rank: envelope.source,
-                metadata_bytes: envelope.metadata.len() as u32,
-            });
-        }
+        self.out.write(mp_message_info_t {
+            tag: envelope.tag,
+            bytes: envelope.bytes,
+            rank: envelope.source,
+            metadata_bytes: envelope.metadata.len() as u32,
+            ..self.given
+        });
     }
 }
 
@@ -206,8 +208,7 @@ pub unsafe extern "C" fn mp_receive(
 }
 
 /// Looks for the message that a receive of this kind would take now, and leaves it where it is: `*found` becomes 1 or 0. Where
-/// there is one, fills `*info`, and copies metadata as far as `capacity` bytes at `metadata` go; both may be NULL. Does not
-/// wait. Any thread.
+/// there is one, fills `*info`, which may be NULL. Does not wait. Any thread.
 ///
 /// Errors: `MP_ERROR_PEER_GONE` where there is none and `rank` has ended; `MP_ERROR_INVALID_HANDLE`;
 /// `MP_ERROR_INVALID_ARGUMENT`.
@@ -219,87 +220,28 @@ pub unsafe extern "C" fn mp_message_probe(
     mask: u64,
     found: *mut i32,
     info: *mut mp_message_info_t,
-    metadata: *mut c_void,
-    capacity: usize,
 ) -> mp_status_t {
     guard(|| {
-        let (found, told) = (Out::new(found, c"found")?, EnvelopeOut::new(info, metadata, capacity)?);
+        let (found, told) = (Out::new(found, c"found")?, EnvelopeOut::new(info)?);
         let envelope = find(messenger)?.probe(&pattern(rank, tag, mask)?)?;
         found.write(i32::from(envelope.is_some()));
-        told.write(envelope.as_ref());
+        told.into_iter().for_each(|told| told.write(envelope.as_ref()));
         Ok(())
     })
 }
 
 /// Tells which message a request is about: `*matched` becomes 1 where a receive or fetch has met its message, and for sends;
-/// else 0. Then fills `*info` and `metadata` as `mp_message_probe` does. After a truncation the message is the one that
+/// else 0. Then fills `*info`, which may be NULL. After a truncation the message is the one that
 /// was too long. Does not wait, and leaves the request as it is. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_message_get_info(
-    request: mp_request_t,
-    matched: *mut i32,
-    info: *mut mp_message_info_t,
-    metadata: *mut c_void,
-    capacity: usize,
-) -> mp_status_t {
+pub unsafe extern "C" fn mp_message_get_info(request: mp_request_t, matched: *mut i32, info: *mut mp_message_info_t) -> mp_status_t {
     guard(|| {
-        let (matched, told) = (Out::new(matched, c"matched")?, EnvelopeOut::new(info, metadata, capacity)?);
+        let (matched, told) = (Out::new(matched, c"matched")?, EnvelopeOut::new(info)?);
         let envelope = request::with_operation(request, Operation::envelope)?;
         matched.write(i32::from(envelope.is_some()));
-        told.write(envelope.as_ref());
-        Ok(())
-    })
-}
-
-/// Waits as `mp_wait` does, for a send, a receive or a fetch, and fills `*info` and `metadata` as `mp_message_probe` does, also
-/// where it returns `MP_ERROR_MESSAGE_TRUNCATED`; with any other error those of a receive are left as they are.
-///
-/// Errors: as `mp_wait`; `MP_ERROR_INVALID_HANDLE` also for NULL, of which there is nothing to tell;
-/// `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_message_wait(
-    request: *mut mp_request_t,
-    info: *mut mp_message_info_t,
-    metadata: *mut c_void,
-    capacity: usize,
-) -> mp_status_t {
-    guard(|| {
-        let told = EnvelopeOut::new(info, metadata, capacity)?;
-        request::end_message(Out::new(request, c"request")?, None, |envelope| told.write(envelope))
-    })
-}
-
-/// Asks as `mp_test` does whether a send, a receive or a fetch has ended, and where it has, fills `*info` and `metadata` as
-/// `mp_message_wait` does. Where `*done` becomes 0 they are left as they are.
-///
-/// Errors: as `mp_message_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_message_test(
-    request: *mut mp_request_t,
-    done: *mut i32,
-    info: *mut mp_message_info_t,
-    metadata: *mut c_void,
-    capacity: usize,
-) -> mp_status_t {
-    guard(|| {
-        let (request, done) = (Out::new(request, c"request")?, Out::new(done, c"done")?);
-        let told = EnvelopeOut::new(info, metadata, capacity)?;
-        request::end_message(request, Some(done), |envelope| told.write(envelope))
-    })
-}
-
-/// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
-/// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
-/// waited for or destroyed. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_message_cancel(request: mp_request_t, cancelled: *mut i32) -> mp_status_t {
-    guard(|| {
-        let out = Out::new(cancelled, c"cancelled")?;
-        out.write(i32::from(request::with_operation(request, Operation::cancel)??));
+        told.into_iter().for_each(|told| told.write(envelope.as_ref()));
         Ok(())
     })
 }

@@ -1,14 +1,15 @@
 //! Requests: executions, sends and receives that can be waited for.
 
-use super::argument::{Out, bad_handle};
+use super::argument::{Name, Out, bad_handle};
 use super::guard::{Failure, guard};
+use super::message::EnvelopeOut;
 use super::plan::closed;
 use super::stream::stream_of;
 use super::table::Table;
 use super::types::*;
 use mpgpu_runtime::backend::Completion;
 use mpgpu_runtime::context::Context;
-use mpgpu_runtime::context::node::message::{Envelope, Operation};
+use mpgpu_runtime::context::node::message::Operation;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -30,52 +31,62 @@ pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
-/// Blocks the calling thread until the execution has finished, then destroys the request and sets `*request` to NULL.
-/// Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
+/// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets `*request`
+/// to NULL. Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
 /// `MP_ERROR_INVALID_HANDLE`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE` and `MP_ERROR_INVALID_ARGUMENT` leave `*request` as it is. Any other error, such
-/// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the execution, which has finished: the request is
+/// `info` NULL asks for no more. Otherwise fills `*info` with the message of a send, a receive or a fetch, also where it returns
+/// `MP_ERROR_MESSAGE_TRUNCATED`; with any other error of a receive it is left as it is.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, where `info` is not NULL also for a NULL request; `MP_ERROR_INVALID_ARGUMENT`, then also for
+/// the request of an execution, which has no message. Both leave `*request` as it is. Any other error, such
+/// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the operation, which has ended: the request is
 /// destroyed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
 /// an execution that was enqueued before its stream was told.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_wait(request: *mut mp_request_t) -> mp_status_t {
-    guard(|| {
-        let request = Out::new(request, c"request")?;
-        let handle = request.read();
-        if handle.is_null() {
-            return Ok(());
-        }
-        let completion = REQUESTS.with(handle.addr(), c"request", |entry| entry.completion.clone())?;
-        let result = completion.wait();
-        finish(request, handle)?;
-        Ok(result?)
-    })
+pub unsafe extern "C" fn mp_wait(request: *mut mp_request_t, info: *mut mp_message_info_t) -> mp_status_t {
+    guard(|| end(Out::new(request, c"request")?, None, info))
 }
 
-/// Asks whether the execution has finished, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
-/// and `*request` is set to NULL. A NULL request is done. Any thread.
+/// Asks whether the operation has ended, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
+/// and `*request` is set to NULL, and `*info` is filled as by `mp_wait`; otherwise it is left as it is. A NULL request is done.
+/// Any thread.
 ///
-/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the execution, and is not written otherwise.
+/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32) -> mp_status_t {
-    guard(|| {
-        let (request, done) = (Out::new(request, c"request")?, Out::new(done, c"done")?);
-        let handle = request.read();
-        if handle.is_null() {
-            done.write(1);
-            return Ok(());
+pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32, info: *mut mp_message_info_t) -> mp_status_t {
+    guard(|| end(Out::new(request, c"request")?, Some(Out::new(done, c"done")?), info))
+}
+
+/// Waits for a request, or where there is a `done` asks whether it has ended. Once it has, destroys it.
+#[inline]
+fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message_info_t) -> Result<(), Failure> {
+    let say = |is_done: i32, done: Option<Out<i32>>| done.into_iter().for_each(|done| done.write(is_done));
+    let told = EnvelopeOut::new(info)?;
+    let handle = request.read();
+    if handle.is_null() {
+        if told.is_some() {
+            return Err(bad_handle(0, c"request"));
         }
-        let completion = REQUESTS.with(handle.addr(), c"request", |entry| entry.completion.clone())?;
-        if let Ok(false) = completion.is_done() {
-            done.write(0);
-            return Ok(());
-        }
-        finish(request, handle)?;
-        done.write(1);
-        // Returns at once, and says more than whether it is done: see `mp_wait`.
-        Ok(completion.wait()?)
-    })
+        say(1, done);
+        return Ok(());
+    }
+    let completion = REQUESTS.with(handle.addr(), c"request", |entry| entry.completion.clone())?;
+    let told = told.map(|told| Ok::<_, Failure>((told, operation_of(&completion, c"info")?))).transpose()?;
+    if done.is_some()
+        && let Ok(false) = completion.is_done()
+    {
+        say(0, done);
+        return Ok(());
+    }
+    // Where it has ended it returns at once, and says more than whether it is done.
+    let result = completion.wait();
+    finish(request, handle)?;
+    say(1, done);
+    if let Some((told, operation)) = told {
+        told.write(operation.envelope().as_ref());
+    }
+    Ok(result?)
 }
 
 /// Destroys the request and sets `*request` to NULL, without waiting: the execution goes on. A NULL request is allowed.
@@ -105,8 +116,11 @@ fn finish(request: Out<mp_request_t>, handle: mp_request_t) -> Result<(), Failur
 }
 
 /// What a completion is of, if it is a send or a receive.
-fn operation_of(completion: &Completion) -> Result<&Operation, Failure> {
-    completion.as_any().downcast_ref().ok_or_else(|| Failure::invalid(c"request", "request is of an execution, not of a message"))
+fn operation_of(completion: &Completion, argument: Name) -> Result<&Operation, Failure> {
+    completion.as_any().downcast_ref().ok_or_else(|| {
+        let remedy = if argument == c"info" { ": let info be NULL" } else { "" };
+        Failure::invalid(argument, format!("request is of an execution, not of a message{remedy}"))
+    })
 }
 
 fn completion_of(request: mp_request_t) -> Result<(Arc<Context>, Completion), Failure> {
@@ -115,29 +129,21 @@ fn completion_of(request: mp_request_t) -> Result<(Arc<Context>, Completion), Fa
 
 /// What `ask` says of a send or a receive.
 pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operation) -> T) -> Result<T, Failure> {
-    Ok(ask(operation_of(&completion_of(request)?.1)?))
+    Ok(ask(operation_of(&completion_of(request)?.1, c"request")?))
 }
 
-/// Waits for a send or a receive, or where there is a `done` asks whether it has ended. Once it has, destroys its request, and `tell` is told of
-/// the message.
-pub(super) fn end_message(request: Out<mp_request_t>, done: Option<Out<i32>>, tell: impl FnOnce(Option<&Envelope>)) -> Result<(), Failure> {
-    let handle = request.read();
-    if handle.is_null() {
-        return Err(bad_handle(0, c"request"));
-    }
-    let (_, completion) = completion_of(handle)?;
-    let operation = operation_of(&completion)?;
-    if done.is_some()
-        && let Ok(false) = completion.is_done()
-    {
-        done.into_iter().for_each(|done| done.write(0));
-        return Ok(());
-    }
-    let result = completion.wait();
-    finish(request, handle)?;
-    done.into_iter().for_each(|done| done.write(1));
-    tell(operation.envelope().as_ref());
-    Ok(result?)
+/// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
+/// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
+/// waited for or destroyed. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_request_cancel(request: mp_request_t, cancelled: *mut i32) -> mp_status_t {
+    guard(|| {
+        let out = Out::new(cancelled, c"cancelled")?;
+        out.write(i32::from(with_operation(request, Operation::cancel)??));
+        Ok(())
+    })
 }
 
 /// Has later work in `stream` come after the request: after the bytes of a receive, which it sees, and of a send, which it may

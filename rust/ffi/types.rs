@@ -367,7 +367,8 @@ pub struct mp_messenger_options_t {
     pub messages: u32,
 }
 
-/// A message, as its receiver sees it. Initialise with `MP_MESSAGE_INFO_INIT`.
+/// A message, as its receiver sees it, and where its metadata go. Initialise with `MP_MESSAGE_INFO_INIT`, and set `metadata` and
+/// `metadata_capacity` if you want them; calls fill the rest.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_message_info_t {
@@ -379,8 +380,12 @@ pub struct mp_message_info_t {
     pub bytes: u64,
     /// The rank that has sent it.
     pub rank: u32,
-    /// Bytes of its metadata.
+    /// Bytes of its metadata, whatever the capacity.
     pub metadata_bytes: u32,
+    /// The caller's: metadata are copied there, as far as the capacity goes. NULL with a capacity of 0.
+    pub metadata: *mut c_void,
+    /// Bytes there; `MP_MESSAGE_METADATA_BYTES` is always enough.
+    pub metadata_capacity: usize,
 }
 
 /// Names a buffer that a rank of the node may fetch: bytes of a fixed size that travel with a message of the program. A plain value

@@ -751,6 +751,7 @@ impl Fuzzer<'_> {
             let known = requests.get(self.random.below(requests.len() as u64) as usize).copied().unwrap_or(poison());
             let capacity = self.below(300) as usize;
             let (mut number, mut metadata) = (77, [0_u8; 300]);
+            let asked = mp_message_info_t { metadata: metadata.as_mut_ptr().cast(), metadata_capacity: capacity, ..message_info() };
             let made = match self.below(12) {
                 0..4 => {
                     let metadata = if self.one_in(4) { self.below(300) as usize } else { self.below(257) as usize };
@@ -769,14 +770,14 @@ impl Fuzzer<'_> {
                     call!(self, mp_message_fetch(messenger, &descriptor, data, bytes, stream, out))
                 }
                 9 => {
-                    let (found, told) = (self.out(&mut number), self.sized(message_info()));
+                    let (found, told) = (self.out(&mut number), self.sized(asked));
                     let told = if self.one_in(2) { null_mut() } else { told };
-                    call!(self, mp_message_probe(messenger, rank, tag, mask, found, told, metadata.as_mut_ptr().cast(), capacity));
+                    call!(self, mp_message_probe(messenger, rank, tag, mask, found, told));
                     false
                 }
                 10 => {
-                    let (matched, told) = (self.out(&mut number), self.sized(message_info()));
-                    call!(self, mp_message_get_info(known, matched, told, metadata.as_mut_ptr().cast(), capacity));
+                    let (matched, told) = (self.out(&mut number), self.sized(asked));
+                    call!(self, mp_message_get_info(known, matched, told));
                     // Few, because each that waits for what comes after it costs the ten seconds that a messenger gives movements.
                     let stream = match self.below(512) {
                         0 => own_stream,
@@ -789,7 +790,7 @@ impl Fuzzer<'_> {
                 }
                 _ => {
                     let place = self.out(&mut number);
-                    call!(self, mp_message_cancel(known, place));
+                    call!(self, mp_request_cancel(known, place));
                     call!(self, mp_request_set_callback(known, if self.one_in(8) { None } else { Some(ignore) }, null_mut()));
                     false
                 }
@@ -804,9 +805,9 @@ impl Fuzzer<'_> {
             let mut number = 77;
             let (done, told) = (self.out(&mut number), self.sized(message_info()));
             match self.below(4) {
-                0 => call!(self, mp_message_wait(&mut request, told, null_mut(), 0)),
-                1 => call!(self, mp_message_test(&mut request, done, told, null_mut(), 0)),
-                2 => call!(self, mp_wait(&mut request)),
+                0 => call!(self, mp_wait(&mut request, told)),
+                1 => call!(self, mp_test(&mut request, done, told)),
+                2 => call!(self, mp_wait(&mut request, null_mut())),
                 _ => call!(self, mp_request_destroy(&mut request)),
             };
         }
@@ -851,8 +852,8 @@ impl Fuzzer<'_> {
         let mut done = 77;
         let (place, done) = (self.out(&mut request), self.out(&mut done));
         match self.below(3) {
-            0 => call!(self, mp_wait(place)),
-            1 => call!(self, mp_test(place, done)),
+            0 => call!(self, mp_wait(place, null_mut())),
+            1 => call!(self, mp_test(place, done, null_mut())),
             _ => call!(self, mp_request_destroy(place)),
         };
     }

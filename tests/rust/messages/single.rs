@@ -342,15 +342,16 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     let own = Own::new();
     let (from, to) = (own.node.alloc(0, 5000), own.node.alloc(1, 5000));
     let sent = own.send(from, 5000, 3, b"header");
-    let (mut found, mut told, mut metadata) = (0, message_info(), [0_u8; 4]);
+    let (mut found, mut metadata) = (0, [0_u8; 4]);
+    let mut told = mp_message_info_t { metadata: metadata.as_mut_ptr().cast(), metadata_capacity: 4, ..message_info() };
     // SAFETY: all pointers are valid for the calls, here and below.
-    ok(unsafe { mp_message_probe(own.messenger, 0, 3, u64::MAX, &mut found, &mut told, metadata.as_mut_ptr().cast(), 4) });
+    ok(unsafe { mp_message_probe(own.messenger, 0, 3, u64::MAX, &mut found, &mut told) });
     assert_eq!((found, told.tag, told.bytes, told.rank, told.metadata_bytes, &metadata), (1, 3, 5000, 0, 6, b"head"));
 
     let mut short = own.receive(to, 4999, 3);
     let mut told = message_info();
     // SAFETY: as above.
-    let text = refused(unsafe { mp_message_wait(&mut short, &mut told, null_mut(), 0) }, MP_ERROR_MESSAGE_TRUNCATED);
+    let text = refused(unsafe { mp_wait(&mut short, &mut told) }, MP_ERROR_MESSAGE_TRUNCATED);
     assert!(short.is_null() && told.bytes == 5000 && text.contains("5000") && text.contains("4999"), "{text}");
 
     let (sender, heard) = channel::<(i32, String)>();
@@ -364,25 +365,25 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     ok(mp_stream_wait_request(null_mut(), got));
     let (mut matched, mut told) = (0, message_info());
     // SAFETY: as above.
-    ok(unsafe { mp_message_get_info(got, &mut matched, &mut told, null_mut(), 0) });
+    ok(unsafe { mp_message_get_info(got, &mut matched, &mut told) });
     assert_eq!((matched, told.bytes, told.metadata_bytes), (1, 5000, 6));
 
     let (mut cancelled, mut never) = (0, own.receive(to, 5000, 9));
     // SAFETY: as above.
     ok(unsafe { mp_request_set_callback(never, Some(note), user()) });
     // SAFETY: as above.
-    ok(unsafe { mp_message_get_info(never, &mut matched, &mut told, null_mut(), 0) });
+    ok(unsafe { mp_message_get_info(never, &mut matched, &mut told) });
     assert_eq!(matched, 0);
     // SAFETY: as above.
-    ok(unsafe { mp_message_cancel(never, &mut cancelled) });
+    ok(unsafe { mp_request_cancel(never, &mut cancelled) });
     let (status, text) = heard.recv().expect("called");
     assert!(cancelled == 1 && status == MP_ERROR_CANCELLED as i32 && text.contains("cancelled"), "{text}");
     // SAFETY: as above.
-    refused(unsafe { mp_wait(&mut never) }, MP_ERROR_CANCELLED);
+    refused(unsafe { mp_wait(&mut never, null_mut()) }, MP_ERROR_CANCELLED);
     assert!(never.is_null());
     for mut request in [sent, got] {
         // SAFETY: as above.
-        ok(unsafe { mp_wait(&mut request) });
+        ok(unsafe { mp_wait(&mut request, null_mut()) });
     }
 
     // Executions have the same.
@@ -395,9 +396,9 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     ok(mp_stream_wait_request(stream, request));
     assert_eq!(heard.recv().expect("called").0, 0);
     // SAFETY: as above.
-    refused(unsafe { mp_message_cancel(request, &mut cancelled) }, MP_ERROR_INVALID_ARGUMENT);
+    refused(unsafe { mp_request_cancel(request, &mut cancelled) }, MP_ERROR_INVALID_ARGUMENT);
     // SAFETY: as above.
-    ok(unsafe { mp_wait(&mut request) });
+    ok(unsafe { mp_wait(&mut request, null_mut()) });
 
     // What is wrong is named.
     // SAFETY: as above.
@@ -417,15 +418,15 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     ok(unsafe { mp_message_fetch(own.messenger, &descriptor, to.cast(), 100, null_mut(), &mut request) });
     // SAFETY: as above.
-    ok(unsafe { mp_wait(&mut request) });
+    ok(unsafe { mp_wait(&mut request, null_mut()) });
     // SAFETY: as above.
-    ok(unsafe { mp_wait(&mut released) });
+    ok(unsafe { mp_wait(&mut released, null_mut()) });
 
     // What was not received ends with the messenger.
     let mut left = own.receive(to, 8, 1);
     ok(mp_messenger_destroy(own.messenger));
     // SAFETY: as above.
-    refused(unsafe { mp_wait(&mut left) }, MP_ERROR_CANCELLED);
+    refused(unsafe { mp_wait(&mut left, null_mut()) }, MP_ERROR_CANCELLED);
     refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
     ok(mp_node_destroy(own.ranks));
 }
@@ -434,13 +435,14 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
 fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     let own = Own::new();
     let (from, to) = (own.node.alloc(0, 5000), own.node.alloc(1, 5000));
-    let (nothing, mut metadata) = (message_info(), [0_u8; 4]);
+    let mut metadata = [0_u8; 4];
+    let place = metadata.as_mut_ptr();
+    let nothing = mp_message_info_t { metadata: place.cast(), metadata_capacity: 4, ..message_info() };
     let mut told = nothing;
-    let mut ask = |request: &mut mp_request_t, told: &mut mp_message_info_t| {
+    let ask = |request: &mut mp_request_t, told: &mut mp_message_info_t| {
         let mut done = 77;
-        // SAFETY: all pointers are valid for the call.
-        let status = unsafe { mp_message_test(request, &mut done, told, metadata.as_mut_ptr().cast(), 4) };
-        (status, done, metadata)
+        // SAFETY: all pointers are valid for the call, and the metadata are this test's.
+        unsafe { (mp_test(request, &mut done, told), done, place.cast::<[u8; 4]>().read()) }
     };
     let same = |a: &mp_message_info_t, b: &mp_message_info_t| {
         (a.tag, a.bytes, a.rank, a.metadata_bytes) == (b.tag, b.bytes, b.rank, b.metadata_bytes)
@@ -452,7 +454,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     // SAFETY: the memory is this test's.
     unsafe { from.write_bytes(7, 5000) };
     let mut sent = own.send(from, 5000, 3, b"header");
-    let mut until_it_ends = |request: &mut mp_request_t, told: &mut mp_message_info_t| loop {
+    let until_it_ends = |request: &mut mp_request_t, told: &mut mp_message_info_t| loop {
         let (status, done, metadata) = ask(request, told);
         assert_eq!(done == 1, request.is_null(), "it is destroyed when it has ended, and not before");
         if done == 1 {
@@ -479,7 +481,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
         let mut request = request;
         while !request.is_null() {
             // SAFETY: the request is valid, and nobody wants to be told.
-            ok(unsafe { mp_message_test(&mut request, &mut done, null_mut(), null_mut(), 0) });
+            ok(unsafe { mp_test(&mut request, &mut done, null_mut()) });
         }
         sent = request;
     }
@@ -488,7 +490,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     // Cancelled: there is no message.
     let (mut never, mut cancelled) = (own.receive(to, 5000, 9), 0);
     // SAFETY: as above.
-    ok(unsafe { mp_message_cancel(never, &mut cancelled) });
+    ok(unsafe { mp_request_cancel(never, &mut cancelled) });
     told = nothing;
     assert_eq!((cancelled, until_it_ends(&mut never, &mut told).0), (1, MP_ERROR_CANCELLED));
     assert!(same(&told, &nothing));
@@ -499,9 +501,9 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
     done = 77;
     // SAFETY: as above.
-    let wrong = |request: *mut mp_request_t, done: *mut i32| unsafe { mp_message_test(request, done, null_mut(), null_mut(), 0) };
-    refused(wrong(&mut request, &mut done), MP_ERROR_INVALID_ARGUMENT);
-    assert_eq!(last_argument().as_deref(), Some("request"));
+    let wrong = |request: *mut mp_request_t, done: *mut i32| unsafe { mp_test(request, done, &mut message_info()) };
+    let text = refused(wrong(&mut request, &mut done), MP_ERROR_INVALID_ARGUMENT);
+    assert_eq!((last_argument().as_deref(), text.contains("let info be NULL")), (Some("info"), true), "{text}");
     refused(wrong(null_mut(), &mut done), MP_ERROR_INVALID_ARGUMENT);
     refused(wrong(&mut null_mut(), &mut done), MP_ERROR_INVALID_HANDLE);
     let mut got = own.receive(to, 8, 1);
@@ -509,7 +511,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     assert_eq!(last_argument().as_deref(), Some("done"));
     assert!(done == 77 && !request.is_null() && !got.is_null());
     // SAFETY: as above.
-    ok(unsafe { mp_wait(&mut request) });
+    ok(unsafe { mp_wait(&mut request, null_mut()) });
     ok(mp_messenger_destroy(own.messenger));
     assert_eq!(until_it_ends(&mut got, &mut told).0, MP_ERROR_CANCELLED);
     ok(mp_node_destroy(own.ranks));
@@ -566,7 +568,7 @@ fn a_stream_that_waits_for_a_message_which_comes_after_it_goes_on_when_the_messe
     let messenger = own.messenger.addr();
     ok(ends(move || mp_messenger_destroy(std::ptr::without_provenance_mut(messenger))));
     // SAFETY: the requests are the test's.
-    let [received, _] = unsafe { [mp_wait(&mut received), mp_wait(&mut sent)] };
+    let [received, _] = unsafe { [mp_wait(&mut received, null_mut()), mp_wait(&mut sent, null_mut())] };
     let said = refused(received, received);
     assert!(received != MP_SUCCESS && said.contains("messenger was destroyed"), "{said}");
     let (context, memory) = (own.node.context.addr(), to.addr());
@@ -590,7 +592,7 @@ fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
     // SAFETY: a counter that is there.
     ok(unsafe { mp_signal_raise(own.node.context, signal.counter, 1) });
     // SAFETY: the requests are the test's. They say how it went on.
-    [&mut received, &mut sent].into_iter().for_each(|request| ok(unsafe { mp_wait(request) }));
+    [&mut received, &mut sent].into_iter().for_each(|request| ok(unsafe { mp_wait(request, null_mut()) }));
     ok(mp_context_destroy(own.node.context));
 }
 

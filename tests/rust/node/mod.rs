@@ -75,7 +75,15 @@ pub fn partition_tuning(agents: u32) -> mp_partition_tuning_t {
 
 /// A message to be told of.
 pub fn message_info() -> mp_message_info_t {
-    mp_message_info_t { size: size_of::<mp_message_info_t>(), tag: 0, bytes: 0, rank: u32::MAX, metadata_bytes: 0 }
+    mp_message_info_t {
+        size: size_of::<mp_message_info_t>(),
+        tag: 0,
+        bytes: 0,
+        rank: u32::MAX,
+        metadata_bytes: 0,
+        metadata: null_mut(),
+        metadata_capacity: 0,
+    }
 }
 
 /// A trigger to be filled in.
@@ -205,7 +213,7 @@ impl Node {
         // SAFETY: the output is valid for the calls, and so is the plan's memory.
         ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
         // SAFETY: as above.
-        ok(unsafe { mp_wait(&mut request) });
+        ok(unsafe { mp_wait(&mut request, null_mut()) });
         assert!(request.is_null());
     }
 
