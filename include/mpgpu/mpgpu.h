@@ -24,8 +24,8 @@
  *   where the function says otherwise.
  * - Objects (contexts, plans, requests, streams, events) are given back with `destroy`, memory with `free`, memory of
  *   another process with `close`.
- * - `synchronize` and `mp_wait` block the calling thread. `mp_stream_wait_event` and `mp_stream_wait_signals` enqueue: later
- *   work in the stream waits, the caller does not.
+ * - `synchronize` blocks the calling thread, and so does `mp_wait`, MPI's word for requests. `mp_stream_wait_event` and its
+ *   like enqueue: later work in the stream waits, the caller does not.
  * - An enumeration may be given as any number: one that it does not have is refused with MP_ERROR_INVALID_ARGUMENT.
  * - Handles that were destroyed are recognised and refused, as are handles of another kind.
  * - A struct that starts with `size` is initialised with its _INIT macro, so that programs compiled with another
@@ -1300,8 +1300,8 @@ mp_status_t mp_plan_get_trigger(mp_plan_t plan, uint32_t rank, size_t transfer, 
 ///
 /// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a
 /// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.
-mp_status_t mp_plan_wait(mp_plan_t plan,
-                         double seconds);
+mp_status_t mp_plan_synchronize(mp_plan_t plan,
+                                double seconds);
 
 /// Makes a messenger: by it the ranks of a node send each other messages, which are matched by MPI's rules. All ranks
 /// call it together, with the same options; NULL means all defaults. `*messenger` belongs to the caller, who destroys it with

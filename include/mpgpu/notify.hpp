@@ -9,7 +9,7 @@
 /// @code
 /// mpgpu::notifications told(ctx, mpgpu::device::gpu(0), 2);
 /// work<<<blocks, threads, 0, stream>>>(told.in_kernel());
-/// told.wait(0, step, std::chrono::seconds(10), "the first half");    // until the kernel has raised notification 0
+/// told.synchronize(0, step, std::chrono::seconds(10), "the first half"); // until the kernel has raised notification 0
 /// ...                                                                // reads what the kernel has written
 /// told.raise(1, step);                                               // the kernel, still running, goes on
 /// @endcode
@@ -71,10 +71,10 @@ class notifications {
     /// blocks.
     [[nodiscard]] bool test(std::size_t index, std::uint64_t least) const noexcept { return value(index) >= least; }
 
-    /// Polls until a notification stands at `least` or more. Throws `timeout` after `most`, with the notification's
-    /// index, `name` if it is given, and what it stands at.
-    void wait(std::size_t index, std::uint64_t least, std::chrono::nanoseconds most, const std::string &name = {},
-              on_error failed = {}) const {
+    /// Blocks the calling thread until a notification stands at `least` or more: polls. Throws `timeout` after `most`,
+    /// with the notification's index, `name` if it is given, and what it stands at.
+    void synchronize(std::size_t index, std::uint64_t least, std::chrono::nanoseconds most,
+                     const std::string &name = {}, on_error failed = {}) const {
         const auto begin = std::chrono::steady_clock::now();
         while (!test(index, least)) {
             if (std::chrono::steady_clock::now() - begin >= most) {

@@ -116,7 +116,7 @@ class plan {
 
     /// Blocks until the last step of a plan with partitions has finished here, at most so many seconds. The error names
     /// the partitions that are missing. Throws `timeout`, `peer_gone`, `argument_error`.
-    void synchronize(double seconds, on_error failed = {}) const { failed.report(mp_plan_wait(get(), seconds)); }
+    void synchronize(double seconds, on_error failed = {}) const { failed.report(mp_plan_synchronize(get(), seconds)); }
 
     /// Paths, shares, chunks, modelled time, and why each other path was not taken. Throws `argument_error` when this
     /// is empty.

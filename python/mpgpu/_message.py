@@ -129,7 +129,7 @@ class Message(Request):
         self._check_unless_ended(lib.mp_request_cancel(self._request[0], cancelled))
         return bool(cancelled[0])
 
-    def order(self, stream: Any = None) -> None:
+    def stream_wait(self, stream: Any = None) -> None:
         """Have later work of a stream come after the message: it sees what was received, and may overwrite what was sent.
 
         The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and :meth:`wait`

@@ -177,7 +177,7 @@ pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfe
 /// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a
 /// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
-pub extern "C" fn mp_plan_wait(plan: mp_plan_t, seconds: f64) -> mp_status_t {
+pub extern "C" fn mp_plan_synchronize(plan: mp_plan_t, seconds: f64) -> mp_status_t {
     guard(|| {
         if seconds.is_nan() || seconds < 0.0 {
             return Err(Failure::invalid(c"seconds", format!("seconds={seconds}: must be 0 or more")));

@@ -43,7 +43,7 @@ TEST_CASE("a running kernel and a thread tell each other, round after round") {
     });
     std::uint64_t wrong_here = 0;
     for (std::uint64_t round = 1; round <= rounds; ++round) {
-        told.wait(0, round, 100s, "the kernel's word");
+        told.synchronize(0, round, 100s, "the kernel's word");
         wrong_here += words.data()[0] == round ? 0 : 1;
         words.data()[1] = 2 * round;
         told.raise(1, round);
@@ -62,10 +62,10 @@ TEST_CASE("one that never comes is named in time, and the kernel, told, ends") {
         tell.raise(2, 6); // and never 7
         tell.wait({0, 1, 0, 1}, 0, 1);
     });
-    told.wait(2, 6, 100s);
+    told.synchronize(2, 6, 100s);
     std::string text;
     try {
-        told.wait(2, 7, 5ms, "message to rank 4");
+        told.synchronize(2, 7, 5ms, "message to rank 4");
     } catch (const mpgpu::timeout &e) {
         text = e.what();
         CHECK(e.argument() == "index");
@@ -73,9 +73,9 @@ TEST_CASE("one that never comes is named in time, and the kernel, told, ends") {
     CHECK(text.find("notification 2 (message to rank 4) has not come in 0.005") == 0);
     CHECK(text.find("it stands at 6, and 7 is waited for") != std::string::npos);
     std::error_code ec;
-    told.wait(2, 7, 0ns, {}, ec);
+    told.synchronize(2, 7, 0ns, {}, ec);
     CHECK(ec == mpgpu::status::timeout);
-    told.wait(2, 6, 0ns, {}, ec);
+    told.synchronize(2, 6, 0ns, {}, ec);
     CHECK_FALSE(ec);
     told.raise(0, 1);
     stream.synchronize();

@@ -109,7 +109,7 @@ void check_words(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t st
     CHECK(cudaGetLastError());
     std::uint64_t wrong_here = 0;
     for (std::uint64_t round = 1; round <= count; ++round) {
-        told.wait(0, round, patience, "the kernel's words");
+        told.synchronize(0, round, patience, "the kernel's words");
         for (std::uint64_t i = 0; i < all; ++i) {
             wrong_here += up.data()[i] == round * 3 + i ? 0 : 1;
             down.data()[i] = round * 5 + i;
@@ -143,7 +143,7 @@ void time_both_ways(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t
     const auto give_up = steady::now() + patience;
     steady::time_point begin{};
     for (std::uint64_t round = 1; round <= count; ++round) {
-        while (!told.test(0, round)) { // not `wait`, which looks at the clock and yields
+        while (!told.test(0, round)) { // not `synchronize`, which looks at the clock and yields
             if (round == 1 && steady::now() > give_up) {
                 throw std::runtime_error("the kernel does not start");
             }
@@ -202,7 +202,7 @@ void time_beside(const mpgpu::context &ctx, mpgpu::device where, const cudaDevic
                 auto *const kernel = one.all_poll ? &wait_all_polling : &wait_for_one;
                 kernel<<<one.blocks, threads, 0, waiting>>>(told.in_kernel(), ++value);
                 CHECK(cudaGetLastError());
-                told.wait(0, value, patience, "a kernel that waits");
+                told.synchronize(0, value, patience, "a kernel that waits");
             }
             rates[k].push_back(rate_of(copying, bytes, copy));
             told.raise(1, value);

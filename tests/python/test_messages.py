@@ -434,14 +434,14 @@ def test_a_stream_waits_for_a_message_and_the_host_does_not(alone, stream):
     out, into, after = (mpgpu.empty(1000, device=0, shared=True) for _ in range(3))
     out.numpy()[:], into.numpy()[:] = 5, 0
     received = channel.receive(into, stream)
-    received.order(stream)
+    received.stream_wait(stream)
     copied = mpgpu.Plan([(after, into)]).execute(stream)
     assert not copied.done()
     channel.send(out).wait()
     copied.wait()
     assert (after.numpy() == 5).all()
     received.wait()
-    received.order(stream)
+    received.stream_wait(stream)
 
 
 def test_memory_is_held_while_a_message_is_under_way(alone, stream, gate):

@@ -688,7 +688,7 @@ impl Fuzzer<'_> {
             call!(self, mp_plan_arm(plan, stream));
             if windows * transfers == 0 {
                 call!(self, mp_execute(plan, null_mut(), null_mut()));
-                call!(self, mp_plan_wait(plan, if self.one_in(4) { -1.0 } else { 10.0 }));
+                call!(self, mp_plan_synchronize(plan, if self.one_in(4) { -1.0 } else { 10.0 }));
             }
             // Armed and not executed where nobody makes its partitions ready.
             call!(self, mp_plan_destroy(plan));
