@@ -267,6 +267,15 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
     }
 }
 
+/// Refuses a call on an object that is empty.
+[[noreturn]] inline void fail_empty(const char *what) {
+    error_details details;
+    details.status = status::invalid_handle;
+    details.argument = what;
+    details.message = std::string(what) + " is empty: make one and move it there first";
+    fail(std::move(details));
+}
+
 } // namespace detail
 
 /// How a call reports a failure: the last parameter of every function and constructor that can fail, and never written

@@ -14,6 +14,9 @@ namespace mpgpu {
 /// Owns it, and is move-only. Its destructor does not wait: streams that wait for the event still do.
 class event {
   public:
+    /// No event: every call reports `status::invalid_handle`.
+    event() noexcept = default;
+
     /// Makes an event. Throws `argument_error`, `driver_error`.
     explicit event(const context &ctx, on_error failed = {}) {
         mp_event_t made = nullptr;

@@ -177,7 +177,7 @@ struct messenger_options {
 /// blocks until movements under way have ended, twelve seconds at most (`mp_messenger_destroy`).
 class messenger {
   public:
-    /// No messenger.
+    /// No messenger: every call reports `status::invalid_handle`.
     messenger() noexcept = default;
 
     /// Collective: all ranks of the node make it together. Throws `argument_error`, `not_supported`, `rank_failed`.

@@ -174,6 +174,9 @@ template <class T> class shared_memory {
 /// which may be moved, and must outlive it.
 class node {
   public:
+    /// No rank: collective calls throw `argument_error`.
+    node() noexcept = default;
+
     /// Splits `all` by node. Collective over `all`, which stays the caller's and is duplicated, so that messages of
     /// this object meet none of the caller's. Throws `driver_error` for an error of MPI.
     node(const context &ctx, MPI_Comm all) : context_(ctx.get()), devices_(ctx.devices()) {
@@ -192,6 +195,8 @@ class node {
         number();
     }
 
+    /// Whether it has ranks.
+    explicit operator bool() const noexcept { return !on_node_.empty(); }
     /// Ranks of the communicator, on all nodes.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(index_.size()); }
     /// The communicator of the ranks of this node; it belongs to this object.
@@ -211,6 +216,7 @@ class node {
     /// Collective over the ranks of this node. Throws `argument_error` on the rank that names a device that it does
     /// not have, after the others have gone on; they find it without one.
     [[nodiscard]] std::vector<std::optional<device>> devices(device mine) const {
+        check_made();
         device_uuid uuid{};
         const mp_status_t outcome = mp_device_uuid(context_, mine.id(), uuid.data());
         std::vector<device_uuid> all(on_node_.size());
@@ -244,6 +250,7 @@ class node {
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             std::optional<device> kernels = std::nullopt) const {
+        check_made();
         int most = static_cast<int>(mine.size());
         detail::check(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, local_.get()), "MPI_Allreduce");
         const auto ranges = static_cast<std::size_t>(most);
@@ -307,6 +314,13 @@ class node {
     }
 
   private:
+    /// MPI would end the program.
+    void check_made() const {
+        if (!*this) {
+            mpgpu::detail::fail_empty("node");
+        }
+    }
+
     void number() {
         const int rank = all_.rank();
         on_node_.assign(static_cast<std::size_t>(local_.size()), 0);
@@ -317,7 +331,7 @@ class node {
         }
     }
 
-    mp_context_t context_;
+    mp_context_t context_ = nullptr;
     device_count devices_;
     detail::communicator all_;
     detail::communicator local_;

@@ -107,6 +107,9 @@ class node {
     /// or another number when it has failed. Must not throw.
     using allgather = std::function<int(const void *send, void *receive, std::size_t bytes)>;
 
+    /// No node: every call reports `status::invalid_handle`.
+    node() noexcept = default;
+
     /// A node of `ranks` ranks, of which this is `rank`. `gpus` are those that this rank works for; left out, those
     /// that it sees, shared out evenly where several ranks see them. All ranks make it together. What fails on one rank
     /// fails on all: there with its own error, on the others with `rank_failed` and the reason. Throws

@@ -71,6 +71,9 @@ using plan_info = mp_plan_info_t;
 /// them.
 class plan {
   public:
+    /// No plan: every call reports `status::invalid_handle`.
+    plan() noexcept = default;
+
     /// Plans the transfers of one communication step together, so that they do not fight for links. They are unordered
     /// among each other, so no destination may overlap another destination or a source. The memory must exist whenever
     /// the plan is executed; the array of transfers is not kept. Throws `argument_error`, `not_supported`,
@@ -140,7 +143,6 @@ class plan {
 
   private:
     friend class node;
-    plan() noexcept = default;
     detail::handle<mp_plan_t, detail::destroyed_by<mp_plan_destroy>> handle_;
 };
 

@@ -8,7 +8,6 @@
 #include <mpgpu/context.hpp>
 #include <mpgpu/event.hpp>
 
-#include <cassert>
 #include <utility>
 
 namespace mpgpu {
@@ -19,6 +18,10 @@ namespace mpgpu {
 /// be called from several threads at once.
 class stream {
   public:
+    /// No stream: every call reports `status::invalid_handle`, and so does the view, which must not be taken for the
+    /// default stream.
+    stream() noexcept = default;
+
     /// Makes a stream of `where`. Throws `argument_error`, `driver_error`.
     stream(const context &ctx, device where, on_error failed = {}) {
         mp_stream_t made = nullptr;
@@ -27,9 +30,12 @@ class stream {
         failed.report(outcome);
     }
 
-    /// The view that `plan::execute` and `event::record` take. This must own a stream, which must outlive the view.
-    operator stream_view() const &noexcept {
-        assert(handle_);
+    /// The view that `plan::execute` and `event::record` take. The stream must outlive it. Throws `argument_error` when
+    /// empty.
+    operator stream_view() const & {
+        if (!handle_) {
+            detail::fail_empty("stream");
+        }
         return handle_.get();
     }
     operator stream_view() const && = delete;

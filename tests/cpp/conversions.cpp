@@ -27,6 +27,12 @@ static_assert(move_only<mpgpu::event>);
 static_assert(move_only<buffer<double>>);
 static_assert(move_only<mpgpu::imported_memory<double>>);
 
+// Kept as members, they are empty until one is moved there.
+template <class... T> constexpr bool can_be_empty = (std::is_nothrow_default_constructible_v<T> && ...);
+static_assert(
+    can_be_empty<mpgpu::plan, mpgpu::request, stream, mpgpu::event, mpgpu::node, mpgpu::messenger,
+                 mpgpu::message_request, mpgpu::signal_counters, buffer<double>, mpgpu::imported_memory<double>>);
+
 // A stream is not a number, a null pointer, or a temporary's view.
 static_assert(std::is_convertible_v<mp_stream_t, stream_view>);
 static_assert(std::is_convertible_v<stream &, stream_view>);

@@ -347,6 +347,51 @@ TEST_CASE("mistakes are reported with what the caller can act on") {
     CHECK_FALSE(ec);
 }
 
+TEST_CASE("an object that is default-constructed refuses calls until one is moved there") {
+    const mpgpu::context ctx;
+    const mpgpu::stream_view order = mpgpu::stream_view::default_stream();
+    mpgpu::stream stream;
+    mpgpu::event event;
+    mpgpu::plan plan;
+    mpgpu::node node;
+    mpgpu::messenger messages;
+    const bool any = stream || event || plan || node || messages;
+    CHECK_FALSE(any);
+    CHECK_THROWS_AS(static_cast<void>(mpgpu::stream_view(stream)), mpgpu::argument_error);
+    const auto refused = [](auto call) {
+        std::error_code ec;
+        call(ec);
+        CHECK(ec == mpgpu::status::invalid_handle);
+    };
+    refused([&](std::error_code &ec) { stream.synchronize(ec); });
+    refused([&](std::error_code &ec) { stream.wait(event, ec); });
+    refused([&](std::error_code &ec) { stream.launch_host([] {}, ec); });
+    refused([&](std::error_code &ec) { event.record(order, ec); });
+    refused([&](std::error_code &ec) { event.synchronize(ec); });
+    refused([&](std::error_code &ec) { ctx.wait(order, event, ec); });
+    refused([&](std::error_code &ec) { plan.prepare(order, ec); });
+    refused([&](std::error_code &ec) { plan.enqueue(order, ec); });
+    refused([&](std::error_code &ec) { static_cast<void>(plan.execute(order, ec)); });
+    refused([&](std::error_code &ec) { plan.arm(order, ec); });
+    refused([&](std::error_code &ec) { plan.synchronize(0, ec); });
+    refused([&](std::error_code &ec) { static_cast<void>(plan.trigger(0, 0, ec)); });
+    refused([&](std::error_code &ec) { static_cast<void>(plan.describe(mpgpu::description::text, ec)); });
+    refused([&](std::error_code &ec) { static_cast<void>(plan.info(ec)); });
+    refused([&](std::error_code &ec) { static_cast<void>(node.plan({}, {}, mpgpu::plan_options{}, ec)); });
+    refused([&](std::error_code &ec) { static_cast<void>(node.plan({}, {}, mpgpu::partitioning{}, {}, ec)); });
+    refused([&](std::error_code &ec) { node.fail("no node", ec); });
+    refused([&](std::error_code &ec) { static_cast<void>(mpgpu::messenger(node, {}, ec)); });
+    refused([&](std::error_code &ec) { static_cast<void>(messages.probe(0, 0, ec)); });
+
+    stream = mpgpu::stream(ctx, device::gpu(0));
+    event = mpgpu::event(ctx);
+    node = mpgpu::node(ctx);
+    plan = node.plan({}, {});
+    plan.enqueue(stream);
+    event.record(stream);
+    event.synchronize();
+}
+
 TEST_CASE("objects that outlive their context are invalid and harmless") {
     auto ctx = std::make_unique<mpgpu::context>(virtual_devices());
     mpgpu::buffer<int> a(*ctx, device::gpu(0), 10);

@@ -473,6 +473,30 @@ TEST_CASE("a plan can be moved, and moved again, between exchanges, and so can i
     check_cycles(all, stream, 2, [&](const mpgpu::stream &s) { plans.front().exchange(s); });
 }
 
+TEST_CASE("a plan that is default-constructed or destroyed refuses exchanges until another is moved there") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid g;
+    g.cells = {8, 8, 1};
+    g.ranks = {2, 2, 1};
+    g.ghost = {1, 1, 0};
+    mesh all(ctx, g, {4});
+    halo::plan plan;
+    const auto refuses = [&] {
+        CHECK_FALSE(plan);
+        CHECK_THROWS_AS(plan.exchange(stream), mpgpu::argument_error);
+        CHECK_THROWS_AS(plan.start(stream), mpgpu::argument_error);
+        CHECK_THROWS_AS(plan.finish(stream), mpgpu::argument_error);
+        CHECK_THROWS_AS(plan.destroy(), mpgpu::argument_error);
+    };
+    refuses();
+    plan = halo::plan(ctx, g, all.arrays);
+    CHECK(plan);
+    check_cycles(all, stream, 2, [&](const mpgpu::stream &s) { plan.exchange(s); });
+    plan.destroy();
+    refuses();
+}
+
 TEST_CASE("what does not go together is refused with the value and the remedy") {
     const mpgpu::context ctx = virtual_devices();
     halo::grid good;

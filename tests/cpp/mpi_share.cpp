@@ -119,6 +119,18 @@ void devices_are_known_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node
             "names differ");
 }
 
+void a_node_that_is_default_constructed_refuses_calls() {
+    const mpgpu::mpi::node none;
+    require(!none && none.size() == 0 && !none.contains(0), "it has no ranks");
+    bool refused = false;
+    try {
+        static_cast<void>(none.devices(mpgpu::device::gpu(0)));
+    } catch (const mpgpu::argument_error &) {
+        refused = true;
+    }
+    require(refused, "a collective call says so");
+}
+
 void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     // Rank 0 offers nothing, rank 1 what cannot be exported.
     std::vector<double> ordinary(4);
@@ -202,7 +214,9 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     try {
         mpgpu::context made;
-        const mpgpu::mpi::node node(made, MPI_COMM_WORLD);
+        a_node_that_is_default_constructed_refuses_calls();
+        mpgpu::mpi::node node;
+        node = mpgpu::mpi::node(made, MPI_COMM_WORLD);
         const mpgpu::context ctx = std::move(made); // a node has the context wherever that is moved
         require(static_cast<int>(node.ranks().size()) == node.size(), "all ranks are of this node");
         devices_are_known_by_name(ctx, node, world_rank);

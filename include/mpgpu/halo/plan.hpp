@@ -78,6 +78,9 @@ template <class Node> struct processes;
 /// streams they are asked for.
 class plan {
   public:
+    /// No plan: `exchange`, `start`, `finish` and `destroy` throw `argument_error`.
+    plan() noexcept = default;
+
     /// All ranks of the grid in this process, `arrays[rank]` on the device of each; several ranks may share a device.
     /// Exchanges a few times where `options::direct_pieces` is empty. Throws `argument_error` for a grid or arrays
     /// that do not go together, `not_supported` when cells must be packed on the CUDA backend and there is no `copier`,
@@ -114,6 +117,7 @@ class plan {
     /// the arrays are freed and before MPI_Finalize. In one process the destructor does the same. The plan is empty
     /// afterwards, as one that was moved from: it may be destroyed or assigned to. Throws `driver_error`, `peer_gone`.
     void destroy() {
+        check_made();
         plan whole = std::move(*this); // everything goes with it
         whole.complete();
         detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
@@ -131,6 +135,7 @@ class plan {
     /// Enqueues an exchange: after all earlier work in `stream`, before all later work in it. Never blocks, but with
     /// ranks on other nodes: see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`.
     void exchange(stream_view stream) {
+        check_made();
         if (push_) {
             choose_signals(stream);
             std::int32_t of = MP_DEVICE_HOST;
@@ -150,6 +155,7 @@ class plan {
     /// nodes, until their messages are packed, because MPI knows nothing of streams; else never. Throws as `exchange`
     /// does.
     void start(stream_view stream) {
+        check_made();
         complete();
         choose_signals(stream);
         const mpgpu::stream &order = lanes_.front().order;
@@ -194,10 +200,13 @@ class plan {
     /// May be called for several streams. Blocks, with ranks on other nodes, until their messages are here; else never.
     /// Throws `argument_error`, `driver_error`.
     void finish(stream_view stream) {
+        check_made();
         complete();
         detail::check(mp_stream_wait_event(context_, stream.get(), end_of_last().get()));
     }
 
+    /// Whether it can exchange.
+    explicit operator bool() const noexcept { return !lanes_.empty(); }
     /// Bytes that this process's ranks send in one exchange, to themselves included: straight into ghost cells.
     [[nodiscard]] std::uint64_t direct_bytes() const noexcept { return direct_bytes_; }
     /// The same: packed.
@@ -525,6 +534,12 @@ class plan {
     /// that are not captured come after each other, in whatever streams, and those of a capture are in one.
     [[nodiscard]] event &end_of_last() noexcept {
         return push_ && by_flags_ ? lanes_.front().done : finished_;
+    }
+
+    void check_made() const {
+        if (!*this) {
+            mpgpu::detail::fail_empty("plan");
+        }
     }
 
     /// Brings an exchange with other nodes to its end, on the host; the rest is enqueued.

@@ -194,6 +194,9 @@ template <> struct processes<mpi::node> {
 
     static plan make(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
                      const options &how) {
+        if (!node) {
+            mpgpu::detail::fail_empty("node"); // MPI would end the program
+        }
         const int rank = rank_of(node);
         together(node, [&] { check_arguments(node, g, rank, arrays, how); });
         check_agreement(node, g, arrays, how);
