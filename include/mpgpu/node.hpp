@@ -172,6 +172,13 @@ class node {
         const auto [windows, transfers] = named(halves);
         return plan(windows, transfers, options, failed);
     }
+    /// The same with transfers that move in partitions. `plan::trigger(rank(), i)` is of half `i`, so with one
+    /// partition each a receiver asks which of its messages has arrived (`trigger::arrived(0)`).
+    [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const partitioning &how,
+                                            const plan_options &options = {}, on_error failed = {}) const {
+        const auto [windows, transfers] = named(halves);
+        return plan(windows, transfers, how, options, failed);
+    }
 
     /// Finds the best partitioning of these transfers by trying, on all ranks together: `produce` launches the
     /// producers of a step in a stream, given the triggers of the transfers that this rank has handed in, all of which

@@ -204,6 +204,43 @@ TEST_CASE("a consumer waits for a partition") {
     moved.plan().synchronize(60);
 }
 
+TEST_CASE("a receiver asks which of its messages has arrived") {
+    const mpgpu::context ctx;
+    const mpgpu::node node(ctx);
+    mpgpu::buffer<uint8_t> from(ctx, mpgpu::device::gpu(0), 2000);
+    mpgpu::buffer<uint8_t> to(ctx, mpgpu::device::gpu(1), 2000);
+    const auto half = [](auto &buffer, std::size_t i) {
+        return mpgpu::device_span<uint8_t>(buffer).subspan(i * 1000, 1000);
+    };
+    const mpgpu::plan plan =
+        node.plan_exchange({mpgpu::send_to(0, 1, half(from, 0)), mpgpu::send_to(0, 2, half(from, 1)),
+                            mpgpu::receive_from(0, 2, half(to, 1)), mpgpu::receive_from(0, 1, half(to, 0))},
+                           mpgpu::partitioning{1});
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+    const mpgpu::trigger second(plan.trigger(0, 2));
+    const mpgpu::trigger first(plan.trigger(0, 3));
+    for (uint8_t step = 1; step < 4; ++step) {
+        plan.arm(stream);
+        stream.synchronize();
+        std::fill_n(from.data(), 2000, step);
+        // The step is under way while a partition is missing.
+        std::thread producer([&] {
+            mpgpu::trigger(plan.trigger(0, 1)).ready(0);
+            while (!second.arrived(0)) {
+                std::this_thread::yield();
+            }
+            CHECK(!first.arrived(0));
+            CHECK(std::count(to.data() + 1000, to.data() + 2000, step) == 1000);
+            mpgpu::trigger(plan.trigger(0, 0)).ready(0);
+        });
+        plan.enqueue(stream);
+        producer.join();
+        plan.synchronize(60);
+        CHECK(first.arrived(0));
+        CHECK(std::count(to.data(), to.data() + 1000, step) == 1000);
+    }
+}
+
 TEST_CASE("a plan that does not tell of arrivals never says that one has come") {
     const mpgpu::context ctx;
     const mpgpu::node node(ctx);

@@ -103,8 +103,8 @@ const REFUSED: [(OneWrong, &str, &str); 12] = [
     ),
     // SAFETY: as above.
     (|n, wrong| unsafe { mp_node_plan(n, null(), wrong.into(), null(), 0, null(), null(), &mut null_mut()) }, "windows", "windows is NULL"),
-    // SAFETY: as above.
     (
+        // SAFETY: as above.
         |n, wrong| unsafe { mp_node_plan(n, null(), 0, null(), wrong.into(), null(), null(), &mut null_mut()) },
         "transfers",
         "transfers is NULL",
