@@ -586,7 +586,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
             sent.fill_(value + 100 * rank)
             posted = [channel.receive(received), channel.send(sent)]
             for message in posted:
-                message.order()
+                message.stream_wait()
             seen.append(received.clone())
             messages += posted
         for message in messages:
