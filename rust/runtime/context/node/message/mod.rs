@@ -120,6 +120,8 @@ pub struct Messenger {
     /// Whether mailboxes are mapped: held for reading by whoever looks at them.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
+    /// Whether what had not matched has ended, or ends by whoever holds it.
+    has_ended_unmatched: Mutex<bool>,
     /// Held by whoever destroys the messenger; whether all is given back.
     destroyed: Mutex<bool>,
     slots: Mutex<SlotPool>,
@@ -208,6 +210,7 @@ impl Messenger {
             presence,
             gate: RwLock::new(true),
             is_ending: AtomicBool::new(false),
+            has_ended_unmatched: Mutex::new(false),
             destroyed: Mutex::new(false),
             slots: Mutex::new(SlotPool { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new(), torn: Vec::new() }),
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
@@ -459,9 +462,12 @@ impl Messenger {
 
     /// Nobody posts from here on, and what has not matched ends, but for messages that the library keeps. Does not wait for others.
     fn end_unmatched(&self) {
-        if self.is_ending.swap(true, Ordering::SeqCst) {
+        // Whoever comes second goes on when the first is done: `finish` enters again while it is inside, and must not find a writer waiting.
+        let mut has_ended = lock(&self.has_ended_unmatched);
+        if std::mem::replace(&mut *has_ended, true) {
             return;
         }
+        self.is_ending.store(true, Ordering::SeqCst);
         // Whoever was posting has posted.
         drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
         let Ok(_open) = self.enter() else { return };
