@@ -11,8 +11,10 @@
 //! | [`program`] | operations with dependencies, and the validator that proves a program right |
 //! | [`model`] | what a path and a set of paths cost, in seconds; the simulator |
 //! | [`plan`] | transfers and a machine in, [`plan::Plan`] out |
+//! | [`adapt`] | which variant of a plan to execute, by how long its executions took; played in virtual time |
 #![forbid(unsafe_code)]
 
+pub mod adapt;
 pub mod headroom;
 pub mod model;
 pub mod plan;

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod adapt;
 mod alone;
 mod fluid_bound;
 mod hidden;

@@ -90,6 +90,30 @@ impl Machine {
         machine
     }
 
+    /// The same machine where each resource has so many times its capacity, more than 0. Routes stay what they are: copy engines take the way
+    /// that they are wired for, however slow it is. The topology that it was compiled from stays too.
+    pub fn scaled(&self, factor: impl Fn(ResourceId) -> f64) -> Machine {
+        let mut machine = self.clone();
+        for (number, resource) in (0..).zip(&mut machine.resources) {
+            resource.capacity *= factor(ResourceId(number));
+        }
+        for route in machine.routes.iter_mut().flatten() {
+            let capacities = route.resources.iter().map(|resource| machine.resources[resource.0 as usize].capacity);
+            route.bandwidth = capacities.fold(f64::INFINITY, f64::min);
+        }
+        machine
+    }
+
+    /// The resources that a word names: `nvlink`, `pcie` or `host` for all links of the kind and what they share, else the one of this name.
+    pub fn resources_named(&self, name: &str) -> Vec<ResourceId> {
+        let Topology { links, shared, .. } = &self.topology;
+        let kinds = links.iter().map(|link| Some(link.kind));
+        let kinds = kinds.chain(shared.iter().map(|shared| shared.links.first().map(|link| links[link.0 as usize].kind)));
+        let named = (0..).zip(&self.resources).zip(kinds);
+        let named = named.filter(|((_, of), kind)| of.name == name || kind.is_some_and(|kind| kind.name() == name));
+        named.map(|((number, _), _)| ResourceId(number)).collect()
+    }
+
     /// What this machine was compiled from.
     pub fn topology(&self) -> &Topology {
         &self.topology

@@ -1,0 +1,148 @@
+//! The last measured times of one variant: their median, their noise, and whether they have changed.
+
+/// Times that are kept: with so many a median is off by a third of the noise.
+const KEPT: usize = 15;
+
+/// The least part of the median by which a time has to differ to count as outside of the noise.
+const LEAST_BAND: f64 = 0.04;
+
+/// Mean absolute deviations that are taken for noise: four standard deviations of a normal distribution.
+const BAND: f64 = 5.0;
+
+/// Noise at first, and at least: mean absolute deviation over the median.
+const NOISE: (f64, f64) = (0.015, 0.003);
+
+/// What a time says.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// It is as the others, or the first ones.
+    Expected,
+    /// It is outside of the noise, alone; the next one decides.
+    Outlier,
+    /// It is the second in a row outside of the noise, on the same side: the earlier times are forgotten.
+    Changed,
+}
+
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Times {
+    ring: [u64; KEPT],
+    count: usize,
+    next: usize,
+    median: u64,
+    /// Mean absolute deviation from the median, over the median.
+    noise: f64,
+    /// Whether one of them was taken since the last change was noticed.
+    pub fresh: bool,
+    /// The last one, if it was an outlier.
+    outlier: Option<u64>,
+}
+
+impl Times {
+    pub fn new() -> Times {
+        Times { ring: [0; KEPT], count: 0, next: 0, median: 0, noise: NOISE.0, fresh: false, outlier: None }
+    }
+
+    /// Times of which only the median is known.
+    pub fn known(median: u64) -> Times {
+        let mut times = Times::new();
+        (0..3).for_each(|_| times.push(median));
+        times
+    }
+
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Nanoseconds; 0 without times.
+    pub fn median(&self) -> u64 {
+        self.median
+    }
+
+    /// What the next time is thought to be: as an outlier that has not been confirmed yet, or as the median.
+    pub fn expected(&self) -> u64 {
+        self.outlier.unwrap_or(self.median)
+    }
+
+    /// The standard error of the median, over the median. A sample's median has 1.25 times that of its mean.
+    pub fn error(&self) -> f64 {
+        1.25 * 1.25 * self.noise / (self.count.max(1) as f64).sqrt()
+    }
+
+    pub fn add(&mut self, ns: u64) -> News {
+        let deviation = ns.abs_diff(self.median) as f64 / self.median.max(1) as f64;
+        let band = BAND * self.noise;
+        if self.count >= 2 {
+            // Outliers count as the edge of the band, so that it grows where there are many.
+            self.noise += (deviation.min(band) - self.noise) / 16.0;
+            self.noise = self.noise.max(NOISE.1);
+        }
+        if self.count >= 2 && deviation > band.max(LEAST_BAND) {
+            let fresh = std::mem::replace(&mut self.fresh, true);
+            match self.outlier.take() {
+                // The world has changed since: old times say nothing any more.
+                None if !fresh => self.forget(),
+                Some(before) if (before > self.median) == (ns > self.median) => {
+                    self.forget();
+                    self.push(before);
+                    self.push(ns);
+                    return News::Changed;
+                }
+                _ => {
+                    (self.outlier, self.fresh) = (Some(ns), fresh);
+                    return News::Outlier;
+                }
+            }
+        }
+        self.outlier = None;
+        self.fresh = true;
+        self.push(ns);
+        News::Expected
+    }
+
+    fn forget(&mut self) {
+        (self.count, self.next) = (0, 0);
+    }
+
+    fn push(&mut self, ns: u64) {
+        self.ring[self.next] = ns;
+        self.next = (self.next + 1) % KEPT;
+        self.count = (self.count + 1).min(KEPT);
+        let mut sorted = self.ring;
+        let sorted = &mut sorted[..self.count];
+        sorted.sort_unstable();
+        let (low, high) = (sorted[(self.count - 1) / 2], sorted[self.count / 2]);
+        self.median = low + (high - low) / 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_outlier_changes_nothing_and_two_in_a_row_replace_all() {
+        let mut times = Times::new();
+        (0..20).for_each(|i| assert_eq!(times.add(1000 + i % 3), News::Expected));
+        assert_eq!((times.median(), times.add(3000), times.median()), (1001, News::Outlier, 1001));
+        assert_eq!((times.add(500), times.add(1002)), (News::Outlier, News::Expected), "on both sides");
+        assert_eq!((times.add(1500), times.add(1510)), (News::Outlier, News::Changed));
+        assert_eq!((times.median(), times.count()), (1505, 2));
+    }
+
+    #[test]
+    fn after_a_change_elsewhere_one_time_confirms_the_old_ones_or_replaces_them() {
+        let mut times = Times::known(1000);
+        assert_eq!((times.add(1010), times.count(), times.fresh), (News::Expected, 4, true));
+        times.fresh = false;
+        assert_eq!((times.add(2000), times.count(), times.median(), times.fresh), (News::Expected, 1, 2000, true));
+    }
+
+    #[test]
+    fn noise_is_learned() {
+        let mut times = Times::new();
+        for i in 0..400_u64 {
+            times.add(1000 + (i * 7919 % 400) - 200);
+        }
+        assert!((0.05..0.15).contains(&times.noise) && times.count() == KEPT, "{times:?}");
+    }
+}

@@ -1,0 +1,379 @@
+//! A machine that is not the model's, and players on it who execute plans again and again and choose alone.
+//!
+//! While all of them keep to their variants, each execution takes what the simulator says of that joint choice: all players run at once, each one
+//! execution after the other, and share links max-min fairly. These times are found once for each joint choice and set of tenants; an
+//! execution during which others change theirs progresses at the rate that each of them gives it. So 10,000 executions cost as many steps
+//! and not as many simulations.
+
+use super::chooser::{Chooser, split_mix};
+use crate::model::simulate::{Executor, Scenario, SimulationError};
+use crate::plan::Plan;
+use crate::program::Shape;
+use crate::topology::{Machine, ResourceId};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// Executions of each player from which the time of one is taken.
+const RUNS: usize = 3;
+/// The most, of a player whose executions are short beside those of others.
+const MOST_RUNS: usize = 12;
+/// All joint choices are compared where there are so many, else one player's choice after the other is improved.
+const ENUMERATED: usize = 81;
+
+/// Who executes a plan: a rank, or a stream of one.
+#[derive(Clone, Debug)]
+pub struct Player {
+    /// Players of one process share staging memory.
+    pub process: usize,
+    /// The transfers.
+    pub shapes: Vec<Shape>,
+    /// What it chooses from; the last are the plain copies.
+    pub variants: Rc<[Plan]>,
+}
+
+/// Someone who takes a part of resources for a while.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tenant {
+    /// What it takes a part of.
+    pub resources: Vec<ResourceId>,
+    /// The part of their capacity that it leaves, more than 0.
+    pub leaves: f64,
+    /// It is there while the first player is at these executions.
+    pub during: std::ops::Range<u64>,
+}
+
+/// How a play is run.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Conditions {
+    /// Executions of the first player, after which all end.
+    pub executions: u64,
+    /// Standard deviation of the time of an execution, over its mean. One in 200 takes twice as long.
+    pub noise: f64,
+    /// Executions after which a time is known; one in 100 never is.
+    pub late: u64,
+    /// See [`Chooser::new`].
+    pub steady: u32,
+    /// Of all that is random.
+    pub seed: u64,
+}
+
+impl Default for Conditions {
+    fn default() -> Self {
+        Conditions { executions: 10_000, noise: 0.02, late: 2, steady: 16, seed: 1 }
+    }
+}
+
+/// Bytes that all players moved up to the end of an execution of the first one, noise left out.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Moment {
+    /// Seconds.
+    pub time: f64,
+    /// What was done.
+    pub did: f64,
+    /// What the best joint choice of each moment would have done by now.
+    pub best: f64,
+    /// What plain copies would have.
+    pub plain: f64,
+    /// What the model's choice would have.
+    pub model: f64,
+}
+
+/// What came of a play.
+#[derive(Clone, Debug)]
+pub struct Game {
+    /// For each player.
+    pub players: Vec<Trail>,
+    /// The start, and the end of each execution of the first player.
+    pub moments: Vec<Moment>,
+    /// The best joint choice that the tenants of each part of the play allow, in the order in which they came.
+    pub best: Vec<Vec<u8>>,
+}
+
+/// What one player did.
+#[derive(Clone, Debug, Default)]
+pub struct Trail {
+    /// Executions of each variant.
+    pub executed: Vec<u64>,
+    /// Executions of variants that were not in force.
+    pub tries: u64,
+    /// When which variant came into force: seconds, the first player's execution, variant.
+    pub in_force: Vec<(f64, u64, usize)>,
+    /// Seconds at which each try began, and its variant.
+    pub tried: Vec<(f64, usize)>,
+}
+
+impl Game {
+    /// The part of the time between two executions of the first player that was lost to the best.
+    pub fn lost(&self, from: u64, to: u64) -> f64 {
+        let (begin, end) = (self.moments[from as usize], self.moments[to as usize]);
+        (end.best - begin.best) / (end.did - begin.did) - 1.0
+    }
+
+    /// The largest loss over so many executions in a row, and where they begin.
+    pub fn worst(&self, executions: u64) -> (f64, u64) {
+        let starts = (0..).take_while(|from| from + executions < self.moments.len() as u64);
+        let lost = starts.map(|from| (self.lost(from, from + executions), from));
+        lost.fold((0.0, 0), |worst, next| if next.0 > worst.0 { next } else { worst })
+    }
+
+    /// Switches of a player between two executions of the first one.
+    pub fn switches(&self, player: usize, from: u64, to: u64) -> usize {
+        self.players[player].in_force.iter().skip(1).filter(|(_, at, _)| (from..to).contains(at)).count()
+    }
+
+    /// The whole play.
+    pub fn end(&self) -> Moment {
+        self.moments.last().copied().unwrap_or_default()
+    }
+}
+
+/// Executions of each player in a second, bytes times that of all, for one joint choice.
+#[derive(Clone, Debug)]
+struct Rates {
+    each: Vec<f64>,
+    all: f64,
+}
+
+/// The joint choices that a play is held against.
+struct Reference {
+    best: (Vec<u8>, f64),
+    plain: f64,
+    model: f64,
+}
+
+/// A machine with players and tenants.
+pub struct World {
+    real: Machine,
+    players: Vec<Player>,
+    tenants: Vec<Tenant>,
+    /// By tenants that are there, one bit each, and joint choice.
+    known: BTreeMap<(u64, Vec<u8>), Rc<Rates>>,
+}
+
+impl World {
+    /// Tenants beyond the 64th are left out.
+    pub fn new(real: Machine, players: Vec<Player>, mut tenants: Vec<Tenant>) -> World {
+        tenants.truncate(64);
+        World { real, players, tenants, known: BTreeMap::new() }
+    }
+
+    fn rates(&mut self, tenants: u64, joint: &[u8]) -> Result<Rc<Rates>, SimulationError> {
+        if let Some(known) = self.known.get(&(tenants, joint.to_vec())) {
+            return Ok(known.clone());
+        }
+        let present = || self.tenants.iter().enumerate().filter(|(at, _)| tenants >> at & 1 != 0).map(|(_, tenant)| tenant);
+        let leaves = |resource| present().filter(|of| of.resources.contains(&resource)).map(|of| of.leaves).product();
+        let machine = self.real.scaled(leaves);
+        let mut seconds = self.seconds(&machine, joint, &vec![RUNS; joint.len()])?;
+        let longest = seconds.iter().copied().fold(0.0, f64::max);
+        let runs: Vec<usize> = seconds.iter().map(|each| ((RUNS as f64 * longest / each).ceil() as usize).min(MOST_RUNS)).collect();
+        if runs.iter().any(|runs| *runs > RUNS + 1) {
+            seconds = self.seconds(&machine, joint, &runs)?;
+        }
+        let each: Vec<f64> = seconds.iter().map(|seconds| seconds.recip()).collect();
+        let bytes = self.players.iter().map(|player| player.shapes.iter().map(|shape| shape.bytes as f64).sum::<f64>());
+        let all = bytes.zip(&each).map(|(bytes, each)| bytes * each).sum();
+        let rates = Rc::new(Rates { each, all });
+        self.known.insert((tenants, joint.to_vec()), rates.clone());
+        Ok(rates)
+    }
+
+    /// Seconds of an execution of each player, from the first one's end until a player has no more to do.
+    fn seconds(&self, machine: &Machine, joint: &[u8], runs: &[usize]) -> Result<Vec<f64>, SimulationError> {
+        let chosen = || self.players.iter().zip(joint).map(|(player, variant)| (player, &player.variants[usize::from(*variant)]));
+        let mut scenario = Scenario::new(machine, chosen().map(|(_, plan)| plan.options.staging_bytes).max().unwrap_or(0));
+        let mut executions = Vec::with_capacity(joint.len());
+        for (number, (player, plan)) in chosen().enumerate() {
+            let bound = scenario.bind_in(player.process, &plan.program, &player.shapes)?;
+            let executor = Executor::of(plan.executor);
+            executions.push((0..=runs[number]).map(|_| scenario.execute_on(number, bound, executor, number as u32)).collect::<Vec<_>>());
+        }
+        let run = scenario.run();
+        let done = |of: &[crate::model::simulate::ExecutionId], at: usize| run.executions[of[at].0].done;
+        let horizon = executions.iter().map(|of| done(of, of.len() - 1)).fold(f64::INFINITY, f64::min);
+        let seconds = executions.iter().map(|of| {
+            let last = (1..of.len()).rev().find(|at| done(of, *at) <= horizon).unwrap_or(1);
+            ((done(of, last) - done(of, 0)) / last as f64).max(1e-9)
+        });
+        Ok(seconds.collect())
+    }
+
+    /// What the best joint choice does in a second: of all, or where those are many of the ones that are reached from every player's doing
+    /// the same by improving one player's choice at a time.
+    fn reference(&mut self, tenants: u64) -> Result<Reference, SimulationError> {
+        let counts: Vec<u8> = self.players.iter().map(|player| player.variants.len() as u8).collect();
+        let all: Option<usize> = counts.iter().try_fold(1_usize, |all, count| all.checked_mul(usize::from(*count)));
+        let mut best: (Vec<u8>, f64) = (vec![0; counts.len()], 0.0);
+        let better = |world: &mut World, joint: &[u8], than: &mut (Vec<u8>, f64)| -> Result<bool, SimulationError> {
+            let rate = world.rates(tenants, joint)?.all;
+            let is_better = rate > than.1 * (1.0 + 1e-9);
+            if is_better {
+                *than = (joint.to_vec(), rate);
+            }
+            Ok(is_better)
+        };
+        if all.is_some_and(|all| all <= ENUMERATED) {
+            for mut number in 0..all.unwrap_or(0) {
+                let digit = |count: &u8| {
+                    let digit = number % usize::from(*count);
+                    number /= usize::from(*count);
+                    digit as u8
+                };
+                let joint: Vec<u8> = counts.iter().map(digit).collect();
+                better(self, &joint, &mut best)?;
+            }
+        } else {
+            for same in 0..counts.iter().copied().max().unwrap_or(1) {
+                let mut from = (counts.iter().map(|count| same.min(count - 1)).collect::<Vec<u8>>(), 0.0);
+                better(self, &from.0.clone(), &mut from)?;
+                let mut improved = true;
+                while std::mem::take(&mut improved) {
+                    for player in 0..counts.len() {
+                        for variant in 0..counts[player] {
+                            let mut joint = from.0.clone();
+                            joint[player] = variant;
+                            improved |= better(self, &joint, &mut from)?;
+                        }
+                    }
+                }
+                if from.1 > best.1 {
+                    best = from;
+                }
+            }
+        }
+        let plain: Vec<u8> = counts.iter().map(|count| count - 1).collect();
+        Ok(Reference { plain: self.rates(tenants, &plain)?.all, model: self.rates(tenants, &vec![0; counts.len()])?.all, best })
+    }
+
+    /// The most that a player gains who changes its variant while the others keep to theirs, at this execution of the first player.
+    pub fn gain_alone(&mut self, execution: u64, joint: &[u8]) -> Result<f64, SimulationError> {
+        let tenants = self.present(execution);
+        let now = self.rates(tenants, joint)?;
+        let mut most = 0.0_f64;
+        for player in 0..joint.len() {
+            for variant in 0..self.players[player].variants.len() {
+                let mut other = joint.to_vec();
+                other[player] = variant as u8;
+                most = most.max(self.rates(tenants, &other)?.each[player] / now.each[player] - 1.0);
+            }
+        }
+        Ok(most)
+    }
+
+    /// The tenants that are there, one bit each.
+    fn present(&self, execution: u64) -> u64 {
+        let there = self.tenants.iter().enumerate().filter(|(_, tenant)| tenant.during.contains(&execution));
+        there.fold(0, |set, (at, _)| set | 1 << at)
+    }
+
+    /// Lets all players execute and choose.
+    pub fn play(&mut self, conditions: &Conditions) -> Result<Game, SimulationError> {
+        let mut random = conditions.seed;
+        let mut seats: Vec<Seat> = Vec::with_capacity(self.players.len());
+        for player in &self.players {
+            let chooser = Chooser::new(&vec![None; player.variants.len()], conditions.steady, split_mix(&mut random));
+            seats.push(Seat {
+                played: Trail { executed: vec![0; player.variants.len()], ..Trail::default() },
+                chooser,
+                random: split_mix(&mut random),
+                reports: VecDeque::new(),
+                executions: 0,
+                current: None,
+                left: 0.0,
+            });
+        }
+        let mut joint = vec![0; seats.len()];
+        let mut now = Moment::default();
+        let mut play = Game { players: Vec::new(), moments: vec![now], best: Vec::new() };
+        let mut references: BTreeMap<u64, Reference> = BTreeMap::new();
+        let mut tenants = None;
+        let mut rates = Rc::new(Rates { each: Vec::new(), all: 0.0 });
+        for (seat, joint) in seats.iter_mut().zip(&mut joint) {
+            *joint = seat.begin(conditions, now.time, 0);
+        }
+        let mut changed = true;
+        while play.moments.len() <= conditions.executions as usize {
+            let there = self.present(play.moments.len() as u64 - 1);
+            if tenants.replace(there) != Some(there) {
+                changed = true;
+                if let std::collections::btree_map::Entry::Vacant(entry) = references.entry(there) {
+                    entry.insert(self.reference(there)?);
+                }
+                play.best.push(references[&there].best.0.clone());
+            }
+            let reference = &references[&there];
+            if std::mem::take(&mut changed) {
+                rates = self.rates(there, &joint)?;
+            }
+            let ends = seats.iter().zip(&rates.each).map(|(seat, rate)| seat.left / rate);
+            let (next, seconds) = ends.enumerate().fold((0, f64::INFINITY), |least, next| if next.1 < least.1 { next } else { least });
+            now.time += seconds;
+            now.did += seconds * rates.all;
+            now.best += seconds * reference.best.1;
+            now.plain += seconds * reference.plain;
+            now.model += seconds * reference.model;
+            seats.iter_mut().zip(&rates.each).for_each(|(seat, rate)| seat.left -= seconds * rate);
+            seats[next].end(conditions, now.time);
+            if next == 0 {
+                play.moments.push(now);
+            }
+            let variant = seats[next].begin(conditions, now.time, play.moments.len() as u64 - 1);
+            changed |= std::mem::replace(&mut joint[next], variant) != variant;
+        }
+        play.players = seats.into_iter().map(|seat| Trail { tries: seat.chooser.tries(), ..seat.played }).collect();
+        Ok(play)
+    }
+}
+
+/// A player in a play.
+struct Seat {
+    chooser: Chooser,
+    played: Trail,
+    random: u64,
+    /// Times that the chooser is told at these executions.
+    reports: VecDeque<(u64, usize, u64)>,
+    executions: u64,
+    /// Variant, begin, and whether it is measured.
+    current: Option<(usize, f64, bool)>,
+    /// The part of an execution that is left, noise included.
+    left: f64,
+}
+
+impl Seat {
+    /// Begins an execution; which variant it is.
+    fn begin(&mut self, conditions: &Conditions, now: f64, first_player: u64) -> u8 {
+        while let Some(&(_, variant, ns)) = self.reports.front().filter(|report| report.0 <= self.executions) {
+            self.reports.pop_front();
+            self.chooser.measured(variant, ns);
+        }
+        let choice = self.chooser.next_execution();
+        let in_force = self.chooser.in_force();
+        if self.played.in_force.last().is_none_or(|last| last.2 != in_force) {
+            self.played.in_force.push((now, first_player, in_force));
+        }
+        if choice.variant != in_force {
+            self.played.tried.push((now, choice.variant));
+        }
+        self.played.executed[choice.variant] += 1;
+        self.current = Some((choice.variant, now, choice.measure));
+        // Four uniform numbers between -1 and 1 have the variance 4/3.
+        let noise: f64 = (0..4).map(|_| 2.0 * unit(&mut self.random) - 1.0).sum::<f64>() * (0.75_f64).sqrt() * conditions.noise;
+        let outlier = if conditions.noise > 0.0 && unit(&mut self.random) < 0.005 { 2.0 } else { 1.0 };
+        self.left = (1.0 + noise).max(0.1) * outlier;
+        choice.variant as u8
+    }
+
+    fn end(&mut self, conditions: &Conditions, now: f64) {
+        self.executions += 1;
+        if let Some((variant, began, true)) = self.current.take()
+            && unit(&mut self.random) >= 0.01
+        {
+            self.reports.push_back((self.executions + conditions.late, variant, ((now - began) * 1e9) as u64));
+        }
+    }
+}
+
+/// From 0 to 1.
+fn unit(state: &mut u64) -> f64 {
+    (split_mix(state) >> 11) as f64 / (1_u64 << 53) as f64
+}

@@ -1,0 +1,336 @@
+//! Plans that choose among their variants by measured times: the rule by itself, and players on machines that are not the model's.
+
+use mpgpu_core::adapt::{Choice, Chooser, Conditions, Game, MAX_VARIANTS, Player, Tenant, World, variants};
+use mpgpu_core::plan::{Options, Plan, Shape};
+use mpgpu_core::topology::{DeviceId, Machine, MemoryKind, preset};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+const EXECUTIONS: u64 = 10_000;
+/// Executions over which the loss after a change is taken.
+const STRETCH: u64 = 500;
+
+/// Numbers from 0 to 1 (SplitMix64).
+struct Uniform(u64);
+
+impl Uniform {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// What a chooser did in a world where execution `n` of variant `v` takes `times(n)[v]` ms, with `noise` up and down.
+struct Course {
+    /// Time lost and time of the best, up to each execution.
+    sums: Vec<(f64, f64)>,
+    /// Time lost by executions of variants that were not in force, to the one in force.
+    tries: f64,
+    measured: u64,
+    switches: u64,
+}
+
+impl Course {
+    fn run<const N: usize>(times: impl Fn(u64) -> [f64; N], noise: f64, late: u64, seed: u64) -> Course {
+        Course::run_with(16, times, noise, late, seed)
+    }
+
+    fn run_with<const N: usize>(steady: u32, times: impl Fn(u64) -> [f64; N], noise: f64, late: u64, seed: u64) -> Course {
+        let mut chooser = Chooser::new(&[None; N], steady, seed);
+        let mut random = Uniform(!seed);
+        let mut reports: VecDeque<(u64, usize, u64)> = VecDeque::new();
+        let mut course = Course { sums: vec![(0.0, 0.0)], tries: 0.0, measured: 0, switches: 0 };
+        for execution in 0..EXECUTIONS {
+            while let Some(&(_, variant, ns)) = reports.front().filter(|report| report.0 <= execution) {
+                reports.pop_front();
+                chooser.measured(variant, ns);
+            }
+            let Choice { variant, measure } = chooser.next_execution();
+            let times = times(execution);
+            let time = times[variant];
+            course.tries += (time - times[chooser.in_force()]).max(0.0);
+            let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+            let (lost, all) = course.sums[execution as usize];
+            course.sums.push((lost + time - best, all + best));
+            if measure {
+                course.measured += 1;
+                let taken = time * (1.0 + noise * (2.0 * random.next() - 1.0)) * if random.next() < 0.005 { 2.0 } else { 1.0 };
+                if random.next() < 0.99 {
+                    reports.push_back((execution + 1 + late, variant, (taken * 1e6) as u64));
+                }
+            }
+        }
+        course.switches = chooser.switches();
+        course
+    }
+
+    fn lost(&self, from: u64, to: u64) -> f64 {
+        let (begin, end) = (self.sums[from as usize], self.sums[to as usize]);
+        (end.0 - begin.0) / (end.1 - begin.1)
+    }
+
+    fn time(&self) -> f64 {
+        self.sums[EXECUTIONS as usize].0 + self.sums[EXECUTIONS as usize].1
+    }
+}
+
+#[test]
+fn a_plan_with_one_variant_is_never_measured() {
+    for known in [&[][..], &[None][..]] {
+        let mut chooser = Chooser::new(known, 16, 1);
+        assert!((0..10_000).all(|_| chooser.next_execution() == Choice { variant: 0, measure: false }));
+    }
+}
+
+#[test]
+fn a_steady_plan_is_measured_the_more_seldom_the_longer_its_steady_stretch_and_changes_nothing() {
+    let [often, seldom] = [16, 64].map(|steady| Course::run_with(steady, |_| [1.0, 1.05, 1.3], 0.04, 2, 1));
+    println!("measured {} and {} of {EXECUTIONS}, tries among them", often.measured, seldom.measured);
+    assert!(often.measured < EXECUTIONS / 8 && seldom.measured < EXECUTIONS / 20);
+    assert!(often.switches == 0 && seldom.switches == 0);
+}
+
+#[test]
+fn a_later_run_starts_from_what_an_earlier_one_knew() {
+    let mut chooser = Chooser::new(&[Some(2000), None, Some(1000)], 16, 1);
+    assert_eq!((chooser.in_force(), chooser.next_execution()), (2, Choice { variant: 2, measure: true }));
+    assert_eq!([0, 1, 2, 3].map(|variant| chooser.median(variant)), [Some(2000), None, Some(1000), None]);
+    // It was another day.
+    for _ in 0..100 {
+        let Choice { variant, measure } = chooser.next_execution();
+        if measure {
+            chooser.measured(variant, [700, 900, 3000][variant]);
+        }
+    }
+    assert_eq!(chooser.in_force(), 0);
+}
+
+/// The loss that a slowdown of the variant in force costs: until it is measured, confirmed and another one is in force.
+fn of_slowdown(times: f64) -> f64 {
+    (times - 1.0) * (16.0 + 10.0) / STRETCH as f64 + 0.015
+}
+
+#[test]
+fn a_slowdown_by_half_costs_five_percent_of_500_executions_and_one_by_five_what_it_takes_to_be_seen() {
+    for (slower, least) in [(1.2, 0.05), (1.5, 0.05), (1.7, 0.05), (2.5, of_slowdown(2.5)), (6.0, of_slowdown(6.0))] {
+        let mut worst = 0.0_f64;
+        for seed in 0..40 {
+            let change = 3000 + 37 * seed;
+            let course =
+                Course::run(|n| if n < change { [1.0, 1.06, 1.12] } else { [slower, 1.0 + 0.3 * (slower - 1.0), 1.12] }, 0.03, 2, seed);
+            worst = worst.max(course.lost(change, change + STRETCH));
+        }
+        println!("{slower} times slower: {:.2} % over {STRETCH}", 100.0 * worst);
+        assert!(worst <= least, "{slower}: {worst} of {least}");
+    }
+}
+
+/// The loss to a variant that gains unseen: until it is tried, which is the more seldom the slower it was, confirmed, and in force.
+fn of_gain(slower: f64, gain: f64) -> f64 {
+    let tried = 1.5 * (256.0 * (slower - 1.0)).max(64.0);
+    gain * (tried + 60.0).min(STRETCH as f64) / STRETCH as f64 + 0.01
+}
+
+#[test]
+fn a_variant_that_becomes_the_fastest_unseen_is_found_by_tries_that_are_the_more_seldom_the_slower_it_was() {
+    for (slower, gain, most) in [
+        (1.1, 0.15, 0.05),
+        (1.3, 0.12, 0.05),
+        (1.8, 0.12, of_gain(1.8, 0.12)),
+        (1.2, 0.4, of_gain(1.2, 0.4)),
+        (3.0, 0.12, of_gain(3.0, 0.12)),
+    ] {
+        let mut worst = 0.0_f64;
+        for seed in 0..40 {
+            let change = 3000 + 37 * seed;
+            let course = Course::run(|n| if n < change { [slower, slower, 1.0] } else { [1.0 / (1.0 + gain), 1.0, 1.0] }, 0.03, 2, seed);
+            worst = worst.max(course.lost(change, change + STRETCH));
+        }
+        println!("{gain} gained by what was {slower} times as slow: {:.2} % over {STRETCH}, bound {:.0} %", 100.0 * worst, 100.0 * most);
+        assert!(worst <= most, "{slower}, {gain}: {worst}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_world_that_stays_loses_two_percent_at_most_and_tries_one(
+        times in prop::array::uniform3(1.0..6.0_f64), noise in 0.0..0.1_f64, late in 0..20_u64, seed: u64,
+    ) {
+        let course = Course::run(|_| times, noise, late, seed);
+        let worst = times.iter().copied().fold(0.0, f64::max);
+        // What is lost before anything is known is lost once.
+        let first = worst * (late + 12) as f64 / course.time();
+        prop_assert!(course.lost(0, EXECUTIONS) <= 0.02 + first, "lost {}", course.lost(0, EXECUTIONS));
+        prop_assert!(course.tries <= 0.01 * course.time() + worst * (late + 12) as f64, "tries {}", course.tries / course.time());
+    }
+
+    #[test]
+    fn tries_stay_bounded_while_everything_changes(seed: u64, every in 50..2000_u64, late in 0..8_u64) {
+        let times = |n: u64| std::array::from_fn::<f64, 3, _>(|v| 1.0 + 3.0 * Uniform(seed ^ (n / every * 4 + v as u64)).next());
+        let course = Course::run(times, 0.03, late, seed);
+        // A part of what tries lose is found out only after the change that made them slow: all of it is charged afterwards.
+        prop_assert!(course.tries <= 0.015 * course.time() + 4.0 * (late + 12) as f64, "tries {}", course.tries / course.time());
+        prop_assert!(course.switches <= 3 + 10 + EXECUTIONS / every.min(1024) * 2, "{} switches", course.switches);
+    }
+
+    #[test]
+    fn whatever_is_reported_a_variant_is_chosen_and_equal_choosers_choose_alike(
+        variants in 1..=MAX_VARIANTS, seed: u64, steps in prop::collection::vec((any::<bool>(), 0..6_usize, any::<u64>()), 0..500),
+    ) {
+        let mut choosers = [(); 2].map(|()| Chooser::new(&vec![None; variants], 16, seed));
+        for (reports, variant, ns) in steps {
+            let [one, other] = choosers.each_mut().map(|chooser| {
+                if reports {
+                    chooser.measured(variant, ns >> (ns % 64));
+                }
+                chooser.next_execution()
+            });
+            prop_assert!(one == other && one.variant < variants && choosers[0].in_force() < variants);
+        }
+    }
+}
+
+fn put(src: usize, dst: usize, mib: u64) -> Shape {
+    let (src_device, dst_device) = (DeviceId::gpu(src as u32), DeviceId::gpu(dst as u32));
+    Shape { dst_device, src_device, dst_kind: MemoryKind::Device, src_kind: MemoryKind::Device, bytes: mib << 20 }
+}
+
+/// Players that put to their right neighbours on a ring of up to four GPUs, or eight for eight of `hgx-h200`; on `beluga` the second four put
+/// to their left.
+fn ring(machine: &Machine, count: usize, mib: u64) -> Vec<Player> {
+    let gpus = (machine.gpu_count() as usize).min(count.max(2));
+    let player = |process: usize| {
+        let gpu = process % gpus;
+        let shapes = vec![put(gpu, (gpu + if process < gpus { 1 } else { gpus - 1 }) % gpus, mib)];
+        let variants: Rc<[Plan]> = variants(machine, &shapes, &Options::default()).expect("planned").into();
+        Player { process, shapes, variants }
+    };
+    (0..count).map(player).collect()
+}
+
+/// Real machines: what differs from the model, and by which factor.
+const REAL: [(&str, f64); 10] = [
+    ("host", 1.0),
+    ("host", 0.3),
+    ("host", 0.6),
+    ("host", 3.0),
+    ("pcie", 0.3),
+    ("pcie", 0.6),
+    ("pcie", 3.0),
+    ("nvlink", 0.3),
+    ("nvlink", 0.6),
+    ("nvlink", 3.0),
+];
+
+fn machine(name: &str) -> Machine {
+    Machine::new(preset(name).expect("a preset")).expect("well formed")
+}
+
+/// Tenants of host memory that leave these parts of it, for 2,000 executions at first and then for 1,000.
+fn tenants(machine: &Machine, leaves: [f64; 2]) -> Vec<Tenant> {
+    let resources = machine.resources_named("host");
+    let during = [2000..4000, 6000..7000];
+    leaves.into_iter().zip(during).map(|(leaves, during)| Tenant { resources: resources.clone(), leaves, during }).collect()
+}
+
+fn world(name: &str, (what, factor): (&str, f64), players: usize, mib: u64, leaves: Option<[f64; 2]>) -> World {
+    let machine = machine(name);
+    let scaled = machine.resources_named(what);
+    let real = machine.scaled(|resource| if scaled.contains(&resource) { factor } else { 1.0 });
+    World::new(real, ring(&machine, players, mib), leaves.map_or(Vec::new(), |leaves| tenants(&machine, leaves)))
+}
+
+fn play(world: &mut World, seed: u64) -> Game {
+    world.play(&Conditions { executions: EXECUTIONS, seed, ..Conditions::default() }).expect("it runs")
+}
+
+#[test]
+fn one_plan_loses_two_percent_at_most_on_machines_that_are_not_the_models() {
+    for name in ["hgx-h200", "beluga"] {
+        // Tenants that leave 0.2 of what is 0.3 of the model's make an execution take four times as long: 5 % are missed.
+        for (leaves, seldom) in [(None, 0.05), (Some([0.7, 0.5]), 0.05), (Some([0.4, 0.2]), 0.15)] {
+            let (mut most, mut worst, mut least) = (0.0_f64, 0.0_f64, f64::INFINITY);
+            for real in REAL {
+                let mut world = world(name, real, 1, 256, leaves);
+                for seed in 1..=3 {
+                    let play = play(&mut world, seed);
+                    let (lost, stretch) = (play.lost(0, EXECUTIONS), play.worst(STRETCH).0);
+                    assert!(lost <= 0.02, "{name}, {real:?}, {leaves:?}: {lost}");
+                    assert!(stretch <= seldom, "{name}, {real:?}, {leaves:?}: {stretch} over {STRETCH}");
+                    most = most.max(lost);
+                    worst = worst.max(stretch);
+                    least = least.min(play.end().did / play.end().plain);
+                }
+            }
+            println!(
+                "{name}, tenants leave {leaves:?}: lost {:.2} % at most, {:.2} % over any {STRETCH}; {least:.3} of plain copies at least",
+                100.0 * most,
+                100.0 * worst
+            );
+        }
+    }
+}
+
+/// Plays players on all real machines, and prints and returns the least part of the best joint choice and of plain copies that they reach.
+fn together(name: &str, players: usize, mib: u64, leaves: Option<[f64; 2]>, real: &[(&str, f64)]) -> (f64, f64) {
+    let (mut of_best, mut of_plain, mut switches) = (f64::INFINITY, f64::INFINITY, 0);
+    for &real in real {
+        let mut world = world(name, real, players, mib, leaves);
+        for seed in 1..=3 {
+            let play = play(&mut world, seed);
+            of_best = of_best.min(play.end().did / play.end().best);
+            of_plain = of_plain.min(play.end().did / play.end().plain);
+            switches = switches.max((0..players).map(|player| play.switches(player, 8000, EXECUTIONS)).max().unwrap_or(0));
+            // Who has not changed for long has no reason to.
+            if (0..players).all(|player| play.switches(player, 9000, EXECUTIONS) == 0) {
+                let joint: Vec<u8> = play.players.iter().map(|player| player.in_force.last().expect("a first one").2 as u8).collect();
+                let gain = world.gain_alone(EXECUTIONS - 1, &joint).expect("it runs");
+                assert!(gain < 0.05, "{name}, {real:?}: one of {players} would gain {gain} by changing alone, {joint:?}");
+            }
+        }
+    }
+    println!(
+        "{players} players on {name}, {mib} MiB, tenants leave {leaves:?}: {of_best:.3} of the best, {of_plain:.3} of plain copies, {switches} switches in 2,000"
+    );
+    assert!(switches <= 6, "{switches} switches of a player in the last 2,000 executions");
+    (of_best, of_plain)
+}
+
+#[test]
+fn players_that_choose_alone_settle_and_reach_nearly_the_best_joint_choice() {
+    for (name, players, mib, least) in [
+        ("hgx-h200", 2, 64, 0.98),
+        ("hgx-h200", 4, 64, 0.98),
+        ("hgx-h200", 8, 64, 0.98),
+        ("hgx-h200", 2, 256, 0.98),
+        ("hgx-h200", 4, 256, 0.98),
+        // More of them go through host memory than would be best for all: each gains a little still.
+        ("hgx-h200", 8, 256, 0.96),
+        ("beluga", 2, 64, 0.98),
+        // Host memory at 0.3: as above.
+        ("beluga", 4, 64, 0.95),
+    ] {
+        let (of_best, of_plain) = together(name, players, mib, None, &REAL);
+        assert!(of_best >= least && of_plain >= 0.98, "{players} on {name}: {of_best} of the best, {of_plain} of plain copies");
+    }
+}
+
+#[test]
+fn players_that_choose_alone_keep_up_with_tenants() {
+    for (name, players, least) in [("hgx-h200", 2, 0.98), ("hgx-h200", 4, 0.97), ("hgx-h200", 8, 0.97), ("beluga", 2, 0.98)] {
+        let (of_best, of_plain) = together(name, players, 64, Some([0.7, 0.5]), &REAL);
+        assert!(of_best >= least && of_plain >= 0.98, "{players} on {name}: {of_best} of the best, {of_plain} of plain copies");
+    }
+}
+
+/// No rule that looks at its own times alone can help: whoever leaves the relays to the others is the slower for it.
+#[test]
+fn where_each_gains_by_what_the_others_lose_players_that_choose_alone_end_below_plain_copies() {
+    let (of_best, of_plain) = together("beluga", 8, 64, None, &[("host", 1.0)]);
+    assert!((0.8..0.98).contains(&of_best) && (0.8..0.98).contains(&of_plain));
+}
