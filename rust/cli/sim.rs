@@ -1,5 +1,6 @@
 //! `mpgpu sim`: what plans would take on a modelled machine, run in virtual time.
 
+mod adapt;
 mod arguments;
 
 pub use arguments::SimArguments;
@@ -17,6 +18,9 @@ use std::error::Error;
 pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
     let machine = machine::named(&arguments.topology)?.machine;
     let rows = rows(arguments)?;
+    if arguments.adapt.adapt {
+        return adapt::run(arguments, &machine, &rows[0]);
+    }
     let columns = columns(arguments);
     let mut table = Vec::with_capacity(rows.len());
     for row in &rows {
@@ -260,6 +264,14 @@ mod tests {
             ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),
             ("", "required"),
             ("gpu0:gpu1:1M --window 0", "not in 1..=1024"),
+            ("gpu0:gpu1:1M --adapt --max-paths 2", "cannot be used with"),
+            ("gpu0:gpu1:1M --real host=0.5", "--adapt"),
+            ("gpu0:gpu1:1M --adapt --real hast=0.5", "hast: no resource of hgx-h200 has this name; give nvlink, pcie, host"),
+            ("gpu0:gpu1:1M --adapt --real host=0", "0: must be from 0.01 to 100 times the capacity"),
+            ("gpu0:gpu1:1M --adapt --tenant host=0.5@9..5", "9..5: the first execution must be before the last one"),
+            ("gpu0:gpu1:1M --adapt --noise 2", "must be from 0 to 0.5"),
+            ("gpu0:gpu1:1M --adapt --window 1,4", "--window with 2 entries: --adapt takes one"),
+            ("gpu0:gpu1:1M --adapt --window 17", "17 players: at most 16 are played; give fewer transfers or a smaller --window"),
         ] {
             let error = sim(line).expect_err(line);
             assert!(error.contains(says), "{line}: {error}");
@@ -270,5 +282,20 @@ mod tests {
     fn resources_are_listed_by_name() {
         let text = sim("--topology hgx-h200 gpu0:gpu1:1G --max-paths 1 --resources").expect("it runs");
         assert!(text.contains("gpu0>nvswitch") && text.contains("nvswitch>gpu1") && !text.contains("root0"), "{text}");
+    }
+
+    #[test]
+    fn players_that_measure_find_out_that_the_model_is_wrong_and_the_same_seed_plays_the_same() {
+        let line = "--adapt --apart gpu0:gpu1:64M gpu1:gpu0:64M --real host=0.3 --tenant pcie=0.5@500..900 --executions 2000 --json";
+        let played = |seed: u32| sim(&format!("{line} --seed {seed}")).expect("it runs");
+        assert!(played(3) == played(3) && played(3) != played(4));
+        let value: Value = serde_json::from_str(&played(3)).expect("JSON");
+        let times = |what: &str| value["times_plain"][what].as_f64().expect("a number");
+        assert!(times("model") < 0.9 && times("chosen") > 0.97 && times("best") >= times("chosen"), "{value:#}");
+        let players = value["players"].as_array().expect("players");
+        let executions = players[0]["executions"].as_object().expect("by variant").values().map(|n| n.as_u64().expect("a number"));
+        assert!(players.len() == 2 && executions.sum::<u64>() == 2001, "{value:#}");
+        let text = sim(&line.replace("--json", "")).expect("it runs");
+        assert!(text.contains("gpu1>gpu0") && text.contains("plain copies") && text.contains("over any 500 executions"), "{text}");
     }
 }

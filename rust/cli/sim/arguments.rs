@@ -47,6 +47,82 @@ pub struct SimArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub adapt: AdaptArguments,
+}
+
+/// Plans that measure themselves.
+#[derive(Args)]
+pub struct AdaptArguments {
+    /// Play plans that choose among their variants by how long executions take: one plan, or with --apart one for each transfer; each
+    /// of a --window by itself
+    #[arg(long, conflicts_with_all = ["sizes", "max_paths", "engine", "host", "resources"])]
+    pub adapt: bool,
+    /// Capacity of the real machine over the topology's: of `nvlink`, `pcie`, `host`, or of one resource that --resources lists
+    #[arg(long, value_name = "NAME=FACTOR", requires = "adapt")]
+    pub real: Vec<Factor>,
+    /// Someone who leaves a part of a capacity between two executions of the first plan, as in host=0.4@2000..4000
+    #[arg(long, value_name = "NAME=FACTOR@FROM..TO", requires = "adapt")]
+    pub tenant: Vec<Visit>,
+    /// Executions of the first plan
+    #[arg(long, default_value_t = 10_000, requires = "adapt", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub executions: u32,
+    /// Standard deviation of the time of an execution, over its mean
+    #[arg(long, default_value_t = 0.02, requires = "adapt", value_parser = noise)]
+    pub noise: f64,
+    /// Seed of noise and choices
+    #[arg(long, default_value_t = 1, requires = "adapt")]
+    pub seed: u64,
+    /// Draw what was chosen when into this file
+    #[arg(long, value_name = "FILE", requires = "adapt")]
+    pub svg: Option<std::path::PathBuf>,
+}
+
+/// A part or a multiple of a capacity, `host=0.3`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Factor {
+    pub name: String,
+    pub factor: f64,
+}
+
+impl FromStr for Factor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once('=').and_then(|(name, factor)| Some((name, factor.parse::<f64>().ok()?)));
+        match parts {
+            Some((name, factor)) if (0.01..=100.0).contains(&factor) => Ok(Factor { name: name.into(), factor }),
+            Some((_, factor)) => Err(format!("{factor}: must be from 0.01 to 100 times the capacity")),
+            None => Err("must be NAME=FACTOR, as in host=0.3".into()),
+        }
+    }
+}
+
+/// A [`Factor`] for a while.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Visit {
+    pub leaves: Factor,
+    pub during: std::ops::Range<u64>,
+}
+
+impl FromStr for Visit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once('@').and_then(|(leaves, during)| {
+            let (from, to) = during.split_once("..")?;
+            Some((leaves, from.parse().ok()?, to.parse().ok()?))
+        });
+        let (leaves, from, to) = parts.ok_or("must be NAME=FACTOR@FROM..TO, as in host=0.4@2000..4000")?;
+        if from >= to {
+            return Err(format!("{from}..{to}: the first execution must be before the last one"));
+        }
+        Ok(Visit { leaves: leaves.parse()?, during: from..to })
+    }
+}
+
+fn noise(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|noise| (0.0..=0.5).contains(noise)).ok_or_else(|| "must be from 0 to 0.5".into())
 }
 
 impl SimArguments {
@@ -54,7 +130,8 @@ impl SimArguments {
         mpgpu sim --topology beluga gpu0:gpu1 --sizes 1M..512M --max-paths 1,2,3\n  \
         mpgpu sim --topology narval gpu0:gpu1:64M --engine stream,graph --window 1,4,16\n  \
         mpgpu sim --topology narval gpu0:gpu1 gpu1:gpu0 --apart --host on,off --sizes 4M..256M\n  \
-        mpgpu sim --topology hgx-h200 host0:gpu0:1G --max-paths 1,2,4,8 --resources\n\n\
+        mpgpu sim --topology hgx-h200 host0:gpu0:1G --max-paths 1,2,4,8 --resources\n  \
+        mpgpu sim --adapt gpu0:gpu1:256M gpu1:gpu0:256M --apart --real host=0.5 --tenant host=0.4@2000..4000 --svg chosen.svg\n\n\
         Each cell is the rate of all transfers together in the steady state (10^9 bytes/s), and how many times the first column's it \
         is. All times are modelled: docs/reference/simulator.md says by what, and where it is wrong.";
 }
@@ -118,6 +195,15 @@ mod tests {
         for wrong in ["8M..1M", "0", "1M..", "1MB", "0..1M"] {
             assert!(sizes(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn factors_and_tenants_are_read_and_refused() {
+        let factor = Factor { name: "gpu0>gpu1".into(), factor: 0.5 };
+        assert_eq!("gpu0>gpu1=0.5".parse(), Ok(factor.clone()));
+        assert_eq!("gpu0>gpu1=0.5@5..9".parse(), Ok(Visit { leaves: factor, during: 5..9 }));
+        assert!(["host", "host=", "host=0", "host=nan", "host=-1"].iter().all(|text| text.parse::<Factor>().is_err()));
+        assert!(["host=1", "host=1@5", "host=1@9..5", "host=1@-1..5"].iter().all(|text| text.parse::<Visit>().is_err()));
     }
 
     #[test]
