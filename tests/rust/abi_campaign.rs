@@ -698,12 +698,8 @@ impl Fuzzer<'_> {
         let tuning = mp_partition_tuning_t { rounds: self.odd() as u32 % 3, ..partition_tuning(self.odd() as u32 % 32) };
         let (tuning, best) = (if self.one_in(2) { null_mut() } else { self.sized(tuning) }, self.sized(partition_options(0)));
         let produce: mp_produce_t = if self.one_in(8) { None } else { Some(produced) };
-        // Tuning executes the transfer. Memory that was freed counts as the program's own, which nobody checks.
-        let live = self.mine.iter().find(|memory| self.lasting.contains(&memory.owner));
-        let window = live.map_or(mp_window_t { memory: null_mut(), bytes: 0 }, |memory| mp_window_t {
-            memory: pointer(memory.address),
-            bytes: memory.bytes.min(200),
-        });
+        // Tuning executes the transfer: where there would be bytes to move, memory that was freed would count as the program's own.
+        let transfer = if windows * transfers > 0 { mp_node_transfer_t { dst: none, src: none, bytes: 0 } } else { transfer };
         call!(self, mp_node_tune_partitions(node, &window, windows, &transfer, transfers, produce, null_mut(), tuning, null(), best));
         let (mut gpus, mut count) = ([0_i32; 64], 0);
         call!(
