@@ -108,6 +108,12 @@ fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Fail
         let message = format!("{}->size is {size}, but {of} has {bound} {bytes} bytes; initialise it with {init}", spell(name));
         return Err(Failure::invalid(name, message));
     }
+    // It would cut a field: a pointer of which some bytes are the caller's leads nowhere.
+    if !size.is_multiple_of(align_of::<T>()) {
+        let (multiple, of, init) = (align_of::<T>(), T::NAME, T::INIT);
+        let message = format!("{}->size is {size}, and a size of {of} is a multiple of {multiple}; initialise it with {init}", spell(name));
+        return Err(Failure::invalid(name, message));
+    }
     Ok(size)
 }
 

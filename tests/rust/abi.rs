@@ -385,6 +385,13 @@ fn struct_sizes_are_checked() {
         let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
         assert!(message.contains(&size.to_string()) && message.contains("56 bytes"), "{message}");
     }
+    // They would cut a field, of which a pointer would then be half the caller's.
+    for size in [49, 52, 55, 57, 4095] {
+        let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
+        let expected =
+            format!("options->size is {size}, and a size of mp_plan_options_t is a multiple of 8; initialise it with MP_PLAN_OPTIONS_INIT");
+        assert_eq!(message, expected);
+    }
     ok(try_size(56 + 16));
     assert!(plan.addr() != poison::<u8>().addr());
     ok(mp_plan_destroy(plan));
