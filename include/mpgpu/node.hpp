@@ -47,7 +47,7 @@ struct half_transfer {
 
 /// All bytes of a span to a rank of the node, which hands in `receive_from` with this rank and the same tag.
 template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
-    // They are only read.
+    // They are only read. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
     return {{const_cast<std::remove_const_t<T> *>(elements.data()), elements.size_bytes()}, rank, tag, true};
 }
 /// The same of a buffer.
@@ -227,6 +227,7 @@ class node {
         std::vector<std::int32_t> ids(count);
         failed.report(mp_node_devices(get(), ids.data(), ids.size(), &count));
         std::vector<device> found;
+        found.reserve(ids.size());
         for (const std::int32_t id : ids) {
             found.push_back(device::from_id(id));
         }

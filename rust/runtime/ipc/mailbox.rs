@@ -514,6 +514,12 @@ pub fn copy_host(from: u64, to: u64, bytes: u64) {
     unsafe { to.copy_from_nonoverlapping(from, bytes as usize) }
 }
 
+/// Raises a flag of a slot on the calling thread. The caller vouches for its address.
+pub fn raise_host(flag: u64) {
+    // SAFETY: a flag of a mailbox, which stays mapped until it was raised.
+    unsafe { super::signal::store(flag, 1) }
+}
+
 #[cfg(test)]
 #[path = "../../../tests/rust/mailbox.rs"]
 pub(super) mod tests;

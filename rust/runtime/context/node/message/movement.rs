@@ -15,7 +15,7 @@ use crate::backend::{
     StreamHandle, no_completion,
 };
 use crate::context::{Error, Plan, PlanOptions, Transfer, Verify};
-use crate::ipc::mailbox::copy_host;
+use crate::ipc::mailbox::{copy_host, raise_host};
 use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
 use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
@@ -313,8 +313,13 @@ impl Messenger {
             [&own.ready, &own.come, &own.finished].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
             return Ok(());
         }
-        backend.launch_host(stream, Box::new(move || copy_host(from, to, bytes)))?;
-        Ok(backend.stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come), raise(&own.finished)])?)
+        // In one call: where a second one failed, nobody would know when the first is done with the memory.
+        let flags = [&own.ready, &own.come, &own.finished].map(|flag| raise(flag).counter);
+        let copy = move || {
+            copy_host(from, to, bytes);
+            flags.into_iter().for_each(raise_host);
+        };
+        Ok(backend.launch_host(stream, Box::new(copy))?)
     }
 
     /// Has what a receive gets copied out of memory of the library once it is there: by whoever waits for it, or by the thread of callbacks.
