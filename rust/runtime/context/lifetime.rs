@@ -102,7 +102,8 @@ pub(super) struct ContextState {
     pub deferred: Deferred,
     pub sharing: PeerMemory,
     pub traffic: Traffic,
-    ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    /// `None` once the context closes.
+    ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub callbacks: CallbackQueue,
     pub machine: Arc<Machine>,
     /// Replaces `machine` for new plans once pairs of GPUs were found to lose bytes: it has no routes between them.
@@ -208,7 +209,7 @@ impl Context {
             deferred: Deferred::default(),
             sharing: PeerMemory::default(),
             traffic: Traffic::default(),
-            ends_first: Mutex::default(),
+            ends_first: Mutex::new(Some(Vec::new())),
             callbacks: CallbackQueue::default(),
             executions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -509,10 +510,12 @@ impl Context {
     }
 
     /// Has something end before the context closes.
-    pub(super) fn end_first(&self, what: Weak<dyn EndsFirst>) {
+    pub(super) fn end_first(&self, what: Weak<dyn EndsFirst>) -> Result<(), Error> {
         let mut all = lock(&self.shared.ends_first);
+        let all = all.as_mut().ok_or(Error::ContextDestroyed)?;
         all.retain(|one| one.strong_count() > 0);
         all.push(what);
+        Ok(())
     }
 
     pub(super) fn check_device(&self, device: DeviceId) -> Result<(), Error> {
@@ -535,7 +538,9 @@ impl Context {
         if !self.shared.is_here() {
             return Ok(());
         }
-        let first: Vec<_> = std::mem::take(&mut *lock(&self.shared.ends_first)).iter().filter_map(Weak::upgrade).collect();
+        // What comes later is refused: nobody would wait for it before its memory goes.
+        let first = lock(&self.shared.ends_first).take().unwrap_or_default();
+        let first: Vec<_> = first.iter().filter_map(Weak::upgrade).collect();
         let until = Instant::now() + LAST_PATIENCE;
         first.iter().for_each(|one| one.take_back());
         first.iter().for_each(|one| one.end(until));

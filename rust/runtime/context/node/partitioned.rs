@@ -208,7 +208,7 @@ impl PartitionWords {
             PartitionWords { triggers, flags, zeros, device, polled, passed, context, progress, is_stored, state: Mutex::default() };
         let words = Arc::new(words);
         let first: Weak<dyn EndsFirst> = Arc::<PartitionWords>::downgrade(&words);
-        words.context.end_first(first);
+        words.context.end_first(first)?;
         Ok(Some(words))
     }
 

@@ -221,7 +221,8 @@ impl Messenger {
         });
         let _ = found.set(Arc::downgrade(&messenger));
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
-        node.context.end_first(first);
+        // Where the context closes meanwhile its memory may be gone: nothing looks at it any more.
+        node.context.end_first(first).inspect_err(|_| messenger.close())?;
         // A rank may have ended before it could be told.
         for rank in 0..node.ranks() {
             let presence = messenger.presence(rank);
