@@ -337,7 +337,7 @@ impl Context {
         }
         self.replace_freed(base, allocation.bytes);
         if self.shared.sharing.imports().contains_key(&base) {
-            let why = format!("{base:#x} was adopted by mp_memory_adopt as memory that is mapped no more; close that first");
+            let why = format!("{base:#x} is known as memory that the program had mapped itself, and is that no more; close it first");
             return Err(ipc::IpcError::PeerGone(why).into());
         }
         let shared = Shared { form: Shared::SAME_PROCESS, descriptor: None, offset: base, payload: [0; ipc::PAYLOAD_BYTES] };
