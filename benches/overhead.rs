@@ -13,15 +13,12 @@ use mpgpu_core::topology::{DeviceId, Machine, load};
 use mpgpu_runtime::backend::*;
 use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};
 use mpgpu_runtime::host::HostBackend;
-use mpgpu_runtime::ipc::Handle as MemoryHandle;
-use mpgpu_runtime::ipc::handle::BYTES as HANDLE_BYTES;
 use std::any::Any;
 use std::ffi::c_void;
 use std::hint::black_box;
-use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,6 +38,15 @@ impl CompletionState for Done {
     }
     fn wait(&self) -> Result<(), BackendError> {
         Ok(())
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl MomentState for Done {
+    fn nanoseconds_since(&self, _: &dyn MomentState) -> Result<Option<u64>, BackendError> {
+        Ok(Some(200_000))
     }
     fn as_any(&self) -> &dyn Any {
         self
@@ -100,30 +106,21 @@ impl Backend for Nothing {
         black_box(execution);
         Ok(Some(self.done.clone()))
     }
+    fn mark_moment(&self, _: StreamHandle) -> Result<Moment, BackendError> {
+        Ok(Box::new(Done))
+    }
     fn synchronize(&self) -> Result<(), BackendError> {
         Ok(())
     }
-    fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
-        self.memory.exportable(address, bytes)
-    }
-    fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
-        self.memory.export(allocation)
-    }
-    fn map(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
-        self.memory.map(shared, allocation)
-    }
-    fn unmap(&self, base: u64) -> Result<(), BackendError> {
-        self.memory.unmap(base)
-    }
 }
 
-/// A context on it, for the GPUs of a preset. Others of the node that are in flight are looked for in `folder`.
-fn idle_context(preset: &str, folder: &Path) -> Context {
+/// A context on it, for the GPUs of a preset.
+fn idle_context(preset: &str) -> Context {
     let machine = Machine::new(load(preset).expect("a preset")).expect("a valid one");
     let memory = HostBackend::new(machine.gpu_count(), machine.host_count());
     let backend = Nothing { memory, done: Arc::new(Done) };
     // This driver moves no bytes, which would be found out.
-    let config = Config { check_peers: false, traffic_folder: folder.into(), ..Config::default() };
+    let config = Config { check_peers: false, ..Config::default() };
     Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context")
 }
 
@@ -210,7 +207,7 @@ fn bench_apart(criterion: &mut Criterion, name: &str, others: usize, apart: impl
 
 /// `Plan::execute`, which is `mp_execute` without the look-up of its handle: the C functions know no backend that does nothing.
 fn execute(criterion: &mut Criterion) {
-    let context = idle_context("beluga", Path::new("/nowhere"));
+    let context = idle_context("beluga");
     for (what, bytes) in [("direct", 4096), ("staged", 256 << 20)] {
         let (src, dst) =
             (context.allocate(DeviceId::gpu(0), bytes).expect("memory"), context.allocate(DeviceId::gpu(1), bytes).expect("memory"));
@@ -224,50 +221,18 @@ fn execute(criterion: &mut Criterion) {
     }
 }
 
-const PUT_BYTES: u64 = 64 << 20;
-
-/// Runs in a process of its own: exports memory until nobody listens.
-fn export() {
-    let context = idle_context("hgx-h200", Path::new("/nowhere"));
-    let memory = context.allocate(DeviceId::gpu(1), PUT_BYTES).expect("memory");
-    let handle = context.export_memory(memory, PUT_BYTES).expect("shareable memory").encode();
-    std::io::stdout().write_all(&handle).and_then(|()| std::io::stdout().flush()).expect("somebody listens");
-    let _ = std::io::stdin().read(&mut [0]);
-}
-
-/// Executions over all paths into another process's memory: where it is asked for, and where each looks whether others are in flight. In
-/// a row one in thousands looks; 10 ms apart each does.
-fn execute_beside_others(criterion: &mut Criterion) {
-    let mut exporter = Command::new(std::env::current_exe().expect("this program"));
-    let mut exporter = exporter.env(EXPORTS, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
-    let mut handle = [0; HANDLE_BYTES];
-    exporter.stdout.take().expect("a pipe").read_exact(&mut handle).expect("a handle");
-    let context = idle_context("hgx-h200", Path::new("/dev/shm"));
-    let src = context.allocate(DeviceId::gpu(0), PUT_BYTES).expect("memory");
-    let (dst, dst_device) = context.import_memory(&MemoryHandle::decode(&handle).expect("a handle")).expect("mapped");
-    let transfer = Transfer { dst, dst_device, src, src_device: DeviceId::gpu(0), bytes: PUT_BYTES };
-    for (what, host_path) in [("asked for", Some(true)), ("where nobody else is", None)] {
-        let plan = context.plan(&[transfer], &PlanOptions { host_path, ..PlanOptions::default() }).expect("a plan");
-        assert_eq!(plan.host_use().is_some(), host_path.is_none());
-        let name = format!("execute, all paths {what}, backend that does nothing");
-        let call = || drop(black_box(plan.execute(StreamHandle(0)).expect("enqueued")));
-        criterion.bench_function(&name, |bench| bench.iter(call));
-        criterion.bench_function(&format!("{name}, 10 ms apart"), |bench| {
-            bench.iter_custom(|times| {
-                (0..times).fold(Duration::ZERO, |total, _| {
-                    // As a thread that waits for a stream does.
-                    let waits = Instant::now();
-                    while waits.elapsed() < Duration::from_millis(10) {
-                        std::hint::spin_loop();
-                    }
-                    let begin = Instant::now();
-                    call();
-                    total + begin.elapsed()
-                })
-            });
-        });
+/// Executions of a plan with variants, which are measured now and then, and of the same plan without.
+fn execute_measured(criterion: &mut Criterion) {
+    let context = idle_context("hgx-h200");
+    let bytes = 64 << 20;
+    let [src, dst] = [0, 1].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
+    let transfer = Transfer { dst, dst_device: DeviceId::gpu(1), src, src_device: DeviceId::gpu(0), bytes };
+    for adapt in [false, true] {
+        let plan = context.plan(&[transfer], &PlanOptions { adapt: Some(adapt), ..PlanOptions::default() }).expect("a plan");
+        let name = format!("execute, all paths{}, backend that does nothing", if adapt { ", measured now and then" } else { "" });
+        criterion.bench_function(&name, |bench| bench.iter(|| drop(black_box(plan.execute(StreamHandle(0)).expect("enqueued")))));
+        assert_eq!(plan.measured().in_force.is_some(), adapt);
     }
-    let _ = exporter.kill().and_then(|()| exporter.wait());
 }
 
 /// Where the loader finds the driver that does nothing.
@@ -437,16 +402,10 @@ fn new_addresses(criterion: &mut Criterion, context: mp_context_t, stream: mp_st
 criterion_group! {
     name = overhead;
     config = Criterion::default().sample_size(50);
-    targets = plan_cache_hit, execute, execute_beside_others, execute_on_cuda
+    targets = plan_cache_hit, execute, execute_measured, execute_on_cuda
 }
 
-/// Set in the process that exports.
-const EXPORTS: &str = "OVERHEAD_BENCH_EXPORTS";
-
 fn main() {
-    if std::env::var_os(EXPORTS).is_some() {
-        return export();
-    }
     with_idle_driver();
     overhead();
     Criterion::default().configure_from_args().final_summary();

@@ -173,9 +173,9 @@ class plan {
     plan &operator=(plan &&) = delete;
 
     [[nodiscard]] mp_status_t status() const { return status_; }
-    /// A plan of one path is the plain copy, unless executions take more while others leave host memory free.
-    [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && (info_.paths > 1 || saved_seconds() > 0); }
-    [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.undisturbed_seconds; }
+    /// A plan of one path is the plain copy.
+    [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && info_.paths > 1; }
+    [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.predicted_seconds; }
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
     }

@@ -344,9 +344,7 @@ typedef struct {
     mp_engine_t engine;
     /// The most paths that one transfer may use.
     uint32_t max_paths;
-    /// Whether a copy between GPUs may pass through host memory. By default it may; in a plan with an end in another
-    /// process's memory, where processes that plan alone meet, only where it has no other path, and in executions at which
-    /// few others of the node have copies through host memory in flight.
+    /// Whether a copy between GPUs may pass through host memory. By default it may.
     mp_switch_t host_path;
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     uint64_t chunk_bytes;
@@ -357,6 +355,9 @@ typedef struct {
     /// GPUs through which bytes of others may pass: bit `g` is GPU `g`, in plans of a node the `g`-th of all that its ranks
     /// name. `MP_RELAY_NONE` alone is none.
     uint64_t relay_gpus;
+    /// Whether executions choose among variants of the plan (all paths, half of what is staged, the plain copies) by how
+    /// long they take. By default they do. Plans of a node do not.
+    mp_switch_t adapt;
 } mp_plan_options_t;
 
 /// What a plan is like. Initialise with `MP_PLAN_INFO_INIT`.
@@ -375,9 +376,11 @@ typedef struct {
     uint32_t operations;
     /// Staging memory in use on the device that needs most, bytes.
     uint64_t staging_bytes;
-    /// Modelled time of an execution at which nobody else of the node copies through host memory, seconds: less than
-    /// `predicted_seconds` where executions then take more paths (`host_path` in the options).
-    double undisturbed_seconds;
+    /// Measured time of an execution, the median of the last ones of the variant in force, seconds; 0 where none was measured
+    /// (`adapt` in the options).
+    double measured_seconds;
+    /// The same of the plain copies.
+    double measured_direct_seconds;
 } mp_plan_info_t;
 
 /// A message, as its receiver sees it, and where its metadata go. Initialise with `MP_MESSAGE_INFO_INIT`, and set `metadata` and
@@ -834,7 +837,7 @@ mp_status_t mp_plan_destroy(mp_plan_t plan);
 /// Errors: as `mp_context_describe`.
 mp_status_t mp_plan_describe(mp_plan_t plan, mp_format_t format, char *text, size_t capacity, size_t *length);
 
-/// Fills `*info` with what the plan is like. Times are the model's, not measured. Any thread.
+/// Fills `*info` with what the plan is like. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong.
 mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
@@ -1421,7 +1424,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// Initial value of `mp_context_options_t`: all defaults.
 #define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), MP_BACKEND_AUTO, NULL, 0, 0, MP_SIGNAL_WAIT_DEFAULT}
 /// Initial value of `mp_plan_options_t`: all defaults.
-#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0}
+#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0, MP_DEFAULT}
 /// Initial value of `mp_node_options_t`: all defaults.
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL, NULL}
 /// Initial value of `mp_messenger_options_t`: all defaults.
@@ -1437,7 +1440,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// Initial value of `mp_probe_options_t`: all defaults.
 #define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_plan_info_t`.
-#define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0, 0}
+#define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0, 0, 0}
 /// Initial value of `mp_statistics_t`.
 #define MP_STATISTICS_INIT {sizeof(mp_statistics_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 /// Initial value of `mp_device_statistics_t`.

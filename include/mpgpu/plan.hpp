@@ -31,8 +31,7 @@ struct plan_options {
     mpgpu::engine engine = mpgpu::engine::automatic;
     /// The most paths that one transfer may use; 0: left to the model.
     std::uint32_t max_paths = 0;
-    /// Whether a copy between GPUs may also pass through host memory. Left alone, it may; in plans with an end in
-    /// another process's memory only in executions at which few others of the node do.
+    /// Whether a copy between GPUs may also pass through host memory. Left alone, it may.
     std::optional<bool> host_path;
     /// Bytes of one chunk on staged paths; 0: left to the model.
     std::uint64_t chunk_bytes = 0;
@@ -42,9 +41,16 @@ struct plan_options {
     std::uint64_t staging_bytes = 0;
     /// GPUs through which bytes of others may pass: bit `g` is GPU `g`, `MP_RELAY_NONE` alone is none. 0: all.
     std::uint64_t relay_gpus = 0;
+    /// Whether executions choose among variants of the plan by how long they take. Left alone, they do; plans of a node
+    /// do not.
+    std::optional<bool> adapt;
 };
 
 namespace detail {
+
+[[nodiscard]] inline mp_switch_t c_switch(std::optional<bool> on) noexcept {
+    return on ? (*on ? MP_ON : MP_OFF) : MP_DEFAULT;
+}
 
 /// The same as the C struct.
 [[nodiscard]] inline mp_plan_options_t c_options(const plan_options &options) noexcept {
@@ -52,7 +58,8 @@ namespace detail {
     c.engine = static_cast<mp_engine_t>(options.engine);
     c.max_paths = options.max_paths;
     c.relay_gpus = options.relay_gpus;
-    c.host_path = options.host_path ? (*options.host_path ? MP_ON : MP_OFF) : MP_DEFAULT;
+    c.host_path = c_switch(options.host_path);
+    c.adapt = c_switch(options.adapt);
     c.chunk_bytes = options.chunk_bytes;
     c.min_bytes = options.min_bytes;
     c.staging_bytes = options.staging_bytes;
@@ -61,7 +68,7 @@ namespace detail {
 
 } // namespace detail
 
-/// What a plan promises: bytes, paths, and modelled (never measured) seconds. The C struct.
+/// What a plan promises: bytes, paths, modelled seconds, and measured ones where there are any. The C struct.
 using plan_info = mp_plan_info_t;
 
 /// How a batch of transfers is carried out: made once, executed as often as wanted, from any thread.

@@ -67,8 +67,10 @@ class PlanInfo(NamedTuple):
     """Of one execution."""
     staging_bytes: int
     """In use on the device that needs most."""
-    undisturbed_seconds: float
-    """One execution while nobody else of the node copies through host memory."""
+    measured_seconds: float
+    """One execution, the median of the last measured ones of the variant in force; 0 where none was measured."""
+    measured_direct_seconds: float
+    """The same of the plain copies."""
 
 
 class Request(_library.Owner):
@@ -198,6 +200,7 @@ def _options(
     min_bytes: int | None,
     staging_bytes: int | None,
     relay_gpus: Iterable[int] | None,
+    adapt: bool | None = None,
 ) -> Any:
     options = sized("mp_plan_options_t *")
     options.engine = _library.choice("engine", ENGINE, engine)
@@ -206,6 +209,7 @@ def _options(
     options.chunk_bytes = _library.number("chunk_bytes", chunk_bytes)
     options.min_bytes = _library.number("min_bytes", min_bytes)
     options.staging_bytes = _library.number("staging_bytes", staging_bytes)
+    options.adapt = _library.choice("adapt", SWITCH, adapt)
     if relay_gpus is not None:
         options.relay_gpus = sum({1 << _library.number("relay_gpus", gpu, 62) for gpu in relay_gpus}) or lib.MP_RELAY_NONE
     return options
@@ -248,6 +252,8 @@ class Plan(_library.Owner):
         min_bytes: smaller transfers take one path.
         staging_bytes: the most staging memory on each device.
         relay_gpus: the GPUs through which bytes of others may pass; ``()`` for none, ``None`` for all.
+        adapt: whether executions choose among variants of the plan (all paths, half of what is staged, the plain copies) by how long they
+            take; ``None``: they do.
 
     Raises:
         ArgumentError: memory that is not contiguous, is read-only or overlaps, sizes that differ, an option; it names the transfer by its
@@ -282,6 +288,7 @@ class Plan(_library.Owner):
         min_bytes: int | None = None,
         staging_bytes: int | None = None,
         relay_gpus: Iterable[int] | None = None,
+        adapt: bool | None = None,
     ) -> None:
         self._handle = NULL
         pairs: list[tuple[Memory, Memory]] = []
@@ -311,7 +318,7 @@ class Plan(_library.Owner):
             transfer.src = src.pointer
             transfer.src_device = src.device
             transfer.bytes = dst.nbytes
-        options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
+        options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, adapt)
         made = ffi.new("mp_plan_t *")
         check(lib.mp_plan(context._handle, array, len(pairs), options, made))
         self._own_plan(context, made[0], memories)

@@ -60,6 +60,7 @@ impl Request {
             min_bytes: self.min_bytes,
             staging_bytes: self.staging_bytes,
             relays: None,
+            adapt: None,
         }
     }
 

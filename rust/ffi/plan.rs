@@ -11,7 +11,7 @@ use mpgpu_core::plan::{Engine, Relays};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::{BackendError, StreamHandle};
 use mpgpu_runtime::context::node::NodePlan;
-use mpgpu_runtime::context::{Context, Error, Plan, PlanOptions, Transfer};
+use mpgpu_runtime::context::{Context, Error, Measured, Plan, PlanOptions, Transfer};
 use smallvec::SmallVec;
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -112,6 +112,7 @@ pub(super) fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, F
         chunk_bytes: some(options.chunk_bytes),
         min_bytes: some(options.min_bytes),
         staging_bytes: some(options.staging_bytes),
+        adapt: switch(c"adapt", options.adapt)?,
         relays: some(options.relay_gpus).map(|gpus| (0..Relays::NAMED).filter(|gpu| gpus >> gpu & 1 != 0).collect()),
     })
 }
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn mp_plan_describe(
     })
 }
 
-/// Fills `*info` with what the plan is like. Times are the model's, not measured. Any thread.
+/// Fills `*info` with what the plan is like. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong.
 #[unsafe(no_mangle)]
@@ -177,9 +178,9 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
     guard(|| {
         let out = VersionedOut::new(info, c"info")?;
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
-        let (planned, undisturbed, bytes, paths, staging_bytes) = match &plan {
-            AnyPlan::Own(plan) => (plan.planned(), plan.undisturbed(), plan.bytes(), plan.paths(), plan.staging_bytes()),
-            AnyPlan::Node(plan) => (plan.planned(), plan.planned(), plan.bytes(), plan.paths(), plan.staging_bytes()),
+        let (planned, measured, bytes, paths, staging_bytes) = match &plan {
+            AnyPlan::Own(plan) => (plan.planned(), plan.measured(), plan.bytes(), plan.paths(), plan.staging_bytes()),
+            AnyPlan::Node(plan) => (plan.planned(), Measured::default(), plan.bytes(), plan.paths(), plan.staging_bytes()),
         };
         out.write(mp_plan_info_t {
             size: size_of::<mp_plan_info_t>(),
@@ -189,7 +190,8 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
             paths: u32::try_from(paths).unwrap_or(u32::MAX),
             operations: u32::try_from(planned.program.ops.len()).unwrap_or(u32::MAX),
             staging_bytes,
-            undisturbed_seconds: undisturbed.predicted,
+            measured_seconds: measured.in_force.unwrap_or(0.0),
+            measured_direct_seconds: measured.plain.unwrap_or(0.0),
         });
         Ok(())
     })

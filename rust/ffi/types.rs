@@ -253,9 +253,7 @@ pub struct mp_plan_options_t {
     pub engine: mp_engine_value,
     /// The most paths that one transfer may use.
     pub max_paths: u32,
-    /// Whether a copy between GPUs may pass through host memory. By default it may; in a plan with an end in another
-    /// process's memory, where processes that plan alone meet, only where it has no other path, and in executions at which
-    /// few others of the node have copies through host memory in flight.
+    /// Whether a copy between GPUs may pass through host memory. By default it may.
     pub host_path: mp_switch_value,
     /// Bytes of one chunk on paths that stage, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: u64,
@@ -266,6 +264,9 @@ pub struct mp_plan_options_t {
     /// GPUs through which bytes of others may pass: bit `g` is GPU `g`, in plans of a node the `g`-th of all that its ranks
     /// name. `MP_RELAY_NONE` alone is none.
     pub relay_gpus: u64,
+    /// Whether executions choose among variants of the plan (all paths, half of what is staged, the plain copies) by how
+    /// long they take. By default they do. Plans of a node do not.
+    pub adapt: mp_switch_value,
 }
 
 /// How to probe a machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
@@ -516,9 +517,11 @@ pub struct mp_plan_info_t {
     pub operations: u32,
     /// Staging memory in use on the device that needs most, bytes.
     pub staging_bytes: u64,
-    /// Modelled time of an execution at which nobody else of the node copies through host memory, seconds: less than
-    /// `predicted_seconds` where executions then take more paths (`host_path` in the options).
-    pub undisturbed_seconds: f64,
+    /// Measured time of an execution, the median of the last ones of the variant in force, seconds; 0 where none was measured
+    /// (`adapt` in the options).
+    pub measured_seconds: f64,
+    /// The same of the plain copies.
+    pub measured_direct_seconds: f64,
 }
 
 /// What a context has done since it was created. Initialise with `MP_STATISTICS_INIT`.

@@ -30,5 +30,5 @@ mod pattern;
 mod sync;
 mod threads;
 
-use mpgpu_core::{headroom, model, plan, program, topology, units};
+use mpgpu_core::{adapt, headroom, model, plan, program, topology, units};
 use mpgpu_measure::{probe, tune};

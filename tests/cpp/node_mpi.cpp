@@ -299,9 +299,16 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     const bool alone = ctx.devices().gpus == 1;
     const mpgpu::device gpu = mpgpu::device::gpu(alone ? 0 : mine);
     const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
-    // Of ranks with the same GPU the first works for it.
+    // Of ranks with the same GPU the first works for it. Which GPU a rank sees may have been said before it started.
+    const char *visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    std::array<char, 64> name{};
+    std::snprintf(name.data(), name.size(), "%s/%d", visible != nullptr ? visible : "", mine);
+    std::vector<std::array<char, 64>> names(static_cast<std::size_t>(world_size));
+    MPI_Allgather(name.data(), static_cast<int>(name.size()), MPI_CHAR, names.data(), static_cast<int>(name.size()),
+                  MPI_CHAR, MPI_COMM_WORLD);
+    const bool is_first = std::find(names.begin(), names.end(), name) - names.begin() == world_rank;
     const std::vector<mpgpu::device> own{gpu};
-    require(node.rank() == world_rank && node.devices() == (world_rank < gpus ? own : std::vector<mpgpu::device>()),
+    require(node.rank() == world_rank && node.devices() == (is_first ? own : std::vector<mpgpu::device>()),
             "who this is, and its GPU");
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
         random_steps(ctx, node, gpu, seed + (all_gpus ? 100 : 0), std::max<std::size_t>(steps / 100, 6));

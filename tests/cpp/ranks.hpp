@@ -64,8 +64,7 @@ inline std::string left_over() {
     }
     for (const auto &entry : std::filesystem::directory_iterator("/dev/shm", ec)) {
         const std::string name = entry.path().filename().string();
-        // But for the file that contexts of all processes share, those of other tests too.
-        if (name.rfind("mpgpu-traffic-", 0) != 0 && name.find("mpgpu") != std::string::npos) {
+        if (name.find("mpgpu") != std::string::npos) {
             return "is a name in /dev/shm: " + entry.path().string();
         }
     }

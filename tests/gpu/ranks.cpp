@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // The same step in every form that ranks have, by turns: one process for each GPU, each rank puts to its right
 // neighbour (ring) or to all others (all-to-all) in every step. Forms: one path for each put; what each rank plans
-// alone; the same with the host path asked for by name, all three with signals both ways as docs/guide/processes.md
+// alone; the same as the model has it, unmeasured, all three with signals both ways as docs/guide/processes.md
 // shows; one plan of all ranks; and, where a rank sees all GPUs, one plan of one process. Prints microseconds for each
 // step, the median of the rounds and their spread, and the rate of all ranks together relative to one path. Bytes of
 // each form are checked, of large puts a part.
@@ -224,14 +224,14 @@ std::size_t run(int count, char **arguments) {
             for (int k = 0; k < 3 && sees_all != 0; ++k) {
                 mpgpu::plan_options how;
                 how.max_paths = k == 0 ? 1 : 0;
-                how.host_path = k == 2 ? std::optional<bool>(true) : std::nullopt;
+                how.adapt = k == 2 ? std::optional<bool>(false) : std::nullopt;
                 std::vector<mpgpu::transfer> transfers;
                 for (int by = 1; by <= puts; ++by) {
                     transfers.push_back(mpgpu::make_transfer(inboxes.of(after(rank, by))->subspan(room(by), bytes),
                                                              mine.source.subspan(0, bytes)));
                 }
                 const mpgpu::plan &put = plans.emplace_back(ctx, transfers, how);
-                constexpr std::array<const char *, 3> names{"one path", "alone", "alone with the host path"};
+                constexpr std::array<const char *, 3> names{"one path", "alone", "alone by the model"};
                 forms.push_back({names.at(static_cast<std::size_t>(k)),
                                  [&, puts] { order.enqueue(ctx, stream, put, puts); }, &stream, &mine.inbox});
             }

@@ -1,7 +1,7 @@
 //! Plans that choose among their variants by measured times: the rule by itself, and players on machines that are not the model's.
 
 use mpgpu_core::adapt::{Choice, Chooser, Conditions, Game, MAX_VARIANTS, Player, Tenant, World, variants};
-use mpgpu_core::plan::{Options, Plan, Shape};
+use mpgpu_core::plan::{Options, Plan, Shape, plan};
 use mpgpu_core::topology::{DeviceId, Machine, MemoryKind, preset};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -207,7 +207,9 @@ fn ring(machine: &Machine, count: usize, mib: u64) -> Vec<Player> {
     let player = |process: usize| {
         let gpu = process % gpus;
         let shapes = vec![put(gpu, (gpu + if process < gpus { 1 } else { gpus - 1 }) % gpus, mib)];
-        let variants: Rc<[Plan]> = variants(machine, &shapes, &Options::default()).expect("planned").into();
+        let planned = |options: &Options| plan(machine, &shapes, options);
+        let options = Options::default();
+        let variants: Rc<[Plan]> = planned(&options).and_then(|all| variants(all, &options, planned)).expect("planned").into();
         Player { process, shapes, variants }
     };
     (0..count).map(player).collect()

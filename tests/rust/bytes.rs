@@ -114,6 +114,7 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
             engine: Some(engine),
             max_paths: Some(max_paths),
             host_path: Some(host_path),
+            adapt: None,
             relays: Some(relays),
             chunk_bytes,
             min_bytes,

@@ -41,6 +41,7 @@ fn every_variable_reaches_its_field() {
         ("MPGPU_STAGING_BYTES", "1G"),
         ("MPGPU_CACHE_PLANS", "7"),
         ("MPGPU_TUNING_FILE", "/etc/mpgpu/tuning.toml"),
+        ("MPGPU_ADAPT", "off"),
         ("MPGPU_VERIFY", "bytes"),
         ("MPGPU_SIGNAL_WAIT", "kernel"),
         ("MPGPU_CHECK_PEERS", "off"),
@@ -59,13 +60,13 @@ fn every_variable_reaches_its_field() {
         staging_bytes: 1 << 30,
         cache_plans: 7,
         tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
+        adapt: false,
         verify: Verify::Bytes,
         signal_wait: Some(SignalWait::Kernel),
         visible: Some(vec![3, 0]),
         check_peers: false,
         log: Some(LevelFilter::Debug),
         cache_dir: None,
-        traffic_folder: "/dev/shm".into(),
         unknown: Vec::new(),
     };
     assert_eq!(all, expected);
@@ -109,19 +110,6 @@ fn refusals_name_variable_value_and_what_is_accepted() {
     assert!(refusal("MPGPU_CACHE_PLANS", "-3").contains("0 turns the plan cache off"));
     assert!(refusal("MPGPU_TOPOLOGY", "").contains("preset"));
     assert!(refusal("MPGPU_TUNING_FILE", "").ends_with("the path of a file that `mpgpu tune` made, or none"));
-}
-
-#[test]
-fn a_plan_made_alone_has_the_host_path_where_it_is_asked_for_by_name() {
-    let alone = |call: Option<bool>, environment: Option<bool>| {
-        let config = Config { host_path: environment, ..Config::default() };
-        let call = PlanOptions { host_path: call, ..PlanOptions::default() };
-        let options = call.planned_alone(&config, call.resolve(&config).expect("accepted"));
-        options.host_path && !options.alone
-    };
-    assert!(!alone(None, None));
-    assert!(alone(Some(true), None) && alone(None, Some(true)) && alone(Some(true), Some(false)));
-    assert!(!alone(Some(false), Some(true)) && !alone(None, Some(false)));
 }
 
 #[test]

@@ -41,5 +41,5 @@ mod strangers;
 mod structure;
 mod threads;
 mod trace;
-mod traffic;
 mod tune;
+mod variants;

@@ -232,7 +232,7 @@ pub fn mapped(file: &str) -> usize {
 /// Names of this library in /dev/shm, but for the file that contexts of all processes share, those of other tests too.
 pub fn names() -> usize {
     let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
-    let ours = |name: &String| name.contains("mpgpu") && !name.contains("mpgpu-traffic");
+    let ours = |name: &String| name.contains("mpgpu");
     std::fs::read_dir("/dev/shm").map_or(0, |names| names.flatten().map(name).filter(ours).count())
 }
 

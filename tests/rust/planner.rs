@@ -3,7 +3,7 @@
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
 use mpgpu_core::plan::{Engine, Lane, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Relays, Shape, Tuned, plan, validate};
 use mpgpu_core::topology::MemoryKind;
-use mpgpu_core::topology::{DeviceId, Machine, NodeKind, Topology, preset, preset_names};
+use mpgpu_core::topology::{DeviceId, Machine, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Campaign, Case, Score, Search, Simulated};
 use std::collections::BTreeMap;
 
@@ -333,27 +333,6 @@ fn options_are_obeyed() {
     assert_eq!(plan.program.ops.len(), 1);
     let plan = planned(&machine, &one, &Options { chunk_bytes: Some(MIB + 1), ..Options::default() });
     assert!(plan.transfers[0].paths.iter().filter(|p| p.via.is_some()).all(|p| p.chunk_bytes == MIB + 1));
-}
-
-#[test]
-fn a_plan_made_alone_keeps_off_host_memory_where_another_path_is_left() {
-    let alone = Options { alone: true, ..Options::default() };
-    for name in ["beluga", "hgx-h200", "dgx1-v100"] {
-        let machine = machine(name);
-        // GPU 0 and GPU 5 of a DGX-1 share no NVLink.
-        let one = [shape(0, if name == "dgx1-v100" { 5 } else { 1 }, 512 * MIB)];
-        assert!(through_host(&planned(&machine, &one, &Options::default()), 0) > 0.0, "{name}");
-        let plan = planned(&machine, &one, &alone);
-        assert_eq!(through_host(&plan, 0), 0.0, "{}", plan.describe(&machine));
-        assert!(plan.transfers[0].rejected.iter().any(|r| r.reason == Reason::Alone));
-    }
-    // Nothing else copies between GPUs there.
-    let mut topology = preset("pcie-4").expect("a preset");
-    topology.nodes.iter_mut().filter(|node| matches!(node.kind, NodeKind::Switch { .. })).for_each(|node| {
-        node.kind = NodeKind::Switch { peer: false };
-    });
-    let machine = Machine::new(topology).expect("well formed");
-    assert_eq!(through_host(&planned(&machine, &[shape(0, 1, MIB)], &alone), 0), 1.0);
 }
 
 #[test]

@@ -140,7 +140,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
 
 /// The plan of a case at one size, and seconds of each round.
 fn measure(context: &Context, case: &Case, transfers: &[Transfer], bytes: u64) -> Result<(Arc<Bound>, Vec<f64>), Box<dyn Error>> {
-    let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, ..PlanOptions::default() };
+    let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, adapt: Some(false), ..PlanOptions::default() };
     let (from, to) = case.copies[0];
     let transfers: Vec<Transfer> = transfers.iter().map(|transfer| Transfer { bytes, ..*transfer }).collect();
     let plan = context.plan(&transfers, &options)?;

@@ -5,9 +5,9 @@ use super::arguments::Factor;
 use crate::arguments::{Failure, write_file};
 use crate::draw;
 use crate::text::columns;
-use mpgpu_core::adapt::{Conditions, Game, Player, Tenant, World, variants};
+use mpgpu_core::adapt::{Conditions, Game, Player, Tenant, World, variant_name, variants};
 use mpgpu_core::model::timeline::{Span, Timeline, TimelineLane};
-use mpgpu_core::plan::{Options, Shape};
+use mpgpu_core::plan::{Options, Shape, plan};
 use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
@@ -48,7 +48,8 @@ fn players(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
     let options = Options { chunk_bytes: arguments.chunk_bytes, staging_bytes, ..default };
     let mut players = Vec::with_capacity(count);
     for (process, shapes) in processes.into_iter().enumerate() {
-        let variants: Rc<[_]> = variants(model, shapes, &options)?.into();
+        let all = plan(model, shapes, &options)?;
+        let variants: Rc<[_]> = variants(all, &options, |options| plan(model, shapes, options))?.into();
         players.extend((0..window).map(|_| Player { process, shapes: shapes.to_vec(), variants: variants.clone() }));
     }
     Ok(players)
@@ -91,11 +92,7 @@ struct Played<'a> {
 impl Played<'_> {
     /// What a variant of a player is called.
     fn variant(&self, player: usize, variant: usize) -> &'static str {
-        match variant {
-            _ if variant + 1 == self.players[player].variants.len() => "plain copies",
-            0 => "all paths",
-            _ => "half of what is staged",
-        }
+        variant_name(variant, self.players[player].variants.len())
     }
 
     fn transfers(&self, player: usize) -> String {

@@ -46,5 +46,5 @@ mod variants;
 mod world;
 
 pub use chooser::{Choice, Chooser, MAX_VARIANTS};
-pub use variants::variants;
+pub use variants::{variant_name, variants};
 pub use world::{Conditions, Game, Moment, Player, Tenant, Trail, World};

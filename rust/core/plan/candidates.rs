@@ -28,8 +28,6 @@ pub enum Reason {
     },
     /// An option forbids it.
     Option(&'static str),
-    /// Processes that plan alone meet in host memory: see [`Options::alone`].
-    Alone,
     /// The driver stages pageable host memory by itself.
     Pageable,
     /// Its fixed cost alone exceeds the time that the other paths need.
@@ -78,7 +76,6 @@ pub(super) fn candidates(
     rejected: &mut Vec<Rejection>,
 ) {
     let (src, dst) = (shape.src_device, shape.dst_device);
-    let begin = found.len();
     let direct = machine.route(src, dst).map(|route| PathModel::new(machine, &[route]));
     match &direct {
         Some(model) => found.push(Candidate { demand, via: None, model: model.clone() }),
@@ -103,11 +100,6 @@ pub(super) fn candidates(
         }
         if !via.is_host() && !options.relays.has(via) {
             reject(Reason::Option("relay_gpus leaves it out"));
-            continue;
-        }
-        // GPUs come first: whatever else there is has been found.
-        if via.is_host() && options.alone && found[begin..].iter().any(|other| other.via.is_none_or(|via| !via.is_host())) {
-            reject(Reason::Alone);
             continue;
         }
         if direct.is_some() && [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable) {

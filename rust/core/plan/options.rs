@@ -17,9 +17,6 @@ pub struct Options {
     pub host_path: bool,
     /// GPUs through which bytes of others may pass.
     pub relays: Relays,
-    /// Whether other processes of the node plan at the same time, each for itself: then a copy between GPUs that has another path keeps off
-    /// host memory, where the paths of all of them meet.
-    pub alone: bool,
     /// Bytes of one chunk on staged paths, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: Option<u64>,
     /// Transfers below this size take one path.
@@ -88,7 +85,6 @@ impl Default for Options {
             max_paths: u32::MAX,
             host_path: true,
             relays: Relays::ALL,
-            alone: false,
             chunk_bytes: None,
             min_bytes: None,
             staging_bytes: 64 << 20,

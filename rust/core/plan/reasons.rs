@@ -58,7 +58,6 @@ impl Reason {
             Reason::NoRoute => "no_route",
             Reason::SharesDirect { .. } => "shares_direct",
             Reason::Option(_) => "option",
-            Reason::Alone => "alone",
             Reason::Pageable => "pageable",
             Reason::FixedCost { .. } => "fixed_cost",
             Reason::NoShare => "no_share",
@@ -83,9 +82,6 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             format!("passes {} like the direct path, and adds no capacity", resource(at.0 as usize))
         }
         (Reason::Option(why), _) => (*why).into(),
-        (Reason::Alone, _) => "an end is in another process's memory, and processes that plan alone meet in host memory; \
-                               MPGPU_HOST_PATH=on, or host_path in the options, admits it always"
-            .into(),
         (Reason::Pageable, _) => "pageable host memory is staged by the driver, in one piece; pinned memory can take several paths".into(),
         (Reason::FixedCost { seconds, without }, _) => {
             format!("its first byte would arrive after {}, the batch is done in {} without it", time(*seconds), time(*without))

@@ -88,6 +88,18 @@ pub struct OpTimes {
     pub precision: f64,
 }
 
+/// When all work that came before it in a stream had finished. Not that of an execution, which goes on beside it over streams of the backend's own
+/// until its end is marked.
+pub trait MomentState: Debug + Send + Sync {
+    /// Nanoseconds from `earlier`, a moment of the same stream, to this one; `None` while this one has not come. Does not wait.
+    fn nanoseconds_since(&self, earlier: &dyn MomentState) -> Result<Option<u64>, BackendError>;
+    /// For the backend that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Handle to a [`MomentState`].
+pub type Moment = Box<dyn MomentState>;
+
 /// Shared handle to a [`CompletionState`].
 pub type Completion = Arc<dyn CompletionState>;
 
@@ -345,6 +357,11 @@ pub trait Backend: Send + Sync {
     /// graph and all that is instantiated of it. So launches of one captured graph must be ordered, also by different executable graphs;
     /// one executable graph orders its own launches. `after` is ignored where the program has rings.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError>;
+    /// Marks the moment at which all work enqueued in `stream` so far has finished. Not in a stream that is being captured.
+    fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
+        let _ = stream;
+        Err(BackendError::NotSupported(format!("the backend {} does not time streams", self.name())))
+    }
     /// Makes what the first such execution would otherwise make, and later ones find: graphs, streams, events, kernels, access to memory.
     /// Enqueues nothing and moves no byte. May wait for work of the devices. `after` and `report` have no meaning here.
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {

@@ -1,11 +1,12 @@
 //! The same request again is a look-up.
 //!
 //! Two levels, both bounded, both least recently used. By request: addresses, devices, sizes, kinds of memory, the identity of the
-//! allocations, options; a hit is the very plan. By shape, which leaves addresses out: a hit is the planner's result, and only its
-//! addresses are bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
+//! allocations, options; a hit is the very plan. By shape, which leaves addresses out: a hit is the planner's result and what was measured
+//! of it, and only its addresses are bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
 
 use super::batch::Batch;
 use super::execute::Plan;
+use super::variants::SharedChoice;
 use crate::plan::{self, Options, Shape};
 use crate::sync::{Mutex, lock};
 use lru::LruCache;
@@ -20,6 +21,8 @@ pub struct Request {
     pub batch: Batch,
     /// How.
     pub options: Options,
+    /// Whether executions choose among variants.
+    pub adapt: bool,
 }
 
 /// Everything that decides what the planner returns.
@@ -73,6 +76,7 @@ pub struct Cache {
 struct CacheState {
     plans: Lru<Request, Plan>,
     shapes: Lru<ShapeRequest, plan::Plan>,
+    choices: Lru<ShapeRequest, SharedChoice>,
     statistics: CacheStatistics,
 }
 
@@ -83,6 +87,7 @@ impl Cache {
         let state = CacheState {
             plans: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
             shapes: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
+            choices: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
             statistics: CacheStatistics::default(),
         };
         Cache { bound, state: Mutex::new(state) }
@@ -131,6 +136,17 @@ impl Cache {
         kept.value
     }
 
+    /// What plans of this shape choose by; `new` where none has been made.
+    pub(super) fn choice(&self, shape: ShapeRequest, new: impl FnOnce() -> SharedChoice) -> Arc<SharedChoice> {
+        let evicted;
+        let mut state = lock(&self.state);
+        let kept = keep(&mut state.choices, self.bound, shape, Arc::new(new()));
+        evicted = kept.evicted;
+        drop(state);
+        drop(evicted);
+        kept.value
+    }
+
     /// What the cache has done so far.
     pub fn statistics(&self) -> CacheStatistics {
         let state = lock(&self.state);
@@ -142,8 +158,9 @@ impl Cache {
         let mut state = lock(&self.state);
         let plans = std::mem::replace(&mut state.plans, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
         let shapes = std::mem::replace(&mut state.shapes, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
+        let choices = std::mem::replace(&mut state.choices, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
         drop(state);
-        drop((plans, shapes));
+        drop((plans, shapes, choices));
     }
 }
 

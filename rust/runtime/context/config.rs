@@ -6,7 +6,7 @@
 use super::error::Error;
 use crate::backend::SignalWait;
 use crate::model::GRAIN;
-use crate::plan::{Engine, Options, Relays, Tuned, WEIGHTS};
+use crate::plan::{Engine, Options, Relays, Tuned};
 use crate::tune::Advice;
 use crate::units::parse_size;
 use log::LevelFilter;
@@ -65,6 +65,8 @@ pub struct Config {
     /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` made, or [`NO_TUNING`]. Read when a context is created. `None`: what is kept
     /// beside the probe, where a context takes that by itself.
     pub tuning_file: Option<String>,
+    /// `MPGPU_ADAPT`: whether executions choose among the variants of their plan by how long they take.
+    pub adapt: bool,
     /// `MPGPU_VERIFY`.
     pub verify: Verify,
     /// `MPGPU_SIGNAL_WAIT`. `None`: by operations, and by kernels in node plans whose ranks have GPUs of their own.
@@ -77,8 +79,6 @@ pub struct Config {
     pub log: Option<LevelFilter>,
     /// Where probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` where neither is an absolute path.
     pub cache_dir: Option<PathBuf>,
-    /// Where the processes of the node tell each other what they have in flight.
-    pub traffic_folder: PathBuf,
     /// A line for each name of the environment that starts as ours do and is none. Contexts warn of them.
     pub unknown: Vec<String>,
 }
@@ -97,13 +97,13 @@ impl Default for Config {
             staging_bytes: Options::default().staging_bytes,
             cache_plans: 256,
             tuning_file: None,
+            adapt: true,
             verify: Verify::Off,
             signal_wait: None,
             visible: None,
             check_peers: true,
             log: None,
             cache_dir: None,
-            traffic_folder: "/dev/shm".into(),
             unknown: Vec::new(),
         }
     }
@@ -115,7 +115,7 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// Every variable that is read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 16] = [
+pub const VARIABLES: [&str; 17] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -127,6 +127,7 @@ pub const VARIABLES: [&str; 16] = [
     "MPGPU_STAGING_BYTES",
     "MPGPU_CACHE_PLANS",
     "MPGPU_TUNING_FILE",
+    "MPGPU_ADAPT",
     "MPGPU_VERIFY",
     "MPGPU_SIGNAL_WAIT",
     "MPGPU_CHECK_PEERS",
@@ -232,6 +233,7 @@ impl Config {
             }
             "MPGPU_TUNING_FILE" if text.is_empty() => return Err(must("the path of a file that `mpgpu tune` made, or none")),
             "MPGPU_TUNING_FILE" => self.tuning_file = Some(text.to_owned()),
+            "MPGPU_ADAPT" => self.adapt = one_of(text, &SWITCH, must)?,
             "MPGPU_VERIFY" => {
                 self.verify = one_of(text, &[("off", Verify::Off), ("program", Verify::Program), ("bytes", Verify::Bytes)], must)?;
             }
@@ -265,22 +267,14 @@ pub struct PlanOptions {
     pub min_bytes: Option<u64>,
     /// The most staging memory on each device, bytes; not more than the context's.
     pub staging_bytes: Option<u64>,
+    /// Whether executions choose among variants by how long they take.
+    pub adapt: Option<bool>,
 }
 
 impl PlanOptions {
     /// What the planner is told: this call's options, else the environment's, else the default.
     pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
         self.resolve_tuned(config, None)
-    }
-
-    /// The same for a plan with an end in another process's memory. Processes that plan alone would meet in host memory, so the plan keeps off
-    /// it unless this call or the environment asks for it; executions may take [variants](super::Plan::host_use).
-    pub fn planned_alone(&self, config: &Config, options: Options) -> Options {
-        if self.host_path.or(config.host_path).is_some() {
-            return options;
-        }
-        // The tuner measured several paths while nobody else used host memory.
-        Options { alone: true, tuned: options.tuned.map(|tuned| Tuned { several: false, ..tuned }), ..options }
     }
 
     /// The engine that this call or the environment names; [`Engine::Auto`] leaves it open.
@@ -322,12 +316,6 @@ impl PlanOptions {
             ..advised
         })
     }
-}
-
-/// The same with half of what would go through host memory.
-pub fn halved(options: Options) -> Options {
-    let tuned = options.tuned.unwrap_or_default();
-    Options { tuned: Some(Tuned { host_share: (tuned.host_share / 2).max(*WEIGHTS.start()), ..tuned }), ..options }
 }
 
 /// As the XDG base directory specification has it: a path that is not absolute counts as none.

@@ -7,15 +7,13 @@ use super::error::Error;
 use super::lifetime::ContextState;
 use super::sharing::Import;
 use super::staging::Regions;
-use super::traffic::HostUse;
+use super::variants::Variants;
 use crate::backend::{BackendError, Completion, Endpoints, Execution, PlanState, Report, StreamHandle, no_completion};
 use crate::fault;
 use crate::headroom::headroom;
-use crate::ipc::traffic;
 use crate::model::timeline::Timeline;
 use crate::nvtx;
 use crate::plan;
-use crate::units::time;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +36,7 @@ pub struct Plan {
     alive_at: AtomicU64,
     /// Memory of other processes that it moves. Not kept: a plan in the cache must not keep a connection.
     imports: Box<[Weak<Import>]>,
-    /// Where others of the node have a say in what it takes through host memory.
+    /// What executions may take in its place, by how long they take.
     variants: Option<Box<Variants>>,
     /// That of `planned`.
     executor: plan::Engine,
@@ -55,15 +53,6 @@ pub struct Plan {
 /// Host memory that one run takes for each operation: backends list them with their order.
 const OPERATION_BYTES: usize = 96;
 
-/// The same batch over more paths than a plan takes that was made alone, for executions at which others leave host memory to this context.
-pub(super) struct Variants {
-    /// With half of the bytes through host memory, where that pays.
-    pub half: Option<Plan>,
-    pub all: Plan,
-    /// The host domains that they copy through, a bit each.
-    pub domains: u64,
-}
-
 /// What [`Plan::trace`] saw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
@@ -71,6 +60,15 @@ pub struct Trace {
     pub timeline: Timeline,
     /// By how many seconds times of different devices may be off against each other.
     pub precision: f64,
+}
+
+/// Medians of the last measured executions, seconds.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Of the variant in force.
+    pub in_force: Option<f64>,
+    /// Of the plain copies.
+    pub plain: Option<f64>,
 }
 
 /// An end whose memory the backend gave out.
@@ -82,15 +80,18 @@ struct UsedAllocation {
 }
 
 impl Plan {
-    /// Binds a planner's result to addresses. `alive_at` is the context's count of frees from before the batch was located.
+    /// Binds a planner's result to addresses. `alive_at` is the context's count of frees from before the batch was located. A variant of another
+    /// plan stages in the memory of that one where it fits in.
     pub(super) fn new(
         context: &Arc<ContextState>,
         planned: Arc<plan::Plan>,
         batch: &[Located],
         staging_bytes: u64,
         alive_at: u64,
+        of: Option<&Plan>,
     ) -> Result<Plan, Error> {
-        let (rings, regions) = context.staging.place(&planned.program.rings, &*context.backend)?;
+        let within = of.map(|of| (&*of.program.rings, &of.regions));
+        let (rings, regions) = context.staging.place(&planned.program.rings, within, &*context.backend)?;
         let mut allocations = Vec::new();
         for (transfer, t) in batch.iter().enumerate() {
             for (end, address, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
@@ -119,7 +120,7 @@ impl Plan {
         })
     }
 
-    /// The same plan, with `variants` to choose from at each execution.
+    /// The same plan, with variants to choose from at each execution.
     pub(super) fn with_variants(self, variants: Option<Variants>) -> Plan {
         Plan { variants: variants.map(Box::new), ..self }
     }
@@ -156,24 +157,12 @@ impl Plan {
     /// Makes what the first run in `stream` would otherwise make, so that it costs what later ones cost. Enqueues nothing and moves no byte.
     pub fn prepare(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.begin()?;
-        let variants = self.variants.iter().flat_map(|variants| variants.half.iter().chain([&variants.all]));
-        for plan in [self].into_iter().chain(variants) {
-            self.context.backend.prepare(&plan.execution(stream, &[], Report::End)).map_err(|error| self.cause(error))?;
+        let prepare =
+            |plan: &Plan| self.context.backend.prepare(&plan.execution(stream, &[], Report::End)).map_err(|error| self.cause(error));
+        match &self.variants {
+            Some(variants) => variants.all(self).try_for_each(prepare),
+            None => prepare(self),
         }
-        Ok(())
-    }
-
-    /// The plan for one run: this one, or the variant for what others of the node have in flight. A run that is captured takes this one,
-    /// because nobody knows when its graph runs, and so does one that is timed, which is of the plan as described.
-    fn chosen(&self, stream: StreamHandle, report: Report) -> &Plan {
-        let Some(variants) = self.variants.as_deref().filter(|_| report != Report::Times) else { return self };
-        let nanoseconds = (self.planned.predicted * 1e9) as u64;
-        let chosen = match self.context.traffic.execute(traffic::now(), nanoseconds, variants.domains) {
-            HostUse::None => return self,
-            HostUse::Half => variants.half.as_ref().unwrap_or(self),
-            HostUse::All => &variants.all,
-        };
-        if self.context.backend.is_capturing(stream).unwrap_or(true) { self } else { chosen }
     }
 
     /// One run, as backends take it.
@@ -191,23 +180,31 @@ impl Plan {
         }
     }
 
-    /// Hands one run to the backend: at once where the plan has no staging memory, else in its turn.
     fn submit(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         let _open = self.begin()?;
-        let plan = self.chosen(stream, report);
-        headroom(plan.program.ops.len(), OPERATION_BYTES).map_err(BackendError::no_headroom)?;
-        plan.validate()?;
-        let submit = |after: &[Completion], report| self.context.backend.submit(&plan.execution(stream, after, report));
-        let submitted = if plan.regions.is_empty() {
+        let submitted = match &self.variants {
+            // One that is timed is of the plan as described.
+            Some(variants) if report != Report::Times => variants.run(self, &*self.context.backend, stream, report),
+            _ => self.run(stream, report),
+        };
+        let completion = submitted?;
+        self.count();
+        Ok(completion)
+    }
+
+    /// Hands one run to the backend: at once where the plan has no staging memory, else in its turn.
+    pub(super) fn run(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
+        headroom(self.program.ops.len(), OPERATION_BYTES).map_err(BackendError::no_headroom)?;
+        self.validate()?;
+        let submit = |after: &[Completion], report| self.context.backend.submit(&self.execution(stream, after, report));
+        let submitted = if self.regions.is_empty() {
             submit(&[], report)
         } else {
             // Executions that share staging memory come after each other, so each needs a completion.
             let report = if report == Report::Nothing { Report::End } else { report };
-            self.context.staging.in_turn(&plan.regions, |after| submit(after, report)?.ok_or_else(no_completion)).map(Some)
+            self.context.staging.in_turn(&self.regions, |after| submit(after, report)?.ok_or_else(no_completion)).map(Some)
         };
-        let completion = submitted.map_err(|error| self.cause(error))?;
-        self.count();
-        Ok(completion)
+        submitted.map_err(|error| self.cause(error))
     }
 
     /// What precedes every run. The context stays open for as long as the result lives.
@@ -271,11 +268,6 @@ impl Plan {
         &self.planned
     }
 
-    /// What an execution takes at which nobody else of the node copies through host memory.
-    pub fn undisturbed(&self) -> &plan::Plan {
-        self.variants.as_ref().map_or(&self.planned, |variants| &variants.all.planned)
-    }
-
     /// Bytes of all transfers.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -292,9 +284,11 @@ impl Plan {
         program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
     }
 
-    /// What the last execution of a plan of this context was allowed; `None` where this plan is what every execution takes.
-    pub fn host_use(&self) -> Option<HostUse> {
-        self.variants.as_ref().map(|_| self.context.traffic.allowed())
+    /// How long executions take, where there are variants to choose from.
+    pub fn measured(&self) -> Measured {
+        let known = self.variants.as_ref().map_or(Vec::new(), |variants| variants.known(self));
+        let in_force = known.iter().find(|known| known.is_in_force).and_then(|known| known.median);
+        Measured { in_force, plain: known.last().and_then(|known| known.median) }
     }
 
     /// The plan for people.
@@ -302,14 +296,8 @@ impl Plan {
         let mut text = self.planned.describe(&self.context.machine_now());
         text += nature(&*self.context.backend);
         if let Some(variants) = &self.variants {
-            let seconds = |plan: &Plan| time(plan.planned.predicted);
-            let half = variants.half.as_ref().map(|half| format!(", half of the host path while one does ({})", seconds(half)));
-            text += &format!(
-                "\nexecutions take all paths while no other context copies through this host memory (modelled: {}){}, and this plan otherwise \
-                 and in captures\n",
-                seconds(&variants.all),
-                half.unwrap_or_default()
-            );
+            text += "\nexecutions take what is fastest as measured, and try the others now and then:\n";
+            variants.known(self).iter().for_each(|known| text += &format!("  {}\n", known.sentence()));
         }
         text
     }
@@ -319,11 +307,7 @@ impl Plan {
         let mut json = self.planned.to_json(&self.context.machine_now());
         json["backend"] = self.context.backend.name().into();
         if let Some(variants) = &self.variants {
-            let seconds = |plan: &Plan| plan.planned.predicted;
-            json["variants"] = serde_json::json!({
-                "modelled_seconds_all_paths": seconds(&variants.all),
-                "modelled_seconds_half_host_path": variants.half.as_ref().map(seconds),
-            });
+            json["variants"] = variants.known(self).iter().map(|known| known.to_json()).collect();
         }
         json
     }

@@ -3,14 +3,15 @@
 use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
 use super::callbacks::CallbackQueue;
-use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions, halved};
+use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
 use super::deferred::{Deferred, UsedBy};
 use super::error::Error;
-use super::execute::{Plan, Variants};
+use super::execute::Plan;
 use super::holdings::Holdings;
 use super::sharing::PeerMemory;
 use super::staging::Staging;
-use super::traffic::{Traffic, host_domains};
+use super::variants::{SharedChoice, Variants};
+use crate::adapt;
 use crate::backend::{
     Allocation, Backend, BackendError, EventHandle, Execution, GraphStatistics, HostFunction, SignalWait, StreamHandle, no_completion,
 };
@@ -18,7 +19,7 @@ use crate::fault;
 use crate::headroom::headroom;
 use crate::ipc::{PATIENCE, fork};
 use crate::nvtx;
-use crate::plan::{self, Options, Program, Reason, Shape};
+use crate::plan::{self, Options, Program, Shape};
 use crate::sync::{Mutex, lock};
 use crate::topology::{DeviceId, Machine};
 use crate::tune::{self, Tuning};
@@ -101,7 +102,6 @@ pub(super) struct ContextState {
     pub holdings: Holdings,
     pub deferred: Deferred,
     pub sharing: PeerMemory,
-    pub traffic: Traffic,
     /// `None` once the context closes.
     ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub callbacks: CallbackQueue,
@@ -208,7 +208,6 @@ impl Context {
             holdings: Holdings::default(),
             deferred: Deferred::default(),
             sharing: PeerMemory::default(),
-            traffic: Traffic::default(),
             ends_first: Mutex::new(Some(Vec::new())),
             callbacks: CallbackQueue::default(),
             executions: AtomicU64::new(0),
@@ -246,54 +245,52 @@ impl Context {
     /// a rank without neighbours need not be treated apart.
     pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
         let config = &self.shared.config;
-        self.plan_located(transfers, |machine, batch| {
-            let resolved = match &self.tuning {
-                Some(tuning) => {
-                    let shapes: SmallVec<[Shape; 4]> = batch.iter().map(|t| t.shape).collect();
-                    options.resolve_tuned(config, tuning.advice(machine, &shapes, options.engine(config)).as_ref())?
-                }
-                None if *options == PlanOptions::default() => self.defaults,
-                None => options.resolve(config)?,
-            };
-            let alone = self.shared.sharing.has_process(batch.iter().filter(|t| t.shape.bytes > 0).flat_map(|t| [t.dst, t.src]));
-            Ok((if alone { options.planned_alone(config, resolved) } else { resolved }, resolved))
+        self.plan_located(transfers, options.adapt.unwrap_or(config.adapt), |machine, batch| match &self.tuning {
+            Some(tuning) => {
+                let shapes: SmallVec<[Shape; 4]> = batch.iter().map(|t| t.shape).collect();
+                options.resolve_tuned(config, tuning.advice(machine, &shapes, options.engine(config)).as_ref())
+            }
+            None if *options == PlanOptions::default() => Ok(self.defaults),
+            None => options.resolve(config),
         })
     }
 
-    /// Plans with exactly these options: neither the environment nor a tuning file has a say. For tuners, which look for options.
+    /// Plans with exactly these options: neither the environment nor a tuning file has a say, nor what is measured. For tuners, which look for options.
     pub fn plan_with(&self, transfers: &[Transfer], options: &Options) -> Result<Arc<Plan>, Error> {
         // Checks the staging bound against the context's.
         let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
         staging.resolve(&self.shared.config)?;
-        self.plan_located(transfers, |_, _| Ok((*options, *options)))
+        self.plan_located(transfers, false, |_, _| Ok(*options))
     }
 
-    /// `options` returns those of the plan and, where it keeps off host memory because others may be there, those that it would have without.
     fn plan_located(
         &self,
         transfers: &[Transfer],
-        options: impl FnOnce(&Machine, &[Located]) -> Result<(Options, Options), Error>,
+        adapt: bool,
+        options: impl FnOnce(&Machine, &[Located]) -> Result<Options, Error>,
     ) -> Result<Arc<Plan>, Error> {
         let _range = nvtx::range(nvtx::Call::Plan, || transfers.iter().fold(0, |sum, t| sum.saturating_add(t.bytes)));
         let _open = self.shared.enter()?;
         let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
         let alive_at = self.shared.holdings.frees();
         // Filled in place: a look-up should not move half a kilobyte about.
-        let mut request = Request { batch: Batch::new(), options: self.defaults };
+        let mut request = Request { batch: Batch::new(), options: self.defaults, adapt };
         batch::locate(transfers, machine, &|address| self.shared.locate(address), &mut request.batch)?;
-        let (options, undisturbed) = options(machine, &request.batch)?;
-        request.options = options;
+        request.options = options(machine, &request.batch)?;
         if let Some(plan) = self.cache.get(&request) {
             return Ok(plan);
         }
         headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
         batch::check(&request.batch, backend)?;
         let planned = self.planned(request.shape(), true)?;
-        let variants = self.variants(&request, &planned, undisturbed, alive_at).unwrap_or_else(|error| {
-            log::debug!("a plan keeps off host memory: {error}");
+        let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, request.options.staging_bytes, alive_at, of);
+        let plan = bind(planned.clone(), None)?;
+        let variants = if adapt { self.variants(&request, planned, |planned| bind(planned, Some(&plan))) } else { Ok(None) };
+        let variants = variants.unwrap_or_else(|error| {
+            log::debug!("a plan is what all its executions take: {error}");
             None
         });
-        let plan = Plan::new(&self.shared, planned, &request.batch, options.staging_bytes, alive_at)?.with_variants(variants);
+        let plan = plan.with_variants(variants);
         Ok(self.cache.insert(request, Arc::new(plan)))
     }
 
@@ -314,23 +311,21 @@ impl Context {
         Ok(self.cache.insert_shape(shape, Arc::new(planned)))
     }
 
-    /// What executions of a plan that was made alone may take in its place, if host memory makes it faster.
-    fn variants(&self, request: &Request, base: &plan::Plan, all: Options, alive_at: u64) -> Result<Option<Variants>, Error> {
-        let is_kept_off = base.transfers.iter().any(|transfer| transfer.rejected.iter().any(|path| path.reason == Reason::Alone));
-        if !is_kept_off {
+    /// What executions of a plan may take in its place, if the model sees a gain in several paths.
+    fn variants(
+        &self,
+        request: &Request,
+        planned: Arc<plan::Plan>,
+        bind: impl Fn(Arc<plan::Plan>) -> Result<Plan, Error>,
+    ) -> Result<Option<Variants>, Error> {
+        let plan = |options: &Options| self.planned(ShapeRequest { options: *options, ..request.shape() }, false);
+        let all = adapt::variants(planned, &request.options, plan)?;
+        if all.len() == 1 {
             return Ok(None);
         }
-        let variant = |options: Options| {
-            let planned = self.planned(ShapeRequest { options, ..request.shape() }, false)?;
-            let domains = host_domains(&planned.program);
-            Ok::<_, Error>((domains != 0 && planned.predicted < base.predicted).then_some((planned, domains)))
-        };
-        let Some((planned, domains)) = variant(all)?.filter(|_| self.shared.traffic.join(&self.shared.config.traffic_folder)) else {
-            return Ok(None);
-        };
-        let bound = |planned| Plan::new(&self.shared, planned, &request.batch, all.staging_bytes, alive_at);
-        let half = variant(halved(all))?.map(|(planned, _)| bound(planned)).transpose()?;
-        Ok(Some(Variants { half, all: bound(planned)?, domains }))
+        let choice = self.cache.choice(request.shape(), || SharedChoice::new(all.len()));
+        let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
+        Ok(Some(Variants::new(others?, choice)))
     }
 
     /// Allocates memory of `device`. The context owns it until [`free`](Context::free).
@@ -557,7 +552,6 @@ impl Context {
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);
         let staging = self.shared.staging.release(backend);
-        self.shared.traffic.leave();
         let (left, held) = self.shared.holdings.release(backend);
         if left.allocations > 0 {
             log::warn!(

@@ -14,7 +14,7 @@
 //! | `signals` | counters that streams and threads wait for |
 //! | [`node`] | ranks of a node that plan together |
 //! | `deferred` | memory that was freed in stream order |
-//! | [`traffic`] | what an execution takes through host memory, by what others of the node have in flight |
+//! | `variants` | what executions take, by how long they take |
 //! | `sharing` | memory exported to other processes, and memory of theirs |
 //!
 //! Backends are known by their trait; the one exception is `open`, which picks one by name. The planner is known by its
@@ -38,14 +38,14 @@ mod score;
 mod sharing;
 mod signals;
 pub mod staging;
-pub mod traffic;
+mod variants;
 
 pub use batch::{End, Transfer};
 pub use cache::CacheStatistics;
 pub use callbacks::Callback;
 pub use config::{BackendChoice, Config, NO_TUNING, PlanOptions, Verify};
 pub use error::Error;
-pub use execute::{Plan, Trace};
+pub use execute::{Measured, Plan, Trace};
 pub use lifetime::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use open::{DISCOVERED, File, Origin, PROBED, files_here, machine_here};
 pub use probe::ProbeReport;

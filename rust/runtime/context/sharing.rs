@@ -151,18 +151,6 @@ impl PeerMemory {
         found.values().map(Arc::downgrade).collect()
     }
 
-    /// Whether any of these addresses lies in memory of another process.
-    pub fn has_process(&self, mut addresses: impl Iterator<Item = u64>) -> bool {
-        let imports = self.imports();
-        !imports.is_empty()
-            && addresses.any(|address| {
-                let before = imports.range(..=address).next_back();
-                before.is_some_and(|(base, import)| {
-                    address - base < import.bytes && matches!(import.source, ImportSource::Process(..) | ImportSource::Program)
-                })
-            })
-    }
-
     /// Whether another process or context has memory of this one mapped.
     pub fn is_mapped(&self, address: u64, backend: &dyn Backend) -> bool {
         let service = lock(&self.service).clone();

@@ -66,6 +66,14 @@ impl Deref for Regions {
     }
 }
 
+/// Those of rings, in the order of the regions.
+fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
+    let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices
+}
+
 /// Completions that an execution has to wait for.
 pub type After = SmallVec<[Completion; 4]>;
 
@@ -92,14 +100,17 @@ impl Staging {
         Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()), over: Condvar::new() }
     }
 
-    /// Finds room for the rings of a plan: the base address of each, and the regions that they fill.
-    pub fn place(&self, rings: &[Ring], backend: &dyn Backend) -> Result<(Arc<[u64]>, Regions), Error> {
+    /// Finds room for the rings of a plan: the base address of each, and the regions that they fill. On each device `within` the regions of
+    /// another plan with those rings, if they fit in there.
+    pub fn place(
+        &self,
+        rings: &[Ring],
+        within: Option<(&[Ring], &Regions)>,
+        backend: &dyn Backend,
+    ) -> Result<(Arc<[u64]>, Regions), Error> {
         let mut bases = vec![0; rings.len()];
         let mut regions = Vec::new();
-        let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|r| r.device).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        for device in devices {
+        for device in devices(rings) {
             let total = |alignment: u64| {
                 let mut sizes = rings.iter().filter(|r| r.device == device).map(|r| r.bytes().checked_next_multiple_of(alignment));
                 sizes.try_fold(0_u64, |sum, size| sum.checked_add(size?)).filter(|sum| *sum <= self.bound)
@@ -110,7 +121,11 @@ impl Staging {
                 (None, Some(bytes)) => (1, bytes),
                 (None, None) => return Err(Error::StagingBound { device: device.0, bound: self.bound }),
             };
-            let start = self.take(device, bytes, backend)?;
+            let room = within.and_then(|(rings, regions)| {
+                let at = devices(rings).iter().position(|other| *other == device)?;
+                Some(regions[at].start).filter(|start| bytes <= regions[at].end - start)
+            });
+            let start = room.map_or_else(|| self.take(device, bytes, backend), Ok)?;
             regions.push(Region { start, end: start + bytes });
             let mut next = start;
             for (base, ring) in bases.iter_mut().zip(rings).filter(|(_, r)| r.device == device) {

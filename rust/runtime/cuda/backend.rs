@@ -7,7 +7,7 @@ use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
     Action, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics, HostFunction, Identity,
-    LostPeer, PolledList, Signal, SignalWait, StreamHandle,
+    LostPeer, Moment, PolledList, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::DeviceId;
@@ -157,6 +157,10 @@ impl Backend for CudaBackend {
     /// captured; nor is an execution that is verified.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.0.submit(execution)
+    }
+
+    fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
+        self.0.mark_moment(stream)
     }
 
     /// In a stream that is being captured what its operations over streams need; the staging memory of a graph comes with the capture.

@@ -70,6 +70,8 @@ pub(super) struct Primary {
     is_lost: AtomicBool,
     /// `CUevent`s of this context that nobody needs at the moment.
     events: Arc<Mutex<Vec<usize>>>,
+    /// Those that take the time.
+    timers: Arc<Mutex<Vec<usize>>>,
     lanes: Mutex<Lanes>,
     /// `CUstream`s that were made for the caller, and those of them that the caller has destroyed.
     callers: Mutex<Vec<usize>>,
@@ -193,6 +195,7 @@ impl Device {
                 id,
                 is_lost: AtomicBool::new(false),
                 events: Arc::default(),
+                timers: Arc::default(),
                 lanes: Mutex::default(),
                 callers: Mutex::default(),
                 retired: Mutex::default(),
@@ -278,23 +281,30 @@ impl Primary {
         unsafe { call!(self.driver, cuCtxSynchronize()) }
     }
 
-    /// An event of this context, without timing, from those that are free.
-    fn event(&self) -> Result<usize, BackendError> {
-        if let Some(event) = lock(&self.events).pop() {
+    /// An event of this context from those of `pool` that are free.
+    fn event(&self, pool: &Mutex<Vec<usize>>, flags: sys::CUevent_flags) -> Result<usize, BackendError> {
+        if let Some(event) = lock(pool).pop() {
             return Ok(event);
         }
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
         let mut event: CUevent = std::ptr::null_mut();
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
         // SAFETY: the output is valid for the call.
-        unsafe { call!(self.driver, cuEventCreate(&mut event, flags)) }?;
+        unsafe { call!(self.driver, cuEventCreate(&mut event, flags as c_uint)) }?;
         Ok(event.expose_provenance())
     }
 
     /// An event of the pool, to be recorded.
     pub fn mark(&self) -> Result<Mark, BackendError> {
-        Ok(Mark { event: self.event()?, pool: self.events.clone() })
+        Ok(Mark { event: self.event(&self.events, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?, pool: self.events.clone() })
+    }
+
+    /// As [`Primary::record`], by an event that takes the time.
+    pub fn record_time(&self, stream: usize) -> Result<Mark, BackendError> {
+        let mark = Mark { event: self.event(&self.timers, sys::CUevent_flags::CU_EVENT_DEFAULT)?, pool: self.timers.clone() };
+        // SAFETY: as there.
+        unsafe { call!(self.driver, cuEventRecord(mark.event(), handle(stream))) }?;
+        Ok(mark)
     }
 
     /// An event of the pool that stands for all work of `stream`, a stream of this context, up to now. Needs no current context: the
@@ -461,13 +471,13 @@ impl Primary {
         let driver = self.driver;
         // Tried all the same where that fails: nobody else would.
         let _current = self.enter();
-        let events = std::mem::take(&mut *lock(&self.events));
+        let events = [&self.events, &self.timers].map(|pool| std::mem::take(&mut *lock(pool)));
         let lanes = std::mem::take(&mut *lock(&self.lanes));
         let callers = std::mem::take(&mut *lock(&self.callers));
         // SAFETY: events, lanes and the kernel are this context's own, and nobody has them any more. The driver frees each when
         // what is enqueued has finished. An error of an earlier kernel may be reported here once more; it is not ours to handle.
         unsafe {
-            for event in events {
+            for event in events.into_iter().flatten() {
                 (driver.cuEventDestroy)(handle(event));
             }
             let ours = lanes.idle.into_iter().chain(lanes.captured).map(|lane| lane.stream);

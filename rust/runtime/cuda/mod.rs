@@ -50,7 +50,7 @@
 //! | `Events`, `Memory`, `Streams`, `Core::reached`, `capture::SPARE` | tables | none |
 //! | `Verification` | memory for comparing bytes | asking whether events have passed |
 //! | `Graphs::programs`, `Graphs::retired`, `exec::Pool` | graphs, and those of one program | making, changing and asking for graphs; not launching |
-//! | `Primary::lanes`, `retired`, `callers`, `events` | streams and events that are free | asking for streams and creating them |
+//! | `Primary::lanes`, `retired`, `callers`, `events`, `timers` | streams and events that are free | asking for streams and creating them |
 //! | `Primary::kernel` (`OnceLock`) | the kernels of a GPU | loading, which waits for the GPU: it is done before anything waits |
 //! | `Device::retaining` | retaining a context once | retaining |
 //! | `Pools::exported`, `Pools::imported` | pools of and for others | asking and importing; freeing and destroying not |
@@ -90,6 +90,7 @@ mod lane;
 mod lanes;
 mod locate;
 mod memory;
+mod moment;
 mod nodes;
 mod nvml;
 mod operations;

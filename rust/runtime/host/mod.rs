@@ -19,6 +19,7 @@ pub mod kernel;
 mod memory;
 #[cfg(all(test, shuttle))]
 mod model;
+mod moment;
 mod node;
 mod queue;
 mod run;
@@ -27,6 +28,7 @@ mod streams;
 mod times;
 
 use self::memory::HostMemory;
+use self::moment::Passed;
 use self::node::Node;
 use self::queue::Queue;
 use self::run::{HostWork, PolledLaunch, Run, Signals, Wait};
@@ -37,8 +39,8 @@ use crate::backend::Shared;
 use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::uuid_of_number;
 use crate::backend::{
-    Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, HostFunction, Identity, LostPeer, PolledList, Report,
-    Signal, SignalWait, StreamHandle,
+    Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, PolledList,
+    Report, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::Program;
 use crate::sync::{Mutex, held, lock};
@@ -280,6 +282,16 @@ impl Backend for HostBackend {
 
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.enqueue(execution).map(|end| (execution.report != Report::Nothing).then_some(end))
+    }
+
+    fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
+        self.queue.start()?;
+        let moment = Passed::default();
+        self.streams.with(stream, |stream| {
+            stream.chain.append(&Node::new(HostWork::Moment(moment.clone()), &self.queue));
+            Ok(())
+        })?;
+        Ok(Box::new(moment))
     }
 
     /// Starts the threads.

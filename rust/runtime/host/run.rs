@@ -2,6 +2,7 @@
 
 use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;
+use super::moment::Passed;
 use super::node::Work;
 use super::schedule::Schedule;
 use super::times::Times;
@@ -24,6 +25,8 @@ pub(super) enum HostWork {
     Function(Mutex<Option<HostFunction>>),
     /// An execution of a program.
     Run(Run),
+    /// The time to be taken.
+    Moment(Passed),
     /// Counters to be reached. Its step is handed to the queue that watches.
     Wait(Wait),
     /// Counters to be raised.
@@ -80,7 +83,7 @@ impl Work for HostWork {
     fn roots(&self) -> impl Iterator<Item = u32> {
         let (own, run) = match self {
             HostWork::Join => (0..0, None),
-            HostWork::Function(_) | HostWork::Wait(_) | HostWork::Raise(_) => (0..1, None),
+            HostWork::Function(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(_) => (0..1, None),
             HostWork::Run(run) => (0..0, Some(run.schedule.roots())),
             HostWork::Polled(polled) => (0..polled.blocks, None),
         };
@@ -101,6 +104,7 @@ impl Work for HostWork {
                 None => run.copy(step),
                 Some(times) => times.note(step, || run.copy(step)),
             },
+            HostWork::Moment(moment) => moment.note(),
             HostWork::Wait(wait) => wait.conclude()?,
             // SAFETY: the plan that made the list keeps its words and its memory until this has ended, and producers have a partition to
             // themselves until it is ready.
@@ -161,6 +165,7 @@ impl Work for HostWork {
             HostWork::Join => "a wait".into(),
             HostWork::Function(_) => "a host function".into(),
             HostWork::Run(_) => format!("operation {step} of a program"),
+            HostWork::Moment(_) => "taking the time".into(),
             HostWork::Wait(_) => "a wait for signals".into(),
             HostWork::Raise(_) => "raising signals".into(),
             HostWork::Polled(_) => format!("block {step} of a kernel that moves partitions"),
@@ -234,6 +239,7 @@ impl fmt::Debug for HostWork {
             HostWork::Join => f.write_str("Join"),
             HostWork::Function(_) => f.write_str("Function"),
             HostWork::Run(run) => run.fmt(f),
+            HostWork::Moment(moment) => moment.fmt(f),
             HostWork::Wait(wait) => wait.fmt(f),
             HostWork::Raise(signals) => f.debug_tuple("Raise").field(signals).finish(),
             HostWork::Polled(polled) => polled.fmt(f),

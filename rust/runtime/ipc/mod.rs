@@ -19,7 +19,6 @@
 //! | `places` | where steps of node plans stand in streams |
 //! | `slot` | a send or a receive, as all ranks see it |
 //! | [`mailbox`] | which send goes to which receive |
-//! | [`traffic`] | what contexts of the node have in flight through host memory |
 //! | `fork` | what a child of `fork` inherits and leaves alone |
 //!
 //! The backend defines what an allocation is and how it is mapped ([`Backend::map`](crate::backend::Backend::map)).
@@ -37,7 +36,6 @@ pub mod segment;
 mod service;
 pub mod signal;
 mod slot;
-pub mod traffic;
 
 pub use crate::backend::{PAYLOAD_BYTES, Shared};
 pub use error::IpcError;
@@ -49,7 +47,6 @@ pub use places::{PLACES, StepPlace, StepPlaces};
 pub use process::ProcessIdentity;
 pub use service::{Export, OnLeave, Service};
 pub use slot::{Envelope, INLINE_BYTES, METADATA_BYTES, MessageSlot, Pattern, Preparation, SlotBuffer, SlotId, SlotState, SlotStatus};
-pub use traffic::TrafficPage;
 
 /// The allocation that a handle is about, among all of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]

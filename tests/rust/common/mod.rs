@@ -146,7 +146,6 @@ pub fn options(random: &mut Random) -> Options {
         max_paths: if random.chance(50) { u32::MAX } else { 1 + random.below(5) as u32 },
         host_path: random.chance(70),
         relays: if random.chance(70) { Relays::ALL } else { (0..8).filter(|_| random.chance(50)).collect() },
-        alone: random.chance(20),
         chunk_bytes: random.chance(40).then(|| 4096 + random.below(1 << 16)),
         min_bytes: random.chance(20).then(|| random.below(1 << 16)),
         staging_bytes: [1 << 14, 1 << 16, 1 << 20, 64 << 20][random.below(4) as usize],

@@ -60,6 +60,7 @@ pub fn plan_options() -> mp_plan_options_t {
         min_bytes: 0,
         staging_bytes: 0,
         relay_gpus: 0,
+        adapt: 0,
     }
 }
 
@@ -110,7 +111,8 @@ pub fn plan_info() -> mp_plan_info_t {
         paths: 0,
         operations: 0,
         staging_bytes: 0,
-        undisturbed_seconds: 0.0,
+        measured_seconds: 0.0,
+        measured_direct_seconds: 0.0,
     }
 }
 

@@ -5,7 +5,6 @@ use super::super::config::{PlanOptions, Verify};
 use super::super::describe::nature;
 use super::super::error::Error;
 use super::super::lifetime::LAST_PATIENCE;
-use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::binding::{BoundRank, Held, Used};
 use super::exchange::{Collective, CollectiveCall, Named};
@@ -18,7 +17,7 @@ use super::transfers::{NodeEnd, NodeTransfer, TransferName, Window, batch_of, ch
 use crate::backend::BackendError;
 use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
 use crate::headroom::headroom;
-use crate::ipc::{Departure, traffic};
+use crate::ipc::Departure;
 use crate::nvtx;
 use crate::plan::{self, Options, Place, PlanError, Program, Relays, Shape};
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
@@ -89,8 +88,6 @@ pub struct NodePlan {
     pub(super) together: Together,
     /// Bytes that this rank sends or receives in a step.
     bytes: u64,
-    /// Host domains through which bytes pass, where others of the node can be told.
-    domains: u64,
     part: Mutex<BoundPart>,
     /// Of transfers that move in partitions.
     pub(super) words: Option<Arc<PartitionWords>>,
@@ -156,21 +153,7 @@ impl NodeGroup {
             Ok(BoundRank { part, used, words, places }) => {
                 let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
                 let (part, held) = (Mutex::new(part), Mutex::new(held));
-                let (domains, shared) = (host_domains(&together.plan.program), &node.context.shared);
-                let domains = if domains != 0 && shared.traffic.join(&shared.config.traffic_folder) { domains } else { 0 };
-                Ok(NodePlan {
-                    node,
-                    together,
-                    bytes,
-                    domains,
-                    part,
-                    words,
-                    held,
-                    used,
-                    progress,
-                    places,
-                    is_broken: AtomicBool::new(false),
-                })
+                Ok(NodePlan { node, together, bytes, part, words, held, used, progress, places, is_broken: AtomicBool::new(false) })
             }
             Err(error) => {
                 self.give_back(&mut held);
@@ -423,16 +406,11 @@ impl NodePlan {
         is_captured: bool,
         enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
     ) -> Result<(), Error> {
-        let shared = &self.node.context.shared;
         // Two steps at once would take each other's flags.
         let mut part = self.unbroken()?;
-        self.used.check(shared)?;
+        self.used.check(&self.node.context.shared)?;
         let step = self.progress.begin(is_captured)?;
         self.tell_order(stream, step, is_captured)?;
-        if self.domains != 0 && !is_captured {
-            // The share of a node plan is settled; those that plan alone give way to it.
-            shared.traffic.execute(traffic::now(), (self.together.plan.predicted * 1e9) as u64, self.domains);
-        }
         enqueue(&mut part).map_err(|error| {
             self.progress.take_back(is_captured);
             self.is_broken.store(true, Ordering::Release);

@@ -1,0 +1,31 @@
+//! When a stream got to a place, by the clock of this machine.
+
+use crate::backend::{BackendError, MomentState};
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Empty until the stream has come there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Passed(Arc<OnceLock<Instant>>);
+
+impl Passed {
+    /// The stream is there now.
+    pub(super) fn note(&self) {
+        // A node runs once, so this is the first value.
+        let _ = self.0.set(Instant::now());
+    }
+}
+
+impl MomentState for Passed {
+    fn nanoseconds_since(&self, earlier: &dyn MomentState) -> Result<Option<u64>, BackendError> {
+        let earlier = earlier.as_any().downcast_ref::<Passed>();
+        let earlier = earlier.ok_or_else(|| BackendError::NotSupported("moments of two backends cannot be compared".into()))?;
+        let both = self.0.get().zip(earlier.0.get());
+        Ok(both.map(|(here, there)| u64::try_from(here.saturating_duration_since(*there).as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

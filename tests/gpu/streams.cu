@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// A program that knows nothing of mpgpu and copies in several streams at once: between two GPUs one way and both ways,
+// and between one or two GPUs and pinned host memory. Prints GB/s of all its streams: tests/gpu/unchanged runs it with
+// and without libmpgpu_preload.so.
+//   streams [MIB [SECONDS]]        each case for so long, of which the first half is not counted (256, 4)
+//   streams both|host MIB SECONDS  one case, with a line for each half second
+//   streams disturb SECONDS        threads that copy in host memory as fast as they can
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+void check(cudaError_t code, const char *what) {
+    if (code != cudaSuccess) {
+        std::fprintf(stderr, "streams: %s: %s\n", what, cudaGetErrorString(code));
+        std::exit(1);
+    }
+}
+#define CHECK(call) check((call), #call)
+
+using clock_type = std::chrono::steady_clock;
+
+double seconds_since(clock_type::time_point begin) {
+    return std::chrono::duration<double>(clock_type::now() - begin).count();
+}
+
+constexpr int host = -1;
+/// Copies of each stream that are enqueued at once: its GPU never waits for the program.
+constexpr int in_flight = 4;
+
+/// One stream's copies, of which a new one begins when the last has ended.
+struct flow {
+    int dst;
+    int src;
+    std::size_t bytes;
+    void *to = nullptr;
+    void *from = nullptr;
+    cudaStream_t stream = nullptr;
+    std::vector<cudaEvent_t> ends;
+    std::size_t next = 0;
+
+    flow(int dst_, int src_, std::size_t bytes_) : dst(dst_), src(src_), bytes(bytes_) {
+        to = make(dst);
+        from = make(src);
+        CHECK(cudaSetDevice(gpu()));
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        ends.resize(in_flight);
+        for (cudaEvent_t &end : ends) {
+            CHECK(cudaEventCreateWithFlags(&end, cudaEventDisableTiming));
+        }
+    }
+
+    [[nodiscard]] int gpu() const { return src == host ? dst : src; }
+
+    [[nodiscard]] void *make(int device) const {
+        void *memory = nullptr;
+        if (device == host) {
+            CHECK(cudaMallocHost(&memory, bytes));
+            std::memset(memory, 1, bytes);
+        } else {
+            CHECK(cudaSetDevice(device));
+            CHECK(cudaMalloc(&memory, bytes));
+            CHECK(cudaMemset(memory, 1, bytes));
+        }
+        return memory;
+    }
+
+    /// Enqueues as many as are to be in flight. Says how many those are.
+    std::size_t feed() {
+        std::size_t fed = 0;
+        CHECK(cudaSetDevice(gpu()));
+        for (cudaError_t code; (code = cudaEventQuery(ends[next])) != cudaErrorNotReady;
+             next = (next + 1) % ends.size()) {
+            CHECK(code);
+            if (dst != host && src != host) {
+                CHECK(cudaMemcpyPeerAsync(to, dst, from, src, bytes, stream));
+            } else {
+                CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
+            }
+            CHECK(cudaEventRecord(ends[next], stream));
+            if (++fed == ends.size()) {
+                break;
+            }
+        }
+        return fed;
+    }
+
+    void finish() const {
+        CHECK(cudaStreamSynchronize(stream));
+        for (const cudaEvent_t &end : ends) {
+            CHECK(cudaEventDestroy(end));
+        }
+        CHECK(cudaStreamDestroy(stream));
+        for (const auto &[device, memory] : {std::pair{dst, to}, std::pair{src, from}}) {
+            CHECK(device == host ? cudaFreeHost(memory) : cudaFree(memory));
+        }
+    }
+};
+
+/// Runs a case, and returns GB/s of its second half. `each` seconds there is a line.
+double run(const std::vector<std::pair<int, int>> &ways, std::size_t bytes, double seconds, double each) {
+    std::vector<flow> flows;
+    for (const auto &[dst, src] : ways) {
+        flows.emplace_back(dst, src, bytes);
+    }
+    const auto begin = clock_type::now();
+    double moved = 0;
+    double counted = 0;
+    double lines = 0;
+    double line = 0;
+    double at = 0;
+    while ((at = seconds_since(begin)) < seconds) {
+        std::size_t fed = 0;
+        for (flow &one : flows) {
+            fed += one.feed();
+        }
+        const double now = static_cast<double>(fed) * static_cast<double>(bytes);
+        moved += at >= seconds / 2 ? now : 0;
+        counted = at;
+        line += now;
+        if (each > 0 && at - lines >= each) {
+            std::printf("%6.2f s  %7.1f GB/s\n", at, line / (at - lines) * 1e-9);
+            std::fflush(stdout);
+            lines = at;
+            line = 0;
+        }
+    }
+    for (const flow &one : flows) {
+        one.finish();
+    }
+    return moved / (counted - seconds / 2) * 1e-9;
+}
+
+void disturb(double seconds) {
+    constexpr std::size_t bytes = std::size_t{64} << 20;
+    const auto begin = clock_type::now();
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < std::thread::hardware_concurrency() / 2; ++i) {
+        threads.emplace_back([seconds, begin] {
+            std::vector<char> a(bytes, 1);
+            std::vector<char> b(bytes, 2);
+            while (seconds_since(begin) < seconds) {
+                std::memcpy(a.data(), b.data(), bytes);
+                std::memcpy(b.data(), a.data(), bytes);
+            }
+        });
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    const std::string what = argc > 1 ? argv[1] : "256";
+    if (what == "disturb") {
+        disturb(argc > 2 ? std::atof(argv[2]) : 4);
+        return 0;
+    }
+    int gpus = 0;
+    CHECK(cudaGetDeviceCount(&gpus));
+    for (int gpu = 0; gpus > 1 && gpu < 2; ++gpu) {
+        CHECK(cudaSetDevice(gpu));
+        CHECK(cudaDeviceEnablePeerAccess(1 - gpu, 0));
+    }
+    const std::vector<std::pair<int, int>> both{{1, 0}, {0, 1}};
+    const std::vector<std::pair<int, int>> from_host{{0, host}, {1, host}};
+    if (what == "both" || what == "host") {
+        const auto bytes = static_cast<std::size_t>(std::atof(argv[2]) * 1048576);
+        run(what == "both" ? both : from_host, bytes, std::atof(argv[3]), 0.5);
+        return 0;
+    }
+    const auto bytes = static_cast<std::size_t>(std::atof(what.c_str()) * 1048576);
+    const double seconds = argc > 2 ? std::atof(argv[2]) : 4;
+    const std::vector<std::pair<const char *, std::vector<std::pair<int, int>>>> cases{
+        {"GPU to GPU", {{1, 0}}},
+        {"GPU to GPU, both ways", both},
+        {"host to GPU", {{0, host}}},
+        {"host to two GPUs", from_host},
+        {"GPU to host", {{host, 0}}},
+        {"two GPUs to host", {{host, 0}, {host, 1}}},
+        {"host to GPU and back", {{0, host}, {host, 0}}},
+    };
+    for (const auto &[name, ways] : cases) {
+        bool fits = true;
+        for (const auto &[dst, src] : ways) {
+            fits = fits && dst < gpus && src < gpus;
+        }
+        if (fits) {
+            std::printf("%-24s %7.1f GB/s\n", name, run(ways, bytes, seconds, 0));
+            std::fflush(stdout);
+        }
+    }
+    return 0;
+}

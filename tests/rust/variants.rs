@@ -1,0 +1,340 @@
+//! What executions of a plan take is what was measured to be the fastest: on the host backend's bytes, by a clock that the test keeps.
+
+use mpgpu_core::topology::{DeviceId, Machine, load};
+use mpgpu_runtime::backend::*;
+use mpgpu_runtime::context::{Config, Context, Plan, PlanOptions, Transfer};
+use mpgpu_runtime::host::HostBackend;
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+const BYTES: u64 = 16 << 20;
+
+/// A stream's place on the clock of the test.
+#[derive(Debug)]
+struct At {
+    time: u64,
+    /// The clock is behind the host by so many executions.
+    seen: Arc<AtomicU64>,
+    execution: u64,
+    is_lost: bool,
+}
+
+impl MomentState for At {
+    fn nanoseconds_since(&self, earlier: &dyn MomentState) -> Result<Option<u64>, BackendError> {
+        let earlier = earlier.as_any().downcast_ref::<At>().expect("a moment of this backend");
+        Ok((!self.is_lost && self.execution <= self.seen.load(Ordering::Relaxed)).then(|| self.time - earlier.time))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The host backend on a clock that executions move on by what the test says for the bytes that they stage in host memory.
+struct Clocked {
+    inner: HostBackend,
+    /// Nanoseconds of an execution of the plain copies, and of one that stages all and half of what the model would have it stage in host memory.
+    takes: Mutex<[u64; 3]>,
+    /// Bytes in host memory of the first execution of each kind.
+    all: AtomicU64,
+    clock: AtomicU64,
+    /// Executions, and those that the streams have come to.
+    executions: AtomicU64,
+    seen: Arc<AtomicU64>,
+    /// What the last execution took: 0 plain, 1 all, 2 half.
+    last: AtomicU64,
+    moments: AtomicU64,
+    prepared: AtomicU64,
+    is_capturing: AtomicBool,
+    is_timed: AtomicBool,
+    /// The execution whose stream stands still.
+    lost: AtomicU64,
+}
+
+/// Bytes of a program that are staged in host memory.
+fn through_host(execution: &Execution<'_>) -> u64 {
+    let in_host = |place| match place {
+        mpgpu_core::plan::Place::Slot { ring, .. } => execution.program.rings[ring.0 as usize].device.is_host(),
+        _ => false,
+    };
+    let copies = execution.program.ops.iter().flat_map(|op| &op.copies);
+    copies.filter(|copy| in_host(copy.to)).map(|copy| copy.bytes).sum()
+}
+
+macro_rules! delegate {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $type),*) -> $result { self.inner.$name($($argument),*) })*
+    };
+}
+
+impl Backend for Clocked {
+    delegate! {
+        fn name() -> &'static str;
+        fn allocate(device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
+        fn allocate_shared(device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
+        fn free(address: u64) -> Result<(), BackendError>;
+        fn locate(address: u64) -> Result<Option<Allocation>, BackendError>;
+        fn allocated_bytes(device: DeviceId) -> u64;
+        fn create_stream(device: DeviceId) -> Result<StreamHandle, BackendError>;
+        fn destroy_stream(stream: StreamHandle) -> Result<(), BackendError>;
+        fn stream_count(device: DeviceId) -> u64;
+        fn synchronize_stream(stream: StreamHandle) -> Result<(), BackendError>;
+        fn launch_host(stream: StreamHandle, work: HostFunction) -> Result<(), BackendError>;
+        fn create_event() -> Result<EventHandle, BackendError>;
+        fn destroy_event(event: EventHandle) -> Result<(), BackendError>;
+        fn record_event(event: EventHandle, stream: StreamHandle) -> Result<(), BackendError>;
+        fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> Result<(), BackendError>;
+        fn synchronize_event(event: EventHandle) -> Result<(), BackendError>;
+        fn synchronize() -> Result<(), BackendError>;
+    }
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
+        let staged = through_host(execution);
+        let all = self.all.fetch_max(staged, Ordering::Relaxed).max(staged);
+        let kind = if execution.program.rings.is_empty() { 0 } else { 1 + usize::from(staged < all) };
+        self.last.store(kind as u64, Ordering::Relaxed);
+        self.clock.fetch_add(self.takes.lock().expect("no panic")[kind], Ordering::Relaxed);
+        self.executions.fetch_add(1, Ordering::Relaxed);
+        self.inner.submit(execution)
+    }
+    fn mark_moment(&self, _: StreamHandle) -> Result<Moment, BackendError> {
+        if !self.is_timed.load(Ordering::Relaxed) {
+            return Err(BackendError::NotSupported("this backend has lost its clock".into()));
+        }
+        self.moments.fetch_add(1, Ordering::Relaxed);
+        let (time, execution) = (self.clock.load(Ordering::Relaxed), self.executions.load(Ordering::Relaxed));
+        let is_lost = execution != 0 && execution == self.lost.load(Ordering::Relaxed);
+        Ok(Box::new(At { time, seen: self.seen.clone(), execution, is_lost }))
+    }
+    fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
+        self.prepared.fetch_add(1, Ordering::Relaxed);
+        self.inner.prepare(execution)
+    }
+    fn is_capturing(&self, _: StreamHandle) -> Result<bool, BackendError> {
+        Ok(self.is_capturing.load(Ordering::Relaxed))
+    }
+}
+
+/// A plan from one GPU of a wired node to another.
+struct Bench {
+    backend: Arc<Clocked>,
+    context: Context,
+    dst: u64,
+    src: u64,
+}
+
+/// `[plain, all, half]` where everything is as the model has it.
+const AS_MODELLED: [u64; 3] = [200_000, 100_000, 140_000];
+
+impl Bench {
+    fn new(config: Config) -> Bench {
+        let machine = Machine::new(load("beluga").expect("a preset")).expect("well formed");
+        let backend = Arc::new(Clocked {
+            inner: HostBackend::new(machine.gpu_count(), machine.host_count()),
+            takes: Mutex::new(AS_MODELLED),
+            all: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            executions: AtomicU64::new(0),
+            seen: Arc::new(AtomicU64::new(u64::MAX)),
+            last: AtomicU64::new(0),
+            moments: AtomicU64::new(0),
+            prepared: AtomicU64::new(0),
+            is_capturing: AtomicBool::new(false),
+            is_timed: AtomicBool::new(true),
+            lost: AtomicU64::new(0),
+        });
+        let context = Context::with_backend(Arc::new(machine), backend.clone(), config).expect("a context");
+        let [dst, src] = [1, 0].map(|gpu| context.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"));
+        Bench { backend, context, dst, src }
+    }
+
+    fn transfer(&self, bytes: u64) -> Transfer {
+        Transfer { dst: self.dst, dst_device: DeviceId::gpu(1), src: self.src, src_device: DeviceId::gpu(0), bytes }
+    }
+
+    fn plan(&self, options: &PlanOptions) -> Arc<Plan> {
+        self.context.plan(&[self.transfer(BYTES)], options).expect("a plan")
+    }
+
+    /// So many executions; how many of them were plain copies, took all paths, and half of what is staged.
+    fn run(&self, plan: &Plan, executions: u64) -> [u64; 3] {
+        let mut taken = [0; 3];
+        for _ in 0..executions {
+            plan.enqueue(StreamHandle(0)).expect("enqueued");
+            taken[self.backend.last.load(Ordering::Relaxed) as usize] += 1;
+        }
+        taken
+    }
+
+    fn moments(&self) -> u64 {
+        self.backend.moments.load(Ordering::Relaxed)
+    }
+
+    fn takes(&self, nanoseconds: [u64; 3]) {
+        *self.backend.takes.lock().expect("no panic") = nanoseconds;
+    }
+
+    /// Every byte of one more execution.
+    fn moves_bytes(&self, plan: &Plan, round: u64) {
+        // SAFETY: memory of this bench, which is host memory here; nothing is enqueued.
+        let [src, dst] = [self.src, self.dst]
+            .map(|at| unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(at as usize), BYTES as usize) });
+        src.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at as u64 * 31 + round * 7 + (at as u64 >> 12)) as u8);
+        dst.fill(0);
+        plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("finished");
+        assert!(src == dst, "round {round}");
+    }
+}
+
+#[test]
+fn what_was_measured_to_be_fastest_is_executed_and_followed_when_that_changes_and_every_byte_is_right() {
+    let bench = Bench::new(Config::default());
+    let plan = bench.plan(&PlanOptions::default());
+    assert!(plan.staging_bytes() > 0, "the model takes several paths:\n{}", plan.describe());
+    // Where all paths are the fastest, where they are the slowest, where half is best; and again.
+    for (round, (takes, best)) in
+        [(AS_MODELLED, 1), ([200_000, 300_000, 250_000], 0), ([200_000, 260_000, 170_000], 2), (AS_MODELLED, 1)].into_iter().enumerate()
+    {
+        bench.takes(takes);
+        bench.run(&plan, 2000);
+        let taken = bench.run(&plan, 1000);
+        assert!(taken[best] >= 980, "{takes:?}: {taken:?}\n{}", plan.describe());
+        bench.backend.inner.synchronize().expect("finished");
+        bench.moves_bytes(&plan, round as u64);
+        let measured = plan.measured();
+        let seconds = |ns: u64| ns as f64 * 1e-9;
+        assert!((measured.in_force.expect("measured") / seconds(takes[best]) - 1.0).abs() < 1e-6, "{measured:?}");
+        let text = plan.describe();
+        assert_eq!(text.matches("in force").count(), 1, "{text}");
+        let json = plan.to_json();
+        let variants = json["variants"].as_array().expect("a list");
+        assert_eq!(variants.len(), 3, "{json:#}");
+        let name = ["plain copies", "all paths", "half of what is staged"][best];
+        let in_force: Vec<_> = variants.iter().filter(|variant| variant["in_force"] == true).map(|variant| &variant["name"]).collect();
+        assert_eq!(in_force, [name], "{json:#}");
+    }
+}
+
+#[test]
+fn few_executions_are_measured_once_nothing_changes() {
+    let bench = Bench::new(Config::default());
+    let plan = bench.plan(&PlanOptions::default());
+    bench.run(&plan, 2000);
+    let before = bench.moments();
+    let taken = bench.run(&plan, 6400);
+    let moments = bench.moments() - before;
+    // One in 64, and tries of the others, each by two moments.
+    assert!((100..=400).contains(&moments), "{moments} moments");
+    assert!(taken[1] >= 6300, "{taken:?}");
+}
+
+#[test]
+fn times_that_come_late_are_waited_for_by_nobody_and_count_all_the_same() {
+    let bench = Bench::new(Config::default());
+    let plan = bench.plan(&PlanOptions::default());
+    bench.takes([200_000, 300_000, 250_000]);
+    // The host runs ahead of its streams by a hundred executions.
+    for ahead in 0..4000_u64 {
+        bench.backend.seen.store(ahead.saturating_sub(100), Ordering::Relaxed);
+        bench.run(&plan, 1);
+    }
+    let taken = bench.run(&plan, 500);
+    assert!(taken[0] >= 480, "{taken:?}\n{}", plan.describe());
+    // A stream that stands still holds nothing up: moments are not heaped up.
+    bench.backend.seen.store(0, Ordering::Relaxed);
+    let before = bench.moments();
+    bench.run(&plan, 5000);
+    assert!(bench.moments() - before <= 16, "{} moments", bench.moments() - before);
+}
+
+#[test]
+fn captured_executions_take_what_is_in_force_and_are_not_measured() {
+    let bench = Bench::new(Config::default());
+    let plan = bench.plan(&PlanOptions::default());
+    bench.takes([200_000, 300_000, 250_000]);
+    bench.run(&plan, 2000);
+    bench.backend.is_capturing.store(true, Ordering::Relaxed);
+    let before = bench.moments();
+    assert_eq!(bench.run(&plan, 1000), [1000, 0, 0]);
+    assert_eq!(bench.moments(), before);
+}
+
+#[test]
+fn nothing_is_measured_where_there_is_nothing_to_choose_or_it_is_not_wanted() {
+    let any = PlanOptions::default();
+    let off = PlanOptions { adapt: Some(false), ..any };
+    let on = PlanOptions { adapt: Some(true), ..any };
+    let one_path = PlanOptions { max_paths: Some(1), ..any };
+    let silent = Config { adapt: false, ..Config::default() };
+    for (config, options, is_measured) in [
+        (Config::default(), any, true),
+        (Config::default(), off, false),
+        (Config::default(), one_path, false),
+        (silent.clone(), any, false),
+        (silent, on, true),
+    ] {
+        let bench = Bench::new(config);
+        let plan = bench.plan(&options);
+        bench.run(&plan, 100);
+        assert_eq!(bench.moments() > 0, is_measured, "{options:?}");
+        assert_eq!(plan.to_json().get("variants").is_some(), is_measured);
+        assert_eq!(plan.measured().in_force.is_some(), is_measured);
+        plan.prepare(StreamHandle(0)).expect("prepared");
+        assert_eq!(bench.backend.prepared.load(Ordering::Relaxed), if is_measured { 3 } else { 1 });
+    }
+    // The same transfers with and without are two plans, each of which is found again.
+    let bench = Bench::new(Config::default());
+    let (with, without) = (bench.plan(&any), bench.plan(&off));
+    assert!(!Arc::ptr_eq(&with, &without) && Arc::ptr_eq(&with, &bench.plan(&any)) && Arc::ptr_eq(&without, &bench.plan(&off)));
+    assert!(Arc::ptr_eq(&with, &bench.plan(&on)));
+}
+
+#[test]
+fn plans_of_other_addresses_go_by_what_was_measured_and_those_of_other_sizes_do_not() {
+    let bench = Bench::new(Config::default());
+    bench.takes([200_000, 300_000, 250_000]);
+    bench.run(&bench.plan(&PlanOptions::default()), 2000);
+    let [dst, src] = [1, 0].map(|gpu| bench.context.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"));
+    let elsewhere = Transfer { dst, src, ..bench.transfer(BYTES) };
+    let plan = bench.context.plan(&[elsewhere], &PlanOptions::default()).expect("a plan");
+    assert!(bench.run(&plan, 100)[0] >= 98, "{}", plan.describe());
+    let other = bench.context.plan(&[bench.transfer(BYTES / 2)], &PlanOptions::default()).expect("a plan");
+    assert_eq!(other.measured().in_force, None);
+}
+
+#[test]
+fn a_stream_that_stands_still_does_not_keep_the_times_of_others() {
+    let bench = Bench::new(Config::default());
+    let plan = bench.plan(&PlanOptions::default());
+    // The first measured execution never ends.
+    bench.backend.lost.store(1, Ordering::Relaxed);
+    bench.takes([200_000, 300_000, 250_000]);
+    bench.run(&plan, 2000);
+    assert!(bench.run(&plan, 500)[0] >= 480, "{}", plan.describe());
+}
+
+#[test]
+fn a_backend_that_cannot_be_timed_executes_the_plan_as_described() {
+    let bench = Bench::new(Config::default());
+    bench.backend.is_timed.store(false, Ordering::Relaxed);
+    let plan = bench.plan(&PlanOptions::default());
+    bench.run(&plan, 1);
+    assert_eq!(bench.run(&plan, 200), [0, 200, 0]);
+    bench.moves_bytes(&plan, 1);
+}
+
+#[test]
+fn moments_of_the_host_backend_come_in_the_order_of_the_stream() {
+    let backend = HostBackend::new(1, 1);
+    let stream = backend.create_stream(DeviceId::gpu(0)).expect("a stream");
+    let (open, gate) = std::sync::mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let begin = backend.mark_moment(stream).expect("marked");
+    backend.launch_host(stream, Box::new(move || _ = gate.lock().expect("no panic").recv())).expect("enqueued");
+    let end = backend.mark_moment(stream).expect("marked");
+    assert_eq!(end.nanoseconds_since(&*begin).expect("of one backend"), None, "the stream stands before it");
+    open.send(()).expect("the stream waits");
+    backend.synchronize_stream(stream).expect("finished");
+    assert!(end.nanoseconds_since(&*begin).expect("of one backend").is_some());
+    assert_eq!(begin.nanoseconds_since(&*end).expect("of one backend"), Some(0), "none lies before an earlier one");
+}
