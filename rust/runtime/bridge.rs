@@ -64,8 +64,17 @@ mod cpp {
         /// # Safety
         ///
         /// `actions` points to `count` actions, 120 at most: copies as above, and flags that live until the call returns, which threads look
-        /// at through atomics alone.
-        unsafe fn run_actions_on_cpu(actions: *const Segment, count: usize);
+        /// at through atomics alone. So are `stop`, or 0, and with several blocks the words at `words`; each of `blocks` blocks runs once.
+        /// `tile_shift` as above.
+        unsafe fn run_actions_on_cpu(
+            actions: *const Segment,
+            count: usize,
+            words: u64,
+            stop: u64,
+            tile_shift: u32,
+            block: u32,
+            blocks: u32,
+        );
 
         include!("polled_copy.hpp");
 

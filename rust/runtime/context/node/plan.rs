@@ -387,10 +387,16 @@ impl NodePlan {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         let (shared, backend) = (&self.node.context.shared, self.node.context.backend());
         let _open = shared.enter()?;
-        let is_captured = backend.is_capturing(stream)?;
         match &self.words {
-            None => self.begin(stream, is_captured, |part| part.enqueue(stream, is_captured, backend))?,
+            None => {
+                let mut enqueued = Ok(());
+                backend.in_stream(stream, &mut |is_captured| {
+                    enqueued = self.begin(stream, is_captured, |part| part.enqueue(stream, is_captured, backend));
+                })?;
+                enqueued?;
+            }
             Some(words) => {
+                let is_captured = backend.is_capturing(stream)?;
                 words.take_armed(is_captured)?;
                 let enqueued = self.unbroken()?.enqueue(stream, is_captured, backend);
                 enqueued.inspect_err(|_| self.is_broken.store(true, Ordering::Release))?;
@@ -545,6 +551,9 @@ impl NodePlan {
                 part.steps.len(),
                 part.lanes.len()
             );
+        }
+        if let Some((near, takes)) = lock(&self.part).kernel_flags() {
+            let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
         }
         if let Some(partitioned) = &self.together.partitioned {
             partitioned.describe(&mut text);

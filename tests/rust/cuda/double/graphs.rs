@@ -319,12 +319,12 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
     let count_at = match function.addr() {
         MANY => 120 * 24 + 121 * 8,
         FEW => 32 * 24 + 33 * 8,
-        ACTIONS => 120 * 24,
-        FEW_ACTIONS => 8 * 24,
+        ACTIONS => 120 * 24 + 16,
+        FEW_ACTIONS => 8 * 24 + 16,
         _ => return Vec::new(),
     };
     // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are. `ActionList` of
-    // cpp/actions.hpp is without the numbers.
+    // cpp/actions.hpp has two words in place of the numbers.
     unsafe {
         let list = *arguments;
         let count = list.cast::<u8>().add(count_at).cast::<u32>().read();
@@ -389,13 +389,16 @@ unsafe extern "C" fn launch_kernel(
     call("cuLaunchKernel", |node| {
         // SAFETY: the backend passes the argument of the function.
         let segments = unsafe { segments(function, arguments) };
+        let are_actions = [ACTIONS, FEW_ACTIONS].contains(&function.addr());
+        if are_actions {
+            node.actions.push((segments.clone(), blocks));
+        }
         if node.capturing {
             let graph = captured_graph(node);
             node.graphs.graphs.entry(graph).or_default().work.push(Work::Kernel(segments));
         } else {
             copy_segments(node, &segments);
-            let flags =
-                segments.iter().filter(|action| [ACTIONS, FEW_ACTIONS].contains(&function.addr()) && action.bytes == 0 && action.src != 0);
+            let flags = segments.iter().filter(|action| are_actions && action.bytes == 0 && action.dst == 0 && action.src != 0);
             // SAFETY: flags of a test, which outlive its streams.
             flags.for_each(|action| unsafe { signal::store(action.src, 1) });
         }
