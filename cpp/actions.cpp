@@ -34,8 +34,11 @@ struct ThreadGroup {
     static uint64_t arrive(uint64_t words, uint32_t word) {
         return __atomic_fetch_add(at(words + word * 8), 1, __ATOMIC_ACQ_REL);
     }
+    static uint64_t depart(uint64_t words, uint32_t word) { return arrive(words, word); }
     static void open(uint64_t gate, uint64_t number) { __atomic_store_n(at(gate), number, __ATOMIC_RELEASE); }
     static bool is_open(uint64_t gate, uint64_t number) { return load(gate) >= number; }
+    static uint64_t read(uint64_t word) { return __atomic_load_n(at(word), __ATOMIC_RELAXED); }
+    static void write(uint64_t word, uint64_t value) { __atomic_store_n(at(word), value, __ATOMIC_RELAXED); }
     static void clear(uint64_t words, uint32_t word) { lower(words + word * 8); }
 
   private:
@@ -44,14 +47,16 @@ struct ThreadGroup {
 
 } // namespace
 
-void run_actions_on_cpu(const Segment *actions, size_t count, uint64_t words, uint64_t stop, uint32_t tile_shift,
-                        uint32_t block, uint32_t blocks) noexcept {
+void run_actions_on_cpu(const Segment *actions, size_t count, uint64_t words, uint64_t stop, uint64_t turn,
+                        uint32_t tile_shift, uint32_t block, uint32_t blocks) noexcept {
     ActionList list;
-    list.count = static_cast<uint32_t>(std::min<size_t>(count, kActionsPerLaunch));
+    count = std::min<size_t>(count, kActionsPerLaunch);
+    list.count = static_cast<uint32_t>(turn == 0 ? count : count / 2);
+    list.turn = turn;
     list.words = words;
     list.stop = stop;
     list.tile_shift = tile_shift;
-    std::copy_n(actions, list.count, list.actions);
+    std::copy_n(actions, count, list.actions);
     run_actions(list, ThreadGroup{block, blocks});
 }
 

@@ -28,18 +28,23 @@ constexpr uint64_t kNear = 1;
 // (awaits 1, and sets it back to 0), and `src` says whether it is near; one with `src` alone raises the flag there to
 // 1; neither: what comes before is done before what comes after. Copies run in no particular order, except before flags
 // are raised and after flags are taken.
+//
+// Of steps that differ by turns there are two lists, one behind the other, and a word that says which is next.
 template <uint32_t Most> struct ActionListOf {
     Segment actions[Most];
     // Of several blocks: kActionWords words of this GPU's memory, 0 between launches, which follow each other.
     uint64_t words;
     // A word in host memory which ends all waits once it is not 0. None at address 0.
     uint64_t stop;
+    // The word of this GPU's memory that says which list is next: 0 or 1. None at address 0.
+    uint64_t turn;
+    // Of each list.
     uint32_t count;
     // Bytes that a block takes at a time, as a power of two.
     uint32_t tile_shift;
 };
 using ActionList = ActionListOf<kActionsPerLaunch>;
-static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 24, "the Rust side declares the same fields");
+static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 32, "the Rust side declares the same fields");
 
 // Words of a launch: the last gate that is open, blocks that have left, then blocks that have come to each meeting.
 constexpr uint32_t kActionWords = kActionsPerLaunch + 2;
@@ -48,17 +53,20 @@ constexpr uint32_t kActionWords = kActionsPerLaunch + 2;
 // after which each sees what others wrote; for flags `load`, which acquires, `raise`, which releases for the whole node
 // what the lane has written and seen, `lower`, which does neither, and `pause`. One lane acquires and releases for all,
 // with a barrier between: a fence by each would wait for what it has lowered in host memory, 2.4 of 8.9 us one way (two
-// H200). For words: `arrive`, which counts one more, returns how many there were, releases and acquires; `open` and
-// `is_open`, which release and acquire; `clear`; and `tell`, a barrier by which all lanes learn what lane 0 says.
+// H200). For words: `arrive`, which counts one more, returns how many there were, releases and acquires; `depart`, the
+// same without order; `open` and `is_open`, which release and acquire; `clear`; and `tell`, a barrier by which all
+// lanes learn what lane 0 says. For the word of turns `read` and `write`.
 template <uint32_t Most, class Group> class ActionRun {
   public:
-    MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes) : list(actions), group(lanes) {}
+    MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
+        : list(actions), group(lanes), turn(actions.turn == 0 ? 0 : lanes.read(actions.turn)),
+          actions(actions.actions + turn * actions.count) {}
 
     MPGPU_HD void run() {
         uint32_t next = 0;
         while (next < list.count) {
             const uint32_t end = end_of_kind(next);
-            const Segment &action = list.actions[next];
+            const Segment &action = actions[next];
             if (action.bytes > 0) {
                 copy(next, end);
             } else if (is_take(action)) {
@@ -80,6 +88,8 @@ template <uint32_t Most, class Group> class ActionRun {
   private:
     const ActionListOf<Most> &list;
     const Group &group;
+    const uint64_t turn;
+    const Segment *const actions;
     // What follows all blocks count alike.
     uint32_t tiles = 0; // modulo blocks
     uint32_t meetings = 0;
@@ -97,7 +107,7 @@ template <uint32_t Most, class Group> class ActionRun {
 
     MPGPU_HD uint32_t end_of_kind(uint32_t next) const {
         uint32_t end = next + 1;
-        while (end < list.count && kind(list.actions[end]) == kind(list.actions[next])) {
+        while (end < list.count && kind(actions[end]) == kind(actions[next])) {
             ++end;
         }
         return end;
@@ -109,7 +119,7 @@ template <uint32_t Most, class Group> class ActionRun {
         const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
         const uint32_t blocks = group.blocks();
         for (; next < end; ++next) {
-            const Segment &action = list.actions[next];
+            const Segment &action = actions[next];
             const uint64_t count = (action.bytes + tile_bytes - 1) >> list.tile_shift;
             const uint32_t first = group.block() + (group.block() < tiles ? blocks : 0) - tiles;
             for (uint64_t tile = first; tile < count; tile += blocks) {
@@ -131,7 +141,7 @@ template <uint32_t Most, class Group> class ActionRun {
             return;
         }
         for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-            await(list.actions[i]);
+            await(actions[i]);
         }
         if (opens) {
             group.barrier();
@@ -139,7 +149,7 @@ template <uint32_t Most, class Group> class ActionRun {
         }
         // After the gate, because the others may look at the flags until then.
         for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-            group.lower(list.actions[i].dst);
+            group.lower(actions[i].dst);
         }
         group.barrier();
     }
@@ -158,7 +168,7 @@ template <uint32_t Most, class Group> class ActionRun {
 
     MPGPU_HD bool are_up(uint32_t next, uint32_t end) const {
         for (; next < end; ++next) {
-            if (list.actions[next].src != kNear || group.load(list.actions[next].dst) == 0) {
+            if (actions[next].src != kNear || group.load(actions[next].dst) == 0) {
                 return false;
             }
         }
@@ -170,10 +180,10 @@ template <uint32_t Most, class Group> class ActionRun {
         const bool raises = has_copied ? is_last() : group.block() == 0;
         if (raises) {
             for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-                group.raise(list.actions[i].src);
+                group.raise(actions[i].src);
             }
         }
-        const bool is_end = end == list.count || (is_take(list.actions[end]) && end_of_kind(end) == list.count);
+        const bool is_end = end == list.count || (is_take(actions[end]) && end_of_kind(end) == list.count);
         if (has_copied && is_end) {
             // All blocks have passed all gates and come to all meetings.
             is_clear = true;
@@ -221,11 +231,11 @@ template <uint32_t Most, class Group> class ActionRun {
 
     // The last block to leave makes the words ready for the next launch, where that was not done before.
     MPGPU_HD void leave() {
-        if (group.blocks() == 1 || is_clear) {
+        if (is_clear) {
             return;
         }
         group.barrier();
-        if (group.tell(group.lane() == 0 && group.arrive(list.words, 1) + 1 == group.blocks())) {
+        if (group.blocks() == 1 || group.tell(group.lane() == 0 && group.depart(list.words, 1) + 1 == group.blocks())) {
             clear();
         }
     }
@@ -233,6 +243,9 @@ template <uint32_t Most, class Group> class ActionRun {
     MPGPU_HD void clear() const {
         for (uint32_t i = group.lane(); group.blocks() > 1 && i < 2 + meetings; i += group.lanes()) {
             group.clear(list.words, i);
+        }
+        if (list.turn != 0 && group.lane() == 0) {
+            group.write(list.turn, 1 - turn);
         }
     }
 };
@@ -243,8 +256,9 @@ MPGPU_HD inline void run_actions(const ActionListOf<Most> &list, const Group &gr
 }
 
 // CPU build: the share of one of `blocks` blocks, each of one lane, on the calling thread, which spins while it awaits
-// a flag. `count` is at most kActionsPerLaunch; `words`, `stop` and `tile_shift` are as in the list.
-void run_actions_on_cpu(const Segment *actions, size_t count, uint64_t words, uint64_t stop, uint32_t tile_shift,
-                        uint32_t block, uint32_t blocks) noexcept;
+// a flag. All lists together have at most kActionsPerLaunch; `words`, `stop`, `turn` and `tile_shift` are as in the
+// list.
+void run_actions_on_cpu(const Segment *actions, size_t count, uint64_t words, uint64_t stop, uint64_t turn,
+                        uint32_t tile_shift, uint32_t block, uint32_t blocks) noexcept;
 
 } // namespace mpgpu

@@ -71,6 +71,12 @@ struct BlockGroup {
         asm volatile("atom.add.acq_rel.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(words + word * 8) : "memory");
         return before;
     }
+    // What blocks have written is for work that comes after the kernel.
+    __device__ uint64_t depart(uint64_t words, uint32_t word) const {
+        uint64_t before;
+        asm volatile("atom.add.relaxed.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(words + word * 8) : "memory");
+        return before;
+    }
     __device__ void open(uint64_t gate, uint64_t number) const {
         asm volatile("st.release.gpu.u64 [%0], %1;" : : "l"(gate), "l"(number) : "memory");
     }
@@ -79,6 +85,8 @@ struct BlockGroup {
         asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(gate) : "memory");
         return value >= number;
     }
+    __device__ uint64_t read(uint64_t word) const { return *reinterpret_cast<const volatile uint64_t *>(word); }
+    __device__ void write(uint64_t word, uint64_t value) const { *reinterpret_cast<volatile uint64_t *>(word) = value; }
     __device__ void clear(uint64_t words, uint32_t word) const { lower(words + word * 8); }
 };
 

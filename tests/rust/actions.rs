@@ -1,7 +1,7 @@
 //! Parts of a step, a thread for each rank, move the right bytes step after step: small ones as one kernel does them, by its CPU build; all
 //! of them bound to a backend that does at once what it is asked for.
 
-use super::{Addresses, Armed, BoundPart, SmallPart};
+use super::{Addresses, Armed, BoundPart, Eager, SmallPart};
 use crate::backend::{
     Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
     StreamHandle,
@@ -48,6 +48,8 @@ struct Shared {
     slot_bytes: Vec<u64>,
     host_rings: Vec<bool>,
     flags: Vec<AtomicU64>,
+    /// Of each rank two.
+    inboxes: Vec<Memory>,
     /// Every other flag is near: where it lies makes no difference on a CPU, and in a kernel who looks at it.
     are_some_near: bool,
 }
@@ -68,6 +70,10 @@ impl Addresses for Shared {
 
     fn is_near(&self, flag: FlagId) -> bool {
         self.are_some_near && flag.0.is_multiple_of(2)
+    }
+
+    fn inbox(&self, rank: u32) -> u64 {
+        self.inboxes[rank as usize].base
     }
 
     /// Each rank has one GPU in sight.
@@ -132,11 +138,11 @@ fn zeros(count: u64) -> Vec<AtomicU64> {
 }
 
 /// A launch: actions, by so many blocks of one lane, each a thread, in tiles of 4 KiB.
-fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64) {
+fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn: u64) {
     let address = address_of(words);
     let run_block = |block| {
         // SAFETY: ends, flags and words outlive the threads, and all blocks return before this does.
-        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), address, stop, 12, block, blocks) }
+        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), address, stop, turn, 12, block, blocks) }
     };
     thread::scope(|scope| {
         for block in 1..blocks {
@@ -151,8 +157,8 @@ fn segments(actions: &[Action], execution: &Execution<'_>) -> Vec<Segment> {
     actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect()
 }
 
-/// Every rank's part by a kernel of so many blocks. `false` where one is none for a kernel.
-fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u32) -> bool {
+/// Every rank's part by a kernel of so many blocks, by turns through inboxes where these are. `false` where one is none for a kernel.
+fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u32, eager: Option<&Eager>) -> bool {
     let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
     // A rank that waits for nobody takes no part.
     let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
@@ -160,11 +166,18 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u3
         return false;
     }
     let nothing: Arc<[u64]> = Arc::from([]);
+    let turns = zeros(parts.parts.len() as u64);
+    let by_turns = |(rank, small): (usize, Option<SmallPart>)| match eager {
+        None => small,
+        Some(eager) => Some(small?.by_turns(&parts.parts[rank], rank as u32, eager, shared, address_of(&turns[rank..]))),
+    };
+    let of_ranks: Vec<Option<SmallPart>> = of_ranks.into_iter().enumerate().map(by_turns).collect();
     let kernels = of_ranks.iter().map(|small| {
         let small = small.as_ref()?;
+        let turn = small.grid.turn;
         let actions = segments(&small.actions, &Execution::new(&small.program, &small.endpoints, &nothing, CALLERS));
         let words = zeros(ActionGrid::WORDS);
-        Some(move || launch(&actions, blocks, &words, 0))
+        Some(move || launch(&actions, blocks, &words, 0, turn))
     });
     run_steps(ends, shared, steps, kernels);
     true
@@ -282,7 +295,7 @@ impl Backend for AtOnce {
             return Ok(false);
         }
         self.kernels.fetch_add(1, Ordering::Relaxed);
-        launch(&segments(actions, execution), 1, &[], 0);
+        launch(&segments(actions, execution), 1, &[], 0, 0);
         Ok(true)
     }
 }
@@ -300,7 +313,7 @@ fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool,
 }
 
 /// Copies from rank to rank with their bytes, planned for all, divided, and given memory. `None` where no rank moves anything for another.
-fn divided(ranks: u32, copies: &[(u32, u32, u64)]) -> Option<(Parts, Vec<EndRanks>, Shared)> {
+fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<(Parts, Vec<EndRanks>, Shared, Option<Eager>)> {
     let machine = machine();
     let ends: Vec<EndRanks> = copies.iter().map(|&(src, dst, _)| EndRanks { src: src % ranks, dst: dst % ranks }).collect();
     let device = MemoryKind::Device;
@@ -312,16 +325,17 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)]) -> Option<(Parts, Vec<EndRank
             Shape { dst_device, src_device, dst_kind: device, src_kind: device, bytes }
         })
         .collect();
-    let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
-    let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
+    let planned = plan::plan(&machine, &shapes, options).expect("a plan");
     let owners: Vec<u32> = (0..machine.gpu_count()).map(|gpu| gpu.min(ranks - 1)).collect();
     let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
     let parts = divide(&planned.program, &batch);
     check_parts(&planned.program, &batch, &parts).expect("a right division");
     let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
+    let eager = Eager::new(&parts, &batch);
     let shared = Shared {
         src: memory(),
         dst: memory(),
+        inboxes: eager.iter().flat_map(|eager| &eager.inboxes).map(|bytes| Memory::new(2 * bytes)).collect(),
         rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: planned.program.rings.iter().map(|ring| ring.device.is_host()).collect(),
@@ -331,7 +345,12 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)]) -> Option<(Parts, Vec<EndRank
     // A rank alone with itself needs no flags, and its copies are the backend's.
     let between = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src != ends.dst && shape.bytes > 0);
     let alone = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src == ends.dst && shape.bytes > 0);
-    (between && !alone).then_some((parts, ends, shared))
+    (between && !alone).then_some((parts, ends, shared, eager))
+}
+
+/// Few bytes take several paths too.
+fn several_paths() -> Options {
+    Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() }
 }
 
 proptest! {
@@ -343,10 +362,27 @@ proptest! {
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..20_000), 1..6),
         blocks in 1_u32..=4,
     ) {
-        let divided = divided(ranks, &copies);
+        let divided = divided(ranks, &copies, &several_paths());
         prop_assume!(divided.is_some());
-        let (parts, ends, shared) = divided.expect("as assumed");
-        prop_assume!(run(&parts, &ends, &shared, 50, blocks));
+        let (parts, ends, shared, _) = divided.expect("as assumed");
+        prop_assume!(run(&parts, &ends, &shared, 50, blocks, None));
+    }
+
+    #[test]
+    fn bytes_that_go_through_inboxes_by_turns_are_right_step_after_step_however_far_ahead_a_rank_is(
+        ranks in 2_u32..=4,
+        copies in prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, 1_u64..20_000), 1..5),
+        blocks in 1_u32..=4,
+    ) {
+        let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
+            let other = one % ranks + 1 + by % (ranks - 1);
+            [(one, other, there), (other, one, back)]
+        };
+        let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
+        let one_path = Options { max_paths: 1, ..Options::default() };
+        let (parts, ends, shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
+        let eager = eager.expect("each puts to whom it gets from");
+        prop_assert!(run(&parts, &ends, &shared, 50, blocks, Some(&eager)));
     }
 
     #[test]
@@ -355,9 +391,9 @@ proptest! {
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..300_000), 1..6),
         is_kernel in any::<bool>(),
     ) {
-        let divided = divided(ranks, &copies);
+        let divided = divided(ranks, &copies, &several_paths());
         prop_assume!(divided.is_some());
-        let (parts, ends, shared) = divided.expect("as assumed");
+        let (parts, ends, shared, _) = divided.expect("as assumed");
         let has_small = parts.parts.iter().any(|part| SmallPart::new(part, &shared).is_some());
         for stream in [CALLERS, ELSEWHERE] {
             let kernels = run_bound(&parts, &ends, &shared, is_kernel, stream, 10);
@@ -383,6 +419,7 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
         let batch = RankedBatch { ranks: 2, shapes: &shapes, ends: &[ends], owners: &[0, 1, 1, 1] };
         let parts = divide(&planned.program, &batch);
         let mut shared = Shared {
+            inboxes: Vec::new(),
             src: vec![Memory::new(bytes)],
             dst: vec![Memory::new(bytes + dst_offset)],
             rings: Vec::new(),
@@ -407,6 +444,19 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
 }
 
 #[test]
+fn inboxes_are_for_few_bytes_that_go_straight_between_ranks_each_of_which_gives_and_gets() {
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let most = 512 << 10;
+    let is_eager = |copies: &[(u32, u32, u64)], options: &Options| divided(3, copies, options).expect("between ranks").3.is_some();
+    assert!(is_eager(&[(0, 1, most), (1, 0, 8)], &one_path));
+    assert!(is_eager(&[(0, 1, 8), (1, 2, 8), (1, 0, 8), (2, 1, 8), (0, 2, 0)], &one_path));
+    assert!(!is_eager(&[(0, 1, most), (0, 1, 1), (1, 0, 8)], &one_path), "too many bytes");
+    assert!(!is_eager(&[(0, 1, 8), (1, 2, 8), (2, 0, 8)], &one_path), "nothing comes back that would say that an inbox is free");
+    assert!(!is_eager(&[(0, 1, most), (1, 0, most)], &several_paths()), "through other GPUs");
+    assert!(!is_eager(&vec![(0, 1, 8), (1, 0, 8)].repeat(30), &one_path), "more than one launch takes");
+}
+
+#[test]
 fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leaves_its_words_ready() {
     let (from, to) = (Memory::new(20_000), Memory::new(20_000));
     let flags = zeros(4);
@@ -419,7 +469,7 @@ fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leave
             let (words, stop) = (zeros(ActionGrid::WORDS), zeros(1));
             flags[2].store(0, Ordering::Relaxed);
             thread::scope(|scope| {
-                scope.spawn(|| launch(actions, blocks, &words, address_of(&stop)));
+                scope.spawn(|| launch(actions, blocks, &words, address_of(&stop), 0));
                 stop[0].store(1, Ordering::Release);
             });
             assert_eq!(flags[2].load(Ordering::Acquire), 1, "what follows the wait is done");
@@ -439,7 +489,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         bytes,
     };
     let shapes = [shape(0, 1), shape(1, 0)];
-    let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
+    let options = several_paths();
     let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
     let partitions = [Partitions::new(bytes, 7), Partitions::new(bytes, 3)];
     let program = plan::partition(&planned, &partitions);
@@ -452,6 +502,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     assert!(flags.iter().all(|of| of.writers > 1), "several paths: {flags:?}");
     let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
     let shared = Shared {
+        inboxes: Vec::new(),
         src: memory(),
         dst: memory(),
         rings: program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),

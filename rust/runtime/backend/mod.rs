@@ -151,6 +151,8 @@ pub struct ActionGrid {
     pub words: u64,
     /// A counter as for [`Backend::kernel_wait_signals`], which ends all waits once it is not 0. With 0 the flags themselves are such.
     pub stop: u64,
+    /// A word of the GPU's memory, 0 or 1: which half of the actions the launch does. It is the other one then. With 0 all actions are one list.
+    pub turn: u64,
     /// The most blocks; 0 for a quarter of the multiprocessors, because programs compute beside it.
     pub blocks: u32,
 }

@@ -76,16 +76,23 @@ struct ActionList<const N: usize> {
     actions: [Segment; N],
     words: u64,
     stop: u64,
+    turn: u64,
     count: u32,
     tile_shift: u32,
 }
 
 impl<const N: usize> ActionList<N> {
     /// Of at most `N`.
-    fn new(actions: &[Segment], ActionGrid { words, stop, .. }: ActionGrid, tile_shift: u32) -> Self {
+    fn new(actions: &[Segment], ActionGrid { words, stop, turn, .. }: ActionGrid, tile_shift: u32) -> Self {
+        let count = list_of(actions, turn).len() as u32;
         let actions_of = |index| actions.get(index).copied().unwrap_or(Segment { dst: 0, src: 0, bytes: 0 });
-        ActionList { actions: std::array::from_fn(actions_of), words, stop, count: actions.len() as u32, tile_shift }
+        ActionList { actions: std::array::from_fn(actions_of), words, stop, turn, count, tile_shift }
     }
+}
+
+/// The actions of one turn, where there are two.
+fn list_of(actions: &[Segment], turn: u64) -> &[Segment] {
+    if turn == 0 { actions } else { &actions[..actions.len() / 2] }
 }
 
 /// Blocks of a launch of actions, lanes of each, and the bytes that a block takes at a time, as a power of two.
@@ -106,7 +113,10 @@ impl ActionWidth {
 
     /// On a GPU of so many multiprocessors.
     fn of(actions: &[Segment], grid: ActionGrid, processors: u32) -> Self {
-        let bytes: u64 = actions.iter().map(|action| action.bytes).sum();
+        let actions = list_of(actions, grid.turn);
+        // What is copied at a time.
+        let at_a_time = actions.split(|action| action.bytes == 0).map(|copies| copies.iter().map(|copy| copy.bytes).sum());
+        let bytes: u64 = at_a_time.max().unwrap_or(0);
         if grid.words == 0 || bytes <= ActionWidth::NARROW_BYTES {
             return ActionWidth { blocks: 1, lanes: LANES, tile_shift: ActionWidth::MAX_TILE_SHIFT };
         }

@@ -88,25 +88,35 @@ impl Pair {
     }
 }
 
-/// What a rank does that puts bytes to one that does the same.
-fn puts(own: i32, bytes: u64) -> Vec<Does> {
+/// What a rank does that puts bytes to one that does the same, and asks.
+fn asks(own: i32, bytes: u64) -> Vec<Does> {
     let (own, other) = (At::Gpu(own), At::Gpu(1 - own));
     vec![Does::Raise(other), Does::Take(own, true), Does::Copy(bytes), Does::Raise(other), Does::Take(own, true)]
 }
 
+/// The same through inboxes, in either turn.
+fn puts(own: i32, sent: u64, received: u64) -> Vec<Does> {
+    vec![Does::Copy(sent), Does::Raise(At::Gpu(1 - own)), Does::Take(At::Gpu(own), true), Does::Copy(received)].repeat(2)
+}
+
 #[test]
 fn flags_between_kernels_lie_on_the_gpu_that_takes_them_whichever_gpu_the_callers_stream_is_of() {
-    for driver in [double::whole_with_chunks(), double::whole()] {
+    const MOST: u64 = 1 << 20;
+    for (driver, most) in [(double::whole_with_chunks(), MOST), (double::whole(), MOST), (double::whole_with_chunks(), MOST / 4)] {
         double::start(2, true);
         node(|node| node.shares = true);
-        let pair = Pair::new(driver, [256 << 10, 64 << 10], |config| config);
+        let pair = Pair::new(driver, [most, 64 << 10], |config| config);
         for gpus in [[0, 1], [1, 0]] {
             for [src, dst] in pair.memory {
                 write(src, 64 << 10, src as usize % 1000);
                 write(dst, 64 << 10, 3);
             }
+            // Nothing waits on the double, and inboxes are emptied before they are filled.
+            pair.step(gpus);
             let steps = pair.step(gpus);
-            assert_eq!(steps.iter().map(|(does, _)| does.clone()).collect::<Vec<_>>(), [puts(0, 256 << 10), puts(1, 64 << 10)]);
+            let expected =
+                if most == MOST { [asks(0, most), asks(1, 64 << 10)] } else { [puts(0, most, 64 << 10), puts(1, 64 << 10, most)] };
+            assert_eq!(steps.iter().map(|(does, _)| does.clone()).collect::<Vec<_>>(), expected);
             assert!(steps.iter().all(|(_, blocks)| *blocks > 1), "{steps:?}");
             for rank in [0, 1] {
                 let [[src, _], [_, dst]] = [pair.memory[rank], pair.memory[1 - rank]];
@@ -126,7 +136,7 @@ fn a_captured_step_is_the_launch_of_any_step() {
     let captured = (pair.step([0, 1]), node(|node| node.actions.clone()));
     node(|node| node.capturing = false);
     assert_eq!(first, captured, "a graph is launched again and again");
-    assert_eq!(first.0, [(puts(0, 4096), 1), (puts(1, 4096), 1)]);
+    assert_eq!(first.0, [(puts(0, 4096, 4096), 1), (puts(1, 4096, 4096), 1)]);
 }
 
 #[test]

@@ -44,6 +44,18 @@ struct KernelReach {
 /// Bytes of a flag.
 pub(super) const FLAG_BYTES: u64 = 8;
 
+/// Memory of a rank's GPU, as distances from the first flag.
+#[derive(Copy, Clone, Default)]
+struct NearLayout {
+    /// Words of the kernel's blocks.
+    words: u64,
+    /// The word of turns.
+    turn: u64,
+    /// Two inboxes; what comes before is 0 in the beginning.
+    inboxes: u64,
+    bytes: u64,
+}
+
 /// Memory that a rank has for a plan, or has mapped for it.
 #[derive(Default)]
 pub(super) struct Held {
@@ -113,6 +125,10 @@ impl Addresses for Bindings<'_> {
         let Flag { raiser, taker } = self.together.parts.flags[flag.0 as usize];
         let [raises, takes] = [raiser, taker].map(|rank| self.kernels.get(rank as usize));
         raises.is_some_and(|kernel| kernel.is_small && kernel.takers.contains(&taker)) && takes.is_some_and(|kernel| kernel.is_small)
+    }
+
+    fn inbox(&self, rank: u32) -> u64 {
+        self.near.get(&rank).zip(self.together.near_of(rank)).map_or(0, |(base, near)| base + near.inboxes)
     }
 
     fn device(&self, device: DeviceId) -> DeviceId {
@@ -233,10 +249,16 @@ impl NodeGroup {
             .map_err(Error::clone)
             .map(|small| KernelReach { is_small: small.is_some(), takers: bindings.near.keys().copied().collect() });
         bindings.kernels = call.all(told)?;
-        let bound = small.and_then(|mut small| {
-            if let Some(small) = &mut small {
-                small.actions = SmallPart::actions_of(part, &bindings);
-            }
+        let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.is_near(FlagId(flag)));
+        let bound = small.and_then(|small| {
+            let small =
+                small.map(|mut small| match (&together.eager, bindings.near.get(&self.rank()).zip(together.near_of(self.rank()))) {
+                    (Some(eager), Some((base, near))) if all_near => small.by_turns(part, self.rank(), eager, &bindings, base + near.turn),
+                    _ => {
+                        small.actions = SmallPart::actions_of(part, &bindings);
+                        small
+                    }
+                });
             let words = PartitionWords::new(&bindings, progress, held)?;
             let armed = words.as_ref().map(|words| words.armed(part, &bindings));
             let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;
@@ -283,8 +305,8 @@ impl NodeGroup {
             return None;
         }
         let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
-        let words = if small.is_narrow { 0 } else { words + together.near_words_of(rank)? };
-        small.grid = ActionGrid { words, stop, blocks: context.config().node_blocks.unwrap_or(0) };
+        let words = if small.is_narrow { 0 } else { words + together.near_of(rank)?.words };
+        small.grid = ActionGrid { words, stop, blocks: context.config().node_blocks.unwrap_or(0), turn: 0 };
         for taker in together.touched()[rank as usize].flags.iter().copied().filter(|taker| *taker != rank) {
             let Some(handle) = &offers[taker as usize].near else { continue };
             let mapped = self.map(handle, Some(small.device), held).and_then(|address| {
@@ -337,17 +359,17 @@ impl NodeGroup {
         }
         if let Some(places) = together.places_of(rank) {
             // And the word that ends the waits of a kernel.
-            let (near_bytes, progress) = (together.near_words_of(rank).unwrap_or(0) + ActionGrid::WORDS * 8, Arc::clone(progress));
-            let bytes = (places + StepPlaces::BYTES + 8).max(near_bytes);
+            let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));
+            let bytes = (places + StepPlaces::BYTES + 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
             bindings.flags.insert(rank, address);
             let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);
             if let Some(device) = device.filter(|_| self.takes_kernels(together)) {
-                let near = allocate(device, near_bytes)?;
+                let base = allocate(device, near.bytes)?;
                 // Shared host memory is zero when it is new.
-                copy_now(self.context.backend(), device, near_bytes, Endpoints { dst: near, src: address })?;
-                bindings.near.insert(rank, near);
-                offer.near = Some(export(near, near_bytes)?);
+                copy_now(self.context.backend(), device, near.inboxes, Endpoints { dst: base, src: address })?;
+                bindings.near.insert(rank, base);
+                offer.near = Some(export(base, near.bytes)?);
             }
             let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
             offer.flags = Some(self.context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
@@ -408,10 +430,15 @@ impl Together {
         (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(StepPlaces::ALIGN))
     }
 
-    /// Where the words of the kernel begin behind the flags that it takes on its GPU: lines of memory that other ranks do not write.
-    fn near_words_of(&self, rank: u32) -> Option<u64> {
+    /// What a rank that takes flags has on its GPU behind those. Others do not write to the lines of memory of its words.
+    fn near_of(&self, rank: u32) -> Option<NearLayout> {
+        const LINES: u64 = 256;
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
-        (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(256))
+        let words = (flags * FLAG_BYTES).next_multiple_of(LINES);
+        let turn = words + ActionGrid::WORDS * 8;
+        let inboxes = (turn + 8).next_multiple_of(LINES);
+        let bytes = inboxes + self.eager.as_ref().map_or(0, |eager| 2 * eager.inboxes[rank as usize]);
+        (flags > 0).then_some(NearLayout { words, turn, inboxes, bytes })
     }
 
     /// What each rank touches.

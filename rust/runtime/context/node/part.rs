@@ -9,6 +9,7 @@
 //! lost. The waits of a kernel end by a word in host memory, at which it looks now and then. A flag is the same wherever it lies: one rank raises
 //! it to 1 and one sets it back to 0, in each step.
 
+use super::eager::Eager;
 use super::partitioned::copy_of;
 use super::polled::PolledLane;
 use crate::backend::{
@@ -28,6 +29,8 @@ pub(super) trait Addresses {
     fn flag(&self, flag: FlagId) -> u64;
     /// Whether it lies in memory of the GPU that takes it.
     fn is_near(&self, flag: FlagId) -> bool;
+    /// Of the first byte of a rank's inboxes.
+    fn inbox(&self, rank: u32) -> u64;
     /// Of a device of the node the one here whose copy engine serves it.
     fn device(&self, device: DeviceId) -> DeviceId;
     /// The device of this rank that works where none is named.
@@ -147,7 +150,7 @@ impl Draft {
 }
 
 /// Copies of a part that move bytes.
-fn copies_of(part: &Part) -> impl Iterator<Item = &Copy> {
+pub(super) fn copies_of(part: &Part) -> impl Iterator<Item = &Copy> {
     part.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0)
 }
 
@@ -187,6 +190,38 @@ impl SmallPart {
         };
         let endpoints = copies_of(part).map(|copy| Endpoints { dst: at.place(copy.to), src: at.place(copy.from) }).collect();
         Some(SmallPart { actions, program: Arc::new(program), endpoints, device, grid: ActionGrid::default(), is_narrow })
+    }
+
+    /// The same with bytes that go into inboxes of others and come out of this rank's, by turns. `turn` is a word of the GPU's memory.
+    pub fn by_turns(self, part: &Part, rank: u32, eager: &Eager, at: &impl Addresses, turn: u64) -> SmallPart {
+        let (mut actions, mut bytes, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let mut copy = |of: u64, dst: u64, src: u64| {
+            bytes.push(of);
+            ends.push(Endpoints { dst, src });
+            Action::Copy(bytes.len() as u32 - 1)
+        };
+        for turn in 0..2 {
+            for Copy { from, to, bytes } in copies_of(part) {
+                let dst = match *to {
+                    Place::Destination { transfer, offset } => {
+                        let inbox = at.inbox(eager.ends[transfer as usize].dst);
+                        eager.place(transfer, turn).map(|place| inbox + place + offset)
+                    }
+                    _ => None,
+                };
+                actions.push(copy(*bytes, dst.unwrap_or_else(|| at.place(*to)), at.place(*from)));
+            }
+            let flags = |of: fn(&(u32, u32)) -> u32| eager.flags.iter().filter(move |(pair, _)| of(pair) == rank);
+            actions.extend(flags(|pair| pair.0).map(|(_, flags)| Action::Raise(at.flag(flags[turn as usize]))));
+            actions.extend(flags(|pair| pair.1).map(|(_, flags)| Action::TakeNear(at.flag(flags[turn as usize]))));
+            for transfer in eager.come_in(rank) {
+                let src = at.inbox(rank) + eager.place(transfer, turn).unwrap_or(0);
+                actions.push(copy(eager.bytes[transfer as usize], at.place(Place::Destination { transfer, offset: 0 }), src));
+            }
+        }
+        let program = Program { transfers: bytes, ..Program::clone(&self.program) };
+        let grid = ActionGrid { turn, ..self.grid };
+        SmallPart { actions: actions.into(), program: Arc::new(program), endpoints: ends.into(), grid, ..self }
     }
 
     /// What the kernel does, with flags where they are now.

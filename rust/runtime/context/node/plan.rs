@@ -8,6 +8,7 @@ use super::super::lifetime::LAST_PATIENCE;
 use super::super::traffic::host_domains;
 use super::NodeGroup;
 use super::binding::{BoundRank, Held, Used};
+use super::eager::Eager;
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::order::{Misorder, PlanPlaces};
 use super::part::BoundPart;
@@ -77,6 +78,8 @@ pub(super) struct Together {
     pub src_devices: Vec<DeviceId>,
     /// Where transfers move in partitions.
     pub partitioned: Option<Partitioned>,
+    /// Where its bytes may go into inboxes.
+    pub eager: Option<Eager>,
     /// The rank in whose memory each ring is.
     pub ring_owners: Vec<u32>,
     /// The place of each flag among those that its taker takes.
@@ -304,6 +307,7 @@ impl Together {
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
         let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
+        let eager = if partitioning.is_none() { Eager::new(&parts, &batch) } else { None };
         let partitioned = match settled {
             Some((agent, partitions, shape)) => {
                 Some(Partitioned::new(agent, shape, partitions, &handed, &mut parts, &batch, &unsupported)?)
@@ -319,7 +323,7 @@ impl Together {
         };
         let flag_places = parts.flags.iter().map(|flag| flag.taker).map(place).collect();
         let src_devices = shapes.iter().map(|shape| shape.src_device).collect();
-        Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, ring_owners, flag_places })
+        Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
     }
 
     /// What all ranks must have alike.
