@@ -150,10 +150,11 @@ fn flags_that_a_stream_takes_or_raises_lie_in_host_memory_and_so_do_all_where_ke
     assert_eq!(Pair::new(double::whole_with_chunks(), [4096; 2], operation).step([0, 1]), []);
     double::start(2, false);
     node(|node| node.shares = true);
-    let steps = Pair::new(double::whole(), [4096; 2], |config| config).step([0, 1]);
+    let steps = [double::whole(), double::whole_with_chunks()].map(|driver| Pair::new(driver, [4096; 2], |config| config).step([0, 1]));
+    let steps = steps.concat();
     let on_gpus =
         |(does, _): &(Vec<Does>, u32)| does.iter().any(|does| matches!(does, Does::Raise(At::Gpu(_)) | Does::Take(At::Gpu(_), _)));
-    assert!(steps.len() == 2 && !steps.iter().any(on_gpus), "no GPU reaches the other's memory, and bytes go through the host: {steps:?}");
+    assert!(steps.len() == 4 && !steps.iter().any(on_gpus), "no GPU reaches the other's memory, and bytes go through the host: {steps:?}");
 }
 
 #[test]

@@ -5,7 +5,6 @@
 //! step *n* + 1 what the other has raised there, after the end of its step *n*, in which it has emptied the inbox and set back the flag.
 //! Which turn it is stands on the GPU, because nobody knows how often a graph is launched.
 
-use super::part::copies_of;
 use crate::backend::MOST_ACTIONS;
 use crate::plan::{Copy, Place};
 use crate::program::ranks::{EndRanks, Flag, FlagId, Parts, RankedBatch};
@@ -69,9 +68,9 @@ impl Eager {
             };
             let neighbours = pairs.iter().filter(|(src, _)| *src == rank).count();
             let come_in = between().filter(|(_, (_, ends))| ends.dst == rank).count();
-            copies_of(part).all(is_straight)
+            part.copies().all(is_straight)
                 && part.lanes.iter().all(|lane| neighbours == 0 || devices.get(&rank) == Some(lane))
-                && 2 * (copies_of(part).count() + 2 * neighbours + come_in) <= MOST_ACTIONS
+                && 2 * (part.copies().count() + 2 * neighbours + come_in) <= MOST_ACTIONS
         });
         let is_little = inboxes.iter().all(|bytes| *bytes <= EAGER_BYTES);
         (goes_straight && is_little && flags.keys().eq(pairs.iter())).then(|| Eager {

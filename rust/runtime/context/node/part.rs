@@ -149,11 +149,6 @@ impl Draft {
     }
 }
 
-/// Copies of a part that move bytes.
-pub(super) fn copies_of(part: &Part) -> impl Iterator<Item = &Copy> {
-    part.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0)
-}
-
 impl SmallPart {
     /// The GPU that may do a part as one kernel, as far as is known before memory of other ranks is mapped. `None` where much is moved, or by
     /// several GPUs, or nothing is awaited.
@@ -161,7 +156,7 @@ impl SmallPart {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
         let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
-        let is_little = copies_of(part).map(|copy| copy.bytes).sum::<u64>() <= SMALL_BYTES;
+        let is_little = part.copies().map(|copy| copy.bytes).sum::<u64>() <= SMALL_BYTES;
         (awaits && is_little && !device.is_host() && devices.all(|other| other == device)).then_some(device)
     }
 
@@ -176,19 +171,19 @@ impl SmallPart {
             _ => 16 * copy.bytes,
         };
         let actions = SmallPart::actions_of(part, at);
-        let effort: u64 = copies_of(part).map(effort).sum();
+        let effort: u64 = part.copies().map(effort).sum();
         // Blocks that wait for each other need room for all at once, which the program's kernels may have.
-        let is_narrow = actions.contains(&Action::Order) || copies_of(part).any(|copy| at.is_host(copy.from) || at.is_host(copy.to));
+        let is_narrow = actions.contains(&Action::Order) || part.copies().any(|copy| at.is_host(copy.from) || at.is_host(copy.to));
         if actions.len() > MOST_ACTIONS || effort > if is_narrow { NARROW_BYTES } else { SMALL_BYTES } {
             return None;
         }
         let program = Program {
-            transfers: copies_of(part).map(|copy| copy.bytes).collect(),
+            transfers: part.copies().map(|copy| copy.bytes).collect(),
             lanes: vec![Lane::new(device)],
             rings: Vec::new(),
             ops: Vec::new(),
         };
-        let endpoints = copies_of(part).map(|copy| Endpoints { dst: at.place(copy.to), src: at.place(copy.from) }).collect();
+        let endpoints = part.copies().map(|copy| Endpoints { dst: at.place(copy.to), src: at.place(copy.from) }).collect();
         Some(SmallPart { actions, program: Arc::new(program), endpoints, device, grid: ActionGrid::default(), is_narrow })
     }
 
@@ -201,7 +196,7 @@ impl SmallPart {
             Action::Copy(bytes.len() as u32 - 1)
         };
         for turn in 0..2 {
-            for Copy { from, to, bytes } in copies_of(part) {
+            for Copy { from, to, bytes } in part.copies() {
                 let dst = match *to {
                     Place::Destination { transfer, offset } => {
                         let inbox = at.inbox(eager.ends[transfer as usize].dst);
