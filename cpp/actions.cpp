@@ -47,14 +47,14 @@ struct ThreadGroup {
 
 } // namespace
 
-void run_actions_on_cpu(const Segment *actions, size_t count, uint64_t words, uint64_t stop, uint64_t turn,
-                        uint32_t tile_shift, uint32_t block, uint32_t blocks) noexcept {
+void run_actions_on_cpu(const Segment *actions, size_t count, const uint64_t *addresses, uint32_t tile_shift,
+                        uint32_t block, uint32_t blocks) noexcept {
     ActionList list;
+    list.words = addresses[0];
+    list.stop = addresses[1];
+    list.turn = addresses[2];
     count = std::min<size_t>(count, kActionsPerLaunch);
-    list.count = static_cast<uint32_t>(turn == 0 ? count : count / 2);
-    list.turn = turn;
-    list.words = words;
-    list.stop = stop;
+    list.count = static_cast<uint32_t>(list.turn == 0 ? count : count / 2);
     list.tile_shift = tile_shift;
     std::copy_n(actions, count, list.actions);
     run_actions(list, ThreadGroup{block, blocks});

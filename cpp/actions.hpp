@@ -256,9 +256,9 @@ MPGPU_HD inline void run_actions(const ActionListOf<Most> &list, const Group &gr
 }
 
 // CPU build: the share of one of `blocks` blocks, each of one lane, on the calling thread, which spins while it awaits
-// a flag. All lists together have at most kActionsPerLaunch; `words`, `stop`, `turn` and `tile_shift` are as in the
-// list.
-void run_actions_on_cpu(const Segment *actions, size_t count, uint64_t words, uint64_t stop, uint64_t turn,
-                        uint32_t tile_shift, uint32_t block, uint32_t blocks) noexcept;
+// a flag. All lists together have at most kActionsPerLaunch; three `addresses` are `words`, `stop` and `turn` as in the
+// list, and so is `tile_shift`.
+void run_actions_on_cpu(const Segment *actions, size_t count, const uint64_t *addresses, uint32_t tile_shift,
+                        uint32_t block, uint32_t blocks) noexcept;
 
 } // namespace mpgpu

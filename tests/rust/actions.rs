@@ -139,12 +139,13 @@ fn zeros(count: u64) -> Vec<AtomicU64> {
 
 /// A launch: actions, by so many blocks of one lane, each a thread, in tiles of 4 KiB.
 fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn: u64) {
-    let address = address_of(words);
+    let addresses = [address_of(words), stop, turn];
     let run_block = |block| {
         // SAFETY: ends, flags and words outlive the threads, and all blocks return before this does.
-        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), address, stop, turn, 12, block, blocks) }
+        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), addresses.as_ptr(), 12, block, blocks) }
     };
     thread::scope(|scope| {
+        let run_block = &run_block;
         for block in 1..blocks {
             scope.spawn(move || run_block(block));
         }
@@ -453,7 +454,7 @@ fn inboxes_are_for_few_bytes_that_go_straight_between_ranks_each_of_which_gives_
     assert!(!is_eager(&[(0, 1, most), (0, 1, 1), (1, 0, 8)], &one_path), "too many bytes");
     assert!(!is_eager(&[(0, 1, 8), (1, 2, 8), (2, 0, 8)], &one_path), "nothing comes back that would say that an inbox is free");
     assert!(!is_eager(&[(0, 1, most), (1, 0, most)], &several_paths()), "through other GPUs");
-    assert!(!is_eager(&vec![(0, 1, 8), (1, 0, 8)].repeat(30), &one_path), "more than one launch takes");
+    assert!(!is_eager(&[(0, 1, 8), (1, 0, 8)].repeat(30), &one_path), "more than one launch takes");
 }
 
 #[test]

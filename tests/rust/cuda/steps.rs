@@ -96,7 +96,7 @@ fn asks(own: i32, bytes: u64) -> Vec<Does> {
 
 /// The same through inboxes, in either turn.
 fn puts(own: i32, sent: u64, received: u64) -> Vec<Does> {
-    vec![Does::Copy(sent), Does::Raise(At::Gpu(1 - own)), Does::Take(At::Gpu(own), true), Does::Copy(received)].repeat(2)
+    [Does::Copy(sent), Does::Raise(At::Gpu(1 - own)), Does::Take(At::Gpu(own), true), Does::Copy(received)].repeat(2)
 }
 
 #[test]
