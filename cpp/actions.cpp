@@ -10,14 +10,36 @@ namespace mpgpu {
 namespace {
 
 struct ThreadGroup {
+    uint32_t block_number;
+    uint32_t block_count;
+
+    uint32_t block() const { return block_number; }
+    uint32_t blocks() const { return block_count; }
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
     static void barrier() {}
     static void pause() { std::this_thread::yield(); }
-    // Builtins, because std::atomic_ref came with C++20.
-    static uint64_t load(uint64_t flag) { return __atomic_load_n(at(flag), __ATOMIC_ACQUIRE); }
+    // Builtins, because std::atomic_ref came with C++20. A thread that waits has its core from whoever it waits for.
+    static uint64_t load(uint64_t flag) {
+        const uint64_t value = __atomic_load_n(at(flag), __ATOMIC_ACQUIRE);
+        if (value == 0) {
+            pause();
+        }
+        return value;
+    }
     static void raise(uint64_t flag) { __atomic_store_n(at(flag), 1, __ATOMIC_RELEASE); }
     static void lower(uint64_t flag) { __atomic_store_n(at(flag), 0, __ATOMIC_RELAXED); }
+
+    static bool tell(bool said) { return said; }
+    static uint64_t arrive(uint64_t words, uint32_t word) {
+        return __atomic_fetch_add(at(words + word * 8), 1, __ATOMIC_ACQ_REL);
+    }
+    static uint64_t depart(uint64_t words, uint32_t word) { return arrive(words, word); }
+    static void open(uint64_t gate, uint64_t number) { __atomic_store_n(at(gate), number, __ATOMIC_RELEASE); }
+    static bool is_open(uint64_t gate, uint64_t number) { return load(gate) >= number; }
+    static uint64_t read(uint64_t word) { return __atomic_load_n(at(word), __ATOMIC_RELAXED); }
+    static void write(uint64_t word, uint64_t value) { __atomic_store_n(at(word), value, __ATOMIC_RELAXED); }
+    static void clear(uint64_t words, uint32_t word) { lower(words + word * 8); }
 
   private:
     static uint64_t *at(uint64_t flag) { return reinterpret_cast<uint64_t *>(static_cast<uintptr_t>(flag)); }
@@ -25,11 +47,17 @@ struct ThreadGroup {
 
 } // namespace
 
-void run_actions_on_cpu(const Segment *actions, size_t count) noexcept {
+void run_actions_on_cpu(const Segment *actions, size_t count, const uint64_t *addresses, uint32_t tile_shift,
+                        uint32_t block, uint32_t blocks) noexcept {
     ActionList list;
-    list.count = static_cast<uint32_t>(std::min<size_t>(count, kActionsPerLaunch));
-    std::copy_n(actions, list.count, list.actions);
-    run_actions(list, ThreadGroup{});
+    list.words = addresses[0];
+    list.stop = addresses[1];
+    list.turn = addresses[2];
+    count = std::min<size_t>(count, kActionsPerLaunch);
+    list.count = static_cast<uint32_t>(list.turn == 0 ? count : count / 2);
+    list.tile_shift = tile_shift;
+    std::copy_n(actions, count, list.actions);
+    run_actions(list, ThreadGroup{block, blocks});
 }
 
 } // namespace mpgpu

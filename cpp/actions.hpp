@@ -1,81 +1,264 @@
-// One rank's part of a step in which little is moved, by one thread block: flags of other ranks are awaited, segments
-// copied, flags raised, in order. It takes the place of an operation of the stream for each of them.
+// One rank's part of a step in which little is moved, by one kernel: flags of other ranks are awaited, segments copied,
+// flags raised, in order. It takes the place of an operation of the stream for each of them.
 //
 // As in segment_copy.hpp the body does not ask where it runs: a group of lanes is its argument. On a GPU that is a
 // thread block, on a CPU one thread, by which the protocol is tested on machines without a GPU.
+//
+// Several blocks divide the copies. The first block takes the flags, and opens a gate in memory of this GPU for the
+// others, which look at flags too where these are near: so they need not wait for the gate. The last block to come to
+// where flags are raised raises them. Blocks that the GPU cannot run yet hold up nothing but their share of the copies.
 #pragma once
 
 #include "segment_copy.hpp"
+#include "signal_wait.hpp"
 
 namespace mpgpu {
 
 constexpr uint32_t kActionsPerLaunch = 120;
-// Those of a message: the driver copies the argument of each launch, and the GPU fetches it.
+// Those of a message or of a step of two ranks: the driver copies the argument of each launch, and the GPU fetches it.
 constexpr uint32_t kFewActions = 8;
+// Lanes of each of several blocks.
+constexpr uint32_t kWideLanes = 512;
 
-// The argument of a launch. An action with bytes is a copy. Without, `dst` is the address of a flag that is taken
-// (awaited, and set back to 0), `src` that of one that is raised to 1; neither: what comes before is done before what
-// comes after. Copies run in no particular order, except before flags are raised and after flags are taken.
+// Of a flag that is taken, as `src`: it lies in memory of this GPU, where every block may look at it. Only the first
+// block looks at others, because many threads that look at host memory take its link from copies.
+constexpr uint64_t kNear = 1;
+
+// The argument of a launch. An action with bytes is a copy. Without, one with `dst` takes the flag at this address
+// (awaits 1, and sets it back to 0), and `src` says whether it is near; one with `src` alone raises the flag there to
+// 1; neither: what comes before is done before what comes after. Copies run in no particular order, except before flags
+// are raised and after flags are taken.
+//
+// Of steps that differ by turns there are two lists, one behind the other, and a word that says which is next.
 template <uint32_t Most> struct ActionListOf {
     Segment actions[Most];
+    // Of several blocks: kActionWords words of this GPU's memory, 0 between launches, which follow each other.
+    uint64_t words;
+    // A word in host memory which ends all waits once it is not 0. None at address 0.
+    uint64_t stop;
+    // The word of this GPU's memory that says which list is next: 0 or 1. None at address 0.
+    uint64_t turn;
+    // Of each list.
     uint32_t count;
+    // Bytes that a block takes at a time, as a power of two.
+    uint32_t tile_shift;
 };
 using ActionList = ActionListOf<kActionsPerLaunch>;
-static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 8, "the Rust side declares the same fields");
+static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 32, "the Rust side declares the same fields");
 
-// `Group` has: `lane()` of `lanes()`; `barrier()`, at which all lanes meet and after which each sees what others wrote;
-// for flags `load`, which acquires, `raise`, which releases for the whole node what the lane has written and seen,
-// `lower`, which does neither, and `pause`. One lane acquires and releases for all, with a barrier between: a fence by
-// each would wait for what it has lowered in host memory, 2.4 of 8.9 us one way (two H200).
-template <uint32_t Most, class Group>
-MPGPU_HD inline void run_actions(const ActionListOf<Most> &list, const Group &group) {
-    const auto take = [](const Segment &action) { return action.bytes == 0 && action.dst != 0; };
-    const auto raise = [](const Segment &action) { return action.bytes == 0 && action.src != 0; };
-    uint32_t next = 0;
-    while (next < list.count) {
-        const Segment &action = list.actions[next];
-        if (action.bytes > 0) {
-            // Pieces, because indices inside of one have 32 bits.
-            constexpr uint64_t piece = uint64_t{1} << kMaxTileShift;
-            for (uint64_t offset = 0; offset < action.bytes; offset += piece) {
+// Words of a launch: the last gate that is open, blocks that have left, then blocks that have come to each meeting.
+constexpr uint32_t kActionWords = kActionsPerLaunch + 2;
+
+// `Group` has: `lane()` of `lanes()` in `block()` of `blocks()`; `barrier()`, at which all lanes of the block meet and
+// after which each sees what others wrote; for flags `load`, which acquires, `raise`, which releases for the whole node
+// what the lane has written and seen, `lower`, which does neither, and `pause`. One lane acquires and releases for all,
+// with a barrier between: a fence by each would wait for what it has lowered in host memory, 2.4 of 8.9 us one way (two
+// H200). For words: `arrive`, which counts one more, returns how many there were, releases and acquires; `depart`, the
+// same without order; `open` and `is_open`, which release and acquire; `clear`; and `tell`, a barrier by which all
+// lanes learn what lane 0 says. For the word of turns `read` and `write`.
+template <uint32_t Most, class Group> class ActionRun {
+  public:
+    MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
+        : list(actions), group(lanes), turn(actions.turn == 0 ? 0 : lanes.read(actions.turn)),
+          actions(actions.actions + turn * actions.count) {}
+
+    MPGPU_HD void run() {
+        uint32_t next = 0;
+        while (next < list.count) {
+            const uint32_t end = end_of_kind(next);
+            const Segment &action = actions[next];
+            if (action.bytes > 0) {
+                copy(next, end);
+            } else if (is_take(action)) {
+                // Where flags alone are left to take, other blocks make room for the program's kernels.
+                if (end == list.count && group.block() != 0) {
+                    break;
+                }
+                take(next, end);
+            } else if (is_raise(action)) {
+                raise(next, end);
+            } else {
+                order();
+            }
+            next = end;
+        }
+        leave();
+    }
+
+  private:
+    const ActionListOf<Most> &list;
+    const Group &group;
+    const uint64_t turn;
+    const Segment *const actions;
+    // What follows all blocks count alike.
+    uint32_t tiles = 0; // modulo blocks
+    uint32_t meetings = 0;
+    uint32_t gates = 0;
+    bool has_copied = false;
+    bool is_clear = false;
+
+    MPGPU_HD static bool is_take(const Segment &action) { return action.bytes == 0 && action.dst != 0; }
+    MPGPU_HD static bool is_raise(const Segment &action) {
+        return action.bytes == 0 && action.dst == 0 && action.src != 0;
+    }
+    MPGPU_HD static uint32_t kind(const Segment &action) {
+        return action.bytes > 0 ? 0 : is_take(action) ? 1 : is_raise(action) ? 2 : 3;
+    }
+
+    MPGPU_HD uint32_t end_of_kind(uint32_t next) const {
+        uint32_t end = next + 1;
+        while (end < list.count && kind(actions[end]) == kind(actions[next])) {
+            ++end;
+        }
+        return end;
+    }
+
+    // Tiles of all copies are numbered through, and blocks take them by turns.
+    MPGPU_HD void copy(uint32_t next, uint32_t end) {
+        has_copied = true;
+        const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
+        const uint32_t blocks = group.blocks();
+        for (; next < end; ++next) {
+            const Segment &action = actions[next];
+            const uint64_t count = (action.bytes + tile_bytes - 1) >> list.tile_shift;
+            const uint32_t first = group.block() + (group.block() < tiles ? blocks : 0) - tiles;
+            for (uint64_t tile = first; tile < count; tile += blocks) {
+                const uint64_t offset = tile << list.tile_shift;
                 const uint64_t rest = action.bytes - offset;
                 detail::copy_tile(action.dst + offset, action.src + offset,
-                                  static_cast<uint32_t>(rest < piece ? rest : piece), group.lane(), group.lanes());
+                                  static_cast<uint32_t>(rest < tile_bytes ? rest : tile_bytes), group.lane(),
+                                  group.lanes());
             }
-            ++next;
-        } else if (take(action)) {
-            // One look at host memory takes about a microsecond, so each lane looks at a flag of its own.
-            uint32_t end = next;
-            while (end < list.count && take(list.actions[end])) {
-                ++end;
-            }
-            for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-                while (group.load(list.actions[i].dst) == 0) {
-                    group.pause();
-                }
-                group.lower(list.actions[i].dst);
-            }
-            group.barrier();
-            next = end;
-        } else if (raise(action)) {
-            group.barrier();
-            uint32_t end = next;
-            while (end < list.count && raise(list.actions[end])) {
-                ++end;
-            }
-            for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-                group.raise(list.actions[i].src);
-            }
-            next = end;
-        } else {
-            group.barrier();
-            ++next;
+            tiles = static_cast<uint32_t>((tiles + count) % blocks);
         }
     }
+
+    // Each lane takes a flag of its own: one look takes about a microsecond.
+    MPGPU_HD void take(uint32_t next, uint32_t end) {
+        const bool opens = group.blocks() > 1 && end < list.count;
+        if (group.block() != 0) {
+            pass([&] { return are_up(next, end); });
+            return;
+        }
+        for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
+            await(actions[i]);
+        }
+        if (opens) {
+            group.barrier();
+            open();
+        }
+        // After the gate, because the others may look at the flags until then.
+        for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
+            group.lower(actions[i].dst);
+        }
+        group.barrier();
+    }
+
+    MPGPU_HD void await(const Segment &flag) const {
+        for (uint32_t looks = 1; group.load(flag.dst) == 0; ++looks) {
+            if (list.stop != 0 && looks % kLooksPerStop == 0 && group.load(list.stop) != 0) {
+                return;
+            }
+            // A look at host memory takes its link.
+            if (flag.src != kNear) {
+                group.pause();
+            }
+        }
+    }
+
+    MPGPU_HD bool are_up(uint32_t next, uint32_t end) const {
+        for (; next < end; ++next) {
+            if (actions[next].src != kNear || group.load(actions[next].dst) == 0) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    MPGPU_HD void raise(uint32_t next, uint32_t end) {
+        // What comes before the first copy is the first block's.
+        const bool raises = has_copied ? is_last() : group.block() == 0;
+        if (raises) {
+            for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
+                group.raise(actions[i].src);
+            }
+        }
+        const bool is_end = end == list.count || (is_take(actions[end]) && end_of_kind(end) == list.count);
+        if (has_copied && is_end) {
+            // All blocks have passed all gates and come to all meetings.
+            is_clear = true;
+            if (raises) {
+                clear();
+            }
+        }
+    }
+
+    MPGPU_HD void order() {
+        if (group.blocks() == 1) {
+            group.barrier();
+        } else if (is_last()) {
+            open();
+            group.barrier();
+        } else {
+            pass([] { return false; });
+        }
+    }
+
+    // Whether this block is the last to come here. All that blocks did before is then visible to it.
+    MPGPU_HD bool is_last() {
+        group.barrier();
+        const uint32_t word = 2 + meetings++;
+        return group.blocks() == 1 ||
+               group.tell(group.lane() == 0 && group.arrive(list.words, word) + 1 == group.blocks());
+    }
+
+    MPGPU_HD void open() {
+        ++gates;
+        if (group.lane() == 0) {
+            group.open(list.words, gates);
+        }
+    }
+
+    // Waits until a gate is open, or need not be.
+    template <class Or> MPGPU_HD void pass(const Or &need_not) {
+        ++gates;
+        if (group.lane() == 0) {
+            while (!group.is_open(list.words, gates) && !need_not()) {
+            }
+        }
+        group.barrier();
+    }
+
+    // The last block to leave makes the words ready for the next launch, where that was not done before.
+    MPGPU_HD void leave() {
+        if (is_clear) {
+            return;
+        }
+        group.barrier();
+        if (group.blocks() == 1 || group.tell(group.lane() == 0 && group.depart(list.words, 1) + 1 == group.blocks())) {
+            clear();
+        }
+    }
+
+    MPGPU_HD void clear() const {
+        for (uint32_t i = group.lane(); group.blocks() > 1 && i < 2 + meetings; i += group.lanes()) {
+            group.clear(list.words, i);
+        }
+        if (list.turn != 0 && group.lane() == 0) {
+            group.write(list.turn, 1 - turn);
+        }
+    }
+};
+
+template <uint32_t Most, class Group>
+MPGPU_HD inline void run_actions(const ActionListOf<Most> &list, const Group &group) {
+    ActionRun<Most, Group>(list, group).run();
 }
 
-// CPU build: all actions on the calling thread, which spins while it awaits a flag. `count` is at most
-// kActionsPerLaunch.
-void run_actions_on_cpu(const Segment *actions, size_t count) noexcept;
+// CPU build: the share of one of `blocks` blocks, each of one lane, on the calling thread, which spins while it awaits
+// a flag. All lists together have at most kActionsPerLaunch; three `addresses` are `words`, `stop` and `turn` as in the
+// list, and so is `tile_shift`.
+void run_actions_on_cpu(const Segment *actions, size_t count, const uint64_t *addresses, uint32_t tile_shift,
+                        uint32_t block, uint32_t blocks) noexcept;
 
 } // namespace mpgpu

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "segment_copy.hpp"
+#include "signal_wait.hpp"
 
 namespace mpgpu {
 
@@ -46,8 +47,6 @@ static_assert(sizeof(PolledList) == 32, "the Rust side declares the same fields"
 // Partitions among which a block looks for one that is ready: one for each lane of a warp. Later ones wait until the
 // first of these is taken.
 constexpr uint32_t kPolledWindow = 32;
-// The first block looks at host memory after so many looks at flags that found nothing: about every 50 us.
-constexpr uint32_t kLooksPerStop = 64;
 
 namespace detail {
 

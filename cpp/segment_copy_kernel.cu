@@ -49,10 +49,13 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
 
 namespace {
 
-// Flags lie in host memory that every GPU of the node reads and writes.
+// Flags lie in memory of this GPU, or in host memory that every GPU of the node reads and writes; those that it raises
+// also in memory of another GPU.
 struct BlockGroup {
     __device__ uint32_t lane() const { return threadIdx.x; }
     __device__ uint32_t lanes() const { return blockDim.x; }
+    __device__ uint32_t block() const { return blockIdx.x; }
+    __device__ uint32_t blocks() const { return gridDim.x; }
     __device__ void barrier() const { __syncthreads(); }
     // As for mpgpu_wait_signals.
     __device__ void pause() const { __nanosleep(64); }
@@ -60,18 +63,42 @@ struct BlockGroup {
     __device__ void raise(uint64_t flag) const { release(flag, 1); }
     // Its rank has taken it by then, and raises one of its own, which releases, before another may raise it again.
     __device__ void lower(uint64_t flag) const { *reinterpret_cast<volatile uint64_t *>(flag) = 0; }
+    __device__ bool tell(bool said) const { return __syncthreads_or(said ? 1 : 0) != 0; }
+    // What a block has written may lie in another GPU, whose readers see a flag that the last block raises.
+    __device__ uint64_t arrive(uint64_t words, uint32_t word) const {
+        __threadfence_system();
+        uint64_t before;
+        asm volatile("atom.add.acq_rel.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(words + word * 8) : "memory");
+        return before;
+    }
+    // What blocks have written is for work that comes after the kernel.
+    __device__ uint64_t depart(uint64_t words, uint32_t word) const {
+        uint64_t before;
+        asm volatile("atom.add.relaxed.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(words + word * 8) : "memory");
+        return before;
+    }
+    __device__ void open(uint64_t gate, uint64_t number) const {
+        asm volatile("st.release.gpu.u64 [%0], %1;" : : "l"(gate), "l"(number) : "memory");
+    }
+    __device__ bool is_open(uint64_t gate, uint64_t number) const {
+        uint64_t value;
+        asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(gate) : "memory");
+        return value >= number;
+    }
+    __device__ uint64_t read(uint64_t word) const { return *reinterpret_cast<const volatile uint64_t *>(word); }
+    __device__ void write(uint64_t word, uint64_t value) const { *reinterpret_cast<volatile uint64_t *>(word) = value; }
+    __device__ void clear(uint64_t words, uint32_t word) const { lower(words + word * 8); }
 };
 
 } // namespace
 
-// One block: all lanes meet at every flag.
-extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
+extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_actions(const __grid_constant__ mpgpu::ActionList list) {
     mpgpu::run_actions(list, BlockGroup{});
 }
 
-// The same for a message, with an argument that is a fourteenth as long.
-extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
+// The same with an argument that is a fourteenth as long.
+extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_few_actions(const __grid_constant__ mpgpu::ActionListOf<mpgpu::kFewActions> list) {
     mpgpu::run_actions(list, BlockGroup{});
 }

@@ -8,6 +8,10 @@ namespace mpgpu {
 // Counters of one launch: a warp, each lane of which looks at its own.
 constexpr uint32_t kSignalsPerWait = 32;
 
+// A kernel that waits for flags in memory of its GPU looks at a word in host memory, which ends the wait, after so many
+// looks that found nothing: about every 50 us.
+constexpr uint32_t kLooksPerStop = 64;
+
 // The argument of one launch: counters in pinned memory, by address, and the value that each is waited for to reach.
 struct SignalList {
     uint64_t counters[kSignalsPerWait];

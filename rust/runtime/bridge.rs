@@ -64,8 +64,16 @@ mod cpp {
         /// # Safety
         ///
         /// `actions` points to `count` actions, 120 at most: copies as above, and flags that live until the call returns, which threads look
-        /// at through atomics alone.
-        unsafe fn run_actions_on_cpu(actions: *const Segment, count: usize);
+        /// at through atomics alone. So are, at three `addresses`, with several blocks the words, and the words `stop` and `turn`, or 0. Each of
+        /// `blocks` blocks runs once. `tile_shift` as above.
+        unsafe fn run_actions_on_cpu(
+            actions: *const Segment,
+            count: usize,
+            addresses: *const u64,
+            tile_shift: u32,
+            block: u32,
+            blocks: u32,
+        );
 
         include!("polled_copy.hpp");
 

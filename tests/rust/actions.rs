@@ -1,18 +1,19 @@
 //! Parts of a step, a thread for each rank, move the right bytes step after step: small ones as one kernel does them, by its CPU build; all
 //! of them bound to a backend that does at once what it is asked for.
 
-use super::{Addresses, Armed, BoundPart, SmallPart};
+use super::{Addresses, Armed, BoundPart, Eager, SmallPart};
 use crate::backend::{
-    Action, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal, SignalWait,
+    Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
     StreamHandle,
 };
-use crate::bridge::run_actions_on_cpu;
+use crate::bridge::{Segment, run_actions_on_cpu};
 use crate::plan::{self, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionUse, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
 use crate::topology::{Costs, DeviceId, Machine, preset};
 use proptest::prelude::*;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
@@ -45,7 +46,12 @@ struct Shared {
     dst: Vec<Memory>,
     rings: Vec<Memory>,
     slot_bytes: Vec<u64>,
+    host_rings: Vec<bool>,
     flags: Vec<AtomicU64>,
+    /// Of each rank two.
+    inboxes: Vec<Memory>,
+    /// Every other flag is near: where it lies makes no difference on a CPU, and in a kernel who looks at it.
+    are_some_near: bool,
 }
 
 impl Addresses for Shared {
@@ -62,9 +68,25 @@ impl Addresses for Shared {
         (&raw const self.flags[flag.0 as usize]).expose_provenance() as u64
     }
 
+    fn is_near(&self, flag: FlagId) -> bool {
+        self.are_some_near && flag.0.is_multiple_of(2)
+    }
+
+    fn inbox(&self, rank: u32) -> u64 {
+        self.inboxes[rank as usize].base
+    }
+
     /// Each rank has one GPU in sight.
     fn device(&self, _: DeviceId) -> DeviceId {
         DeviceId::gpu(0)
+    }
+
+    fn own_device(&self) -> DeviceId {
+        DeviceId::gpu(0)
+    }
+
+    fn is_host(&self, place: Place) -> bool {
+        matches!(place, Place::Slot { ring, .. } if self.host_rings[ring.0 as usize])
     }
 }
 
@@ -107,22 +129,59 @@ fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u6
     });
 }
 
-/// Every rank's part by one kernel.
-fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64) {
+fn address_of(words: &[AtomicU64]) -> u64 {
+    words.as_ptr().expose_provenance() as u64
+}
+
+fn zeros(count: u64) -> Vec<AtomicU64> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// A launch: actions, by so many blocks of one lane, each a thread, in tiles of 4 KiB.
+fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn: u64) {
+    let addresses = [address_of(words), stop, turn];
+    let run_block = |block| {
+        // SAFETY: ends, flags and words outlive the threads, and all blocks return before this does.
+        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), addresses.as_ptr(), 12, block, blocks) }
+    };
+    thread::scope(|scope| {
+        let run_block = &run_block;
+        for block in 1..blocks {
+            scope.spawn(move || run_block(block));
+        }
+        run_block(0);
+    });
+    assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0), "ready for the next launch");
+}
+
+fn segments(actions: &[Action], execution: &Execution<'_>) -> Vec<Segment> {
+    actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect()
+}
+
+/// Every rank's part by a kernel of so many blocks, by turns through inboxes where these are. `false` where one is none for a kernel.
+fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u32, eager: Option<&Eager>) -> bool {
     let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
     // A rank that waits for nobody takes no part.
     let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
-    assert!(of_ranks.iter().enumerate().all(|(rank, small)| small.is_some() || !raised_for_nothing(rank)));
-    if of_ranks.iter().flatten().any(|small| small.actions.len() > 120) {
-        return;
+    if of_ranks.iter().enumerate().any(|(rank, small)| small.is_none() && raised_for_nothing(rank)) {
+        return false;
     }
+    let nothing: Arc<[u64]> = Arc::from([]);
+    let turns = zeros(parts.parts.len() as u64);
+    let by_turns = |(rank, small): (usize, Option<SmallPart>)| match eager {
+        None => small,
+        Some(eager) => Some(small?.by_turns(&parts.parts[rank], rank as u32, eager, shared, address_of(&turns[rank..]))),
+    };
+    let of_ranks: Vec<Option<SmallPart>> = of_ranks.into_iter().enumerate().map(by_turns).collect();
     let kernels = of_ranks.iter().map(|small| {
         let small = small.as_ref()?;
-        let actions: Vec<_> = small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect();
-        // SAFETY: ends and flags are those of `shared`, which outlives the threads.
-        Some(move || unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) })
+        let turn = small.grid.turn;
+        let actions = segments(&small.actions, &Execution::new(&small.program, &small.endpoints, &nothing, CALLERS));
+        let words = zeros(ActionGrid::WORDS);
+        Some(move || launch(&actions, blocks, &words, 0, turn))
     });
     run_steps(ends, shared, steps, kernels);
+    true
 }
 
 /// Does at once, on the calling thread, what it is asked to enqueue, so that streams and events order nothing that is not in order already.
@@ -136,6 +195,9 @@ struct AtOnce {
 
 /// A stream that the backend has not made.
 const CALLERS: StreamHandle = StreamHandle(65);
+
+/// The same of another GPU.
+const ELSEWHERE: StreamHandle = StreamHandle(66);
 
 fn counter(address: u64) -> &'static AtomicU64 {
     // SAFETY: a flag of `Shared`, which outlives the threads that use it.
@@ -229,28 +291,30 @@ impl Backend for AtOnce {
         }
         Ok(())
     }
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], _: ActionGrid) -> Result<bool, BackendError> {
+        if execution.stream == ELSEWHERE {
+            return Ok(false);
+        }
         self.kernels.fetch_add(1, Ordering::Relaxed);
-        let actions: Vec<_> = actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect();
-        // SAFETY: ends and flags are those of `Shared`.
-        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len()) };
+        launch(&segments(actions, execution), 1, &[], 0, 0);
         Ok(true)
     }
 }
 
-/// Every rank's part as it is bound to streams. Returns how many kernels have waited for flags.
-fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, by: SignalWait, steps: u64) -> usize {
+/// Every rank's part as it is bound to streams, in a caller's stream. Returns how many kernels have waited for flags.
+fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool, stream: StreamHandle, steps: u64) -> usize {
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
-        let (mut bound, backend) = (BoundPart::new(part, shared, by, None, &backend).expect("bound"), &backend);
-        Some(move || bound.enqueue(CALLERS, false, backend).expect("done"))
+        let small = if is_kernel { SmallPart::new(part, shared) } else { None };
+        let (mut bound, backend) = (BoundPart::new(part, shared, small, None, &backend).expect("bound"), &backend);
+        Some(move || bound.enqueue(stream, false, backend).expect("done"))
     });
     run_steps(ends, shared, steps, bound.collect::<Vec<_>>().into_iter());
     backend.kernels.into_inner()
 }
 
 /// Copies from rank to rank with their bytes, planned for all, divided, and given memory. `None` where no rank moves anything for another.
-fn divided(ranks: u32, copies: &[(u32, u32, u64)]) -> Option<(Parts, Vec<EndRanks>, Shared)> {
+fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<(Parts, Vec<EndRanks>, Shared, Option<Eager>)> {
     let machine = machine();
     let ends: Vec<EndRanks> = copies.iter().map(|&(src, dst, _)| EndRanks { src: src % ranks, dst: dst % ranks }).collect();
     let device = MemoryKind::Device;
@@ -262,24 +326,32 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)]) -> Option<(Parts, Vec<EndRank
             Shape { dst_device, src_device, dst_kind: device, src_kind: device, bytes }
         })
         .collect();
-    let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
-    let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
+    let planned = plan::plan(&machine, &shapes, options).expect("a plan");
     let owners: Vec<u32> = (0..machine.gpu_count()).map(|gpu| gpu.min(ranks - 1)).collect();
     let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
     let parts = divide(&planned.program, &batch);
     check_parts(&planned.program, &batch, &parts).expect("a right division");
     let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
+    let eager = Eager::new(&parts, &batch);
     let shared = Shared {
         src: memory(),
         dst: memory(),
+        inboxes: eager.iter().flat_map(|eager| &eager.inboxes).map(|bytes| Memory::new(2 * bytes)).collect(),
         rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
-        flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
+        host_rings: planned.program.rings.iter().map(|ring| ring.device.is_host()).collect(),
+        flags: zeros(parts.flags.len() as u64),
+        are_some_near: true,
     };
     // A rank alone with itself needs no flags, and its copies are the backend's.
     let between = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src != ends.dst && shape.bytes > 0);
     let alone = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src == ends.dst && shape.bytes > 0);
-    (between && !alone).then_some((parts, ends, shared))
+    (between && !alone).then_some((parts, ends, shared, eager))
+}
+
+/// Few bytes take several paths too.
+fn several_paths() -> Options {
+    Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() }
 }
 
 proptest! {
@@ -289,11 +361,29 @@ proptest! {
     fn small_parts_move_the_right_bytes_step_after_step_however_far_ahead_a_rank_is(
         ranks in 2_u32..=4,
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..20_000), 1..6),
+        blocks in 1_u32..=4,
     ) {
-        let divided = divided(ranks, &copies);
+        let divided = divided(ranks, &copies, &several_paths());
         prop_assume!(divided.is_some());
-        let (parts, ends, shared) = divided.expect("as assumed");
-        run(&parts, &ends, &shared, 50);
+        let (parts, ends, shared, _) = divided.expect("as assumed");
+        prop_assume!(run(&parts, &ends, &shared, 50, blocks, None));
+    }
+
+    #[test]
+    fn bytes_that_go_through_inboxes_by_turns_are_right_step_after_step_however_far_ahead_a_rank_is(
+        ranks in 2_u32..=4,
+        copies in prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, 1_u64..20_000), 1..5),
+        blocks in 1_u32..=4,
+    ) {
+        let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
+            let other = one % ranks + 1 + by % (ranks - 1);
+            [(one, other, there), (other, one, back)]
+        };
+        let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
+        let one_path = Options { max_paths: 1, ..Options::default() };
+        let (parts, ends, shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
+        let eager = eager.expect("each puts to whom it gets from");
+        prop_assert!(run(&parts, &ends, &shared, 50, blocks, Some(&eager)));
     }
 
     #[test]
@@ -302,12 +392,14 @@ proptest! {
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..300_000), 1..6),
         is_kernel in any::<bool>(),
     ) {
-        let divided = divided(ranks, &copies);
+        let divided = divided(ranks, &copies, &several_paths());
         prop_assume!(divided.is_some());
-        let (parts, ends, shared) = divided.expect("as assumed");
-        let by = if is_kernel { SignalWait::Kernel } else { SignalWait::Operation };
+        let (parts, ends, shared, _) = divided.expect("as assumed");
         let has_small = parts.parts.iter().any(|part| SmallPart::new(part, &shared).is_some());
-        prop_assert_eq!(run_bound(&parts, &ends, &shared, by, 10) > 0, is_kernel && has_small, "kernels stand around no copy engine");
+        for stream in [CALLERS, ELSEWHERE] {
+            let kernels = run_bound(&parts, &ends, &shared, is_kernel, stream, 10);
+            prop_assert_eq!(kernels > 0, is_kernel && has_small, "kernels stand around no copy engine");
+        }
     }
 }
 
@@ -321,25 +413,69 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
         src_kind: MemoryKind::Device,
         bytes,
     };
-    let small = |bytes, ends: EndRanks| {
+    let small = |bytes, dst_offset: u64, ends: EndRanks| {
         let shapes = [shape(ends.src, ends.dst, bytes)];
         let options = Options { max_paths: 1, ..Options::default() };
         let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
         let batch = RankedBatch { ranks: 2, shapes: &shapes, ends: &[ends], owners: &[0, 1, 1, 1] };
         let parts = divide(&planned.program, &batch);
-        let flags = parts.flags.iter().map(|_| AtomicU64::new(0)).collect();
-        let shared =
-            Shared { src: vec![Memory::new(bytes)], dst: vec![Memory::new(bytes)], rings: Vec::new(), slot_bytes: Vec::new(), flags };
+        let mut shared = Shared {
+            inboxes: Vec::new(),
+            src: vec![Memory::new(bytes)],
+            dst: vec![Memory::new(bytes + dst_offset)],
+            rings: Vec::new(),
+            slot_bytes: Vec::new(),
+            host_rings: Vec::new(),
+            flags: zeros(parts.flags.len() as u64),
+            are_some_near: true,
+        };
+        shared.dst[0].base = shared.src[0].base % 16 + shared.dst[0].base.next_multiple_of(16) + dst_offset;
         parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect::<Vec<_>>()
     };
     let away = EndRanks { src: 0, dst: 1 };
-    let parts = small(super::SMALL_BYTES, away);
+    let parts = small(super::SMALL_BYTES, 0, away);
     let [Some(sender), Some(receiver)] = &parts[..] else { panic!("{parts:?}") };
-    assert!(matches!(sender[..], [Action::Take(_), Action::Copy(0), Action::Raise(_)]), "{sender:?}");
+    assert!(matches!(sender[..], [Action::TakeNear(_), Action::Copy(0), Action::Raise(_)]), "{sender:?}");
     assert!(matches!(receiver[..], [Action::Raise(_), Action::Take(_)]), "{receiver:?}");
     // The receiver moves nothing, so one kernel may wait for it whatever the sender does.
-    assert!(matches!(&small(super::SMALL_BYTES + 1, away)[..], [None, Some(_)]));
-    assert_eq!(small(100, EndRanks { src: 1, dst: 1 }), [None, None]);
+    assert!(matches!(&small(super::SMALL_BYTES + 1, 0, away)[..], [None, Some(_)]));
+    assert!(matches!(&small(super::SMALL_BYTES / 2, 8, away)[..], [Some(_), Some(_)]));
+    assert!(matches!(&small(super::SMALL_BYTES / 8, 1, away)[..], [None, Some(_)]), "copied byte by byte");
+    assert_eq!(small(100, 0, EndRanks { src: 1, dst: 1 }), [None, None]);
+}
+
+#[test]
+fn inboxes_are_for_few_bytes_that_go_straight_between_ranks_each_of_which_gives_and_gets() {
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let most = 512 << 10;
+    let is_eager = |copies: &[(u32, u32, u64)], options: &Options| divided(3, copies, options).expect("between ranks").3.is_some();
+    assert!(is_eager(&[(0, 1, most), (1, 0, 8)], &one_path));
+    assert!(is_eager(&[(0, 1, 8), (1, 2, 8), (1, 0, 8), (2, 1, 8), (0, 2, 0)], &one_path));
+    assert!(!is_eager(&[(0, 1, most), (0, 1, 1), (1, 0, 8)], &one_path), "too many bytes");
+    assert!(!is_eager(&[(0, 1, 8), (1, 2, 8), (2, 0, 8)], &one_path), "nothing comes back that would say that an inbox is free");
+    assert!(!is_eager(&[(0, 1, most), (1, 0, most)], &several_paths()), "through other GPUs");
+    assert!(!is_eager(&[(0, 1, 8), (1, 0, 8)].repeat(30), &one_path), "more than one launch takes");
+}
+
+#[test]
+fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leaves_its_words_ready() {
+    let (from, to) = (Memory::new(20_000), Memory::new(20_000));
+    let flags = zeros(4);
+    let flag = |index: u64| address_of(&flags) + 8 * index;
+    let copy = Segment { dst: to.base, src: from.base, bytes: 20_000 };
+    let [near, far, raised] =
+        [Action::TakeNear(flag(0)), Action::Take(flag(1)), Action::Raise(flag(2))].map(|action| action.segment(&[], &[]));
+    for blocks in [1, 3] {
+        for actions in [&[near, copy, raised, far][..], &[far, near, copy, raised, near, copy], &[copy, raised, far, raised]] {
+            let (words, stop) = (zeros(ActionGrid::WORDS), zeros(1));
+            flags[2].store(0, Ordering::Relaxed);
+            thread::scope(|scope| {
+                scope.spawn(|| launch(actions, blocks, &words, address_of(&stop), 0));
+                stop[0].store(1, Ordering::Release);
+            });
+            assert_eq!(flags[2].load(Ordering::Acquire), 1, "what follows the wait is done");
+        }
+    }
 }
 
 #[test]
@@ -354,7 +490,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         bytes,
     };
     let shapes = [shape(0, 1), shape(1, 0)];
-    let options = Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() };
+    let options = several_paths();
     let planned = plan::plan(&machine, &shapes, &options).expect("a plan");
     let partitions = [Partitions::new(bytes, 7), Partitions::new(bytes, 3)];
     let program = plan::partition(&planned, &partitions);
@@ -367,11 +503,14 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     assert!(flags.iter().all(|of| of.writers > 1), "several paths: {flags:?}");
     let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
     let shared = Shared {
+        inboxes: Vec::new(),
         src: memory(),
         dst: memory(),
         rings: program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: program.rings.iter().map(|ring| ring.slot_bytes).collect(),
-        flags: parts.flags.iter().map(|_| AtomicU64::new(0)).collect(),
+        host_rings: program.rings.iter().map(|ring| ring.device.is_host()).collect(),
+        flags: zeros(parts.flags.len() as u64),
+        are_some_near: false,
     };
     // Flags of partitions stay up until the step after: whose they are sets them back before it begins.
     let of_rank = |rank: u32| -> Vec<usize> { (before..parts.flags.len()).filter(|flag| parts.flags[*flag].taker == rank).collect() };
@@ -379,7 +518,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     let step_of_rank = |rank: usize| {
         let (backend, shared) = (&backends[rank], &shared);
         let armed = Armed::new(&parts.parts[rank], shared, DeviceId::gpu(0), 0, 0, 0);
-        let mut bound = BoundPart::new(&parts.parts[rank], shared, SignalWait::Kernel, Some(armed), backend).expect("bound");
+        let mut bound = BoundPart::new(&parts.parts[rank], shared, None, Some(armed), backend).expect("bound");
         let own = of_rank(rank as u32);
         let ready: Vec<u32> = (0..partitions[rank].count).map(|partition| flags[rank].ready + partition).collect();
         let arrived: Vec<FlagId> = (0..partitions[1 - rank].count).flat_map(|partition| flags[1 - rank].arrived(partition)).collect();

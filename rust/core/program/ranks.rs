@@ -253,6 +253,13 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
     parts
 }
 
+impl Part {
+    /// What it moves.
+    pub fn copies(&self) -> impl Iterator<Item = &Copy> {
+        self.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0)
+    }
+}
+
 impl Parts {
     pub(super) fn flag(&mut self, raiser: u32, taker: u32) -> FlagId {
         self.flags.push(Flag { raiser, taker });

@@ -130,6 +130,8 @@ pub enum SignalWait {
 pub enum Action {
     /// Waits for the flag at this address to be raised, and sets it back.
     Take(u64),
+    /// The same of a flag in memory of the GPU whose kernel it is.
+    TakeNear(u64),
     /// Copies the transfer of this number of the execution.
     Copy(u32),
     /// Raises the flag at this address, after all that comes before.
@@ -143,6 +145,7 @@ impl Action {
     pub(crate) fn segment(self, ends: &[Endpoints], bytes: &[u64]) -> Segment {
         match self {
             Action::Take(flag) => Segment { dst: flag, src: 0, bytes: 0 },
+            Action::TakeNear(flag) => Segment { dst: flag, src: 1, bytes: 0 },
             Action::Raise(flag) => Segment { dst: 0, src: flag, bytes: 0 },
             Action::Order => Segment { dst: 0, src: 0, bytes: 0 },
             Action::Copy(transfer) => {
@@ -152,6 +155,27 @@ impl Action {
         }
     }
 }
+
+/// How wide a kernel of actions is, and what ends its waits.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct ActionGrid {
+    /// [`ActionGrid::WORDS`] words of the GPU's memory, which stand at 0 between launches that follow each other. With 0 there is one block.
+    pub words: u64,
+    /// A counter as for [`Backend::kernel_wait_signals`], which ends all waits once it is not 0. With 0 the flags themselves are such.
+    pub stop: u64,
+    /// A word of the GPU's memory, 0 or 1: which half of the actions the launch does. It is the other one then. With 0 all actions are one list.
+    pub turn: u64,
+    /// The most blocks; 0 for a quarter of the multiprocessors, because programs compute beside it.
+    pub blocks: u32,
+}
+
+impl ActionGrid {
+    /// See [`ActionGrid::words`].
+    pub const WORDS: u64 = MOST_ACTIONS as u64 + 2;
+}
+
+/// Actions of one launch.
+pub const MOST_ACTIONS: usize = 120;
 
 /// What an execution is asked to report.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -465,12 +489,19 @@ pub trait Backend: Send + Sync {
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
     /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags
-    /// as for [`stream_take_flags`](Backend::stream_take_flags). `false`, and nothing is enqueued, where this backend has no such kernel, or
-    /// the stream is not of the GPU of the program's lane, or that GPU does not reach all memory by itself. With a state that names allocations,
-    /// they are those that the ends lie in now: what is known of one holds for all of it, and the driver is not asked again.
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
-        let _ = (execution, actions);
+    /// as for [`stream_take_flags`](Backend::stream_take_flags); with [`ActionGrid::stop`] they may also lie in memory of the GPU, and of others
+    /// those that it raises. `false`, and nothing is enqueued, where this backend has no such kernel, or the stream is not of the GPU of the
+    /// program's lane, or that GPU does not reach all memory by itself. With a state that names allocations, they are those that the ends lie in
+    /// now: what is known of one holds for all of it, and the driver is not asked again.
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
+        let _ = (execution, actions, grid);
         Ok(false)
+    }
+    /// The ends of a program's transfers as [`stream_run_actions`](Backend::stream_run_actions) has them on `device`. An error where that would
+    /// return `false` in every stream.
+    fn action_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        let _ = (device, program, ends);
+        Err(BackendError::NotSupported(format!("the backend {} has no kernel that waits for flags", self.name())))
     }
     /// Kernels of the caller's wait for these counters, from now until their memory is freed: [`fail_waits`](Backend::fail_waits) raises each that is
     /// below its value then, as that of a wait. An error where a process that might have raised one has ended, and then none is entered.

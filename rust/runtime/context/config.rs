@@ -71,6 +71,8 @@ pub struct Config {
     pub verify: Verify,
     /// `MPGPU_SIGNAL_WAIT`. `None`: by operations, and by kernels in node plans whose ranks have GPUs of their own.
     pub signal_wait: Option<SignalWait>,
+    /// `MPGPU_NODE_BLOCKS`: the most thread blocks of a kernel that does a rank's part of a step. `None`: a quarter of the multiprocessors.
+    pub node_blocks: Option<u32>,
     /// `MPGPU_HOST_VISIBLE_DEVICES`: the GPUs of the topology that this process is shown on the host backend, in this order. `None` shows all.
     pub visible: Option<Vec<u32>>,
     /// `MPGPU_CHECK_PEERS`: whether GPUs that report peer access are tried before a plan relies on it.
@@ -100,6 +102,7 @@ impl Default for Config {
             adapt: true,
             verify: Verify::Off,
             signal_wait: None,
+            node_blocks: None,
             visible: None,
             check_peers: true,
             log: None,
@@ -130,6 +133,7 @@ pub const VARIABLES: [&str; 17] = [
     "MPGPU_ADAPT",
     "MPGPU_VERIFY",
     "MPGPU_SIGNAL_WAIT",
+    "MPGPU_NODE_BLOCKS",
     "MPGPU_CHECK_PEERS",
     "MPGPU_HOST_VISIBLE_DEVICES",
     "MPGPU_LOG",
@@ -240,6 +244,11 @@ impl Config {
             "MPGPU_SIGNAL_WAIT" => {
                 self.signal_wait = Some(one_of(text, &[("operation", SignalWait::Operation), ("kernel", SignalWait::Kernel)], must)?);
             }
+            "MPGPU_NODE_BLOCKS" => match text.parse::<u32>() {
+                Ok(0) => return Err(must("1 or more")),
+                Ok(blocks) => self.node_blocks = Some(blocks),
+                Err(_) => return Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
+            },
             "MPGPU_LOG" => {
                 let names = ["off", "error", "warn", "info", "debug", "trace"];
                 self.log = Some(one_of(text, &names.into_iter().zip(LevelFilter::iter()).collect::<Vec<_>>(), must)?);

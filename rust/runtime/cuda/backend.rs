@@ -6,8 +6,8 @@ use super::identity::identity;
 use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
-    Action, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics, HostFunction, Identity,
-    LostPeer, Moment, PolledList, Signal, SignalWait, StreamHandle,
+    Action, ActionGrid, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics, HostFunction,
+    Identity, LostPeer, Moment, PolledList, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::DeviceId;
@@ -216,8 +216,12 @@ impl Backend for CudaBackend {
         self.0.take_flags(stream, raises, flags)
     }
 
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
-        self.0.run_actions(execution, actions)
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
+        self.0.run_actions(execution, actions, grid)
+    }
+
+    fn action_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        self.0.polled_ends(device, program, ends)
     }
 
     fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {

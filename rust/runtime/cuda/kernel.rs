@@ -5,7 +5,7 @@
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
-use crate::backend::{BackendError, Signal};
+use crate::backend::{ActionGrid, BackendError, MOST_ACTIONS, Signal};
 use crate::bridge::{PolledList, Segment};
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
@@ -67,22 +67,64 @@ struct SignalList {
 }
 
 /// As in `cpp/actions.hpp`.
-pub(super) const ACTIONS_PER_LAUNCH: usize = 120;
 const FEW_ACTIONS: usize = 8;
+const WIDE_LANES: c_uint = 512;
 
 /// The argument of a launch, `mpgpu::ActionListOf<N>`.
 #[repr(C)]
 struct ActionList<const N: usize> {
     actions: [Segment; N],
+    words: u64,
+    stop: u64,
+    turn: u64,
     count: u32,
+    tile_shift: u32,
 }
 
 impl<const N: usize> ActionList<N> {
     /// Of at most `N`.
-    fn new(actions: &[Segment]) -> Self {
-        let mut list = ActionList { actions: [Segment { dst: 0, src: 0, bytes: 0 }; N], count: actions.len() as u32 };
-        list.actions[..actions.len()].copy_from_slice(actions);
-        list
+    fn new(actions: &[Segment], ActionGrid { words, stop, turn, .. }: ActionGrid, tile_shift: u32) -> Self {
+        let count = list_of(actions, turn).len() as u32;
+        let actions_of = |index| actions.get(index).copied().unwrap_or(Segment { dst: 0, src: 0, bytes: 0 });
+        ActionList { actions: std::array::from_fn(actions_of), words, stop, turn, count, tile_shift }
+    }
+}
+
+/// The actions of one turn, where there are two.
+fn list_of(actions: &[Segment], turn: u64) -> &[Segment] {
+    if turn == 0 { actions } else { &actions[..actions.len() / 2] }
+}
+
+/// Blocks of a launch of actions, lanes of each, and the bytes that a block takes at a time, as a power of two.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct ActionWidth {
+    blocks: c_uint,
+    lanes: c_uint,
+    tile_shift: u32,
+}
+
+impl ActionWidth {
+    /// Up to so many bytes one block is as fast as several, which must agree on who is last.
+    const NARROW_BYTES: u64 = 16 << 10;
+    /// A word of 16 bytes for each lane.
+    const MIN_TILE_SHIFT: u32 = 13;
+    /// As in `cpp/segment_copy.hpp`.
+    const MAX_TILE_SHIFT: u32 = 30;
+
+    /// On a GPU of so many multiprocessors.
+    fn of(actions: &[Segment], grid: ActionGrid, processors: u32) -> Self {
+        let actions = list_of(actions, grid.turn);
+        // What is copied at a time.
+        let at_a_time = actions.split(|action| action.bytes == 0).map(|copies| copies.iter().map(|copy| copy.bytes).sum());
+        let bytes: u64 = at_a_time.max().unwrap_or(0);
+        if grid.words == 0 || bytes <= ActionWidth::NARROW_BYTES {
+            return ActionWidth { blocks: 1, lanes: LANES, tile_shift: ActionWidth::MAX_TILE_SHIFT };
+        }
+        let most = if grid.blocks == 0 { processors / 4 } else { grid.blocks.min(processors) }.max(1);
+        let share = bytes.div_ceil(u64::from(most)).next_power_of_two().trailing_zeros();
+        let tile_shift = share.clamp(ActionWidth::MIN_TILE_SHIFT, ActionWidth::MAX_TILE_SHIFT);
+        let tiles: u64 = actions.iter().map(|action| action.bytes.div_ceil(1 << tile_shift)).sum();
+        ActionWidth { blocks: tiles.min(u64::from(most)) as c_uint, lanes: WIDE_LANES, tile_shift }
     }
 }
 
@@ -92,7 +134,7 @@ pub(super) struct Kernel {
     module: usize,
     /// Takes a [`SignalList`].
     wait: usize,
-    /// Takes an [`ActionList`] of [`ACTIONS_PER_LAUNCH`].
+    /// Takes an [`ActionList`] of [`MOST_ACTIONS`].
     actions: usize,
     /// Takes one of [`FEW_ACTIONS`].
     few_actions: usize,
@@ -218,22 +260,23 @@ impl Kernel {
         Ok(())
     }
 
-    /// Enqueues actions, at most [`ACTIONS_PER_LAUNCH`], in `stream`, a stream of the kernel's context, which is current.
+    /// Enqueues actions, at most [`MOST_ACTIONS`], in `stream`, a stream of the kernel's context, which is current.
     ///
     /// # Safety
     ///
-    /// The GPU reaches all memory and flags at these addresses; they stay valid until the kernel has run.
-    pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], stream: CUstream) -> Result<(), BackendError> {
+    /// The GPU reaches all memory, flags and words at these addresses; they stay valid until the kernel has run.
+    pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], grid: ActionGrid, stream: CUstream) -> Result<(), BackendError> {
+        let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(actions, grid, self.most_blocks.load(Ordering::Relaxed));
         let launch = |function: usize, list: *mut c_void| {
             let (mut arguments, none) = ([list], std::ptr::null_mut());
             // SAFETY: the function takes one argument, of the type that it is given below, which the driver copies before it returns.
-            unsafe { call!(driver, cuLaunchKernel(handle(function), 1, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
+            unsafe { call!(driver, cuLaunchKernel(handle(function), blocks, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
         };
         if actions.len() <= FEW_ACTIONS {
-            let mut list = ActionList::<FEW_ACTIONS>::new(actions);
+            let mut list = ActionList::<FEW_ACTIONS>::new(actions, grid, tile_shift);
             launch(self.few_actions, (&raw mut list).cast())
         } else {
-            let mut list = ActionList::<ACTIONS_PER_LAUNCH>::new(actions);
+            let mut list = ActionList::<MOST_ACTIONS>::new(actions, grid, tile_shift);
             launch(self.actions, (&raw mut list).cast())
         }
     }
@@ -325,11 +368,11 @@ mod tests {
         for (name, bytes) in [("mpgpu_copy_segments", size_of::<Many>()), ("mpgpu_copy_few_segments", size_of::<Few>())] {
             assert!(PTX.contains(&format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
         }
-        assert!(include_str!("../../../cpp/actions.hpp").contains("kActionsPerLaunch = 120;"));
-        assert!(include_str!("../../../cpp/actions.hpp").contains("kFewActions = 8;"));
-        for (name, bytes) in
-            [("actions", size_of::<ActionList<ACTIONS_PER_LAUNCH>>()), ("few_actions", size_of::<ActionList<FEW_ACTIONS>>())]
-        {
+        for constant in ["kActionsPerLaunch = 120;", "kFewActions = 8;", "kWideLanes = 512;", "kActionWords = kActionsPerLaunch + 2;"] {
+            assert!(include_str!("../../../cpp/actions.hpp").contains(constant), "{constant}");
+        }
+        assert_eq!((MOST_ACTIONS, ActionGrid::WORDS), (120, 122));
+        for (name, bytes) in [("actions", size_of::<ActionList<MOST_ACTIONS>>()), ("few_actions", size_of::<ActionList<FEW_ACTIONS>>())] {
             assert!(PTX.contains(&format!(".b8 mpgpu_run_{name}_param_0[{bytes}]")), "parameter of the PTX");
         }
         assert!(PTX.contains(&format!(".b8 mpgpu_copy_polled_param_0[{}]", size_of::<PolledList>())), "parameter of the PTX");
@@ -344,6 +387,26 @@ mod tests {
         assert_eq!((list.count, &list.first_tile[..5]), (4, &[0, 0, 1, 2, 4][..]));
         assert_eq!(list.tiles(), 4);
         assert_eq!(Many::new(&[segment(1); SEGMENTS_PER_LAUNCH]).tiles(), 120);
+    }
+
+    #[test]
+    fn actions_take_as_many_blocks_as_they_have_tiles_and_a_quarter_of_the_gpu_or_what_is_asked_for_at_most() {
+        let copy = |bytes| Segment { dst: 1, src: 2, bytes };
+        let wait = Segment { dst: 1, src: 1, bytes: 0 };
+        let width = |bytes: &[u64], grid| {
+            let actions: Vec<Segment> = [wait].into_iter().chain(bytes.iter().map(|bytes| copy(*bytes))).collect();
+            let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(&actions, grid, 132);
+            (blocks, lanes, tile_shift)
+        };
+        let several = ActionGrid { words: 64, ..ActionGrid::default() };
+        assert_eq!(width(&[4 << 20], ActionGrid::default()), (1, 256, 30), "without words");
+        for (bytes, blocks, tile_shift) in [(64 << 10, 8, 13), (256 << 10, 32, 13), (1 << 20, 32, 15), (4 << 20, 32, 17)] {
+            assert_eq!(width(&[bytes], several), (blocks, 512, tile_shift), "{bytes}");
+        }
+        assert_eq!(width(&[8 << 10, 8 << 10], several), (1, 256, 30));
+        assert_eq!(width(&[1 << 20], ActionGrid { blocks: 5, ..several }), (4, 512, 18));
+        assert_eq!(width(&[10_000; 100], several), (33, 512, 15), "a tile each, and blocks take them by turns");
+        assert_eq!(width(&[8 << 20], ActionGrid { blocks: 1, ..several }), (1, 512, 23));
     }
 
     #[test]

@@ -107,6 +107,9 @@ impl Core {
         if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
             return Ok(opened.is_some());
         }
+        if let Some(owner) = self.sharing.chunk_at(address) {
+            return Ok(self.gpus.can_access(gpu, owner));
+        }
         if known.is_host() {
             // Elsewhere registered memory has another address on the GPU.
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;

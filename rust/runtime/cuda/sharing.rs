@@ -80,6 +80,12 @@ impl Sharing {
         self.at(address, |held| held.allocation)
     }
 
+    /// The GPU whose memory an address lies in, where that is mapped for every GPU that can reach it. So none needs a context for that.
+    pub fn chunk_at(&self, address: u64) -> Option<usize> {
+        let chunk = |held: &MappedImport| matches!(held.source, Source::OwnOnGpu(_) | Source::Mapped(_)).then_some(held.allocation.device);
+        self.at(address, chunk).flatten().map(|device| device.0 as usize)
+    }
+
     /// Returns its id.
     pub fn insert(&self, allocation: Allocation, source: Source) -> u64 {
         let id = own_id();

@@ -15,10 +15,10 @@
 //! is unmapped.
 
 use super::driver::{CUstream, OutsideCapture, call_optional, handle, lock};
-use super::kernel::{ACTIONS_PER_LAUNCH, SIGNALS_PER_WAIT};
+use super::kernel::SIGNALS_PER_WAIT;
 use super::parts::Core;
 use super::streams::Found;
-use crate::backend::{Action, BackendError, Endpoints, Execution, FailedWait, Signal, SignalWait, StreamHandle};
+use crate::backend::{Action, ActionGrid, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StreamHandle};
 use crate::bridge::{PolledList, Segment};
 use crate::ipc::signal;
 use crate::plan::Program;
@@ -118,8 +118,8 @@ impl Core {
     }
 
     /// Flags and copies of one rank by one kernel, which waits in place of the stream.
-    pub fn run_actions(&self, execution: &Execution<'_>, actions: &[Action]) -> Result<bool, BackendError> {
-        if actions.len() > ACTIONS_PER_LAUNCH {
+    pub fn run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
+        if actions.len() > MOST_ACTIONS {
             return Ok(false);
         }
         self.gpus.load_kernels();
@@ -131,12 +131,15 @@ impl Core {
             };
             let Some(ends) = self.ends_for_kernel(execution, gpu)? else { return Ok(false) };
             let flags = actions.iter().filter_map(|action| if let Action::Take(flag) = action { Some(*flag) } else { None });
-            self.enter_flags(execution.stream, flags)?;
+            match grid.stop {
+                0 => self.enter_flags(execution.stream, flags)?,
+                stop => self.enter_flags(execution.stream, [stop].into_iter())?,
+            }
             let actions: SmallVec<[Segment; 16]> =
                 actions.iter().map(|action| action.segment(&ends, &execution.program.transfers)).collect();
-            // SAFETY: the GPU reaches every end, and flags are pinned memory that has one address for the CPU and all GPUs (`share`); the caller
-            // keeps all of it for as long as the stream works.
-            unsafe { kernel.run(self.gpus.driver, &actions, raw) }?;
+            // SAFETY: the GPU reaches every end. Flags are pinned memory that has one address for the CPU and all GPUs (`share`), or memory of GPUs
+            // that `polled_ends` has found this one to reach; the caller keeps all of it for as long as the stream works.
+            unsafe { kernel.run(self.gpus.driver, &actions, grid, raw) }?;
             Ok(true)
         })
     }

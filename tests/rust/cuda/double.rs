@@ -10,10 +10,11 @@
 mod chunks;
 mod graphs;
 
-pub use self::chunks::{GRANULARITY, with_chunks};
+pub use self::chunks::{GRANULARITY, whole_with_chunks, with_chunks};
 pub use self::graphs::{captured, whole};
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
+use crate::bridge::Segment;
 use crate::ipc::segment::{Mapping, SharedRegion};
 use crate::ipc::signal;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUmemorytype, CUpointer_attribute};
@@ -62,6 +63,8 @@ pub struct Node {
     /// Those that order with the default stream, as the program's own may.
     pub blocking: HashSet<usize>,
     pub graphs: graphs::Graphs,
+    /// Launches of actions, captured or not: the argument of each, and its blocks.
+    pub actions: Vec<(Vec<Segment>, u32)>,
     /// Calls that have ended a capture with an error.
     pub captures_broken: u32,
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
@@ -385,6 +388,7 @@ unsafe extern "C" fn get_uuid(out: *mut [u8; 16], device: CUdevice) -> Code {
 
 unsafe extern "C" fn get_attribute(out: *mut c_int, attribute: c_uint, _: CUdevice) -> Code {
     const MAJOR: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as c_uint;
+    const PROCESSORS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as c_uint;
     const STREAM_MEMORY: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as c_uint;
     const DESCRIPTORS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as c_uint;
     const HOST_POINTERS: c_uint = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM as c_uint;
@@ -392,6 +396,7 @@ unsafe extern "C" fn get_attribute(out: *mut c_int, attribute: c_uint, _: CUdevi
         out,
         match attribute {
             MAJOR => 9,
+            PROCESSORS => 132,
             HOST_POINTERS | STREAM_MEMORY | DESCRIPTORS => 1,
             _ => 0,
         },
@@ -520,7 +525,7 @@ impl Node {
     }
 
     /// The GPU whose memory an address lies in.
-    fn gpu_at(&self, address: u64) -> Option<i32> {
+    pub fn gpu_at(&self, address: u64) -> Option<i32> {
         let (base, block) = self.memory.range(..=address).next_back()?;
         block.gpu.filter(|_| address - base < block.bytes as u64)
     }

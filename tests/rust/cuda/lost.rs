@@ -2,7 +2,9 @@
 
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
-use crate::backend::{Action, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle};
+use crate::backend::{
+    Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle,
+};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
@@ -255,11 +257,12 @@ fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu_and_its_flags_end
     let [ready, done] = [counters.base, counters.base + 8];
     let nothing: Arc<[u64]> = Arc::new([]);
     let actions = [Action::Raise(counters.base + 16), Action::Take(ready), Action::Copy(0), Action::Order, Action::Take(done)];
-    let run = |stream, actions: &[Action]| {
+    let run_in = |stream, actions: &[Action], grid| {
         let before = calls("cuLaunchKernel");
-        let ran = backend.stream_run_actions(&Execution::new(&page.program, &page.endpoints, &nothing, stream), actions);
+        let ran = backend.stream_run_actions(&Execution::new(&page.program, &page.endpoints, &nothing, stream), actions, grid);
         (ran, calls("cuLaunchKernel") - before)
     };
+    let run = |stream, actions: &[Action]| run_in(stream, actions, ActionGrid::default());
     assert!(matches!(run(other, &actions), (Ok(false), 0)), "its lane is of another GPU");
     assert!(matches!(run(own, &[Action::Order; 121]), (Ok(false), 0)), "one launch takes 120");
     let ran = run(own, &actions);
@@ -271,6 +274,31 @@ fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu_and_its_flags_end
     told(backend.synchronize_stream(own));
     let (refused, launches) = run(own, &actions);
     assert!(matches!(&refused, Err(BackendError::PeerGone(_))) && launches == 0, "{refused:?}");
+}
+
+#[test]
+fn waits_of_a_kernel_for_flags_on_its_gpu_end_by_a_word_in_host_memory_and_are_told_as_others_are() {
+    double::start(2, true);
+    let backend = CudaBackend::on(double::whole_with_chunks(), 1).expect("the double has GPUs");
+    let host = backend.allocate_shared(DeviceId::HOST, 64).expect("memory");
+    let [own, theirs] = [GPU0, GPU1].map(|gpu| backend.allocate_shared(gpu, 64).expect("memory"));
+    let page = Page::new(&backend);
+    let [stream, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let nothing: Arc<[u64]> = Arc::new([]);
+    let actions = [Action::Raise(theirs), Action::TakeNear(own), Action::Copy(0), Action::Raise(theirs + 8), Action::Take(host + 8)];
+    let run = || {
+        let execution = Execution::new(&page.program, &page.endpoints, &nothing, stream);
+        backend.stream_run_actions(&execution, &actions, ActionGrid { stop: host, ..ActionGrid::default() })
+    };
+    assert!(matches!(run(), Ok(true)));
+    backend.synchronize_stream(stream).expect("nobody has gone");
+    assert!(matches!(run(), Ok(true)));
+    backend.fail_waits(&backend.locate(host).expect("known").expect("its own"), PEER);
+    let now = [host, host + 8].map(|word| backend.read_signal(word).expect("a word"));
+    assert_eq!(now, [1, 0], "the word ends all waits, and flags are left to ranks");
+    told(backend.synchronize_stream(stream));
+    backend.synchronize_stream(other).expect("it waits for nobody");
+    assert!(matches!(run(), Err(BackendError::PeerGone(_))), "it would wait in vain");
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod polled;
 mod prepared;
 mod queues;
 mod refusals;
+mod steps;
 
 use super::*;
 use crate::backend::Backend;

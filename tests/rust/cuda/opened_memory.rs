@@ -3,7 +3,7 @@
 use super::CudaBackend;
 use super::double::{self, calls, node};
 use super::driver::Driver;
-use crate::backend::{Action, Allocation, Backend, Endpoints, Execution, MemoryKind, PlanState, Shared};
+use crate::backend::{Action, ActionGrid, Allocation, Backend, Endpoints, Execution, MemoryKind, PlanState, Shared};
 use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
@@ -174,7 +174,8 @@ fn what_a_kernel_of_each_gpu_reaches_is_asked_once_for_an_allocation_and_opened_
             let endpoints: Arc<[Endpoints]> = Arc::new([Endpoints { dst: ours + at, src: src + at }]);
             let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
             node(|node| node.asked.clear());
-            let ran = backend.stream_run_actions(&execution, &[Action::Copy(0), Action::Raise(flags)]).expect("enqueued");
+            let ran =
+                backend.stream_run_actions(&execution, &[Action::Copy(0), Action::Raise(flags)], ActionGrid::default()).expect("enqueued");
             (ran, node(|node| node.asked.iter().filter(|call| **call == "cuPointerGetAttributes").count()))
         };
         assert_eq!(run(0), (true, 1), "the source is asked for once, and what is opened is known");

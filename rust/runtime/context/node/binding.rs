@@ -6,14 +6,15 @@ use super::super::sharing::Import;
 use super::NodeGroup;
 use super::exchange::CollectiveCall;
 use super::order::PlanPlaces;
-use super::part::{Addresses, BoundPart};
-use super::partitioned::PartitionWords;
+use super::part::{Addresses, BoundPart, SmallPart};
+use super::partitioned::{PartitionWords, copy_now};
 use super::plan::{RankRequest, Together};
 use super::progress::Progress;
 use super::transfers::{NodeEnd, NodeTransfer, Window};
+use crate::backend::{ActionGrid, Endpoints, SignalWait};
 use crate::ipc::{Handle, OnLeave, StepPlaces};
-use crate::plan::Place;
-use crate::program::ranks::FlagId;
+use crate::plan::{Place, Program};
+use crate::program::ranks::{Flag, FlagId};
 use crate::topology::DeviceId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,10 +28,33 @@ struct Offer {
     windows: Vec<(u32, Vec<u8>)>,
     rings: Vec<(u32, Vec<u8>)>,
     flags: Option<Vec<u8>>,
+    /// The same of flags on its GPU.
+    near: Option<Vec<u8>>,
+}
+
+/// What the kernel of a rank can do. Where a flag lies depends on that of two ranks.
+#[derive(Serialize, Deserialize)]
+struct KernelReach {
+    /// One kernel does the rank's part.
+    is_small: bool,
+    /// Ranks at whose GPUs it raises flags.
+    takers: BTreeSet<u32>,
 }
 
 /// Bytes of a flag.
 pub(super) const FLAG_BYTES: u64 = 8;
+
+/// Memory of a rank's GPU, as distances from the first flag.
+#[derive(Copy, Clone, Default)]
+struct NearLayout {
+    /// Words of the kernel's blocks.
+    words: u64,
+    /// The word of turns.
+    turn: u64,
+    /// Two inboxes; what comes before is 0 in the beginning.
+    inboxes: u64,
+    bytes: u64,
+}
 
 /// Memory that a rank has for a plan, or has mapped for it.
 #[derive(Default)]
@@ -45,9 +69,14 @@ pub(super) struct Held {
 pub(super) struct Bindings<'a> {
     pub node: &'a NodeGroup,
     pub together: &'a Together,
+    requests: &'a [RankRequest],
     windows: BTreeMap<(u32, u32), u64>,
     rings: BTreeMap<u32, u64>,
     flags: BTreeMap<u32, u64>,
+    /// Flags on GPUs.
+    near: BTreeMap<u32, u64>,
+    /// Of each rank, once all have told.
+    kernels: Vec<KernelReach>,
 }
 
 impl Bindings<'_> {
@@ -88,11 +117,35 @@ impl Addresses for Bindings<'_> {
 
     fn flag(&self, flag: FlagId) -> u64 {
         let taker = self.together.parts.flags[flag.0 as usize].taker;
-        self.flags.get(&taker).map_or(0, |base| base + FLAG_BYTES * self.together.flag_places[flag.0 as usize])
+        let flags = if self.is_near(flag) { &self.near } else { &self.flags };
+        flags.get(&taker).map_or(0, |base| base + FLAG_BYTES * self.together.flag_places[flag.0 as usize])
+    }
+
+    fn is_near(&self, flag: FlagId) -> bool {
+        let Flag { raiser, taker } = self.together.parts.flags[flag.0 as usize];
+        let [raises, takes] = [raiser, taker].map(|rank| self.kernels.get(rank as usize));
+        raises.is_some_and(|kernel| kernel.is_small && kernel.takers.contains(&taker)) && takes.is_some_and(|kernel| kernel.is_small)
+    }
+
+    fn inbox(&self, rank: u32) -> u64 {
+        self.near.get(&rank).zip(self.together.near_of(rank)).map_or(0, |(base, near)| base + near.inboxes)
     }
 
     fn device(&self, device: DeviceId) -> DeviceId {
         self.node.device_here(device)
+    }
+
+    fn own_device(&self) -> DeviceId {
+        self.node.own_device()
+    }
+
+    fn is_host(&self, place: Place) -> bool {
+        let end = |end: NodeEnd| DeviceId(self.requests[end.rank as usize].windows[end.window as usize].device).is_host();
+        match place {
+            Place::Source { transfer, .. } => end(self.together.transfers[transfer as usize].src),
+            Place::Destination { transfer, .. } => end(self.together.transfers[transfer as usize].dst),
+            Place::Slot { ring, .. } => self.together.plan.program.rings[ring.0 as usize].device.is_host(),
+        }
     }
 }
 
@@ -172,20 +225,46 @@ impl NodeGroup {
         progress: &Arc<Progress>,
         held: &mut Held,
     ) -> Result<BoundRank, Error> {
-        let mut bindings = Bindings { node: self, together, windows: BTreeMap::new(), rings: BTreeMap::new(), flags: BTreeMap::new() };
+        let mut bindings = Bindings {
+            node: self,
+            together,
+            requests,
+            windows: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            near: BTreeMap::new(),
+            kernels: Vec::new(),
+        };
         let offers = call.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
         if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
             let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
             return Err(Error::RankFailed { rank: rank as u32, reason });
         }
-        let bound = self.import(requests, together, &offers, &mut bindings, held).and_then(|()| {
-            let part = &together.parts.parts[self.rank() as usize];
+        let part = &together.parts.parts[self.rank() as usize];
+        let imported = self.import(requests, together, &offers, &mut bindings, held);
+        let small = imported.map(|()| self.small_part(&offers, &mut bindings, held));
+        let told = small
+            .as_ref()
+            .map_err(Error::clone)
+            .map(|small| KernelReach { is_small: small.is_some(), takers: bindings.near.keys().copied().collect() });
+        bindings.kernels = call.all(told)?;
+        let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.is_near(FlagId(flag)));
+        let bound = small.and_then(|small| {
+            let small =
+                small.map(|mut small| match (&together.eager, bindings.near.get(&self.rank()).zip(together.near_of(self.rank()))) {
+                    (Some(eager), Some((base, near))) if all_near => small.by_turns(part, self.rank(), eager, &bindings, base + near.turn),
+                    _ => {
+                        small.actions = SmallPart::actions_of(part, &bindings);
+                        small
+                    }
+                });
             let words = PartitionWords::new(&bindings, progress, held)?;
             let armed = words.as_ref().map(|words| words.armed(part, &bindings));
-            let mut bound = BoundPart::new(part, &bindings, self.signal_wait(), armed, self.context.backend())?;
-            let touched: Vec<u64> =
-                bindings.windows.values().chain(bindings.rings.values()).chain(bindings.flags.values()).copied().collect();
+            let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;
+            let Bindings { windows, rings, flags, near, .. } = &bindings;
+            let touched = windows.values().chain(rings.values()).chain(flags.values()).chain(near.values());
+            let touched: Vec<u64> = touched.copied().collect();
             match Used::of(&self.context.shared, &touched) {
                 Ok(used) => {
                     let places = if words.is_none() { bindings.places(progress.plan) } else { None };
@@ -209,6 +288,49 @@ impl NodeGroup {
         }
     }
 
+    /// Whether kernels may do parts of a plan.
+    fn takes_kernels(&self, together: &Together) -> bool {
+        together.partitioned.is_none() && self.signal_wait() == SignalWait::Kernel
+    }
+
+    /// This rank's part where one kernel does it, and memory of other ranks' GPUs in which it raises flags.
+    fn small_part(&self, offers: &[Offer], bindings: &mut Bindings<'_>, held: &mut Held) -> Option<SmallPart> {
+        let (rank, together, context) = (self.rank(), bindings.together, &self.context);
+        let words = *bindings.near.get(&rank)?;
+        let part = &together.parts.parts[rank as usize];
+        let mut small = SmallPart::new(part, bindings)?;
+        let backend = context.backend();
+        if let Err(error) = backend.action_ends(small.device, &small.program, &small.endpoints) {
+            log::debug!("no kernel does the steps of a node plan: {error}");
+            return None;
+        }
+        let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
+        let words = if small.is_narrow { 0 } else { words + together.near_of(rank)?.words };
+        small.grid = ActionGrid { words, stop, blocks: context.config().node_blocks.unwrap_or(0), turn: 0 };
+        for taker in together.touched()[rank as usize].flags.iter().copied().filter(|taker| *taker != rank) {
+            let Some(handle) = &offers[taker as usize].near else { continue };
+            let mapped = self.map(handle, Some(small.device), held).and_then(|address| {
+                let program = Arc::new(Program { transfers: vec![FLAG_BYTES], ..Program::default() });
+                // Each GPU may have it at an address of its own.
+                let seen = backend.action_ends(small.device, &program, &Arc::from([Endpoints { dst: address, src: address }]))?;
+                bindings.near.insert(taker, seen[0].dst);
+                Ok(())
+            });
+            if let Err(error) = mapped {
+                log::debug!("flags of rank {taker} lie in host memory, because this rank does not reach its GPU: {error}");
+            }
+        }
+        Some(small)
+    }
+
+    /// Maps memory of another rank.
+    fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
+        let handle = Handle::decode(handle.try_into().unwrap_or(&[0; 128]))?;
+        let (address, _) = self.context.import_through(&handle, instead)?;
+        held.imports.push(address);
+        Ok(address)
+    }
+
     /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.
     fn offer(
         &self,
@@ -227,7 +349,7 @@ impl NodeGroup {
         let touched = together.touched();
         let others = |of: &dyn Fn(&Touched) -> bool| touched.iter().enumerate().any(|(other, touched)| other as u32 != rank && of(touched));
         let export = |address: u64, bytes: u64| Ok::<Vec<u8>, Error>(self.context.export_memory(address, bytes)?.encode().to_vec());
-        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None };
+        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None, near: None };
         for (ring, staging) in (0..).zip(&program.rings).filter(|(ring, _)| together.ring_owners[*ring as usize] == rank) {
             let address = allocate(self.device_here(staging.device), staging.bytes())?;
             bindings.rings.insert(ring, address);
@@ -236,9 +358,19 @@ impl NodeGroup {
             }
         }
         if let Some(places) = together.places_of(rank) {
-            let (bytes, progress) = (places + StepPlaces::BYTES, Arc::clone(progress));
+            // And the word that ends the waits of a kernel.
+            let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));
+            let bytes = (places + StepPlaces::BYTES + 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
             bindings.flags.insert(rank, address);
+            let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);
+            if let Some(device) = device.filter(|_| self.takes_kernels(together)) {
+                let base = allocate(device, near.bytes)?;
+                // Shared host memory is zero when it is new.
+                copy_now(self.context.backend(), device, near.inboxes, Endpoints { dst: base, src: address })?;
+                bindings.near.insert(rank, base);
+                offer.near = Some(export(base, near.bytes)?);
+            }
             let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
             offer.flags = Some(self.context.export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
         }
@@ -262,12 +394,7 @@ impl NodeGroup {
     ) -> Result<(), Error> {
         let rank = self.rank();
         let mut import = |device: DeviceId, handle: Option<&Vec<u8>>| {
-            let bytes: &[u8] = handle.map_or(&[], Vec::as_slice);
-            let handle = Handle::decode(bytes.try_into().unwrap_or(&[0; 128]))?;
-            let instead = if device.is_host() { None } else { Some(self.device_here(device)) };
-            let (address, _) = self.context.import_through(&handle, instead)?;
-            held.imports.push(address);
-            Ok::<u64, Error>(address)
+            self.map(handle.map_or(&[], Vec::as_slice), (!device.is_host()).then(|| self.device_here(device)), held)
         };
         let touched = &together.touched()[rank as usize];
         for &(other, window) in touched.windows.iter().filter(|(other, _)| *other != rank) {
@@ -301,6 +428,17 @@ impl Together {
     fn places_of(&self, rank: u32) -> Option<u64> {
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
         (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(StepPlaces::ALIGN))
+    }
+
+    /// What a rank that takes flags has on its GPU behind those. Others do not write to the lines of memory of its words.
+    fn near_of(&self, rank: u32) -> Option<NearLayout> {
+        const LINES: u64 = 256;
+        let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
+        let words = (flags * FLAG_BYTES).next_multiple_of(LINES);
+        let turn = words + ActionGrid::WORDS * 8;
+        let inboxes = (turn + 8).next_multiple_of(LINES);
+        let bytes = inboxes + self.eager.as_ref().map_or(0, |eager| 2 * eager.inboxes[rank as usize]);
+        (flags > 0).then_some(NearLayout { words, turn, inboxes, bytes })
     }
 
     /// What each rank touches.

@@ -10,6 +10,7 @@
 //! | `rendezvous` | ranks that meet at a socket, without MPI |
 //! | `plan` | what all ranks move in a step, planned together and bound to memory |
 //! | `part` | one rank's part, enqueued |
+//! | `eager` | steps in which ranks put few bytes to each other, and nobody asks |
 //! | [`message`] | messages between ranks, matched as MPI does |
 //! | `partitioned` | transfers that move in partitions, as these become ready |
 //! | `order` | in which order streams take steps of several plans, held against that of other ranks |
@@ -17,6 +18,7 @@
 //! | `sight` | how GPUs are joined, those out of sight included |
 
 mod binding;
+mod eager;
 mod exchange;
 pub mod message;
 mod order;

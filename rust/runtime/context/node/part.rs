@@ -3,11 +3,17 @@
 //! Operations that follow each other on a lane with nothing to wait for between them are one program, which the backend runs as any other.
 //! The first lane is the caller's stream; each other one has a stream of its own, joined to the caller's by events. Flags are taken and
 //! raised by the streams themselves, so nothing here waits, and a stream that is being captured gets all of it as part of its graph.
+//!
+//! A part in which little is moved is one kernel instead, which takes and raises flags itself. Flags between two kernels lie in memory of the GPU
+//! that takes them, where a look costs no way over PCIe; all others lie in host memory, because the CPU ends waits of streams there when a rank is
+//! lost. The waits of a kernel end by a word in host memory, at which it looks now and then. A flag is the same wherever it lies: one rank raises
+//! it to 1 and one sets it back to 0, in each step.
 
+use super::eager::Eager;
 use super::partitioned::copy_of;
 use super::polled::PolledLane;
 use crate::backend::{
-    Action, Backend, BackendError, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait, StreamHandle,
+    Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
 };
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
@@ -21,8 +27,16 @@ pub(super) trait Addresses {
     fn place(&self, place: Place) -> u64;
     /// Of a flag.
     fn flag(&self, flag: FlagId) -> u64;
+    /// Whether it lies in memory of the GPU that takes it.
+    fn is_near(&self, flag: FlagId) -> bool;
+    /// Of the first byte of a rank's inboxes.
+    fn inbox(&self, rank: u32) -> u64;
     /// Of a device of the node the one here whose copy engine serves it.
     fn device(&self, device: DeviceId) -> DeviceId;
+    /// The device of this rank that works where none is named.
+    fn own_device(&self) -> DeviceId;
+    /// Whether a byte is in host memory.
+    fn is_host(&self, place: Place) -> bool;
 }
 
 /// Operations of a lane that nothing comes between.
@@ -46,16 +60,23 @@ struct PartSegment {
 }
 
 /// A part in which little is moved, as one kernel does it.
-struct SmallPart {
-    actions: Box<[Action]>,
+pub(super) struct SmallPart {
+    pub actions: Box<[Action]>,
     /// The copies, on one lane.
-    program: Arc<Program>,
-    endpoints: Arc<[Endpoints]>,
+    pub program: Arc<Program>,
+    pub endpoints: Arc<[Endpoints]>,
+    pub device: DeviceId,
+    pub grid: ActionGrid,
+    /// Several blocks would not be faster, or could wait for each other.
+    pub is_narrow: bool,
 }
 
-/// With more bytes the rank's part is left to copy engines, around which the stream waits by operations. Two H100 putting to each other take 12.6 us
-/// by kernels and 14.0 by operations at 64 KiB, 19.3 and 14.3 at 256 KiB (docs/results.md): one thread block moves about 45 GB/s.
-const SMALL_BYTES: u64 = 64 << 10;
+/// With more bytes the rank's part is left to copy engines, around which the stream waits by operations and never by kernels: between two H100 these
+/// cost 10 us more. A fused kernel of a lab program takes 19.7 us for 4 MiB each way, copy engines 24; from 8 MiB on they are equal.
+const SMALL_BYTES: u64 = 4 << 20;
+
+/// The same where one block does it.
+const NARROW_BYTES: u64 = 64 << 10;
 
 /// What comes before the producers of partitions.
 pub(super) struct Armed {
@@ -78,7 +99,7 @@ impl Armed {
 
 /// What this rank does in each step.
 pub(super) struct BoundPart {
-    /// The same as everything below, where one kernel may do it.
+    /// In place of segments, where one kernel does all.
     small: Option<SmallPart>,
     begins: Vec<Signal>,
     /// Of a part that moves partitions.
@@ -86,7 +107,7 @@ pub(super) struct BoundPart {
     segments: Vec<PartSegment>,
     written: Vec<Signal>,
     ends: Vec<u64>,
-    /// Streams of all lanes but the first, each with the event that joins it.
+    /// Streams of all lanes but the first, each with the event that joins it. Of a kernel one, for callers' streams of other GPUs.
     lanes: Vec<(StreamHandle, EventHandle)>,
     /// Events of segments' ends.
     marks: Vec<EventHandle>,
@@ -129,50 +150,103 @@ impl Draft {
 }
 
 impl SmallPart {
-    /// `None` where more is moved, or by several GPUs, or nothing is awaited.
-    fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
+    /// The GPU that may do a part as one kernel, as far as is known before memory of other ranks is mapped. `None` where much is moved, or by
+    /// several GPUs, or nothing is awaited.
+    pub fn device_of(part: &Part, at: &impl Addresses) -> Option<DeviceId> {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
-        let device = devices.next();
-        let copies = || part.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0);
+        let device = devices.next().unwrap_or_else(|| at.own_device());
         let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
-        let is_one = device.is_none_or(|device| !device.is_host() && devices.all(|other| other == device));
-        if !is_one || !awaits || copies().map(|copy| copy.bytes).sum::<u64>() > SMALL_BYTES {
+        let is_little = part.copies().map(|copy| copy.bytes).sum::<u64>() <= SMALL_BYTES;
+        (awaits && is_little && !device.is_host() && devices.all(|other| other == device)).then_some(device)
+    }
+
+    /// `None` as above, and where bytes would be copied too slowly.
+    pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
+        let device = SmallPart::device_of(part, at)?;
+        // Bytes that lie differently in their words are copied in smaller ones.
+        let effort = |copy: &Copy| match (at.place(copy.from) ^ at.place(copy.to)) % 16 {
+            0 => copy.bytes,
+            8 => 2 * copy.bytes,
+            4 | 12 => 4 * copy.bytes,
+            _ => 16 * copy.bytes,
+        };
+        let actions = SmallPart::actions_of(part, at);
+        let effort: u64 = part.copies().map(effort).sum();
+        // Blocks that wait for each other need room for all at once, which the program's kernels may have.
+        let is_narrow = actions.contains(&Action::Order) || part.copies().any(|copy| at.is_host(copy.from) || at.is_host(copy.to));
+        if actions.len() > MOST_ACTIONS || effort > if is_narrow { NARROW_BYTES } else { SMALL_BYTES } {
             return None;
         }
+        let program = Program {
+            transfers: part.copies().map(|copy| copy.bytes).collect(),
+            lanes: vec![Lane::new(device)],
+            rings: Vec::new(),
+            ops: Vec::new(),
+        };
+        let endpoints = part.copies().map(|copy| Endpoints { dst: at.place(copy.to), src: at.place(copy.from) }).collect();
+        Some(SmallPart { actions, program: Arc::new(program), endpoints, device, grid: ActionGrid::default(), is_narrow })
+    }
+
+    /// The same with bytes that go into inboxes of others and come out of this rank's, by turns. `turn` is a word of the GPU's memory.
+    pub fn by_turns(self, part: &Part, rank: u32, eager: &Eager, at: &impl Addresses, turn: u64) -> SmallPart {
+        let (mut actions, mut bytes, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let mut copy = |of: u64, dst: u64, src: u64| {
+            bytes.push(of);
+            ends.push(Endpoints { dst, src });
+            Action::Copy(bytes.len() as u32 - 1)
+        };
+        for turn in 0..2 {
+            for Copy { from, to, bytes } in part.copies() {
+                let dst = match *to {
+                    Place::Destination { transfer, offset } => {
+                        let inbox = at.inbox(eager.ends[transfer as usize].dst);
+                        eager.place(transfer, turn).map(|place| inbox + place + offset)
+                    }
+                    _ => None,
+                };
+                actions.push(copy(*bytes, dst.unwrap_or_else(|| at.place(*to)), at.place(*from)));
+            }
+            let flags = |of: fn(&(u32, u32)) -> u32| eager.flags.iter().filter(move |(pair, _)| of(pair) == rank);
+            actions.extend(flags(|pair| pair.0).map(|(_, flags)| Action::Raise(at.flag(flags[turn as usize]))));
+            actions.extend(flags(|pair| pair.1).map(|(_, flags)| Action::TakeNear(at.flag(flags[turn as usize]))));
+            for transfer in eager.come_in(rank) {
+                let src = at.inbox(rank) + eager.place(transfer, turn).unwrap_or(0);
+                actions.push(copy(eager.bytes[transfer as usize], at.place(Place::Destination { transfer, offset: 0 }), src));
+            }
+        }
+        let program = Program { transfers: bytes, ..Program::clone(&self.program) };
+        let grid = ActionGrid { turn, ..self.grid };
+        SmallPart { actions: actions.into(), program: Arc::new(program), endpoints: ends.into(), grid, ..self }
+    }
+
+    /// What the kernel does, with flags where they are now.
+    pub fn actions_of(part: &Part, at: &impl Addresses) -> Box<[Action]> {
+        let take = |flag: &FlagId| if at.is_near(*flag) { Action::TakeNear(at.flag(*flag)) } else { Action::Take(at.flag(*flag)) };
         let mut actions: Vec<Action> = part.begins.iter().map(|flag| Action::Raise(at.flag(*flag))).collect();
         let mut transfer = 0;
         for step in &part.steps {
             if let Some(Action::Copy(_)) = actions.last() {
                 actions.push(Action::Order);
             }
-            actions.extend(step.takes.iter().map(|flag| Action::Take(at.flag(*flag))));
+            actions.extend(step.takes.iter().map(take));
             for _ in step.copies.iter().filter(|copy| copy.bytes > 0) {
                 actions.push(Action::Copy(transfer));
                 transfer += 1;
             }
             actions.extend(step.raises.iter().map(|flag| Action::Raise(at.flag(*flag))));
         }
-        actions.extend(part.ends.iter().map(|flag| Action::Take(at.flag(*flag))));
-        Some(SmallPart {
-            actions: actions.into(),
-            program: Arc::new(Program {
-                transfers: copies().map(|copy| copy.bytes).collect(),
-                lanes: device.map(Lane::new).into_iter().collect(),
-                rings: Vec::new(),
-                ops: Vec::new(),
-            }),
-            endpoints: copies().map(|copy| Endpoints { dst: at.place(copy.to), src: at.place(copy.from) }).collect(),
-        })
+        actions.extend(part.ends.iter().map(take));
+        actions.into()
     }
 }
 
 impl BoundPart {
-    /// Binds a part, `armed` where it moves partitions. `by` says whether kernels may wait for flags. Streams and events are made here; the
-    /// caller gives them back by [`BoundPart::release`].
+    /// Binds a part: `small` where one kernel does it, `armed` where it moves partitions, which is never so: a kernel that waits would come after
+    /// the blocks of the producers that it waits for. Streams and events are made here; the caller gives them back by [`BoundPart::release`].
     pub fn new(
         part: &Part,
         at: &impl Addresses,
-        by: SignalWait,
+        small: Option<SmallPart>,
         armed: Option<Armed>,
         backend: &dyn Backend,
     ) -> Result<BoundPart, BackendError> {
@@ -183,7 +257,7 @@ impl BoundPart {
         let mut open: Vec<Option<usize>> = vec![None; part.lanes.len()];
         let mut marks = 0;
         let polled = |lane: usize| armed.as_ref().and_then(|armed| armed.polled.get(&(lane as u32)).copied());
-        for step in &part.steps {
+        for step in part.steps.iter().filter(|_| small.is_none()) {
             let lane = step.lane as usize;
             // One kernel for all steps of a lane, whose flags are taken before and raised after it: none waits for what another raises.
             let is_polled = polled(lane).is_some();
@@ -232,13 +306,15 @@ impl BoundPart {
             end: draft.end,
         });
         let segments: Vec<PartSegment> = segments.collect();
-        let urgent: Vec<bool> = (0..part.lanes.len()).map(|lane| polled(lane).is_some()).collect();
-        // A kernel that waits would come after the blocks of the producers that it waits for.
-        let by = if armed.is_some() { SignalWait::Operation } else { by };
+        // Of each lane but the first, and whether its kernel is to get the first multiprocessor that producers leave.
+        let others: Vec<(DeviceId, bool)> = match &small {
+            Some(small) => vec![(small.device, false)],
+            None => (1..part.lanes.len()).map(|lane| (device(lane), polled(lane).is_some())).collect(),
+        };
         let fork = backend.create_event()?;
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
         let mut bound = BoundPart {
-            small: if by == SignalWait::Kernel { SmallPart::new(part, at) } else { None },
+            small,
             begins: part.begins.iter().map(raise).collect(),
             armed,
             written: part.written.iter().map(raise).collect(),
@@ -251,10 +327,10 @@ impl BoundPart {
             stream: None,
             is_released: false,
         };
-        let lanes = (1..part.lanes.len())
-            .try_for_each(|lane| {
-                // The kernel is to get the first multiprocessor that producers leave.
-                let stream = if urgent[lane] { backend.create_urgent_stream(device(lane)) } else { backend.create_stream(device(lane)) }?;
+        let lanes = others
+            .into_iter()
+            .try_for_each(|(device, is_urgent)| {
+                let stream = if is_urgent { backend.create_urgent_stream(device) } else { backend.create_stream(device) }?;
                 let joined = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
                 bound.lanes.push((stream, joined));
                 Ok(())
@@ -322,10 +398,22 @@ impl BoundPart {
 
     fn enqueue_step(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
         let nothing = Arc::from([]);
-        if let Some(SmallPart { actions, program, endpoints }) = &self.small
-            && backend.stream_run_actions(&Execution::new(program, endpoints, &nothing, stream), actions)?
-        {
-            return Ok(());
+        if let Some(SmallPart { actions, program, endpoints, grid, .. }) = &self.small {
+            let run = |stream| backend.stream_run_actions(&Execution::new(program, endpoints, &nothing, stream), actions, *grid);
+            if run(stream)? {
+                return Ok(());
+            }
+            // A stream of another GPU.
+            let (own, joined) = self.lanes[0];
+            backend.record_event(self.fork, stream)?;
+            backend.stream_wait_event(own, self.fork)?;
+            if !run(own)? {
+                let why =
+                    "the GPU that works for this rank no longer reaches all memory of the plan; destroy it on all ranks, and plan again";
+                return Err(BackendError::NotSupported(why.into()));
+            }
+            backend.record_event(joined, own)?;
+            return backend.stream_wait_event(stream, joined);
         }
         // Raised with the next flags that the stream takes, or before what comes next in it.
         let mut raises = if self.armed.is_some() { &[] } else { &self.begins[..] };
@@ -374,6 +462,13 @@ impl BoundPart {
             raises = &self.written;
         }
         if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends) }
+    }
+
+    /// Whether one kernel does it, and how many of the flags that it takes lie on its GPU, of how many.
+    pub fn kernel_flags(&self) -> Option<(usize, usize)> {
+        let SmallPart { actions, .. } = self.small.as_ref()?;
+        let near = actions.iter().filter(|action| matches!(action, Action::TakeNear(_))).count();
+        Some((near, near + actions.iter().filter(|action| matches!(action, Action::Take(_))).count()))
     }
 
     /// Gives streams and events back, once. Enqueued work still finishes.

@@ -16,7 +16,7 @@ use super::plan::{NodePlan, Together};
 use super::polled::{Filling, PolledLane, PolledWords, bind_polled};
 use super::progress::Progress;
 use super::transfers::{HandedIn, TransferName};
-use crate::backend::{Completion, Endpoints, Execution, Signal};
+use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, Signal};
 use crate::ipc::signal;
 use crate::plan::{Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part, Parts, RankedBatch};
@@ -380,13 +380,18 @@ fn fill(at: &Bindings<'_>, fillings: &[Filling], allocate: &mut impl FnMut(Devic
         for (index, word) in (0..).zip(words) {
             backend.raise_signal(Signal { counter: passed + index * 8, value: *word })?;
         }
-        let (program, endpoints) = copy_of(*device, words.len() as u64 * 8, Endpoints { dst: *address, src: passed });
-        let stream = backend.create_stream(*device)?;
-        let submitted = backend.submit(&Execution::new(&program, &endpoints, &Arc::from([]), stream));
-        let done = submitted.and_then(|end| end.map_or(Ok(()), |end| end.wait()));
-        done.and(backend.destroy_stream(stream))?;
+        copy_now(backend, *device, words.len() as u64 * 8, Endpoints { dst: *address, src: passed })?;
     }
     Ok(passed)
+}
+
+/// Copies, and waits for that.
+pub(super) fn copy_now(backend: &dyn Backend, device: DeviceId, bytes: u64, ends: Endpoints) -> Result<(), BackendError> {
+    let (program, endpoints) = copy_of(device, bytes, ends);
+    let stream = backend.create_stream(device)?;
+    let submitted = backend.submit(&Execution::new(&program, &endpoints, &Arc::from([]), stream));
+    let done = submitted.and_then(|end| end.map_or(Ok(()), |end| end.wait()));
+    done.and(backend.destroy_stream(stream))
 }
 
 /// A program of one copy.

@@ -7,6 +7,7 @@ use super::super::error::Error;
 use super::super::lifetime::LAST_PATIENCE;
 use super::NodeGroup;
 use super::binding::{BoundRank, Held, Used};
+use super::eager::Eager;
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::order::{Misorder, PlanPlaces};
 use super::part::BoundPart;
@@ -76,6 +77,8 @@ pub(super) struct Together {
     pub src_devices: Vec<DeviceId>,
     /// Where transfers move in partitions.
     pub partitioned: Option<Partitioned>,
+    /// Where its bytes may go into inboxes.
+    pub eager: Option<Eager>,
     /// The rank in whose memory each ring is.
     pub ring_owners: Vec<u32>,
     /// The place of each flag among those that its taker takes.
@@ -287,6 +290,7 @@ impl Together {
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
         let mut parts = divide(&plan.program, &batch);
         check_parts(&plan.program, &batch, &parts)?;
+        let eager = if partitioning.is_none() { Eager::new(&parts, &batch) } else { None };
         let partitioned = match settled {
             Some((agent, partitions, shape)) => {
                 Some(Partitioned::new(agent, shape, partitions, &handed, &mut parts, &batch, &unsupported)?)
@@ -302,7 +306,7 @@ impl Together {
         };
         let flag_places = parts.flags.iter().map(|flag| flag.taker).map(place).collect();
         let src_devices = shapes.iter().map(|shape| shape.src_device).collect();
-        Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, ring_owners, flag_places })
+        Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
     }
 
     /// What all ranks must have alike.
@@ -370,10 +374,16 @@ impl NodePlan {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         let (shared, backend) = (&self.node.context.shared, self.node.context.backend());
         let _open = shared.enter()?;
-        let is_captured = backend.is_capturing(stream)?;
         match &self.words {
-            None => self.begin(stream, is_captured, |part| part.enqueue(stream, is_captured, backend))?,
+            None => {
+                let mut enqueued = Ok(());
+                backend.in_stream(stream, &mut |is_captured| {
+                    enqueued = self.begin(stream, is_captured, |part| part.enqueue(stream, is_captured, backend));
+                })?;
+                enqueued?;
+            }
             Some(words) => {
+                let is_captured = backend.is_capturing(stream)?;
                 words.take_armed(is_captured)?;
                 let enqueued = self.unbroken()?.enqueue(stream, is_captured, backend);
                 enqueued.inspect_err(|_| self.is_broken.store(true, Ordering::Release))?;
@@ -523,6 +533,9 @@ impl NodePlan {
                 part.steps.len(),
                 part.lanes.len()
             );
+        }
+        if let Some((near, takes)) = lock(&self.part).kernel_flags() {
+            let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
         }
         if let Some(partitioned) = &self.together.partitioned {
             partitioned.describe(&mut text);

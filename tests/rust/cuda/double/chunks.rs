@@ -1,7 +1,7 @@
 //! The virtual memory API: memory with a file for a handle, which is mapped where an address range was reserved.
 
 use super::super::driver::{CUdeviceptr, Code, Driver, code};
-use super::{Block, INVALID_VALUE, Node, call, driver, put};
+use super::{Block, INVALID_VALUE, Node, call, driver, put, whole};
 use cudarc::driver::sys;
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::MemfdFlags;
@@ -34,7 +34,18 @@ impl Chunks {
 
 /// The double of a driver that has this API.
 pub fn with_chunks() -> &'static Driver {
-    static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| add_chunks(driver()));
+    &DRIVER
+}
+
+/// The double of a driver that has this API, graphs and kernels.
+pub fn whole_with_chunks() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> = LazyLock::new(|| add_chunks(whole()));
+    &DRIVER
+}
+
+fn add_chunks(driver: &Driver) -> Driver {
+    Driver {
         cuMemGetAllocationGranularity: Some(granularity),
         cuMemCreate: Some(create),
         cuMemExportToShareableHandle: Some(export),
@@ -45,9 +56,8 @@ pub fn with_chunks() -> &'static Driver {
         cuMemUnmap: Some(unmap),
         cuMemSetAccess: Some(set_access),
         cuMemRelease: Some(release),
-        ..driver().clone()
-    });
-    &DRIVER
+        ..driver.clone()
+    }
 }
 
 unsafe extern "C" fn granularity(out: *mut usize, _: *const sys::CUmemAllocationProp, _: c_uint) -> Code {

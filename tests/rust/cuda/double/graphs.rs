@@ -319,15 +319,17 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
     let count_at = match function.addr() {
         MANY => 120 * 24 + 121 * 8,
         FEW => 32 * 24 + 33 * 8,
-        ACTIONS => 120 * 24,
-        FEW_ACTIONS => 8 * 24,
+        ACTIONS => 120 * 24 + 24,
+        FEW_ACTIONS => 8 * 24 + 24,
         _ => return Vec::new(),
     };
     // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are. `ActionList` of
-    // cpp/actions.hpp is without the numbers.
+    // cpp/actions.hpp has three words in place of the numbers, and so many of each of two where the last of these names a word of turns.
     unsafe {
         let list = *arguments;
         let count = list.cast::<u8>().add(count_at).cast::<u32>().read();
+        let by_turns = [ACTIONS, FEW_ACTIONS].contains(&function.addr()) && list.cast::<u8>().add(count_at - 8).cast::<u64>().read() != 0;
+        let count = if by_turns { 2 * count } else { count };
         (0..count as usize).map(|index| list.cast::<Segment>().add(index).read()).collect()
     }
 }
@@ -389,13 +391,16 @@ unsafe extern "C" fn launch_kernel(
     call("cuLaunchKernel", |node| {
         // SAFETY: the backend passes the argument of the function.
         let segments = unsafe { segments(function, arguments) };
+        let are_actions = [ACTIONS, FEW_ACTIONS].contains(&function.addr());
+        if are_actions {
+            node.actions.push((segments.clone(), blocks));
+        }
         if node.capturing {
             let graph = captured_graph(node);
             node.graphs.graphs.entry(graph).or_default().work.push(Work::Kernel(segments));
         } else {
             copy_segments(node, &segments);
-            let flags =
-                segments.iter().filter(|action| [ACTIONS, FEW_ACTIONS].contains(&function.addr()) && action.bytes == 0 && action.src != 0);
+            let flags = segments.iter().filter(|action| are_actions && action.bytes == 0 && action.dst == 0 && action.src != 0);
             // SAFETY: flags of a test, which outlive its streams.
             flags.for_each(|action| unsafe { signal::store(action.src, 1) });
         }

@@ -11,8 +11,8 @@ use super::Messenger;
 use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
 use crate::backend::{
-    Action, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, PlanState, Report, Signal, SignalWait,
-    StreamHandle, no_completion,
+    Action, ActionGrid, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, PlanState, Report, Signal,
+    SignalWait, StreamHandle, no_completion,
 };
 use crate::context::{Error, Plan, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::{copy_host, raise_host};
@@ -226,7 +226,7 @@ impl Messenger {
             let state = PlanState::of(ends.memory.into_iter().map(NonZeroU64::new));
             let (program, nothing) = (Arc::new(program), Arc::from([]));
             let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
-            if backend.stream_run_actions(&execution, &actions)? {
+            if backend.stream_run_actions(&execution, &actions, ActionGrid::default())? {
                 return Ok(());
             }
         }

@@ -1,0 +1,165 @@
+//! Where flags of node plans lie, on the double of the driver: ranks of one context, each with a GPU and a thread of its own.
+
+use super::double::{self, node};
+use super::driver::Driver;
+use super::prepared;
+use super::refusals::{assert_arrived, write};
+use crate::backend::SignalWait;
+use crate::bridge::Segment;
+use crate::context::node::{NodeEnd, NodeGroup, NodePlan, NodeTransfer, Window, meet_at};
+use crate::context::{Config, Context, PlanOptions};
+use crate::topology::DeviceId;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Where a flag lies.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum At {
+    Gpu(i32),
+    Host,
+}
+
+/// What a kernel does.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Does {
+    Raise(At),
+    /// Whether all blocks look at it.
+    Take(At, bool),
+    Copy(u64),
+    /// What comes before is done before what comes after.
+    Order,
+}
+
+fn does(Segment { dst, src, bytes }: Segment) -> Does {
+    let at = |address| node(|node| node.gpu_at(address)).map_or(At::Host, At::Gpu);
+    match (dst, bytes) {
+        (_, 1..) => Does::Copy(bytes),
+        (0, 0) if src == 0 => Does::Order,
+        (0, 0) => Does::Raise(at(src)),
+        _ => Does::Take(at(dst), src == 1),
+    }
+}
+
+/// Two ranks put so many bytes to each other: each rank's memory to send and to receive, and its plan.
+struct Pair {
+    context: Arc<Context>,
+    memory: [[u64; 2]; 2],
+    plans: [NodePlan; 2],
+}
+
+impl Pair {
+    fn new(driver: &'static Driver, bytes: [u64; 2], change: impl FnOnce(Config) -> Config) -> Pair {
+        static PAIRS: AtomicU32 = AtomicU32::new(0);
+        let context = Arc::new(prepared::context_with(driver, change));
+        let name = format!("mpgpu-pair-{}-{}", std::process::id(), PAIRS.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        let memory = [0, 1].map(|rank: usize| {
+            [bytes[rank], bytes[1 - rank]].map(|bytes| context.allocate_shared(DeviceId::gpu(rank as u32), bytes).expect("memory"))
+        });
+        let shared = double::share();
+        let rank_of = |rank: u32| {
+            double::join(Arc::clone(&shared));
+            let gather = meet_at(&path, rank, 2).expect("the other comes");
+            let group = Arc::new(NodeGroup::new(&context, rank, 2, gather, &[DeviceId::gpu(rank)]).expect("a node"));
+            let [own, of_other] = [bytes[rank as usize], bytes[1 - rank as usize]];
+            let [src, dst] = memory[rank as usize];
+            let windows = [Window { address: src, bytes: own }, Window { address: dst, bytes: of_other }];
+            let end = |rank, window| NodeEnd { rank, window, offset: 0 };
+            let transfer = NodeTransfer { dst: end(1 - rank, 1), src: end(rank, 0), bytes: own };
+            group.plan(&windows, &[transfer], &PlanOptions::default()).expect("a plan")
+        };
+        let rank_of = &rank_of;
+        let plans = std::thread::scope(|scope| {
+            let [one, other] = [0, 1].map(|rank| scope.spawn(move || rank_of(rank)));
+            [one, other].map(|thread| thread.join().expect("no panic"))
+        });
+        Pair { context, memory, plans }
+    }
+
+    /// What the kernels of a step do, rank by rank, with the blocks of each; the streams are of these GPUs.
+    fn step(&self, gpus: [u32; 2]) -> Vec<(Vec<Does>, u32)> {
+        node(|node| node.actions.clear());
+        for (plan, gpu) in self.plans.iter().zip(gpus) {
+            let stream = self.context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
+            plan.enqueue(stream).expect("enqueued");
+        }
+        let launches = node(|node| node.actions.clone());
+        launches.into_iter().map(|(actions, blocks)| (actions.into_iter().map(does).collect(), blocks)).collect()
+    }
+}
+
+/// What a rank does that puts bytes to one that does the same, and asks.
+fn asks(own: i32, bytes: u64) -> Vec<Does> {
+    let (own, other) = (At::Gpu(own), At::Gpu(1 - own));
+    vec![Does::Raise(other), Does::Take(own, true), Does::Copy(bytes), Does::Raise(other), Does::Take(own, true)]
+}
+
+/// The same through inboxes, in either turn.
+fn puts(own: i32, sent: u64, received: u64) -> Vec<Does> {
+    [Does::Copy(sent), Does::Raise(At::Gpu(1 - own)), Does::Take(At::Gpu(own), true), Does::Copy(received)].repeat(2)
+}
+
+#[test]
+fn flags_between_kernels_lie_on_the_gpu_that_takes_them_whichever_gpu_the_callers_stream_is_of() {
+    const MOST: u64 = 1 << 20;
+    for (driver, most) in [(double::whole_with_chunks(), MOST), (double::whole(), MOST), (double::whole_with_chunks(), MOST / 4)] {
+        double::start(2, true);
+        node(|node| node.shares = true);
+        let pair = Pair::new(driver, [most, 64 << 10], |config| config);
+        for gpus in [[0, 1], [1, 0]] {
+            for [src, dst] in pair.memory {
+                write(src, 64 << 10, src as usize % 1000);
+                write(dst, 64 << 10, 3);
+            }
+            // Nothing waits on the double, and inboxes are emptied before they are filled.
+            pair.step(gpus);
+            let steps = pair.step(gpus);
+            let expected =
+                if most == MOST { [asks(0, most), asks(1, 64 << 10)] } else { [puts(0, most, 64 << 10), puts(1, 64 << 10, most)] };
+            assert_eq!(steps.iter().map(|(does, _)| does.clone()).collect::<Vec<_>>(), expected);
+            assert!(steps.iter().all(|(_, blocks)| *blocks > 1), "{steps:?}");
+            for rank in [0, 1] {
+                let [[src, _], [_, dst]] = [pair.memory[rank], pair.memory[1 - rank]];
+                assert_arrived(dst, 64 << 10, src as usize % 1000);
+            }
+        }
+        assert_eq!(double::calls("cuStreamBatchMemOp"), 0, "streams wait for nothing");
+    }
+}
+
+#[test]
+fn a_captured_step_is_the_launch_of_any_step() {
+    double::start(2, true);
+    let pair = Pair::new(double::whole_with_chunks(), [4096; 2], |config| config);
+    let first = (pair.step([0, 1]), node(|node| node.actions.clone()));
+    node(|node| node.capturing = true);
+    let captured = (pair.step([0, 1]), node(|node| node.actions.clone()));
+    node(|node| node.capturing = false);
+    assert_eq!(first, captured, "a graph is launched again and again");
+    assert_eq!(first.0, [(puts(0, 4096, 4096), 1), (puts(1, 4096, 4096), 1)]);
+}
+
+#[test]
+fn flags_that_a_stream_takes_or_raises_lie_in_host_memory_and_so_do_all_where_kernels_do_not_wait() {
+    double::start(2, true);
+    let pair = Pair::new(double::whole_with_chunks(), [8 << 20, 4096], |config| config);
+    let [raise, take] = [Does::Raise(At::Host), Does::Take(At::Host, false)];
+    assert_eq!(pair.step([0, 1]), [(vec![raise, take, Does::Copy(4096), raise, take], 1)], "copy engines move the other part");
+    double::start(2, true);
+    let operation = |config| Config { signal_wait: Some(SignalWait::Operation), ..config };
+    assert_eq!(Pair::new(double::whole_with_chunks(), [4096; 2], operation).step([0, 1]), []);
+    double::start(2, false);
+    node(|node| node.shares = true);
+    let steps = [double::whole(), double::whole_with_chunks()].map(|driver| Pair::new(driver, [4096; 2], |config| config).step([0, 1]));
+    let steps = steps.concat();
+    let on_gpus =
+        |(does, _): &(Vec<Does>, u32)| does.iter().any(|does| matches!(does, Does::Raise(At::Gpu(_)) | Does::Take(At::Gpu(_), _)));
+    assert!(steps.len() == 4 && !steps.iter().any(on_gpus), "no GPU reaches the other's memory, and bytes go through the host: {steps:?}");
+}
+
+#[test]
+fn the_environment_bounds_the_blocks_of_a_step() {
+    double::start(2, true);
+    let pair = Pair::new(double::whole_with_chunks(), [4 << 20; 2], |config| Config { node_blocks: Some(2), ..config });
+    assert_eq!(pair.step([0, 1]).into_iter().map(|(_, blocks)| blocks).collect::<Vec<_>>(), [2, 2]);
+}
