@@ -175,7 +175,12 @@ class plan {
     [[nodiscard]] mp_status_t status() const { return status_; }
     /// A plan of one path is the plain copy.
     [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && info_.paths > 1; }
-    [[nodiscard]] double saved_seconds() const { return info_.direct_seconds - info_.predicted_seconds; }
+    /// As measured, where that is known.
+    [[nodiscard]] double saved_seconds() const {
+        const bool is_measured = info_.measured_seconds > 0 && info_.measured_direct_seconds > 0;
+        return is_measured ? info_.measured_direct_seconds - info_.measured_seconds
+                           : info_.direct_seconds - info_.predicted_seconds;
+    }
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
     }

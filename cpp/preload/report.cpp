@@ -125,7 +125,8 @@ std::string report() {
         }
     }
     if (own.saved_nanoseconds.load() != 0) {
-        line("mpgpu[%ld]: saved %.6f s, as modelled\n", pid, static_cast<double>(own.saved_nanoseconds.load()) * 1e-9);
+        line("mpgpu[%ld]: saved %.6f s, as measured or modelled\n", pid,
+             static_cast<double>(own.saved_nanoseconds.load()) * 1e-9);
     }
     if (!text.empty() && asked().verify) {
         line("mpgpu[%ld]: %llu taken copies compared byte by byte, %llu wrong\n", pid,

@@ -53,7 +53,7 @@ Pair = tuple[Any, Any]
 
 
 class PlanInfo(NamedTuple):
-    """What a plan is like. Times are seconds, as modelled and not measured; sizes are bytes."""
+    """What a plan is like. Times are seconds, modelled but for two; sizes are bytes."""
 
     predicted_seconds: float
     """One execution."""

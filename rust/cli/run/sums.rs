@@ -60,7 +60,7 @@ fn report(bytes: &[u8; BYTES], compared: bool) -> String {
     }
     let _ = writeln!(
         text,
-        "mpgpu: saved {:.6} s in {processes} process{}, as modelled",
+        "mpgpu: saved {:.6} s in {processes} process{}, as measured or modelled",
         saved as f64 * 1e-9,
         if processes == 1 { "" } else { "es" }
     );
@@ -83,7 +83,7 @@ mod tests {
             put(at, word);
         }
         bytes[88..98].copy_from_slice(b"GPU to GPU");
-        let taken = "mpgpu: taken         4 copies,           4096 bytes: GPU to GPU\nmpgpu: saved 0.001500 s in 1 process, as modelled\n";
+        let taken = "mpgpu: taken         4 copies,           4096 bytes: GPU to GPU\nmpgpu: saved 0.001500 s in 1 process, as measured or modelled\n";
         assert_eq!(report(&bytes, false), taken);
         assert_eq!(report(&bytes, true), format!("{taken}mpgpu: 4 taken copies compared byte by byte, 1 wrong\n"));
         // Whatever stands there, it is read within bounds.

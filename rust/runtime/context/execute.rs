@@ -284,11 +284,9 @@ impl Plan {
         program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
     }
 
-    /// How long executions take, where there are variants to choose from.
+    /// How long executions take, where there are variants to choose from, as far as their times have been read.
     pub fn measured(&self) -> Measured {
-        let known = self.variants.as_ref().map_or(Vec::new(), |variants| variants.known(self));
-        let in_force = known.iter().find(|known| known.is_in_force).and_then(|known| known.median);
-        Measured { in_force, plain: known.last().and_then(|known| known.median) }
+        self.variants.as_ref().map_or(Measured::default(), |variants| variants.measured())
     }
 
     /// The plan for people.

@@ -6,7 +6,7 @@
 //! measured, because it is part of what the caller waits for. Captured executions take the variant that is in force when they are captured.
 
 use super::error::Error;
-use super::execute::Plan;
+use super::execute::{Measured, Plan};
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS, variant_name};
 use crate::backend::{Backend, Completion, Moment, Report, StreamHandle};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -107,7 +107,14 @@ impl Variants {
         Ok(completion)
     }
 
-    /// What is known of each.
+    /// The last medians that were read.
+    pub fn measured(&self) -> Measured {
+        let state = self.state();
+        let median = |variant| state.chooser.median(variant).map(|ns| ns as f64 * 1e-9);
+        Measured { in_force: median(state.chooser.in_force()), plain: median(self.others.len()) }
+    }
+
+    /// What is known of each, with times that are there now.
     pub fn known(&self, described: &Plan) -> Vec<Known> {
         let state = &mut *self.state();
         state.patience.0 = 0;
