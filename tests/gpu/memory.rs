@@ -464,7 +464,8 @@ fn graphs_are_counted_in_the_statistics_of_the_context() {
     let bytes = 64 << 20;
     let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
     let transfer = Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes };
-    let plan = context.plan(&[transfer], &PlanOptions { engine: Some(Engine::Graph), ..PlanOptions::default() }).expect("a plan");
+    let options = PlanOptions { engine: Some(Engine::Graph), adapt: Some(false), ..PlanOptions::default() };
+    let plan = context.plan(&[transfer], &options).expect("a plan");
     assert_eq!(context.statistics().graphs, Default::default());
     for _ in 0..3 {
         plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
