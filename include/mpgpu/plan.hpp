@@ -48,6 +48,7 @@ struct plan_options {
 
 namespace detail {
 
+/// The same as C has it.
 [[nodiscard]] inline mp_switch_t c_switch(std::optional<bool> on) noexcept {
     return on ? (*on ? MP_ON : MP_OFF) : MP_DEFAULT;
 }

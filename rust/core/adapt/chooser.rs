@@ -252,9 +252,7 @@ impl Chooser {
     /// Executions until a variant is tried again: its tries cost their part of the budget.
     fn interval(&mut self, variant: usize) -> u64 {
         let (times, force) = (self.times[variant], self.times[self.in_force]);
-        // Twice is enough of one that is much slower.
-        let is_slow = times.count() == 2 && times.median() as f64 > ALARM * force.median() as f64 && force.count() >= 2;
-        let mean = if times.count() < 3 && !is_slow {
+        let mean = if times.count() < 3 {
             1
         } else if times.median() <= force.median() {
             PROMISING

@@ -58,7 +58,8 @@
 //!
 //! Of the engine: `Staging::users` is not held while an execution is enqueued (a turn in its bytes is, `engine::staging`), `Staging::arenas`
 //! while memory is allocated for a new plan, `Sharing::importing` while memory is mapped or unmapped, which no execution and no raise
-//! needs. `NodePlan::part` is held while a step is enqueued, for which only other steps of the same plan wait. The context's gate is held
+//! needs. `NodePlan::part` is held while a step is enqueued, for which only other steps of the same plan wait. What
+//! plans choose their variants by (`SharedChoice`) is held while the times of events are read, which waits for nothing. The context's gate is held
 //! for reading by every call that enqueues, and taken for writing by closing alone.
 
 mod addresses;
