@@ -11,6 +11,7 @@ mod lanes;
 mod launches;
 mod lost;
 mod messages;
+mod moments;
 mod opened_memory;
 mod polled;
 mod prepared;
