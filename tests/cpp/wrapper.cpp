@@ -473,10 +473,12 @@ TEST_CASE("options reach the library as the C structs want them") {
     CHECK_NOTHROW(mpgpu::plan(ctx, {}, how));
     CHECK(counting::last_plan_options().size == sizeof(mp_plan_options_t));
     CHECK(counting::last_plan_options().host_path == MP_DEFAULT);
+    CHECK(counting::last_plan_options().adapt == MP_DEFAULT);
     CHECK(counting::last_plan_options().engine == MP_ENGINE_AUTO);
     how.engine = mpgpu::engine::graph;
     how.max_paths = 2;
     how.host_path = false;
+    how.adapt = true;
     how.chunk_bytes = 3;
     how.min_bytes = 4;
     how.staging_bytes = 5;
@@ -484,6 +486,7 @@ TEST_CASE("options reach the library as the C structs want them") {
     CHECK(counting::last_plan_options().engine == MP_ENGINE_GRAPH);
     CHECK(counting::last_plan_options().max_paths == 2);
     CHECK(counting::last_plan_options().host_path == MP_OFF);
+    CHECK(counting::last_plan_options().adapt == MP_ON);
     CHECK(counting::last_plan_options().chunk_bytes == 3);
     CHECK(counting::last_plan_options().min_bytes == 4);
     CHECK(counting::last_plan_options().staging_bytes == 5);

@@ -93,6 +93,7 @@ REFUSED = [
     (lambda: mpgpu.Plan([], min_bytes=2.5), TypeError, r"min_bytes=2\.5: must be a whole number"),
     (lambda: mpgpu.Plan([], relay_gpus=[0, 63]), ValueError, r"relay_gpus=63: must be from 0 to 62"),
     (lambda: mpgpu.Plan([], host_path="on"), ValueError, r"host_path='on': must be one of None, True, False"),
+    (lambda: mpgpu.Plan([], adapt="on"), ValueError, r"adapt='on': must be one of None, True, False"),
     (lambda: mpgpu.Plan([], chunk_bytes=5), ValueError, r"chunk_bytes"),
     (lambda: mpgpu.Plan([]).execute("default"), TypeError, r"stream is a str: it must be a stream of torch, CuPy or mpgpu"),
     (lambda: mpgpu.Plan([]).execute(-1), TypeError, r"stream=-1: a handle is not negative"),

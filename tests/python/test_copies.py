@@ -35,6 +35,7 @@ size = st.one_of(st.integers(0, 300), st.integers(0, 1 << 16), st.integers(0, 3 
             "engine": st.sampled_from(["auto", "stream", "graph", "batch", "kernel"]),
             "max_paths": st.integers(1, 9),
             "host_path": st.booleans(),
+            "adapt": st.booleans(),
             "chunk_bytes": st.sampled_from([4096, 65536]),
             "min_bytes": st.sampled_from([0, 1 << 20]),
         },
