@@ -27,7 +27,8 @@ struct ThreadGroup {
         }
         return value;
     }
-    static void raise(uint64_t flag) { __atomic_store_n(at(flag), 1, __ATOMIC_RELEASE); }
+    static void raise(uint64_t flag, uint64_t value) { __atomic_store_n(at(flag), value, __ATOMIC_RELEASE); }
+    static void add(uint64_t flag) { __atomic_fetch_add(at(flag), 1, __ATOMIC_RELEASE); }
     static void lower(uint64_t flag) { __atomic_store_n(at(flag), 0, __ATOMIC_RELAXED); }
 
     static bool tell(bool said) { return said; }

@@ -5,8 +5,10 @@
 // thread block, on a CPU one thread, by which the protocol is tested on machines without a GPU.
 //
 // Several blocks divide the copies. The first block takes the flags, and opens a gate in memory of this GPU for the
-// others, which look at flags too where these are near: so they need not wait for the gate. The last block to come to
-// where flags are raised raises them. Blocks that the GPU cannot run yet hold up nothing but their share of the copies.
+// others, which look at flags too where these are near: so they need not wait for the gate. A near flag counts blocks:
+// each raises it by one, so that none waits for another, and who takes it knows how many they are. One in host memory,
+// where the node's atomics do not reach, is raised by the last block. Blocks that the GPU cannot run yet hold up
+// nothing but their share of the copies.
 #pragma once
 
 #include "segment_copy.hpp"
@@ -20,14 +22,14 @@ constexpr uint32_t kFewActions = 8;
 // Lanes of each of several blocks.
 constexpr uint32_t kWideLanes = 512;
 
-// Of a flag that is taken, as `src`: it lies in memory of this GPU, where every block may look at it. Only the first
-// block looks at others, because many threads that look at host memory take its link from copies.
+// Of a flag that is raised, in `src`: it is near, in memory of the GPU that takes it.
 constexpr uint64_t kNear = 1;
 
-// The argument of a launch. An action with bytes is a copy. Without, one with `dst` takes the flag at this address
-// (awaits 1, and sets it back to 0), and `src` says whether it is near; one with `src` alone raises the flag there to
-// 1; neither: what comes before is done before what comes after. Copies run in no particular order, except before flags
-// are raised and after flags are taken.
+// The argument of a launch. An action with bytes is a copy. Without, one with `dst` takes the flag at this address:
+// awaits it, and sets it back to 0. A near one is up when it has counted `src` blocks; with `src` 0 it lies in host
+// memory, and only the first block looks at it, because many threads that look there take the link from copies. One
+// with `src` alone raises the flag there; neither: what comes before is done before what comes after. Copies run in no
+// particular order, except before flags are raised and after flags are taken.
 //
 // Of steps that differ by turns there are two lists, one behind the other, and a word that says which is next.
 template <uint32_t Most> struct ActionListOf {
@@ -50,12 +52,12 @@ static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 32, "the Rust side 
 constexpr uint32_t kActionWords = kActionsPerLaunch + 2;
 
 // `Group` has: `lane()` of `lanes()` in `block()` of `blocks()`; `barrier()`, at which all lanes of the block meet and
-// after which each sees what others wrote; for flags `load`, which acquires, `raise`, which releases for the whole node
-// what the lane has written and seen, `lower`, which does neither, and `pause`. One lane acquires and releases for all,
-// with a barrier between: a fence by each would wait for what it has lowered in host memory, 2.4 of 8.9 us one way (two
-// H200). For words: `arrive`, which counts one more, returns how many there were, releases and acquires; `depart`, the
-// same without order; `open` and `is_open`, which release and acquire; `clear`; and `tell`, a barrier by which all
-// lanes learn what lane 0 says. For the word of turns `read` and `write`.
+// after which each sees what others wrote; for flags `load`, which acquires, `raise` and `add`, which release for the
+// whole node what the lane has written and seen, `lower`, which does neither, and `pause`. One lane acquires and
+// releases for all, with a barrier between: a fence by each would wait for what it has lowered in host memory, 2.4
+// of 8.9 us one way (two H200). For words: `arrive`, which counts one more, returns how many there were, releases and
+// acquires; `depart`, the same without order; `open` and `is_open`, which release and acquire; `clear`; and `tell`, a
+// barrier by which all lanes learn what lane 0 says. For the word of turns `read` and `write`.
 template <uint32_t Most, class Group> class ActionRun {
   public:
     MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
@@ -95,7 +97,6 @@ template <uint32_t Most, class Group> class ActionRun {
     uint32_t meetings = 0;
     uint32_t gates = 0;
     bool has_copied = false;
-    bool is_clear = false;
 
     MPGPU_HD static bool is_take(const Segment &action) { return action.bytes == 0 && action.dst != 0; }
     MPGPU_HD static bool is_raise(const Segment &action) {
@@ -155,20 +156,25 @@ template <uint32_t Most, class Group> class ActionRun {
     }
 
     MPGPU_HD void await(const Segment &flag) const {
-        for (uint32_t looks = 1; group.load(flag.dst) == 0; ++looks) {
+        for (uint32_t looks = 1; !is_up(flag); ++looks) {
             if (list.stop != 0 && looks % kLooksPerStop == 0 && group.load(list.stop) != 0) {
                 return;
             }
             // A look at host memory takes its link.
-            if (flag.src != kNear) {
+            if (flag.src == 0) {
                 group.pause();
             }
         }
     }
 
+    MPGPU_HD bool is_up(const Segment &flag) const {
+        const uint64_t raised = group.load(flag.dst);
+        return flag.src == 0 ? raised != 0 : raised >= flag.src;
+    }
+
     MPGPU_HD bool are_up(uint32_t next, uint32_t end) const {
         for (; next < end; ++next) {
-            if (actions[next].src != kNear || group.load(actions[next].dst) == 0) {
+            if (actions[next].src == 0 || !is_up(actions[next])) {
                 return false;
             }
         }
@@ -177,18 +183,28 @@ template <uint32_t Most, class Group> class ActionRun {
 
     MPGPU_HD void raise(uint32_t next, uint32_t end) {
         // What comes before the first copy is the first block's.
-        const bool raises = has_copied ? is_last() : group.block() == 0;
-        if (raises) {
-            for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-                group.raise(actions[i].src);
+        if (!has_copied) {
+            for (uint32_t i = next + group.lane(); group.block() == 0 && i < end; i += group.lanes()) {
+                const uint64_t flag = actions[i].src;
+                group.raise(flag & ~kNear, (flag & kNear) != 0 ? group.blocks() : 1);
+            }
+            return;
+        }
+        bool are_near = true;
+        group.barrier();
+        for (uint32_t i = next; i < end; ++i) {
+            if ((actions[i].src & kNear) == 0) {
+                are_near = false;
+            } else if ((i - next) % group.lanes() == group.lane()) {
+                group.add(actions[i].src & ~kNear);
             }
         }
-        const bool is_end = end == list.count || (is_take(actions[end]) && end_of_kind(end) == list.count);
-        if (has_copied && is_end) {
-            // All blocks have passed all gates and come to all meetings.
-            is_clear = true;
-            if (raises) {
-                clear();
+        if (are_near || !is_last()) {
+            return;
+        }
+        for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
+            if ((actions[i].src & kNear) == 0) {
+                group.raise(actions[i].src, 1);
             }
         }
     }
@@ -229,11 +245,8 @@ template <uint32_t Most, class Group> class ActionRun {
         group.barrier();
     }
 
-    // The last block to leave makes the words ready for the next launch, where that was not done before.
+    // The last block to leave makes the words ready for the next launch.
     MPGPU_HD void leave() {
-        if (is_clear) {
-            return;
-        }
         group.barrier();
         if (group.blocks() == 1 || group.tell(group.lane() == 0 && group.depart(list.words, 1) + 1 == group.blocks())) {
             clear();

@@ -60,7 +60,10 @@ struct BlockGroup {
     // As for mpgpu_wait_signals.
     __device__ void pause() const { __nanosleep(64); }
     __device__ uint64_t load(uint64_t flag) const { return acquire(flag); }
-    __device__ void raise(uint64_t flag) const { release(flag, 1); }
+    __device__ void raise(uint64_t flag, uint64_t value = 1) const { release(flag, value); }
+    __device__ void add(uint64_t flag) const {
+        asm volatile("red.add.release.sys.u64 [%0], 1;" : : "l"(flag) : "memory");
+    }
     // Its rank has taken it by then, and raises one of its own, which releases, before another may raise it again.
     __device__ void lower(uint64_t flag) const { *reinterpret_cast<volatile uint64_t *>(flag) = 0; }
     __device__ bool tell(bool said) const { return __syncthreads_or(said ? 1 : 0) != 0; }

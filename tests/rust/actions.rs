@@ -40,6 +40,13 @@ impl Memory {
     }
 }
 
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Near {
+    None,
+    Some(u32),
+    All(u32),
+}
+
 /// Memory of all ranks: ends of transfers, staging rings, flags.
 struct Shared {
     src: Vec<Memory>,
@@ -50,8 +57,8 @@ struct Shared {
     flags: Vec<AtomicU64>,
     /// Of each rank two.
     inboxes: Vec<Memory>,
-    /// Every other flag is near: where it lies makes no difference on a CPU, and in a kernel who looks at it.
-    are_some_near: bool,
+    /// Every other flag is near, or all, raised by kernels of so many blocks. Where it lies makes no difference on a CPU.
+    near: Near,
 }
 
 impl Addresses for Shared {
@@ -68,8 +75,12 @@ impl Addresses for Shared {
         (&raw const self.flags[flag.0 as usize]).expose_provenance() as u64
     }
 
-    fn is_near(&self, flag: FlagId) -> bool {
-        self.are_some_near && flag.0.is_multiple_of(2)
+    fn near_blocks(&self, flag: FlagId) -> Option<u32> {
+        match self.near {
+            Near::All(blocks) => Some(blocks),
+            Near::Some(blocks) if flag.0.is_multiple_of(2) => Some(blocks),
+            _ => None,
+        }
     }
 
     fn inbox(&self, rank: u32) -> u64 {
@@ -341,7 +352,7 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
         slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: planned.program.rings.iter().map(|ring| ring.device.is_host()).collect(),
         flags: zeros(parts.flags.len() as u64),
-        are_some_near: true,
+        near: Near::Some(1),
     };
     // A rank alone with itself needs no flags, and its copies are the backend's.
     let between = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src != ends.dst && shape.bytes > 0);
@@ -365,7 +376,8 @@ proptest! {
     ) {
         let divided = divided(ranks, &copies, &several_paths());
         prop_assume!(divided.is_some());
-        let (parts, ends, shared, _) = divided.expect("as assumed");
+        let (parts, ends, mut shared, _) = divided.expect("as assumed");
+        shared.near = Near::Some(blocks);
         prop_assume!(run(&parts, &ends, &shared, 50, blocks, None));
     }
 
@@ -381,7 +393,8 @@ proptest! {
         };
         let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
         let one_path = Options { max_paths: 1, ..Options::default() };
-        let (parts, ends, shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
+        let (parts, ends, mut shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
+        shared.near = Near::All(blocks);
         let eager = eager.expect("each puts to whom it gets from");
         prop_assert!(run(&parts, &ends, &shared, 50, blocks, Some(&eager)));
     }
@@ -427,7 +440,7 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
             slot_bytes: Vec::new(),
             host_rings: Vec::new(),
             flags: zeros(parts.flags.len() as u64),
-            are_some_near: true,
+            near: Near::Some(1),
         };
         shared.dst[0].base = shared.src[0].base % 16 + shared.dst[0].base.next_multiple_of(16) + dst_offset;
         parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect::<Vec<_>>()
@@ -435,8 +448,8 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
     let away = EndRanks { src: 0, dst: 1 };
     let parts = small(super::SMALL_BYTES, 0, away);
     let [Some(sender), Some(receiver)] = &parts[..] else { panic!("{parts:?}") };
-    assert!(matches!(sender[..], [Action::TakeNear(_), Action::Copy(0), Action::Raise(_)]), "{sender:?}");
-    assert!(matches!(receiver[..], [Action::Raise(_), Action::Take(_)]), "{receiver:?}");
+    assert!(matches!(sender[..], [Action::TakeNear { .. }, Action::Copy(0), Action::Raise(_)]), "{sender:?}");
+    assert!(matches!(receiver[..], [Action::RaiseNear(_), Action::Take(_)]), "{receiver:?}");
     // The receiver moves nothing, so one kernel may wait for it whatever the sender does.
     assert!(matches!(&small(super::SMALL_BYTES + 1, 0, away)[..], [None, Some(_)]));
     assert!(matches!(&small(super::SMALL_BYTES / 2, 8, away)[..], [Some(_), Some(_)]));
@@ -463,8 +476,8 @@ fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leave
     let flags = zeros(4);
     let flag = |index: u64| address_of(&flags) + 8 * index;
     let copy = Segment { dst: to.base, src: from.base, bytes: 20_000 };
-    let [near, far, raised] =
-        [Action::TakeNear(flag(0)), Action::Take(flag(1)), Action::Raise(flag(2))].map(|action| action.segment(&[], &[]));
+    let [near, far, raised] = [Action::TakeNear { flag: flag(0), blocks: 2 }, Action::Take(flag(1)), Action::Raise(flag(2))]
+        .map(|action| action.segment(&[], &[]));
     for blocks in [1, 3] {
         for actions in [&[near, copy, raised, far][..], &[far, near, copy, raised, near, copy], &[copy, raised, far, raised]] {
             let (words, stop) = (zeros(ActionGrid::WORDS), zeros(1));
@@ -510,7 +523,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         slot_bytes: program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: program.rings.iter().map(|ring| ring.device.is_host()).collect(),
         flags: zeros(parts.flags.len() as u64),
-        are_some_near: false,
+        near: Near::None,
     };
     // Flags of partitions stay up until the step after: whose they are sets them back before it begins.
     let of_rank = |rank: u32| -> Vec<usize> { (before..parts.flags.len()).filter(|flag| parts.flags[*flag].taker == rank).collect() };

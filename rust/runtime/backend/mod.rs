@@ -130,12 +130,19 @@ pub enum SignalWait {
 pub enum Action {
     /// Waits for the flag at this address to be raised, and sets it back.
     Take(u64),
-    /// The same of a flag in memory of the GPU whose kernel it is.
-    TakeNear(u64),
+    /// The same of a near flag, in memory of the GPU whose kernel it is: each block of the kernel that raises it counts one more.
+    TakeNear {
+        /// Its address.
+        flag: u64,
+        /// Of that kernel.
+        blocks: u32,
+    },
     /// Copies the transfer of this number of the execution.
     Copy(u32),
     /// Raises the flag at this address, after all that comes before.
     Raise(u64),
+    /// The same of a near flag of another GPU.
+    RaiseNear(u64),
     /// What comes before is done before what comes after. Copies have no other order among themselves.
     Order,
 }
@@ -145,8 +152,9 @@ impl Action {
     pub(crate) fn segment(self, ends: &[Endpoints], bytes: &[u64]) -> Segment {
         match self {
             Action::Take(flag) => Segment { dst: flag, src: 0, bytes: 0 },
-            Action::TakeNear(flag) => Segment { dst: flag, src: 1, bytes: 0 },
+            Action::TakeNear { flag, blocks } => Segment { dst: flag, src: u64::from(blocks), bytes: 0 },
             Action::Raise(flag) => Segment { dst: 0, src: flag, bytes: 0 },
+            Action::RaiseNear(flag) => Segment { dst: 0, src: flag | 1, bytes: 0 },
             Action::Order => Segment { dst: 0, src: 0, bytes: 0 },
             Action::Copy(transfer) => {
                 let Endpoints { dst, src } = ends[transfer as usize];
@@ -159,19 +167,39 @@ impl Action {
 /// How wide a kernel of actions is, and what ends its waits.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActionGrid {
-    /// [`ActionGrid::WORDS`] words of the GPU's memory, which stand at 0 between launches that follow each other. With 0 there is one block.
+    /// Of several blocks: [`ActionGrid::WORDS`] words of the GPU's memory, which stand at 0 between launches that follow each other.
     pub words: u64,
     /// A counter as for [`Backend::kernel_wait_signals`], which ends all waits once it is not 0. With 0 the flags themselves are such.
     pub stop: u64,
     /// A word of the GPU's memory, 0 or 1: which half of the actions the launch does. It is the other one then. With 0 all actions are one list.
     pub turn: u64,
-    /// The most blocks; 0 for a quarter of the multiprocessors, because programs compute beside it.
+    /// How many blocks; 0 for one.
     pub blocks: u32,
 }
 
 impl ActionGrid {
     /// See [`ActionGrid::words`].
     pub const WORDS: u64 = MOST_ACTIONS as u64 + 2;
+    /// Up to so many bytes one block is as fast as several.
+    const NARROW_BYTES: u64 = 16 << 10;
+    /// A word of 16 bytes for each lane of a block.
+    const BLOCK_BYTES: u64 = 8 << 10;
+
+    /// Blocks for so many bytes that are copied at a time, on a GPU of so many multiprocessors; of these a quarter at most, because programs compute
+    /// beside it, or as many as are asked for.
+    pub fn blocks_for(bytes: u64, asked: Option<u32>, processors: u32) -> u32 {
+        let most = asked.map_or(processors / 4, |asked| asked.min(processors)).max(1);
+        if bytes <= ActionGrid::NARROW_BYTES { 1 } else { bytes.div_ceil(ActionGrid::BLOCK_BYTES).min(u64::from(most)) as u32 }
+    }
+}
+
+/// How a GPU's kernel reaches the ends of a program's transfers ([`Backend::action_reach`]).
+#[derive(Clone, Debug)]
+pub struct ActionReach {
+    /// As [`Backend::stream_run_actions`] has them there.
+    pub ends: Arc<[Endpoints]>,
+    /// The most blocks that run at once.
+    pub processors: u32,
 }
 
 /// Actions of one launch.
@@ -497,9 +525,9 @@ pub trait Backend: Send + Sync {
         let _ = (execution, actions, grid);
         Ok(false)
     }
-    /// The ends of a program's transfers as [`stream_run_actions`](Backend::stream_run_actions) has them on `device`. An error where that would
-    /// return `false` in every stream.
-    fn action_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+    /// How a kernel of `device` reaches the ends of a program's transfers. An error where [`stream_run_actions`](Backend::stream_run_actions)
+    /// would return `false` in every stream.
+    fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         let _ = (device, program, ends);
         Err(BackendError::NotSupported(format!("the backend {} has no kernel that waits for flags", self.name())))
     }

@@ -6,8 +6,8 @@ use super::identity::identity;
 use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
-    Action, ActionGrid, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics, HostFunction,
-    Identity, LostPeer, Moment, PolledList, Signal, SignalWait, StreamHandle,
+    Action, ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
+    HostFunction, Identity, LostPeer, Moment, PolledList, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::DeviceId;
@@ -220,8 +220,8 @@ impl Backend for CudaBackend {
         self.0.run_actions(execution, actions, grid)
     }
 
-    fn action_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
-        self.0.polled_ends(device, program, ends)
+    fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
+        self.0.action_reach(device, program, ends)
     }
 
     fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {

@@ -104,27 +104,18 @@ struct ActionWidth {
 }
 
 impl ActionWidth {
-    /// Up to so many bytes one block is as fast as several, which must agree on who is last.
-    const NARROW_BYTES: u64 = 16 << 10;
-    /// A word of 16 bytes for each lane.
-    const MIN_TILE_SHIFT: u32 = 13;
     /// As in `cpp/segment_copy.hpp`.
     const MAX_TILE_SHIFT: u32 = 30;
 
-    /// On a GPU of so many multiprocessors.
-    fn of(actions: &[Segment], grid: ActionGrid, processors: u32) -> Self {
-        let actions = list_of(actions, grid.turn);
-        // What is copied at a time.
-        let at_a_time = actions.split(|action| action.bytes == 0).map(|copies| copies.iter().map(|copy| copy.bytes).sum());
-        let bytes: u64 = at_a_time.max().unwrap_or(0);
-        if grid.words == 0 || bytes <= ActionWidth::NARROW_BYTES {
+    fn of(actions: &[Segment], grid: ActionGrid) -> Self {
+        if grid.blocks <= 1 {
             return ActionWidth { blocks: 1, lanes: LANES, tile_shift: ActionWidth::MAX_TILE_SHIFT };
         }
-        let most = if grid.blocks == 0 { processors / 4 } else { grid.blocks.min(processors) }.max(1);
-        let share = bytes.div_ceil(u64::from(most)).next_power_of_two().trailing_zeros();
-        let tile_shift = share.clamp(ActionWidth::MIN_TILE_SHIFT, ActionWidth::MAX_TILE_SHIFT);
-        let tiles: u64 = actions.iter().map(|action| action.bytes.div_ceil(1 << tile_shift)).sum();
-        ActionWidth { blocks: tiles.min(u64::from(most)) as c_uint, lanes: WIDE_LANES, tile_shift }
+        // What is copied at a time.
+        let at_a_time = list_of(actions, grid.turn).split(|action| action.bytes == 0);
+        let bytes: u64 = at_a_time.map(|copies| copies.iter().map(|copy| copy.bytes).sum()).max().unwrap_or(0);
+        let share = bytes.div_ceil(u64::from(grid.blocks)).next_power_of_two().trailing_zeros();
+        ActionWidth { blocks: grid.blocks, lanes: WIDE_LANES, tile_shift: share.min(ActionWidth::MAX_TILE_SHIFT) }
     }
 }
 
@@ -260,13 +251,18 @@ impl Kernel {
         Ok(())
     }
 
+    /// Blocks that run at once.
+    pub fn processors(&self) -> u32 {
+        self.most_blocks.load(Ordering::Relaxed)
+    }
+
     /// Enqueues actions, at most [`MOST_ACTIONS`], in `stream`, a stream of the kernel's context, which is current.
     ///
     /// # Safety
     ///
     /// The GPU reaches all memory, flags and words at these addresses; they stay valid until the kernel has run.
     pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], grid: ActionGrid, stream: CUstream) -> Result<(), BackendError> {
-        let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(actions, grid, self.most_blocks.load(Ordering::Relaxed));
+        let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(actions, grid);
         let launch = |function: usize, list: *mut c_void| {
             let (mut arguments, none) = ([list], std::ptr::null_mut());
             // SAFETY: the function takes one argument, of the type that it is given below, which the driver copies before it returns.
@@ -390,23 +386,27 @@ mod tests {
     }
 
     #[test]
-    fn actions_take_as_many_blocks_as_they_have_tiles_and_a_quarter_of_the_gpu_or_what_is_asked_for_at_most() {
-        let copy = |bytes| Segment { dst: 1, src: 2, bytes };
+    fn actions_take_a_block_for_each_8_kib_and_a_quarter_of_the_gpu_or_what_is_asked_for_at_most() {
+        let blocks = [8, 16 << 10, 17 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20].map(|bytes| ActionGrid::blocks_for(bytes, None, 132));
+        assert_eq!(blocks, [1, 1, 3, 8, 32, 33, 33]);
+        assert_eq!([Some(5), Some(500), Some(0)].map(|asked| ActionGrid::blocks_for(4 << 20, asked, 132)), [5, 132, 1]);
+        assert_eq!(ActionGrid::blocks_for(4 << 20, None, 2), 1);
+    }
+
+    #[test]
+    fn blocks_of_actions_divide_what_is_copied_at_a_time() {
         let wait = Segment { dst: 1, src: 1, bytes: 0 };
-        let width = |bytes: &[u64], grid| {
-            let actions: Vec<Segment> = [wait].into_iter().chain(bytes.iter().map(|bytes| copy(*bytes))).collect();
-            let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(&actions, grid, 132);
+        let width = |bytes: &[u64], blocks| {
+            let copies = bytes.iter().map(|bytes| Segment { dst: 1, src: 2, bytes: *bytes });
+            let actions: Vec<Segment> = [wait].into_iter().chain(copies).collect();
+            let ActionWidth { blocks, lanes, tile_shift } =
+                ActionWidth::of(&actions, ActionGrid { words: 64, blocks, ..ActionGrid::default() });
             (blocks, lanes, tile_shift)
         };
-        let several = ActionGrid { words: 64, ..ActionGrid::default() };
-        assert_eq!(width(&[4 << 20], ActionGrid::default()), (1, 256, 30), "without words");
-        for (bytes, blocks, tile_shift) in [(64 << 10, 8, 13), (256 << 10, 32, 13), (1 << 20, 32, 15), (4 << 20, 32, 17)] {
-            assert_eq!(width(&[bytes], several), (blocks, 512, tile_shift), "{bytes}");
-        }
-        assert_eq!(width(&[8 << 10, 8 << 10], several), (1, 256, 30));
-        assert_eq!(width(&[1 << 20], ActionGrid { blocks: 5, ..several }), (4, 512, 18));
-        assert_eq!(width(&[10_000; 100], several), (33, 512, 15), "a tile each, and blocks take them by turns");
-        assert_eq!(width(&[8 << 20], ActionGrid { blocks: 1, ..several }), (1, 512, 23));
+        assert_eq!([0, 1].map(|blocks| width(&[4 << 20], blocks)), [(1, 256, 30); 2]);
+        assert_eq!(width(&[256 << 10], 32), (32, 512, 13));
+        assert_eq!(width(&[4 << 20], 33), (33, 512, 17));
+        assert_eq!(width(&[10_000; 100], 33), (33, 512, 15), "a tile each, and blocks take them by turns");
     }
 
     #[test]

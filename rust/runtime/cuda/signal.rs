@@ -18,7 +18,9 @@ use super::driver::{CUstream, OutsideCapture, call_optional, handle, lock};
 use super::kernel::SIGNALS_PER_WAIT;
 use super::parts::Core;
 use super::streams::Found;
-use crate::backend::{Action, ActionGrid, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StreamHandle};
+use crate::backend::{
+    Action, ActionGrid, ActionReach, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StreamHandle,
+};
 use crate::bridge::{PolledList, Segment};
 use crate::ipc::signal;
 use crate::plan::Program;
@@ -142,6 +144,13 @@ impl Core {
             unsafe { kernel.run(self.gpus.driver, &actions, grid, raw) }?;
             Ok(true)
         })
+    }
+
+    /// How actions reach the ends of a program's transfers.
+    pub fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
+        let ends = self.polled_ends(device, program, ends)?;
+        let primary = self.gpus.primary(device.0 as usize)?;
+        Ok(ActionReach { ends, processors: primary.kernel().map_or(1, |kernel| kernel.processors()) })
     }
 
     /// The ends of a program's transfers as kernels of a GPU have them.

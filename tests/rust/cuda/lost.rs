@@ -285,7 +285,13 @@ fn waits_of_a_kernel_for_flags_on_its_gpu_end_by_a_word_in_host_memory_and_are_t
     let page = Page::new(&backend);
     let [stream, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
     let nothing: Arc<[u64]> = Arc::new([]);
-    let actions = [Action::Raise(theirs), Action::TakeNear(own), Action::Copy(0), Action::Raise(theirs + 8), Action::Take(host + 8)];
+    let actions = [
+        Action::Raise(theirs),
+        Action::TakeNear { flag: own, blocks: 1 },
+        Action::Copy(0),
+        Action::Raise(theirs + 8),
+        Action::Take(host + 8),
+    ];
     let run = || {
         let execution = Execution::new(&page.program, &page.endpoints, &nothing, stream);
         backend.stream_run_actions(&execution, &actions, ActionGrid { stop: host, ..ActionGrid::default() })

@@ -23,8 +23,8 @@ enum At {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Does {
     Raise(At),
-    /// Whether all blocks look at it.
-    Take(At, bool),
+    /// And how many blocks raise it, where all look at it; 0 where only the first does.
+    Take(At, u32),
     Copy(u64),
     /// What comes before is done before what comes after.
     Order,
@@ -35,8 +35,12 @@ fn does(Segment { dst, src, bytes }: Segment) -> Does {
     match (dst, bytes) {
         (_, 1..) => Does::Copy(bytes),
         (0, 0) if src == 0 => Does::Order,
-        (0, 0) => Does::Raise(at(src)),
-        _ => Does::Take(at(dst), src == 1),
+        (0, 0) => {
+            // Each block of the kernel adds one where the flag is near.
+            assert_eq!(src % 8 == 1, at(src & !1) != At::Host);
+            Does::Raise(at(src & !1))
+        }
+        _ => Does::Take(at(dst), src as u32),
     }
 }
 
@@ -88,15 +92,15 @@ impl Pair {
     }
 }
 
-/// What a rank does that puts bytes to one that does the same, and asks.
-fn asks(own: i32, bytes: u64) -> Vec<Does> {
+/// What a rank does that puts bytes to one that does the same, by so many blocks, and asks.
+fn asks(own: i32, bytes: u64, blocks: u32) -> Vec<Does> {
     let (own, other) = (At::Gpu(own), At::Gpu(1 - own));
-    vec![Does::Raise(other), Does::Take(own, true), Does::Copy(bytes), Does::Raise(other), Does::Take(own, true)]
+    vec![Does::Raise(other), Does::Take(own, blocks), Does::Copy(bytes), Does::Raise(other), Does::Take(own, blocks)]
 }
 
 /// The same through inboxes, in either turn.
-fn puts(own: i32, sent: u64, received: u64) -> Vec<Does> {
-    [Does::Copy(sent), Does::Raise(At::Gpu(1 - own)), Does::Take(At::Gpu(own), true), Does::Copy(received)].repeat(2)
+fn puts(own: i32, sent: u64, received: u64, blocks: u32) -> Vec<Does> {
+    [Does::Copy(sent), Does::Raise(At::Gpu(1 - own)), Does::Take(At::Gpu(own), blocks), Does::Copy(received)].repeat(2)
 }
 
 #[test]
@@ -114,8 +118,12 @@ fn flags_between_kernels_lie_on_the_gpu_that_takes_them_whichever_gpu_the_caller
             // Nothing waits on the double, and inboxes are emptied before they are filled.
             pair.step(gpus);
             let steps = pair.step(gpus);
-            let expected =
-                if most == MOST { [asks(0, most), asks(1, 64 << 10)] } else { [puts(0, most, 64 << 10), puts(1, 64 << 10, most)] };
+            let blocks = [steps[1].1, steps[0].1];
+            let expected = if most == MOST {
+                [asks(0, most, blocks[0]), asks(1, 64 << 10, blocks[1])]
+            } else {
+                [puts(0, most, 64 << 10, blocks[0]), puts(1, 64 << 10, most, blocks[1])]
+            };
             assert_eq!(steps.iter().map(|(does, _)| does.clone()).collect::<Vec<_>>(), expected);
             assert!(steps.iter().all(|(_, blocks)| *blocks > 1), "{steps:?}");
             for rank in [0, 1] {
@@ -136,14 +144,14 @@ fn a_captured_step_is_the_launch_of_any_step() {
     let captured = (pair.step([0, 1]), node(|node| node.actions.clone()));
     node(|node| node.capturing = false);
     assert_eq!(first, captured, "a graph is launched again and again");
-    assert_eq!(first.0, [(puts(0, 4096, 4096), 1), (puts(1, 4096, 4096), 1)]);
+    assert_eq!(first.0, [(puts(0, 4096, 4096, 1), 1), (puts(1, 4096, 4096, 1), 1)]);
 }
 
 #[test]
 fn flags_that_a_stream_takes_or_raises_lie_in_host_memory_and_so_do_all_where_kernels_do_not_wait() {
     double::start(2, true);
     let pair = Pair::new(double::whole_with_chunks(), [8 << 20, 4096], |config| config);
-    let [raise, take] = [Does::Raise(At::Host), Does::Take(At::Host, false)];
+    let [raise, take] = [Does::Raise(At::Host), Does::Take(At::Host, 0)];
     assert_eq!(pair.step([0, 1]), [(vec![raise, take, Does::Copy(4096), raise, take], 1)], "copy engines move the other part");
     double::start(2, true);
     let operation = |config| Config { signal_wait: Some(SignalWait::Operation), ..config };

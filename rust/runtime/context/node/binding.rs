@@ -35,8 +35,8 @@ struct Offer {
 /// What the kernel of a rank can do. Where a flag lies depends on that of two ranks.
 #[derive(Serialize, Deserialize)]
 struct KernelReach {
-    /// One kernel does the rank's part.
-    is_small: bool,
+    /// Of the one kernel that does the rank's part, if one does.
+    blocks: Option<u32>,
     /// Ranks at whose GPUs it raises flags.
     takers: BTreeSet<u32>,
 }
@@ -117,14 +117,14 @@ impl Addresses for Bindings<'_> {
 
     fn flag(&self, flag: FlagId) -> u64 {
         let taker = self.together.parts.flags[flag.0 as usize].taker;
-        let flags = if self.is_near(flag) { &self.near } else { &self.flags };
+        let flags = if self.near_blocks(flag).is_some() { &self.near } else { &self.flags };
         flags.get(&taker).map_or(0, |base| base + FLAG_BYTES * self.together.flag_places[flag.0 as usize])
     }
 
-    fn is_near(&self, flag: FlagId) -> bool {
+    fn near_blocks(&self, flag: FlagId) -> Option<u32> {
         let Flag { raiser, taker } = self.together.parts.flags[flag.0 as usize];
-        let [raises, takes] = [raiser, taker].map(|rank| self.kernels.get(rank as usize));
-        raises.is_some_and(|kernel| kernel.is_small && kernel.takers.contains(&taker)) && takes.is_some_and(|kernel| kernel.is_small)
+        let raises = self.kernels.get(raiser as usize).filter(|kernel| kernel.takers.contains(&taker))?;
+        self.kernels.get(taker as usize)?.blocks.and(raises.blocks)
     }
 
     fn inbox(&self, rank: u32) -> u64 {
@@ -244,12 +244,12 @@ impl NodeGroup {
         let part = &together.parts.parts[self.rank() as usize];
         let imported = self.import(requests, together, &offers, &mut bindings, held);
         let small = imported.map(|()| self.small_part(&offers, &mut bindings, held));
-        let told = small
-            .as_ref()
-            .map_err(Error::clone)
-            .map(|small| KernelReach { is_small: small.is_some(), takers: bindings.near.keys().copied().collect() });
+        let told = small.as_ref().map_err(Error::clone).map(|small| KernelReach {
+            blocks: small.as_ref().map(|small| small.grid.blocks),
+            takers: bindings.near.keys().copied().collect(),
+        });
         bindings.kernels = call.all(told)?;
-        let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.is_near(FlagId(flag)));
+        let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.near_blocks(FlagId(flag)).is_some());
         let bound = small.and_then(|small| {
             let small =
                 small.map(|mut small| match (&together.eager, bindings.near.get(&self.rank()).zip(together.near_of(self.rank()))) {
@@ -300,20 +300,22 @@ impl NodeGroup {
         let part = &together.parts.parts[rank as usize];
         let mut small = SmallPart::new(part, bindings)?;
         let backend = context.backend();
-        if let Err(error) = backend.action_ends(small.device, &small.program, &small.endpoints) {
-            log::debug!("no kernel does the steps of a node plan: {error}");
-            return None;
-        }
+        let reach = backend.action_reach(small.device, &small.program, &small.endpoints);
+        let reach = reach.inspect_err(|error| log::debug!("no kernel does the steps of a node plan: {error}")).ok()?;
         let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
-        let words = if small.is_narrow { 0 } else { words + together.near_of(rank)?.words };
-        small.grid = ActionGrid { words, stop, blocks: context.config().node_blocks.unwrap_or(0), turn: 0 };
+        let words = words + together.near_of(rank)?.words;
+        // What comes out of an inbox is copied by the same blocks.
+        let come_in = together.eager.as_ref().map_or(0, |eager| eager.inboxes[rank as usize]);
+        let bytes = small.program.transfers.iter().sum::<u64>().max(come_in);
+        let blocks = if small.is_narrow { 1 } else { ActionGrid::blocks_for(bytes, context.config().node_blocks, reach.processors) };
+        small.grid = ActionGrid { words, stop, blocks, turn: 0 };
         for taker in together.touched()[rank as usize].flags.iter().copied().filter(|taker| *taker != rank) {
             let Some(handle) = &offers[taker as usize].near else { continue };
             let mapped = self.map(handle, Some(small.device), held).and_then(|address| {
                 let program = Arc::new(Program { transfers: vec![FLAG_BYTES], ..Program::default() });
                 // Each GPU may have it at an address of its own.
-                let seen = backend.action_ends(small.device, &program, &Arc::from([Endpoints { dst: address, src: address }]))?;
-                bindings.near.insert(taker, seen[0].dst);
+                let seen = backend.action_reach(small.device, &program, &Arc::from([Endpoints { dst: address, src: address }]))?;
+                bindings.near.insert(taker, seen.ends[0].dst);
                 Ok(())
             });
             if let Err(error) = mapped {

@@ -27,8 +27,8 @@ pub(super) trait Addresses {
     fn place(&self, place: Place) -> u64;
     /// Of a flag.
     fn flag(&self, flag: FlagId) -> u64;
-    /// Whether it lies in memory of the GPU that takes it.
-    fn is_near(&self, flag: FlagId) -> bool;
+    /// Of a flag that lies in memory of the GPU that takes it, the blocks of the kernel that raises it.
+    fn near_blocks(&self, flag: FlagId) -> Option<u32>;
     /// Of the first byte of a rank's inboxes.
     fn inbox(&self, rank: u32) -> u64;
     /// Of a device of the node the one here whose copy engine serves it.
@@ -207,8 +207,8 @@ impl SmallPart {
                 actions.push(copy(*bytes, dst.unwrap_or_else(|| at.place(*to)), at.place(*from)));
             }
             let flags = |of: fn(&(u32, u32)) -> u32| eager.flags.iter().filter(move |(pair, _)| of(pair) == rank);
-            actions.extend(flags(|pair| pair.0).map(|(_, flags)| Action::Raise(at.flag(flags[turn as usize]))));
-            actions.extend(flags(|pair| pair.1).map(|(_, flags)| Action::TakeNear(at.flag(flags[turn as usize]))));
+            actions.extend(flags(|pair| pair.0).map(|(_, flags)| SmallPart::raise(flags[turn as usize], at)));
+            actions.extend(flags(|pair| pair.1).map(|(_, flags)| SmallPart::take(flags[turn as usize], at)));
             for transfer in eager.come_in(rank) {
                 let src = at.inbox(rank) + eager.place(transfer, turn).unwrap_or(0);
                 actions.push(copy(eager.bytes[transfer as usize], at.place(Place::Destination { transfer, offset: 0 }), src));
@@ -221,8 +221,9 @@ impl SmallPart {
 
     /// What the kernel does, with flags where they are now.
     pub fn actions_of(part: &Part, at: &impl Addresses) -> Box<[Action]> {
-        let take = |flag: &FlagId| if at.is_near(*flag) { Action::TakeNear(at.flag(*flag)) } else { Action::Take(at.flag(*flag)) };
-        let mut actions: Vec<Action> = part.begins.iter().map(|flag| Action::Raise(at.flag(*flag))).collect();
+        let take = |flag: &FlagId| SmallPart::take(*flag, at);
+        let raise = |flag: &FlagId| SmallPart::raise(*flag, at);
+        let mut actions: Vec<Action> = part.begins.iter().map(raise).collect();
         let mut transfer = 0;
         for step in &part.steps {
             if let Some(Action::Copy(_)) = actions.last() {
@@ -233,10 +234,20 @@ impl SmallPart {
                 actions.push(Action::Copy(transfer));
                 transfer += 1;
             }
-            actions.extend(step.raises.iter().map(|flag| Action::Raise(at.flag(*flag))));
+            actions.extend(step.raises.iter().map(raise));
         }
         actions.extend(part.ends.iter().map(take));
         actions.into()
+    }
+
+    fn take(flag: FlagId, at: &impl Addresses) -> Action {
+        let address = at.flag(flag);
+        at.near_blocks(flag).map_or(Action::Take(address), |blocks| Action::TakeNear { flag: address, blocks })
+    }
+
+    fn raise(flag: FlagId, at: &impl Addresses) -> Action {
+        let address = at.flag(flag);
+        if at.near_blocks(flag).is_some() { Action::RaiseNear(address) } else { Action::Raise(address) }
     }
 }
 
@@ -467,7 +478,7 @@ impl BoundPart {
     /// Whether one kernel does it, and how many of the flags that it takes lie on its GPU, of how many.
     pub fn kernel_flags(&self) -> Option<(usize, usize)> {
         let SmallPart { actions, .. } = self.small.as_ref()?;
-        let near = actions.iter().filter(|action| matches!(action, Action::TakeNear(_))).count();
+        let near = actions.iter().filter(|action| matches!(action, Action::TakeNear { .. })).count();
         Some((near, near + actions.iter().filter(|action| matches!(action, Action::Take(_))).count()))
     }
 

@@ -402,7 +402,7 @@ unsafe extern "C" fn launch_kernel(
             copy_segments(node, &segments);
             let flags = segments.iter().filter(|action| are_actions && action.bytes == 0 && action.dst == 0 && action.src != 0);
             // SAFETY: flags of a test, which outlive its streams.
-            flags.for_each(|action| unsafe { signal::store(action.src, 1) });
+            flags.for_each(|action| unsafe { signal::store(action.src & !1, if action.src & 1 == 1 { u64::from(blocks) } else { 1 }) });
         }
         0
     })
