@@ -180,7 +180,7 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
         let (planned, measured, bytes, paths, staging_bytes) = match &plan {
             AnyPlan::Own(plan) => (plan.planned(), plan.measured(), plan.bytes(), plan.paths(), plan.staging_bytes()),
-            AnyPlan::Node(plan) => (plan.planned(), Measured::default(), plan.bytes(), plan.paths(), plan.staging_bytes()),
+            AnyPlan::Node(plan) => (plan.planned(), plan.measured(), plan.bytes(), plan.paths(), plan.staging_bytes()),
         };
         out.write(mp_plan_info_t {
             size: size_of::<mp_plan_info_t>(),

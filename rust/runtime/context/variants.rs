@@ -8,7 +8,7 @@
 use super::error::Error;
 use super::execute::{Measured, Plan};
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS, variant_name};
-use crate::backend::{Backend, Completion, Moment, Report, StreamHandle};
+use crate::backend::{Backend, BackendError, Completion, Moment, Report, StreamHandle};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::time;
 use std::hash::BuildHasher;
@@ -33,25 +33,69 @@ pub(super) struct Variants {
 
 /// What all plans of one shape know and choose.
 #[derive(Debug)]
-pub(super) struct SharedChoice(Mutex<Choosing>);
+pub(super) struct SharedChoice(Mutex<Choosing<Moments>>);
 
+/// What is known of variants, and what is being measured, by `M`.
 #[derive(Debug)]
-struct Choosing {
+pub(super) struct Choosing<M> {
     chooser: Chooser,
+    variants: usize,
     executions: [u64; MAX_VARIANTS],
     measured: [u64; MAX_VARIANTS],
-    under_way: Vec<Measurement>,
+    under_way: Vec<M>,
     /// Executions until those are looked at again, and the last such number.
     patience: (u32, u32),
     /// Whether this backend can be measured.
     is_timed: bool,
 }
 
+/// An execution whose time is to be known.
+pub(super) trait Measurement {
+    /// What it took.
+    fn variant(&self) -> usize;
+    /// Its time now. Does not wait.
+    fn read(&mut self) -> Result<Reading, BackendError>;
+}
+
+/// See [`Measurement::read`].
+pub(super) enum Reading {
+    /// Nanoseconds.
+    Known(u64),
+    Later,
+    Never,
+}
+
+/// The moments around an execution.
 #[derive(Debug)]
-struct Measurement {
+pub(super) struct Moments {
     variant: usize,
     begin: Moment,
     end: Moment,
+}
+
+impl Moments {
+    /// Has `run` enqueue a variant in `stream` between two moments: what came of it, and where these could be had.
+    pub fn around<T, E: From<BackendError>>(
+        variant: usize,
+        backend: &dyn Backend,
+        stream: StreamHandle,
+        run: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(T, Result<Moments, BackendError>), E> {
+        let begin = backend.mark_moment(stream);
+        let done = run()?;
+        Ok((done, begin.and_then(|begin| Ok(Moments { variant, begin, end: backend.mark_moment(stream)? }))))
+    }
+}
+
+impl Measurement for Moments {
+    fn variant(&self) -> usize {
+        self.variant
+    }
+
+    fn read(&mut self) -> Result<Reading, BackendError> {
+        let ns = self.end.nanoseconds_since(&*self.begin)?;
+        Ok(ns.map_or(Reading::Later, Reading::Known))
+    }
 }
 
 /// What is known of one variant.
@@ -72,7 +116,7 @@ impl Variants {
         Variants { others: others.into(), choice }
     }
 
-    fn state(&self) -> MutexGuard<'_, Choosing> {
+    fn state(&self) -> MutexGuard<'_, Choosing<Moments>> {
         lock(&self.choice.0)
     }
 
@@ -87,48 +131,33 @@ impl Variants {
 
     /// Runs one of them.
     pub fn run(&self, described: &Plan, backend: &dyn Backend, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
-        let Choice { variant, measure } = self.state().next();
+        let Choice { variant, measure } = {
+            let mut state = self.state();
+            let choice = state.next();
+            state.takes(choice.variant);
+            choice
+        };
         if !measure {
             return self.get(described, variant).run(stream, report);
         }
         // Nobody knows when a graph runs.
         if backend.is_capturing(stream)? {
-            let in_force = self.state().chooser.in_force();
+            let in_force = self.state().in_force();
             return self.get(described, in_force).run(stream, report);
         }
-        let begin = backend.mark_moment(stream);
-        let completion = self.get(described, variant).run(stream, report)?;
-        let moments = begin.and_then(|begin| Ok((begin, backend.mark_moment(stream)?)));
-        let mut state = self.state();
-        match moments {
-            Ok((begin, end)) => state.under_way.push(Measurement { variant, begin, end }),
-            Err(error) => state.give_up(&error),
-        }
+        let (completion, moments) = Moments::around(variant, backend, stream, || self.get(described, variant).run(stream, report))?;
+        self.state().measure(moments);
         Ok(completion)
     }
 
-    /// The last medians that were read.
+    /// See [`Choosing::medians`].
     pub fn measured(&self) -> Measured {
-        let state = self.state();
-        let median = |variant| state.chooser.median(variant).map(|ns| ns as f64 * 1e-9);
-        Measured { in_force: median(state.chooser.in_force()), plain: median(self.others.len()) }
+        self.state().medians()
     }
 
     /// What is known of each, with times that are there now.
     pub fn known(&self, described: &Plan) -> Vec<Known> {
-        let state = &mut *self.state();
-        state.patience.0 = 0;
-        state.read();
-        let plans = self.all(described).enumerate();
-        let known = plans.map(|(variant, plan)| Known {
-            name: variant_name(variant, self.others.len() + 1),
-            predicted: plan.planned().predicted,
-            median: state.chooser.median(variant).map(|ns| ns as f64 * 1e-9),
-            executions: state.executions[variant],
-            measured: state.measured[variant],
-            is_in_force: variant == state.chooser.in_force(),
-        });
-        known.collect()
+        self.state().known(self.all(described).map(|plan| plan.planned().predicted))
     }
 }
 
@@ -136,24 +165,75 @@ impl SharedChoice {
     /// Among so many variants, at most [`MAX_VARIANTS`].
     pub fn new(variants: usize) -> SharedChoice {
         // Contexts and processes that share a machine have to choose at different moments.
-        let seed = std::hash::RandomState::new().hash_one(variants);
-        let chooser = Chooser::new(&vec![None; variants], STEADY, seed);
-        let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
-        let state = Choosing { chooser, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true };
-        SharedChoice(Mutex::new(state))
+        SharedChoice(Mutex::new(Choosing::new(variants, std::hash::RandomState::new().hash_one(variants))))
     }
 }
 
-impl Choosing {
-    fn next(&mut self) -> Choice {
+impl<M: Measurement> Choosing<M> {
+    /// Among so many variants, at most [`MAX_VARIANTS`]. Those that are told the same and have the same seed choose the same.
+    pub fn new(variants: usize, seed: u64) -> Choosing<M> {
+        let chooser = Chooser::new(&vec![None; variants], STEADY, seed);
+        let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
+        Choosing { chooser, variants, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true }
+    }
+
+    /// What the next execution is to take.
+    pub fn next(&mut self) -> Choice {
         self.read();
-        let choice =
-            if self.is_timed { self.chooser.next_execution() } else { Choice { variant: self.chooser.in_force(), measure: false } };
-        let measure = choice.measure && self.under_way.len() < MOST_UNDER_WAY;
+        let choice = if self.is_timed { self.chooser.next_execution() } else { self.unmeasured() };
         // One that cannot be measured is no try.
-        let choice = if measure { choice } else { Choice { variant: self.chooser.in_force(), measure } };
-        self.executions[choice.variant] += 1;
-        choice
+        if choice.measure && self.under_way.len() < MOST_UNDER_WAY { choice } else { self.unmeasured() }
+    }
+
+    fn unmeasured(&self) -> Choice {
+        Choice { variant: self.in_force(), measure: false }
+    }
+
+    /// How many there are.
+    pub fn variants(&self) -> usize {
+        self.variants
+    }
+
+    /// The variant that is executed but for tries.
+    pub fn in_force(&self) -> usize {
+        self.chooser.in_force()
+    }
+
+    /// The last medians that were read.
+    pub fn medians(&self) -> Measured {
+        Measured { in_force: self.median(self.in_force()), plain: self.median(self.variants - 1) }
+    }
+
+    fn median(&self, variant: usize) -> Option<f64> {
+        self.chooser.median(variant).map(|ns| ns as f64 * 1e-9)
+    }
+
+    /// An execution takes this one.
+    pub fn takes(&mut self, variant: usize) {
+        self.executions[variant] += 1;
+    }
+
+    /// What is known of each, with times that are there now, and what the model says of it, in seconds.
+    pub fn known(&mut self, predicted: impl Iterator<Item = f64>) -> Vec<Known> {
+        self.patience.0 = 0;
+        self.read();
+        let known = predicted.enumerate().map(|(variant, predicted)| Known {
+            name: variant_name(variant, self.variants),
+            predicted,
+            median: self.median(variant),
+            executions: self.executions[variant],
+            measured: self.measured[variant],
+            is_in_force: variant == self.in_force(),
+        });
+        known.collect()
+    }
+
+    /// An execution is measured, or cannot be.
+    pub fn measure(&mut self, measurement: Result<M, BackendError>) {
+        match measurement {
+            Ok(measurement) => self.under_way.push(measurement),
+            Err(error) => self.give_up(&error),
+        }
     }
 
     /// Reads the times that are there.
@@ -165,14 +245,14 @@ impl Choosing {
             self.patience.0 -= 1;
             return;
         }
-        for measurement in std::mem::take(&mut self.under_way) {
-            let Measurement { variant, begin, end } = &measurement;
-            match end.nanoseconds_since(&**begin) {
-                Ok(Some(ns)) => {
-                    self.measured[*variant] += 1;
-                    self.chooser.measured(*variant, ns.max(1));
+        for mut measurement in std::mem::take(&mut self.under_way) {
+            match measurement.read() {
+                Ok(Reading::Known(ns)) => {
+                    self.measured[measurement.variant()] += 1;
+                    self.chooser.measured(measurement.variant(), ns.max(1));
                 }
-                Ok(None) => self.under_way.push(measurement),
+                Ok(Reading::Later) => self.under_way.push(measurement),
+                Ok(Reading::Never) => {}
                 Err(error) => return self.give_up(&error),
             }
         }

@@ -63,6 +63,16 @@ pub(super) struct Held {
     pub allocations: Vec<u64>,
     /// Of others, mapped here.
     pub imports: Vec<u64>,
+    /// Of this rank's memory what bytes pass through.
+    rings: Vec<HeldRing>,
+}
+
+/// Staging memory of one variant of a plan, of which another may make use in its own steps: those begin when all its users have come to them.
+struct HeldRing {
+    device: DeviceId,
+    bytes: u64,
+    users: BTreeSet<u32>,
+    address: u64,
 }
 
 /// Where everything lies in this process.
@@ -326,7 +336,7 @@ impl NodeGroup {
     }
 
     /// Maps memory of another rank.
-    fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
+    pub(super) fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
         let handle = Handle::decode(handle.try_into().unwrap_or(&[0; 128]))?;
         let (address, _) = self.context.import_through(&handle, instead)?;
         held.imports.push(address);
@@ -343,22 +353,33 @@ impl NodeGroup {
         held: &mut Held,
     ) -> Result<Offer, Error> {
         let (rank, program) = (self.rank(), &together.plan.program);
+        let Held { allocations, rings, .. } = held;
         let mut allocate = |device: DeviceId, bytes: u64| {
             let address = self.context.allocate_shared(device, bytes)?;
-            held.allocations.push(address);
+            allocations.push(address);
             Ok::<u64, Error>(address)
         };
+        let mut spare = std::mem::take(rings);
         let touched = together.touched();
         let others = |of: &dyn Fn(&Touched) -> bool| touched.iter().enumerate().any(|(other, touched)| other as u32 != rank && of(touched));
         let export = |address: u64, bytes: u64| Ok::<Vec<u8>, Error>(self.context.export_memory(address, bytes)?.encode().to_vec());
         let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None, near: None };
         for (ring, staging) in (0..).zip(&program.rings).filter(|(ring, _)| together.ring_owners[*ring as usize] == rank) {
-            let address = allocate(self.device_here(staging.device), staging.bytes())?;
+            let (device, bytes) = (self.device_here(staging.device), staging.bytes());
+            let users: BTreeSet<u32> = (0..).zip(&touched).filter(|(_, of)| of.rings.contains(&ring)).map(|(user, _)| user).collect();
+            let fits = |held: &HeldRing| held.device == device && held.bytes >= bytes && held.users == users;
+            let held = match spare.iter().position(fits) {
+                Some(found) => spare.swap_remove(found),
+                None => HeldRing { device, bytes, users, address: allocate(device, bytes)? },
+            };
+            let address = held.address;
+            rings.push(held);
             bindings.rings.insert(ring, address);
             if others(&|touched| touched.rings.contains(&ring)) {
                 offer.rings.push((ring, export(address, staging.bytes())?));
             }
         }
+        rings.extend(spare);
         if let Some(places) = together.places_of(rank) {
             // And the word that ends the waits of a kernel.
             let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));

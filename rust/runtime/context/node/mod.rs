@@ -17,6 +17,7 @@
 //! | `progress` | how far a rank has come, and those that have left |
 //! | `sight` | how GPUs are joined, those out of sight included |
 
+mod agreed;
 mod binding;
 mod eager;
 mod exchange;

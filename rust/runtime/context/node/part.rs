@@ -389,7 +389,7 @@ impl BoundPart {
     }
 
     /// Has the stream come after the last step.
-    fn follow(&self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
+    pub fn follow(&self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured && self.is_other(stream) {
             backend.stream_wait_event(stream, self.end)?;
         }

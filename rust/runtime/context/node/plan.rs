@@ -1,11 +1,18 @@
 //! What all ranks of a node move in a step: planned together, bound to the memory of each, executed by each for its part.
+//!
+//! Where the model sees several paths gain there are several variants of the plan, each divided and bound like any other, and all ranks take the
+//! same one in a step ([`super::agreed`]). A step of one begins, as that of any plan, when all ranks whose memory it touches have come to it, so steps
+//! of two may follow each other.
 
 use super::super::batch::{ByteRange, End, first_overlap};
 use super::super::config::{PlanOptions, Verify};
 use super::super::describe::nature;
 use super::super::error::Error;
+use super::super::execute::Measured;
 use super::super::lifetime::LAST_PATIENCE;
+use super::super::variants::{Known, Moments};
 use super::NodeGroup;
+use super::agreed::{Spans, StepVariants};
 use super::binding::{BoundRank, Held, Used};
 use super::eager::Eager;
 use super::exchange::{Collective, CollectiveCall, Named};
@@ -15,8 +22,8 @@ use super::partitioned::{PartitionWords, Partitioned};
 use super::partitioning::{Agent, Partitioning, Settled};
 use super::progress::Progress;
 use super::transfers::{NodeEnd, NodeTransfer, TransferName, Window, batch_of, check_own};
-use crate::backend::BackendError;
-use crate::backend::{Completion, Execution, MemoryKind, StreamHandle, no_completion};
+use crate::adapt;
+use crate::backend::{Backend, BackendError, Completion, Execution, MemoryKind, StreamHandle, no_completion};
 use crate::headroom::headroom;
 use crate::ipc::Departure;
 use crate::nvtx;
@@ -66,7 +73,7 @@ pub(super) struct RankRequest {
     tuned: Vec<PartitionTuning>,
 }
 
-/// What all ranks have made alike.
+/// What all ranks have made alike, of one variant.
 pub(super) struct Together {
     pub plan: plan::Plan,
     pub parts: Parts,
@@ -89,20 +96,74 @@ pub(super) struct Together {
 pub struct NodePlan {
     pub(super) node: Arc<NodeGroup>,
     pub(super) together: Together,
+    /// The other variants.
+    others: Vec<Together>,
     /// Bytes that this rank sends or receives in a step.
     bytes: u64,
-    part: Mutex<BoundPart>,
+    parts: Mutex<RankParts>,
     /// Of transfers that move in partitions.
     pub(super) words: Option<Arc<PartitionWords>>,
     held: Mutex<Held>,
-    /// Memory that an execution uses and that may be gone.
-    used: Used,
     /// How far this rank has come, and how far others that have left.
     pub(super) progress: Arc<Progress>,
     /// Where its steps stand in this rank's streams, where a neighbour asks.
     places: Option<Arc<PlanPlaces>>,
     /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
     is_broken: AtomicBool,
+}
+
+/// This rank's parts of all variants.
+struct RankParts {
+    /// With the memory that each uses and that may be gone.
+    all: Vec<(BoundPart, Used)>,
+    /// That of the last step.
+    last: usize,
+    /// Which one a step takes, where there are several.
+    variants: Option<StepVariants>,
+}
+
+impl RankParts {
+    /// What a step takes, and whether it is measured. `step` as [`Progress::begin`] counts.
+    fn choose(&mut self, step: u64, is_captured: bool) -> Result<(usize, bool), Error> {
+        let choice = match &mut self.variants {
+            None => return Ok((0, false)),
+            Some(variants) if is_captured => variants.fix(step + 1).ok_or_else(|| {
+                let why = "this rank captures a step of a node plan, and another has executed further ones by now, which may take other paths: capture on \
+                           all ranks after as many executions on each, or plan with adapt off";
+                Error::NotSupported(why.into())
+            })?,
+            Some(variants) => variants.next(step),
+        };
+        Ok((choice.variant, choice.measure))
+    }
+
+    /// Enqueues a step by `enqueue`, after the last one.
+    fn run(
+        &mut self,
+        (variant, measure): (usize, bool),
+        stream: StreamHandle,
+        is_captured: bool,
+        backend: &dyn Backend,
+        enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if variant != self.last {
+            self.all[self.last].0.follow(stream, is_captured, backend)?;
+            self.last = variant;
+        }
+        let part = &mut self.all[variant].0;
+        match &mut self.variants {
+            Some(variants) if measure => {
+                let ((), moments) = Moments::around(variant, backend, stream, || enqueue(part))?;
+                variants.measure(moments);
+                Ok(())
+            }
+            _ => enqueue(part),
+        }
+    }
+
+    fn release(&mut self, backend: &dyn Backend) {
+        self.all.iter_mut().for_each(|(part, _)| part.release(backend));
+    }
 }
 
 impl NodeGroup {
@@ -145,24 +206,62 @@ impl NodeGroup {
         let requests = call.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike; so all have the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
-        let together = match Together::new(self, &requests, partitioning, &options?) {
+        let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
             // But for memory, which each has of its own.
             Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
-            together => together?,
+            variants => variants?,
         };
         let (mut held, progress) = (Held::default(), Arc::new(Progress::new(number)));
-        let made = self.bind(call, &requests, &together, windows, &progress, &mut held);
+        let mut bound: Vec<BoundRank> = Vec::new();
+        let made = variants
+            .iter()
+            .try_for_each(|together| self.bind(call, &requests, together, windows, &progress, &mut held).map(|one| bound.push(one)))
+            .and_then(|()| self.agree_on(call, variants.len(), number, &mut held));
         match made {
-            Ok(BoundRank { part, used, words, places }) => {
-                let (bytes, node) = (together.bytes_of(self.rank()), Arc::clone(self));
-                let (part, held) = (Mutex::new(part), Mutex::new(held));
-                Ok(NodePlan { node, together, bytes, part, words, held, used, progress, places, is_broken: AtomicBool::new(false) })
+            Ok(agreed) => {
+                let (words, places) = bound.first_mut().map_or((None, None), |first| (first.words.take(), first.places.take()));
+                let all = bound.into_iter().map(|one| (one.part, one.used)).collect();
+                let together = variants.remove(0);
+                Ok(NodePlan {
+                    node: Arc::clone(self),
+                    bytes: together.bytes_of(self.rank()),
+                    together,
+                    others: variants,
+                    parts: Mutex::new(RankParts { all, last: 0, variants: agreed }),
+                    words,
+                    held: Mutex::new(held),
+                    progress,
+                    places,
+                    is_broken: AtomicBool::new(false),
+                })
             }
             Err(error) => {
+                bound.iter_mut().for_each(|one| one.part.release(self.context.backend()));
                 self.give_back(&mut held);
                 Err(error)
             }
         }
+    }
+
+    /// The memory by which the ranks agree on the variants of steps, where there are several.
+    fn agree_on(&self, call: &mut CollectiveCall<'_>, variants: usize, plan: u64, held: &mut Held) -> Result<Option<StepVariants>, Error> {
+        if variants == 1 {
+            return Ok(None);
+        }
+        let bytes = Spans::bytes(self.ranks());
+        let mut own = 0;
+        let mut offer = || {
+            if self.rank() != 0 {
+                return Ok(Vec::new());
+            }
+            own = self.context.allocate_shared(DeviceId::HOST, bytes)?;
+            held.allocations.push(own);
+            Ok(self.context.export_memory(own, bytes)?.encode().to_vec())
+        };
+        let offers = call.all::<Vec<u8>>(offer())?;
+        let mapped = if self.rank() == 0 { Ok(own) } else { self.map(&offers[0], None, held) };
+        call.all(mapped.as_ref().map(|_| ()).map_err(Error::clone))?;
+        Ok(Some(StepVariants::new(Spans::at(mapped?, self.rank(), self.ranks()), variants, plan)))
     }
 
     fn resolve(&self, options: &PlanOptions) -> Result<Options, Error> {
@@ -172,6 +271,10 @@ impl NodeGroup {
             return Err(Error::NotSupported(why.into()));
         }
         options.resolve(config)
+    }
+
+    fn adapts(&self, options: &PlanOptions) -> bool {
+        options.adapt.unwrap_or(self.context.config().adapt)
     }
 
     /// Looks at what this rank hands in.
@@ -208,13 +311,24 @@ impl NodeGroup {
         check_own(transfers, self.rank(), self.ranks())?;
         let is_open = self.rank() == 0 && partitioning.is_some_and(|partitioning| matches!(partitioning.agent, Agent::Auto { .. }));
         let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.clone()).unwrap_or_default();
-        Ok(RankRequest { windows: told, transfers: transfers.to_vec(), options: named(options, partitioning), tuned })
+        Ok(RankRequest {
+            windows: told,
+            transfers: transfers.to_vec(),
+            options: named(options, self.adapts(own.options), partitioning),
+            tuned,
+        })
     }
 }
 
 impl Together {
-    /// Plans the transfers of all ranks, and divides the work.
-    fn new(node: &NodeGroup, requests: &[RankRequest], partitioning: Option<Partitioning>, options: &Options) -> Result<Together, Error> {
+    /// Plans the transfers of all ranks, and divides the work. The plan that the model prefers is the first.
+    fn variants(
+        node: &NodeGroup,
+        requests: &[RankRequest],
+        partitioning: Option<Partitioning>,
+        options: &Options,
+        adapts: bool,
+    ) -> Result<Vec<Together>, Error> {
         let blame =
             |(rank, index): TransferName, reason: String| node.exchange.blame(rank, c"transfers", format!("transfer {index}: {reason}"));
         node.exchange.check_alike(c"options", &requests.iter().map(|request| &request.options).collect::<Vec<_>>())?;
@@ -275,38 +389,48 @@ impl Together {
             );
             return Err(failed(a.transfer, a.end, reason));
         }
-        let (plan, settled) = match partitioning {
-            None => (plan::plan(&node.machine, &shapes, options)?, None),
+        let (plans, settled) = match partitioning {
+            None => {
+                let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
+                let best = plan(options)?;
+                (if adapts { adapt::variants(best, options, plan)? } else { vec![best] }, None)
+            }
             Some(partitioning) => {
                 let shape = tune::shape_of(&shapes);
                 let tuned = requests[0].tuned.iter().find(|tuned| tuned.shape == shape).map(|tuned| tuned.setting);
                 let Settled { plan, forecast, agent } = partitioning.plan(&node.machine, &mut shapes, options, tuned, &unsupported)?;
-                (plan, Some((agent, forecast.partitions, shape)))
+                (vec![plan], Some((agent, forecast.partitions, shape)))
             }
         };
-        plan::validate(&plan.program, options.staging_bytes)?;
         let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
+        let src_devices: Vec<DeviceId> = shapes.iter().map(|shape| shape.src_device).collect();
         let owners = node.owners();
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
-        let mut parts = divide(&plan.program, &batch);
-        check_parts(&plan.program, &batch, &parts)?;
-        let eager = if partitioning.is_none() { Eager::new(&parts, &batch) } else { None };
-        let partitioned = match settled {
-            Some((agent, partitions, shape)) => {
-                Some(Partitioned::new(agent, shape, partitions, &handed, &mut parts, &batch, &unsupported)?)
-            }
-            None => None,
-        };
-        let ring_owners = ring_owners(&plan.program, &parts, &owners);
-        let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
-        let place = |taker: u32| {
-            let count = taken.entry(taker).or_default();
-            *count += 1;
-            *count - 1
-        };
-        let flag_places = parts.flags.iter().map(|flag| flag.taker).map(place).collect();
-        let src_devices = shapes.iter().map(|shape| shape.src_device).collect();
-        Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
+        // Inboxes are for steps that all come after each other.
+        let takes_inboxes = partitioning.is_none() && plans.len() == 1;
+        let divided = plans.into_iter().map(|plan| {
+            plan::validate(&plan.program, options.staging_bytes)?;
+            let mut parts = divide(&plan.program, &batch);
+            check_parts(&plan.program, &batch, &parts)?;
+            let eager = if takes_inboxes { Eager::new(&parts, &batch) } else { None };
+            let partitioned = match &settled {
+                Some((agent, partitions, shape)) => {
+                    Some(Partitioned::new(*agent, shape.clone(), partitions.clone(), &handed, &mut parts, &batch, &unsupported)?)
+                }
+                None => None,
+            };
+            let ring_owners = ring_owners(&plan.program, &parts, &owners);
+            let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
+            let place = |taker: u32| {
+                let count = taken.entry(taker).or_default();
+                *count += 1;
+                *count - 1
+            };
+            let flag_places = parts.flags.iter().map(|flag| flag.taker).map(place).collect();
+            let (transfers, ends, src_devices) = (transfers.clone(), ends.clone(), src_devices.clone());
+            Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
+        });
+        divided.collect()
     }
 
     /// What all ranks must have alike.
@@ -321,7 +445,7 @@ impl Together {
 }
 
 /// What all ranks must want alike.
-fn named(options: &Options, partitioning: Option<Partitioning>) -> Named {
+fn named(options: &Options, adapts: bool, partitioning: Option<Partitioning>) -> Named {
     let bytes = |bytes: Option<u64>| bytes.map_or("default".into(), |bytes| bytes.to_string());
     let relays: Vec<u32> = (0..Relays::NAMED).filter(|gpu| options.relays.has(DeviceId::gpu(*gpu))).collect();
     let mut named = vec![
@@ -332,6 +456,7 @@ fn named(options: &Options, partitioning: Option<Partitioning>) -> Named {
         ("chunk_bytes", bytes(options.chunk_bytes)),
         ("min_bytes", bytes(options.min_bytes)),
         ("staging_bytes", options.staging_bytes.to_string()),
+        ("adapt", adapts.to_string()),
     ];
     named.extend(partitioning.into_iter().flat_map(Partitioning::named));
     named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -385,7 +510,7 @@ impl NodePlan {
             Some(words) => {
                 let is_captured = backend.is_capturing(stream)?;
                 words.take_armed(is_captured)?;
-                let enqueued = self.unbroken()?.enqueue(stream, is_captured, backend);
+                let enqueued = self.unbroken()?.all[0].0.enqueue(stream, is_captured, backend);
                 enqueued.inspect_err(|_| self.is_broken.store(true, Ordering::Release))?;
                 if !is_captured {
                     words.note(self.mark(stream)?);
@@ -417,11 +542,12 @@ impl NodePlan {
         enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
     ) -> Result<(), Error> {
         // Two steps at once would take each other's flags.
-        let mut part = self.unbroken()?;
-        self.used.check(&self.node.context.shared)?;
+        let mut parts = self.unbroken()?;
+        parts.all.iter().try_for_each(|(_, used)| used.check(&self.node.context.shared))?;
         let step = self.progress.begin(is_captured)?;
         self.tell_order(stream, step, is_captured)?;
-        enqueue(&mut part).map_err(|error| {
+        let choice = parts.choose(step, is_captured)?;
+        parts.run(choice, stream, is_captured, self.node.context.backend(), enqueue).map_err(|error| {
             self.progress.take_back(is_captured);
             self.is_broken.store(true, Ordering::Release);
             error.into()
@@ -457,14 +583,14 @@ impl NodePlan {
         Err(Error::NodeArgument { argument: c"plan", reason })
     }
 
-    /// This rank's part, where the ranks are in step.
-    fn unbroken(&self) -> Result<MutexGuard<'_, BoundPart>, Error> {
-        let part = lock(&self.part);
+    /// This rank's parts, where the ranks are in step.
+    fn unbroken(&self) -> Result<MutexGuard<'_, RankParts>, Error> {
+        let parts = lock(&self.parts);
         if self.is_broken.load(Ordering::Acquire) {
             let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks are out of step; destroy it on all, and plan again";
             return Err(Error::NotSupported(why.into()));
         }
-        Ok(part)
+        Ok(parts)
     }
 
     /// Gives back what the plan has; blocks until the executions that this rank has asked for have finished. No other rank takes part: those
@@ -474,10 +600,10 @@ impl NodePlan {
         // Partitions that nobody makes ready would keep the last step from its end.
         let missed = self.words.as_ref().map_or(Ok(()), |words| words.finish(Instant::now() + LAST_PATIENCE));
         let (was_broken, finished) = {
-            let mut part = lock(&self.part);
+            let mut parts = lock(&self.parts);
             let was_broken = self.is_broken.swap(true, Ordering::AcqRel);
-            let finished = part.synchronize(node.context.backend());
-            part.release(node.context.backend());
+            let finished = parts.all.iter().map(|(part, _)| part.synchronize(node.context.backend())).fold(Ok(()), Result::and);
+            parts.release(node.context.backend());
             (was_broken, finished)
         };
         self.places.iter().for_each(|places| self.node.order.forget(places));
@@ -534,8 +660,14 @@ impl NodePlan {
                 part.lanes.len()
             );
         }
-        if let Some((near, takes)) = lock(&self.part).kernel_flags() {
+        let kernel_flags = lock(&self.parts).all.first().and_then(|(part, _)| part.kernel_flags());
+        if let Some((near, takes)) = kernel_flags {
             let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
+        }
+        let known = self.known();
+        if !known.is_empty() {
+            text += "variants, which all ranks take alike:\n";
+            known.iter().for_each(|known| _ = writeln!(text, "  {}", known.sentence()));
         }
         if let Some(partitioned) = &self.together.partitioned {
             partitioned.describe(&mut text);
@@ -558,8 +690,23 @@ impl NodePlan {
             .collect();
         if let Some(object) = value.as_object_mut() {
             object.insert("ranks".into(), ranks.into());
+            let known = self.known();
+            if !known.is_empty() {
+                object.insert("variants".into(), known.iter().map(Known::to_json).collect());
+            }
         }
         value
+    }
+
+    /// How long steps take on the slowest rank, where there are variants to choose from, as far as their times have been read.
+    pub fn measured(&self) -> Measured {
+        lock(&self.parts).variants.as_ref().map_or(Measured::default(), StepVariants::medians)
+    }
+
+    /// What is known of the variants, where there are several.
+    fn known(&self) -> Vec<Known> {
+        let predicted = [&self.together].into_iter().chain(&self.others).map(|together| together.plan.predicted);
+        lock(&self.parts).variants.as_mut().map_or_else(Vec::new, |variants| variants.known(predicted))
     }
 
     /// Paths of all transfers together.
@@ -579,7 +726,7 @@ fn count(part: &crate::program::ranks::Part, of: impl Fn(&crate::program::ranks:
 
 impl Drop for NodePlan {
     fn drop(&mut self) {
-        lock(&self.part).release(self.node.context.backend());
+        lock(&self.parts).release(self.node.context.backend());
         let held = lock(&self.held);
         if !held.allocations.is_empty() {
             log::warn!("a node plan was dropped and not destroyed: its staging memory stays until its context is destroyed");

@@ -1,0 +1,274 @@
+//! Which variant of a node plan each step takes: the same on all ranks, though they ask for their steps at different times and far ahead of streams.
+//!
+//! Steps are cut into *spans*, each of one variant. A word of memory that all ranks share says how long a span is, and which variant comes after
+//! it. The first rank that comes to the end of a span makes it longer or closes it, by a compare-exchange, as its own rule
+//! ([`adapt`](crate::adapt)) would have it; the others follow when they come there. All ranks are told the same times, those of the slowest, so
+//! their rules agree but for what was not known yet, and that does not matter.
+//!
+//! Words are used again by turns: a span is closed only where all ranks have come as far as the one whose word the next takes. Until then it is made
+//! longer, and no rank ever waits for another.
+//!
+//! In a capture nobody knows how often the step will run, so the variant is *fixed* then: the span has no end.
+
+use super::super::execute::Measured;
+use super::super::variants::{Choosing, Known, Measurement, Moments, Reading};
+use crate::adapt::Choice;
+use crate::backend::BackendError;
+use crate::sync::{AtomicU64, Ordering};
+use std::ptr::with_exposed_provenance;
+
+/// Spans that have words at a time. Tests come to the end of few ones sooner.
+const SPANS: u64 = if cfg!(test) { 4 } else { 64 };
+
+/// Words from what one rank writes to what another does.
+const LINE: u64 = 8;
+
+/// The next variant of a span that has no end, and of one that is open.
+const FIXED: u64 = 0xff;
+const OPEN: u64 = 0;
+
+/// With a next variant: the first step of its span is measured.
+const MEASURED: u64 = 0x40;
+
+const NS_BITS: u32 = 48;
+
+/// This rank's view of the spans of a plan.
+#[derive(Debug)]
+pub(super) struct Spans {
+    words: SharedWords,
+    /// The span that the last step was in.
+    span: u64,
+    /// Its first step, and the first that is not known to be in it.
+    begin: u64,
+    end: u64,
+    choice: Choice,
+}
+
+/// The memory that all ranks share, as one of them has it.
+#[derive(Copy, Clone, Debug)]
+struct SharedWords {
+    base: u64,
+    rank: u32,
+    ranks: u32,
+}
+
+/// What stands in the word of a span.
+#[derive(Copy, Clone, Debug, Default)]
+struct Word {
+    next: u64,
+    /// Steps beside the first one.
+    more: u64,
+}
+
+impl Word {
+    const MORE_BITS: u32 = 40;
+
+    fn encode(self, tag: u64) -> u64 {
+        tag << 48 | self.next << Word::MORE_BITS | self.more
+    }
+
+    fn decode(word: u64) -> Word {
+        Word { next: word >> Word::MORE_BITS & 0xff, more: word & ((1 << Word::MORE_BITS) - 1) }
+    }
+}
+
+/// What a word of a span says that is not about an earlier one.
+fn tag(span: u64) -> u64 {
+    span / SPANS % 0xffff + 1
+}
+
+impl SharedWords {
+    fn word(&self, index: u64) -> &AtomicU64 {
+        // SAFETY: aligned and in the memory of `Spans::at`, all of which is looked at through atomics alone by every process.
+        unsafe { &*with_exposed_provenance(self.base as usize + index as usize * size_of::<AtomicU64>()) }
+    }
+
+    fn of_span(&self, span: u64) -> &AtomicU64 {
+        self.word(span % SPANS)
+    }
+
+    /// The span in which a rank is.
+    fn reached(&self, rank: u32) -> &AtomicU64 {
+        self.word(SPANS + u64::from(rank) * (LINE + SPANS))
+    }
+
+    /// How long a rank has taken for the measured step of a span.
+    fn time(&self, rank: u32, span: u64) -> &AtomicU64 {
+        self.word(SPANS + u64::from(rank) * (LINE + SPANS) + LINE + span % SPANS)
+    }
+
+    fn tell_time(&self, span: u64, ns: u64) {
+        self.time(self.rank, span).store(tag(span) << NS_BITS | ns.clamp(1, (1 << NS_BITS) - 1), Ordering::Release);
+    }
+
+    /// How long the slowest has taken, once all have told.
+    fn slowest(&self, span: u64) -> Reading {
+        let times = (0..self.ranks).map(|rank| self.time(rank, span).load(Ordering::Acquire));
+        let told = times.map(|time| (time >> NS_BITS == tag(span)).then_some(time & ((1 << NS_BITS) - 1)));
+        match told.reduce(|most, time| Some(most?.max(time?))).flatten() {
+            Some(ns) => Reading::Known(ns),
+            // The words are another span's by now.
+            None if self.reached(self.rank).load(Ordering::Relaxed) >= span + SPANS => Reading::Never,
+            None => Reading::Later,
+        }
+    }
+}
+
+impl Spans {
+    /// Bytes of memory for so many ranks.
+    pub fn bytes(ranks: u32) -> u64 {
+        (SPANS + u64::from(ranks) * (LINE + SPANS)) * 8
+    }
+
+    /// In memory at this address, which was zeros when it was allocated, and that stays mapped for as long as the result is used.
+    pub fn at(base: u64, rank: u32, ranks: u32) -> Spans {
+        // Span 0 has no steps, and they count from 1.
+        Spans { words: SharedWords { base, rank, ranks }, span: 0, begin: 1, end: 1, choice: Choice { variant: 0, measure: false } }
+    }
+
+    /// What this step takes, which is `wanted` where no rank has come to it before. Steps are asked for in order, from 1.
+    pub fn agree(&mut self, step: u64, wanted: Choice) -> Choice {
+        while step >= self.end {
+            let (raw, now) = self.look();
+            match now.next {
+                _ if step < self.end => {}
+                FIXED => self.end = u64::MAX,
+                OPEN => {
+                    let is_same = !wanted.measure && !self.choice.measure && wanted.variant == self.choice.variant && self.span > 0;
+                    let longer = is_same || !self.has_room();
+                    self.change(raw, if longer { Word { more: now.more + 1, ..now } } else { Word { next: next_of(wanted), ..now } });
+                }
+                next => self.enter(next),
+            }
+        }
+        Choice { measure: self.choice.measure && step == self.begin, ..self.choice }
+    }
+
+    /// The variant of this step and of all after it, which is `wanted` where that is open; `None` where others have gone on with another.
+    pub fn fix(&mut self, step: u64, wanted: usize) -> Option<usize> {
+        loop {
+            let (raw, now) = self.look();
+            match now.next {
+                FIXED => {
+                    self.end = u64::MAX;
+                    return Some(self.choice.variant);
+                }
+                OPEN if step == self.end && wanted != self.choice.variant && self.has_room() => {
+                    self.change(raw, Word { next: next_of(Choice { variant: wanted, measure: false }), ..now });
+                }
+                OPEN => self.change(raw, Word { next: FIXED, ..now }),
+                next if step >= self.end => self.enter(next),
+                _ => return None,
+            }
+        }
+    }
+
+    /// The word of the span that this rank is in.
+    fn look(&mut self) -> (u64, Word) {
+        let raw = self.words.of_span(self.span).load(Ordering::Acquire);
+        let now = if raw >> 48 == tag(self.span) { Word::decode(raw) } else { Word::default() };
+        self.end = self.begin + u64::from(self.span > 0) + now.more;
+        (raw, now)
+    }
+
+    /// Unless another rank has been faster.
+    fn change(&self, from: u64, to: Word) {
+        let word = self.words.of_span(self.span);
+        let _ = word.compare_exchange(from, to.encode(tag(self.span)), Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    fn enter(&mut self, next: u64) {
+        self.span += 1;
+        (self.begin, self.end) = (self.end, self.end + 1);
+        self.choice = Choice { variant: ((next & !MEASURED) as usize).saturating_sub(1), measure: next & MEASURED != 0 };
+        self.words.reached(self.words.rank).store(self.span, Ordering::Release);
+    }
+
+    /// Whether all ranks are beyond the span whose word the next one takes.
+    fn has_room(&self) -> bool {
+        (0..self.words.ranks).all(|rank| self.words.reached(rank).load(Ordering::Acquire) + SPANS >= self.span + 2)
+    }
+}
+
+/// The time of a step, which is known when every rank has told its own.
+#[derive(Debug)]
+struct StepTime {
+    words: SharedWords,
+    span: u64,
+    variant: usize,
+    /// Of this rank, until it has told.
+    moments: Option<Moments>,
+}
+
+impl Measurement for StepTime {
+    fn variant(&self) -> usize {
+        self.variant
+    }
+
+    fn read(&mut self) -> Result<Reading, BackendError> {
+        if let Some(moments) = &mut self.moments {
+            let Reading::Known(ns) = moments.read()? else { return Ok(Reading::Later) };
+            self.words.tell_time(self.span, ns);
+            self.moments = None;
+        }
+        Ok(self.words.slowest(self.span))
+    }
+}
+
+/// Which variants the steps of a plan take.
+#[derive(Debug)]
+pub(super) struct StepVariants {
+    spans: Spans,
+    choosing: Choosing<StepTime>,
+}
+
+impl StepVariants {
+    /// Among so many variants. `seed` is the same on all ranks.
+    pub fn new(spans: Spans, variants: usize, seed: u64) -> StepVariants {
+        StepVariants { spans, choosing: Choosing::new(variants, seed) }
+    }
+
+    /// What a step takes; steps count from 1.
+    pub fn next(&mut self, step: u64) -> Choice {
+        let wanted = self.choosing.next();
+        let choice = self.spans.agree(step, wanted);
+        self.taken(choice)
+    }
+
+    /// What a captured step takes that comes where this one would, and all steps from there on.
+    pub fn fix(&mut self, step: u64) -> Option<Choice> {
+        let variant = self.spans.fix(step, self.choosing.in_force())?;
+        Some(self.taken(Choice { variant, measure: false }))
+    }
+
+    fn taken(&mut self, choice: Choice) -> Choice {
+        // Every rank can write the words.
+        let choice = Choice { variant: choice.variant.min(self.choosing.variants() - 1), ..choice };
+        self.choosing.takes(choice.variant);
+        choice
+    }
+
+    /// The last step is measured, or cannot be.
+    pub fn measure(&mut self, moments: Result<Moments, BackendError>) {
+        let Spans { words, span, .. } = self.spans;
+        self.choosing.measure(moments.map(|moments| StepTime { words, span, variant: moments.variant(), moments: Some(moments) }));
+    }
+
+    /// What is known of each variant, with what the model says of it, in seconds.
+    pub fn known(&mut self, predicted: impl Iterator<Item = f64>) -> Vec<Known> {
+        self.choosing.known(predicted)
+    }
+
+    /// The last medians that were read.
+    pub fn medians(&self) -> Measured {
+        self.choosing.medians()
+    }
+}
+
+fn next_of(choice: Choice) -> u64 {
+    (choice.variant as u64 + 1) | if choice.measure { MEASURED } else { 0 }
+}
+
+#[cfg(test)]
+#[path = "../../../../tests/rust/agreed.rs"]
+mod tests;

@@ -1,0 +1,140 @@
+//! Ranks that ask for their steps at different times take the same variants.
+
+use super::*;
+use crate::sync::thread;
+use std::sync::Arc;
+
+/// The memory of so many ranks.
+struct Memory(Vec<AtomicU64>);
+
+impl Memory {
+    fn new(ranks: u32) -> Memory {
+        Memory((0..Spans::bytes(ranks) / 8).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn spans(&self, rank: u32, ranks: u32) -> Spans {
+        Spans::at(self.0.as_ptr().expose_provenance() as u64, rank, ranks)
+    }
+}
+
+/// What a rank wants at a step: other variants than the others do, some measured, and for a while the same.
+fn wanted(rank: u32, step: u64) -> Choice {
+    let mixed = (step * 31 + u64::from(rank) * 17).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    Choice { variant: if step % 16 < 5 { (mixed % 3) as usize } else { 1 }, measure: mixed.is_multiple_of(5) }
+}
+
+/// All steps of a rank.
+fn ask(memory: &Memory, rank: u32, ranks: u32, steps: u64) -> Vec<Choice> {
+    let mut spans = memory.spans(rank, ranks);
+    (1..=steps).map(|step| spans.agree(step, wanted(rank, step))).collect()
+}
+
+fn all_take_the_same(ranks: u32, steps: u64) {
+    let memory = Arc::new(Memory::new(ranks));
+    let threads: Vec<_> = (0..ranks)
+        .map(|rank| {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || ask(&memory, rank, ranks, steps))
+        })
+        .collect();
+    let taken: Vec<Vec<Choice>> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    assert!(taken.iter().all(|of_rank| *of_rank == taken[0]), "seen by all");
+    let is_wanted = |step: usize| (0..ranks).any(|rank| wanted(rank, step as u64 + 1).variant == taken[0][step].variant);
+    assert!(is_wanted(0), "the first to come decides");
+}
+
+#[cfg(shuttle)]
+#[test]
+fn shuttle_ranks_take_the_same_variants_whoever_comes_first() {
+    shuttle::check_random(|| all_take_the_same(2, 12), 3000);
+    shuttle::check_pct(|| all_take_the_same(3, 9), 3000, 3);
+}
+
+#[cfg(not(shuttle))]
+#[test]
+fn ranks_take_the_same_variants_whoever_comes_first() {
+    for ranks in 1..=5 {
+        all_take_the_same(ranks, 20_000);
+    }
+}
+
+#[cfg(not(shuttle))]
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_rank_far_ahead_waits_for_nobody_and_the_others_follow() {
+        let memory = Memory::new(3);
+        let by_turns = |step: u64| Choice { variant: (step % 3) as usize, measure: false };
+        let ask = |rank| {
+            let mut spans = memory.spans(rank, 3);
+            (1..=100).map(|step| spans.agree(step, by_turns(step)).variant as u64).collect::<Vec<_>>()
+        };
+        let first = ask(2);
+        // A span whose word another still needs goes on.
+        let expected: Vec<u64> = (1..=100).map(|step: u64| step.min(SPANS - 1) % 3).collect();
+        assert_eq!(first, expected);
+        for rank in [0, 1] {
+            assert_eq!(ask(rank), first);
+        }
+        let again: Vec<Choice> = {
+            let mut spans: Vec<Spans> = (0..3).map(|rank| memory.spans(rank, 3)).collect();
+            spans.iter_mut().for_each(|spans| _ = spans.agree(100, Choice { variant: 0, measure: false }));
+            let steps = (101..=120).map(|step| {
+                let taken: Vec<Choice> = spans.iter_mut().map(|spans| spans.agree(step, by_turns(step))).collect();
+                assert!(taken.iter().all(|choice| *choice == taken[0]));
+                taken[0]
+            });
+            steps.collect()
+        };
+        assert!(again.windows(2).all(|pair| pair[0].variant != pair[1].variant), "all have come, and there is room again");
+    }
+
+    #[test]
+    fn a_captured_step_fixes_the_variant_for_all_steps_that_follow() {
+        let plain = |variant| Choice { variant, measure: false };
+        let memory = Memory::new(2);
+        let mut spans = [0, 1].map(|rank| memory.spans(rank, 2));
+        for step in 1..=3 {
+            assert_eq!(spans[0].agree(step, plain(1)), plain(1));
+        }
+        assert_eq!(spans[0].agree(4, Choice { variant: 0, measure: true }), Choice { variant: 0, measure: true }, "a try");
+        // The one that captures first is behind by a step whose variant is another.
+        assert_eq!((1..=3).map(|step| spans[1].agree(step, plain(0)).variant).collect::<Vec<_>>(), [1, 1, 1]);
+        assert_eq!(spans[1].fix(4, 1), Some(0), "the other has begun the step, and no further one");
+        assert_eq!(spans[0].agree(5, plain(1)), plain(0));
+        assert_eq!((spans[0].fix(6, 1), spans[1].fix(4, 1)), (Some(0), Some(0)));
+
+        let memory = Memory::new(2);
+        let mut spans = [0, 1].map(|rank| memory.spans(rank, 2));
+        spans[0].agree(1, Choice { variant: 2, measure: true });
+        assert_eq!(spans[0].fix(2, 1), Some(1), "a try is not what all go on with");
+        assert_eq!(spans[1].agree(1, plain(0)).variant, 2);
+        assert_eq!((spans[1].fix(2, 0), spans[1].agree(9, plain(0))), (Some(1), plain(1)));
+
+        let memory = Memory::new(2);
+        let mut spans = [0, 1].map(|rank| memory.spans(rank, 2));
+        (1..=3).for_each(|step| _ = spans[0].agree(step, plain(step as usize % 2)));
+        assert_eq!(spans[1].fix(1, 0), None, "its graph would be launched beside steps of two variants");
+        assert_eq!(spans[1].agree(1, plain(0)), plain(1), "nothing has changed");
+    }
+
+    #[test]
+    fn a_time_is_known_when_all_have_told_it_and_lost_when_its_word_is_another_spans() {
+        let memory = Memory::new(2);
+        let mut spans = [0, 1].map(|rank| memory.spans(rank, 2));
+        let measured = Choice { variant: 1, measure: true };
+        spans.iter_mut().for_each(|spans| assert_eq!(spans.agree(1, measured), measured));
+        let [one, other] = [0, 1].map(|rank: usize| spans[rank].words);
+        assert_eq!(spans[0].span, 1);
+        one.tell_time(1, 700);
+        assert!(matches!(one.slowest(1), Reading::Later));
+        other.tell_time(1, 900);
+        assert!(matches!([one.slowest(1), other.slowest(1)], [Reading::Known(900), Reading::Known(900)]));
+        one.tell_time(2, 5);
+        for step in 2..=SPANS + 2 {
+            spans.iter_mut().for_each(|spans| _ = spans.agree(step, measured));
+        }
+        assert!(matches!(one.slowest(2), Reading::Never), "the other rank will not tell it any more");
+    }
+}
