@@ -61,6 +61,8 @@ fn ranks_take_the_same_variants_whoever_comes_first() {
 #[cfg(not(shuttle))]
 mod alone {
     use super::*;
+    use crate::backend::MomentState;
+    use std::any::Any;
 
     #[test]
     fn a_rank_far_ahead_waits_for_nobody_and_the_others_follow() {
@@ -136,5 +138,62 @@ mod alone {
             spans.iter_mut().for_each(|spans| _ = spans.agree(step, measured));
         }
         assert!(matches!(one.slowest(2), Reading::Never), "the other rank will not tell it any more");
+    }
+
+    /// A moment of the clock of the test.
+    #[derive(Debug)]
+    struct At(u64);
+
+    impl MomentState for At {
+        fn nanoseconds_since(&self, earlier: &dyn MomentState) -> Result<Option<u64>, BackendError> {
+            Ok(Some(self.0 - earlier.as_any().downcast_ref::<At>().expect("of this clock").0))
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[test]
+    fn all_ranks_go_on_with_what_is_fastest_for_the_slowest_and_follow_when_that_changes() {
+        const RANKS: u32 = 3;
+        let memory = Memory::new(RANKS);
+        let mut ranks: Vec<StepVariants> = (0..RANKS).map(|rank| StepVariants::new(memory.spans(rank, RANKS), 3, 7)).collect();
+        let mut step = 0;
+        // Of each variant by rank. Where each rank chose by its own times the first two would take others than the last.
+        for times in [[[100, 100, 260], [110, 110, 200], [150, 150, 150]], [[90, 90, 90], [160, 80, 80], [150, 150, 150]]] {
+            let mut run = |steps: u64| {
+                let mut taken = [0; 3];
+                for _ in 0..steps {
+                    step += 1;
+                    // By turns another rank comes first.
+                    let order = (0..RANKS as usize).map(|rank| (rank + step as usize) % RANKS as usize);
+                    let of_all = order.map(|rank| {
+                        let choice = ranks[rank].next(step);
+                        if choice.measure {
+                            let [begin, end]: [Box<dyn MomentState>; 2] =
+                                [0, 1000 * times[choice.variant][rank]].map(|ns| Box::new(At(ns)) as _);
+                            ranks[rank].measure(Ok(Moments { variant: choice.variant, begin, end }));
+                        }
+                        choice.variant
+                    });
+                    let of_all: Vec<usize> = of_all.collect();
+                    assert!(of_all.iter().all(|variant| *variant == of_all[0]), "step {step}: {of_all:?}");
+                    taken[of_all[0]] += 1;
+                }
+                taken
+            };
+            run(2000);
+            let taken = run(1000);
+            let slowest = times.map(|of_ranks| of_ranks.into_iter().max());
+            let best = (0..3).min_by_key(|variant| slowest[*variant]).expect("three");
+            assert!(taken[best] >= 980, "{times:?}: {taken:?}");
+            for rank in &mut ranks {
+                let known = rank.known([0.0; 3].into_iter());
+                assert!(known[best].is_in_force, "{}", known[best].sentence());
+                let median = rank.medians().in_force.map(|seconds| (seconds * 1e6).round() as u64);
+                assert_eq!(median, slowest[best], "of the slowest");
+            }
+        }
     }
 }

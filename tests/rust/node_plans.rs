@@ -262,30 +262,32 @@ fn a_ring_of_ranks_that_see_one_gpu_each_gains_by_several_paths_what_one_process
 
 #[test]
 fn steps_follow_each_other_without_a_rank_waiting_for_another_to_say_so() {
+    // Several paths, and several variants of them.
+    const BYTES: u64 = 16 << 20;
     // Receivers that enqueue late, and steps that are enqueued far ahead: flow control is the library's.
-    for (one_in_sight, chunk) in [(true, 1 << 16), (false, 1 << 18)] {
-        let case = ring("beluga", 3, 3 << 20, one_in_sight);
+    for (one_in_sight, chunk) in [(true, 1 << 18), (false, 1 << 20)] {
+        let case = ring("beluga", 3, BYTES, one_in_sight);
         let options = PlanOptions { chunk_bytes: Some(chunk), ..PlanOptions::default() };
-        as_ranks(3, |rank, seat| {
+        let of_ranks = as_ranks(3, |rank, seat| {
             let context = context("beluga", one_in_sight.then(|| vec![rank]));
             let own = if one_in_sight { DeviceId::gpu(0) } else { DeviceId::gpu(rank) };
             let node = Arc::new(NodeGroup::new(&context, rank, 3, seat, &[own]).expect("a node"));
-            let [sent, received] = [0, 1].map(|_| context.allocate(own, 3 << 20).expect("memory"));
-            let windows = [sent, received].map(|address| Window { address, bytes: 3 << 20 });
+            let [sent, received] = [0, 1].map(|_| context.allocate(own, BYTES).expect("memory"));
+            let windows = [sent, received].map(|address| Window { address, bytes: BYTES });
             let plan = node.plan(&windows, &case.transfers[rank as usize..=rank as usize], &options).expect("a plan");
             let streams: Vec<StreamHandle> = (0..2).map(|_| context.create_stream(own).expect("a stream")).collect();
             let event = context.create_event().expect("an event");
-            const STEPS: u64 = 40;
+            const STEPS: u64 = 24;
             for step in 0..STEPS {
                 // Two streams by turns: a step comes after the last one all the same. What a step reads and writes is ordered by the caller.
                 let stream = streams[step as usize % 2];
                 context.stream_wait_event(stream, event).expect("waits");
-                let fill = move || memory(sent, 3 << 20).fill((step * 4 + u64::from(rank)) as u8);
+                let fill = move || memory(sent, BYTES).fill((step * 4 + u64::from(rank)) as u8);
                 context.launch_host(stream, Box::new(fill)).expect("enqueued");
                 plan.enqueue(stream).expect("enqueued");
                 let look = move || {
                     let expected = (step * 4 + u64::from((rank + 2) % 3)) as u8;
-                    let wrong = memory(received, 3 << 20).iter().position(|found| *found != expected);
+                    let wrong = memory(received, BYTES).iter().position(|found| *found != expected);
                     assert_eq!(wrong, None, "rank {rank}, step {step}");
                     if rank == 1 && step % 7 == 0 {
                         std::thread::sleep(std::time::Duration::from_millis(2));
@@ -301,9 +303,14 @@ fn steps_follow_each_other_without_a_rank_waiting_for_another_to_say_so() {
                     assert_eq!(*seen.lock().expect("no panic"), Some(true), "rank {rank}, step {step}");
                 }
             }
+            let known = plan.to_json()["variants"].as_array().cloned().unwrap_or_default();
             plan.destroy().expect("given back");
             [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
+            known.iter().map(|variant| variant["executions"].as_u64().expect("a number")).collect::<Vec<u64>>()
         });
+        let first = &of_ranks[0];
+        assert!(first.len() > 1 && first.iter().all(|executions| *executions > 0), "all variants are tried: {first:?}");
+        assert!(first.iter().sum::<u64>() == 24 && of_ranks.iter().all(|of_rank| of_rank == first), "{of_ranks:?}");
     }
 }
 

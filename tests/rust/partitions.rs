@@ -290,15 +290,18 @@ fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
 
 #[test]
 fn a_context_ends_after_steps_whose_producers_never_came() {
-    for agent in [Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: Some(2) }, Agent::Producer] {
+    let agents = [Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: Some(2) }, Agent::Producer];
+    for (agent, is_dropped) in agents.into_iter().flat_map(|agent| [(agent, false), (agent, true)]) {
         let (context, plan, _) = alone(1000, Partitioning { count: Some(10), agent });
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
         plan.arm(stream).expect("armed");
         plan.enqueue(stream).expect("enqueued");
+        let plan = Some(plan).filter(|_| !is_dropped);
         let (ended, has_ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || ended.send(context.close()));
         let closed = has_ended.recv_timeout(Duration::from_secs(60)).expect("closing a context ends");
         closed.expect("nothing else fails");
+        drop(plan);
     }
 }
 

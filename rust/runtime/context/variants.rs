@@ -68,9 +68,9 @@ pub(super) enum Reading {
 /// The moments around an execution.
 #[derive(Debug)]
 pub(super) struct Moments {
-    variant: usize,
-    begin: Moment,
-    end: Moment,
+    pub variant: usize,
+    pub begin: Moment,
+    pub end: Moment,
 }
 
 impl Moments {

@@ -8,7 +8,7 @@
 //! caller's kernel does through a [`Trigger`] (`mpgpu/trigger.cuh`).
 
 use super::super::error::Error;
-use super::super::lifetime::{Context, EndsFirst};
+use super::super::lifetime::{Context, EndsFirst, LAST_PATIENCE};
 use super::binding::{Bindings, FLAG_BYTES, Held};
 use super::part::Armed;
 use super::partitioning::Agent;
@@ -28,6 +28,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+/// From one raising of flags that no producer raises to the next.
+const RAISED_AGAIN: Duration = Duration::from_millis(5);
 
 /// What all ranks know of partitions.
 pub(super) struct Partitioned {
@@ -277,9 +280,15 @@ impl PartitionWords {
         // Flags of bytes that producers store tell their receiver of arrival, and nothing here awaits them.
         if matches!(waited, Err(Error::PartitionTimeout { .. })) && !self.is_stored {
             let raise = |flag| self.context.backend().raise_signal(Signal { counter: flag, value: 1 });
-            match &self.polled {
-                Some(polled) => raise(polled.stop)?,
-                None => self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise)?,
+            let raise_all = || match &self.polled {
+                Some(polled) => raise(polled.stop),
+                None => self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise),
+            };
+            raise_all()?;
+            // A stream that is not there yet sets them back first.
+            let end = Instant::now() + LAST_PATIENCE;
+            while matches!(self.wait(RAISED_AGAIN, true), Err(Error::PartitionTimeout { .. })) && Instant::now() < end {
+                raise_all()?;
             }
         }
         if lock(&self.state).armed.take().is_some() {

@@ -726,11 +726,15 @@ fn count(part: &crate::program::ranks::Part, of: impl Fn(&crate::program::ranks:
 
 impl Drop for NodePlan {
     fn drop(&mut self) {
-        lock(&self.parts).release(self.node.context.backend());
         let held = lock(&self.held);
         if !held.allocations.is_empty() {
+            // Streams that wait for producers would keep the context from closing.
+            if let Some(Err(error)) = self.words.as_ref().map(|words| words.finish(Instant::now())) {
+                log::debug!("a node plan is dropped: {error}");
+            }
             log::warn!("a node plan was dropped and not destroyed: its staging memory stays until its context is destroyed");
         }
+        lock(&self.parts).release(self.node.context.backend());
     }
 }
 
