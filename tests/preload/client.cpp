@@ -515,6 +515,22 @@ void losing() {
     cu.fake_lose(0);
 }
 
+/// Sizes above one that gains are taken from their first copy on.
+void sizes() {
+    form by = all_forms()[0];
+    const CUstream stream = new_stream();
+    warm_up(by, stream);
+    by.src = on_gpu(0, 2 * large);
+    by.dst = on_gpu(1, 2 * large);
+    use(0);
+    for (const std::size_t bytes : {large + large / 2, 2 * large, large + large / 4}) {
+        fill(by.src, bytes, static_cast<unsigned>(bytes >> 20));
+        check(is_taken(seen(by, bytes, stream)), "the first copy of a size is taken");
+        synchronize(stream);
+        check(equal(by.dst, by.src, bytes), "its bytes arrive");
+    }
+}
+
 /// Nothing is taken, now and later.
 void off() {
     const std::vector<form> forms = all_forms();
@@ -759,6 +775,7 @@ int main(int count, char **arguments) {
             {"exporter", exporter},
             {"peers", peers},
             {"off", off},
+            {"sizes", sizes},
             {"losing", losing},
             {"used", [] { between_two(false); }},
             {"relayed", [] { between_two(true); }},

@@ -14,6 +14,7 @@ use crate::headroom::headroom;
 use crate::model::timeline::Timeline;
 use crate::nvtx;
 use crate::plan;
+use crate::took::took;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -159,10 +160,10 @@ impl Plan {
         let _open = self.begin()?;
         let prepare =
             |plan: &Plan| self.context.backend.prepare(&plan.execution(stream, &[], Report::End)).map_err(|error| self.cause(error));
-        match &self.variants {
+        took("plan prepared", || match &self.variants {
             Some(variants) => variants.all(self).try_for_each(prepare),
             None => prepare(self),
-        }
+        })
     }
 
     /// One run, as backends take it.

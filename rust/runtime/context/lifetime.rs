@@ -21,6 +21,7 @@ use crate::ipc::{PATIENCE, fork};
 use crate::nvtx;
 use crate::plan::{self, Options, Program, Shape};
 use crate::sync::{Mutex, lock};
+use crate::took::took;
 use crate::topology::{DeviceId, Machine};
 use crate::tune::{self, Tuning};
 use smallvec::SmallVec;
@@ -282,10 +283,11 @@ impl Context {
         }
         headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
         batch::check(&request.batch, backend)?;
-        let planned = self.planned(request.shape(), true)?;
+        let planned = took("planned", || self.planned(request.shape(), true))?;
         let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, request.options.staging_bytes, alive_at, of);
-        let plan = bind(planned.clone(), None)?;
-        let variants = if adapt { self.variants(&request, planned, |planned| bind(planned, Some(&plan))) } else { Ok(None) };
+        let plan = took("plan bound", || bind(planned.clone(), None))?;
+        let variants = || self.variants(&request, planned, |planned| bind(planned, Some(&plan)));
+        let variants = if adapt { took("variants planned", variants) } else { Ok(None) };
         let variants = variants.unwrap_or_else(|error| {
             log::debug!("a plan is what all its executions take: {error}");
             None

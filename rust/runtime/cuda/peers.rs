@@ -14,6 +14,7 @@ use super::kernel::HostEnds;
 use crate::backend::BackendError;
 use crate::bridge::Segment;
 use crate::pattern::Words;
+use crate::took::took;
 use crate::topology::DeviceId;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -135,7 +136,7 @@ impl Checks {
         if let Some(known) = checks.loses.get(&(a, b)) {
             return *known;
         }
-        let tried = checks.try_pair(gpus, a, b, false);
+        let tried = took(format_args!("GPU {a} and GPU {b} tried"), || checks.try_pair(gpus, a, b, false));
         match &tried {
             Ok(Tried::Intact) => {
                 INTACT[a].fetch_or(1 << b, Ordering::Relaxed);
