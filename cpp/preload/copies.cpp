@@ -382,6 +382,8 @@ struct end {
         }
     }
     [[nodiscard]] int device() const { return known.type == host_type ? host : known.gpu; }
+    /// Memory of a pool or a mapping, which lets GPUs in one by one.
+    [[nodiscard]] bool is_given_by_gpu() const { return known.type == device_type && known.plain == 0 && !is_opened; }
 };
 
 /// Why the interposer leaves memory alone; `count` where it does not.
@@ -397,10 +399,10 @@ outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
         if (of.is_opened && known.gpu < 0) {
             return outcome::opened;
         }
-        if (!of.is_opened && known.plain == 0) {
-            return outcome::pooled;
-        }
-        if (known.gpu < 0 || known.gpu >= most_gpus || gpu_of(known.owner) < 0) {
+        // Memory of pools and mappings is of no context. Whom it lets in mpgpu asks the driver, and moves it by others
+        // than those not at all.
+        const bool is_of_context = !of.is_given_by_gpu() || known.owner != nullptr;
+        if (known.gpu < 0 || known.gpu >= most_gpus || (is_of_context && gpu_of(known.owner) < 0)) {
             return outcome::other_context;
         }
     }
@@ -466,8 +468,10 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
         return made.status() == MP_SUCCESS ? outcome::no_gain : outcome::refused;
     }
     mp_request_t request = nullptr;
-    if (made.execute(in, asked().verify ? &request : nullptr) != MP_SUCCESS) {
-        return outcome::refused;
+    const mp_status_t status = made.execute(in, asked().verify ? &request : nullptr);
+    if (status != MP_SUCCESS) {
+        const bool is_shut = status == MP_ERROR_NOT_SUPPORTED && (to.is_given_by_gpu() || from.is_given_by_gpu());
+        return is_shut ? outcome::pooled : outcome::refused;
     }
     saved = made.saved_seconds();
     if (request != nullptr) {
@@ -507,6 +511,11 @@ memory find_memory(device_pointer address) noexcept {
     const result code =
         call(symbol::cuPointerGetAttributes, static_cast<unsigned>(names.size()), names.data(), values.data(), address);
     return code == success ? found : memory{};
+}
+
+bool is_owned_by(const memory &known, context owner) noexcept {
+    return known.owner == owner || (known.type == device_type && known.plain == 0 && known.owner == nullptr &&
+                                    known.gpu >= 0 && gpu_of(owner) == known.gpu);
 }
 
 bool is_in_use() noexcept {
