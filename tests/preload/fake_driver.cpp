@@ -87,7 +87,7 @@ struct allocation {
     std::size_t chunk = 0;
     std::uint64_t let_in = 0;
 
-    bool is_plain() const { return device >= 0 && !is_managed && !is_pooled && chunk == 0; }
+    [[nodiscard]] bool is_plain() const { return device >= 0 && !is_managed && !is_pooled && chunk == 0; }
 };
 
 /// A copy as it was asked for.

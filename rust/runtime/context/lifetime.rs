@@ -8,6 +8,7 @@ use super::deferred::{Deferred, UsedBy};
 use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
+use super::kept::Kept;
 use super::sharing::PeerMemory;
 use super::staging::Staging;
 use super::variants::{SharedChoice, Variants};
@@ -179,6 +180,8 @@ pub struct Context {
     pub(super) probed: Mutex<Option<Arc<str>>>,
     /// What `MPGPU_TUNING_FILE` holds, or what is kept beside the probe.
     tuning: Option<Tuning>,
+    /// What earlier runs have measured, where a tuning is in use.
+    kept: Option<Arc<Kept>>,
 }
 
 impl Context {
@@ -201,6 +204,8 @@ impl Context {
     ) -> Result<Context, Error> {
         let defaults = PlanOptions::default().resolve(&config)?;
         nvtx::attach();
+        let file = config.tuning_file.as_deref().filter(|_| tuning.is_some() && config.adapt);
+        let kept = file.and_then(|file| Kept::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
         let shared = ContextState {
             machine,
             without: RwLock::default(),
@@ -219,7 +224,8 @@ impl Context {
             config,
         };
         let (cache, shared) = (Arc::new(Cache::new(shared.config.cache_plans)), Arc::new(shared));
-        Ok(Context { cache, shared, defaults, tuning, probed: Mutex::new(None) })
+        kept.iter().for_each(|kept| kept.write_at_exit(&cache));
+        Ok(Context { cache, shared, defaults, tuning, kept, probed: Mutex::new(None) })
     }
 
     /// The machine that plans are made for.
@@ -325,7 +331,9 @@ impl Context {
         if all.len() == 1 {
             return Ok(None);
         }
-        let choice = self.cache.choice(request.shape(), || SharedChoice::new(all.len()));
+        let shape = request.shape();
+        let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
+        let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), kept));
         let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
         Ok(Some(Variants::new(others?, choice)))
     }
@@ -550,6 +558,7 @@ impl Context {
         let finished = backend.synchronize();
         first.iter().for_each(|one| one.close());
         self.shared.callbacks.end();
+        self.kept.iter().for_each(|kept| kept.write(&self.cache));
         self.cache.clear();
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);

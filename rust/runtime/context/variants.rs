@@ -7,12 +7,14 @@
 
 use super::error::Error;
 use super::execute::{Measured, Plan};
+use super::kept::KeptShape;
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS, variant_name};
 use crate::backend::{Backend, Completion, Moment, Report, StreamHandle};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::time;
 use std::hash::BuildHasher;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Executions from one measured one to the next while nothing changes: marking and reading two moments takes some 2 us of the host, 0.03 us of
 /// an execution then.
@@ -33,7 +35,11 @@ pub(super) struct Variants {
 
 /// What all plans of one shape know and choose.
 #[derive(Debug)]
-pub(super) struct SharedChoice(Mutex<Choosing>);
+pub(super) struct SharedChoice {
+    state: Mutex<Choosing>,
+    /// What an earlier run has measured, where it began with that.
+    kept: Option<KeptShape>,
+}
 
 #[derive(Debug)]
 struct Choosing {
@@ -73,7 +79,7 @@ impl Variants {
     }
 
     fn state(&self) -> MutexGuard<'_, Choosing> {
-        lock(&self.choice.0)
+        lock(&self.choice.state)
     }
 
     /// All of them, `described` among them.
@@ -114,6 +120,11 @@ impl Variants {
         Measured { in_force: median(state.chooser.in_force()), plain: median(self.others.len()) }
     }
 
+    /// How long ago an earlier run measured what this one began with.
+    pub fn began_with(&self) -> Option<Duration> {
+        self.choice.kept.as_ref()?.age()
+    }
+
     /// What is known of each, with times that are there now.
     pub fn known(&self, described: &Plan) -> Vec<Known> {
         let state = &mut *self.state();
@@ -133,14 +144,24 @@ impl Variants {
 }
 
 impl SharedChoice {
-    /// Among so many variants, at most [`MAX_VARIANTS`].
-    pub fn new(variants: usize) -> SharedChoice {
+    /// Among so many variants, at most [`MAX_VARIANTS`], from what an earlier run has measured of as many.
+    pub fn new(variants: usize, kept: Option<&KeptShape>) -> SharedChoice {
         // Contexts and processes that share a machine have to choose at different moments.
         let seed = std::hash::RandomState::new().hash_one(variants);
-        let chooser = Chooser::new(&vec![None; variants], STEADY, seed);
+        let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
+        let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
+        let chooser = Chooser::new(&known, STEADY, seed);
         let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
         let state = Choosing { chooser, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true };
-        SharedChoice(Mutex::new(state))
+        SharedChoice { state: Mutex::new(state), kept }
+    }
+
+    /// The variant in force and the medians of all, as far as they were read; `None` where nothing was.
+    pub fn to_keep(&self) -> Option<(usize, Vec<Option<u64>>)> {
+        let state = lock(&self.state);
+        let variants = state.chooser.variants();
+        let is_measured = state.measured.iter().any(|times| *times > 0);
+        is_measured.then(|| (state.chooser.in_force(), (0..variants).map(|variant| state.chooser.median(variant)).collect()))
     }
 }
 
