@@ -312,6 +312,10 @@ struct question {
 /// execution would make is made too, so that the program waits for none of it. Planning reads and writes no memory of
 /// the program's, which may be freed meanwhile.
 void answer(const question &asked_for) {
+    // Asked before there was a context that could know memory of another process.
+    for (const void *end : {static_cast<const void *>(asked_for.what.dst), asked_for.what.src}) {
+        find_opened(reinterpret_cast<device_pointer>(end), mpgpu_context);
+    }
     const plan made(asked_for.what);
     if (made.gains()) {
         made.prepare(asked_for.gpu);
