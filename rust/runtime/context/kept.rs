@@ -61,15 +61,15 @@ impl KeptShape {
 
 /// A file of what was measured, as it was when the context was created.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptTimes {
     path: PathBuf,
     machine: String,
     shapes: HashMap<String, KeptShape>,
 }
 
-impl Kept {
+impl KeptTimes {
     /// What is kept beside a tuning file. `None` of virtual devices, as with probes, and where the backend does not say what it runs on.
-    pub fn beside(tuning: &Path, machine: &Machine, backend: &dyn Backend) -> Option<Kept> {
+    pub fn beside(tuning: &Path, machine: &Machine, backend: &dyn Backend) -> Option<KeptTimes> {
         if backend.name() == "host" {
             return None;
         }
@@ -78,7 +78,7 @@ impl Kept {
         let machine = format!("{} {} {now:?}", env!("CARGO_PKG_VERSION"), tune::digest(machine.topology()));
         let path = tuning.with_extension("measured.json");
         let shapes = read(&path).into_iter().map(|shape| (shape.key.clone(), shape)).collect();
-        Some(Kept { path, machine, shapes })
+        Some(KeptTimes { path, machine, shapes })
     }
 
     /// What was measured of plans like this one.
@@ -92,7 +92,7 @@ impl Kept {
     }
 
     /// Keeps what has been measured by the end of the process, if the context of this cache is not destroyed before, as the interposer's is not.
-    pub fn write_at_exit(self: &Arc<Kept>, cache: &Arc<Cache>) {
+    pub fn write_at_exit(self: &Arc<KeptTimes>, cache: &Arc<Cache>) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             PROCESS.store(fork::generation(), Ordering::Relaxed);
@@ -127,7 +127,7 @@ impl Kept {
 }
 
 /// Those of contexts that are not destroyed.
-static OPEN: Mutex<Vec<(Weak<Kept>, Weak<Cache>)>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<(Weak<KeptTimes>, Weak<Cache>)>> = Mutex::new(Vec::new());
 
 /// The generation of the process that they are of.
 static PROCESS: AtomicU32 = AtomicU32::new(0);

@@ -8,7 +8,7 @@ use super::deferred::{Deferred, UsedBy};
 use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
-use super::kept::Kept;
+use super::kept::KeptTimes;
 use super::sharing::PeerMemory;
 use super::staging::Staging;
 use super::variants::{SharedChoice, Variants};
@@ -181,7 +181,7 @@ pub struct Context {
     /// What `MPGPU_TUNING_FILE` holds, or what is kept beside the probe.
     tuning: Option<Tuning>,
     /// What earlier runs have measured, where a tuning is in use.
-    kept: Option<Arc<Kept>>,
+    kept: Option<Arc<KeptTimes>>,
 }
 
 impl Context {
@@ -205,7 +205,7 @@ impl Context {
         let defaults = PlanOptions::default().resolve(&config)?;
         nvtx::attach();
         let file = config.tuning_file.as_deref().filter(|_| tuning.is_some() && config.adapt);
-        let kept = file.and_then(|file| Kept::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
+        let kept = file.and_then(|file| KeptTimes::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
         let shared = ContextState {
             machine,
             without: RwLock::default(),
