@@ -35,11 +35,20 @@ result copy(symbol name, zero means, Dst dst, Src src, std::size_t bytes, stream
     return call(name, dst, src, bytes, in);
 }
 
+/// One that returns when the bytes are there. Between GPUs the driver orders such copies with more than a stream.
+template <class Dst, class Src> result copy_now(symbol name, zero means, Dst dst, Src src, std::size_t bytes) noexcept {
+    const stream in = meant(means, nullptr);
+    if (bytes >= looked_at_from.load(std::memory_order_relaxed) && take(address(dst), address(src), bytes, in)) {
+        return call(symbol::cuStreamSynchronize, in);
+    }
+    return call(name, dst, src, bytes);
+}
+
 result copy_peers(symbol name, zero means, device_pointer dst, context dst_context, device_pointer src,
                   context src_context, std::size_t bytes, stream in) noexcept {
     if (bytes >= looked_at_from.load(std::memory_order_relaxed)) {
         // An address has one owner. Contexts that say otherwise are the driver's to judge.
-        if (find_memory(dst).owner != dst_context || find_memory(src).owner != src_context) {
+        if (!is_owned_by(find_memory(dst), dst_context) || !is_owned_by(find_memory(src), src_context)) {
             count(outcome::other_context, bytes);
         } else if (take(dst, src, bytes, meant(means, in))) {
             return success;
@@ -92,6 +101,15 @@ MPGPU_COPY(cuMemcpyHtoDAsync_v2, legacy, device_pointer, const void *)
 MPGPU_COPY(cuMemcpyHtoDAsync_v2_ptsz, per_thread, device_pointer, const void *)
 MPGPU_COPY(cuMemcpyDtoHAsync_v2, legacy, void *, device_pointer)
 MPGPU_COPY(cuMemcpyDtoHAsync_v2_ptsz, per_thread, void *, device_pointer)
+
+#define MPGPU_COPY_NOW(name, form, Dst, Src)                                                                           \
+    MPGPU_EXPORTED name(Dst dst, Src src, std::size_t bytes) noexcept {                                                \
+        return copy_now(symbol::name, zero::form, dst, src, bytes);                                                    \
+    }
+MPGPU_COPY_NOW(cuMemcpyHtoD_v2, legacy, device_pointer, const void *)
+MPGPU_COPY_NOW(cuMemcpyHtoD_v2_ptds, per_thread, device_pointer, const void *)
+MPGPU_COPY_NOW(cuMemcpyDtoH_v2, legacy, void *, device_pointer)
+MPGPU_COPY_NOW(cuMemcpyDtoH_v2_ptds, per_thread, void *, device_pointer)
 
 #define MPGPU_PEER_COPY(name, form)                                                                                    \
     MPGPU_EXPORTED name(device_pointer dst, context dst_context, device_pointer src, context src_context,              \

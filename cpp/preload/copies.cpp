@@ -45,16 +45,20 @@ class inside {
 /// Handles of the primary contexts that were met. A handle stays that of its GPU, also over a reset.
 std::array<std::atomic<context>, most_gpus> primaries;
 
-/// Whether a context is a GPU's primary one. Takes part in no context that the program has not made itself.
-bool is_primary(context asked_for) {
-    for (auto &known : primaries) {
-        if (known.load(std::memory_order_relaxed) == asked_for) {
-            return asked_for != nullptr;
+/// The GPU whose primary context it is; -1 for any other. Takes part in no context that the program has not made
+/// itself.
+int gpu_of(context asked_for) {
+    if (asked_for == nullptr) {
+        return -1;
+    }
+    for (std::size_t gpu = 0; gpu < primaries.size(); ++gpu) {
+        if (primaries.at(gpu).load(std::memory_order_relaxed) == asked_for) {
+            return static_cast<int>(gpu);
         }
     }
     int count = 0;
     if (call(symbol::cuDeviceGetCount, &count) != success) {
-        return false;
+        return -1;
     }
     for (int gpu = 0; gpu < count && gpu < most_gpus; ++gpu) {
         auto &known = primaries.at(static_cast<std::size_t>(gpu));
@@ -69,10 +73,10 @@ bool is_primary(context asked_for) {
         call(symbol::cuDevicePrimaryCtxRelease_v2, gpu);
         known.store(primary, std::memory_order_relaxed);
         if (primary == asked_for) {
-            return true;
+            return gpu;
         }
     }
-    return false;
+    return -1;
 }
 
 context context_of(stream in) {
@@ -92,7 +96,8 @@ bool is_capturing(stream in) {
 
 enum class gain : std::uint8_t { not_asked, asked, none, some };
 
-/// Eight classes for each power of two: a class is decided by the first size of it that is met.
+/// Eight classes for each power of two: a class is decided by the first size of it that is met. One above a class that
+/// gains is taken for one that gains until its first plan says it; one above others is asked about.
 constexpr std::size_t size_classes = std::size_t{8} * 64;
 std::array<std::atomic<gain>, std::size_t{most_gpus + 1} * (most_gpus + 1) * size_classes> gains;
 
@@ -101,9 +106,20 @@ std::size_t class_of(std::size_t bytes) {
     return 8 * top + ((bytes >> (top - 3)) & 7);
 }
 
-std::atomic<gain> &gain_of(int dst, int src, std::size_t bytes) {
+std::atomic<gain> &gain_of(int dst, int src, std::size_t size_class) {
     const auto pair = static_cast<std::size_t>(dst) * (most_gpus + 1) + static_cast<std::size_t>(src);
-    return gains.at(pair * size_classes + class_of(bytes));
+    return gains.at(pair * size_classes + size_class);
+}
+
+/// Whether the next smaller class of which it is known gains, between the same devices.
+bool smaller_gains(int dst, int src, std::size_t size_class) {
+    while (size_class-- > 0) {
+        const gain known = gain_of(dst, src, size_class).load(std::memory_order_acquire);
+        if (known == gain::some || known == gain::none) {
+            return known == gain::some;
+        }
+    }
+    return false;
 }
 
 // --- with which GPUs mpgpu may work ----------------------------------------------------------------------------------
@@ -183,6 +199,14 @@ class plan {
     }
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
+    }
+    /// Makes what its first execution in a stream of this GPU would make.
+    void prepare(int gpu) const {
+        mp_stream_t own = nullptr;
+        if (mp_stream_create(mpgpu_context, gpu, &own) == MP_SUCCESS) {
+            mp_plan_prepare(handle_, own);
+            mp_stream_destroy(mpgpu_context, own);
+        }
     }
 
   private:
@@ -276,15 +300,45 @@ void stop() {
     count_done();
 }
 
-/// Makes mpgpu's context, unless somebody does. The first copies do not wait for it.
-void prepare() {
+/// A copy, and what is to be known of those like it.
+struct question {
+    std::atomic<gain> *slot;
+    mp_transfer_t what;
+    /// That of its stream.
+    int gpu;
+};
+
+/// Whether copies like this one gain: which the first time makes contexts and staging memory on relays. What the first
+/// execution would make is made too, so that the program waits for none of it. Planning reads and writes no memory of
+/// the program's, which may be freed meanwhile.
+void answer(const question &asked_for) {
+    // Asked before there was a context that could know memory of another process.
+    for (const void *end : {static_cast<const void *>(asked_for.what.dst), asked_for.what.src}) {
+        find_opened(reinterpret_cast<device_pointer>(end), mpgpu_context);
+    }
+    const plan made(asked_for.what);
+    if (made.gains()) {
+        made.prepare(asked_for.gpu);
+    }
+    // Where the memory has gone meanwhile the next copy asks again.
+    const bool has_gone = made.status() == MP_ERROR_INVALID_POINTER;
+    *asked_for.slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
+}
+
+/// Makes mpgpu's context, unless somebody does, and then answers the first question. The first copies do not wait for
+/// it.
+void prepare(const question &first) {
     stage expected = stage::idle;
     if (!state.compare_exchange_strong(expected, stage::preparing)) {
         return;
     }
+    if (!asked().gpus) {
+        look_at_gpus();
+    }
+    first.slot->store(gain::asked);
     // After the program's and the driver's, so it is called before theirs.
     std::atexit(stop);
-    const auto create = [] {
+    const auto create = [first] {
         mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
         options.backend = MP_BACKEND_CUDA;
         stage next = stage::ready;
@@ -293,31 +347,23 @@ void prepare() {
             next = stage::off;
         }
         stage still = stage::preparing;
-        state.compare_exchange_strong(still, next);
+        if (state.compare_exchange_strong(still, next) && next == stage::ready) {
+            answer(first);
+        }
     };
     if (!begin(create)) {
         state = stage::off;
     }
 }
 
-/// Has a thread ask mpgpu whether copies like this one gain, which the first time makes contexts and staging memory on
-/// relays. Planning reads and writes no memory of the program's, which may be freed meanwhile.
-void ask(std::atomic<gain> &slot, const mp_transfer_t &what) {
+/// Has a thread answer, unless one does.
+void ask(const question &next) {
     if (!asked().gpus) {
         look_at_gpus();
     }
     gain expected = gain::not_asked;
-    if (!slot.compare_exchange_strong(expected, gain::asked)) {
-        return;
-    }
-    const auto answer = [&slot, what] {
-        const plan made(what);
-        // Where the memory has gone meanwhile the next copy asks again.
-        const bool has_gone = made.status() == MP_ERROR_INVALID_POINTER;
-        slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
-    };
-    if (!begin(answer)) {
-        slot = gain::not_asked;
+    if (next.slot->compare_exchange_strong(expected, gain::asked) && !begin([next] { answer(next); })) {
+        *next.slot = gain::not_asked;
     }
 }
 
@@ -340,6 +386,8 @@ struct end {
         }
     }
     [[nodiscard]] int device() const { return known.type == host_type ? host : known.gpu; }
+    /// Memory of a pool or a mapping, which lets GPUs in one by one.
+    [[nodiscard]] bool is_given_by_gpu() const { return known.type == device_type && known.plain == 0 && !is_opened; }
 };
 
 /// Why the interposer leaves memory alone; `count` where it does not.
@@ -355,10 +403,10 @@ outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
         if (of.is_opened && known.gpu < 0) {
             return outcome::opened;
         }
-        if (!of.is_opened && known.plain == 0) {
-            return outcome::pooled;
-        }
-        if (known.gpu < 0 || known.gpu >= most_gpus || !is_primary(known.owner)) {
+        // Memory of pools and mappings is of no context. Whom it lets in mpgpu asks the driver, and moves it by others
+        // than those not at all.
+        const bool is_of_context = !of.is_given_by_gpu() || known.owner != nullptr;
+        if (known.gpu < 0 || known.gpu >= most_gpus || (is_of_context && gpu_of(known.owner) < 0)) {
             return outcome::other_context;
         }
     }
@@ -374,7 +422,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     if (is_capturing(in)) {
         return outcome::captured;
     }
-    if (!is_primary(context_of(in))) {
+    const int gpu = gpu_of(context_of(in));
+    if (gpu < 0) {
         return outcome::other_context;
     }
     const end to(dst);
@@ -392,10 +441,12 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     if (!is_allowed(dst_device) || !is_allowed(src_device)) {
         return outcome::unused_gpu;
     }
+    std::atomic<gain> &slot = gain_of(dst_device, src_device, class_of(bytes));
+    const question like_this{&slot, transfer(dst, src, bytes), gpu};
     // A program of whose copies none can be taken gets no context of mpgpu's.
     switch (state.load(std::memory_order_acquire)) {
     case stage::idle:
-        prepare();
+        prepare(like_this);
         return outcome::preparing;
     case stage::preparing:
         return outcome::preparing;
@@ -404,26 +455,27 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     case stage::ready:
         break;
     }
-    const mp_transfer_t what = transfer(dst, src, bytes);
-    std::atomic<gain> &slot = gain_of(dst_device, src_device, bytes);
-    switch (slot.load(std::memory_order_acquire)) {
-    case gain::not_asked:
-        ask(slot, what);
-        return outcome::preparing;
-    case gain::asked:
-        return outcome::preparing;
-    case gain::none:
+    const gain known = slot.load(std::memory_order_acquire);
+    if (known == gain::none) {
         return outcome::no_gain;
-    case gain::some:
-        break;
     }
-    const plan made(what);
+    const bool is_open = known != gain::some;
+    if (is_open && !smaller_gains(dst_device, src_device, class_of(bytes))) {
+        ask(like_this);
+        return outcome::preparing;
+    }
+    const plan made(like_this.what);
+    if (is_open && made.status() == MP_SUCCESS) {
+        slot = made.gains() ? gain::some : gain::none;
+    }
     if (!made.gains()) {
         return made.status() == MP_SUCCESS ? outcome::no_gain : outcome::refused;
     }
     mp_request_t request = nullptr;
-    if (made.execute(in, asked().verify ? &request : nullptr) != MP_SUCCESS) {
-        return outcome::refused;
+    const mp_status_t status = made.execute(in, asked().verify ? &request : nullptr);
+    if (status != MP_SUCCESS) {
+        const bool is_shut = status == MP_ERROR_NOT_SUPPORTED && (to.is_given_by_gpu() || from.is_given_by_gpu());
+        return is_shut ? outcome::pooled : outcome::refused;
     }
     saved = made.saved_seconds();
     if (request != nullptr) {
@@ -463,6 +515,11 @@ memory find_memory(device_pointer address) noexcept {
     const result code =
         call(symbol::cuPointerGetAttributes, static_cast<unsigned>(names.size()), names.data(), values.data(), address);
     return code == success ? found : memory{};
+}
+
+bool is_owned_by(const memory &known, context owner) noexcept {
+    return known.owner == owner || (known.type == device_type && known.plain == 0 && known.owner == nullptr &&
+                                    known.gpu >= 0 && gpu_of(owner) == known.gpu);
 }
 
 bool is_in_use() noexcept {

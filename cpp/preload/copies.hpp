@@ -28,4 +28,8 @@ struct memory {
 /// All zeros for memory that the driver does not know.
 memory find_memory(device_pointer address) noexcept;
 
+/// Whether memory is a context's, or, as of a pool or a mapping, of no context but the GPU's of which it is the primary
+/// one.
+bool is_owned_by(const memory &known, context owner) noexcept;
+
 } // namespace mpgpu_preload

@@ -19,6 +19,10 @@
     X(cuMemcpyHtoDAsync_v2_ptsz)                                                                                       \
     X(cuMemcpyDtoHAsync_v2)                                                                                            \
     X(cuMemcpyDtoHAsync_v2_ptsz)                                                                                       \
+    X(cuMemcpyHtoD_v2)                                                                                                 \
+    X(cuMemcpyHtoD_v2_ptds)                                                                                            \
+    X(cuMemcpyDtoH_v2)                                                                                                 \
+    X(cuMemcpyDtoH_v2_ptds)                                                                                            \
     X(cuMemcpyPeerAsync)                                                                                               \
     X(cuMemcpyPeerAsync_ptsz)                                                                                          \
     X(cuCtxEnablePeerAccess)                                                                                           \
@@ -38,7 +42,8 @@
     X(cuDevicePrimaryCtxRelease_v2)                                                                                    \
     X(cuPointerGetAttributes)                                                                                          \
     X(cuStreamGetCtx)                                                                                                  \
-    X(cuStreamIsCapturing)
+    X(cuStreamIsCapturing)                                                                                             \
+    X(cuStreamSynchronize)
 
 namespace mpgpu_preload {
 

@@ -31,7 +31,7 @@ constexpr std::array<const char *, outcomes> texts = {
     "captured",
     "host memory that is not pinned, or no GPU's memory at all",
     "managed memory",
-    "memory of a pool or a mapping",
+    "memory of a pool or a mapping that does not let the GPUs in",
     "memory of another process, of which nothing is known",
     "memory of a GPU that the program does not use (MPGPU_PRELOAD_GPUS)",
     "a context that is not primary, or not the memory's",

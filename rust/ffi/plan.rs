@@ -11,7 +11,7 @@ use mpgpu_core::plan::{Engine, Relays};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::{BackendError, StreamHandle};
 use mpgpu_runtime::context::node::NodePlan;
-use mpgpu_runtime::context::{Context, Error, Measured, Plan, PlanOptions, Transfer};
+use mpgpu_runtime::context::{Context, Error, Plan, PlanOptions, Transfer};
 use smallvec::SmallVec;
 use std::ffi::c_char;
 use std::sync::Arc;

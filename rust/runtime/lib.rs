@@ -7,6 +7,7 @@
 //! | [`backend`] | the trait that every backend implements, and its values |
 //! | `sync` | locks, which a model checker may replace |
 //! | `threads` | threads of the library, which take no signal of the program |
+//! | `took` | how long steps take, for the log |
 //! | [`ipc`] | memory of one process that others of the same node map |
 //! | [`host`] | the host backend: virtual devices on CPU threads |
 //! | [`cuda`] | the CUDA backend |
@@ -29,6 +30,7 @@ pub mod panics;
 mod pattern;
 mod sync;
 mod threads;
+mod took;
 
 use mpgpu_core::{adapt, headroom, model, plan, program, topology, units};
 use mpgpu_measure::{probe, tune};

@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
+#include <tuple>
 #include <type_traits>
 #include <unistd.h>
 #include <utility>
@@ -59,7 +60,8 @@ void *by_address(const char *name) {
     static const auto get = reinterpret_cast<decltype(&cuGetProcAddress_v2)>(by_dlsym("cuGetProcAddress_v2"));
     std::string base = name;
     std::uint64_t flags = 1; // CU_GET_PROC_ADDRESS_LEGACY_STREAM
-    if (base.size() > 5 && base.compare(base.size() - 5, 5, "_ptsz") == 0) {
+    const std::string form = base.size() > 5 ? base.substr(base.size() - 5) : "";
+    if (form == "_ptsz" || form == "_ptds") {
         base.resize(base.size() - 5);
         flags = 2; // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
     }
@@ -373,7 +375,6 @@ void left_alone() {
     const form &by = forms[0];
     form other = by;
     check(cu.cuMemAllocManaged(&other.src, large, 1) == 0 && passes(other, large, stream), "managed memory passes");
-    check(cu.cuMemAllocAsync(&other.src, large, stream) == 0 && passes(other, large, stream), "a pool's memory passes");
     std::vector<char> pageable(large);
     form from_host = forms[4];
     from_host.src = number_of(pageable.data());
@@ -400,6 +401,91 @@ void left_alone() {
     check(cu.cuCtxCreate_v2(&own, 0, 0) == 0, "a context");
     check(passes(by, large, new_stream()), "a stream of a context that is not primary passes");
     use(0);
+}
+
+/// Copies that return when the bytes are there.
+void synchronous() {
+    const std::vector<form> forms = all_forms();
+    const form &to_gpu = forms[4];
+    const form &to_host = forms[6];
+    for (const form *by : {&to_gpu, &to_host}) {
+        warm_up(*by, new_stream());
+    }
+    std::vector<char> pageable(large);
+    unsigned seed = 0;
+    for (const auto to : {cu.cuMemcpyHtoD_v2, cu.cuMemcpyHtoD_v2_ptds}) {
+        for (const auto &[src, bytes, takes] :
+             {std::tuple(to_gpu.src, large, true), std::tuple(to_gpu.src, small, false),
+              std::tuple(number_of(pageable.data()), large, false)}) {
+            fill(src, bytes, ++seed);
+            cu.fake_forget_copies(0);
+            check(to(to_gpu.dst, bytes_at(src), bytes) == 0 && equal(to_gpu.dst, src, bytes), "the bytes are there");
+            fake_copies found{};
+            cu.fake_copies_into(to_gpu.dst, bytes, &found);
+            check(is_taken(found) == takes, "large copies of pinned memory are taken");
+        }
+    }
+    for (const auto from : {cu.cuMemcpyDtoH_v2, cu.cuMemcpyDtoH_v2_ptds}) {
+        fill(to_host.src, large, ++seed);
+        cu.fake_forget_copies(0);
+        check(from(bytes_at(to_host.dst), to_host.src, large) == 0 && equal(to_host.dst, to_host.src, large),
+              "the bytes are there");
+        fake_copies found{};
+        cu.fake_copies_into(to_host.dst, large, &found);
+        check(is_taken(found), "large copies into pinned memory are taken");
+    }
+}
+
+/// Memory of pools, and of mappings of several chunks, is moved by GPUs that are let in.
+void pools() {
+    const std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    const auto pooled = [](CUdevice gpu) {
+        use(gpu);
+        CUdeviceptr address = 0;
+        check(cu.cuMemAllocAsync(&address, large, nullptr) == 0, "memory of a pool");
+        return address;
+    };
+    const auto mapped = [](CUdevice gpu, std::uint64_t let_in) {
+        use(gpu);
+        CUdeviceptr address = 0;
+        check(cu.fake_map(&address, large, large / 8, let_in) == 0, "memory of chunks");
+        return address;
+    };
+    const form &between = forms[0];
+    const form &to_gpu = forms[4];
+    const form &to_host = forms[6];
+    const form &by_contexts = forms[8];
+    unsigned seed = 0;
+    const auto taken = [&](const form &like, CUdevice gpu, CUdeviceptr dst, CUdeviceptr src) {
+        use(gpu);
+        form by = like;
+        by.dst = dst;
+        by.src = src;
+        const CUstream in = new_stream();
+        warm_up(by, in);
+        check_order(by, in, ++seed);
+        long trespasses = 0;
+        check(cu.fake_trespasses(&trespasses) == 0 && trespasses == 0, "no GPU copies that is not let in", by.name);
+    };
+    // One that lets nobody in, and one whose last chunk does not.
+    for (const CUdeviceptr shut : {pooled(0), mapped(0, 0), mapped(0, 0xf)}) {
+        taken(to_gpu, 0, shut, to_gpu.src);
+        taken(to_host, 0, to_host.dst, shut);
+        taken(between, 0, between.dst, shut);
+        taken(by_contexts, 0, between.dst, shut);
+    }
+    for (const CUdeviceptr shut : {pooled(1), mapped(1, 0), mapped(1, 0xf)}) {
+        taken(between, 1, shut, between.src);
+    }
+    check(cu.fake_let_in(0, 0xf) == 0 && cu.fake_let_in(1, 0xf) == 0, "pools let all GPUs in");
+    taken(between, 0, pooled(1), pooled(0));
+    taken(by_contexts, 1, pooled(1), mapped(0, 0xf));
+    check(cu.fake_let_in(0, 0) == 0 && cu.fake_let_in(1, 0) == 0, "pools let nobody in");
+    const CUdeviceptr dst = pooled(1);
+    const CUdeviceptr src = pooled(0);
+    use(0);
+    check(between.copy(dst, src, large, stream) == 1, "the driver's error where no GPU may enter both ends");
 }
 
 /// Every call that the driver gets for a taken copy fails once.
@@ -513,6 +599,22 @@ void losing() {
     synchronize(stream);
     check(!equal(by.dst, by.src, large), "a byte is lost");
     cu.fake_lose(0);
+}
+
+/// Sizes above one that gains are taken from their first copy on.
+void sizes() {
+    form by = all_forms()[0];
+    const CUstream stream = new_stream();
+    warm_up(by, stream);
+    by.src = on_gpu(0, 2 * large);
+    by.dst = on_gpu(1, 2 * large);
+    use(0);
+    for (const std::size_t bytes : {large + large / 2, 2 * large, large + large / 4}) {
+        fill(by.src, bytes, static_cast<unsigned>(bytes >> 20));
+        check(is_taken(seen(by, bytes, stream)), "the first copy of a size is taken");
+        synchronize(stream);
+        check(equal(by.dst, by.src, bytes), "its bytes arrive");
+    }
 }
 
 /// Nothing is taken, now and later.
@@ -634,12 +736,14 @@ class other_process {
     int stays_ = -1;
 };
 
-void importer(const char *self, const std::string &way, bool is_told) {
+void importer(const char *self, const std::string &way, bool is_told, bool is_first) {
     const other_process other(self, way, is_told);
     find_driver(way);
     std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
-    warm_up(forms[0], stream);
+    if (!is_first) {
+        warm_up(forms[0], stream);
+    }
     // The driver takes what a GPU opens for memory of that GPU.
     for (const CUdevice through : {0, 1}) {
         form into = forms[0];
@@ -746,19 +850,22 @@ int main(int count, char **arguments) {
         sums(arguments[0], way);
     } else if (name == "opened_unused") {
         importer_of_unused(arguments[0], way);
-    } else if (name == "opened" || name == "opened_unknown") {
-        importer(arguments[0], way, name == "opened");
+    } else if (name == "opened" || name == "opened_first" || name == "opened_unknown") {
+        importer(arguments[0], way, name != "opened_unknown", name == "opened_first");
     } else {
         find_driver(way);
         const std::vector<std::pair<const char *, void (*)()>> cases = {
             {"copies", copies},
             {"left_alone", left_alone},
+            {"pools", pools},
+            {"synchronous", synchronous},
             {"failing", failing},
             {"ends", ends},
             {"threads", threads},
             {"exporter", exporter},
             {"peers", peers},
             {"off", off},
+            {"sizes", sizes},
             {"losing", losing},
             {"used", [] { between_two(false); }},
             {"relayed", [] { between_two(true); }},

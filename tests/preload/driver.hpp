@@ -47,6 +47,10 @@ extern "C" {
     X(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void *, std::size_t, CUstream)                                     \
     X(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, std::size_t, CUstream)                                                \
     X(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, std::size_t, CUstream)                                           \
+    X(cuMemcpyHtoD_v2, CUdeviceptr, const void *, std::size_t)                                                         \
+    X(cuMemcpyHtoD_v2_ptds, CUdeviceptr, const void *, std::size_t)                                                    \
+    X(cuMemcpyDtoH_v2, void *, CUdeviceptr, std::size_t)                                                               \
+    X(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr, std::size_t)                                                          \
     X(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream)                        \
     X(cuMemcpyPeerAsync_ptsz, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream)                   \
     X(cuStreamCreate, CUstream *, unsigned)                                                                            \
@@ -61,6 +65,9 @@ extern "C" {
     X(cuIpcCloseMemHandle, CUdeviceptr)                                                                                \
     X(fake_copies_into, CUdeviceptr, std::size_t, fake_copies *)                                                       \
     X(fake_forget_copies, int)                                                                                         \
+    X(fake_map, CUdeviceptr *, std::size_t, std::size_t, std::uint64_t)                                                \
+    X(fake_let_in, CUdevice, std::uint64_t)                                                                            \
+    X(fake_trespasses, long *)                                                                                         \
     X(fake_lose, int)                                                                                                  \
     X(fake_fail_after, long)                                                                                           \
     X(fake_failed, const char **)

@@ -5,6 +5,7 @@
 #include "driver.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -82,6 +83,11 @@ struct allocation {
     bool is_registered = false;
     int file = -1;
     int opened = 0;
+    /// Of a mapping the bytes of a chunk, and the GPUs that all chunks but the last let in: a bit for each.
+    std::size_t chunk = 0;
+    std::uint64_t let_in = 0;
+
+    [[nodiscard]] bool is_plain() const { return device >= 0 && !is_managed && !is_pooled && chunk == 0; }
 };
 
 /// A copy as it was asked for.
@@ -109,6 +115,10 @@ struct node {
     const char *failed = nullptr;
     /// Whether large copies into a GPU's memory lose their last byte.
     bool loses = false;
+    /// GPUs that the pool of each GPU lets in.
+    std::array<std::uint64_t, 64> pools{};
+    /// Copies by GPUs that were not let in.
+    long trespasses = 0;
 };
 
 // Never destroyed: threads of streams use it to the last.
@@ -247,6 +257,29 @@ std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
     return std::prev(after);
 }
 
+/// With the lock held: whether a GPU is let into memory of another one's pool or mapping.
+bool is_let_in(CUdevice device, const allocation &known, CUdeviceptr base, CUdeviceptr last) {
+    const auto bit = std::uint64_t{1} << static_cast<unsigned>(device);
+    if (known.is_pooled) {
+        return device == known.device || (all().pools.at(static_cast<std::size_t>(known.device)) & bit) != 0;
+    }
+    const bool is_in_last_chunk = known.chunk != 0 && (last - base) / known.chunk == (known.bytes - 1) / known.chunk;
+    return known.chunk == 0 || device == known.device || (!is_in_last_chunk && (known.let_in & bit) != 0);
+}
+
+/// The same of both ends of a copy.
+bool trespasses(const fake_context *by, const one_copy &what) {
+    const std::lock_guard guard(all().lock);
+    for (const CUdeviceptr end : {what.dst, what.src}) {
+        const auto found = find_memory(end);
+        if (found != all().memory.end() && !is_let_in(by->device, found->second, found->first, end + what.bytes - 1)) {
+            ++all().trespasses;
+            return true;
+        }
+    }
+    return false;
+}
+
 void move(const one_copy &what) {
     // As a link would, so that work which does not wait for it comes too early.
     std::this_thread::sleep_for(std::chrono::microseconds(500 + what.bytes / 16384));
@@ -263,6 +296,10 @@ CUresult copy(const char *function, const one_copy &what, CUstream handle, bool 
     fake_stream *stream = find_stream(handle);
     if (stream == nullptr) {
         return invalid_handle;
+    }
+    // The driver holds addresses against the current context, and the stream's GPU moves the bytes.
+    if (trespasses(current(), what) || trespasses(stream->context, what)) {
+        return invalid_value;
     }
     {
         const std::lock_guard guard(all().lock);
@@ -494,7 +531,7 @@ FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CU
         const auto put = [&](auto value) { std::memcpy(values[i], &value, sizeof value); };
         switch (names[i]) {
         case 1: // CONTEXT
-            put(number_of(known.context));
+            put(number_of(known.is_pooled || known.chunk != 0 ? nullptr : known.context));
             break;
         case 2: // MEMORY_TYPE
             put(!is_known ? 0U : known.device < 0 ? 1U : 2U);
@@ -509,7 +546,7 @@ FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CU
             put(known.device);
             break;
         case 10: // IS_LEGACY_CUDA_IPC_CAPABLE
-            put(static_cast<unsigned char>(is_known && known.device >= 0 && !known.is_managed && !known.is_pooled));
+            put(static_cast<unsigned char>(is_known && known.is_plain()));
             break;
         case 11: // RANGE_START_ADDR
             put(is_known && !known.is_registered ? found->first : 0);
@@ -517,10 +554,31 @@ FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CU
         case 12:                                        // RANGE_SIZE
             put(known.is_registered ? 0 : known.bytes); // Not every driver tells.
             break;
+        case 16: // ACCESS_FLAGS
+            put(is_known && is_let_in(current()->device, known, found->first, address) ? 3U : 0U);
+            break;
+        case 17: // MEMPOOL_HANDLE
+            put(known.is_pooled ? number_of(&all().pools.at(static_cast<std::size_t>(known.device))) : 0);
+            break;
+        case 18: // MAPPING_SIZE
+            put(known.chunk != 0 ? known.chunk : known.bytes);
+            break;
+        case 19: // MAPPING_BASE_ADDR
+            put(!is_known
+                    ? 0
+                    : found->first + (known.chunk != 0 ? (address - found->first) / known.chunk * known.chunk : 0));
+            break;
         default:
             break;
         }
     }
+    return success;
+})
+FAKE(cuMemPoolGetAccess, (unsigned *flags, const std::uint64_t *pool, const std::array<int, 2> *location), {
+    const std::lock_guard guard(all().lock);
+    const auto owner = static_cast<int>(pool - all().pools.data());
+    const int device = (*location)[1];
+    *flags = device == owner || (*pool >> static_cast<unsigned>(device) & 1) != 0 ? 3U : 0U;
     return success;
 })
 
@@ -536,6 +594,18 @@ FAKE_COPY(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, false, )
 FAKE_COPY(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void *, false, per_thread)
 FAKE_COPY(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, false, )
 FAKE_COPY(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, false, per_thread)
+#define FAKE_COPY_NOW(name, Dst, Src, stream_of)                                                                       \
+    FAKE(name, (Dst dst, Src src, std::size_t bytes), {                                                                \
+        const CUresult code = copy(#name, {(CUdeviceptr)dst, (CUdeviceptr)src, bytes}, stream_of(nullptr), false);     \
+        if (code == success) {                                                                                         \
+            wait_for(find_stream(stream_of(nullptr)));                                                                 \
+        }                                                                                                              \
+        return code;                                                                                                   \
+    })
+FAKE_COPY_NOW(cuMemcpyHtoD_v2, CUdeviceptr, const void *, )
+FAKE_COPY_NOW(cuMemcpyHtoD_v2_ptds, CUdeviceptr, const void *, per_thread)
+FAKE_COPY_NOW(cuMemcpyDtoH_v2, void *, CUdeviceptr, )
+FAKE_COPY_NOW(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr, per_thread)
 #define FAKE_PEER_COPY(name, stream_of)                                                                                \
     FAKE(name, (CUdeviceptr dst, CUcontext, CUdeviceptr src, CUcontext, std::size_t bytes, CUstream stream), {         \
         return copy(#name, {dst, src, bytes}, stream_of(stream), true);                                                \
@@ -678,8 +748,12 @@ FAKE(cuGraphCreate, (CUgraph * graph, unsigned), {
 FAKE(cuGraphDestroy, (CUgraph), { return success; })
 // Nodes run in the order in which they are added: after all that they depend on.
 FAKE(cuGraphAddMemcpyNode,
-     (CUgraphNode * added, CUgraph graph, const CUgraphNode *, std::size_t, const std::uint8_t *parameters, CUcontext),
+     (CUgraphNode * added, CUgraph graph, const CUgraphNode *, std::size_t, const std::uint8_t *parameters,
+      CUcontext by),
      {
+         if (trespasses(by, line(parameters))) {
+             return invalid_value;
+         }
          graph->copies.push_back(line(parameters));
          *added = new std::size_t(graph->copies.size() - 1);
          return success;
@@ -689,7 +763,10 @@ FAKE(cuGraphInstantiateWithFlags, (CUgraphExec * made, CUgraph graph, std::uint6
     return success;
 })
 FAKE(cuGraphExecMemcpyNodeSetParams,
-     (CUgraphExec graph, CUgraphNode changed, const std::uint8_t *parameters, CUcontext), {
+     (CUgraphExec graph, CUgraphNode changed, const std::uint8_t *parameters, CUcontext by), {
+         if (trespasses(by, line(parameters))) {
+             return invalid_value;
+         }
          graph->copies.at(*changed) = line(parameters);
          return success;
      })
@@ -708,7 +785,7 @@ FAKE(cuGraphLaunch, (CUgraphExec graph, CUstream handle), {
 FAKE(cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr address), {
     const std::lock_guard guard(all().lock);
     const auto found = find_memory(address);
-    if (found == all().memory.end() || found->second.device < 0 || found->second.is_pooled) {
+    if (found == all().memory.end() || !found->second.is_plain()) {
         return invalid_value;
     }
     const shared what{static_cast<std::uint64_t>(getpid()), found->second.file, found->second.bytes};
@@ -748,7 +825,7 @@ namespace {
 /// By number and flags, as the driver has it: the newest version, of the form that the flags ask for.
 CUresult find(const std::string &name, void **function, std::uint64_t flags) {
     for (const char *version : {"_v2", ""}) {
-        for (const char *form : {"_ptsz", ""}) {
+        for (const char *form : {"_ptsz", "_ptds", ""}) {
             const auto found = all().functions.find(name + version + form);
             if ((*form == 0 || (flags & 2) != 0) && found != all().functions.end()) {
                 *function = found->second;
@@ -797,6 +874,26 @@ extern "C" CUresult fake_fail_after(long calls) {
     return success;
 }
 
+/// Memory of the current GPU that is mapped in chunks.
+extern "C" CUresult fake_map(CUdeviceptr *out, std::size_t bytes, std::size_t chunk, std::uint64_t let_in) {
+    allocation made{bytes, current()->device, current(), 0};
+    made.chunk = chunk;
+    made.let_in = let_in;
+    return allocate(out, bytes, made);
+}
+
+extern "C" CUresult fake_let_in(CUdevice gpu, std::uint64_t others) {
+    const std::lock_guard guard(all().lock);
+    all().pools.at(static_cast<std::size_t>(gpu)) = others;
+    return success;
+}
+
+extern "C" CUresult fake_trespasses(long *count) {
+    const std::lock_guard guard(all().lock);
+    *count = all().trespasses;
+    return success;
+}
+
 extern "C" CUresult fake_lose(int loses) {
     const std::lock_guard guard(all().lock);
     all().loses = loses != 0;
@@ -811,5 +908,8 @@ extern "C" CUresult fake_failed(const char **function) {
 const entry entry_of_copies_into("fake_copies_into", reinterpret_cast<void *>(&fake_copies_into));
 const entry entry_of_forget("fake_forget_copies", reinterpret_cast<void *>(&fake_forget_copies));
 const entry entry_of_fail("fake_fail_after", reinterpret_cast<void *>(&fake_fail_after));
+const entry entry_of_map("fake_map", reinterpret_cast<void *>(&fake_map));
+const entry entry_of_let_in("fake_let_in", reinterpret_cast<void *>(&fake_let_in));
+const entry entry_of_trespasses("fake_trespasses", reinterpret_cast<void *>(&fake_trespasses));
 const entry entry_of_lose("fake_lose", reinterpret_cast<void *>(&fake_lose));
 const entry entry_of_failed("fake_failed", reinterpret_cast<void *>(&fake_failed));

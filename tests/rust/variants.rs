@@ -5,6 +5,7 @@ use mpgpu_runtime::backend::*;
 use mpgpu_runtime::context::{Config, Context, Plan, PlanOptions, Transfer};
 use mpgpu_runtime::host::HostBackend;
 use std::any::Any;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -52,6 +53,7 @@ struct Clocked {
     is_timed: AtomicBool,
     /// The execution whose stream stands still.
     lost: AtomicU64,
+    driver: &'static str,
 }
 
 /// Bytes of a program that are staged in host memory.
@@ -72,7 +74,6 @@ macro_rules! delegate {
 
 impl Backend for Clocked {
     delegate! {
-        fn name() -> &'static str;
         fn allocate(device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
         fn allocate_shared(device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
         fn free(address: u64) -> Result<(), BackendError>;
@@ -89,6 +90,12 @@ impl Backend for Clocked {
         fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> Result<(), BackendError>;
         fn synchronize_event(event: EventHandle) -> Result<(), BackendError>;
         fn synchronize() -> Result<(), BackendError>;
+    }
+    fn name(&self) -> &'static str {
+        "clocked"
+    }
+    fn identity(&self) -> Result<Identity, BackendError> {
+        Ok(Identity { driver: self.driver.into(), gpus: Vec::new() })
     }
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         let staged = through_host(execution);
@@ -134,6 +141,10 @@ const AS_MODELLED: [u64; 3] = [200_000, 100_000, 140_000];
 
 impl Bench {
     fn new(config: Config) -> Bench {
+        Bench::with_driver(config, "1.0")
+    }
+
+    fn with_driver(config: Config, driver: &'static str) -> Bench {
         let machine = Machine::new(load("beluga").expect("a preset")).expect("well formed");
         let backend = Arc::new(Clocked {
             inner: HostBackend::new(machine.gpu_count(), machine.host_count()),
@@ -149,6 +160,7 @@ impl Bench {
             is_capturing: AtomicBool::new(false),
             is_timed: AtomicBool::new(true),
             lost: AtomicU64::new(0),
+            driver,
         });
         let context = Context::with_backend(Arc::new(machine), backend.clone(), config).expect("a context");
         let [dst, src] = [1, 0].map(|gpu| context.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"));
@@ -330,6 +342,92 @@ fn a_backend_that_cannot_be_timed_executes_the_plan_as_described() {
     bench.run(&plan, 1);
     assert_eq!(bench.run(&plan, 200), [0, 200, 0]);
     bench.moves_bytes(&plan, 1);
+}
+
+/// A tuning file that changes nothing, in a new folder.
+fn write_tuning(folder: &Path) -> PathBuf {
+    std::fs::create_dir_all(folder).expect("a folder");
+    let digest = mpgpu_measure::tune::digest(&load("beluga").expect("a preset"));
+    let text = format!("version = 1\ntopology = \"beluga\"\ndigest = \"{digest}\"\norigin = \"simulator\"\n");
+    let tuning = folder.join("tuning.toml");
+    std::fs::write(&tuning, text).expect("written");
+    tuning
+}
+
+#[test]
+fn what_was_measured_is_kept_beside_the_tuning_file_for_the_next_run_of_the_same_machine() {
+    let folder = std::env::temp_dir().join(format!("mpgpu-kept-{}", std::process::id()));
+    let (tuning, kept) = (write_tuning(&folder), folder.join("tuning.measured.json"));
+    let in_use = || Config { tuning_file: Some(tuning.to_string_lossy().into_owned()), ..Config::default() };
+    let begins_with = |bench: &Bench| bench.plan(&PlanOptions::default()).to_json()["measured_before_seconds"].as_u64();
+    let read = || std::fs::read_to_string(&kept).expect("it is there");
+
+    for config in [Config::default(), Config { adapt: false, ..in_use() }] {
+        let bench = Bench::new(config);
+        bench.run(&bench.plan(&PlanOptions { adapt: Some(true), ..PlanOptions::default() }), 100);
+    }
+    assert!(!kept.exists(), "no tuning is in use, or nothing adapts");
+    let first = Bench::new(in_use());
+    assert_eq!(begins_with(&first), None);
+    drop(first);
+    assert!(!kept.exists(), "nothing was measured");
+
+    let first = Bench::new(in_use());
+    first.takes([200_000, 300_000, 250_000]);
+    first.run(&first.plan(&PlanOptions::default()), 2000);
+    drop(first);
+    let second = Bench::new(in_use());
+    second.takes([200_000, 300_000, 250_000]);
+    assert!(begins_with(&second).is_some_and(|age| age < 3600));
+    let plan = second.plan(&PlanOptions::default());
+    assert!(plan.describe().contains("first by what an earlier run measured 0."), "{}", plan.describe());
+    assert_eq!(second.run(&plan, 1), [1, 0, 0], "{}", plan.describe());
+    assert!(second.run(&plan, 100)[0] >= 85, "{}", plan.describe());
+    // It is measured all the same, and what has changed is followed.
+    second.takes(AS_MODELLED);
+    second.run(&plan, 2000);
+    assert!(second.run(&plan, 500)[1] >= 480, "{}", plan.describe());
+    let other = second.context.plan(&[second.transfer(BYTES / 2)], &PlanOptions::default()).expect("a plan");
+    assert!(other.to_json()["measured_before_seconds"].is_null(), "another shape");
+    second.run(&other, 100);
+    drop((plan, other, second));
+    assert_eq!(read().matches("\"key\"").count(), 2, "{}", read());
+
+    assert_eq!(begins_with(&Bench::with_driver(in_use(), "2.0")), None, "another machine");
+    let good = read();
+    let week = 7 * 24 * 3600;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
+    let parsed: serde_json::Value = serde_json::from_str(&good).expect("JSON");
+    for (seconds, is_used) in [(now - week + 600, true), (now - week - 1, false), (now + 600, false)] {
+        let mut changed = parsed.clone();
+        changed["shapes"].as_array_mut().expect("a list").iter_mut().for_each(|shape| shape["at"] = seconds.into());
+        std::fs::write(&kept, changed.to_string()).expect("written");
+        assert_eq!(begins_with(&Bench::new(in_use())).is_some(), is_used, "measured at {seconds}, now {now}");
+    }
+    for damaged in ["", "{", "{\"shapes\": 1}", &good.replace("medians", "median")] {
+        std::fs::write(&kept, damaged).expect("written");
+        assert_eq!(begins_with(&Bench::new(in_use())), None, "{damaged}");
+    }
+    std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+#[test]
+fn what_was_measured_is_kept_by_a_process_that_does_not_destroy_its_context() {
+    const TUNING: &str = "MPGPU_TEST_TUNING";
+    if let Some(tuning) = std::env::var_os(TUNING) {
+        let bench = Bench::new(Config { tuning_file: Some(tuning.to_string_lossy().into_owned()), ..Config::default() });
+        bench.run(&bench.plan(&PlanOptions::default()), 200);
+        return std::mem::forget(bench);
+    }
+    let folder = std::env::temp_dir().join(format!("mpgpu-kept-at-exit-{}", std::process::id()));
+    let tuning = write_tuning(&folder);
+    let this = "variants::what_was_measured_is_kept_by_a_process_that_does_not_destroy_its_context";
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+    let status = child.args([this, "--exact"]).env(TUNING, &tuning).status().expect("it runs");
+    assert!(status.success());
+    let text = std::fs::read_to_string(folder.join("tuning.measured.json")).expect("it is there");
+    assert!(text.contains("\"medians\""), "{text}");
+    std::fs::remove_dir_all(&folder).expect("removed");
 }
 
 #[test]

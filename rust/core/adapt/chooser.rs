@@ -162,6 +162,11 @@ impl Chooser {
         self.event = 0;
     }
 
+    /// How many there are.
+    pub fn variants(&self) -> usize {
+        self.variants
+    }
+
     /// The variant that is executed but for tries.
     pub fn in_force(&self) -> usize {
         self.in_force

@@ -147,6 +147,11 @@ impl Cache {
         kept.value
     }
 
+    /// What plans choose by, of each shape that has been planned.
+    pub(super) fn choices(&self) -> Vec<(ShapeRequest, Arc<SharedChoice>)> {
+        lock(&self.state).choices.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
+    }
+
     /// What the cache has done so far.
     pub fn statistics(&self) -> CacheStatistics {
         let state = lock(&self.state);

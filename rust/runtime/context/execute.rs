@@ -14,6 +14,7 @@ use crate::headroom::headroom;
 use crate::model::timeline::Timeline;
 use crate::nvtx;
 use crate::plan;
+use crate::took::took;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -159,10 +160,10 @@ impl Plan {
         let _open = self.begin()?;
         let prepare =
             |plan: &Plan| self.context.backend.prepare(&plan.execution(stream, &[], Report::End)).map_err(|error| self.cause(error));
-        match &self.variants {
+        took("plan prepared", || match &self.variants {
             Some(variants) => variants.all(self).try_for_each(prepare),
             None => prepare(self),
-        }
+        })
     }
 
     /// One run, as backends take it.
@@ -294,7 +295,10 @@ impl Plan {
         let mut text = self.planned.describe(&self.context.machine_now());
         text += nature(&*self.context.backend);
         if let Some(variants) = &self.variants {
-            text += "\nexecutions take what is fastest as measured, and try the others now and then:\n";
+            let ago =
+                |age: std::time::Duration| format!(", first by what an earlier run measured {:.1} hours ago", age.as_secs_f64() / 3600.0);
+            let began_with = variants.began_with().map_or(String::new(), ago);
+            text += &format!("\nexecutions take what is fastest as measured{began_with}, and try the others now and then:\n");
             variants.known(self).iter().for_each(|known| text += &format!("  {}\n", known.sentence()));
         }
         text
@@ -305,6 +309,7 @@ impl Plan {
         let mut json = self.planned.to_json(&self.context.machine_now());
         json["backend"] = self.context.backend.name().into();
         if let Some(variants) = &self.variants {
+            json["measured_before_seconds"] = variants.began_with().map(|age| age.as_secs()).into();
             json["variants"] = variants.known(self).iter().map(|known| known.to_json()).collect();
         }
         json

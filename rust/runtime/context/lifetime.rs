@@ -8,6 +8,7 @@ use super::deferred::{Deferred, UsedBy};
 use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
+use super::kept::KeptTimes;
 use super::sharing::PeerMemory;
 use super::staging::Staging;
 use super::variants::{SharedChoice, Variants};
@@ -21,6 +22,7 @@ use crate::ipc::{PATIENCE, fork};
 use crate::nvtx;
 use crate::plan::{self, Options, Program, Shape};
 use crate::sync::{Mutex, lock};
+use crate::took::took;
 use crate::topology::{DeviceId, Machine};
 use crate::tune::{self, Tuning};
 use smallvec::SmallVec;
@@ -178,6 +180,8 @@ pub struct Context {
     pub(super) probed: Mutex<Option<Arc<str>>>,
     /// What `MPGPU_TUNING_FILE` holds, or what is kept beside the probe.
     tuning: Option<Tuning>,
+    /// What earlier runs have measured, where a tuning is in use.
+    kept: Option<Arc<KeptTimes>>,
 }
 
 impl Context {
@@ -200,6 +204,8 @@ impl Context {
     ) -> Result<Context, Error> {
         let defaults = PlanOptions::default().resolve(&config)?;
         nvtx::attach();
+        let file = config.tuning_file.as_deref().filter(|_| tuning.is_some() && config.adapt);
+        let kept = file.and_then(|file| KeptTimes::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
         let shared = ContextState {
             machine,
             without: RwLock::default(),
@@ -218,7 +224,8 @@ impl Context {
             config,
         };
         let (cache, shared) = (Arc::new(Cache::new(shared.config.cache_plans)), Arc::new(shared));
-        Ok(Context { cache, shared, defaults, tuning, probed: Mutex::new(None) })
+        kept.iter().for_each(|kept| kept.write_at_exit(&cache));
+        Ok(Context { cache, shared, defaults, tuning, kept, probed: Mutex::new(None) })
     }
 
     /// The machine that plans are made for.
@@ -282,10 +289,11 @@ impl Context {
         }
         headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
         batch::check(&request.batch, backend)?;
-        let planned = self.planned(request.shape(), true)?;
+        let planned = took("planned", || self.planned(request.shape(), true))?;
         let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, request.options.staging_bytes, alive_at, of);
-        let plan = bind(planned.clone(), None)?;
-        let variants = if adapt { self.variants(&request, planned, |planned| bind(planned, Some(&plan))) } else { Ok(None) };
+        let plan = took("plan bound", || bind(planned.clone(), None))?;
+        let variants = || self.variants(&request, planned, |planned| bind(planned, Some(&plan)));
+        let variants = if adapt { took("variants planned", variants) } else { Ok(None) };
         let variants = variants.unwrap_or_else(|error| {
             log::debug!("a plan is what all its executions take: {error}");
             None
@@ -323,7 +331,9 @@ impl Context {
         if all.len() == 1 {
             return Ok(None);
         }
-        let choice = self.cache.choice(request.shape(), || SharedChoice::new(all.len()));
+        let shape = request.shape();
+        let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
+        let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), kept));
         let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
         Ok(Some(Variants::new(others?, choice)))
     }
@@ -548,6 +558,7 @@ impl Context {
         let finished = backend.synchronize();
         first.iter().for_each(|one| one.close());
         self.shared.callbacks.end();
+        self.kept.iter().for_each(|kept| kept.write(&self.cache));
         self.cache.clear();
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);

@@ -15,6 +15,7 @@
 //! | [`node`] | ranks of a node that plan together |
 //! | `deferred` | memory that was freed in stream order |
 //! | `variants` | what executions take, by how long they take |
+//! | `kept` | that, kept for later runs |
 //! | `sharing` | memory exported to other processes, and memory of theirs |
 //!
 //! Backends are known by their trait; the one exception is `open`, which picks one by name. The planner is known by its
@@ -30,6 +31,7 @@ mod describe;
 mod error;
 pub mod execute;
 mod holdings;
+mod kept;
 pub mod lifetime;
 pub mod node;
 mod open;

@@ -6,6 +6,7 @@ use super::lifetime::{Context, ContextOptions};
 use super::probe;
 use crate::cuda::{self, CudaBackend};
 use crate::host::HostBackend;
+use crate::took::took;
 use crate::topology::{self, Machine, Topology};
 use crate::tune;
 use std::path::{Path, PathBuf};
@@ -100,12 +101,13 @@ pub enum Origin {
 /// The topology that a context on CUDA takes for this configuration. [`BackendError::NoDriver`](crate::backend::BackendError::NoDriver)
 /// where the process has no GPU.
 pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
-    let now = probe::fingerprint("cuda", cuda::identity()?);
+    let now = probe::fingerprint("cuda", took("GPUs identified", cuda::identity)?);
+    let discover = || took("topology discovered", cuda::discover::discover);
     match config.topology.as_deref() {
-        Some(DISCOVERED) => Ok((cuda::discover::discover()?, Origin::Discovered)),
+        Some(DISCOVERED) => Ok((discover()?, Origin::Discovered)),
         asked @ (None | Some(PROBED)) => match config.cache_dir.as_deref().and_then(|directory| probe::kept(directory, &now)) {
             Some((path, topology)) => Ok((topology, Origin::Probed(path))),
-            None if asked.is_none() => Ok((cuda::discover::discover()?, Origin::Discovered)),
+            None if asked.is_none() => Ok((discover()?, Origin::Discovered)),
             None => Err(Error::Option {
                 name: "topology",
                 value: PROBED.into(),

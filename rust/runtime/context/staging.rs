@@ -16,6 +16,7 @@ use crate::backend::{Backend, BackendError, Completion};
 use crate::fault;
 use crate::plan::Ring;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
+use crate::took::took;
 use crate::topology::DeviceId;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 use smallvec::{SmallVec, smallvec};
@@ -141,8 +142,8 @@ impl Staging {
         let arena = match arenas.entry(device) {
             Entry::Occupied(arena) => arena.into_mut(),
             Entry::Vacant(none) => {
-                let base = backend.allocate(device, self.bound)?;
-                log::debug!("{}: allocated {} bytes of staging", device.in_words(), self.bound);
+                let allocate = || backend.allocate(device, self.bound);
+                let base = took(format_args!("{}: allocated {} bytes of staging", device.in_words(), self.bound), allocate)?;
                 none.insert(Arena { base, cursor: 0 })
             }
         };

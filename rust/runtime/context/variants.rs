@@ -7,12 +7,14 @@
 
 use super::error::Error;
 use super::execute::{Measured, Plan};
+use super::kept::KeptShape;
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS, variant_name};
 use crate::backend::{Backend, BackendError, Completion, Moment, Report, StreamHandle};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::time;
 use std::hash::BuildHasher;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Executions from one measured one to the next while nothing changes: marking and reading two moments takes some 2 us of the host, 0.03 us of
 /// an execution then.
@@ -33,13 +35,16 @@ pub(super) struct Variants {
 
 /// What all plans of one shape know and choose.
 #[derive(Debug)]
-pub(super) struct SharedChoice(Mutex<Choosing<Moments>>);
+pub(super) struct SharedChoice {
+    state: Mutex<Choosing<Moments>>,
+    /// What an earlier run has measured, where it began with that.
+    kept: Option<KeptShape>,
+}
 
 /// What is known of variants, and what is being measured, by `M`.
 #[derive(Debug)]
 pub(super) struct Choosing<M> {
     chooser: Chooser,
-    variants: usize,
     executions: [u64; MAX_VARIANTS],
     measured: [u64; MAX_VARIANTS],
     under_way: Vec<M>,
@@ -117,7 +122,7 @@ impl Variants {
     }
 
     fn state(&self) -> MutexGuard<'_, Choosing<Moments>> {
-        lock(&self.choice.0)
+        lock(&self.choice.state)
     }
 
     /// All of them, `described` among them.
@@ -155,6 +160,11 @@ impl Variants {
         self.state().medians()
     }
 
+    /// How long ago an earlier run measured what this one began with.
+    pub fn began_with(&self) -> Option<Duration> {
+        self.choice.kept.as_ref()?.age()
+    }
+
     /// What is known of each, with times that are there now.
     pub fn known(&self, described: &Plan) -> Vec<Known> {
         self.state().known(self.all(described).map(|plan| plan.planned().predicted))
@@ -162,19 +172,29 @@ impl Variants {
 }
 
 impl SharedChoice {
-    /// Among so many variants, at most [`MAX_VARIANTS`].
-    pub fn new(variants: usize) -> SharedChoice {
+    /// Among so many variants, at most [`MAX_VARIANTS`], from what an earlier run has measured of as many.
+    pub fn new(variants: usize, kept: Option<&KeptShape>) -> SharedChoice {
         // Contexts and processes that share a machine have to choose at different moments.
-        SharedChoice(Mutex::new(Choosing::new(variants, std::hash::RandomState::new().hash_one(variants))))
+        let seed = std::hash::RandomState::new().hash_one(variants);
+        let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
+        let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
+        SharedChoice { state: Mutex::new(Choosing::new(&known, seed)), kept }
+    }
+
+    /// The variant in force and the medians of all, as far as they were read; `None` where nothing was.
+    pub fn to_keep(&self) -> Option<(usize, Vec<Option<u64>>)> {
+        let state = lock(&self.state);
+        let is_measured = state.measured.iter().any(|times| *times > 0);
+        is_measured.then(|| (state.in_force(), (0..state.variants()).map(|variant| state.chooser.median(variant)).collect()))
     }
 }
 
 impl<M: Measurement> Choosing<M> {
-    /// Among so many variants, at most [`MAX_VARIANTS`]. Those that are told the same and have the same seed choose the same.
-    pub fn new(variants: usize, seed: u64) -> Choosing<M> {
-        let chooser = Chooser::new(&vec![None; variants], STEADY, seed);
+    /// As [`Chooser::new`].
+    pub fn new(known: &[Option<u64>], seed: u64) -> Choosing<M> {
+        let chooser = Chooser::new(known, STEADY, seed);
         let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
-        Choosing { chooser, variants, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true }
+        Choosing { chooser, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true }
     }
 
     /// What the next execution is to take.
@@ -191,7 +211,7 @@ impl<M: Measurement> Choosing<M> {
 
     /// How many there are.
     pub fn variants(&self) -> usize {
-        self.variants
+        self.chooser.variants()
     }
 
     /// The variant that is executed but for tries.
@@ -201,7 +221,7 @@ impl<M: Measurement> Choosing<M> {
 
     /// The last medians that were read.
     pub fn medians(&self) -> Measured {
-        Measured { in_force: self.median(self.in_force()), plain: self.median(self.variants - 1) }
+        Measured { in_force: self.median(self.in_force()), plain: self.median(self.variants() - 1) }
     }
 
     fn median(&self, variant: usize) -> Option<f64> {
@@ -218,7 +238,7 @@ impl<M: Measurement> Choosing<M> {
         self.patience.0 = 0;
         self.read();
         let known = predicted.enumerate().map(|(variant, predicted)| Known {
-            name: variant_name(variant, self.variants),
+            name: variant_name(variant, self.variants()),
             predicted,
             median: self.median(variant),
             executions: self.executions[variant],

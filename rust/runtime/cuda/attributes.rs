@@ -105,25 +105,45 @@ impl Gpus {
         Ok(known)
     }
 
-    /// Whether `gpu` may read and write memory of another one's pool or mapping: it is the caller who lets it in.
-    pub fn is_let_in(&self, gpu: usize, address: u64) -> Result<bool, BackendError> {
+    /// Whether `gpu` may read and write so many bytes of a pool or of mappings of `owner`: it is the caller who lets it in. Into its own pool it always
+    /// may, and into its own mapping; a range may be mapped from several chunks (PyTorch's expandable segments), each open to other GPUs.
+    pub fn is_let_in(&self, gpu: usize, address: u64, bytes: u64, owner: usize) -> Result<bool, BackendError> {
         let _current = self.peered(gpu)?.enter()?;
-        let mut flags: c_uint = 0;
-        let mut pool: *mut c_void = std::ptr::null_mut();
-        let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE]
+        let end = address.saturating_add(bytes.max(1));
+        let mut at = address;
+        while at < end {
+            let (mut flags, mut pool, mut base, mut size): (c_uint, *mut c_void, u64, usize) = (0, std::ptr::null_mut(), 0, 0);
+            let mut names = [
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS,
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
+            ]
             .map(|attribute| attribute as c_uint);
-        let mut values: [*mut c_void; 2] = [(&raw mut flags).cast(), (&raw mut pool).cast()];
-        // SAFETY: two names and two values of the attributes' types. Drivers that do not know the attributes leave them as they are.
-        let mut code = unsafe { (self.driver.cuPointerGetAttributes)(2, names.as_mut_ptr(), values.as_mut_ptr(), address) };
-        if !pool.is_null() {
-            // By the attribute alone, copies of memory of a pool that lets nobody in were tried and failed (driver 580, H200).
-            let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
-            flags = 0;
-            let mut location =
-                sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal };
-            // SAFETY: a pool that the driver named just now, of memory that the caller keeps; the others are valid for the call.
-            code = unsafe { get_access(&mut flags, pool, &mut location) };
+            let mut values: [*mut c_void; 4] =
+                [(&raw mut flags).cast(), (&raw mut pool).cast(), (&raw mut base).cast(), (&raw mut size).cast()];
+            // SAFETY: as many names as values, of the attributes' types. Drivers that do not know the attributes leave them as they are.
+            let mut code = unsafe { (self.driver.cuPointerGetAttributes)(4, names.as_mut_ptr(), values.as_mut_ptr(), at) };
+            // Drivers that do not tell chunks have a range that is one.
+            let chunk_end = base.saturating_add(size as u64);
+            let chunk_end = if base != 0 && pool.is_null() && (base..chunk_end).contains(&at) { chunk_end } else { end };
+            if gpu == owner && at == address && chunk_end >= end {
+                return Ok(true);
+            }
+            if !pool.is_null() {
+                // By the attribute alone, copies of memory of a pool that lets nobody in were tried and failed (driver 580, H200).
+                let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
+                flags = 0;
+                let mut location =
+                    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal };
+                // SAFETY: a pool that the driver named just now, of memory that the caller keeps; the others are valid for the call.
+                code = unsafe { get_access(&mut flags, pool, &mut location) };
+            }
+            if code != 0 || flags != CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint {
+                return Ok(false);
+            }
+            at = chunk_end;
         }
-        Ok(code == 0 && flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint)
+        Ok(true)
     }
 }

@@ -5,6 +5,7 @@ use super::driver::{CUcontext, CUdevice, CUevent, CUstream, Current, Driver, Out
 use super::kernel::Kernel;
 use super::nvml::nvml;
 use crate::backend::BackendError;
+use crate::took::took;
 use cudarc::driver::sys;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint};
@@ -179,7 +180,9 @@ impl Device {
             let mut context: CUcontext = std::ptr::null_mut();
             let before = self.used_memory(driver);
             // SAFETY: the output is valid for the call. The driver keeps the current context as it is.
-            unsafe { call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal)) }?;
+            took(format_args!("GPU {}: primary context retained", self.ordinal), || unsafe {
+                call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal))
+            })?;
             let taken = before.zip(self.used_memory(driver)).map(|(before, after)| after.saturating_sub(before) >> 20);
             let taken = taken.map_or(String::new(), |mebibytes| format!(", which took {mebibytes} MiB of its memory"));
             log::info!("GPU {}: primary context retained{taken}", self.ordinal);
@@ -409,7 +412,8 @@ impl Primary {
     pub fn kernel(&self) -> Option<&Kernel> {
         let load = || {
             let _outside = OutsideCapture::enter(self.driver);
-            let loaded = self.enter().and_then(|_current| Kernel::load(self.driver, self.ordinal));
+            let load = || self.enter().and_then(|_current| Kernel::load(self.driver, self.ordinal));
+            let loaded = took(format_args!("GPU {}: kernels loaded", self.ordinal), load);
             loaded.inspect_err(|error| log::warn!("GPU {}: no fused copy kernel, plain copies instead: {error}", self.ordinal)).ok()
         };
         self.kernel.get_or_init(load).as_ref()
@@ -429,7 +433,8 @@ impl Primary {
         if can != 0 {
             let _current = self.enter()?;
             // SAFETY: both contexts are retained. Two threads may do this at once: the later one is told so.
-            let code = unsafe { (self.driver.cuCtxEnablePeerAccess)(peer.context(), 0) };
+            let enable = || unsafe { (self.driver.cuCtxEnablePeerAccess)(peer.context(), 0) };
+            let code = took(format_args!("GPU {}: access to GPU {}", self.ordinal, peer.ordinal), enable);
             if code != code::PEER_ACCESS_ALREADY_ENABLED {
                 self.driver.check("cuCtxEnablePeerAccess", code)?;
             }

@@ -5,6 +5,7 @@
 //! a code that the enumeration lacks, so a result stays an integer.
 
 use crate::backend::BackendError;
+use crate::took::took;
 use cudarc::driver::sys;
 use libloading::Library;
 use std::error::Error as _;
@@ -317,9 +318,9 @@ impl Driver {
     pub fn get() -> Result<&'static Driver, BackendError> {
         static DRIVER: OnceLock<Result<Driver, BackendError>> = OnceLock::new();
         let loaded = DRIVER.get_or_init(|| {
-            let driver = Driver::load()?;
+            let driver = took("driver loaded", Driver::load)?;
             // SAFETY: the only flag that exists is 0.
-            match unsafe { (driver.cuInit)(0) } {
+            match took("driver initialised", || unsafe { (driver.cuInit)(0) }) {
                 0 => {
                     log::debug!("CUDA driver {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
                     Ok(driver)

@@ -26,8 +26,10 @@ pub fn identity() -> Result<Identity, BackendError> {
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         gpus.push(Gpu { uuid: uuid_text(&uuid), name });
     }
-    // NVML knows the version that people name, 580.95.05; the driver itself only that of its interface.
+    // The kernel and NVML know the version that people name, 580.95.05; the driver itself only that of its interface. NVML may take long to load.
     let cuda = format!("CUDA {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
-    let driver = nvml().and_then(|nvml| nvml.sys_driver_version()).map_or(cuda.clone(), |version| format!("{version}, {cuda}"));
+    let loaded = std::fs::read_to_string("/sys/module/nvidia/version").ok().map(|text| text.trim().to_owned());
+    let version = loaded.filter(|text| !text.is_empty()).or_else(|| nvml().and_then(|nvml| nvml.sys_driver_version()).ok());
+    let driver = version.map_or(cuda.clone(), |version| format!("{version}, {cuda}"));
     Ok(Identity { driver, gpus })
 }

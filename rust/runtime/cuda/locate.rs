@@ -102,8 +102,8 @@ impl Core {
         self.sharing.locate(address).is_some() || self.memory.contains(address)
     }
 
-    /// Whether a kernel of `gpu` can read and write at `address`, of which the driver knows this.
-    pub fn kernel_reaches(&self, gpu: usize, address: u64, known: &Attributes) -> Result<bool, BackendError> {
+    /// Whether a kernel of `gpu` can read and write so many bytes at `address`, of which the driver knows this.
+    pub fn kernel_reaches(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
             return Ok(opened.is_some());
         }
@@ -119,18 +119,18 @@ impl Core {
             return Ok(false);
         }
         let owner = known.ordinal.max(0) as usize;
-        if owner == gpu {
-            return Ok(true);
-        }
         // Access is given between GPUs in use, and one whose memory is in a plan is.
         self.gpus.primary(owner)?;
-        if known.plain != 0 { self.gpus.has_access(gpu, owner) } else { self.gpus.is_let_in(gpu, address) }
+        match known.plain {
+            0 => self.gpus.is_let_in(gpu, address, bytes, owner),
+            _ => Ok(owner == gpu || self.gpus.has_access(gpu, owner)?),
+        }
     }
 
     /// Whether a copy that `gpu` makes may have an end there. What its kernels do not reach the driver stages, but not memory of pools and
     /// mappings that it has not been let into, and memory of another process has another address there.
-    pub fn copies_reach(&self, gpu: usize, address: u64, known: &Attributes) -> Result<bool, BackendError> {
+    pub fn copies_reach(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
-        Ok(self.kernel_reaches(gpu, address, known)? || is_staged())
+        Ok(self.kernel_reaches(gpu, address, bytes, known)? || is_staged())
     }
 }

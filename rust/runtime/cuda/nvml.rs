@@ -5,6 +5,7 @@
 //! here knows. Opening a context would load and unload it each time.
 
 use super::driver::lock;
+use crate::took::took;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::sync::{Mutex, OnceLock};
@@ -17,6 +18,6 @@ pub(super) fn nvml() -> Result<&'static Nvml, NvmlError> {
     let _once = lock(&LOADING);
     match NVML.get() {
         Some(nvml) => Ok(nvml),
-        None => Nvml::init().map(|nvml| NVML.get_or_init(|| nvml)),
+        None => took("NVML loaded", Nvml::init).map(|nvml| NVML.get_or_init(|| nvml)),
     }
 }

@@ -14,6 +14,7 @@ use super::kernel::HostEnds;
 use crate::backend::BackendError;
 use crate::bridge::Segment;
 use crate::pattern::Words;
+use crate::took::took;
 use crate::topology::DeviceId;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -24,6 +25,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a pattern.
 const BYTES: u64 = 64 << 10;
+const MOVERS: [Mover; 3] = [Mover::Push, Mover::Pull, Mover::Kernel];
+/// Patterns in a GPU's memory: what leaves, and what each mover brings.
+const PLACES: u64 = 1 + MOVERS.len() as u64;
 /// For all copies of one pair, which take less than a millisecond on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -92,10 +96,10 @@ pub(super) struct Checks(Mutex<CheckState>);
 struct CheckState {
     /// By numbers, the lower first. `false` also for pairs that could not be tried.
     loses: HashMap<(usize, usize), bool>,
-    /// Pinned memory, of [`BYTES`] what leaves and what comes back.
-    host: Option<u64>,
-    /// Of each GPU the same.
+    /// Of each GPU so many places.
     device: HashMap<usize, u64>,
+    /// Pinned memory, the same of two GPUs.
+    host: Option<u64>,
     /// Copies that did not finish in time, and may still do so.
     given_up: bool,
 }
@@ -105,8 +109,13 @@ struct CheckEnd<'a> {
     gpu: usize,
     primary: &'a Primary,
     stream: usize,
-    out: u64,
-    into: u64,
+    memory: u64,
+}
+
+impl CheckEnd<'_> {
+    fn place(&self, place: u64) -> u64 {
+        self.memory + place * BYTES
+    }
 }
 
 impl Drop for CheckEnd<'_> {
@@ -135,7 +144,7 @@ impl Checks {
         if let Some(known) = checks.loses.get(&(a, b)) {
             return *known;
         }
-        let tried = checks.try_pair(gpus, a, b, false);
+        let tried = took(format_args!("GPU {a} and GPU {b} tried"), || checks.try_pair(gpus, a, b, false));
         match &tried {
             Ok(Tried::Intact) => {
                 INTACT[a].fetch_or(1 << b, Ordering::Relaxed);
@@ -204,7 +213,9 @@ impl CheckState {
         let other = end(gpus, b, memory[1])?;
         let until = Instant::now() + PATIENCE;
         let found = try_ends(gpus, [&one, &other], host, by_kernels, until);
-        self.given_up = Instant::now() >= until;
+        // The next pair takes the same memory.
+        let is_idle = found.is_ok() || [&one, &other].into_iter().all(|end| wait_for(gpus, end, until).is_ok());
+        self.given_up = !is_idle || Instant::now() >= until;
         found.map(|loss| loss.map_or(Tried::Intact, Tried::Lost))
     }
 
@@ -215,7 +226,7 @@ impl CheckState {
         let _current = gpus.primary(gpu)?.enter()?;
         let mut base: CUdeviceptr = 0;
         // SAFETY: the output is valid for the call.
-        unsafe { call!(gpus.driver, cuMemAlloc(&mut base, 2 * BYTES as usize)) }?;
+        unsafe { call!(gpus.driver, cuMemAlloc(&mut base, (PLACES * BYTES) as usize)) }?;
         self.device.insert(gpu, base);
         Ok(base)
     }
@@ -228,63 +239,58 @@ impl CheckState {
         let _current = gpus.primary(gpu)?.enter()?;
         let mut base: *mut c_void = std::ptr::null_mut();
         // SAFETY: the output is valid for the call.
-        unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, 2 * BYTES as usize, PORTABLE)) }?;
+        unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, (2 * PLACES * BYTES) as usize, PORTABLE)) }?;
         Ok(*self.host.insert(base.expose_provenance() as u64))
     }
 }
 
-fn try_ends(
-    gpus: &Gpus,
-    [one, other]: [&CheckEnd<'_>; 2],
-    host: u64,
-    by_kernels: bool,
-    until: Instant,
-) -> Result<Option<Loss>, BackendError> {
-    let mut place = 0;
-    for (from, to) in [(one, other), (other, one)] {
-        for mover in [Mover::Push, Mover::Pull, Mover::Kernel] {
-            let kernel = match mover {
-                Mover::Kernel if !by_kernels || !gpus.has_access(from.gpu, to.gpu)? => continue,
-                Mover::Kernel => match from.primary.kernel() {
-                    Some(kernel) => Some(kernel),
-                    None => continue,
-                },
-                _ => None,
-            };
-            // Another part of the pattern each time, so that nothing passes for what came before.
-            place += BYTES;
-            // SAFETY: pinned memory of so many bytes that this alone uses, under the lock; every copy is waited for before.
-            let words = |address| unsafe { Words::new(address, place / 8, BYTES / 8) };
-            words(host).fill();
-            words(host + BYTES).spoil();
-            move_now(gpus, from, from.out, host, until)?;
-            move_now(gpus, to, to.into, host + BYTES, until)?;
-            match kernel {
-                Some(kernel) => {
-                    let _current = from.primary.enter()?;
-                    let segment = Segment { dst: to.into, src: from.out, bytes: BYTES };
-                    // SAFETY: memory of both ends, which this GPU reaches, and a stream of the kernel's context.
-                    unsafe { kernel.copier(HostEnds::None).launch(gpus.driver, &[segment], handle(from.stream)) }?;
-                    wait_for(gpus, from, until)?;
-                }
-                None => move_now(gpus, if mover == Mover::Push { from } else { to }, to.into, from.out, until)?,
-            }
-            move_now(gpus, to, host + BYTES, to.into, until)?;
-            let wrong = words(host + BYTES).wrong_bytes();
+/// The first loss. Copies of both GPUs are enqueued before any is waited for: beside a program that copies, each wait takes as long as one of its copies.
+fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, until: Instant) -> Result<Option<Loss>, BackendError> {
+    let image = |end: usize, place: u64| host + (end as u64 * PLACES + place) * BYTES;
+    // What leaves a GPU is another part of the pattern than what leaves the other.
+    // SAFETY: pinned memory of so many bytes that this alone uses, under the lock; every copy is waited for before.
+    let words = |end, place, leaves: usize| unsafe { Words::new(image(end, place), (1 + leaves as u64) * BYTES / 8, BYTES / 8) };
+    let wait = || ends.into_iter().try_for_each(|end| wait_for(gpus, end, until));
+    for (index, end) in ends.into_iter().enumerate() {
+        words(index, 0, index).fill();
+        (1..PLACES).for_each(|place| words(index, place, 1 - index).spoil());
+        (0..PLACES).try_for_each(|place| enqueue(gpus, end, end.place(place), image(index, place)))?;
+    }
+    wait()?;
+    let mut has_kernel = [false; 2];
+    for (index, (from, to)) in [(ends[0], ends[1]), (ends[1], ends[0])].into_iter().enumerate() {
+        enqueue(gpus, from, to.place(1), from.place(0))?;
+        enqueue(gpus, to, to.place(2), from.place(0))?;
+        let kernel = if by_kernels && gpus.has_access(from.gpu, to.gpu)? { from.primary.kernel() } else { None };
+        if let Some(kernel) = kernel {
+            let _current = from.primary.enter()?;
+            let segment = Segment { dst: to.place(3), src: from.place(0), bytes: BYTES };
+            // SAFETY: memory of both ends, which this GPU reaches, and a stream of the kernel's context.
+            unsafe { kernel.copier(HostEnds::None).launch(gpus.driver, &[segment], handle(from.stream)) }?;
+            has_kernel[index] = true;
+        }
+    }
+    wait()?;
+    for (index, end) in ends.into_iter().enumerate() {
+        (1..PLACES).try_for_each(|place| enqueue(gpus, end, image(index, place), end.place(place)))?;
+    }
+    wait()?;
+    for (from, to) in [(0, 1), (1, 0)] {
+        for (place, mover) in (1..).zip(MOVERS).filter(|(_, mover)| *mover != Mover::Kernel || has_kernel[from]) {
+            let wrong = words(to, place, from).wrong_bytes();
             if wrong > 0 {
-                return Ok(Some(Loss { from: from.gpu, to: to.gpu, mover, wrong, of: BYTES }));
+                return Ok(Some(Loss { from: ends[from].gpu, to: ends[to].gpu, mover, wrong, of: BYTES }));
             }
         }
     }
     Ok(None)
 }
 
-/// A copy in the stream of `end`, waited for.
-fn move_now(gpus: &Gpus, end: &CheckEnd<'_>, dst: u64, src: u64, until: Instant) -> Result<(), BackendError> {
+/// A copy in the stream of `end`.
+fn enqueue(gpus: &Gpus, end: &CheckEnd<'_>, dst: u64, src: u64) -> Result<(), BackendError> {
     let _current = end.primary.enter()?;
     // SAFETY: memory that `checks` holds; a stream of the current context.
-    unsafe { call!(gpus.driver, cuMemcpyAsync(dst, src, BYTES as usize, handle(end.stream))) }?;
-    wait_for(gpus, end, until)
+    unsafe { call!(gpus.driver, cuMemcpyAsync(dst, src, BYTES as usize, handle(end.stream))) }
 }
 
 /// Asks again and again, because waiting would have no end behind work that waits for this thread.
@@ -303,5 +309,5 @@ fn wait_for(gpus: &Gpus, end: &CheckEnd<'_>, until: Instant) -> Result<(), Backe
 
 fn end(gpus: &Gpus, gpu: usize, memory: u64) -> Result<CheckEnd<'_>, BackendError> {
     let primary = gpus.peered(gpu)?;
-    Ok(CheckEnd { gpu, primary, stream: primary.caller_stream(false)?, out: memory, into: memory + BYTES })
+    Ok(CheckEnd { gpu, primary, stream: primary.caller_stream(false)?, memory })
 }

@@ -72,7 +72,7 @@ impl Core {
         // What was found of an end holds for all of its allocation. The latest few, because many small pieces lie in few allocations.
         const LATEST: usize = 8;
         let mut found: VecDeque<(Range<u64>, bool)> = VecDeque::with_capacity(LATEST);
-        for (ends, _) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
+        for (ends, &bytes) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
             for (address, in_host) in [(ends.dst, HostEnds::Written), (ends.src, HostEnds::Read)] {
                 if let Some((_, is_device)) = found.iter().find(|(range, _)| range.contains(&address)) {
                     host = host.max(if *is_device { HostEnds::None } else { in_host });
@@ -83,14 +83,14 @@ impl Core {
                 found.truncate(LATEST - 1);
                 known.uniform_range().into_iter().for_each(|range| found.push_front((range, known.is_device())));
                 for one in bits(asked & !shut_out) {
-                    let reaches = self.kernel_reaches(one, address, &known);
+                    let reaches = self.kernel_reaches(one, address, bytes, &known);
                     if one != gpu && reaches.is_err() {
                         // For whoever asks for that GPU.
                         asked &= !(1 << one);
                         all &= asked;
                     } else if !reaches? {
                         all &= !(1 << one);
-                        shut_out |= u64::from(!self.copies_reach(one, address, &known)?) << one;
+                        shut_out |= u64::from(!self.copies_reach(one, address, bytes, &known)?) << one;
                     }
                 }
             }
@@ -120,16 +120,16 @@ impl Core {
         };
         let mut ends = SmallVec::new();
         let memory = state.memory.chunks_exact(2).map(|pair| (pair[0], pair[1])).chain(iter::repeat((0, 0)));
-        for (end, (dst, src)) in execution.endpoints.iter().zip(memory) {
-            let Some(dst) = self.reached_at(gpu, end.dst, dst)? else { return Ok(None) };
-            let Some(src) = self.reached_at(gpu, end.src, src)? else { return Ok(None) };
+        for ((end, &bytes), (dst, src)) in execution.endpoints.iter().zip(&execution.program.transfers).zip(memory) {
+            let Some(dst) = self.reached_at(gpu, end.dst, bytes, dst)? else { return Ok(None) };
+            let Some(src) = self.reached_at(gpu, end.src, bytes, src)? else { return Ok(None) };
             ends.push(Endpoints { dst, src });
         }
         Ok(Some(ends))
     }
 
-    /// Where kernels of `gpu` have a byte of an allocation, if they reach it.
-    fn reached_at(&self, gpu: usize, address: u64, allocation: u64) -> Result<Option<u64>, BackendError> {
+    /// Where kernels of `gpu` have so many bytes of an allocation, if they reach them.
+    fn reached_at(&self, gpu: usize, address: u64, bytes: u64, allocation: u64) -> Result<Option<u64>, BackendError> {
         if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
             return Ok(opened);
         }
@@ -137,7 +137,7 @@ impl Core {
             return Ok(Some(address));
         }
         let known = self.gpus.attributes(address)?;
-        if !self.kernel_reaches(gpu, address, &known)? {
+        if !self.kernel_reaches(gpu, address, bytes, &known)? {
             return Ok(None);
         }
         // What this backend has mapped is open as a whole. A number that says which memory it is, and not only where, is never another's.
@@ -163,11 +163,11 @@ impl Core {
     }
 
     /// The GPU that makes a copy in place of `gpu`: itself, or else one that has an end of it and may enter the other.
-    pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, .. }: Segment) -> Result<usize, BackendError> {
+    pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, bytes }: Segment) -> Result<usize, BackendError> {
         let ends = [(src, self.gpus.attributes(src)?), (dst, self.gpus.attributes(dst)?)];
         let owners = ends.iter().filter_map(|(_, known)| known.gpu()).filter(|owner| *owner < self.gpus.devices.len());
         for one in iter::once(gpu).chain(owners) {
-            if self.copies_reach(one, src, &ends[0].1)? && self.copies_reach(one, dst, &ends[1].1)? {
+            if self.copies_reach(one, src, bytes, &ends[0].1)? && self.copies_reach(one, dst, bytes, &ends[1].1)? {
                 return Ok(one);
             }
         }

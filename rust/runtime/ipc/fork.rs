@@ -30,6 +30,14 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// Has `work` called when the process ends, by `exit` or the end of `main`. A child of `fork` inherits that: `work` looks at the generation first.
+pub fn at_exit(work: extern "C" fn()) {
+    // SAFETY: a function that lives as long as the program.
+    if unsafe { libc::atexit(work) } != 0 {
+        log::debug!("atexit: no room for one more");
+    }
+}
+
 /// The lock of [`SOCKETS`] while the process forks.
 struct Forking(UnsafeCell<Option<MutexGuard<'static, BTreeSet<RawFd>>>>);
 

@@ -225,7 +225,7 @@ pub(super) struct StepVariants {
 impl StepVariants {
     /// Among so many variants. `seed` is the same on all ranks.
     pub fn new(spans: Spans, variants: usize, seed: u64) -> StepVariants {
-        StepVariants { spans, choosing: Choosing::new(variants, seed) }
+        StepVariants { spans, choosing: Choosing::new(&vec![None; variants], seed) }
     }
 
     /// What a step takes; steps count from 1.
