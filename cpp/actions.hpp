@@ -182,8 +182,11 @@ template <uint32_t Most, class Group> class ActionRun {
     }
 
     MPGPU_HD void raise(uint32_t next, uint32_t end) {
-        // What comes before the first copy is the first block's.
-        if (!has_copied) {
+        if (has_copied) {
+            group.barrier();
+        }
+        // What comes before the first copy is the first block's. One that is alone writes what others would have added.
+        if (!has_copied || group.blocks() == 1) {
             for (uint32_t i = next + group.lane(); group.block() == 0 && i < end; i += group.lanes()) {
                 const uint64_t flag = actions[i].src;
                 group.raise(flag & ~kNear, (flag & kNear) != 0 ? group.blocks() : 1);
@@ -191,7 +194,6 @@ template <uint32_t Most, class Group> class ActionRun {
             return;
         }
         bool are_near = true;
-        group.barrier();
         for (uint32_t i = next; i < end; ++i) {
             if ((actions[i].src & kNear) == 0) {
                 are_near = false;
