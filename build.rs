@@ -12,7 +12,6 @@ fn main() {
         .include(&cpp)
         .file(cpp.join("segment_copy.cpp"))
         .file(cpp.join("actions.cpp"))
-        .file(cpp.join("polled_copy.cpp"))
         .std("c++17")
         .pic(true)
         .warnings(true)
@@ -24,8 +23,7 @@ fn main() {
         .flag_if_supported("-fno-rtti")
         .compile("mpgpu-kernels");
     println!("cargo::rerun-if-changed=bridge.rs");
-    for name in ["segment_copy.cpp", "segment_copy.hpp", "actions.cpp", "actions.hpp", "polled_copy.cpp", "polled_copy.hpp", "portable.hpp"]
-    {
+    for name in ["segment_copy.cpp", "segment_copy.hpp", "actions.cpp", "actions.hpp", "portable.hpp"] {
         println!("cargo::rerun-if-changed={}", cpp.join(name).display());
     }
 }

@@ -4,7 +4,6 @@
 // toolkit, and the driver translates the kernels for whatever GPU it meets.
 
 #include "actions.hpp"
-#include "polled_copy.hpp"
 #include "segment_copy.hpp"
 #include "signal_wait.hpp"
 
@@ -104,60 +103,4 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
 extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_few_actions(const __grid_constant__ mpgpu::ActionListOf<mpgpu::kFewActions> list) {
     mpgpu::run_actions(list, BlockGroup{});
-}
-
-namespace {
-
-// `find` has one warp look, so there are as many lanes at least. All words but one lie in memory of this GPU.
-struct PollingBlock : BlockGroup {
-    template <class Is> __device__ uint32_t find(const Is &is) const {
-        __shared__ uint32_t found;
-        if (threadIdx.x < mpgpu::kPolledWindow) {
-            const uint32_t mask = __ballot_sync(~0U, is(threadIdx.x));
-            if (threadIdx.x == 0) {
-                found = mask;
-            }
-        }
-        __syncthreads();
-        const uint32_t result = found;
-        __syncthreads();
-        return result;
-    }
-    __device__ uint64_t share(uint64_t value) const {
-        __shared__ uint64_t shared;
-        if (threadIdx.x == 0) {
-            shared = value;
-        }
-        __syncthreads();
-        const uint64_t result = shared;
-        __syncthreads();
-        return result;
-    }
-    __device__ uint64_t take(uint64_t counter) const {
-        uint64_t before = 0;
-        if (threadIdx.x == 0) {
-            asm volatile("atom.add.relaxed.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(counter) : "memory");
-        }
-        return before;
-    }
-    // Producers are kernels of this GPU.
-    __device__ uint64_t load(uint64_t flag) const {
-        uint64_t value;
-        asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
-        return value;
-    }
-    __device__ uint64_t load_host(uint64_t flag) const { return acquire(flag); }
-    __device__ uint64_t count(uint64_t counter, uint64_t amount) const {
-        uint64_t before;
-        asm volatile("atom.add.acq_rel.gpu.u64 %0, [%1], %2;" : "=l"(before) : "l"(counter), "l"(amount) : "memory");
-        return before + amount;
-    }
-    __device__ void set(uint64_t word, uint64_t value) const { *reinterpret_cast<volatile uint64_t *>(word) = value; }
-};
-
-} // namespace
-
-extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
-    mpgpu_copy_polled(const __grid_constant__ mpgpu::PolledList list) {
-    mpgpu::copy_polled(list, blockIdx.x == 0, gridDim.x, PollingBlock{});
 }

@@ -58,14 +58,12 @@ std::vector<form> all_forms(const options &opt) {
                             {way::plan, "plan after the kernel"}};
     const auto add = [&](mpgpu::agent mover, const std::string &name) {
         for (const std::uint32_t count : opt.partitions) {
-            const std::uint32_t blocks = mover == mpgpu::agent::polling_kernel ? opt.blocks : 0;
             forms.push_back({way::agent,
                              name + (count > 0 ? ", " + std::to_string(count) + " partitions" : std::string()),
-                             {count, mover, true, blocks}});
+                             {count, mover}});
         }
     };
     add(mpgpu::agent::producer, "inline");
-    add(mpgpu::agent::polling_kernel, "polling kernel");
     add(mpgpu::agent::copy_engine, "copy engines");
     add(mpgpu::agent::automatic, "as the library chooses");
     return forms;

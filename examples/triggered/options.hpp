@@ -12,7 +12,6 @@ struct options {
     int gpus = 0;                              ///< GPUs to use; 0: all, at most four
     int rounds = 7;                            ///< that are timed, after one that is not
     std::vector<std::uint32_t> partitions{0U}; ///< of each transfer, one form after the other; 0: as the model says
-    std::uint32_t blocks = 0;                  ///< of the polling kernel; 0: as the model says
     std::string topology;                      ///< preset or file; empty: this machine
     std::size_t mib = 0;                       ///< MiB that the microbenchmark and the pipeline move
     std::size_t nx = 0;                        ///< points in x of the Jacobi domain, whose rows are contiguous in x

@@ -77,7 +77,7 @@ void consume(const mpgpu::stream &stream, int gpu, const consuming &task, const 
     check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "cudaDeviceGetAttribute");
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, consume_kernel, threads_per_block, 0),
           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    // Room is left for the watching block and a polling kernel, and for the producer, where this is its GPU too.
+    // Room is left for the watching block, and for the producer, where this is its GPU too.
     const int each = std::max(1, task.shares ? at_once / 4 : at_once - 1);
     const unsigned workers = std::min(static_cast<unsigned>(multiprocessors * each), making_blocks);
     consume_kernel<<<workers + 1, threads_per_block, 0, stream.get()>>>(task, blocks::incoming(task), receivers(out));

@@ -196,16 +196,14 @@ typedef enum {
 
 /// Who moves partitions that are ready.
 typedef enum {
-    /// Copy engines or a polling kernel: what `mp_node_tune_partitions` has found for such transfers, where the tuning file
-    /// of rank 0 has it, else what the model expects to end first.
+    /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
+    /// tuning file of rank 0 has them, else as the model expects. Steps choose by measured times whether to move each by
+    /// itself, several together, or all after the last, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
-    /// Copy engines, over all paths of the plan. Takes no multiprocessor.
+    /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
     /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
     MP_AGENT_PRODUCER = 2,
-    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores. Not
-    /// for sources in host memory, nor for destinations that the GPU does not write to by itself.
-    MP_AGENT_POLLING_KERNEL = 3,
 } mp_agent_t;
 
 /// Form of a description.
@@ -495,13 +493,11 @@ typedef struct {
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
     /// it takes about 2 us for each partition. Other agents always tell.
     mp_switch_t arrivals;
-    /// Thread blocks of the polling kernel, at most 1024; 0 for as many as the model finds best. 0 with other agents.
-    uint32_t blocks;
 } mp_partition_options_t;
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
-/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, and with
-/// `MP_AGENT_POLLING_KERNEL` `ready`, which lie on the source's device. They are good until the plan is destroyed.
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on the
+/// source's device. They are good until the plan is destroyed.
 typedef struct {
     /// `sizeof(mp_trigger_t)`.
     size_t size;
@@ -533,7 +529,7 @@ typedef int (*mp_produce_t)(void *user, const mp_trigger_t *triggers, size_t cou
 typedef struct {
     /// `sizeof(mp_partition_tuning_t)`.
     size_t size;
-    /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines and the polling kernel.
+    /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines.
     /// `MP_AGENT_PRODUCER` only where producers write nowhere but to what the trigger names.
     uint32_t agents;
     /// Timed steps of each candidate, at most 1000; 0 for 7.
@@ -1231,9 +1227,8 @@ mp_status_t mp_node_destroy(mp_node_t node);
 ///
 /// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
 /// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With partitions
-/// `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another agent than
-/// `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank, whose producers
-/// cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
+/// `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED` where a rank would read host
+/// memory of another rank, whose producers cannot tell it.
 mp_status_t mp_node_plan(mp_node_t node,
                          const mp_window_t *windows,
                          size_t window_count,
@@ -1244,7 +1239,7 @@ mp_status_t mp_node_plan(mp_node_t node,
                          mp_plan_t *plan);
 
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
-/// `mp_node_plan` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
+/// `mp_node_plan` does (agents, numbers of partitions, some ten of each), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
 /// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
 /// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
@@ -1432,8 +1427,8 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// Initial value of `mp_message_info_t`.
 #define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0, NULL, 0}
 /// Initial value of `mp_partition_options_t`: what the model says.
-#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, 0}
-/// Initial value of `mp_partition_tuning_t`: copy engines and the polling kernel.
+#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT}
+/// Initial value of `mp_partition_tuning_t`: copy engines.
 #define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
 /// Initial value of `mp_trigger_t`.
 #define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}

@@ -71,7 +71,6 @@ enum class agent : std::int32_t {
     automatic = MP_AGENT_AUTO,               ///< what the library chooses
     copy_engine = MP_AGENT_COPY_ENGINE,      ///< copy engines, over all paths, without a multiprocessor
     producer = MP_AGENT_PRODUCER,            ///< the producing kernels: they store their bytes at the destination
-    polling_kernel = MP_AGENT_POLLING_KERNEL ///< a kernel of few blocks that looks for partitions and copies them
 };
 
 /// How transfers move in partitions.
@@ -79,13 +78,12 @@ struct partitioning {
     std::uint32_t count = 0;        ///< partitions of each transfer; 0 for as many as the model finds best
     agent mover = agent::automatic; ///< who moves those that are ready
     bool arrivals = true;           ///< whether receivers are told of each arrival
-    std::uint32_t blocks = 0;       ///< thread blocks of the polling kernel; 0 for as many as the model finds best
 };
 
 /// What `node::tune_partitions` tries.
 struct partition_tuning {
     /// Who may move partitions: with `agent::producer` the kernel writes nowhere but to what the trigger names.
-    std::vector<agent> agents{agent::copy_engine, agent::polling_kernel};
+    std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
     bool arrivals = true;     ///< whether receivers are told of each arrival
     std::string file{};       ///< where the best is kept; empty for the file of MPGPU_TUNING_FILE
@@ -157,7 +155,6 @@ class node {
         partitions.count = how.count;
         partitions.agent = static_cast<mp_agent_t>(how.mover);
         partitions.arrivals = how.arrivals ? MP_ON : MP_OFF;
-        partitions.blocks = how.blocks;
         failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(),
                                    &partitions, &c, made.handle_.address()));
         return made;
@@ -208,7 +205,7 @@ class node {
             std::rethrow_exception(launch.thrown);
         }
         failed.report(status);
-        return {best.count, static_cast<agent>(best.agent), trials.arrivals, best.blocks};
+        return {best.count, static_cast<agent>(best.agent), trials.arrivals};
     }
 
     /// Takes part in the call in which the other ranks are, or to which they come next, as a rank that has failed: it

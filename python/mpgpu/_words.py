@@ -24,7 +24,6 @@ IN_PYTHON = {
     "mp_signal_alloc": "counters of signals (in C and C++)",
     "MP_AGENT_AUTO": "any agent",
     "MP_AGENT_COPY_ENGINE": "copy engines",
-    "MP_AGENT_POLLING_KERNEL": "polling kernel",
     "MP_ANY_RANK": "mpgpu.ANY",
     "MP_BACKEND_AUTO": "'auto'",
     "MP_BACKEND_CUDA": "'cuda'",

@@ -199,9 +199,8 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 ///
 /// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
 /// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With partitions
-/// `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range, and for blocks of another agent than
-/// `MP_AGENT_POLLING_KERNEL`; `MP_ERROR_NOT_SUPPORTED` where a rank would read host memory of another rank, whose producers
-/// cannot tell it, and for what the polling kernel cannot move (`mp_agent_t`).
+/// `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED` where a rank would read host
+/// memory of another rank, whose producers cannot tell it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_plan(
     node: mp_node_t,

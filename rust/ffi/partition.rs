@@ -5,7 +5,6 @@ use super::guard::{Failure, guard};
 use super::node::{handed, node_of, windows_and_transfers};
 use super::plan::{node_plan, plan_options};
 use super::types::*;
-use mpgpu_measure::tune::PartitionMover;
 use mpgpu_runtime::backend::StreamHandle;
 use mpgpu_runtime::context::node::{Agent, Collective, PartitionTrials, Partitioning, Trigger};
 use mpgpu_runtime::context::{NO_TUNING, PlanOptions};
@@ -21,18 +20,13 @@ pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partit
         0 => Agent::Auto { tells },
         1 => Agent::CopyEngine { tells },
         2 => Agent::Producer,
-        3 => return Ok(Partitioning { count, agent: Agent::PollingKernel { blocks: (options.blocks > 0).then_some(options.blocks) } }),
-        other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 3 (MP_AGENT_POLLING_KERNEL)")),
+        other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER)")),
     };
-    if options.blocks > 0 {
-        let reason = "only the polling kernel (MP_AGENT_POLLING_KERNEL) has blocks; let it be 0";
-        return Err(Failure::invalid(c"blocks", format!("blocks={}: {reason}", options.blocks)));
-    }
     Ok(Partitioning { count, agent })
 }
 
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
-/// `mp_node_plan` does (agents, numbers of partitions, numbers of blocks, a few dozen in all), executes each
+/// `mp_node_plan` does (agents, numbers of partitions, some ten of each), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
 /// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
 /// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
@@ -60,23 +54,23 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
     guard(|| {
         let node = node_of(node)?;
         let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, reserved: 0, file: std::ptr::null() };
-        let (out, (windows, transfers), produce, options, tuning, movers, tells) = handed(&node, Collective::TunePartitions, || {
+        let (out, (windows, transfers), produce, options, tuning, agents) = handed(&node, Collective::TunePartitions, || {
             let out = VersionedOut::new(best, c"best")?;
             let moved = windows_and_transfers(windows, window_count, transfers, count)?;
             let Some(produce) = produce else { return Err(Failure::invalid(c"produce", "produce is NULL")) };
             let tuning = if tuning.is_null() { zeros } else { versioned(tuning, c"tuning")? };
             let options = if options.is_null() { PlanOptions::default() } else { plan_options(&versioned(options, c"options")?)? };
-            let movers = movers(tuning.agents)?;
+            let agents = agents_of(tuning.agents, switch(c"arrivals", tuning.arrivals)?.unwrap_or(true))?;
             if tuning.rounds > 1000 {
                 return Err(Failure::invalid(c"rounds", format!("rounds={}: must be at most 1000, or 0 for 7", tuning.rounds)));
             }
             text(tuning.file, c"file")?;
-            Ok((out, moved, produce, options, tuning, movers, switch(c"arrivals", tuning.arrivals)?.unwrap_or(true)))
+            Ok((out, moved, produce, options, tuning, agents))
         })?;
         let named = text(tuning.file, c"file")?.map(Path::new);
         let file = named.or(node.context().config().tuning_file.as_deref().filter(|path| *path != NO_TUNING).map(Path::new));
         let rounds = if tuning.rounds > 0 { tuning.rounds } else { 7 };
-        let trials = PartitionTrials { movers: &movers, tells, rounds, file };
+        let trials = PartitionTrials { agents: &agents, rounds, file };
         let mut launch = |triggers: &[Trigger], stream: StreamHandle| {
             let triggers: Vec<mp_trigger_t> = triggers.iter().map(trigger_of).collect();
             let stream = std::ptr::with_exposed_provenance_mut(stream.0);
@@ -87,32 +81,30 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
             }
         };
         let found = node.tune_partitions(&windows, &transfers, &options, &trials, &mut launch)?;
-        let (agent, blocks) = match found.agent {
-            Agent::Auto { .. } => (mp_agent_t::MP_AGENT_AUTO, 0),
-            Agent::CopyEngine { .. } => (mp_agent_t::MP_AGENT_COPY_ENGINE, 0),
-            Agent::Producer => (mp_agent_t::MP_AGENT_PRODUCER, 0),
-            Agent::PollingKernel { blocks } => (mp_agent_t::MP_AGENT_POLLING_KERNEL, blocks.unwrap_or(0)),
+        let agent = match found.agent {
+            Agent::Auto { .. } => mp_agent_t::MP_AGENT_AUTO,
+            Agent::CopyEngine { .. } => mp_agent_t::MP_AGENT_COPY_ENGINE,
+            Agent::Producer => mp_agent_t::MP_AGENT_PRODUCER,
         };
         out.write(mp_partition_options_t {
             size: size_of::<mp_partition_options_t>(),
             count: found.count.unwrap_or(0),
             agent: agent as mp_agent_value,
             arrivals: tuning.arrivals,
-            blocks,
         });
         Ok(())
     })
 }
 
-/// The agents that the bits of `agents` name.
-fn movers(agents: u32) -> Result<Vec<PartitionMover>, Failure> {
-    let all = [PartitionMover::CopyEngine, PartitionMover::Producer, PartitionMover::PollingKernel];
-    if agents & !0b1110 != 0 {
-        let reason = "bits 1 (MP_AGENT_COPY_ENGINE) to 3 (MP_AGENT_POLLING_KERNEL), or 0 for the first and the last of these";
-        return Err(Failure::invalid(c"agents", format!("agents={agents:#x}: must be {reason}")));
+/// The agents that these bits name.
+fn agents_of(bits: u32, tells: bool) -> Result<Vec<Agent>, Failure> {
+    if bits & !0b110 != 0 {
+        let reason = "bits 1 (MP_AGENT_COPY_ENGINE) and 2 (MP_AGENT_PRODUCER), or 0 for the first";
+        return Err(Failure::invalid(c"agents", format!("agents={bits:#x}: must be {reason}")));
     }
-    let agents = if agents == 0 { 0b1010 } else { agents };
-    Ok((1..).zip(all).filter(|(bit, _)| agents >> bit & 1 != 0).map(|(_, mover): (u32, _)| mover).collect())
+    let bits = if bits == 0 { 0b10 } else { bits };
+    let all = [(1, Agent::CopyEngine { tells }), (2, Agent::Producer)];
+    Ok(all.into_iter().filter(|(bit, _)| bits >> bit & 1 != 0).map(|(_, agent)| agent).collect())
 }
 
 fn trigger_of(of: &Trigger) -> mp_trigger_t {

@@ -402,16 +402,14 @@ pub struct mp_message_descriptor_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_agent_t {
-    /// Copy engines or a polling kernel: what `mp_node_tune_partitions` has found for such transfers, where the tuning file
-    /// of rank 0 has it, else what the model expects to end first.
+    /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
+    /// tuning file of rank 0 has them, else as the model expects. Steps choose by measured times whether to move each by
+    /// itself, several together, or all after the last, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
-    /// Copy engines, over all paths of the plan. Takes no multiprocessor.
+    /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
     /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
     MP_AGENT_PRODUCER = 2,
-    /// A kernel of few blocks on the source's GPU, which looks for partitions that are ready and copies them by stores. Not
-    /// for sources in host memory, nor for destinations that the GPU does not write to by itself.
-    MP_AGENT_POLLING_KERNEL = 3,
 }
 
 /// How transfers move in partitions. Initialise with `MP_PARTITION_OPTIONS_INIT`.
@@ -428,8 +426,6 @@ pub struct mp_partition_options_t {
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
     /// it takes about 2 us for each partition. Other agents always tell.
     pub arrivals: mp_switch_value,
-    /// Thread blocks of the polling kernel, at most 1024; 0 for as many as the model finds best. 0 with other agents.
-    pub blocks: u32,
 }
 
 /// What `mp_node_tune_partitions` tries. Initialise with `MP_PARTITION_TUNING_INIT`.
@@ -438,7 +434,7 @@ pub struct mp_partition_options_t {
 pub struct mp_partition_tuning_t {
     /// `sizeof(mp_partition_tuning_t)`.
     pub size: usize,
-    /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines and the polling kernel.
+    /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines.
     /// `MP_AGENT_PRODUCER` only where producers write nowhere but to what the trigger names.
     pub agents: u32,
     /// Timed steps of each candidate, at most 1000; 0 for 7.
@@ -453,8 +449,8 @@ pub struct mp_partition_tuning_t {
 }
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
-/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, and with
-/// `MP_AGENT_POLLING_KERNEL` `ready`, which lie on the source's device. They are good until the plan is destroyed.
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on the
+/// source's device. They are good until the plan is destroyed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_trigger_t {

@@ -21,30 +21,6 @@ unsafe impl ExternType for Segment {
     type Kind = cxx::kind::Trivial;
 }
 
-/// Partitions that few blocks of a kernel move as they become ready, as `mpgpu::PolledList` in `cpp/polled_copy.hpp` has it.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct PolledList {
-    /// Address of the partitions ([`POLLED_WORDS`] each), in memory of the GPU whose kernel moves them.
-    pub partitions: u64,
-    /// How many.
-    pub count: u64,
-    /// A word there that stands at 0 between launches.
-    pub ended: u64,
-    /// A word in host memory: raised, it ends the wait for producers.
-    pub stop: u64,
-}
-
-/// Words of 64 bits of a `mpgpu::PolledPartition`.
-pub const POLLED_WORDS: u64 = 8;
-
-// SAFETY: the C++ type of this name has the same four 64-bit fields in the same order, no constructor and no destructor; the
-// header asserts its size.
-unsafe impl ExternType for PolledList {
-    type Id = type_id!("mpgpu::PolledList");
-    type Kind = cxx::kind::Trivial;
-}
-
 #[allow(dead_code, reason = "of one kernel the library uses the GPU build alone, and its tests the other")]
 #[cxx::bridge(namespace = "mpgpu")]
 mod cpp {
@@ -74,20 +50,9 @@ mod cpp {
             block: u32,
             blocks: u32,
         );
-
-        include!("polled_copy.hpp");
-
-        type PolledList = super::PolledList;
-
-        /// # Safety
-        ///
-        /// The list names `count` partitions, whose flags and words live until all blocks have returned, and which threads look at through
-        /// atomics alone. Of each, once it is ready, source and destination are as for copies above. Each of `blocks` blocks runs once.
-        unsafe fn copy_polled_on_cpu(list: &PolledList, block: u64, blocks: u64);
     }
 }
 
-pub(crate) use cpp::copy_polled_on_cpu;
 pub(crate) use cpp::copy_segments_on_cpu;
 #[cfg(test)]
 pub(crate) use cpp::run_actions_on_cpu;

@@ -52,7 +52,7 @@ struct part {
     part(std::uint32_t ranks, const std::string &when)
         : gpu(mpgpu::device::gpu(world_rank % ctx.devices().gpus)),
           node(mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu})), sent(ctx, gpu, bytes), received(ctx, gpu, bytes),
-          plan(planned(ranks, when)), stream(ctx, gpu), in_partitions(when == "partitions" || when == "polling") {}
+          plan(planned(ranks, when)), stream(ctx, gpu), in_partitions(when == "partitions") {}
 
     mpgpu::plan planned(std::uint32_t ranks, const std::string &when) {
         const auto rank = static_cast<std::uint32_t>(world_rank);
@@ -60,9 +60,6 @@ struct part {
         const mpgpu::node_transfer to_next{{(rank + 1) % ranks, 1, 0}, {rank, 0, 0}, bytes};
         if (when == "partitions") {
             return node.plan(windows, {to_next}, {6, mpgpu::agent::copy_engine});
-        }
-        if (when == "polling") {
-            return node.plan(windows, {to_next}, {6, mpgpu::agent::polling_kernel});
         }
         return node.plan(windows, {to_next});
     }

@@ -113,7 +113,7 @@ class transfer {
     mpgpu::agent mover_;
 };
 
-const std::vector<mpgpu::agent> movers{mpgpu::agent::copy_engine, mpgpu::agent::producer, mpgpu::agent::polling_kernel};
+const std::vector<mpgpu::agent> movers{mpgpu::agent::copy_engine, mpgpu::agent::producer};
 
 } // namespace
 
@@ -283,10 +283,9 @@ TEST_CASE("a program finds the best partitioning for its kernel by trying") {
         });
     };
     const mpgpu::partitioning best = node.tune_partitions(windows, transfers, produce, trials);
-    CHECK(launches > 20);
+    CHECK(launches > 10);
     CHECK(best.count > 0);
     CHECK(best.mover != mpgpu::agent::automatic);
-    CHECK((best.blocks > 0) == (best.mover == mpgpu::agent::polling_kernel));
     uint64_t at = 0;
     CHECK(std::all_of(to.data(), to.data() + bytes, [&](uint8_t found) { return found == value(at++, 5); }));
     const auto fails = [](mpgpu::array_view<const mp_trigger_t>, mpgpu::stream_view) {
@@ -300,7 +299,7 @@ TEST_CASE("a program finds the best partitioning for its kernel by trying") {
 }
 
 TEST_CASE("what is missing is named") {
-    for (const mpgpu::agent mover : {mpgpu::agent::copy_engine, mpgpu::agent::polling_kernel}) {
+    for (const mpgpu::agent mover : {mpgpu::agent::copy_engine, mpgpu::agent::automatic}) {
         transfer moved(1000, 10, mover);
         const mpgpu::trigger out = moved.trigger();
         moved.plan().arm(moved.stream());

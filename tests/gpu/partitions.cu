@@ -162,24 +162,6 @@ class benchmark {
                 std::printf("%s", plan.describe().c_str());
             }
         }
-        for (const std::uint32_t blocks_of_agent : {0U, 4U, 8U, 16U, 32U, 64U}) {
-            for (const std::uint32_t count : {0U, 8U, 16U, 32U, 64U}) {
-                if ((blocks_of_agent == 0) != (count == 0)) {
-                    continue;
-                }
-                const mpgpu::partitioning how{count, mpgpu::agent::polling_kernel, true, blocks_of_agent};
-                const mpgpu::plan plan = node_.plan(windows, {transfer}, how);
-                const mp_trigger_t made = plan.trigger(0, 0);
-                const std::string name =
-                    "polling kernel, " + std::to_string(made.partitions) + " partitions, " +
-                    (blocks_of_agent == 0 ? "blocks of the model" : std::to_string(blocks_of_agent) + " blocks");
-                report(name, step_of(plan, made), bulk.all, limit);
-                if (count == 0 || (count == 16 && blocks_of_agent == 8)) {
-                    report(name + ", captured", captured(plan, made), bulk.all, limit);
-                    std::printf("%s", plan.describe().c_str());
-                }
-            }
-        }
         tuned(windows, transfer, bulk.all, limit);
         {
             // What the trigger costs the kernel: nothing moves meanwhile.

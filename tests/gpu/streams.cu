@@ -4,7 +4,8 @@
 // and without libmpgpu_preload.so.
 //   streams [MIB [SECONDS]]        each case for so long, of which the first half is not counted (256, 4)
 //   streams both|host MIB SECONDS  one case, with a line for each half second
-//   streams disturb SECONDS        threads that copy in host memory as fast as they can
+//   streams disturb SECONDS memory threads that copy in host memory as fast as they can
+//   streams disturb SECONDS link   copies from pinned host memory to GPU 0, over its PCIe link
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -139,7 +140,7 @@ double run(const std::vector<std::pair<int, int>> &ways, std::size_t bytes, doub
     return moved / (counted - seconds / 2) * 1e-9;
 }
 
-void disturb(double seconds) {
+void disturb_memory(double seconds) {
     constexpr std::size_t bytes = std::size_t{64} << 20;
     const auto begin = clock_type::now();
     std::vector<std::thread> threads;
@@ -163,7 +164,12 @@ void disturb(double seconds) {
 int main(int argc, char **argv) {
     const std::string what = argc > 1 ? argv[1] : "256";
     if (what == "disturb") {
-        disturb(argc > 2 ? std::atof(argv[2]) : 4);
+        const double seconds = argc > 2 ? std::atof(argv[2]) : 4;
+        if (argc > 3 && std::string(argv[3]) == "link") {
+            run({{0, host}}, std::size_t{64} << 20, seconds, 0);
+        } else {
+            disturb_memory(seconds);
+        }
         return 0;
     }
     int gpus = 0;

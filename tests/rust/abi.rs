@@ -46,12 +46,11 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut shared, mut uuid) = (mp_memory_handle_t { bytes: [0; 128] }, [0_u8; 16]);
     let (mut out_counters, mut counted) = (poison(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
-    let (bad_agent, defaults, mut trigger) = (partition_options(4), partition_options(0), trigger());
+    let (bad_agent, defaults, mut trigger) = (partition_options(3), partition_options(0), trigger());
     unsafe extern "C" fn no_producer(_: *mut c_void, _: *const mp_trigger_t, _: usize, _: mp_stream_t) -> i32 {
         0
     }
     let (all_agents, mut best) = (partition_tuning(u32::MAX), partition_options(0));
-    let blocks_of_copy_engines = mp_partition_options_t { blocks: 4, ..partition_options(1) };
     let (mut messenger, mut out_messenger, mut execution) = (null_mut(), poison(), null_mut());
     let mut none_such = null_mut();
     let (mut own_gpus, mut own_count) = ([0_i32; 1], 0_usize);
@@ -77,7 +76,6 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 1, null(), null(), &mut none), "transfers", ARGUMENT),
             ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, null(), null(), null_mut()), "plan", ARGUMENT),
             ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, &bad_agent, null(), &mut none), "agent", ARGUMENT),
-            ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, &blocks_of_copy_engines, null(), &mut none), "blocks", ARGUMENT),
             ("mp_node_plan", mp_node_plan(ranks, null(), 0, null(), 0, &defaults, null(), null_mut()), "plan", ARGUMENT),
             (
                 "mp_node_tune_partitions",

@@ -1,10 +1,7 @@
 //! Threads that the library starts leave the program's signals to the program.
 
 use crate::node::*;
-use crate::partitions::{alone, written};
 use mpgpu::*;
-use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::node::{Agent, Partitioning};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -52,18 +49,14 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
         ok(mp_request_set_callback(request, Some(called), null_mut()));
         ok(mp_memory_export(node.context, memory.cast(), 4096, &mut handle));
     }
-    let (context, partitioned, _) = alone(1000, Partitioning { count: Some(2), agent: Agent::PollingKernel { blocks: Some(2) } });
-    let lane = context.create_stream(DeviceId::gpu(0)).expect("a stream");
-    partitioned.arm(lane).expect("armed");
-    partitioned.enqueue(lane).expect("enqueued");
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
     // The C library keeps 32 and 33 to itself, and nobody can block the other two.
     let never = [libc::SIGKILL, libc::SIGSTOP, 32, 33];
     let checked = || (1..65).filter(|signal| !never.contains(signal));
     let is_right = |mask: u64| checked().all(|signal| (mask >> (signal - 1) & 1 == 1) != faults.contains(&signal));
-    // The step waits for its producers, so the threads of its blocks live. A thread gets its name once it runs; the C library blocks all signals of
+    // A thread gets its name once it runs; the C library blocks all signals of
     // one that begins or ends, of other tests too.
-    let wanted = ["mpgpu-copy", "mpgpu-signal", "mpgpu-function", "mpgpu-callback", "mpgpu-share", "mpgpu-block"];
+    let wanted = ["mpgpu-copy", "mpgpu-signal", "mpgpu-function", "mpgpu-callback", "mpgpu-share"];
     let begun = Instant::now();
     loop {
         let found = threads();
@@ -76,9 +69,6 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
         std::thread::yield_now();
     }
     assert_eq!(blocked(), before, "the caller's mask is as it was");
-    let trigger = partitioned.trigger(0, 0).expect("a trigger");
-    (0..2).for_each(|partition| written(&trigger, partition, trigger.partitions.range(partition).end.min(500)));
-    partitioned.destroy().expect("it has ended");
     // SAFETY: a counter that is there; the request is the test's.
     unsafe {
         ok(mp_signal_raise(node.context, signal.counter, 1));

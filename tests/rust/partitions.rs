@@ -4,7 +4,7 @@
 use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, handed_in, memory};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_measure::tune::{self, PartitionMover, PartitionSetting};
+use mpgpu_measure::tune;
 use mpgpu_runtime::backend::StreamHandle;
 use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, PartitionTrials, Partitioning, Trigger, Window};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
@@ -26,7 +26,7 @@ fn words(address: u64, count: u32) -> &'static [AtomicU64] {
 }
 
 /// As `mpgpu::trigger::ready` does it: counts bytes, and raises the flags with the last of them.
-pub(crate) fn written(trigger: &Trigger, partition: u32, bytes: u64) {
+fn written(trigger: &Trigger, partition: u32, bytes: u64) {
     let counter = &words(trigger.counters, trigger.partitions.count)[partition as usize];
     let range = trigger.partitions.range(partition);
     if counter.fetch_add(bytes, Ordering::AcqRel) + bytes < range.end - range.start {
@@ -83,9 +83,7 @@ impl Case {
         let tags = transfers.iter().map(|_| random.chance(40).then(|| random.below(2))).collect();
         let count = [None, Some(1), Some(2), Some(1 + random.below(40) as u32)][random.below(4) as usize];
         let tells = random.chance(70);
-        let blocks = [None, Some(1), Some(2 + random.below(9) as u32)][random.below(3) as usize];
-        let agent = [Agent::Producer, Agent::CopyEngine { tells }, Agent::PollingKernel { blocks }, Agent::Auto { tells }]
-            [random.below(4) as usize];
+        let agent = [Agent::Producer, Agent::CopyEngine { tells }, Agent::Auto { tells }][random.below(3) as usize];
         Case { topology, ranks, transfers, tags, sizes, partitioning: Partitioning { count, agent }, one_in_sight: random.chance(50) }
     }
 
@@ -197,7 +195,7 @@ proptest! {
 fn ranks_between_which_nothing_moves_do_not_need_each_other() {
     let transfer = |dst, src, bytes| NodeTransfer { dst: end(dst, 1, 0), src: end(src, 0, 0), bytes };
     let transfers = vec![transfer(0, 0, 1104), transfer(1, 1, 2194), NodeTransfer { dst: end(0, 1, 1105), src: end(1, 0, 0), bytes: 0 }];
-    for agent in [Agent::Producer, Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: None }] {
+    for agent in [Agent::Producer, Agent::CopyEngine { tells: true }] {
         let partitioning = Partitioning { count: Some(2), agent };
         let (transfers, sizes) = (transfers.clone(), vec![[1104, 1105], [2196, 2196]]);
         Case { topology: "beluga", ranks: 2, tags: vec![None; transfers.len()], transfers, sizes, partitioning, one_in_sight: true }.run(
@@ -211,7 +209,7 @@ fn ranks_between_which_nothing_moves_do_not_need_each_other() {
 #[test]
 fn a_plan_is_used_ten_thousand_times() {
     let transfers: Vec<_> = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
-    for agent in [Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: Some(3) }] {
+    for agent in [Agent::CopyEngine { tells: true }, Agent::Auto { tells: true }] {
         let (transfers, partitioning) = (transfers.clone(), Partitioning { count: Some(3), agent });
         let case = Case {
             topology: "beluga",
@@ -227,7 +225,7 @@ fn a_plan_is_used_ten_thousand_times() {
 }
 
 /// One rank that sends to itself, from device 0 to device 1.
-pub(crate) fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, NodePlan, [u64; 2]) {
+fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, NodePlan, [u64; 2]) {
     alone_on("beluga", bytes, partitioning)
 }
 
@@ -264,12 +262,10 @@ fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_par
 
 #[test]
 fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
-    // Lanes take partitions in order, so those behind the first one that is missing have not arrived either. A kernel takes what is ready.
-    for (agent, not_arrived) in [
-        (Agent::CopyEngine { tells: true }, "partition 3 (and 6 more) of transfer 0 of rank 0 has not arrived"),
-        (Agent::PollingKernel { blocks: Some(2) }, "partition 3 (and 1 more) of transfer 0 of rank 0 has not arrived"),
-    ] {
-        let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent });
+    // Lanes take partitions in order, so those behind the first one that is missing have not arrived either. A transfer has two lanes.
+    {
+        let not_arrived = "partition 3 (and 3 more) of transfer 0 of rank 0 has not arrived";
+        let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent: Agent::CopyEngine { tells: true } });
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
         plan.arm(stream).expect("armed");
         context.synchronize_stream(stream).expect("it ends");
@@ -290,7 +286,7 @@ fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
 
 #[test]
 fn a_context_ends_after_steps_whose_producers_never_came() {
-    let agents = [Agent::CopyEngine { tells: true }, Agent::PollingKernel { blocks: Some(2) }, Agent::Producer];
+    let agents = [Agent::CopyEngine { tells: true }, Agent::Auto { tells: true }, Agent::Producer];
     for (agent, is_dropped) in agents.into_iter().flat_map(|agent| [(agent, false), (agent, true)]) {
         let (context, plan, _) = alone(1000, Partitioning { count: Some(10), agent });
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
@@ -303,50 +299,6 @@ fn a_context_ends_after_steps_whose_producers_never_came() {
         closed.expect("nothing else fails");
         drop(plan);
     }
-}
-
-#[test]
-fn what_a_polling_kernel_cannot_move_is_refused_with_the_reason_or_left_to_copy_engines() {
-    let context = context("beluga", None);
-    let node = Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node"));
-    let [gpu, host] = [DeviceId::gpu(0), DeviceId::HOST].map(|device| context.allocate(device, 1 << 20).expect("memory"));
-    let ordinary = vec![0_u8; 1 << 20];
-    let window = |address| Window { address, bytes: 1 << 20 };
-    let windows = [window(gpu), window(host), window(ordinary.as_ptr().expose_provenance() as u64)];
-    let plan = |from, to, agent| {
-        let transfer = NodeTransfer { dst: end(0, to, 0), src: end(0, from, 0), bytes: 1 << 20 };
-        node.plan_partitioned(&windows, &[transfer], Some(Partitioning { count: None, agent }), &PlanOptions::default())
-    };
-    let polling = Agent::PollingKernel { blocks: None };
-    for (from, to, reason) in [(1, 0, "its source is host memory"), (0, 2, "GPUs do not write to ordinary host memory")] {
-        let error = plan(from, to, polling).expect_err("it is refused");
-        assert!(matches!(error, Error::NotSupported(_)), "{error}");
-        assert!(error.to_string().starts_with("transfer 0 of rank 0: ") && error.to_string().contains(reason), "{error}");
-        let instead = plan(from, to, Agent::Auto { tells: true }).expect("a plan");
-        assert!(instead.describe().contains("moved by copy engines"), "{}", instead.describe());
-        instead.destroy().expect("given back");
-    }
-    let to_host = plan(0, 1, polling).expect("a plan");
-    assert!(to_host.describe().contains("moved by polling kernels of "), "{}", to_host.describe());
-    to_host.destroy().expect("given back");
-    let error = plan(0, 1, Agent::PollingKernel { blocks: Some(1025) }).expect_err("too many");
-    assert!(error.to_string().contains("blocks=1025: 1 to 1024 thread blocks"), "{error}");
-    [gpu, host].into_iter().for_each(|address| context.free(address).expect("freed"));
-}
-
-#[test]
-fn the_model_lets_kernels_move_what_is_short_and_copy_engines_what_is_long() {
-    let agent = |bytes| {
-        let (context, plan, memory) = alone_on("hgx-h200", bytes, Partitioning { count: None, agent: Agent::Auto { tells: true } });
-        let text = plan.describe();
-        plan.destroy().expect("given back");
-        memory.into_iter().for_each(|address| context.free(address).expect("freed"));
-        text
-    };
-    // What copy engines hand over is a part of a short transfer, and multiprocessors that producers lack a part of a long one.
-    let [short, long] = [agent(16 << 20), agent(512 << 20)];
-    assert!(short.contains("moved by polling kernels of "), "{short}");
-    assert!(long.contains("moved by copy engines"), "{long}");
 }
 
 #[test]
@@ -540,10 +492,10 @@ fn tuned<T: Send>(
 fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
     const BYTES: u64 = 300_000;
     let file = std::env::temp_dir().join(format!("mpgpu-partitions-{}.toml", std::process::id()));
-    let all = [PartitionMover::CopyEngine, PartitionMover::PollingKernel, PartitionMover::Producer];
-    for movers in [&all[..2], &all[..]] {
+    let all = [Agent::CopyEngine { tells: true }, Agent::Producer];
+    for agents in [&all[..1], &all[..]] {
         let best = tuned(None, BYTES, |_, context, node, windows, transfer| {
-            let trials = PartitionTrials { movers, tells: true, rounds: 2, file: Some(&file) };
+            let trials = PartitionTrials { agents, rounds: 2, file: Some(&file) };
             let mut step = 0;
             let mut launch = |triggers: &[Trigger], stream| {
                 step += 1;
@@ -551,7 +503,7 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
                 Ok(())
             };
             let best = node.tune_partitions(&windows, &[transfer], &PlanOptions::default(), &trials, &mut launch).expect("it ends");
-            assert!(step > 20, "several candidates, three steps each: {step}");
+            assert!(step > 6, "several candidates, three steps each: {step}");
             let plan = node.plan_partitioned(&windows, &[transfer], Some(best), &PlanOptions::default()).expect("a plan");
             let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
             plan.arm(stream).expect("armed");
@@ -565,7 +517,6 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
         assert_eq!(best[0], best[1]);
         let kept = tune::read(&file).expect("a file").partitions;
         assert_eq!((kept.len(), kept[0].bytes), (1, BYTES), "the second run replaces what the first has found");
-        assert_ne!(kept[0].setting.mover, PartitionMover::Producer);
         let describe = |file: Option<&Path>| {
             let texts = tuned(file, BYTES, |_, _, node, windows, transfer| {
                 let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true } };
@@ -578,7 +529,7 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
         };
         // Something that the model would not choose.
         let mut tuning = tune::read(&file).expect("a file");
-        tuning.partitions[0].setting = PartitionSetting { mover: PartitionMover::CopyEngine, count: 17, blocks: 0 };
+        tuning.partitions[0].count = 17;
         std::fs::write(&file, tuning.to_toml()).expect("written");
         let text = describe(Some(&file));
         assert!(text.contains("17 partitions of 17648 bytes, moved by copy engines"), "{text}");
@@ -588,9 +539,39 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
 }
 
 #[test]
+fn steps_of_an_automatic_plan_try_all_ways_on_both_ranks_alike_and_every_byte_arrives() {
+    const BYTES: u64 = 1 << 20;
+    let known = tuned(None, BYTES, |rank, context, node, windows, transfer| {
+        let partitioning = Partitioning { count: Some(16), agent: Agent::Auto { tells: true } };
+        let plan = node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
+        let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        let [sends, receives] = [rank, 1 - rank].map(|by| plan.trigger(by, 0).expect("a trigger"));
+        assert_eq!((sends.partitions.count, receives.arrived_flags > 0), (16, true));
+        for step in 1..=60 {
+            plan.arm(stream).expect("armed");
+            produce(context, &[sends], stream, step);
+            plan.enqueue(stream).expect("executed");
+            plan.wait(Duration::from_secs(60)).expect("it ends");
+            let found = memory(windows[1].address, BYTES);
+            assert!((0..).zip(found.iter()).step_by(97).all(|(offset, found)| *found == byte(0, offset, step)), "step {step}");
+            let flags = u64::from(receives.partitions.count * receives.arrived_flags);
+            let is_up = |flag: u64| context.backend().read_signal(receives.arrived + flag * 8).expect("host memory") == 1;
+            assert!((0..flags).all(is_up), "step {step}: all have arrived");
+        }
+        let known = plan.to_json()["variants"].clone();
+        plan.destroy().expect("given back");
+        let executed = |variant: &serde_json::Value| variant["executions"].as_u64().expect("a number");
+        known.as_array().expect("variants").iter().map(executed).collect::<Vec<u64>>()
+    });
+    assert_eq!(known[0], known[1], "the ranks take the same ways");
+    assert!(known[0].len() == 3 && known[0].iter().all(|executed| *executed > 0), "{known:?}");
+    assert_eq!(known[0].iter().sum::<u64>(), 60);
+}
+
+#[test]
 fn tuning_that_fails_on_one_rank_fails_on_all() {
     let errors = tuned(None, 5000, |rank, context, node, windows, transfer| {
-        let trials = PartitionTrials { movers: &[PartitionMover::PollingKernel], tells: true, rounds: 3, file: None };
+        let trials = PartitionTrials { agents: &[Agent::CopyEngine { tells: true }], rounds: 3, file: None };
         let mut step = 0;
         let mut launch = |triggers: &[Trigger], stream| {
             step += 1;
@@ -608,7 +589,7 @@ fn tuning_that_fails_on_one_rank_fails_on_all() {
     let errors = tuned(None, 5000, |rank, _, node, windows, transfer| {
         // Handed in by the receiver, and with other rounds.
         let transfer = if rank == 0 { NodeTransfer { dst: end(0, 1, 0), src: end(1, 0, 0), bytes: 10 } } else { transfer };
-        let trials = PartitionTrials { movers: &[PartitionMover::CopyEngine], tells: true, rounds: 1 + rank, file: None };
+        let trials = PartitionTrials { agents: &[Agent::Producer], rounds: 1 + rank, file: None };
         let mut never = |_: &[Trigger], _| panic!("nothing is launched");
         node.tune_partitions(&windows, &[transfer], &PlanOptions::default(), &trials, &mut never).expect_err("refused").to_string()
     });

@@ -5,9 +5,8 @@ use mpgpu_core::plan::{Engine, Options, Plan, PlanError, Shape, Tuned, plan, val
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, preset, preset_names};
 use mpgpu_measure::tune::{
-    Advice, Campaign, Case, Class, ClassTuning, EngineTuning, Origin, PartitionMover, PartitionSetting, PartitionTuning, Pattern,
-    Preference, Score, Search, Setting, Side, Simulated, SizeTuning, Trials, TunedPoint, Tuning, Verdict, digest, grid, parse,
-    search_partitions, short,
+    Advice, Campaign, Case, Class, ClassTuning, EngineTuning, Origin, PartitionTuning, Pattern, Preference, Score, Search, Setting, Side,
+    Simulated, SizeTuning, Trials, TunedPoint, Tuning, Verdict, digest, grid, parse, search_partitions, short,
 };
 use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer, Verify};
 use mpgpu_runtime::host::HostBackend;
@@ -450,12 +449,7 @@ fn tuning(random: &mut Random) -> Tuning {
 }
 
 fn partition_tuning(random: &mut Random, shape: u64) -> PartitionTuning {
-    let count = 1 + random.below(4096) as u32;
-    let setting = match random.chance(50) {
-        true => PartitionSetting { mover: PartitionMover::CopyEngine, count, blocks: 0 },
-        false => PartitionSetting { mover: PartitionMover::PollingKernel, count, blocks: 1 + random.below(1024) as u32 },
-    };
-    PartitionTuning { shape: format!("{shape:016x}"), bytes: random.below(1 << 50), setting }
+    PartitionTuning { shape: format!("{shape:016x}"), bytes: random.below(1 << 50), count: 1 + random.below(4096) as u32 }
 }
 
 #[test]
@@ -465,26 +459,14 @@ fn what_a_file_says_of_partitions_is_checked() {
         digest: "0123456789abcdef".into(),
         origin: Origin::Host,
         classes: Vec::new(),
-        partitions: vec![PartitionTuning {
-            shape: "00000000000000aa".into(),
-            bytes: 1,
-            setting: PartitionSetting { mover: PartitionMover::PollingKernel, count: 24, blocks: 8 },
-        }],
+        partitions: vec![PartitionTuning { shape: "00000000000000aa".into(), bytes: 1, count: 24 }],
     };
     let text = whole.to_toml();
     assert_eq!(parse(&text), Ok(whole));
     for (from, to, said) in [
         ("00000000000000aa", "aa", "shape = aa: must be the 16 hexadecimal digits"),
         ("count = 24", "count = 4097", "count = 4097: must be 1 to 4096"),
-        ("blocks = 8", "blocks = 0", "blocks = 0: must be 1 to 1024"),
-        ("blocks = 8\n", "", "mover = polling-kernel: must be with its blocks"),
-        ("polling-kernel", "copy-engine", "blocks = 8: must be 1 to 1024, and for the polling kernel alone"),
-        ("polling-kernel", "producer", "mover = producer: must be copy-engine or polling-kernel"),
-        (
-            "[[partitions]]",
-            "[[partitions]]\nshape = \"00000000000000aa\"\nbytes = 1\nmover = \"copy-engine\"\ncount = 1\n[[partitions]]",
-            "is there twice",
-        ),
+        ("[[partitions]]", "[[partitions]]\nshape = \"00000000000000aa\"\nbytes = 1\ncount = 1\n[[partitions]]", "is there twice"),
     ] {
         let error = parse(&text.replacen(from, to, 1)).expect_err(to).to_string();
         assert!(error.contains(said), "{error}");
@@ -492,47 +474,38 @@ fn what_a_file_says_of_partitions_is_checked() {
 }
 
 /// Seconds that grow with the distance from the best, on a logarithmic scale.
-fn distance(setting: PartitionSetting, count: f64, blocks: f64) -> f64 {
-    let off = |value: u32, best: f64| (f64::from(value.max(1)) / best).ln().abs();
-    1.0 + off(setting.count, count) + if setting.blocks > 0 { off(setting.blocks, blocks) } else { 0.0 }
+fn distance(count: u32, best: f64) -> f64 {
+    1.0 + (f64::from(count.max(1)) / best).ln().abs()
 }
 
 #[test]
 fn the_search_for_partitions_comes_close_to_the_best_in_few_trials_and_asks_for_none_twice() {
-    let engines = PartitionSetting { mover: PartitionMover::CopyEngine, count: 12, blocks: 0 };
-    let polling = PartitionSetting { mover: PartitionMover::PollingKernel, count: 20, blocks: 8 };
-    for (count, blocks, slower) in [(3.0, 2.0, 0.0), (90.0, 32.0, 0.3), (12.0, 8.0, -0.5), (400.0, 1.0, 2.0)] {
+    for best in [3.0, 90.0, 12.0, 400.0, 1.0, 4096.0] {
         let mut asked = Vec::new();
-        let score = |setting: PartitionSetting| {
-            assert!(!asked.contains(&setting), "{setting:?}");
-            asked.push(setting);
-            let own = if setting.mover == PartitionMover::PollingKernel { slower } else { 0.0 };
-            Ok::<_, ()>(Some(distance(setting, count, blocks) + own))
+        let score = |count: u32| {
+            assert!(!asked.contains(&count), "{count}");
+            asked.push(count);
+            Ok::<_, ()>(Some(distance(count, best)))
         };
-        let (best, seconds) = search_partitions(&[engines, polling], score).expect("no error").expect("some");
-        // Half of a factor of 1.5 at most for each number.
-        assert!(seconds <= 1.0 + slower.min(0.0) + 0.41 + if slower < 0.0 { 0.41 } else { 0.0 }, "{best:?} takes {seconds}");
-        assert_eq!(best.mover == PartitionMover::PollingKernel, slower < 0.0, "{best:?}");
-        assert!(asked.len() <= 40, "{} trials", asked.len());
+        let (found, seconds) = search_partitions(12, score).expect("no error").expect("some");
+        // Half of a factor of 1.5 at most.
+        assert!(seconds <= 1.0 + 0.41 / 2.0, "{found} takes {seconds}, the best is {best}");
+        assert!(asked.len() <= 16, "{} trials", asked.len());
     }
 }
 
 #[test]
 fn the_search_for_partitions_leaves_out_what_is_refused_and_ends_with_the_first_error() {
-    let engines = PartitionSetting { mover: PartitionMover::CopyEngine, count: 12, blocks: 0 };
-    let polling = PartitionSetting { mover: PartitionMover::PollingKernel, count: 20, blocks: 8 };
-    let only_engines = |setting: PartitionSetting| {
-        Ok::<_, ()>((setting.mover == PartitionMover::CopyEngine && setting.count != 24).then(|| distance(setting, 100.0, 1.0)))
-    };
-    let (best, _) = search_partitions(&[polling, engines], only_engines).expect("no error").expect("some");
-    assert_eq!(best.mover, PartitionMover::CopyEngine);
-    assert_eq!(search_partitions(&[polling], |_| Ok::<_, ()>(None)), Ok(None));
+    let refusing = |count: u32| Ok::<_, ()>((count != 24).then(|| distance(count, 100.0)));
+    let (best, _) = search_partitions(12, refusing).expect("no error").expect("some");
+    assert_eq!(best, 93, "24 is refused, and factors of one and a half lead past it");
+    assert_eq!(search_partitions(20, |_| Ok::<_, ()>(None)), Ok(None));
     let mut left = 3;
-    let failing = |setting| {
+    let failing = |count| {
         left -= 1;
-        if left == 0 { Err("it failed") } else { Ok(Some(distance(setting, 1000.0, 8.0))) }
+        if left == 0 { Err("it failed") } else { Ok(Some(distance(count, 1000.0))) }
     };
-    assert_eq!(search_partitions(&[engines], failing), Err("it failed"));
+    assert_eq!(search_partitions(12, failing), Err("it failed"));
 }
 
 proptest! {

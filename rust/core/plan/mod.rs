@@ -45,6 +45,6 @@ pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, 
 pub use candidates::{Reason, Rejection};
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};
-pub use partition::{PartitionForecast, forecast_engines, forecast_polled, partition, partition_polled};
+pub use partition::{PartitionForecast, PartitionVariant, forecast_engines, partition, partition_variants};
 pub use planned::{PathPlan, Plan, TransferPlan};
 pub use planner::plan;

@@ -5,12 +5,12 @@
 //! than a chunk takes none until it is owed a whole one.
 
 use super::lower::{DirectOp, Piece, StagedPath, copying_device, lower};
-use super::planned::{PathPlan, Plan, TransferPlan};
+use super::planned::{PathPlan, Plan};
 use crate::model::GRAIN;
 use crate::program::{Gpus, Mechanism, Op, OpId, Partitions, Place, Program, Ring};
 use crate::topology::{DeviceId, Machine};
 use smallvec::{SmallVec, smallvec};
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Partitions that the library chooses have at least so many bytes.
 const LEAST_BYTES: u64 = 64 << 10;
@@ -18,29 +18,48 @@ const LEAST_BYTES: u64 = 64 << 10;
 /// Lanes of direct copies from one device: more transfers share them.
 const DIRECT_LANES: u32 = 16;
 
-/// Bytes per second that a block of the polling kernel moves: one that copies between two H200, and one of four that write host memory together.
-const BLOCK_RATE: f64 = 45e9;
-const BLOCK_RATE_TO_HOST: f64 = 12e9;
-
-/// The polling kernel never takes more blocks by itself: eight have nine tenths of a port between two H200.
-const MOST_BLOCKS: f64 = 16.0;
-
-/// What a partition costs the polling kernel: its flag is seen, and its last tiles are waited for. On H200 64 partitions were best for 4.8 ms, 32 to 64
-/// for 0.6 ms and 16 to 32 for 0.08 ms (docs/results.md).
-const POLLED_PARTITION: f64 = 0.5e-6;
-
-/// Multiprocessors of the GPU that produces, of which each block takes one. No topology says how many there are; H100 and H200 have 132.
-const MULTIPROCESSORS: f64 = 132.0;
-
 /// How transfers would move in partitions that are produced at the rate at which they move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartitionForecast {
     /// Of each transfer.
     pub partitions: Vec<Partitions>,
-    /// Thread blocks of a kernel that moves them; 0 without one.
-    pub blocks: u32,
     /// From the beginning of the first producer to the end of the last transfer.
     pub seconds: f64,
+}
+
+/// A way in which copy engines move partitions.
+#[derive(Clone, Debug)]
+pub struct PartitionVariant {
+    /// For people.
+    pub name: &'static str,
+    /// With the program of this variant.
+    pub plan: Plan,
+    /// As of a [`PartitionForecast`].
+    pub seconds: f64,
+}
+
+/// Partitions that move together in the second variant.
+const TOGETHER: u32 = 4;
+
+/// How copy engines may move the partitions of a forecast: each by itself; several at a time, which cost a hand-over less each; or all after the last,
+/// over the paths of a plan of whole transfers, as if there were no partitions. The first alone where `adapts` is false.
+pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionForecast, adapts: bool) -> Vec<PartitionVariant> {
+    let cost = machine.costs().hand_over;
+    let most = forecast.partitions.iter().map(|partitions| partitions.count).max().unwrap_or(0);
+    let variant = |name, by: u32, program: Program| {
+        let n = f64::from(most.div_ceil(by).max(1));
+        let plan = Plan { program: Arc::new(program), ..plan.clone() };
+        PartitionVariant { name, seconds: in_partitions(plan.predicted, n, cost), plan }
+    };
+    let grouped = |by| forecast.partitions.iter().map(|partitions| partitions.grouped(by)).collect::<Vec<_>>();
+    let mut variants = vec![variant("each partition by itself", 1, partition(&plan, &forecast.partitions))];
+    if adapts && most >= 2 * TOGETHER {
+        variants.push(variant("four partitions at a time", TOGETHER, partition(&plan, &grouped(TOGETHER))));
+    }
+    if adapts && most > 1 {
+        variants.push(variant("all partitions after the last", most, Program::clone(&plan.program)));
+    }
+    variants
 }
 
 /// How copy engines would move `totals` bytes over the paths of `plan`, in `count` partitions or as many as are best. Each partition costs its
@@ -49,25 +68,12 @@ pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: O
     forecast(plan.predicted, machine.costs().hand_over, totals, count)
 }
 
-/// How a kernel of `blocks` blocks, or as many as it takes, would move them over the direct paths, which are all that `plan` has. The kernel
-/// has a part of a link's rate, and its blocks keep those of producers from as many multiprocessors.
-pub fn forecast_polled(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>, blocks: Option<u32>) -> PartitionForecast {
-    // Seconds that one block would take.
-    let mut by_source: BTreeMap<DeviceId, f64> = BTreeMap::new();
-    for (transfer, total) in plan.transfers.iter().zip(totals) {
-        let rate = if transfer.shape.dst_device.is_host() { BLOCK_RATE_TO_HOST } else { BLOCK_RATE };
-        *by_source.entry(transfer.shape.src_device).or_default() += *total as f64 / rate;
-    }
-    let alone = by_source.into_values().fold(0.0, f64::max);
-    let seconds = plan.predicted / machine.costs().kernel_efficiency;
-    let needed = if seconds > 0.0 { (alone / seconds).ceil() } else { 1.0 };
-    let blocks = blocks.unwrap_or(needed.clamp(1.0, MOST_BLOCKS) as u32);
-    let moved = seconds.max(alone / f64::from(blocks));
-    let produced = plan.predicted * (1.0 + f64::from(blocks) / MULTIPROCESSORS);
-    PartitionForecast { blocks, ..forecast(moved.max(produced), POLLED_PARTITION, totals, count) }
+/// One of `n` partitions is late, and all of them cost.
+fn in_partitions(seconds: f64, n: f64, cost: f64) -> f64 {
+    seconds + seconds / n + n * cost
 }
 
-/// One of `n` partitions is late, and all of them cost: `seconds / n + n * cost`, which is least at the root of their quotient.
+/// The best number is the root of the quotient of both.
 fn forecast(seconds: f64, cost: f64, totals: &[u64], count: Option<u32>) -> PartitionForecast {
     let best = (seconds / cost).sqrt().round() as u64;
     let divided = |total: &u64| {
@@ -76,28 +82,21 @@ fn forecast(seconds: f64, cost: f64, totals: &[u64], count: Option<u32>) -> Part
     };
     let partitions: Vec<Partitions> = totals.iter().map(divided).collect();
     let n = f64::from(partitions.iter().map(|partitions| partitions.count).max().unwrap_or(1).max(1));
-    PartitionForecast { partitions, blocks: 0, seconds: seconds + seconds / n + n * cost }
-}
-
-/// The program of `plan` for kernels that move one partition after the other: on one lane for each source. `None` where a transfer has no
-/// direct path.
-pub fn partition_polled(plan: &Plan, partitions: &[Partitions]) -> Option<Program> {
-    let is_direct = |transfer: &TransferPlan| transfer.paths.iter().all(|path| path.via.is_none());
-    plan.transfers.iter().all(is_direct).then(|| lowered(plan, partitions, |_| true, Mechanism::Kernel))
+    PartitionForecast { partitions, seconds: in_partitions(seconds, n, cost) }
 }
 
 /// The program of `plan` in which no copy reads from two partitions. One of `partitions` for each transfer.
 pub fn partition(plan: &Plan, partitions: &[Partitions]) -> Program {
-    let program = lowered(plan, partitions, |_| true, Mechanism::Copy);
+    let program = lowered(plan, partitions, |_| true);
     let fits = |ring: &Ring| program.staging_bytes(ring.device) <= plan.options.staging_bytes;
     if program.rings.iter().all(fits) {
         return program;
     }
     // Paths that shared a ring have one each here. Without them, but for transfers that have no other.
-    lowered(plan, partitions, |path| path.via.is_none(), Mechanism::Copy)
+    lowered(plan, partitions, |path| path.via.is_none())
 }
 
-fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool, mechanism: Mechanism) -> Program {
+fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool) -> Program {
     let (mut direct, mut staged) = (Vec::new(), Vec::new());
     for (number, (transfer, partitions)) in (0..).zip(plan.transfers.iter().zip(partitions)) {
         // The path that takes what the others leave.
@@ -137,15 +136,18 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
             Some(via) => stage(via, main, rest),
             None => {
                 let device = copying_device(shape.src_device, shape.dst_device);
-                let op = |piece| DirectOp { device, also: Gpus::NONE, mechanism, pieces: smallvec![piece] };
+                let op = |piece| DirectOp { device, also: Gpus::NONE, mechanism: Mechanism::Copy, pieces: smallvec![piece] };
                 direct.extend(rest.into_iter().map(op));
             }
         }
     }
     let bytes = plan.transfers.iter().map(|transfer| transfer.shape.bytes).collect();
-    // A kernel moves whatever is ready.
-    let lanes = if mechanism == Mechanism::Kernel { 1 } else { DIRECT_LANES };
-    let key = |op: &DirectOp| (op.device, op.pieces.first().map(|piece| piece.transfer % lanes));
+    // A transfer's partitions take turns on two lanes, where there are lanes enough: one is handed over while the last still moves.
+    let turns = if partitions.len() <= DIRECT_LANES as usize / 2 { 2 } else { 1 };
+    let key = |op: &DirectOp| {
+        let lane = |piece: &Piece| (piece.transfer % DIRECT_LANES, piece.offset / partitions[piece.transfer as usize].bytes.max(1) % turns);
+        (op.device, op.pieces.first().map(lane))
+    };
     let mut program = lower(bytes, &direct, key, &staged);
     by_partition(&mut program, partitions);
     program

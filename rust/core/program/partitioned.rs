@@ -25,9 +25,6 @@ pub struct Partitions {
 /// The most partitions of a transfer: each costs its lanes a wait and a copy, and a kernel's argument may name few flags.
 pub const MOST_PARTITIONS: u32 = 4096;
 
-/// The most blocks of a kernel that moves partitions.
-pub const MOST_BLOCKS: u32 = 1024;
-
 impl Partitions {
     /// `count` partitions of `total` bytes; fewer where whole ones of that size are enough.
     pub fn new(total: u64, count: u32) -> Partitions {
@@ -42,6 +39,12 @@ impl Partitions {
     pub fn range(&self, partition: u32) -> Range<u64> {
         let begin = u64::from(partition) * self.bytes;
         begin..(begin + self.bytes).min(self.total)
+    }
+
+    /// So many at a time as one: the last of these may be smaller.
+    pub fn grouped(&self, by: u32) -> Partitions {
+        let bytes = self.bytes.saturating_mul(u64::from(by.max(1))).min(self.total);
+        Partitions { bytes, count: self.count.div_ceil(by.max(1)), ..*self }
     }
 
     /// The partitions that a range of the transfer touches.
@@ -94,32 +97,50 @@ pub enum PartitionUse {
     },
     /// Producers store their bytes, and the program does not move them.
     Stored,
-    /// The program, by kernels that have flags of their own in place of those that producers raise, and that tell of arrivals.
-    Polled,
 }
 
-/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program that was made for them.
+/// The lanes that write to the destination of each transfer, numbered, and how many.
+fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
+    let mut writers: Vec<Lanes> = vec![Lanes::new(); transfers];
+    for (rank, part) in (0..).zip(&parts.parts) {
+        for step in &part.steps {
+            for (transfer, ..) in step.copies.iter().filter_map(destination) {
+                let lanes = &mut writers[transfer as usize];
+                let number = lanes.len() as u32;
+                lanes.entry((rank, step.lane)).or_insert(number);
+            }
+        }
+    }
+    writers
+}
+
+/// The most lanes that write to the destination of each transfer, in any of some divisions.
+pub fn most_writers<'a>(divided: impl IntoIterator<Item = &'a Parts>, transfers: usize) -> Vec<u32> {
+    let mut most = vec![0; transfers];
+    for parts in divided {
+        most.iter_mut().zip(writers(parts, transfers)).for_each(|(most, lanes)| *most = (lanes.len() as u32).max(*most));
+    }
+    most
+}
+
+/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program whose copies begin and end where partitions do, or groups
+/// of them. Where it tells of arrivals a partition has as many flags as `most_writers` says, so that all divisions of a batch may have them in common.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
     partitions: &[Partitions],
     purpose: PartitionUse,
+    most_writers: &[u32],
 ) -> Result<Vec<PartitionFlags>, ReadElsewhere> {
-    let mut writers: Vec<Lanes> = vec![Lanes::new(); partitions.len()];
     for (rank, part) in (0..).zip(&parts.parts) {
-        for step in &part.steps {
-            for copy in &step.copies {
-                if let Some((transfer, ..)) = source(copy).filter(|(transfer, ..)| batch.ends[*transfer as usize].src != rank) {
-                    return Err(ReadElsewhere { transfer, rank });
-                }
-                if let Some((transfer, ..)) = destination(copy).filter(|_| purpose == PartitionUse::Moved { tells: true }) {
-                    let lanes = &mut writers[transfer as usize];
-                    let number = lanes.len() as u32;
-                    lanes.entry((rank, step.lane)).or_insert(number);
-                }
+        for (transfer, ..) in part.steps.iter().flat_map(|step| &step.copies).filter_map(source) {
+            if batch.ends[transfer as usize].src != rank {
+                return Err(ReadElsewhere { transfer, rank });
             }
         }
     }
+    let writers = writers(parts, partitions.len());
+    let tells = purpose == PartitionUse::Moved { tells: true };
     let is_stored = purpose == PartitionUse::Stored;
     let mut flags = vec![PartitionFlags::default(); partitions.len()];
     let all = || (0..).zip(partitions.iter().zip(batch.ends));
@@ -131,13 +152,12 @@ pub fn add_partition_flags(
         first
     };
     // First all of one kind, then all of the other: so those that lie with a rank lie together.
-    let is_moved = matches!(purpose, PartitionUse::Moved { .. });
-    for (transfer, (partitions, ends)) in all().filter(|_| is_moved) {
+    for (transfer, (partitions, ends)) in all().filter(|_| !is_stored) {
         flags[transfer].ready = add(partitions.count, ends.src, ends.src);
     }
     for (transfer, (partitions, ends)) in all() {
         let flags: &mut PartitionFlags = &mut flags[transfer];
-        flags.writers = if is_moved { writers[transfer].len() as u32 } else { 1 };
+        flags.writers = if is_stored { 1 } else { most_writers[transfer] * u32::from(tells) };
         flags.arrived = add(partitions.count * flags.writers, ends.src, ends.dst);
         if is_stored {
             flags.ready = flags.arrived;
@@ -155,7 +175,7 @@ pub fn add_partition_flags(
         }
         return Ok(flags);
     }
-    for part in parts.parts.iter_mut().filter(|_| is_moved) {
+    for part in &mut parts.parts {
         // By lane and flag.
         let mut awaited = BTreeSet::new();
         for step in &mut part.steps {
@@ -169,9 +189,7 @@ pub fn add_partition_flags(
             }
         }
     }
-    if is_moved {
-        raise_arrivals(parts, partitions, &flags, &writers);
-    }
+    raise_arrivals(parts, partitions, &flags, &writers);
     for part in parts.parts.iter_mut().filter(|part| !part.lanes.is_empty()) {
         // The first lane is the caller's stream, in which the producers are: nothing that waits for them may stand there.
         part.lanes.insert(0, part.lanes[0]);

@@ -2,12 +2,10 @@
 
 use super::class::{Class, Pattern, Side};
 use super::error::TuningError;
-use super::tuning::{
-    ClassTuning, EngineTuning, Origin, PartitionMover, PartitionSetting, PartitionTuning, Preference, Setting, SizeTuning, Tuning,
-};
+use super::tuning::{ClassTuning, EngineTuning, Origin, PartitionTuning, Preference, Setting, SizeTuning, Tuning};
 use crate::model::GRAIN;
 use crate::plan::{Engine, WEIGHTS};
-use crate::program::{MOST_BLOCKS, MOST_PARTITIONS};
+use crate::program::MOST_PARTITIONS;
 use crate::topology::{Machine, open_regular, shorten, toml_place};
 use serde::Deserialize;
 use std::fmt::{Display, Write};
@@ -40,9 +38,7 @@ struct FileEntry {
 struct PartitionsEntry {
     shape: Spanned<String>,
     bytes: u64,
-    mover: Spanned<PartitionMover>,
     count: Spanned<u32>,
-    blocks: Option<Spanned<u32>>,
 }
 
 /// Read before anything else, so that a file of another version is not refused for a key that this one lacks.
@@ -211,25 +207,10 @@ impl Lines<'_> {
 
 fn of_partitions(lines: &Lines<'_>, entry: PartitionsEntry) -> Result<PartitionTuning, TuningError> {
     lines.digits(&entry.shape, "shape")?;
-    let is_polling = *entry.mover.as_ref() == PartitionMover::PollingKernel;
-    if *entry.mover.as_ref() == PartitionMover::Producer {
-        let must = "copy-engine or polling-kernel: producers move partitions where the program says so";
-        return Err(lines.refuse(&entry.mover, "mover", "producer", must));
-    }
     if !(1..=MOST_PARTITIONS).contains(entry.count.as_ref()) {
         return Err(lines.refuse(&entry.count, "count", entry.count.as_ref(), format!("1 to {MOST_PARTITIONS}")));
     }
-    let blocks = match &entry.blocks {
-        None if is_polling => return Err(lines.refuse(&entry.mover, "mover", "polling-kernel", "with its blocks")),
-        None => 0,
-        Some(blocks) if !is_polling || !(1..=MOST_BLOCKS).contains(blocks.as_ref()) => {
-            let must = format!("1 to {MOST_BLOCKS}, and for the polling kernel alone");
-            return Err(lines.refuse(blocks, "blocks", blocks.as_ref(), must));
-        }
-        Some(blocks) => *blocks.as_ref(),
-    };
-    let setting = PartitionSetting { mover: entry.mover.into_inner(), count: entry.count.into_inner(), blocks };
-    Ok(PartitionTuning { shape: entry.shape.into_inner(), bytes: entry.bytes, setting })
+    Ok(PartitionTuning { shape: entry.shape.into_inner(), bytes: entry.bytes, count: entry.count.into_inner() })
 }
 
 fn class(lines: &Lines<'_>, entry: ClassEntry) -> Result<ClassTuning, TuningError> {
@@ -327,11 +308,8 @@ impl Tuning {
                 writeln!(out, "]")?;
             }
         }
-        for PartitionTuning { shape, bytes, setting: PartitionSetting { mover, count, blocks } } in &self.partitions {
-            writeln!(out, "\n[[partitions]]\nshape = \"{shape}\"\nbytes = {bytes}\nmover = \"{}\"\ncount = {count}", mover.name())?;
-            if *blocks > 0 {
-                writeln!(out, "blocks = {blocks}")?;
-            }
+        for PartitionTuning { shape, bytes, count } in &self.partitions {
+            writeln!(out, "\n[[partitions]]\nshape = \"{shape}\"\nbytes = {bytes}\ncount = {count}")?;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@
 //! | `trial` | plans that were scored, none of them twice |
 //! | `short` | the search that starts from the model |
 //! | `grid` | the exhaustive search |
-//! | `partitions` | who moves partitions, and in how many |
+//! | `partitions` | in how many partitions a transfer moves |
 //! | `campaign` | all cases and sizes, and the size from which several paths pay |
 //! | `tuning` | what was found, and what it says about a batch |
 //! | `file` | the same as TOML |
@@ -44,7 +44,4 @@ pub use score::{Score, Verdict};
 pub use short::short;
 pub use simulated::Simulated;
 pub use trial::{Found, Trial, Trials};
-pub use tuning::{
-    Advice, ClassTuning, EngineTuning, Origin, PartitionMover, PartitionSetting, PartitionTuning, Preference, Setting, SizeTuning, Tuning,
-    digest, shape_of,
-};
+pub use tuning::{Advice, ClassTuning, EngineTuning, Origin, PartitionTuning, Preference, Setting, SizeTuning, Tuning, digest, shape_of};

@@ -82,40 +82,6 @@ pub struct Tuning {
     pub partitions: Vec<PartitionTuning>,
 }
 
-/// Who moves partitions that are ready.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PartitionMover {
-    /// Copy engines.
-    CopyEngine,
-    /// A kernel of few blocks.
-    PollingKernel,
-    /// The producers. Never in a file: only whoever writes the kernel knows that it can.
-    Producer,
-}
-
-impl PartitionMover {
-    /// As in a tuning file.
-    pub const fn name(self) -> &'static str {
-        match self {
-            PartitionMover::CopyEngine => "copy-engine",
-            PartitionMover::PollingKernel => "polling-kernel",
-            PartitionMover::Producer => "producer",
-        }
-    }
-}
-
-/// How transfers move in partitions.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PartitionSetting {
-    /// By whom.
-    pub mover: PartitionMover,
-    /// In how many, each transfer.
-    pub count: u32,
-    /// Blocks of a polling kernel; 0 of others.
-    pub blocks: u32,
-}
-
 /// What was best for transfers of one shape, with the kernel that was at hand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionTuning {
@@ -123,8 +89,8 @@ pub struct PartitionTuning {
     pub shape: String,
     /// Bytes of all together, for people.
     pub bytes: u64,
-    /// What was best.
-    pub setting: PartitionSetting,
+    /// In how many partitions copy engines were fastest, each transfer.
+    pub count: u32,
 }
 
 /// Tells batches apart by devices, kinds of memory and bytes: 16 hexadecimal digits.

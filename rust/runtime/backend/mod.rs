@@ -14,7 +14,6 @@ pub(crate) use plan_state::ProgramKey;
 pub use shared::{PAYLOAD_BYTES, Shared};
 
 use crate::bridge::Segment;
-pub use crate::bridge::{POLLED_WORDS, PolledList};
 use crate::headroom::NoHeadroom;
 use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
@@ -374,10 +373,6 @@ pub trait Backend: Send + Sync {
 
     /// A stream of `device` that orders with no other stream.
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError>;
-    /// The same; of work that waits for room on the device that of this stream comes first.
-    fn create_urgent_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
-        self.create_stream(device)
-    }
     /// Enqueued work still finishes. The default stream cannot be destroyed.
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Streams that this backend holds on `device`, the default stream not among them; 0 for a device that does not exist.
@@ -548,17 +543,6 @@ pub trait Backend: Send + Sync {
     fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         let _ = (device, program);
         Ok(Arc::clone(ends))
-    }
-    /// The same for [`stream_copy_polled`](Backend::stream_copy_polled), of which the device must have the kernel.
-    fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
-        let _ = (device, program, ends);
-        Err(BackendError::NotSupported(format!("the backend {} has no kernel that waits for partitions", self.name())))
-    }
-    /// Enqueues a kernel of so many blocks that moves each partition of a list when it is ready, and ends when all have been moved. Whoever
-    /// sees a flag of arrival sees the bytes.
-    fn stream_copy_polled(&self, stream: StreamHandle, list: &PolledList, blocks: u32) -> Result<(), BackendError> {
-        let _ = (stream, list, blocks);
-        Err(BackendError::NotSupported(format!("the backend {} has no kernel that waits for partitions", self.name())))
     }
     /// What a counter stands at, and with it everything that was written before it was raised. [`BackendError::NotSupported`] for memory
     /// that the CPU cannot read.

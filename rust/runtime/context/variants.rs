@@ -167,7 +167,8 @@ impl Variants {
 
     /// What is known of each, with times that are there now.
     pub fn known(&self, described: &Plan) -> Vec<Known> {
-        self.state().known(self.all(described).map(|plan| plan.planned().predicted))
+        let count = self.others.len() + 1;
+        self.state().known(self.all(described).zip(0..).map(|(plan, variant)| (variant_name(variant, count), plan.planned().predicted)))
     }
 }
 
@@ -233,12 +234,12 @@ impl<M: Measurement> Choosing<M> {
         self.executions[variant] += 1;
     }
 
-    /// What is known of each, with times that are there now, and what the model says of it, in seconds.
-    pub fn known(&mut self, predicted: impl Iterator<Item = f64>) -> Vec<Known> {
+    /// What is known of each, with times that are there now, its name, and what the model says of it, in seconds.
+    pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
         self.patience.0 = 0;
         self.read();
-        let known = predicted.enumerate().map(|(variant, predicted)| Known {
-            name: variant_name(variant, self.variants()),
+        let known = named.enumerate().map(|(variant, (name, predicted))| Known {
+            name,
             predicted,
             median: self.median(variant),
             executions: self.executions[variant],

@@ -7,7 +7,7 @@ use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
     Action, ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
-    HostFunction, Identity, LostPeer, Moment, PolledList, Signal, SignalWait, StreamHandle,
+    HostFunction, Identity, LostPeer, Moment, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::DeviceId;
@@ -103,12 +103,7 @@ impl Backend for CudaBackend {
 
     /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
-        self.0.streams.create(&self.0.gpus, device, false)
-    }
-
-    /// One of highest priority.
-    fn create_urgent_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
-        self.0.streams.create(&self.0.gpus, device, true)
+        self.0.streams.create(&self.0.gpus, device)
     }
 
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
@@ -231,14 +226,6 @@ impl Backend for CudaBackend {
 
     fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         self.0.kernel_ends(device, program, ends)
-    }
-
-    fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
-        self.0.polled_ends(device, program, ends)
-    }
-
-    fn stream_copy_polled(&self, stream: StreamHandle, list: &PolledList, blocks: u32) -> Result<(), BackendError> {
-        self.0.copy_polled(stream, list, blocks)
     }
 
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, BackendError> {

@@ -8,7 +8,7 @@ use crate::backend::BackendError;
 use crate::took::took;
 use cudarc::driver::sys;
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_uint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -77,8 +77,6 @@ pub(super) struct Primary {
     /// `CUstream`s that were made for the caller, and those of them that the caller has destroyed.
     callers: Mutex<Vec<usize>>,
     retired: Mutex<Vec<usize>>,
-    /// Those of `callers` that have the highest priority.
-    urgent: Mutex<Vec<usize>>,
     kernel: OnceLock<Option<Kernel>>,
     /// Devices to whose memory this context has been given access, or been found to have none: one bit for each.
     pub peers: AtomicU64,
@@ -202,7 +200,6 @@ impl Device {
                 lanes: Mutex::default(),
                 callers: Mutex::default(),
                 retired: Mutex::default(),
-                urgent: Mutex::default(),
                 kernel: OnceLock::new(),
                 peers: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
                 access: AtomicU64::new(1 << self.ordinal.clamp(0, 63)),
@@ -340,20 +337,16 @@ impl Primary {
     }
 
     /// A stream for the caller: one of those that were taken back and have nothing to do, or a new one.
-    pub fn caller_stream(&self, is_urgent: bool) -> Result<usize, BackendError> {
+    pub fn caller_stream(&self) -> Result<usize, BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
         let mut retired = lock(&self.retired);
-        let mut urgent = lock(&self.urgent);
-        let is_free = |stream: &usize| urgent.contains(stream) == is_urgent && !self.is_capturing(*stream) && self.is_idle(*stream);
+        let is_free = |stream: &usize| !self.is_capturing(*stream) && self.is_idle(*stream);
         if let Some(index) = retired.iter().position(is_free) {
             return Ok(retired.swap_remove(index));
         }
         drop(retired);
-        let stream = if is_urgent { self.create_urgent_stream()? } else { self.create_stream()? };
-        if is_urgent {
-            urgent.push(stream);
-        }
+        let stream = self.create_stream()?;
         lock(&self.callers).push(stream);
         Ok(stream)
     }
@@ -369,17 +362,6 @@ impl Primary {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: the output is valid for the call.
         unsafe { call!(self.driver, cuStreamCreate(&mut stream, flags)) }?;
-        Ok(stream.expose_provenance())
-    }
-
-    /// A stream whose blocks get the first room that others leave.
-    fn create_urgent_stream(&self) -> Result<usize, BackendError> {
-        let (mut least, mut greatest, mut stream): (c_int, c_int, CUstream) = (0, 0, std::ptr::null_mut());
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        // SAFETY: the outputs are valid for the call.
-        unsafe { call!(self.driver, cuCtxGetStreamPriorityRange(&mut least, &mut greatest)) }?;
-        // SAFETY: as above.
-        unsafe { call!(self.driver, cuStreamCreateWithPriority(&mut stream, flags, greatest)) }?;
         Ok(stream.expose_provenance())
     }
 

@@ -172,8 +172,6 @@ driver_functions! {
         cuPointerGetAttributes = "cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
         cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
         cuStreamCreate = "cuStreamCreate" (*mut CUstream, c_uint);
-        cuStreamCreateWithPriority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);
-        cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         cuStreamDestroy = "cuStreamDestroy_v2" (CUstream);
         cuStreamQuery = "cuStreamQuery" (CUstream);
         cuStreamSynchronize = "cuStreamSynchronize" (CUstream);

@@ -6,7 +6,7 @@
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
 use crate::backend::{ActionGrid, BackendError, MOST_ACTIONS, Signal};
-use crate::bridge::{PolledList, Segment};
+use crate::bridge::Segment;
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -129,8 +129,6 @@ pub(super) struct Kernel {
     actions: usize,
     /// Takes one of [`FEW_ACTIONS`].
     few_actions: usize,
-    /// Takes a [`PolledList`].
-    polled: usize,
     /// Takes a [`Many`].
     many: usize,
     /// Takes a [`Few`].
@@ -215,7 +213,6 @@ impl Kernel {
             wait: function(c"mpgpu_wait_signals")?,
             actions: function(c"mpgpu_run_actions")?,
             few_actions: function(c"mpgpu_run_few_actions")?,
-            polled: function(c"mpgpu_copy_polled")?,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
@@ -275,19 +272,6 @@ impl Kernel {
             let mut list = ActionList::<MOST_ACTIONS>::new(actions, grid, tile_shift);
             launch(self.actions, (&raw mut list).cast())
         }
-    }
-
-    /// Enqueues the kernel that moves partitions as they become ready, in `stream`, a stream of the kernel's context, which is current.
-    ///
-    /// # Safety
-    ///
-    /// The list and all that it names are memory that the GPU reaches; they stay valid until the kernel has run.
-    pub unsafe fn copy_polled(&self, driver: &Driver, list: &PolledList, blocks: u32, stream: CUstream) -> Result<(), BackendError> {
-        let mut list = *list;
-        let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
-        let (function, none) = (handle(self.polled), std::ptr::null_mut());
-        // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
-        unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
     }
 
     /// # Safety
@@ -371,7 +355,6 @@ mod tests {
         for (name, bytes) in [("actions", size_of::<ActionList<MOST_ACTIONS>>()), ("few_actions", size_of::<ActionList<FEW_ACTIONS>>())] {
             assert!(PTX.contains(&format!(".b8 mpgpu_run_{name}_param_0[{bytes}]")), "parameter of the PTX");
         }
-        assert!(PTX.contains(&format!(".b8 mpgpu_copy_polled_param_0[{}]", size_of::<PolledList>())), "parameter of the PTX");
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
         assert!(PTX.contains(&format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
     }
@@ -411,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel { module: 0, wait: 0, actions: 0, few_actions: 0, polled: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let kernel = Kernel { module: 0, wait: 0, actions: 0, few_actions: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
             kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))

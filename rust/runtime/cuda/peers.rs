@@ -309,5 +309,5 @@ fn wait_for(gpus: &Gpus, end: &CheckEnd<'_>, until: Instant) -> Result<(), Backe
 
 fn end(gpus: &Gpus, gpu: usize, memory: u64) -> Result<CheckEnd<'_>, BackendError> {
     let primary = gpus.peered(gpu)?;
-    Ok(CheckEnd { gpu, primary, stream: primary.caller_stream(false)?, memory })
+    Ok(CheckEnd { gpu, primary, stream: primary.caller_stream()?, memory })
 }

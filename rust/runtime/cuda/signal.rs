@@ -21,7 +21,7 @@ use super::streams::Found;
 use crate::backend::{
     Action, ActionGrid, ActionReach, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StreamHandle,
 };
-use crate::bridge::{PolledList, Segment};
+use crate::bridge::Segment;
 use crate::ipc::signal;
 use crate::plan::Program;
 use crate::topology::DeviceId;
@@ -140,7 +140,7 @@ impl Core {
             let actions: SmallVec<[Segment; 16]> =
                 actions.iter().map(|action| action.segment(&ends, &execution.program.transfers)).collect();
             // SAFETY: the GPU reaches every end. Flags are pinned memory that has one address for the CPU and all GPUs (`share`), or memory of GPUs
-            // that `polled_ends` has found this one to reach; the caller keeps all of it for as long as the stream works.
+            // that `action_reach` has found this one to reach; the caller keeps all of it for as long as the stream works.
             unsafe { kernel.run(self.gpus.driver, &actions, grid, raw) }?;
             Ok(true)
         })
@@ -148,9 +148,12 @@ impl Core {
 
     /// How actions reach the ends of a program's transfers.
     pub fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
-        let ends = self.polled_ends(device, program, ends)?;
-        let primary = self.gpus.primary(device.0 as usize)?;
-        Ok(ActionReach { ends, processors: primary.kernel().map_or(1, |kernel| kernel.processors()) })
+        self.gpus.check_device(device)?;
+        self.gpus.load_kernels();
+        let gpu = device.0 as usize;
+        let processors = self.gpus.peered(gpu)?.kernel().map(|kernel| kernel.processors());
+        let processors = processors.ok_or_else(|| no_kernel(gpu, "its driver does not load the library's kernels"))?;
+        Ok(ActionReach { ends: self.kernel_ends(device, program, ends)?, processors })
     }
 
     /// The ends of a program's transfers as kernels of a GPU have them.
@@ -159,30 +162,9 @@ impl Core {
         let (gpu, nothing) = (device.0 as usize, Arc::from([]));
         let execution = Execution::new(program, ends, &nothing, StreamHandle(0));
         if !self.plan_is_reached(&execution, gpu)? {
-            return Err(no_polling(gpu, "it does not reach all destinations by its own stores"));
+            return Err(no_kernel(gpu, "it does not reach all destinations by its own stores"));
         }
         Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
-    }
-
-    /// The same for the kernel that moves partitions.
-    pub fn polled_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
-        self.gpus.check_device(device)?;
-        self.gpus.load_kernels();
-        let gpu = device.0 as usize;
-        if self.gpus.peered(gpu)?.kernel().is_none() {
-            return Err(no_polling(gpu, "its driver does not load the library's kernels"));
-        }
-        self.kernel_ends(device, program, ends)
-    }
-
-    /// Enqueues the kernel that moves partitions as they become ready.
-    pub fn copy_polled(&self, stream: StreamHandle, list: &PolledList, blocks: u32) -> Result<(), BackendError> {
-        self.with_stream(stream, |primary, raw| {
-            let kernel = primary.kernel().ok_or_else(|| no_polling(primary.gpu(), "its driver does not load the library's kernels"))?;
-            // SAFETY: `polled_ends` has found that the GPU reaches every end; flags are its own memory, and pinned memory that has one address for
-            // the CPU and all GPUs (`share`); the caller keeps all of it for as long as the stream works.
-            unsafe { kernel.copy_polled(self.gpus.driver, list, blocks, raw) }
-        })
     }
 
     /// Notes the waits that a stream is about to be given: those that are not reached, and in a capture all.
@@ -283,8 +265,8 @@ impl Core {
     }
 }
 
-fn no_polling(gpu: usize, reason: &str) -> BackendError {
-    BackendError::NotSupported(format!("kernels of GPU {gpu} cannot move partitions: {reason}; let copy engines move them"))
+fn no_kernel(gpu: usize, reason: &str) -> BackendError {
+    BackendError::NotSupported(format!("kernels of GPU {gpu} cannot move the bytes: {reason}; let copy engines move them"))
 }
 
 #[cfg(test)]

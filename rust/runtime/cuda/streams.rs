@@ -100,13 +100,12 @@ impl Streams {
         StreamHold(HELD.replace(Some((std::ptr::from_ref(self).addr(), stream, found))))
     }
 
-    /// A non-blocking stream, of highest priority where it `is_urgent`. One of a host domain is a stream of a GPU that is in use, or of the
-    /// first.
-    pub fn create(&self, gpus: &Gpus, device: DeviceId, is_urgent: bool) -> Result<StreamHandle, BackendError> {
+    /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
+    pub fn create(&self, gpus: &Gpus, device: DeviceId) -> Result<StreamHandle, BackendError> {
         gpus.check_device(device)?;
         gpus.check_alive()?;
         let primary = gpus.primary(if device.is_host() { gpus.any_used() } else { device.0 as usize })?;
-        let stream = primary.caller_stream(is_urgent)?;
+        let stream = primary.caller_stream()?;
         self.count_destroyed(|destroyed| {
             destroyed.remove(&stream);
         });

@@ -6,8 +6,8 @@
 //!
 //! Enqueued work is a graph of nodes that count their unfinished predecessors; a queue with a bounded number of
 //! threads runs what is ready. Waits for signals, which other processes raise, are watched by one thread, so that a stream that waits
-//! takes none from the others. Host functions may block, so each stream that has any runs them on a thread of its own, and so do the
-//! blocks of kernels that wait for partitions. Threads start when they are first needed.
+//! takes none from the others. Host functions may block, so each stream that has any runs them on a thread of its own. Threads start
+//! when they are first needed.
 //!
 //! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its
 //! completion. It does not stop the stream: later work runs.
@@ -31,7 +31,7 @@ use self::memory::HostMemory;
 use self::moment::Passed;
 use self::node::Node;
 use self::queue::Queue;
-use self::run::{HostWork, PolledLaunch, Run, Signals, Wait};
+use self::run::{HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
 use self::streams::{StreamTable, key};
 use self::times::Times;
@@ -39,10 +39,9 @@ use crate::backend::Shared;
 use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::uuid_of_number;
 use crate::backend::{
-    Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, PolledList,
-    Report, Signal, SignalWait, StreamHandle,
+    Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, Report, Signal,
+    SignalWait, StreamHandle,
 };
-use crate::plan::Program;
 use crate::sync::{Mutex, held, lock};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
@@ -60,9 +59,6 @@ struct Recorded {
 
 /// More threads than this add nothing: a few saturate a node's memory, and a program rarely has more lanes.
 const MOST_THREADS: usize = 16;
-
-/// Blocks of a kernel that waits for partitions which run at the same time. They wait for producers, so they have threads of their own.
-const MOST_BLOCKS_AT_ONCE: usize = 4;
 
 /// The host backend. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
 #[derive(Debug)]
@@ -359,19 +355,6 @@ impl Backend for HostBackend {
             self.memory.kernel_wait_signal(*wanted)?;
         }
         Ok(())
-    }
-
-    fn polled_ends(&self, _: DeviceId, _: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
-        Ok(Arc::clone(ends))
-    }
-
-    fn stream_copy_polled(&self, stream: StreamHandle, list: &PolledList, blocks: u32) -> Result<(), BackendError> {
-        self.streams.with(stream, |stream| {
-            let queue = stream.blocks.get_or_init(|| Queue::new("mpgpu-block", MOST_BLOCKS_AT_ONCE));
-            queue.start()?;
-            stream.chain.append(&Node::new(HostWork::Polled(PolledLaunch::new(*list, blocks)), queue));
-            Ok(())
-        })
     }
 
     fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {

@@ -7,11 +7,10 @@ use super::node::Work;
 use super::schedule::Schedule;
 use super::times::Times;
 use crate::backend::failed_waits::{Behind, FailedWaits};
-use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, PolledList, Signal, address};
-use crate::bridge::copy_polled_on_cpu;
+use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, Signal, address};
 use crate::ipc::signal;
 use crate::plan::{Mechanism, Place, Program};
-use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+use crate::sync::{Mutex, lock};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -31,23 +30,6 @@ pub(super) enum HostWork {
     Wait(Wait),
     /// Counters to be raised.
     Raise(Signals),
-    /// Blocks of a kernel that moves partitions.
-    Polled(PolledLaunch),
-}
-
-/// A launch of the kernel that moves partitions as they become ready: a step for each block.
-#[derive(Debug)]
-pub(super) struct PolledLaunch {
-    list: PolledList,
-    blocks: u32,
-    /// Blocks that have not ended.
-    left: AtomicU32,
-}
-
-impl PolledLaunch {
-    pub(super) fn new(list: PolledList, blocks: u32) -> PolledLaunch {
-        PolledLaunch { list, blocks, left: AtomicU32::new(blocks) }
-    }
 }
 
 /// Counters and their values.
@@ -85,7 +67,6 @@ impl Work for HostWork {
             HostWork::Join => (0..0, None),
             HostWork::Function(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(_) => (0..1, None),
             HostWork::Run(run) => (0..0, Some(run.schedule.roots())),
-            HostWork::Polled(polled) => (0..polled.blocks, None),
         };
         own.chain(run.into_iter().flatten())
     }
@@ -106,9 +87,6 @@ impl Work for HostWork {
             },
             HostWork::Moment(moment) => moment.note(),
             HostWork::Wait(wait) => wait.conclude()?,
-            // SAFETY: the plan that made the list keeps its words and its memory until this has ended, and producers have a partition to
-            // themselves until it is ready.
-            HostWork::Polled(polled) => unsafe { copy_polled_on_cpu(&polled.list, u64::from(step), u64::from(polled.blocks)) },
             // SAFETY: the engine has checked alignment and range, and whoever frees or unmaps the memory waits for this first.
             HostWork::Raise(signals) => signals.iter().for_each(|raised| unsafe { signal::store(raised.counter, raised.value) }),
         }
@@ -134,7 +112,6 @@ impl Work for HostWork {
     fn was_last(&self) -> bool {
         match self {
             HostWork::Run(run) => run.schedule.was_last(),
-            HostWork::Polled(polled) => polled.left.fetch_sub(1, Ordering::AcqRel) == 1,
             _ => true,
         }
     }
@@ -168,7 +145,6 @@ impl Work for HostWork {
             HostWork::Moment(_) => "taking the time".into(),
             HostWork::Wait(_) => "a wait for signals".into(),
             HostWork::Raise(_) => "raising signals".into(),
-            HostWork::Polled(_) => format!("block {step} of a kernel that moves partitions"),
         }
     }
 }
@@ -242,7 +218,6 @@ impl fmt::Debug for HostWork {
             HostWork::Moment(moment) => moment.fmt(f),
             HostWork::Wait(wait) => wait.fmt(f),
             HostWork::Raise(signals) => f.debug_tuple("Raise").field(signals).finish(),
-            HostWork::Polled(polled) => polled.fmt(f),
         }
     }
 }

@@ -19,18 +19,16 @@ pub(super) struct Stream<W: Work> {
     pub chain: Chain<W>,
     /// Serves the host functions, if there have been any.
     pub functions: OnceLock<Arc<Queue<W>>>,
-    /// Serves the blocks of kernels that wait for partitions, if there have been any.
-    pub blocks: OnceLock<Arc<Queue<W>>>,
 }
 
 impl<W: Work> Stream<W> {
     fn new(device: Option<DeviceId>) -> Self {
-        Stream { device, chain: Chain::new(), functions: OnceLock::new(), blocks: OnceLock::new() }
+        Stream { device, chain: Chain::new(), functions: OnceLock::new() }
     }
 
     /// Ends the threads of a stream whose work has finished.
     fn end(&self) {
-        [&self.functions, &self.blocks].into_iter().filter_map(OnceLock::get).for_each(|queue| queue.join());
+        self.functions.get().into_iter().for_each(|queue| queue.join());
     }
 }
 

@@ -70,7 +70,6 @@ pub struct Node {
     /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
     pub strangers: u32,
     /// Of streams that were made with one.
-    pub priorities: Vec<c_int>,
     /// How much goes into the queue of a stream. `None`: everything is done at once, and nothing waits.
     pub room: Option<usize>,
     /// Calls that block at the moment, because a queue is full or for what they wait for.
@@ -254,8 +253,6 @@ pub fn without_batch() -> &'static Driver {
         cuMemcpyDtoDAsync: copy_known,
         cuMemcpyDtoHAsync: copy_to_host,
         cuStreamCreate: create_stream,
-        cuStreamCreateWithPriority: create_urgent_stream,
-        cuCtxGetStreamPriorityRange: priorities,
         cuStreamDestroy: destroy_stream,
         cuLaunchHostFunc: graphs::launch_host,
         cuStreamGetCtx: context_of_stream,
@@ -367,7 +364,6 @@ const CAPTURE_UNSUPPORTED: Code = 900;
 /// Contexts and streams are numbers that name their GPU.
 pub const CONTEXT: usize = 0x1000;
 const STREAM: usize = 0x10_0000;
-pub const GREATEST_PRIORITY: c_int = -5;
 
 unsafe extern "C" fn name_error(_: Code, out: *mut *const c_char) -> Code {
     const NAME: &CStr = c"an error that a test wants";
@@ -1022,18 +1018,6 @@ unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {
         node.streams.insert(stream);
         put(out, with_exposed_provenance_mut(stream))
     })
-}
-
-unsafe extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> Code {
-    put(least, 0);
-    put(greatest, GREATEST_PRIORITY)
-}
-
-unsafe extern "C" fn create_urgent_stream(out: *mut CUstream, flags: c_uint, priority: c_int) -> Code {
-    // SAFETY: the output is the caller's.
-    let code = unsafe { create_stream(out, flags) };
-    node(|node| node.priorities.push(priority));
-    code
 }
 
 unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {

@@ -13,7 +13,6 @@ mod lost;
 mod messages;
 mod moments;
 mod opened_memory;
-mod polled;
 mod prepared;
 mod queues;
 mod refusals;

@@ -66,7 +66,7 @@ pub fn plan_options() -> mp_plan_options_t {
 
 /// Partitions that the model chooses, and who moves them.
 pub fn partition_options(agent: i32) -> mp_partition_options_t {
-    mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, blocks: 0 }
+    mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0 }
 }
 
 /// Agents that are tried.

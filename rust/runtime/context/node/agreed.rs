@@ -254,9 +254,9 @@ impl StepVariants {
         self.choosing.measure(moments.map(|moments| StepTime { words, span, variant: moments.variant(), moments: Some(moments) }));
     }
 
-    /// What is known of each variant, with what the model says of it, in seconds.
-    pub fn known(&mut self, predicted: impl Iterator<Item = f64>) -> Vec<Known> {
-        self.choosing.known(predicted)
+    /// As [`Choosing::known`].
+    pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
+        self.choosing.known(named)
     }
 
     /// The last medians that were read.

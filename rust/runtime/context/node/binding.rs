@@ -65,6 +65,8 @@ pub(super) struct Held {
     pub imports: Vec<u64>,
     /// Of this rank's memory what bytes pass through.
     rings: Vec<HeldRing>,
+    /// Where the flags of partitions begin that each rank takes, once the first variant is bound.
+    partition_flags: BTreeMap<u32, u64>,
 }
 
 /// Staging memory of one variant of a plan, of which another may make use in its own steps: those begin when all its users have come to them.
@@ -83,6 +85,8 @@ pub(super) struct Bindings<'a> {
     windows: BTreeMap<(u32, u32), u64>,
     rings: BTreeMap<u32, u64>,
     flags: BTreeMap<u32, u64>,
+    /// Of partitions, where the plan has another variant before this one.
+    partition_flags: BTreeMap<u32, u64>,
     /// Flags on GPUs.
     near: BTreeMap<u32, u64>,
     /// Of each rank, once all have told.
@@ -127,7 +131,12 @@ impl Addresses for Bindings<'_> {
 
     fn flag(&self, flag: FlagId) -> u64 {
         let taker = self.together.parts.flags[flag.0 as usize].taker;
-        let flags = if self.near_blocks(flag).is_some() { &self.near } else { &self.flags };
+        let is_shared = !self.partition_flags.is_empty() && self.together.partitioned.as_ref().is_some_and(|of| of.own.contains(&flag.0));
+        let flags = match self.near_blocks(flag) {
+            _ if is_shared => &self.partition_flags,
+            Some(_) => &self.near,
+            None => &self.flags,
+        };
         flags.get(&taker).map_or(0, |base| base + FLAG_BYTES * self.together.flag_places[flag.0 as usize])
     }
 
@@ -225,13 +234,13 @@ impl NodeGroup {
         call.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
     }
 
-    /// Gets the memory that the plan needs, and binds this rank's part to it.
+    /// Gets the memory that the plan needs, and binds this rank's part to it. `words` are those of the first variant, for the others.
     pub(super) fn bind(
         &self,
         call: &mut CollectiveCall<'_>,
         requests: &[RankRequest],
         together: &Together,
-        windows: &[Window],
+        (windows, words): (&[Window], Option<Arc<PartitionWords>>),
         progress: &Arc<Progress>,
         held: &mut Held,
     ) -> Result<BoundRank, Error> {
@@ -242,6 +251,7 @@ impl NodeGroup {
             windows: BTreeMap::new(),
             rings: BTreeMap::new(),
             flags: BTreeMap::new(),
+            partition_flags: held.partition_flags.clone(),
             near: BTreeMap::new(),
             kernels: Vec::new(),
         };
@@ -269,7 +279,13 @@ impl NodeGroup {
                         small
                     }
                 });
-            let words = PartitionWords::new(&bindings, progress, held)?;
+            let words = match words {
+                Some(words) => Some(words),
+                None => PartitionWords::new(&bindings, progress, held)?,
+            };
+            if words.is_some() && held.partition_flags.is_empty() {
+                held.partition_flags.clone_from(&bindings.flags);
+            }
             let armed = words.as_ref().map(|words| words.armed(part, &bindings));
             let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;
             let Bindings { windows, rings, flags, near, .. } = &bindings;

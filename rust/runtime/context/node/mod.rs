@@ -27,7 +27,6 @@ mod part;
 mod partitioned;
 mod partitioning;
 mod plan;
-mod polled;
 mod progress;
 mod rendezvous;
 mod sight;

@@ -11,14 +11,12 @@
 
 use super::eager::Eager;
 use super::partitioned::copy_of;
-use super::polled::PolledLane;
 use crate::backend::{
     Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
 };
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
 use crate::topology::DeviceId;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Where things of a plan lie in this process: what a part touches, and nothing else.
@@ -50,8 +48,6 @@ struct PartSegment {
     after: Vec<usize>,
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
-    /// Launched in place of the program.
-    polled: Option<PolledLane>,
     state: PlanState,
     /// Flags that are raised after.
     raises: Vec<Signal>,
@@ -84,8 +80,6 @@ pub(super) struct Armed {
     takes: Vec<u64>,
     /// A copy of zeros over the flags of partitions, if there are any.
     reset: Option<(Arc<Program>, Arc<[Endpoints]>)>,
-    /// Lanes whose copies a kernel makes as what they read becomes ready.
-    pub polled: BTreeMap<u32, PolledLane>,
 }
 
 impl Armed {
@@ -93,7 +87,7 @@ impl Armed {
     pub fn new(part: &Part, at: &impl Addresses, device: DeviceId, flags: u64, zeros: u64, bytes: u64) -> Armed {
         let reset = || copy_of(device, bytes, Endpoints { dst: flags, src: zeros });
         let takes = part.arms.iter().map(|flag| at.flag(*flag)).collect();
-        Armed { takes, reset: (bytes > 0).then(reset), polled: BTreeMap::new() }
+        Armed { takes, reset: (bytes > 0).then(reset) }
     }
 }
 
@@ -267,13 +261,10 @@ impl BoundPart {
         let mut segment_of: Vec<usize> = Vec::new();
         let mut open: Vec<Option<usize>> = vec![None; part.lanes.len()];
         let mut marks = 0;
-        let polled = |lane: usize| armed.as_ref().and_then(|armed| armed.polled.get(&(lane as u32)).copied());
         for step in part.steps.iter().filter(|_| small.is_none()) {
             let lane = step.lane as usize;
-            // One kernel for all steps of a lane, whose flags are taken before and raised after it: none waits for what another raises.
-            let is_polled = polled(lane).is_some();
-            let follows = is_polled || step.takes.is_empty() && step.awaits.is_empty() && step.after.is_empty();
-            let index = match open[lane].filter(|index| follows && (is_polled || drafts[*index].raises.is_empty())) {
+            let follows = step.takes.is_empty() && step.awaits.is_empty() && step.after.is_empty();
+            let index = match open[lane].filter(|index| follows && drafts[*index].raises.is_empty()) {
                 Some(index) => index,
                 None => {
                     drafts.push(Draft { lane, ..Draft::default() });
@@ -292,16 +283,13 @@ impl BoundPart {
             let draft = &mut drafts[index];
             draft.takes.extend(step.takes.iter().map(|flag| at.flag(*flag)));
             draft.awaits.extend(step.awaits.iter().map(|flag| at.flag(*flag)));
-            if !is_polled {
-                draft.push(step.mechanism, &step.copies, at);
-            }
+            draft.push(step.mechanism, &step.copies, at);
             draft.raises.extend(step.raises.iter().map(raise));
             segment_of.push(index);
         }
         let device = |lane: usize| at.device(part.lanes[lane]);
         let segments = drafts.into_iter().map(|draft| PartSegment {
             lane: draft.lane,
-            polled: polled(draft.lane),
             takes: draft.takes,
             awaits: draft.awaits,
             after: draft.after,
@@ -317,10 +305,10 @@ impl BoundPart {
             end: draft.end,
         });
         let segments: Vec<PartSegment> = segments.collect();
-        // Of each lane but the first, and whether its kernel is to get the first multiprocessor that producers leave.
-        let others: Vec<(DeviceId, bool)> = match &small {
-            Some(small) => vec![(small.device, false)],
-            None => (1..part.lanes.len()).map(|lane| (device(lane), polled(lane).is_some())).collect(),
+        // Of each lane but the first.
+        let others: Vec<DeviceId> = match &small {
+            Some(small) => vec![small.device],
+            None => (1..part.lanes.len()).map(device).collect(),
         };
         let fork = backend.create_event()?;
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
@@ -340,8 +328,8 @@ impl BoundPart {
         };
         let lanes = others
             .into_iter()
-            .try_for_each(|(device, is_urgent)| {
-                let stream = if is_urgent { backend.create_urgent_stream(device) } else { backend.create_stream(device) }?;
+            .try_for_each(|device| {
+                let stream = backend.create_stream(device)?;
                 let joined = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
                 bound.lanes.push((stream, joined));
                 Ok(())
@@ -451,12 +439,8 @@ impl BoundPart {
             if !segment.awaits.is_empty() {
                 backend.stream_await_flags(lane, &segment.awaits)?;
             }
-            if let Some(PolledLane { list, blocks }) = &segment.polled {
-                backend.stream_copy_polled(lane, list, *blocks)?;
-            } else {
-                let execution = Execution::new(&segment.program, &segment.endpoints, &nothing, lane);
-                backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), ..execution })?;
-            }
+            let execution = Execution::new(&segment.program, &segment.endpoints, &nothing, lane);
+            backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), ..execution })?;
             raises = &segment.raises;
             if !self.lanes.is_empty() {
                 raise(lane, &mut raises)?;

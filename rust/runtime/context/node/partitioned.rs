@@ -13,7 +13,6 @@ use super::binding::{Bindings, FLAG_BYTES, Held};
 use super::part::Armed;
 use super::partitioning::Agent;
 use super::plan::{NodePlan, Together};
-use super::polled::{Filling, PolledLane, PolledWords, bind_polled};
 use super::progress::Progress;
 use super::transfers::{HandedIn, TransferName};
 use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, Signal};
@@ -23,9 +22,9 @@ use crate::program::ranks::{FlagId, Part, Parts, RankedBatch};
 use crate::program::{Copy, PartitionFlags, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
 use crate::topology::DeviceId;
-use crate::tune::{PartitionMover, PartitionSetting};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -43,19 +42,35 @@ pub(super) struct Partitioned {
     halves: BTreeMap<TransferName, TransferName>,
     pub partitions: Vec<Partitions>,
     pub flags: Vec<PartitionFlags>,
+    /// All of these flags: the same of each variant, in one memory.
+    pub own: Range<u32>,
+    /// Of the variant.
+    pub name: &'static str,
+    pub seconds: f64,
+}
+
+/// What transfers of a plan have in common that move in partitions, whatever the variant.
+pub(super) struct PartitionedBatch {
+    pub agent: Agent,
+    /// As [`Partitioned::shape`].
+    pub shape: String,
+    pub partitions: Vec<Partitions>,
+    /// Flags of arrival of each partition ([`add_partition_flags`]).
+    pub most_writers: Vec<u32>,
 }
 
 impl Partitioned {
+    /// Of the variant with this name and modelled time, whose division is `parts`.
     pub fn new(
-        agent: Agent,
-        shape: String,
-        partitions: Vec<Partitions>,
+        of: &PartitionedBatch,
+        (name, seconds): (&'static str, f64),
         handed: &[HandedIn],
         parts: &mut Parts,
         batch: &RankedBatch<'_>,
         unsupported: &dyn Fn(usize, String) -> Error,
     ) -> Result<Partitioned, Error> {
-        let flags = add_partition_flags(parts, batch, &partitions, agent.purpose()).map_err(|elsewhere| {
+        let first = parts.flags.len() as u32;
+        let flags = add_partition_flags(parts, batch, &of.partitions, of.agent.purpose(), &of.most_writers).map_err(|elsewhere| {
             let reason = format!(
                 "rank {} would read it, whose lanes a producer of another rank cannot tell: let host memory be sent by the rank of a GPU that it \
                  goes to",
@@ -65,7 +80,8 @@ impl Partitioned {
         })?;
         let names = handed.iter().map(|handed| handed.name).collect();
         let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
-        Ok(Partitioned { agent, shape, names, halves, partitions, flags })
+        let (shape, partitions) = (of.shape.clone(), of.partitions.clone());
+        Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own: first..parts.flags.len() as u32, name, seconds })
     }
 
     /// For people.
@@ -113,25 +129,11 @@ pub(super) struct PartitionWords {
     /// As many zeros, on a device that can copy them there.
     zeros: u64,
     device: DeviceId,
-    /// Where kernels move them.
-    polled: Option<Polled>,
-    /// Host memory in which words come from and go to devices.
-    passed: u64,
     context: Arc<Context>,
     progress: Arc<Progress>,
     /// Producers store the bytes.
     is_stored: bool,
     state: Mutex<ArmedState>,
-}
-
-/// What a rank has of partitions that kernels move.
-struct Polled {
-    /// By lane.
-    lanes: BTreeMap<u32, PolledLane>,
-    /// A word in host memory by which their wait for producers is ended.
-    stop: u64,
-    /// Of each transfer that this rank sends, where it tells the receiver of arrivals.
-    told: BTreeMap<(u32, usize), u64>,
 }
 
 impl PartitionWords {
@@ -145,10 +147,8 @@ impl PartitionWords {
             Ok::<u64, Error>(address)
         };
         let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
-        let mut fillings: Vec<Filling> = Vec::new();
-        let zeros_of = |bytes: u64| vec![0; (bytes / 8) as usize];
-        let blocks = if let Agent::PollingKernel { blocks } = partitioned.agent { blocks } else { None };
-        let (mut polled_ready, mut told) = (BTreeMap::new(), BTreeMap::new());
+        // To be set to 0: device and range.
+        let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
         let (mut triggers, mut flags) = (BTreeMap::new(), (u64::MAX, 0));
         let mut own = |first: u32, count: u32| {
             let address = at.flag_address(FlagId(first));
@@ -159,9 +159,9 @@ impl PartitionWords {
             let mut trigger = Trigger { partitions: *partitions, arrived_flags: of.writers, ..Trigger::default() };
             if transfer.src.rank == rank && partitions.count > 0 {
                 let (transfer, bytes) = (index as u32, transfer.bytes);
-                let (device, words) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count));
-                trigger.counters = allocate(device, 2 * words * 8)?;
-                fillings.push((device, trigger.counters, zeros_of(2 * words * 8)));
+                let (device, counted) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
+                trigger.counters = allocate(device, counted)?;
+                cleared.push((device, trigger.counters, counted));
                 let source = at.address(Place::Source { transfer, offset: 0 });
                 (trigger.data, trigger.ready) = match partitioned.agent {
                     Agent::Auto { .. } | Agent::CopyEngine { .. } => (source, own(of.ready, partitions.count)),
@@ -171,12 +171,6 @@ impl PartitionWords {
                         let (program, ends) = copy_of(device, bytes, ends);
                         let ends = if device.is_host() { ends } else { at.node.context.backend().kernel_ends(device, &program, &ends)? };
                         (ends[0].dst, at.flag_address(FlagId(of.ready)))
-                    }
-                    Agent::PollingKernel { .. } => {
-                        let ready = trigger.counters + words * 8;
-                        polled_ready.insert(transfer, ready);
-                        told.insert(*name, at.flag_address(FlagId(of.arrived)));
-                        (source, ready)
                     }
                 };
             }
@@ -194,21 +188,10 @@ impl PartitionWords {
         // A device that can copy is one that the rank works for.
         let device = at.node.own_device();
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
-        fillings.extend((flags.1 > 0).then(|| (device, zeros, zeros_of(flags.1))));
-        let polled = match blocks {
-            None => None,
-            Some(blocks) => {
-                let stop = allocate(DeviceId::HOST, 8)?;
-                let part = &at.together.parts.parts[rank as usize];
-                let words = PolledWords { blocks, ready: polled_ready, stop };
-                let lanes = bind_polled(at, part, partitioned, words, &mut allocate, &mut fillings)?;
-                Some(Polled { lanes, stop, told })
-            }
-        };
-        let passed = fill(at, &fillings, &mut allocate)?;
+        cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
+        clear(at, &cleared, &mut allocate)?;
         let (context, progress, is_stored) = (Arc::clone(context), Arc::clone(progress), at.together.is_stored());
-        let words =
-            PartitionWords { triggers, flags, zeros, device, polled, passed, context, progress, is_stored, state: Mutex::default() };
+        let words = PartitionWords { triggers, flags, zeros, device, context, progress, is_stored, state: Mutex::default() };
         let words = Arc::new(words);
         let first: Weak<dyn EndsFirst> = Arc::<PartitionWords>::downgrade(&words);
         words.context.end_first(first)?;
@@ -217,10 +200,7 @@ impl PartitionWords {
 
     /// What comes before producers.
     pub fn armed(&self, part: &Part, at: &Bindings<'_>) -> Armed {
-        let polled = self.polled.as_ref().map(|polled| polled.lanes.clone()).unwrap_or_default();
-        let mut armed = Armed::new(part, at, self.device, self.flags.0, self.zeros, self.flags.1);
-        armed.polled = polled;
-        armed
+        Armed::new(part, at, self.device, self.flags.0, self.zeros, self.flags.1)
     }
 
     /// Notes that a step is armed.
@@ -280,10 +260,8 @@ impl PartitionWords {
         // Flags of bytes that producers store tell their receiver of arrival, and nothing here awaits them.
         if matches!(waited, Err(Error::PartitionTimeout { .. })) && !self.is_stored {
             let raise = |flag| self.context.backend().raise_signal(Signal { counter: flag, value: 1 });
-            let raise_all = || match &self.polled {
-                Some(polled) => raise(polled.stop),
-                None => self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise),
-            };
+            let raise_all =
+                || self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise);
             raise_all()?;
             // A stream that is not there yet sets them back first.
             let end = Instant::now() + LAST_PATIENCE;
@@ -313,10 +291,7 @@ impl PartitionWords {
         };
         for (name, trigger) in &self.triggers {
             let count = trigger.partitions.count;
-            let ready = match &self.polled {
-                None => ups(trigger.ready, 1, count)?,
-                Some(polled) => self.ready_or_moved(trigger, ups(polled.told.get(name).copied().unwrap_or(0), 1, count)?)?,
-            };
+            let ready = ups(trigger.ready, 1, count)?;
             let arrived = ups(trigger.arrived, trigger.arrived_flags, count)?;
             for (up, what) in [(ready, "was not made ready"), (arrived, "has not arrived")] {
                 let mut missing = (0..).zip(up).filter(|(_, is_up)| !is_up).map(|(partition, _): (u32, _)| partition);
@@ -330,33 +305,6 @@ impl PartitionWords {
             }
         }
         Ok(if text.is_empty() { "the step has not ended, though its partitions have come as far as this rank sees".into() } else { text })
-    }
-}
-
-impl PartitionWords {
-    /// Which partitions that kernels move were made ready, given which have arrived: a kernel that has moved all sets its flags back. The flags are
-    /// copied to host memory; a device that does not do that in time says nothing of them.
-    fn ready_or_moved(&self, trigger: &Trigger, moved: Vec<bool>) -> Result<Vec<bool>, Error> {
-        let backend = self.context.backend();
-        if moved.iter().all(|moved| *moved) {
-            return Ok(moved);
-        }
-        let Some(device) = backend.locate(trigger.ready)?.map(|found| found.device) else { return Ok(moved) };
-        let (program, endpoints) = copy_of(device, moved.len() as u64 * FLAG_BYTES, Endpoints { dst: self.passed, src: trigger.ready });
-        let stream = backend.create_stream(device)?;
-        let submitted = backend.submit(&Execution::new(&program, &endpoints, &Arc::from([]), stream));
-        backend.destroy_stream(stream)?;
-        let Some(end) = submitted? else { return Ok(moved) };
-        let (begin, mut looks) = (Instant::now(), 0);
-        while !end.is_done()? {
-            if begin.elapsed() > Duration::from_secs(1) {
-                return Ok(moved);
-            }
-            signal::rest(looks);
-            looks += 1;
-        }
-        let is_up = |(flag, moved): (u64, bool)| Ok(moved || backend.read_signal(self.passed + flag * FLAG_BYTES)? != 0);
-        (0..).zip(moved).map(is_up).collect()
     }
 }
 
@@ -379,19 +327,17 @@ impl Trigger {
     }
 }
 
-/// Writes words to memory of devices, and waits for that. Shared host memory is zero when it is new. Returns host memory for as many words as the
-/// most of these.
-fn fill(at: &Bindings<'_>, fillings: &[Filling], allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>) -> Result<u64, Error> {
-    let fillings = || fillings.iter().filter(|(device, ..)| !device.is_host());
-    let Some(most) = fillings().map(|(.., words)| words.len() as u64).max() else { return Ok(0) };
-    let (backend, passed) = (at.node.context().backend(), allocate(DeviceId::HOST, most * 8)?);
-    for (device, address, words) in fillings() {
-        for (index, word) in (0..).zip(words) {
-            backend.raise_signal(Signal { counter: passed + index * 8, value: *word })?;
-        }
-        copy_now(backend, *device, words.len() as u64 * 8, Endpoints { dst: *address, src: passed })?;
-    }
-    Ok(passed)
+/// Sets memory of devices to 0, and waits for that. Shared host memory is when it is new.
+fn clear(
+    at: &Bindings<'_>,
+    ranges: &[(DeviceId, u64, u64)],
+    allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>,
+) -> Result<(), Error> {
+    let of_devices = || ranges.iter().filter(|(device, ..)| !device.is_host());
+    let Some(most) = of_devices().map(|(.., bytes)| *bytes).max() else { return Ok(()) };
+    let zeros = allocate(DeviceId::HOST, most)?;
+    of_devices()
+        .try_for_each(|&(device, dst, bytes)| Ok(copy_now(at.node.context().backend(), device, bytes, Endpoints { dst, src: zeros })?))
 }
 
 /// Copies, and waits for that.
@@ -437,12 +383,10 @@ impl NodePlan {
 }
 
 impl NodePlan {
-    /// How its transfers move in partitions: the most of one, by `mover`, who is the one that moves them.
-    pub(super) fn partition_setting(&self, mover: PartitionMover) -> PartitionSetting {
-        let partitioned = self.together.partitioned.as_ref();
-        let count = partitioned.and_then(|all| all.partitions.iter().map(|partitions| partitions.count).max());
-        let blocks = partitioned.map(|all| if let Agent::PollingKernel { blocks } = all.agent { blocks } else { None });
-        PartitionSetting { mover, count: count.unwrap_or(1).max(1), blocks: blocks.flatten().unwrap_or(0) }
+    /// The most partitions of a transfer; 1 at least.
+    pub(super) fn partition_count(&self) -> u32 {
+        let counts = self.together.partitioned.iter().flat_map(|partitioned| &partitioned.partitions).map(|partitions| partitions.count);
+        counts.max().unwrap_or(1).max(1)
     }
 
     /// [`Partitioned::shape`].

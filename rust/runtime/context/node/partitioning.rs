@@ -1,33 +1,25 @@
 //! Who moves partitions, and in how many a transfer is divided: what the caller says, and what is chosen for it.
 
 use super::super::error::Error;
-use super::tune::agent_of;
-use crate::plan::{self, Options, PartitionForecast, Plan, Shape};
-use crate::program::{MOST_BLOCKS, MOST_PARTITIONS, PartitionUse};
-use crate::topology::{Machine, MemoryKind};
-use crate::tune::PartitionSetting;
-use std::sync::Arc;
+use crate::plan::{self, Options, PartitionForecast, PartitionVariant, Shape};
+use crate::program::{MOST_PARTITIONS, PartitionUse};
+use crate::topology::Machine;
 
 /// Who moves partitions that are ready.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// Copy engines or a polling kernel, whichever the model expects to end first.
+    /// Copy engines, as many partitions at a time as steps turn out to be fastest with: one, several or all.
     Auto {
         /// As for copy engines.
         tells: bool,
     },
-    /// Copy engines, over all paths of the plan, without a multiprocessor.
+    /// Copy engines, over all paths of the plan, without a multiprocessor, each partition by itself.
     CopyEngine {
         /// Whether they tell the receiver what has arrived, which takes them about 2 us for each partition (H200).
         tells: bool,
     },
     /// The producers: they store their bytes at the destination.
     Producer,
-    /// A kernel of few blocks on the GPU of each source, which copies by stores.
-    PollingKernel {
-        /// How many; `None` leaves the number to the model.
-        blocks: Option<u32>,
-    },
 }
 
 /// How transfers of a plan move in partitions.
@@ -39,113 +31,53 @@ pub struct Partitioning {
     pub agent: Agent,
 }
 
-/// A plan for partitions, and what was settled of what the caller had left open.
+/// Plans for partitions, and what was settled of what the caller had left open.
 pub(super) struct Settled {
-    pub plan: Plan,
+    /// The first is what the model prefers.
+    pub variants: Vec<PartitionVariant>,
     pub forecast: PartitionForecast,
-    pub agent: Agent,
 }
 
 impl Partitioning {
     /// Refuses numbers out of range.
     pub(super) fn check(self) -> Result<(), Error> {
-        let refuse = |name, value: u32, most: u32, what: &str| {
-            let reason = format!("1 to {most} {what}, or 0 for what the model says");
-            Err(Error::Option { name, value: value.to_string(), reason })
-        };
-        match (self.count, self.agent) {
-            (Some(count), _) if !(1..=MOST_PARTITIONS).contains(&count) => refuse("count", count, MOST_PARTITIONS, "partitions"),
-            (_, Agent::PollingKernel { blocks: Some(blocks) }) if !(1..=MOST_BLOCKS).contains(&blocks) => {
-                refuse("blocks", blocks, MOST_BLOCKS, "thread blocks")
+        match self.count {
+            Some(count) if !(1..=MOST_PARTITIONS).contains(&count) => {
+                let reason = format!("1 to {MOST_PARTITIONS} partitions, or 0 for what the model says");
+                Err(Error::Option { name: "count", value: count.to_string(), reason })
             }
             _ => Ok(()),
         }
     }
 
     /// What all ranks must want alike; 0 for what the model says.
-    pub(super) fn named(self) -> [(&'static str, String); 4] {
-        let (agent, tells, blocks) = match self.agent {
-            Agent::Auto { tells } => ("auto", tells, 0),
-            Agent::CopyEngine { tells } => ("copy engine", tells, 0),
-            Agent::Producer => ("producer", true, 0),
-            Agent::PollingKernel { blocks } => ("polling kernel", true, blocks.unwrap_or(0)),
-        };
-        let count = self.count.unwrap_or(0);
-        [("count", count.to_string()), ("agent", agent.into()), ("arrivals", tells.to_string()), ("blocks", blocks.to_string())]
+    pub(super) fn named(self) -> [(&'static str, String); 3] {
+        let (agent, tells) = (self.agent.name(), self.agent.purpose() != PartitionUse::Moved { tells: false });
+        [("count", self.count.unwrap_or(0).to_string()), ("agent", agent.into()), ("arrivals", tells.to_string())]
     }
 
-    /// Plans the transfers, of which nothing is left in `shapes` that the plan does not move. What was measured for them is taken where the agent is
-    /// left open. `unsupported` names a transfer in an error.
+    /// Plans the transfers, of which nothing is left in `shapes` that the plan does not move. `tuned` is the number that was measured to be best for
+    /// them, where one was; `adapts` says whether steps may choose.
     pub(super) fn plan(
         self,
         machine: &Machine,
         shapes: &mut [Shape],
         options: &Options,
-        tuned: Option<PartitionSetting>,
-        unsupported: &dyn Fn(usize, String) -> Error,
+        tuned: Option<u32>,
+        adapts: bool,
     ) -> Result<Settled, Error> {
-        if let (Agent::Auto { tells }, Some(setting)) = (self.agent, tuned) {
-            let measured = Partitioning { count: self.count.or(Some(setting.count)), agent: agent_of(setting, tells) };
-            if let Ok(settled) = measured.plan(machine, shapes, options, None, unsupported) {
-                return Ok(settled);
-            }
+        let (is_auto, is_stored) = (matches!(self.agent, Agent::Auto { .. }), self.agent == Agent::Producer);
+        let count = self.count.or(tuned.filter(|_| is_auto));
+        let whole = plan::plan(machine, shapes, options)?;
+        let totals: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
+        let forecast = plan::forecast_engines(machine, &whole, &totals, count);
+        if is_stored {
+            shapes.iter_mut().for_each(|shape| shape.bytes = 0);
+            let variant = PartitionVariant { name: "stored", plan: plan::plan(machine, shapes, options)?, seconds: forecast.seconds };
+            return Ok(Settled { variants: vec![variant], forecast });
         }
-        let polled = |shapes: &[Shape], blocks| self.plan_polled(machine, shapes, options, blocks, unsupported);
-        let engines = |shapes: &[Shape], tells| {
-            let mut plan = plan::plan(machine, shapes, options)?;
-            let forecast = plan::forecast_engines(machine, &plan, &totals(shapes), self.count);
-            plan.program = Arc::new(plan::partition(&plan, &forecast.partitions));
-            Ok::<Settled, Error>(Settled { plan, forecast, agent: Agent::CopyEngine { tells } })
-        };
-        match self.agent {
-            Agent::CopyEngine { tells } => engines(shapes, tells),
-            Agent::PollingKernel { blocks } => polled(shapes, blocks),
-            Agent::Auto { tells } => {
-                let engines = engines(shapes, tells)?;
-                Ok(polled(shapes, None).ok().filter(|polled| polled.forecast.seconds < engines.forecast.seconds).unwrap_or(engines))
-            }
-            Agent::Producer => {
-                let Settled { forecast, .. } = engines(shapes, true)?;
-                shapes.iter_mut().for_each(|shape| shape.bytes = 0);
-                Ok(Settled { plan: plan::plan(machine, shapes, options)?, forecast, agent: Agent::Producer })
-            }
-        }
+        Ok(Settled { variants: plan::partition_variants(machine, whole, &forecast, is_auto && adapts), forecast })
     }
-
-    fn plan_polled(
-        self,
-        machine: &Machine,
-        shapes: &[Shape],
-        options: &Options,
-        blocks: Option<u32>,
-        unsupported: &dyn Fn(usize, String) -> Error,
-    ) -> Result<Settled, Error> {
-        let refuse = |index: usize, reason: &str| {
-            Err(unsupported(index, format!("a polling kernel cannot move it: {reason}; let copy engines move it (MP_AGENT_COPY_ENGINE)")))
-        };
-        for (index, shape) in shapes.iter().enumerate().filter(|(_, shape)| shape.bytes > 0) {
-            if shape.src_device.is_host() {
-                return refuse(index, "its source is host memory, and the kernel is one of the source's GPU");
-            }
-            if shape.dst_kind == MemoryKind::Pageable {
-                return refuse(index, "GPUs do not write to ordinary host memory");
-            }
-        }
-        let mut plan = plan::plan(machine, shapes, &Options { max_paths: 1, ..*options })?;
-        let forecast = plan::forecast_polled(machine, &plan, &totals(shapes), self.count, blocks);
-        let program = plan::partition_polled(&plan, &forecast.partitions);
-        let Some(program) = program else {
-            let staged = plan.transfers.iter().position(|transfer| transfer.paths.iter().any(|path| path.via.is_some()));
-            return refuse(staged.unwrap_or(0), "there is no direct path between its GPUs");
-        };
-        plan.program = Arc::new(program);
-        let agent = Agent::PollingKernel { blocks: Some(forecast.blocks) };
-        Ok(Settled { plan, forecast, agent })
-    }
-}
-
-fn totals(shapes: &[Shape]) -> Vec<u64> {
-    shapes.iter().map(|shape| shape.bytes).collect()
 }
 
 impl Agent {
@@ -153,16 +85,23 @@ impl Agent {
         match self {
             Agent::Auto { tells } | Agent::CopyEngine { tells } => PartitionUse::Moved { tells },
             Agent::Producer => PartitionUse::Stored,
-            Agent::PollingKernel { .. } => PartitionUse::Polled,
+        }
+    }
+
+    /// As the C API has it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Agent::Auto { .. } => "auto",
+            Agent::CopyEngine { .. } => "copy engine",
+            Agent::Producer => "producer",
         }
     }
 
     /// For people.
-    pub(super) fn describe(self) -> String {
+    pub(super) fn describe(self) -> &'static str {
         match self {
-            Agent::Auto { .. } | Agent::CopyEngine { .. } => "moved by copy engines".into(),
-            Agent::Producer => "stored by their producers".into(),
-            Agent::PollingKernel { blocks } => format!("moved by polling kernels of {} blocks", blocks.unwrap_or(0)),
+            Agent::Auto { .. } | Agent::CopyEngine { .. } => "moved by copy engines",
+            Agent::Producer => "stored by their producers",
         }
     }
 }

@@ -18,23 +18,25 @@ use super::eager::Eager;
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::order::{Misorder, PlanPlaces};
 use super::part::BoundPart;
-use super::partitioned::{PartitionWords, Partitioned};
+use super::partitioned::{PartitionWords, Partitioned, PartitionedBatch};
 use super::partitioning::{Agent, Partitioning, Settled};
 use super::progress::Progress;
 use super::transfers::{NodeEnd, NodeTransfer, TransferName, Window, batch_of, check_own};
-use crate::adapt;
-use crate::backend::{Backend, BackendError, Completion, Execution, MemoryKind, StreamHandle, no_completion};
+use crate::adapt::{self, variant_name};
+use crate::backend::{Backend, BackendError, Completion, Execution, MemoryKind, Moment, StreamHandle, no_completion};
 use crate::headroom::headroom;
 use crate::ipc::Departure;
 use crate::nvtx;
 use crate::plan::{self, Options, Place, PlanError, Program, Relays, Shape};
+use crate::program::most_writers;
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::{DeviceId, hash};
 use crate::tune::{self, PartitionTuning};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -120,6 +122,8 @@ struct RankParts {
     last: usize,
     /// Which one a step takes, where there are several.
     variants: Option<StepVariants>,
+    /// The variant of a measured step that has begun, and when.
+    begun: Option<(usize, Result<Moment, BackendError>)>,
 }
 
 impl RankParts {
@@ -137,8 +141,8 @@ impl RankParts {
         Ok((choice.variant, choice.measure))
     }
 
-    /// Enqueues a step by `enqueue`, after the last one.
-    fn run(
+    /// Enqueues a step by `enqueue`, or its first part, after the last one.
+    fn begin(
         &mut self,
         (variant, measure): (usize, bool),
         stream: StreamHandle,
@@ -150,14 +154,14 @@ impl RankParts {
             self.all[self.last].0.follow(stream, is_captured, backend)?;
             self.last = variant;
         }
-        let part = &mut self.all[variant].0;
-        match &mut self.variants {
-            Some(variants) if measure => {
-                let ((), moments) = Moments::around(variant, backend, stream, || enqueue(part))?;
-                variants.measure(moments);
-                Ok(())
-            }
-            _ => enqueue(part),
+        self.begun = measure.then(|| (variant, backend.mark_moment(stream)));
+        enqueue(&mut self.all[variant].0)
+    }
+
+    /// The whole of it is enqueued.
+    fn end(&mut self, stream: StreamHandle, backend: &dyn Backend) {
+        if let (Some((variant, begin)), Some(variants)) = (self.begun.take(), &mut self.variants) {
+            variants.measure(begin.and_then(|begin| Ok(Moments { variant, begin, end: backend.mark_moment(stream)? })));
         }
     }
 
@@ -187,18 +191,6 @@ impl NodeGroup {
 
     /// The same within a call.
     pub(super) fn plan_within(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
-        let planned = self.plan_once(call, own);
-        match (&planned, own.partitioning) {
-            // A kernel of some rank does not reach what it would move, of which all ranks were told. All choose again, alike.
-            (Err(error), Some(Partitioning { count, agent: Agent::Auto { tells } })) if error.is_not_supported() => {
-                let partitioning = Some(Partitioning { count, agent: Agent::CopyEngine { tells } });
-                self.plan_once(call, OwnRequest { partitioning, ..own })
-            }
-            _ => planned,
-        }
-    }
-
-    fn plan_once(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
         let OwnRequest { windows, partitioning, .. } = own;
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(own.options));
         let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
@@ -215,7 +207,10 @@ impl NodeGroup {
         let mut bound: Vec<BoundRank> = Vec::new();
         let made = variants
             .iter()
-            .try_for_each(|together| self.bind(call, &requests, together, windows, &progress, &mut held).map(|one| bound.push(one)))
+            .try_for_each(|together| {
+                let first = bound.first().and_then(|first| first.words.clone());
+                self.bind(call, &requests, together, (windows, first), &progress, &mut held).map(|one| bound.push(one))
+            })
             .and_then(|()| self.agree_on(call, variants.len(), number, &mut held));
         match made {
             Ok(agreed) => {
@@ -227,7 +222,7 @@ impl NodeGroup {
                     bytes: together.bytes_of(self.rank()),
                     together,
                     others: variants,
-                    parts: Mutex::new(RankParts { all, last: 0, variants: agreed }),
+                    parts: Mutex::new(RankParts { all, last: 0, variants: agreed, begun: None }),
                     words,
                     held: Mutex::new(held),
                     progress,
@@ -389,17 +384,21 @@ impl Together {
             );
             return Err(failed(a.transfer, a.end, reason));
         }
-        let (plans, settled) = match partitioning {
+        // With the names and times of those that move in partitions.
+        let (plans, mut settled): (Vec<(plan::Plan, (&str, f64))>, _) = match partitioning {
             None => {
                 let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
                 let best = plan(options)?;
-                (if adapts { adapt::variants(best, options, plan)? } else { vec![best] }, None)
+                let all = if adapts { adapt::variants(best, options, plan)? } else { vec![best] };
+                (all.into_iter().map(|plan| (plan, ("", 0.0))).collect(), None)
             }
             Some(partitioning) => {
                 let shape = tune::shape_of(&shapes);
-                let tuned = requests[0].tuned.iter().find(|tuned| tuned.shape == shape).map(|tuned| tuned.setting);
-                let Settled { plan, forecast, agent } = partitioning.plan(&node.machine, &mut shapes, options, tuned, &unsupported)?;
-                (vec![plan], Some((agent, forecast.partitions, shape)))
+                let tuned = requests[0].tuned.iter().find(|tuned| tuned.shape == shape).map(|tuned| tuned.count);
+                let Settled { variants, forecast } = partitioning.plan(&node.machine, &mut shapes, options, tuned, adapts)?;
+                let (agent, partitions) = (partitioning.agent, forecast.partitions);
+                let all = variants.into_iter().map(|variant| (variant.plan, (variant.name, variant.seconds))).collect();
+                (all, Some(PartitionedBatch { agent, shape, partitions, most_writers: Vec::new() }))
             }
         };
         let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
@@ -408,29 +407,39 @@ impl Together {
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
         // Inboxes are for steps that all come after each other.
         let takes_inboxes = partitioning.is_none() && plans.len() == 1;
-        let divided = plans.into_iter().map(|plan| {
+        let divide = |(plan, of): (plan::Plan, (&'static str, f64))| {
             plan::validate(&plan.program, options.staging_bytes)?;
-            let mut parts = divide(&plan.program, &batch);
+            let parts = divide(&plan.program, &batch);
             check_parts(&plan.program, &batch, &parts)?;
+            Ok::<_, Error>((plan, of, parts))
+        };
+        let divided = plans.into_iter().map(divide).collect::<Result<Vec<_>, _>>()?;
+        if let Some(of) = &mut settled {
+            of.most_writers = most_writers(divided.iter().map(|(.., parts)| parts), shapes.len());
+        }
+        let mut all: Vec<Together> = Vec::with_capacity(divided.len());
+        for (plan, of_variant, mut parts) in divided {
             let eager = if takes_inboxes { Eager::new(&parts, &batch) } else { None };
             let partitioned = match &settled {
-                Some((agent, partitions, shape)) => {
-                    Some(Partitioned::new(*agent, shape.clone(), partitions.clone(), &handed, &mut parts, &batch, &unsupported)?)
-                }
+                Some(of) => Some(Partitioned::new(of, of_variant, &handed, &mut parts, &batch, &unsupported)?),
                 None => None,
             };
             let ring_owners = ring_owners(&plan.program, &parts, &owners);
-            let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
-            let place = |taker: u32| {
-                let count = taken.entry(taker).or_default();
-                *count += 1;
-                *count - 1
-            };
-            let flag_places = parts.flags.iter().map(|flag| flag.taker).map(place).collect();
+            let flag_places = flag_places(&parts, partitioned.as_ref().map_or(0..0, |partitioned| partitioned.own.clone()));
             let (transfers, ends, src_devices) = (transfers.clone(), ends.clone(), src_devices.clone());
-            Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
-        });
-        divided.collect()
+            let together = Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places };
+            // A rank that raises no flag of a partition in the first has no way to do it in another.
+            if all.first().is_none_or(|first| together.partition_pairs().is_subset(&first.partition_pairs())) {
+                all.push(together);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Which rank raises flags of partitions for which.
+    fn partition_pairs(&self) -> BTreeSet<(u32, u32)> {
+        let own = self.partitioned.as_ref().map_or(0..0, |partitioned| partitioned.own.clone());
+        own.map(|flag| self.parts.flags[flag as usize]).map(|flag| (flag.raiser, flag.taker)).collect()
     }
 
     /// What all ranks must have alike.
@@ -460,6 +469,19 @@ fn named(options: &Options, adapts: bool, partitioning: Option<Partitioning>) ->
     ];
     named.extend(partitioning.into_iter().flat_map(Partitioning::named));
     named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The place of each flag among those that its taker takes: those of partitions first, the same in all variants.
+fn flag_places(parts: &Parts, partitions: Range<u32>) -> Vec<u64> {
+    let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut places = vec![0; parts.flags.len()];
+    let others = (0..parts.flags.len() as u32).filter(|flag| !partitions.contains(flag));
+    for flag in partitions.clone().chain(others) {
+        let count = taken.entry(parts.flags[flag as usize].taker).or_default();
+        places[flag as usize] = *count;
+        *count += 1;
+    }
+    places
 }
 
 /// In whose memory each ring is: that of the GPU's rank, and of host memory that of the first who uses it.
@@ -510,8 +532,12 @@ impl NodePlan {
             Some(words) => {
                 let is_captured = backend.is_capturing(stream)?;
                 words.take_armed(is_captured)?;
-                let enqueued = self.unbroken()?.all[0].0.enqueue(stream, is_captured, backend);
+                let mut parts = self.unbroken()?;
+                let armed = parts.last;
+                let enqueued = parts.all[armed].0.enqueue(stream, is_captured, backend);
                 enqueued.inspect_err(|_| self.is_broken.store(true, Ordering::Release))?;
+                parts.end(stream, backend);
+                drop(parts);
                 if !is_captured {
                     words.note(self.mark(stream)?);
                 }
@@ -547,11 +573,15 @@ impl NodePlan {
         let step = self.progress.begin(is_captured)?;
         self.tell_order(stream, step, is_captured)?;
         let choice = parts.choose(step, is_captured)?;
-        parts.run(choice, stream, is_captured, self.node.context.backend(), enqueue).map_err(|error| {
+        let backend = self.node.context.backend();
+        parts.begin(choice, stream, is_captured, backend, enqueue).inspect_err(|_| {
             self.progress.take_back(is_captured);
             self.is_broken.store(true, Ordering::Release);
-            error.into()
-        })
+        })?;
+        if self.words.is_none() {
+            parts.end(stream, backend);
+        }
+        Ok(())
     }
 
     /// Tells the neighbours where the step stands in the stream. Refuses one that would wait for ever, since a neighbour has it before a step that
@@ -705,8 +735,12 @@ impl NodePlan {
 
     /// What is known of the variants, where there are several.
     fn known(&self) -> Vec<Known> {
-        let predicted = [&self.together].into_iter().chain(&self.others).map(|together| together.plan.predicted);
-        lock(&self.parts).variants.as_mut().map_or_else(Vec::new, |variants| variants.known(predicted))
+        let all = || [&self.together].into_iter().chain(&self.others);
+        let named = all().zip(0..).map(|(together, variant)| match &together.partitioned {
+            Some(partitioned) => (partitioned.name, partitioned.seconds),
+            None => (variant_name(variant, all().count()), together.plan.predicted),
+        });
+        lock(&self.parts).variants.as_mut().map_or_else(Vec::new, |variants| variants.known(named))
     }
 
     /// Paths of all transfers together.

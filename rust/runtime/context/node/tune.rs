@@ -1,4 +1,4 @@
-//! Finds by measurement who moves partitions, in how many, and by how many blocks: plans candidates on all ranks, executes each with the caller's own
+//! Finds by measurement who moves partitions, and in how many: plans candidates on all ranks, executes each with the caller's own
 //! kernels, and keeps what was best.
 
 use super::super::config::PlanOptions;
@@ -12,7 +12,7 @@ use super::plan::{NodePlan, OwnRequest};
 use super::transfers::{NodeTransfer, Window};
 use crate::backend::StreamHandle;
 use crate::context::Context;
-use crate::tune::{self, Origin, PartitionMover, PartitionSetting, PartitionTuning, Tuning, digest};
+use crate::tune::{self, Origin, PartitionTuning, Tuning, digest};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,9 +21,7 @@ use std::time::Instant;
 #[derive(Copy, Clone, Debug)]
 pub struct PartitionTrials<'a> {
     /// By whom partitions may be moved.
-    pub movers: &'a [PartitionMover],
-    /// Whether copy engines tell of arrivals.
-    pub tells: bool,
+    pub agents: &'a [Agent],
     /// Timed steps of each candidate; one more comes before them.
     pub rounds: u32,
     /// Where the best is kept, of those that may be chosen without asking. Its folder must exist, the file need not.
@@ -60,9 +58,9 @@ impl NodeGroup {
         let stream = self.context().create_stream(self.own_device());
         let told = call.all(checked.and_then(|named| stream.as_ref().map(|_| named).map_err(Error::clone)));
         let found = told.and_then(|told| {
-            let (stream, PartitionTrials { tells, rounds, .. }) = (stream.clone()?, *trials);
+            let (stream, rounds) = (stream.clone()?, trials.rounds);
             let (call, own) = (&mut call, OwnRequest { windows, transfers, partitioning: None, options });
-            CandidateTrials { node: self, call, own, tells, rounds, stream, produce, refusal: None }.find(&told, trials)
+            CandidateTrials { node: self, call, own, rounds, stream, produce, refusal: None }.find(&told, trials)
         });
         stream.and_then(|stream| self.context().destroy_stream(stream))?;
         found
@@ -72,18 +70,8 @@ impl NodeGroup {
 impl PartitionTrials<'_> {
     /// What all ranks must want alike.
     fn named(&self) -> Named {
-        let movers: Vec<&str> = self.movers.iter().map(|mover| mover.name()).collect();
-        let (agents, rounds, arrivals) = (movers.join(", "), self.rounds.to_string(), self.tells.to_string());
-        vec![("agents".into(), agents), ("rounds".into(), rounds), ("arrivals".into(), arrivals)]
-    }
-}
-
-/// The agent of a setting.
-pub(super) fn agent_of(setting: PartitionSetting, tells: bool) -> Agent {
-    match setting.mover {
-        PartitionMover::CopyEngine => Agent::CopyEngine { tells },
-        PartitionMover::PollingKernel => Agent::PollingKernel { blocks: Some(setting.blocks) },
-        PartitionMover::Producer => Agent::Producer,
+        let agents: Vec<String> = self.agents.iter().map(|agent| format!("{agent:?}")).collect();
+        vec![("agents".into(), agents.join(", ")), ("rounds".into(), self.rounds.to_string())]
     }
 }
 
@@ -110,7 +98,6 @@ struct CandidateTrials<'a, 'n> {
     node: &'a Arc<NodeGroup>,
     call: &'a mut CollectiveCall<'n>,
     own: OwnRequest<'a>,
-    tells: bool,
     rounds: u32,
     stream: StreamHandle,
     produce: Produce<'a>,
@@ -122,37 +109,35 @@ impl CandidateTrials<'_, '_> {
     /// The best of all, which is kept where that is asked for. `told` is what each rank wants to try.
     fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
         self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
-        let (shape, scored) = self.search(trials.movers)?;
-        let best = |of: &dyn Fn(PartitionMover) -> bool| {
-            scored.iter().filter(|(setting, _)| of(setting.mover)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(setting, _)| *setting)
+        let (shape, scored) = self.search(trials.agents)?;
+        let best = |of: &dyn Fn(Agent) -> bool| {
+            scored.iter().filter(|(found, _)| of(found.agent)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(found, _)| *found)
         };
-        let Some(setting) = best(&|_| true) else {
+        let Some(found) = best(&|_| true) else {
             return Err(self
                 .refusal
                 .take()
                 .unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
         };
-        let kept = best(&|mover| mover != PartitionMover::Producer).filter(|_| self.node.rank() == 0).zip(trials.file);
+        let kept = best(&|agent| agent != Agent::Producer).and_then(|found| found.count).filter(|_| self.node.rank() == 0).zip(trials.file);
         let bytes = self.own.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
-        let written = kept.map_or(Ok(()), |(setting, file)| keep(self.node.context(), file, PartitionTuning { shape, bytes, setting }));
+        let written = kept.map_or(Ok(()), |(count, file)| keep(self.node.context(), file, PartitionTuning { shape, bytes, count }));
         self.call.all(written)?;
-        Ok(Partitioning { count: Some(setting.count), agent: agent_of(setting, trials.tells) })
+        Ok(found)
     }
 
-    /// The shape of the transfers, and the best of each mover with its seconds.
-    fn search(&mut self, movers: &[PartitionMover]) -> Result<(String, Vec<(PartitionSetting, f64)>), Error> {
+    /// The shape of the transfers, and the best of each agent with its seconds.
+    fn search(&mut self, agents: &[Agent]) -> Result<(String, Vec<(Partitioning, f64)>), Error> {
         let (mut shape, mut found) = (String::new(), Vec::new());
-        for &mover in movers {
+        for &agent in agents {
             // The model's choice is where the search begins.
-            let agent = match mover {
-                PartitionMover::PollingKernel => Agent::PollingKernel { blocks: None },
-                _ => agent_of(PartitionSetting { mover, count: 0, blocks: 0 }, self.tells),
-            };
             let Some(plan) = self.plan(Partitioning { count: None, agent })? else { continue };
-            let start = plan.partition_setting(mover);
+            let start = plan.partition_count();
             shape = plan.shape().to_owned();
             end(&plan);
-            found.extend(tune::search_partitions(&[start], |setting| self.score(setting))?);
+            let in_parts = |count| Partitioning { count: Some(count), agent };
+            let best = tune::search_partitions(start, |count| self.score(in_parts(count)))?;
+            found.extend(best.map(|(count, seconds)| (in_parts(count), seconds)));
         }
         Ok((shape, found))
     }
@@ -171,8 +156,7 @@ impl CandidateTrials<'_, '_> {
     }
 
     /// The median of the seconds that a step takes on the slowest rank.
-    fn score(&mut self, setting: PartitionSetting) -> Result<Option<f64>, Error> {
-        let partitioning = Partitioning { count: Some(setting.count), agent: agent_of(setting, self.tells) };
+    fn score(&mut self, partitioning: Partitioning) -> Result<Option<f64>, Error> {
         let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
         let all = self.time(&plan)?;
         let mut slowest: Vec<f64> = (0..self.rounds as usize)
@@ -180,7 +164,7 @@ impl CandidateTrials<'_, '_> {
             .collect();
         slowest.sort_unstable_by(f64::total_cmp);
         let median = slowest.get(slowest.len() / 2).copied();
-        log::debug!("tuning: {setting:?} takes {median:?} s");
+        log::debug!("tuning: {partitioning:?} takes {median:?} s");
         Ok(median)
     }
 

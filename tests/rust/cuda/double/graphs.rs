@@ -2,7 +2,7 @@
 
 use super::super::driver::{CUcontext, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, call, copy_bytes, current, driver, node, put};
-use crate::bridge::{Segment, copy_polled_on_cpu};
+use crate::bridge::Segment;
 use crate::ipc::signal;
 use cudarc::driver::sys;
 use std::collections::HashMap;
@@ -312,7 +312,6 @@ const MANY: usize = 0x20;
 const FEW: usize = 0x30;
 const ACTIONS: usize = 0x50;
 const FEW_ACTIONS: usize = 0x70;
-const POLLED: usize = 0x60;
 
 /// The segments of a launch, from its argument.
 unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Segment> {
@@ -361,7 +360,6 @@ unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *cons
         b"mpgpu_copy_segments" => MANY,
         b"mpgpu_run_actions" => ACTIONS,
         b"mpgpu_run_few_actions" => FEW_ACTIONS,
-        b"mpgpu_copy_polled" => POLLED,
         _ => FEW,
     };
     call("cuModuleGetFunction", |_| put(out, with_exposed_provenance_mut(function)))
@@ -381,13 +379,6 @@ unsafe extern "C" fn launch_kernel(
     arguments: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> Code {
-    if function.addr() == POLLED {
-        return call("cuLaunchKernel", |_| {
-            // SAFETY: the backend passes the argument of the function. All is ready, so no block waits.
-            (0..blocks).for_each(|block| unsafe { copy_polled_on_cpu(&*(*arguments).cast(), u64::from(block), u64::from(blocks)) });
-            0
-        });
-    }
     call("cuLaunchKernel", |node| {
         // SAFETY: the backend passes the argument of the function.
         let segments = unsafe { segments(function, arguments) };
