@@ -270,7 +270,13 @@ impl<M: Measurement> Choosing<M> {
             match measurement.read() {
                 Ok(Reading::Known(ns)) => {
                     self.measured[measurement.variant()] += 1;
+                    let before = self.in_force();
                     self.chooser.measured(measurement.variant(), ns.max(1));
+                    if before != self.in_force() {
+                        let medians: Vec<Option<u64>> = (0..self.variants()).map(|variant| self.chooser.median(variant)).collect();
+                        let (now, executions) = (self.in_force(), self.executions.iter().sum::<u64>());
+                        log::debug!("after {executions} executions variant {now} is in force and no longer {before}; medians {medians:?} ns");
+                    }
                 }
                 Ok(Reading::Later) => self.under_way.push(measurement),
                 Ok(Reading::Never) => {}
