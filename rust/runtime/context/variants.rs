@@ -275,7 +275,9 @@ impl<M: Measurement> Choosing<M> {
                     if before != self.in_force() {
                         let medians: Vec<Option<u64>> = (0..self.variants()).map(|variant| self.chooser.median(variant)).collect();
                         let (now, executions) = (self.in_force(), self.executions.iter().sum::<u64>());
-                        log::debug!("after {executions} executions variant {now} is in force and no longer {before}; medians {medians:?} ns");
+                        log::debug!(
+                            "after {executions} executions variant {now} is in force and no longer {before}; medians {medians:?} ns"
+                        );
                     }
                 }
                 Ok(Reading::Later) => self.under_way.push(measurement),

@@ -8,7 +8,9 @@
 //! | --- | --- |
 //! | `exchange` | what ranks tell each other, call by call; who fails, fails on all |
 //! | `rendezvous` | ranks that meet at a socket, without MPI |
-//! | `plan` | what all ranks move in a step, planned together and bound to memory |
+//! | `plan` | how ranks come to a plan: what each hands in, and that it fails on all or none |
+//! | `together` | what all compute alike: the plan, everybody's part, the flags between them |
+//! | `steps` | a plan as one rank executes it |
 //! | `part` | one rank's part, enqueued |
 //! | `eager` | steps in which ranks put few bytes to each other, and nobody asks |
 //! | [`message`] | messages between ranks, matched as MPI does |
@@ -30,6 +32,8 @@ mod plan;
 mod progress;
 mod rendezvous;
 mod sight;
+mod steps;
+mod together;
 mod transfers;
 mod tune;
 
@@ -37,7 +41,7 @@ pub use self::tune::{PartitionTrials, Produce};
 pub use exchange::{Allgather, Alone, Collective};
 pub use partitioned::Trigger;
 pub use partitioning::{Agent, Partitioning};
-pub use plan::NodePlan;
+pub use steps::NodePlan;
 pub use transfers::{NodeEnd, NodeTransfer, Window};
 
 use self::exchange::Exchange;
