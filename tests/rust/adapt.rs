@@ -336,3 +336,15 @@ fn where_each_gains_by_what_the_others_lose_players_that_choose_alone_end_below_
     let (of_best, of_plain) = together("beluga", 8, 64, None, &[("host", 1.0)]);
     assert!((0.8..0.98).contains(&of_best) && (0.8..0.98).contains(&of_plain));
 }
+
+/// A program that keeps a window of copies in flight asks for many executions before it can be told of the first one's time.
+#[test]
+fn while_nothing_is_known_what_is_not_measured_are_the_plain_copies() {
+    let mut chooser = Chooser::new(&[None; 3], 64, 1);
+    for _ in 0..64 {
+        chooser.next_execution();
+        assert_eq!(chooser.unmeasured(), 2);
+    }
+    (0..4).for_each(|_| (0..3).for_each(|variant| chooser.measured(variant, [900, 950, 1000][variant])));
+    assert_eq!((chooser.in_force(), chooser.unmeasured()), (0, 0));
+}

@@ -172,6 +172,12 @@ impl Chooser {
         self.in_force
     }
 
+    /// What an execution takes that nobody measures although it is to be: the plain copies while nothing is known, which many executions may
+    /// be asked for before the first time is.
+    pub fn unmeasured(&self) -> usize {
+        if self.alarm { self.seems_fastest() } else { self.in_force }
+    }
+
     /// Median of the last measured times of a variant, nanoseconds: what a later run may start from.
     pub fn median(&self, variant: usize) -> Option<u64> {
         self.times.get(variant).filter(|times| times.count() > 0).map(Times::median)

@@ -142,12 +142,7 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
         }
     }
     let bytes = plan.transfers.iter().map(|transfer| transfer.shape.bytes).collect();
-    // A transfer's partitions take turns on two lanes, where there are lanes enough: one is handed over while the last still moves.
-    let turns = if partitions.len() <= DIRECT_LANES as usize / 2 { 2 } else { 1 };
-    let key = |op: &DirectOp| {
-        let lane = |piece: &Piece| (piece.transfer % DIRECT_LANES, piece.offset / partitions[piece.transfer as usize].bytes.max(1) % turns);
-        (op.device, op.pieces.first().map(lane))
-    };
+    let key = |op: &DirectOp| (op.device, op.pieces.first().map(|piece| piece.transfer % DIRECT_LANES));
     let mut program = lower(bytes, &direct, key, &staged);
     by_partition(&mut program, partitions);
     program

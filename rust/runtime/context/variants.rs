@@ -201,13 +201,16 @@ impl<M: Measurement> Choosing<M> {
     /// What the next execution is to take.
     pub fn next(&mut self) -> Choice {
         self.read();
-        let choice = if self.is_timed { self.chooser.next_execution() } else { self.unmeasured() };
+        if !self.is_timed {
+            return Choice { variant: self.in_force(), measure: false };
+        }
+        let choice = self.chooser.next_execution();
         // One that cannot be measured is no try.
-        if choice.measure && self.under_way.len() < MOST_UNDER_WAY { choice } else { self.unmeasured() }
-    }
-
-    fn unmeasured(&self) -> Choice {
-        Choice { variant: self.in_force(), measure: false }
+        if choice.measure && self.under_way.len() < MOST_UNDER_WAY {
+            choice
+        } else {
+            Choice { variant: self.chooser.unmeasured(), measure: false }
+        }
     }
 
     /// How many there are.
