@@ -94,7 +94,6 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     streams.emplace_back(ctx, mine.where);
     halo::options how;
     how.direct_pieces = opt.direct;
-    how.joint = opt.joint;
     how.copy = mine.code->copier();
     how.persistent_copy = mine.code->persistent();
     how.pushed_copy = mine.code->pushing();

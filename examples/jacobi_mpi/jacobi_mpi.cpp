@@ -7,8 +7,8 @@
 //     sweep a -> a_new             in the rank's stream
 //     exchange                     both halo rows of a_new, in the same stream; then a and a_new change places
 //
-// The halo exchange is mpgpu/halo_mpi.hpp's: rows go straight into the neighbours' memory, and signals say when they
-// are there. MPI is called where convergence is checked, and nowhere else in the time loop.
+// The halo exchange is mpgpu/halo_mpi.hpp's: rows go straight into the neighbours' memory, in stream order. MPI is
+// called where convergence is checked, and nowhere else in the time loop.
 #include "../jacobi/options.hpp"
 #include "../jacobi/sweep.hpp"
 

@@ -98,7 +98,7 @@ class captured_exchange {
 };
 
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
-                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, bool joint, bool pushed) {
+                const std::vector<std::size_t> &sizes, std::uint64_t direct_pieces, bool pushed) {
     constexpr std::uint64_t before = 5;
     constexpr std::uint64_t launches = 40;
     constexpr std::uint64_t after = 5;
@@ -106,7 +106,6 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     const mpgpu::stream stream(ctx, mine.where());
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
-    how.joint = joint;
     how.pushed = pushed;
     halo::plan halo(ctx, node, g, mine.arrays(), how);
     std::string difference;
@@ -149,9 +148,9 @@ void run() {
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
         const std::uint64_t form = problem % 3 == 0 ? 0 : problem % 3 == 1 ? 3 : never_pack;
-        run_cycles(ctx, node, g, sizes, halo_test::can_pack(ctx) ? form : never_pack, problem % 2 == 1, false);
+        run_cycles(ctx, node, g, sizes, halo_test::can_pack(ctx) ? form : never_pack, false);
         if (halo_test::can_pack(ctx)) {
-            run_cycles(ctx, node, g, sizes, 0, false, true);
+            run_cycles(ctx, node, g, sizes, 0, true);
         }
     }
     if (node.size() > 1) {

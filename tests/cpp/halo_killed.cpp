@@ -93,7 +93,6 @@ void run(std::uint64_t direct_pieces, const std::string &form) {
     std::optional<halo_test::part> mine(std::in_place, *ctx, g, world_rank, std::vector<std::size_t>{8});
     halo::options how = halo_test::options_for(*ctx);
     how.direct_pieces = direct_pieces;
-    how.joint = form == "joint";
     how.pushed = form == "pushed";
     std::optional<halo::plan> plan(std::in_place, *ctx, *node, g, mine->arrays(), how);
     std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());
