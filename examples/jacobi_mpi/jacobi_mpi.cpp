@@ -219,10 +219,11 @@ int run(const options &opt, int rank, int ranks) {
     machine.backend = mpgpu::backend::host;
 #endif
     const mpgpu::context ctx(machine);
-    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    const mpgpu::device gpu = mpgpu::device::gpu(rank % ctx.devices().gpus);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     const halo::grid g = grid_of(opt, ranks);
     const team all = team_of(MPI_COMM_WORLD, g);
-    part mine(ctx, g, rank, mpgpu::device::gpu(rank % ctx.devices().gpus));
+    part mine(ctx, g, rank, gpu);
     const auto plan = [&](mpgpu::buffer<float> &array) { return halo::plan(ctx, node, g, {halo::array_of(array)}); };
     std::array<halo::plan, 2> halos = {plan(mine.a[0]), plan(mine.a[1])};
     const auto close = [&] {

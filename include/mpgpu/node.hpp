@@ -3,11 +3,11 @@
 #define MPGPU_NODE_HPP
 
 /// @file
-/// Ranks of a node that plan together, each in a process of its own: `node`. mpgpu/mpi.hpp makes one from a
-/// communicator.
+/// Ranks of a node that plan together, each in a process of its own: `node`. `mpi::node` of mpgpu/mpi.hpp is one that
+/// is made from a communicator.
 ///
 /// @code
-/// mpgpu::node node = mpgpu::mpi::make_node(ctx, comm);               // collective
+/// mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective
 /// mpgpu::plan halo = node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
 /// halo.enqueue(stream);                                              // every time step, each rank its part
 /// @endcode

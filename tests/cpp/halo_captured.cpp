@@ -143,7 +143,7 @@ void run() {
     constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
     const mpgpu::context ctx;
     halo_test::select_device(ctx, world_rank);
-    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
     std::mt19937 random(20261122); // the same problems on all ranks
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());

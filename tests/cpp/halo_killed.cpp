@@ -84,7 +84,8 @@ mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &str
 void run(std::uint64_t direct_pieces, const std::string &form) {
     std::optional<mpgpu::context> ctx(std::in_place);
     halo_test::select_device(*ctx, world_rank);
-    std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD);
+    std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD,
+                                         std::vector<mpgpu::device>{halo_test::device_of(*ctx, world_rank)});
     halo::grid g;
     g.cells = {16, 16, 16 * std::int64_t{node->size()}};
     g.ranks = {1, 1, node->size()};

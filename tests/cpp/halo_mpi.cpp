@@ -169,7 +169,7 @@ void push_with_one_gpu_in_sight(std::mt19937 &random) {
     {
         const mpgpu::context ctx;
         require(ctx.devices().gpus == 1, "one GPU is in sight");
-        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
         push(ctx, node, random);
     }
     unsetenv("MPGPU_HOST_VISIBLE_DEVICES");
@@ -466,7 +466,7 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
 void run() {
     const mpgpu::context ctx;
     halo_test::select_device(ctx, world_rank);
-    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
     refuse_on_all_ranks(ctx, node);
     leave_out_what_one_rank_refuses(ctx, node);
     leave_out_kernels_that_one_rank_refuses(ctx, node);

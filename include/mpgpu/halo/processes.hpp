@@ -42,12 +42,6 @@ template <> struct processes<mpi::node> {
         }
     };
 
-    static int rank_of(const mpi::node &node) {
-        int index = 0;
-        mpi::detail::check(MPI_Comm_rank(node.communicator(), &index), "MPI_Comm_rank");
-        return node.ranks()[static_cast<std::size_t>(index)];
-    }
-
     static bool is_one_node(const mpi::node &node) noexcept {
         return node.ranks().size() == static_cast<std::size_t>(node.size());
     }
@@ -157,7 +151,7 @@ template <> struct processes<mpi::node> {
         if (!node) {
             mpgpu::detail::fail_empty("node"); // MPI would end the program
         }
-        const int rank = rank_of(node);
+        const int rank = node.ranks()[static_cast<std::size_t>(node.rank())];
         together(node, [&] { check_arguments(node, g, rank, arrays, how); });
         check_agreement(node, g, arrays, how);
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
@@ -169,22 +163,14 @@ template <> struct processes<mpi::node> {
             }
         };
         if (!how.pushed.value_or(false)) {
-            std::optional<mpgpu::node> planner;
-            const auto meet = [&] {
-                const device own = arrays[0].location;
-                planner.emplace(mpi::make_node(ctx, node.communicator(),
-                                               own.is_host() ? std::vector<device>{} : std::vector<device>{own}));
+            const auto planned = [&](std::uint64_t limit) {
+                keep(make_planned(ctx, node, g, rank, arrays, how, limit, out));
             };
-            if (attempt(node, {how.direct_pieces.value_or(0)}, out, meet)) {
-                const auto planned = [&](std::uint64_t limit) {
-                    keep(make_planned(ctx, node, *planner, g, rank, arrays, how, limit, out));
-                };
-                for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack)) {
-                    planned(limit);
-                }
-                if (forms.empty() && how.direct_pieces.value_or(0) > 0 && can_pack) {
-                    planned(0); // arrays that cannot be shared: by messages, which can
-                }
+            for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack)) {
+                planned(limit);
+            }
+            if (forms.empty() && how.direct_pieces.value_or(0) > 0 && can_pack) {
+                planned(0); // arrays that cannot be shared: by messages, which can
             }
         }
         if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node(node) && can_push(ctx, how)))) {
@@ -235,9 +221,9 @@ template <> struct processes<mpi::node> {
     }
 
     /// By one plan for all ranks of the node, which also orders them. Empty on all ranks where it is refused on one.
-    static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const mpgpu::node &planner,
-                                            const grid &g, int rank, const rank_arrays &arrays, const options &how,
-                                            std::uint64_t limit, std::vector<refused_form> &out) {
+    static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const grid &g, int rank,
+                                            const rank_arrays &arrays, const options &how, std::uint64_t limit,
+                                            std::vector<refused_form> &out) {
         const schedule all =
             schedule_of(g, element_sizes(arrays), limit, [&node](int other) { return node.contains(other); });
         const auto kept = std::make_shared<of_others>(node);
@@ -259,7 +245,7 @@ template <> struct processes<mpi::node> {
             windows.push_back(make_window(own.outbox));
             windows.push_back(make_window(own.inbox));
             if (has_transfers(node, all)) {
-                made->transfers_.emplace(planner.plan(windows, transfers, how.transfers));
+                made->transfers_.emplace(node.plan(windows, transfers, how.transfers));
             }
         };
         const auto reach_other_nodes = [&] { add_messages(ctx, node, g, all, rank, arrays, how, *made); };
@@ -350,10 +336,7 @@ template <> struct processes<mpi::node> {
     static std::vector<node_transfer> transfers_of(const mpi::node &node, const grid &g, const schedule &all, int rank,
                                                    const rank_arrays &arrays) {
         const auto variables = static_cast<std::uint32_t>(arrays.size());
-        const auto number = [&node](int of) {
-            const std::vector<int> &here = node.ranks();
-            return static_cast<std::uint32_t>(std::lower_bound(here.begin(), here.end(), of) - here.begin());
-        };
+        const auto number = [&node](int of) { return static_cast<std::uint32_t>(node.rank_on_node(of)); };
         std::vector<node_transfer> transfers;
         for (const rank_pair &p : all.pairs) {
             if (p.from != rank) {
