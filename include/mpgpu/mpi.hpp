@@ -251,7 +251,7 @@ class node : public mpgpu::node {
     /// included.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
-                                            std::optional<device> kernels = std::nullopt) const {
+                                            device kernels = device::automatic()) const {
         check_made();
         int most = static_cast<int>(mine.size());
         detail::check(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, communicator()), "MPI_Allreduce");
@@ -297,8 +297,7 @@ class node : public mpgpu::node {
                     continue;
                 }
                 std::error_code ec;
-                mapped.memory = kernels ? imported_memory<T>(context_, offer.handle, *kernels, ec)
-                                        : imported_memory<T>(context_, offer.handle, ec);
+                mapped.memory = imported_memory<T>(context_, offer.handle, kernels, ec);
                 if (ec) {
                     mapped.status = static_cast<mpgpu::status>(ec.value());
                     mapped.why = last_error().message;

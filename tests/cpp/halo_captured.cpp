@@ -32,13 +32,19 @@ bool capturing = false;
 } // namespace
 
 #ifndef __CUDACC__
-// The linker's name, so not ours to choose.
-// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming,cert-dcl37-c,cert-dcl51-cpp)
-extern "C" mp_status_t __wrap_mp_stream_is_capturing(mp_context_t /*context*/, mp_stream_t /*stream*/,
-                                                     int32_t *result) {
-    *result = capturing ? 1 : 0;
-    return MP_SUCCESS;
+// The linker's names, so not ours to choose.
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming,cert-dcl37-c,cert-dcl51-cpp)
+extern "C" mp_status_t __real_mp_stream_get_info(mp_context_t context, mp_stream_t stream, int32_t *device,
+                                                 int32_t *result);
+extern "C" mp_status_t __wrap_mp_stream_get_info(mp_context_t context, mp_stream_t stream, int32_t *device,
+                                                 int32_t *result) {
+    const mp_status_t status = __real_mp_stream_get_info(context, stream, device, nullptr);
+    if (result != nullptr) {
+        *result = capturing ? 1 : 0;
+    }
+    return status;
 }
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming,cert-dcl37-c,cert-dcl51-cpp)
 #endif
 
 namespace {

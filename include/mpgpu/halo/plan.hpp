@@ -128,9 +128,8 @@ class plan {
     void exchange(stream_view stream) {
         check_made();
         if (push_) {
-            look_for_capture(stream);
             std::int32_t of = MP_DEVICE_HOST;
-            detail::check(mp_stream_device(context_, stream.get(), &of));
+            look_at(stream, &of);
             if (!is_captured_ && of == lanes_.front().inbox.location().id()) {
                 push(stream); // where nothing has to join it
                 return;
@@ -148,7 +147,7 @@ class plan {
     void start(stream_view stream) {
         check_made();
         complete();
-        look_for_capture(stream);
+        look_at(stream);
         const mpgpu::stream &order = lanes_.front().order;
         begun_.record(stream);
         order.wait(begun_);
@@ -529,13 +528,13 @@ class plan {
         }
     }
 
-    /// Whether the exchange is captured, which MPI's messages cannot be.
-    void look_for_capture(stream_view stream) {
+    /// Whether the exchange is captured, which MPI's messages cannot be; and of which device the stream is.
+    void look_at(stream_view stream, std::int32_t *of = nullptr) {
         if (!push_ && !off_node_) {
             return;
         }
         std::int32_t capturing = 0;
-        detail::check(mp_stream_is_capturing(context_, stream.get(), &capturing));
+        detail::check(mp_stream_get_info(context_, stream.get(), of, &capturing));
         is_captured_ = capturing != 0;
         if (is_captured_ && off_node_) {
             detail::fail(detail::refusal(status::not_supported, "stream",
