@@ -32,9 +32,13 @@ namespace mpgpu {
 /// Memory of a rank that transfers of a node's plan may name. The C struct.
 using window = mp_window_t;
 
-/// A copy between windows of two ranks, or of one: destination, source (each rank, window, offset in bytes), bytes. The
-/// C struct.
+/// A copy between windows of two ranks, or of one: destination, source (each a `node_end`), bytes. The C struct.
 using node_transfer = mp_node_transfer_t;
+
+/// An end of a `node_transfer`: the byte `offset` of window `index` of those that a rank hands in.
+[[nodiscard]] constexpr mp_node_end_t node_end(int rank, std::uint32_t index, std::uint64_t offset = 0) noexcept {
+    return {static_cast<std::uint32_t>(rank), index, offset};
+}
 
 /// What a rank sends to another, or receives from it, without knowing where the other keeps it: `send_to` and
 /// `receive_from` make it.

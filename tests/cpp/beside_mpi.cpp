@@ -93,9 +93,8 @@ class ring {
         begin();
         bool taken = true;
         try {
-            const auto rank = static_cast<std::uint32_t>(world_rank);
             const std::vector<mpgpu::window> windows = {mpgpu::make_window(out_), mpgpu::make_window(in_)};
-            const mpgpu::node_transfer mine{{static_cast<std::uint32_t>(on_.right), 1, 0}, {rank, 0, 0}, bytes_};
+            const mpgpu::node_transfer mine{mpgpu::node_end(on_.right, 1), mpgpu::node_end(world_rank, 0), bytes_};
             const mpgpu::plan plan = on_.node.plan(windows, {mine});
             plan.enqueue(on_.stream);
             on_.stream.synchronize();

@@ -235,9 +235,8 @@ std::size_t run(int count, char **arguments) {
                                  [&, puts] { order.enqueue(ctx, stream, put, puts); }, &stream, &mine.inbox});
             }
             std::vector<mpgpu::node_transfer> handed_in;
-            const auto own = static_cast<std::uint32_t>(rank);
             for (int by = 1; by <= puts; ++by) {
-                handed_in.push_back({{static_cast<std::uint32_t>(after(rank, by)), 1, room(by)}, {own, 0, 0}, bytes});
+                handed_in.push_back({mpgpu::node_end(after(rank, by), 1, room(by)), mpgpu::node_end(rank, 0), bytes});
             }
             const mpgpu::plan &joint = plans.emplace_back(
                 node.plan({mpgpu::make_window(mine.source), mpgpu::make_window(mine.inbox)}, handed_in));
