@@ -132,8 +132,8 @@ class Message(Request):
     def wait(self, stream: Any = None) -> None:
         """Have later work of a stream come after the message: it sees what was received, and may overwrite what was sent.
 
-        The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and :meth:`synchronize`
-        raises.
+        The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and
+        :meth:`synchronize` raises.
         """
         held = self._held
         if held is not None:

@@ -152,12 +152,13 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
 
 /// The limits to choose from: what the caller asks for, or all that are worth measuring. Without something that packs
 /// (`can_pack`), those that need none; where all need it, one that says so when the plan is made.
-[[nodiscard]] inline std::vector<std::uint64_t>
-limits_to_try(const grid &g, const std::vector<std::size_t> &element_bytes, const options &how, bool can_pack) {
+[[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const grid &g,
+                                                              const std::vector<std::size_t> &element_bytes,
+                                                              const options &how, bool can_pack, int ranks_in_a_plan) {
     if (how.direct_pieces) {
         return {*how.direct_pieces};
     }
-    std::vector<std::uint64_t> limits = limits_of(g, element_bytes);
+    std::vector<std::uint64_t> limits = limits_of(g, element_bytes, ranks_in_a_plan);
     if (!can_pack) {
         limits.erase(std::remove_if(limits.begin(), limits.end(), [&](std::uint64_t limit) { return packs(g, limit); }),
                      limits.end());

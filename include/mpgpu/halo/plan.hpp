@@ -320,7 +320,7 @@ class plan {
         };
         if (!how.pushed.value_or(false)) {
             for (const std::uint64_t limit :
-                 detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how))) {
+                 detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), rank_count(g))) {
                 attempt({limit}, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
             }
         }

@@ -166,7 +166,8 @@ template <> struct processes<mpi::node> {
             const auto planned = [&](std::uint64_t limit) {
                 keep(make_planned(ctx, node, g, rank, arrays, how, limit, out));
             };
-            for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack)) {
+            const auto most = static_cast<int>(greatest(node, static_cast<double>(node.ranks().size())));
+            for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, most)) {
                 planned(limit);
             }
             if (forms.empty() && how.direct_pieces.value_or(0) > 0 && can_pack) {
@@ -182,7 +183,7 @@ template <> struct processes<mpi::node> {
             seconds = least_seconds(forms.size(), [&](std::size_t form, int exchanges) {
                 double own = 0;
                 const auto measured = [&] { own = seconds_of([&] { forms[form].run(order, exchanges); }); };
-                return attempt(node, forms[form].which(), out, measured) ? slowest(node, own)
+                return attempt(node, forms[form].which(), out, measured) ? greatest(node, own)
                                                                          : std::numeric_limits<double>::infinity();
             });
         }
@@ -199,9 +200,9 @@ template <> struct processes<mpi::node> {
     }
 
     /// The greatest of all ranks' values.
-    static double slowest(const mpi::node &node, double seconds) {
+    static double greatest(const mpi::node &node, double value) {
         double most = 0;
-        mpi::detail::check(MPI_Allreduce(&seconds, &most, 1, MPI_DOUBLE, MPI_MAX, node.everyone()), "MPI_Allreduce");
+        mpi::detail::check(MPI_Allreduce(&value, &most, 1, MPI_DOUBLE, MPI_MAX, node.everyone()), "MPI_Allreduce");
         return most;
     }
 

@@ -182,10 +182,10 @@ template <class Here>
 }
 
 /// The values of `options::direct_pieces` that are worth measuring, each of which gives another schedule: never
-/// straight, single pieces, and the greatest that makes at most 16384 transfers of all ranks. The same on all ranks,
-/// whichever of them share a node.
-[[nodiscard]] inline std::vector<std::uint64_t> limits_of(const grid &g,
-                                                          const std::vector<std::size_t> &element_bytes) {
+/// straight, single pieces, and the greatest that makes at most 16384 transfers in a plan, which has those of so many
+/// of the ranks. The same on all ranks, whichever of them share a node.
+[[nodiscard]] inline std::vector<std::uint64_t> limits_of(const grid &g, const std::vector<std::size_t> &element_bytes,
+                                                          int ranks_in_a_plan) {
     constexpr std::uint64_t most_transfers = 16384; // planned in some 40 ms
     constexpr std::uint64_t any = std::numeric_limits<std::uint64_t>::max();
     const schedule all = schedule_of(g, element_bytes, any, [](int) { return true; });
@@ -201,7 +201,7 @@ template <class Here>
     std::uint64_t made = 0;
     for (const auto &[count, number] : transfers) {
         made += number;
-        if (made > most_transfers) {
+        if (made * static_cast<std::uint64_t>(ranks_in_a_plan) / all.outbox_bytes.size() > most_transfers) {
             break;
         }
         rows = count;
