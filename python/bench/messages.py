@@ -120,7 +120,7 @@ def ping_pong(rank: int, folder: str, gpu: bool) -> None:
     loop = asyncio.new_event_loop()
     cases: dict[str, Callable[[], Any]] = {
         "C: mp_send, mp_receive, mp_request_synchronize": by_c,
-        "channel, wait()": by_wait,
+        "channel, synchronize()": by_wait,
         "channel, await": lambda: loop.run_until_complete(by_await()),
     }
     readings: dict[str, list[float]] = {name: [] for name in cases}
