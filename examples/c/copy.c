@@ -28,7 +28,7 @@ static void copy(mp_context_t context, const mp_transfer_t *transfers, size_t co
     mp_request_t request;
     CHECK(mp_plan(context, transfers, count, NULL, &plan));
     CHECK(mp_execute(plan, default_stream, &request));
-    CHECK(mp_wait(&request, NULL));
+    CHECK(mp_request_synchronize(&request, NULL));
     CHECK(mp_plan_destroy(plan));
 }
 
@@ -60,7 +60,7 @@ int main(void) {
     CHECK(mp_context_create(NULL, &context)); /* finds the machine; the environment is read here */
     int32_t gpus;
     int32_t host_domains;
-    CHECK(mp_context_device_count(context, &gpus, &host_domains));
+    CHECK(mp_context_get_info(context, NULL, &gpus, &host_domains));
     const int32_t from = gpus > 0 ? 0 : MP_DEVICE_HOST;
     const int32_t to = gpus > 1 ? 1 : from;
 

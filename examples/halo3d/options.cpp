@@ -15,7 +15,6 @@ const char *const usage =
     "  -vars N          variables of 8 bytes (1)\n"
     "  -cycles N        exchanges (5)\n"
     "  -direct N        go straight into ghost cells in up to N pieces, else pack (measured)\n"
-    "  -joint WHEN      the ranks' processes plan their transfers jointly: on, off, or measured (measured)\n"
     "  -pushed WHEN     the kernel that packs writes into the receiver's memory: on, off, measured, or\n"
     "                   both, which compares (measured)\n"
     "  -each N,N,...    cells of each rank in each dimension, in place of X_Y_Z: one problem\n"
@@ -48,12 +47,6 @@ options parse(int argc, const char *const *argv) {
             result.cycles = flags::number(flag, value(), 1);
         } else if (flag == "-direct") {
             result.direct = static_cast<std::uint64_t>(flags::number(flag, value(), 0));
-        } else if (flag == "-joint") {
-            const std::string_view text = value();
-            if (text != "on" && text != "off" && text != "measured") {
-                throw std::invalid_argument("-joint " + std::string(text) + ": must be on, off or measured");
-            }
-            result.joint = text == "measured" ? std::nullopt : std::optional<bool>(text == "on");
         } else if (flag == "-pushed") {
             const std::string_view text = value();
             if (text != "on" && text != "off" && text != "measured" && text != "both") {

@@ -17,7 +17,6 @@ struct options {
     int vars = 1;                              ///< variables, of 8 bytes
     int cycles = 5;                            ///< exchanges
     std::optional<std::uint64_t> direct;       ///< halo::options::direct_pieces; empty: measured
-    std::optional<bool> joint;                 ///< halo::options::joint
     std::optional<bool> pushed;                ///< halo::options::pushed
     bool both = false;                         ///< also with that true, and with that false
     std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`

@@ -42,14 +42,15 @@ struct result {
 
 /// The ranks that this one shares a node with, or is taken to.
 mpgpu::mpi::node node_of(const options &opt, const mpgpu::context &ctx, int rank) {
+    const std::array<mpgpu::device, 1> gpu = {mpgpu::device::gpu(rank % ctx.devices().gpus)};
     if (opt.nodes == 0) {
-        return {ctx, MPI_COMM_WORLD};
+        return {ctx, MPI_COMM_WORLD, gpu};
     }
     int ranks = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm local = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, static_cast<int>(std::int64_t{rank} * opt.nodes / ranks), rank, &local);
-    mpgpu::mpi::node made(ctx, MPI_COMM_WORLD, local);
+    mpgpu::mpi::node made(ctx, MPI_COMM_WORLD, local, gpu);
     MPI_Comm_free(&local);
     return made;
 }
@@ -65,7 +66,7 @@ std::vector<std::unique_ptr<exchange>> others(const options &opt, const mpgpu::c
         }
 #ifdef HALO3D_CUDA
         std::vector<int> devices;
-        for (const std::optional<mpgpu::device> &device : node.devices(mine.where)) {
+        for (const std::optional<mpgpu::device> &device : node.device_of_each(mine.where)) {
             if (!device) {
                 throw std::invalid_argument("-plain: this rank does not see the GPUs of all ranks; let "
                                             "CUDA_VISIBLE_DEVICES show all of them to each");
@@ -94,7 +95,6 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     streams.emplace_back(ctx, mine.where);
     halo::options how;
     how.direct_pieces = opt.direct;
-    how.joint = opt.joint;
     how.copy = mine.code->copier();
     how.persistent_copy = mine.code->persistent();
     how.pushed_copy = mine.code->pushing();

@@ -7,8 +7,8 @@
 //     sweep a -> a_new             in the rank's stream
 //     exchange                     both halo rows of a_new, in the same stream; then a and a_new change places
 //
-// The halo exchange is mpgpu/halo_mpi.hpp's: rows go straight into the neighbours' memory, and signals say when they
-// are there. MPI is called where convergence is checked, and nowhere else in the time loop.
+// The halo exchange is mpgpu/halo_mpi.hpp's: rows go straight into the neighbours' memory, in stream order. MPI is
+// called where convergence is checked, and nowhere else in the time loop.
 #include "../jacobi/options.hpp"
 #include "../jacobi/sweep.hpp"
 
@@ -219,10 +219,11 @@ int run(const options &opt, int rank, int ranks) {
     machine.backend = mpgpu::backend::host;
 #endif
     const mpgpu::context ctx(machine);
-    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    const mpgpu::device gpu = mpgpu::device::gpu(rank % ctx.devices().gpus);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     const halo::grid g = grid_of(opt, ranks);
     const team all = team_of(MPI_COMM_WORLD, g);
-    part mine(ctx, g, rank, mpgpu::device::gpu(rank % ctx.devices().gpus));
+    part mine(ctx, g, rank, gpu);
     const auto plan = [&](mpgpu::buffer<float> &array) { return halo::plan(ctx, node, g, {halo::array_of(array)}); };
     std::array<halo::plan, 2> halos = {plan(mine.a[0]), plan(mine.a[1])};
     const auto close = [&] {

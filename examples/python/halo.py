@@ -45,7 +45,7 @@ def relax(xp, devices, rows, columns, steps):
         # On GPUs in the order of CuPy's current streams: nothing waits. NumPy has no streams, so the request is waited for.
         request = plans[1 - number % 2].execute()
         if xp is numpy:
-            request.wait()
+            request.synchronize()
         old, new = new, old
     return numpy.concatenate([part[1:-1] if xp is numpy else xp.asnumpy(part[1:-1]) for part in old]), plans[0]
 

@@ -133,13 +133,13 @@ class Block:
             for (axis, side), face in self.sends.items():
                 face[...] = self.old[layer(axis, 1 if side < 0 else -2)]
             if down:
-                down.execute().wait()
+                down.execute().synchronize()
             arriving = [self.into[face].receive(array) for face, array in receives.items()]
             leaving = [self.out[face].send(array) for face, array in sends.items()]
             for message in (*arriving, *leaving):
                 await message
             if up:
-                up.execute().wait()
+                up.execute().synchronize()
             for (axis, side), face in self.receives.items():
                 self.old[layer(axis, 0 if side < 0 else -1)] = face
             if sweeps:
@@ -159,15 +159,15 @@ class Team:
         """The largest of what all ranks hand in, on all of them. None returns before all have come."""
         value = numpy.array([own], dtype="float64")
         if self.rank:
-            self.channels[0].send(value).wait()
-            self.channels[0].receive(value).wait()
+            self.channels[0].send(value).synchronize()
+            self.channels[0].receive(value).synchronize()
             return value[0]
         for channel in self.channels:
-            channel.receive(value).wait()
+            channel.receive(value).synchronize()
             own = max(own, value[0])
         value[0] = own
         for channel in self.channels:
-            channel.send(value).wait()
+            channel.send(value).synchronize()
         return own
 
 

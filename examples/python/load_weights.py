@@ -91,7 +91,7 @@ def with_numpy(options):
         weight.numpy()[:] = random.integers(0, 2**16, names[name], dtype=numpy.uint16)
         on_gpu[name].numpy()[:] = 0
     plan = mpgpu.Plan([(on_gpu[name], weight) for name, weight in weights.items()])
-    plan.execute().wait()
+    plan.execute().synchronize()
     info = plan.info
     print(f"{len(weights)} arrays, {info.bytes / 2**20:.0f} MiB in all, to virtual GPU 0 of {mpgpu.default_context().gpus}")
     print(f"modelled: {info.predicted_seconds * 1e3:.2f} ms by {info.paths} paths; {info.direct_seconds * 1e3:.2f} ms with one path each")

@@ -99,7 +99,7 @@ class context {
     /// What it runs on: `host` or `cuda`. Throws `argument_error` when this is empty.
     [[nodiscard]] mpgpu::backend backend(on_error failed = {}) const {
         mp_backend_t kind = MP_BACKEND_AUTO;
-        failed.report(mp_context_backend(get(), &kind));
+        failed.report(mp_context_get_info(get(), &kind, nullptr, nullptr));
         return static_cast<mpgpu::backend>(kind);
     }
 
@@ -107,7 +107,7 @@ class context {
     /// `argument_error`.
     [[nodiscard]] bool is_capturing(stream_view stream, on_error failed = {}) const {
         std::int32_t capturing = 0;
-        failed.report(mp_stream_is_capturing(get(), stream.get(), &capturing));
+        failed.report(mp_stream_get_info(get(), stream.get(), nullptr, &capturing));
         return capturing != 0;
     }
 
@@ -115,7 +115,7 @@ class context {
     [[nodiscard]] device_count devices(on_error failed = {}) const {
         std::int32_t gpus = 0;
         std::int32_t host_domains = 0;
-        failed.report(mp_context_device_count(get(), &gpus, &host_domains));
+        failed.report(mp_context_get_info(get(), nullptr, &gpus, &host_domains));
         return {gpus, host_domains};
     }
 

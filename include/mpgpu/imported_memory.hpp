@@ -44,27 +44,18 @@ template <class T> class imported_memory : public detail::memory_owner<T, detail
     /// `argument_error` for bytes that are no handle, `not_supported` for one from another node, container or user,
     /// `configuration_error` for one of another version, `peer_gone`, `timeout`, `driver_error`.
     imported_memory(const context &ctx, const memory_handle &handle, on_error failed = {})
-        : imported_memory(ctx.get(), handle, failed) {}
-    /// The same for a context's C handle.
-    imported_memory(mp_context_t ctx, const memory_handle &handle, on_error failed = {}) {
-        void *mapped = nullptr;
-        std::int32_t where = 0;
-        std::uint64_t bytes = 0;
-        const mp_status_t outcome = mp_memory_import(ctx, &handle, &mapped, &where, &bytes);
-        if (outcome == MP_SUCCESS) {
-            this->own(mapped, {ctx, static_cast<std::size_t>(bytes / sizeof(T)), where});
-        }
-        failed.report(outcome);
-    }
-    /// Maps it for kernels of `where`, which have it at `in_kernels()`, also where it is on a GPU that this process
-    /// does not see: `mp_memory_import_for` says more. Throws as above.
-    imported_memory(mp_context_t ctx, const memory_handle &handle, device where, on_error failed = {}) {
+        : imported_memory(ctx.get(), handle, device::automatic(), failed) {}
+    /// The same for a context's C handle. For kernels of `kernels`, which have it at `in_kernels()`, it is also mapped
+    /// where it is on a GPU that this process does not see: `mp_memory_import` says more. Throws as above.
+    imported_memory(mp_context_t ctx, const memory_handle &handle, device kernels = device::automatic(),
+                    on_error failed = {}) {
         void *mapped = nullptr;
         void *address = nullptr;
+        std::int32_t where = 0;
         std::uint64_t bytes = 0;
-        const mp_status_t outcome = mp_memory_import_for(ctx, &handle, where.id(), &mapped, &address, &bytes);
+        const mp_status_t outcome = mp_memory_import(ctx, &handle, kernels.id(), &mapped, &where, &address, &bytes);
         if (outcome == MP_SUCCESS) {
-            this->own(mapped, {ctx, static_cast<std::size_t>(bytes / sizeof(T)), where.id()});
+            this->own(mapped, {ctx, static_cast<std::size_t>(bytes / sizeof(T)), where});
             in_kernels_ = static_cast<T *>(address);
         }
         failed.report(outcome);

@@ -24,8 +24,8 @@
  *   where the function says otherwise.
  * - Objects (contexts, plans, requests, streams, events) are given back with `destroy`, memory with `free`, memory of
  *   another process with `close`.
- * - `synchronize` blocks the calling thread, and so does `mp_wait`, MPI's word for requests. `mp_stream_wait_event` and its
- *   like enqueue: later work in the stream waits, the caller does not.
+ * - `synchronize` blocks the calling thread. `wait` enqueues (`mp_stream_wait_event`): later work in the stream waits, the
+ *   caller does not.
  * - An enumeration may be given as any number: one that it does not have is refused with MP_ERROR_INVALID_ARGUMENT.
  * - Handles that were destroyed are recognised and refused, as are handles of another kind.
  * - A struct that starts with `size` is initialised with its _INIT macro, so that programs compiled with another
@@ -424,9 +424,9 @@ typedef struct {
 } mp_memory_handle_t;
 
 /// A signal: a counter of 64 bits in memory of a context, or in imported memory, and a value that it is raised to or
-/// waited for. On CUDA that memory is host memory of `mp_signal_alloc` or `mp_alloc_shared`.
+/// waited for. On CUDA that memory is host memory of `mp_alloc_shared`.
 typedef struct {
-    /// Aligned to 8 bytes. Set it to a first value before others know of it; one of `mp_signal_alloc` stands at 0.
+    /// Aligned to 8 bytes. It stands at 0 where it is new; set it to another first value before others know of it.
     uint64_t *counter;
     /// Reached when the counter is at least this. Counted cyclically, so that a counter may run over.
     uint64_t value;
@@ -632,17 +632,15 @@ mp_status_t mp_context_create_versioned(const mp_context_options_t *options,
 /// context is destroyed all the same.
 mp_status_t mp_context_destroy(mp_context_t context);
 
-/// Tells how many devices the context has: GPUs 0 to `*gpus - 1`, host domains `MP_DEVICE_HOST_NUMA(0)` to
-/// `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Any thread.
+/// Tells on which backend the context runs, `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`, and how many devices it has: GPUs 0 to
+/// `*gpus - 1`, host domains `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Each may be NULL. Any
+/// thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL.
-mp_status_t mp_context_device_count(mp_context_t context, int32_t *gpus, int32_t *host_domains);
-
-/// Tells which backend the context runs on: `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`, never `MP_BACKEND_AUTO`. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `backend` is NULL.
-mp_status_t mp_context_backend(mp_context_t context,
-                               mp_backend_t *backend);
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+mp_status_t mp_context_get_info(mp_context_t context,
+                                mp_backend_t *backend,
+                                int32_t *gpus,
+                                int32_t *host_domains);
 
 /// Describes the context: version, backend, topology, settings in force, and whether tuned values are, from which file.
 ///
@@ -736,19 +734,16 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 mp_status_t mp_stream_synchronize(mp_context_t context,
                                   mp_stream_t stream);
 
-/// Writes the device of `stream`: only kernels of that device can be launched in it. `MP_DEVICE_HOST` for the default
-/// streams of CUDA, which are of whatever GPU is current when they are used. Any thread.
+/// Writes the device of `stream` to `*device`: only kernels of that device can be launched in it. `MP_DEVICE_HOST` for the
+/// default streams of CUDA, which are of whatever GPU is current when they are used. `*capturing` becomes 1 where the stream is
+/// being captured into a graph, so that work that is enqueued in it runs at every launch of the graph; else, and always on the
+/// host backend, 0. Either may be NULL. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `device` is NULL.
-mp_status_t mp_stream_device(mp_context_t context, mp_stream_t stream, int32_t *device);
-
-/// Tells whether `stream` is being captured into a graph: `*capturing` is 1 or 0. Work that is enqueued in it then runs at
-/// every launch of the graph. Always 0 on the host backend. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `capturing` is NULL.
-mp_status_t mp_stream_is_capturing(mp_context_t context,
-                                   mp_stream_t stream,
-                                   int32_t *capturing);
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
+mp_status_t mp_stream_get_info(mp_context_t context,
+                               mp_stream_t stream,
+                               int32_t *device,
+                               int32_t *capturing);
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
 /// function may block; other streams go on. It must not call functions of this library. In a stream that is being captured,
@@ -855,7 +850,7 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// `stream` is full (on CUDA about a thousand operations behind one that waits).
 ///
 /// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
-/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_wait` and `mp_test`,
+/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_request_synchronize` and `mp_request_test`,
 /// which belongs to the caller. The same plan may be executed any number of times, in several streams and threads at
 /// once; executions that share staging memory are put in order by the library, in the order of the calls. Executions in
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
@@ -865,7 +860,9 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
 /// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
 /// pools or mappings of two GPUs neither of which may enter both.
-mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request);
+mp_status_t mp_execute(mp_plan_t plan,
+                       mp_stream_t stream,
+                       mp_request_t *request);
 
 /// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets `*request`
 /// to NULL. Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
@@ -879,17 +876,17 @@ mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request
 /// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the operation, which has ended: the request is
 /// destroyed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
 /// an execution that was enqueued before its stream was told.
-mp_status_t mp_wait(mp_request_t *request,
-                    mp_message_info_t *info);
+mp_status_t mp_request_synchronize(mp_request_t *request,
+                                   mp_message_info_t *info);
 
 /// Asks whether the operation has ended, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
-/// and `*request` is set to NULL, and `*info` is filled as by `mp_wait`; otherwise it is left as it is. A NULL request is done.
+/// and `*request` is set to NULL, and `*info` is filled as by `mp_request_synchronize`; otherwise it is left as it is. A NULL request is done.
 /// Any thread.
 ///
-/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
-mp_status_t mp_test(mp_request_t *request,
-                    int32_t *done,
-                    mp_message_info_t *info);
+/// Errors: as `mp_request_synchronize`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
+mp_status_t mp_request_test(mp_request_t *request,
+                            int32_t *done,
+                            mp_message_info_t *info);
 
 /// Destroys the request and sets `*request` to NULL, without waiting: the execution goes on. A NULL request is allowed.
 /// Any thread.
@@ -983,7 +980,7 @@ mp_status_t mp_memory_export(mp_context_t context,
 
 /// Maps the memory that a handle of `mp_memory_export` describes. `*pointer` then serves as an end of transfers, as
 /// memory of the device `*device`, which is the number that the exporter's device has here; `*bytes` is the size of the
-/// range. `device` and `bytes` may be NULL. On the host backend the memory can be read and written directly.
+/// range. `device`, `in_kernels` and `bytes` may be NULL. On the host backend the memory can be read and written directly.
 ///
 /// A handle of this process gives the address that the memory has. An allocation is mapped once, however many handles
 /// of ranges in it are imported, and stays mapped until `mp_memory_close` was called as often as this. Waits for the
@@ -991,33 +988,24 @@ mp_status_t mp_memory_export(mp_context_t context,
 /// the memory after its owner has freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions
 /// excepted.
 ///
-/// On CUDA the address is good for plans and, of memory of `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is
-/// current in the calling thread; without one, of a GPU that the context uses.
+/// With `kernels` `MP_DEVICE_AUTO`, `*in_kernels` becomes NULL. On CUDA the address is then good for plans and, of memory of
+/// `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is current in the calling thread; without one, of a GPU that the
+/// context uses. Otherwise kernels of the device `kernels` read and write the memory at `*in_kernels`, whatever GPU is
+/// current, also where it is on a GPU that this process does not see: `*pointer` is then no end of transfers, but what
+/// `mp_memory_close` takes, and `*device` is `kernels`.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
-/// `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend,
-/// for memory of a GPU that this process does not see, and for what another library of this process has open by CUDA IPC
-/// (docs/guide/processes.md); `MP_ERROR_PEER_GONE` when the exporter has ended or has freed the memory;
+/// `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container,
+/// user or backend, for memory of a GPU that this process does not see, or that `kernels` does not reach, and for what another
+/// library of this process has open by CUDA IPC (docs/guide/processes.md); `MP_ERROR_PEER_GONE` when the exporter has ended or has freed the memory;
 /// `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
 mp_status_t mp_memory_import(mp_context_t context,
                              const mp_memory_handle_t *handle,
+                             int32_t kernels,
                              void **pointer,
                              int32_t *device,
+                             void **in_kernels,
                              uint64_t *bytes);
-
-/// Maps the memory that a handle of `mp_memory_export` describes for kernels of the device `device`, which read and write
-/// it at `*address`: as `mp_memory_import`, whatever GPU is current in the calling thread, and also where the memory is on
-/// a GPU that this process does not see. `*pointer` is what `mp_memory_close` takes; it is no end of transfers where the
-/// memory's GPU is out of sight. `bytes` may be NULL. Any thread, host functions excepted.
-///
-/// Errors: as `mp_memory_import`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED` where `device` has no access to the
-/// memory's GPU.
-mp_status_t mp_memory_import_for(mp_context_t context,
-                                 const mp_memory_handle_t *handle,
-                                 int32_t device,
-                                 void **pointer,
-                                 void **address,
-                                 uint64_t *bytes);
 
 /// Takes note of memory of another process that the caller has mapped by `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
 /// so that it may be an end of transfers: the driver calls it memory of the GPU through which it was opened, and `device`
@@ -1062,7 +1050,7 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
 /// other streams that comes after it. The next `mp_stream_synchronize` of a stream that waits in that allocation, or
 /// that has come after such a one by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE`, once, after its work has
-/// finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
+/// finished. `mp_request_synchronize`, `mp_request_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
 /// in one of these ways. Other streams are not concerned; streams that the caller joins by CUDA's own events are not
 /// known to come after. In which stream a graph is launched is not known either: of waits that were captured every
 /// stream is told. Later calls whose wait in that memory would fail are refused.
@@ -1072,7 +1060,10 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_PEER_GONE` for a
 /// counter that is not reached and whose memory was mapped by a process that has ended without closing it, and then
 /// nothing is enqueued; `MP_ERROR_INVALID_ARGUMENT` when `signals` is NULL and `count` is not 0.
-mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
+mp_status_t mp_stream_wait_signals(mp_context_t context,
+                                   mp_stream_t stream,
+                                   const mp_signal_t *signals,
+                                   size_t count);
 
 /// Says that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed: when a
 /// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
@@ -1100,17 +1091,6 @@ mp_status_t mp_stream_raise_signals(mp_context_t context,
                                     mp_stream_t stream,
                                     const mp_signal_t *signals,
                                     size_t count);
-
-/// Allocates `count` counters that stand at 0, one behind the other, in host memory that other processes can map and
-/// where signals may lie on every backend. `*counters` is memory as that of `mp_alloc` on `MP_DEVICE_HOST`: exported by
-/// `mp_memory_export`, freed by `mp_free`. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for a `count` that is 0 or more than 524287, and for
-/// `counters` NULL; `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_NOT_SUPPORTED` on CUDA where the system gives no memory that can
-/// be shared.
-mp_status_t mp_signal_alloc(mp_context_t context,
-                            uint64_t count,
-                            uint64_t **counters);
 
 /// Raises a counter to `value` now, by the calling thread: whoever sees the value sees what this thread has written and
 /// seen before. Work in streams is not waited for: `mp_stream_raise_signals` comes after it.

@@ -3,12 +3,16 @@
 #define MPGPU_MPI_HPP
 
 /// @file
-/// Memory between the MPI ranks of a node: a header over mpgpu.hpp and MPI, nothing else.
+/// The MPI ranks of a node, which share memory and plan together: a header over mpgpu.hpp and MPI, nothing else.
 ///
 /// @code
 /// mpgpu::context ctx;
-/// mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                        // the ranks of this node, and their GPUs
-/// mpgpu::buffer<double> ghost(ctx, mpgpu::device::gpu(mine), n);
+/// const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks of this node, and their GPUs
+/// const mpgpu::device gpu = node.devices().front();                  // one that this rank works for
+/// mpgpu::buffer<double> ghost(ctx, gpu, n);
+/// mpgpu::plan halo = node.plan_exchange(                             // what all ranks move in a step; collective
+///     {mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
+///
 /// auto ghosts = node.exchange(mpgpu::device_span<double>(ghost));    // everybody's, mapped here; collective
 /// for (int rank : neighbours) {
 ///     if (auto *there = ghosts.of(rank)) {
@@ -170,58 +174,56 @@ template <class T> class shared_memory {
     std::vector<peer> peers_;
 };
 
-/// The ranks of a communicator that share this rank's node. Made once, collectively; refers to what the context owns,
-/// which may be moved, and must outlive it.
-class node {
+/// The ranks of a communicator that share this rank's node: they map each other's memory (`exchange`), and plan
+/// together as those of an `mpgpu::node`. Made once, collectively; refers to what the context owns, which may be moved,
+/// and must outlive it. To be destroyed before `MPI_Finalize`, and after its plans.
+///
+/// Ranks are numbered as in the communicator that it was made from. In plans and messages, which are of this node
+/// alone, `rank_on_node` says which rank that is: the same where all are on one node.
+class node : public mpgpu::node {
   public:
     /// No rank: collective calls throw `argument_error`.
     node() noexcept = default;
 
     /// Splits `all` by node. Collective over `all`, which stays the caller's and is duplicated, so that messages of
-    /// this object meet none of the caller's. Throws `driver_error` for an error of MPI.
-    node(const context &ctx, MPI_Comm all) : context_(ctx.get()), devices_(ctx.devices()) {
-        detail::check(MPI_Comm_dup(all, all_.address()), "MPI_Comm_dup");
-        detail::check(
-            MPI_Comm_split_type(all_.get(), MPI_COMM_TYPE_SHARED, all_.rank(), MPI_INFO_NULL, local_.address()),
-            "MPI_Comm_split_type");
-        number();
-    }
+    /// this object meet none of the caller's. `gpus` as for `mpgpu::node`. Throws as that does, and `driver_error` for
+    /// an error of MPI.
+    node(const context &ctx, MPI_Comm all, array_view<const device> gpus = {})
+        : node(ctx, communicators(all, MPI_COMM_NULL), gpus) {}
 
     /// As above, for a code that has the communicator of its node's ranks already, `local`, or one of fewer ranks of
-    /// this node: only these share memory. Both stay the caller's.
-    node(const context &ctx, MPI_Comm all, MPI_Comm local) : context_(ctx.get()), devices_(ctx.devices()) {
-        detail::check(MPI_Comm_dup(all, all_.address()), "MPI_Comm_dup");
-        detail::check(MPI_Comm_dup(local, local_.address()), "MPI_Comm_dup");
-        number();
-    }
+    /// this node: only these share memory and plan together. Both stay the caller's. `MPI_COMM_NULL`: as above.
+    node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const device> gpus = {})
+        : node(ctx, communicators(all, local), gpus) {}
 
-    /// Whether it has ranks.
-    explicit operator bool() const noexcept { return !on_node_.empty(); }
     /// Ranks of the communicator, on all nodes.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(index_.size()); }
     /// The communicator of the ranks of this node; it belongs to this object.
-    [[nodiscard]] MPI_Comm communicator() const noexcept { return local_.get(); }
+    [[nodiscard]] MPI_Comm communicator() const noexcept { return of_.local ? of_.local->get() : MPI_COMM_NULL; }
     /// A duplicate of the communicator that this object was made from: all ranks, of all nodes. It belongs to this
     /// object.
-    [[nodiscard]] MPI_Comm everyone() const noexcept { return all_.get(); }
+    [[nodiscard]] MPI_Comm everyone() const noexcept { return of_.all.get(); }
     /// The ranks of this node, this one included, as the communicator `all` numbers them, ascending.
     [[nodiscard]] const std::vector<int> &ranks() const noexcept { return on_node_; }
-    /// Whether a rank of the communicator `all` is on this node. For the others the code goes on using MPI.
-    [[nodiscard]] bool contains(int rank) const noexcept {
-        return rank >= 0 && rank < size() && index_[static_cast<std::size_t>(rank)] >= 0;
+    /// Which rank of this node a rank of the communicator `all` is, as plans and messages number them; -1 for one of
+    /// another node, with which half-transfers move nothing.
+    [[nodiscard]] int rank_on_node(int rank) const noexcept {
+        return rank >= 0 && rank < size() ? index_[static_cast<std::size_t>(rank)] : -1;
     }
+    /// Whether a rank of the communicator `all` is on this node. For the others the code goes on using MPI.
+    [[nodiscard]] bool contains(int rank) const noexcept { return rank_on_node(rank) >= 0; }
 
     /// The device that each rank of this node names, in the order of `ranks()`, as this process numbers devices: by
     /// UUID, whatever `CUDA_VISIBLE_DEVICES` each rank has. A rank whose GPU this process does not see has none.
     /// Collective over the ranks of this node. Throws `argument_error` on the rank that names a device that it does
     /// not have, after the others have gone on; they find it without one.
-    [[nodiscard]] std::vector<std::optional<device>> devices(device mine) const {
+    [[nodiscard]] std::vector<std::optional<device>> device_of_each(device mine) const {
         check_made();
         device_uuid uuid{};
         const mp_status_t outcome = mp_device_uuid(context_, mine.id(), uuid.data());
         std::vector<device_uuid> all(on_node_.size());
         detail::check(MPI_Allgather(uuid.data(), static_cast<int>(uuid.size()), MPI_BYTE, all.data(),
-                                    static_cast<int>(uuid.size()), MPI_BYTE, local_.get()),
+                                    static_cast<int>(uuid.size()), MPI_BYTE, communicator()),
                       "MPI_Allgather");
         on_error().report(outcome);
         std::vector<std::optional<device>> found(all.size());
@@ -249,10 +251,10 @@ class node {
     /// included.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
-                                            std::optional<device> kernels = std::nullopt) const {
+                                            device kernels = device::automatic()) const {
         check_made();
         int most = static_cast<int>(mine.size());
-        detail::check(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, local_.get()), "MPI_Allreduce");
+        detail::check(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, communicator()), "MPI_Allreduce");
         const auto ranges = static_cast<std::size_t>(most);
         std::vector<detail::offer> own(ranges, detail::offer{{}, MP_SUCCESS, 1});
         std::vector<std::string> failures(mine.size());
@@ -265,7 +267,7 @@ class node {
         }
         std::vector<detail::offer> offers(on_node_.size() * ranges);
         const int bytes = static_cast<int>(ranges * sizeof(detail::offer));
-        detail::check(MPI_Allgather(own.data(), bytes, MPI_BYTE, offers.data(), bytes, MPI_BYTE, local_.get()),
+        detail::check(MPI_Allgather(own.data(), bytes, MPI_BYTE, offers.data(), bytes, MPI_BYTE, communicator()),
                       "MPI_Allgather");
 
         shared_memory<T> shared;
@@ -278,7 +280,7 @@ class node {
                 continue;
             }
             const auto place = static_cast<std::size_t>(index_[rank]);
-            const bool ours = index_[rank] == local_.rank();
+            const bool ours = index_[rank] == mpgpu::node::rank();
             peer.ranges.resize(ranges);
             for (std::size_t i = 0; i < ranges; ++i) {
                 const detail::offer &offer = offers[place * ranges + i];
@@ -295,8 +297,7 @@ class node {
                     continue;
                 }
                 std::error_code ec;
-                mapped.memory = kernels ? imported_memory<T>(context_, offer.handle, *kernels, ec)
-                                        : imported_memory<T>(context_, offer.handle, ec);
+                mapped.memory = imported_memory<T>(context_, offer.handle, kernels, ec);
                 if (ec) {
                     mapped.status = static_cast<mpgpu::status>(ec.value());
                     mapped.why = last_error().message;
@@ -305,7 +306,7 @@ class node {
         }
         // A rank that frees its memory after this has been mapped by all who could; one that does so before would be
         // reported as gone by some and not by others.
-        detail::check(MPI_Barrier(local_.get()), "MPI_Barrier");
+        detail::check(MPI_Barrier(communicator()), "MPI_Barrier");
         return shared;
     }
     /// All elements of a buffer; none where it is empty.
@@ -314,6 +315,44 @@ class node {
     }
 
   private:
+    /// This object's own.
+    struct communicators {
+        detail::communicator all;
+        std::shared_ptr<detail::communicator> local; ///< of this node; the allgather has it too
+
+        /// Split by node where `local` is `MPI_COMM_NULL`.
+        communicators(MPI_Comm of_all, MPI_Comm of_local) : local(std::make_shared<detail::communicator>()) {
+            detail::check(MPI_Comm_dup(of_all, all.address()), "MPI_Comm_dup");
+            if (of_local != MPI_COMM_NULL) {
+                detail::check(MPI_Comm_dup(of_local, local->address()), "MPI_Comm_dup");
+            } else {
+                detail::check(
+                    MPI_Comm_split_type(all.get(), MPI_COMM_TYPE_SHARED, all.rank(), MPI_INFO_NULL, local->address()),
+                    "MPI_Comm_split_type");
+            }
+        }
+        communicators() noexcept = default;
+
+        [[nodiscard]] allgather gather() const {
+            return [own = local](const void *send, void *receive, std::size_t bytes) {
+                const int count = static_cast<int>(bytes); // the library sends a few MiB at a time
+                return MPI_Allgather(send, count, MPI_BYTE, receive, count, MPI_BYTE, own->get());
+            };
+        }
+    };
+
+    node(const context &ctx, communicators of, array_view<const device> gpus)
+        : mpgpu::node(ctx, static_cast<std::uint32_t>(of.local->rank()), static_cast<std::uint32_t>(of.local->size()),
+                      of.gather(), gpus),
+          context_(ctx.get()), devices_(ctx.devices()), of_(std::move(of)),
+          on_node_(static_cast<std::size_t>(of_.local->size())), index_(static_cast<std::size_t>(of_.all.size()), -1) {
+        const int rank = of_.all.rank();
+        detail::check(MPI_Allgather(&rank, 1, MPI_INT, on_node_.data(), 1, MPI_INT, communicator()), "MPI_Allgather");
+        for (std::size_t i = 0; i < on_node_.size(); ++i) {
+            index_[static_cast<std::size_t>(on_node_[i])] = static_cast<int>(i);
+        }
+    }
+
     /// MPI would end the program.
     void check_made() const {
         if (!*this) {
@@ -321,36 +360,12 @@ class node {
         }
     }
 
-    void number() {
-        const int rank = all_.rank();
-        on_node_.assign(static_cast<std::size_t>(local_.size()), 0);
-        detail::check(MPI_Allgather(&rank, 1, MPI_INT, on_node_.data(), 1, MPI_INT, local_.get()), "MPI_Allgather");
-        index_.assign(static_cast<std::size_t>(all_.size()), -1);
-        for (std::size_t i = 0; i < on_node_.size(); ++i) {
-            index_[static_cast<std::size_t>(on_node_[i])] = static_cast<int>(i);
-        }
-    }
-
     mp_context_t context_ = nullptr;
     device_count devices_;
-    detail::communicator all_;
-    detail::communicator local_;
+    communicators of_;
     std::vector<int> on_node_; ///< rank in `all` of each rank of this node
     std::vector<int> index_;   ///< place in `on_node_` of each rank of `all`; -1 on another node
 };
-
-/// The ranks of a communicator as ranks that plan together: all must be on one node, as those of `node::communicator()`
-/// are. `comm` stays the caller's and is duplicated. `gpus` as for `mpgpu::node`. Collective. Throws as `mpgpu::node`
-/// does, and `driver_error` for an error of MPI. To be destroyed before `MPI_Finalize`, and after its plans.
-[[nodiscard]] inline mpgpu::node make_node(const context &ctx, MPI_Comm comm, array_view<const device> gpus = {}) {
-    const auto own = std::make_shared<detail::communicator>();
-    detail::check(MPI_Comm_dup(comm, own->address()), "MPI_Comm_dup");
-    const auto gather = [own](const void *send, void *receive, std::size_t bytes) {
-        const int count = static_cast<int>(bytes); // the library sends a few MiB at a time
-        return MPI_Allgather(send, count, MPI_BYTE, receive, count, MPI_BYTE, own->get());
-    };
-    return {ctx, static_cast<std::uint32_t>(own->rank()), static_cast<std::uint32_t>(own->size()), gather, gpus};
-}
 
 } // namespace mpgpu::mpi
 

@@ -3,11 +3,11 @@
 #define MPGPU_NODE_HPP
 
 /// @file
-/// Ranks of a node that plan together, each in a process of its own: `node`. mpgpu/mpi.hpp makes one from a
-/// communicator.
+/// Ranks of a node that plan together, each in a process of its own: `node`. `mpi::node` of mpgpu/mpi.hpp is one that
+/// is made from a communicator.
 ///
 /// @code
-/// mpgpu::node node = mpgpu::mpi::make_node(ctx, comm);               // collective
+/// mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective
 /// mpgpu::plan halo = node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
 /// halo.enqueue(stream);                                              // every time step, each rank its part
 /// @endcode
@@ -32,9 +32,13 @@ namespace mpgpu {
 /// Memory of a rank that transfers of a node's plan may name. The C struct.
 using window = mp_window_t;
 
-/// A copy between windows of two ranks, or of one: destination, source (each rank, window, offset in bytes), bytes. The
-/// C struct.
+/// A copy between windows of two ranks, or of one: destination, source (each a `node_end`), bytes. The C struct.
 using node_transfer = mp_node_transfer_t;
+
+/// An end of a `node_transfer`: the byte `offset` of window `index` of those that a rank hands in.
+[[nodiscard]] constexpr mp_node_end_t node_end(int rank, std::uint32_t index, std::uint64_t offset = 0) noexcept {
+    return {static_cast<std::uint32_t>(rank), index, offset};
+}
 
 /// What a rank sends to another, or receives from it, without knowing where the other keeps it: `send_to` and
 /// `receive_from` make it.

@@ -17,16 +17,10 @@ class signal_counters : public buffer<std::uint64_t> {
   public:
     /// Owns nothing.
     signal_counters() noexcept = default;
-    /// Allocates `size` counters, at most 524287; none at all when `size` is 0. Throws `argument_error`,
-    /// `out_of_memory`, `not_supported`, `driver_error`.
-    signal_counters(const context &ctx, std::size_t size, on_error failed = {}) {
-        std::uint64_t *first = nullptr;
-        const mp_status_t outcome = size == 0 ? MP_SUCCESS : mp_signal_alloc(ctx.get(), size, &first);
-        if (outcome == MP_SUCCESS) {
-            own(first, {ctx.get(), size, MP_DEVICE_HOST, false, nullptr});
-        }
-        failed.report(outcome);
-    }
+    /// Allocates `size` counters; none at all when `size` is 0. Throws `argument_error`, `out_of_memory`,
+    /// `not_supported`, `driver_error`.
+    signal_counters(const context &ctx, std::size_t size, on_error failed = {})
+        : buffer(buffer::shared(ctx, device::host(), size, failed)) {}
 };
 
 } // namespace mpgpu

@@ -94,10 +94,9 @@ class Context(_library.Owner):
         self._streams: dict[int, Any] = {}
         self._lock = threading.Lock()
         backend_now = ffi.new("mp_backend_t *")
-        check(lib.mp_context_backend(self._handle, backend_now))
-        self._backend = "cuda" if backend_now[0] == lib.MP_BACKEND_CUDA else "host"
         counts = ffi.new("int32_t[2]")
-        check(lib.mp_context_device_count(self._handle, counts, counts + 1))
+        check(lib.mp_context_get_info(self._handle, backend_now, counts, counts + 1))
+        self._backend = "cuda" if backend_now[0] == lib.MP_BACKEND_CUDA else "host"
         self._device_count: tuple[int, int] = (counts[0], counts[1])
 
     def __del__(self, destroy: Any = lib.mp_context_destroy) -> None:

@@ -36,7 +36,7 @@ _new = ffi.new
 _cast = ffi.cast
 _send = lib.mp_send
 _receive = lib.mp_receive
-_test = lib.mp_test
+_test = lib.mp_request_test
 _new_lock = threading.Lock
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
@@ -69,7 +69,7 @@ class MessageInfo(NamedTuple):
 
 
 class Message(Request):
-    """A send or a receive that is under way: ``await`` it, or :meth:`wait`. Made by channels and messengers.
+    """A send or a receive that is under way: ``await`` it, or :meth:`synchronize`. Made by channels and messengers.
 
     Awaiting looks for the message for some microseconds and then leaves the event loop to others; many may be awaited at once. A task that
     is cancelled while it awaits cancels the message, or waits for its bytes where it has matched already: the memory is then the caller's
@@ -89,7 +89,7 @@ class Message(Request):
         self._info: Any = None
         self._metadata: Any = _new(_METADATA) if has_metadata else None
 
-    def wait(self) -> MessageInfo | None:  # type: ignore[override]
+    def synchronize(self) -> MessageInfo | None:  # type: ignore[override]
         """Block until the message has arrived, or its memory may be used again. Lets other Python threads run.
 
         Returns:
@@ -100,14 +100,14 @@ class Message(Request):
             rank has ended or left. Cancelled: this end was cancelled, or its messenger destroyed. What a signal handler raises, in the
             main thread: the message goes on, and may be waited for again.
         """
-        super().wait()
+        super().synchronize()
         return self.info
 
     def __await__(self) -> Generator[Any, None, MessageInfo | None]:
         if not self._has_ended():
             yield from awaited(self)
         # It has ended, though another thread may be about to learn of it.
-        Request.wait(self)
+        Request.synchronize(self)
         return self.info
 
     @property
@@ -129,11 +129,11 @@ class Message(Request):
         self._check_unless_ended(lib.mp_request_cancel(self._request[0], cancelled))
         return bool(cancelled[0])
 
-    def stream_wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Any = None) -> None:
         """Have later work of a stream come after the message: it sees what was received, and may overwrite what was sent.
 
-        The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and :meth:`wait`
-        raises.
+        The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and
+        :meth:`synchronize` raises.
         """
         held = self._held
         if held is not None:
@@ -162,7 +162,7 @@ class Message(Request):
         return not status
 
     def _wait_now(self) -> int:
-        status: int = lib.mp_wait(self._request, self._info_asked())
+        status: int = lib.mp_request_synchronize(self._request, self._info_asked())
         return status
 
     def _question(self, done: Any) -> tuple[Any, ...]:
@@ -202,7 +202,7 @@ class Receive(Message):
 
     if TYPE_CHECKING:
 
-        def wait(self) -> MessageInfo: ...  # type: ignore[override]
+        def synchronize(self) -> MessageInfo: ...  # type: ignore[override]
 
         def __await__(self) -> Generator[Any, None, MessageInfo]: ...
 
@@ -390,7 +390,7 @@ class Channel(_library.Owner):
 
         channel = mpgpu.Channel(node, rank)
         await channel.send(x)
-        await channel.receive(y)                  # or .wait() in place of await
+        await channel.receive(y)                  # or .synchronize() in place of await
 
     The first channel that two ranks make to each other is one channel, and so are the second of each, and so on. A channel to the own rank
     receives what it has sent.
@@ -416,14 +416,14 @@ class Channel(_library.Owner):
         self._tag = _CHANNEL | number
 
     def send(self, x: Any, stream: Any = None) -> Message:
-        """Send all bytes of ``x``: ``await`` the result, or ``.wait()``, before ``x`` is written again. Starts at once.
+        """Send all bytes of ``x``: ``await`` the result, or ``.synchronize()``, before ``x`` is written again. Starts at once.
 
         Arguments and errors are those of :meth:`Messenger.send`.
         """
         return self._messenger._send(x, self.rank, self._tag, stream, b"")
 
     def receive(self, x: Any, stream: Any = None) -> Receive:
-        """Receive the next message into ``x``: ``await`` the result, or ``.wait()``, before ``x`` is read. Starts at once.
+        """Receive the next message into ``x``: ``await`` the result, or ``.synchronize()``, before ``x`` is read. Starts at once.
 
         Arguments and errors are those of :meth:`Messenger.receive`.
         """

@@ -23,8 +23,8 @@ from .errors import ArgumentError, Error
 _new = ffi.new
 _cast = ffi.cast
 _execute = lib.mp_execute
-_wait = lib.mp_wait
-_test = lib.mp_test
+_wait = lib.mp_request_synchronize
+_test = lib.mp_request_test
 # Types that are looked up once: a name is parsed at every call.
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
@@ -92,7 +92,7 @@ class Request(_library.Owner):
         self._error: Error | None = None
         self._lock = threading.Lock()
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Block until the execution has finished. Raises what it met, each time. Lets other Python threads run.
 
         In the main thread a signal handler that raises, as that of Ctrl-C does, ends the wait and not the execution.
@@ -513,5 +513,5 @@ def copy_planned(plan: Plan, stream: Any) -> Request:
     """Executes a plan that is for one use, and waits where no stream tells the caller when the bytes are there."""
     request = plan.execute(stream)
     if stream is None and not (plan._is_on_gpus and plan._currents and plan._currents[-1].is_known):
-        request.wait()
+        request.synchronize()
     return request

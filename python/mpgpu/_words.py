@@ -21,7 +21,6 @@ IN_PYTHON = {
     "mp_node_plan": "Node.plan()",
     "mp_node_tune_partitions": "tuning partitions (in C and C++)",
     "mp_plan_arm": "arming the plan (in C and C++)",
-    "mp_signal_alloc": "counters of signals (in C and C++)",
     "MP_AGENT_AUTO": "any agent",
     "MP_AGENT_COPY_ENGINE": "copy engines",
     "MP_ANY_RANK": "mpgpu.ANY",

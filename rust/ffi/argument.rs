@@ -37,6 +37,11 @@ impl<T> Out<T> {
         check_pointer(pointer, name).map(|()| Out(pointer))
     }
 
+    /// The same; NULL where the caller does not want it.
+    pub fn if_wanted(pointer: *mut T, name: Name) -> Result<Self, Failure> {
+        if pointer.is_null() { Ok(Out(pointer)) } else { Out::new(pointer, name) }
+    }
+
     pub fn read(&self) -> T
     where
         T: Copy,
@@ -46,8 +51,10 @@ impl<T> Out<T> {
     }
 
     pub fn write(self, value: T) {
-        // SAFETY: not null and aligned, and the header demands that it be writable.
-        unsafe { self.0.write(value) }
+        if !self.0.is_null() {
+            // SAFETY: not null and aligned, and the header demands that it be writable.
+            unsafe { self.0.write(value) }
+        }
     }
 }
 

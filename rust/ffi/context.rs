@@ -116,30 +116,26 @@ pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
     })
 }
 
-/// Tells how many devices the context has: GPUs 0 to `*gpus - 1`, host domains `MP_DEVICE_HOST_NUMA(0)` to
-/// `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Any thread.
+/// Tells on which backend the context runs, `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`, and how many devices it has: GPUs 0 to
+/// `*gpus - 1`, host domains `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Each may be NULL. Any
+/// thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_context_device_count(context: mp_context_t, gpus: *mut i32, host_domains: *mut i32) -> mp_status_t {
+pub unsafe extern "C" fn mp_context_get_info(
+    context: mp_context_t,
+    backend: *mut mp_backend_t,
+    gpus: *mut i32,
+    host_domains: *mut i32,
+) -> mp_status_t {
     guard(|| {
-        let (gpus, host_domains) = (Out::new(gpus, c"gpus")?, Out::new(host_domains, c"host_domains")?);
+        let (gpus, host_domains) = (Out::if_wanted(gpus, c"gpus")?, Out::if_wanted(host_domains, c"host_domains")?);
+        let backend = Out::if_wanted(backend, c"backend")?;
         let context = find(context)?;
+        let is_cuda = context.backend().name() == "cuda";
+        backend.write(if is_cuda { mp_backend_t::MP_BACKEND_CUDA } else { mp_backend_t::MP_BACKEND_HOST });
         gpus.write(i32::try_from(context.machine().gpu_count()).unwrap_or(i32::MAX));
         host_domains.write(i32::try_from(context.machine().host_count()).unwrap_or(i32::MAX));
-        Ok(())
-    })
-}
-
-/// Tells which backend the context runs on: `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`, never `MP_BACKEND_AUTO`. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `backend` is NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_context_backend(context: mp_context_t, backend: *mut mp_backend_t) -> mp_status_t {
-    guard(|| {
-        let out = Out::new(backend, c"backend")?;
-        let is_cuda = find(context)?.backend().name() == "cuda";
-        out.write(if is_cuda { mp_backend_t::MP_BACKEND_CUDA } else { mp_backend_t::MP_BACKEND_HOST });
         Ok(())
     })
 }

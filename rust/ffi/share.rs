@@ -6,7 +6,6 @@ use super::guard::{Failure, guard};
 use super::types::*;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::backend::{Signal, StreamHandle};
-use mpgpu_runtime::context::MOST_SIGNALS;
 use mpgpu_runtime::ipc::{Handle, handle};
 use smallvec::SmallVec;
 use std::ffi::c_void;
@@ -50,7 +49,7 @@ pub unsafe extern "C" fn mp_memory_export(
 
 /// Maps the memory that a handle of `mp_memory_export` describes. `*pointer` then serves as an end of transfers, as
 /// memory of the device `*device`, which is the number that the exporter's device has here; `*bytes` is the size of the
-/// range. `device` and `bytes` may be NULL. On the host backend the memory can be read and written directly.
+/// range. `device`, `in_kernels` and `bytes` may be NULL. On the host backend the memory can be read and written directly.
 ///
 /// A handle of this process gives the address that the memory has. An allocation is mapped once, however many handles
 /// of ranges in it are imported, and stays mapped until `mp_memory_close` was called as often as this. Waits for the
@@ -58,68 +57,42 @@ pub unsafe extern "C" fn mp_memory_export(
 /// the memory after its owner has freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions
 /// excepted.
 ///
-/// On CUDA the address is good for plans and, of memory of `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is
-/// current in the calling thread; without one, of a GPU that the context uses.
+/// With `kernels` `MP_DEVICE_AUTO`, `*in_kernels` becomes NULL. On CUDA the address is then good for plans and, of memory of
+/// `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is current in the calling thread; without one, of a GPU that the
+/// context uses. Otherwise kernels of the device `kernels` read and write the memory at `*in_kernels`, whatever GPU is
+/// current, also where it is on a GPU that this process does not see: `*pointer` is then no end of transfers, but what
+/// `mp_memory_close` takes, and `*device` is `kernels`.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
-/// `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend,
-/// for memory of a GPU that this process does not see, and for what another library of this process has open by CUDA IPC
-/// (docs/guide/processes.md); `MP_ERROR_PEER_GONE` when the exporter has ended or has freed the memory;
+/// `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container,
+/// user or backend, for memory of a GPU that this process does not see, or that `kernels` does not reach, and for what another
+/// library of this process has open by CUDA IPC (docs/guide/processes.md); `MP_ERROR_PEER_GONE` when the exporter has ended or has freed the memory;
 /// `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_import(
     context: mp_context_t,
     handle: *const mp_memory_handle_t,
+    kernels: i32,
     pointer: *mut *mut c_void,
     device: *mut i32,
+    in_kernels: *mut *mut c_void,
     bytes: *mut u64,
 ) -> mp_status_t {
     guard(|| {
         let out = Out::new(pointer, c"pointer")?;
-        let device = if device.is_null() { None } else { Some(Out::new(device, c"device")?) };
-        let bytes = if bytes.is_null() { None } else { Some(Out::new(bytes, c"bytes")?) };
+        let (device, bytes) = (Out::if_wanted(device, c"device")?, Out::if_wanted(bytes, c"bytes")?);
+        let in_kernels = Out::if_wanted(in_kernels, c"in_kernels")?;
         let context = find(context)?;
         let handle = handle_of(handle)?;
-        let (address, on) = context.import_memory(&handle).map_err(Failure::blame(c"handle"))?;
-        if let Some(device) = device {
-            device.write(on.0);
-        }
-        if let Some(out) = bytes {
-            out.write(handle.bytes);
-        }
+        let kernels = (kernels != MP_DEVICE_AUTO).then_some(DeviceId(kernels));
+        let (address, on, seen) = context.import_memory_for(&handle, kernels).map_err(|error| {
+            let failure = Failure::blame(c"handle")(error);
+            Failure { argument: failure.argument.map(|own| if own == c"device" { c"kernels" } else { own }), ..failure }
+        })?;
+        device.write(on.0);
+        bytes.write(handle.bytes);
+        in_kernels.write(std::ptr::with_exposed_provenance_mut(seen as usize));
         out.write(std::ptr::with_exposed_provenance_mut(address as usize));
-        Ok(())
-    })
-}
-
-/// Maps the memory that a handle of `mp_memory_export` describes for kernels of the device `device`, which read and write
-/// it at `*address`: as `mp_memory_import`, whatever GPU is current in the calling thread, and also where the memory is on
-/// a GPU that this process does not see. `*pointer` is what `mp_memory_close` takes; it is no end of transfers where the
-/// memory's GPU is out of sight. `bytes` may be NULL. Any thread, host functions excepted.
-///
-/// Errors: as `mp_memory_import`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED` where `device` has no access to the
-/// memory's GPU.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_memory_import_for(
-    context: mp_context_t,
-    handle: *const mp_memory_handle_t,
-    device: i32,
-    pointer: *mut *mut c_void,
-    address: *mut *mut c_void,
-    bytes: *mut u64,
-) -> mp_status_t {
-    guard(|| {
-        let pointer = Out::new(pointer, c"pointer")?;
-        let address = Out::new(address, c"address")?;
-        let bytes = if bytes.is_null() { None } else { Some(Out::new(bytes, c"bytes")?) };
-        let context = find(context)?;
-        let handle = handle_of(handle)?;
-        let (mapped, seen) = context.import_memory_for(&handle, DeviceId(device)).map_err(Failure::blame(c"handle"))?;
-        if let Some(out) = bytes {
-            out.write(handle.bytes);
-        }
-        address.write(std::ptr::with_exposed_provenance_mut(seen as usize));
-        pointer.write(std::ptr::with_exposed_provenance_mut(mapped as usize));
         Ok(())
     })
 }
@@ -212,7 +185,7 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 /// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
 /// other streams that comes after it. The next `mp_stream_synchronize` of a stream that waits in that allocation, or
 /// that has come after such a one by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE`, once, after its work has
-/// finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
+/// finished. `mp_request_synchronize`, `mp_request_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
 /// in one of these ways. Other streams are not concerned; streams that the caller joins by CUDA's own events are not
 /// known to come after. In which stream a graph is launched is not known either: of waits that were captured every
 /// stream is told. Later calls whose wait in that memory would fail are refused.
@@ -271,27 +244,6 @@ pub unsafe extern "C" fn mp_stream_raise_signals(
     guard(|| {
         let signals = signals_of(signals, count)?;
         Ok(find(context)?.stream_raise_signals(StreamHandle(stream.addr()), &signals)?)
-    })
-}
-
-/// Allocates `count` counters that stand at 0, one behind the other, in host memory that other processes can map and
-/// where signals may lie on every backend. `*counters` is memory as that of `mp_alloc` on `MP_DEVICE_HOST`: exported by
-/// `mp_memory_export`, freed by `mp_free`. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for a `count` that is 0 or more than 524287, and for
-/// `counters` NULL; `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_NOT_SUPPORTED` on CUDA where the system gives no memory that can
-/// be shared.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_signal_alloc(context: mp_context_t, count: u64, counters: *mut *mut u64) -> mp_status_t {
-    guard(|| {
-        let out = Out::new(counters, c"counters")?;
-        let context = find(context)?;
-        if count == 0 || count > MOST_SIGNALS {
-            let message = format!("count={count}: must be from 1 to {MOST_SIGNALS}");
-            return Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"count", message));
-        }
-        out.write(std::ptr::with_exposed_provenance_mut(context.allocate_signals(count)? as usize));
-        Ok(())
     })
 }
 

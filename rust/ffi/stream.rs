@@ -51,28 +51,27 @@ pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream
     guard(|| Ok(find(context)?.synchronize_stream(stream_of(stream))?))
 }
 
-/// Writes the device of `stream`: only kernels of that device can be launched in it. `MP_DEVICE_HOST` for the default
-/// streams of CUDA, which are of whatever GPU is current when they are used. Any thread.
+/// Writes the device of `stream` to `*device`: only kernels of that device can be launched in it. `MP_DEVICE_HOST` for the
+/// default streams of CUDA, which are of whatever GPU is current when they are used. `*capturing` becomes 1 where the stream is
+/// being captured into a graph, so that work that is enqueued in it runs at every launch of the graph; else, and always on the
+/// host backend, 0. Either may be NULL. Any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `device` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_stream_device(context: mp_context_t, stream: mp_stream_t, device: *mut i32) -> mp_status_t {
+pub unsafe extern "C" fn mp_stream_get_info(
+    context: mp_context_t,
+    stream: mp_stream_t,
+    device: *mut i32,
+    capturing: *mut i32,
+) -> mp_status_t {
     guard(|| {
-        let out = Out::new(device, c"device")?;
-        out.write(find(context)?.stream_device(stream_of(stream))?.0);
-        Ok(())
-    })
-}
-
-/// Tells whether `stream` is being captured into a graph: `*capturing` is 1 or 0. Work that is enqueued in it then runs at
-/// every launch of the graph. Always 0 on the host backend. Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `capturing` is NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_stream_is_capturing(context: mp_context_t, stream: mp_stream_t, capturing: *mut i32) -> mp_status_t {
-    guard(|| {
-        let out = Out::new(capturing, c"capturing")?;
-        out.write(i32::from(find(context)?.is_capturing(stream_of(stream))?));
+        let (of, is_captured) = (Out::if_wanted(device, c"device")?, Out::if_wanted(capturing, c"capturing")?);
+        let (context, stream) = (find(context)?, stream_of(stream));
+        // Each may be a call of the driver.
+        let on = if device.is_null() { 0 } else { context.stream_device(stream)?.0 };
+        let captures = if capturing.is_null() { false } else { context.is_capturing(stream)? };
+        of.write(on);
+        is_captured.write(i32::from(captures));
         Ok(())
     })
 }

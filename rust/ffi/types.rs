@@ -485,11 +485,11 @@ pub struct mp_memory_handle_t {
 }
 
 /// A signal: a counter of 64 bits in memory of a context, or in imported memory, and a value that it is raised to or
-/// waited for. On CUDA that memory is host memory of `mp_signal_alloc` or `mp_alloc_shared`.
+/// waited for. On CUDA that memory is host memory of `mp_alloc_shared`.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_signal_t {
-    /// Aligned to 8 bytes. Set it to a first value before others know of it; one of `mp_signal_alloc` stands at 0.
+    /// Aligned to 8 bytes. It stands at 0 where it is new; set it to another first value before others know of it.
     pub counter: *mut u64,
     /// Reached when the counter is at least this. Counted cyclically, so that a counter may run over.
     pub value: u64,

@@ -49,10 +49,9 @@ bool on_all(bool here) {
 /// What a rank has for all rounds.
 struct machine {
     const mpgpu::context ctx;
-    mpgpu::mpi::node node{ctx, MPI_COMM_WORLD};
     mpgpu::device where = halo_test::device_of(ctx, world_rank);
-    mpgpu::node planner = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, std::vector<mpgpu::device>{where});
-    mpgpu::messenger messages{planner};
+    mpgpu::mpi::node node{ctx, MPI_COMM_WORLD, std::vector<mpgpu::device>{where}};
+    mpgpu::messenger messages{node};
     mpgpu::stream stream{ctx, where};
     int right = (world_rank + 1) % world_size;
     int left = (world_rank + world_size - 1) % world_size;
@@ -94,10 +93,9 @@ class ring {
         begin();
         bool taken = true;
         try {
-            const auto rank = static_cast<std::uint32_t>(world_rank);
             const std::vector<mpgpu::window> windows = {mpgpu::make_window(out_), mpgpu::make_window(in_)};
-            const mpgpu::node_transfer mine{{static_cast<std::uint32_t>(on_.right), 1, 0}, {rank, 0, 0}, bytes_};
-            const mpgpu::plan plan = on_.planner.plan(windows, {mine});
+            const mpgpu::node_transfer mine{mpgpu::node_end(on_.right, 1), mpgpu::node_end(world_rank, 0), bytes_};
+            const mpgpu::plan plan = on_.node.plan(windows, {mine});
             plan.enqueue(on_.stream);
             on_.stream.synchronize();
             MPI_Barrier(MPI_COMM_WORLD);

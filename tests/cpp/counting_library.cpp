@@ -69,6 +69,13 @@ library &state() {
     return instance;
 }
 
+/// Of what a caller may not want to know.
+template <class T, class Value> void tell(T *out, Value value) {
+    if (out != nullptr) {
+        *out = value;
+    }
+}
+
 mp_status_t report(mp_status_t status, const char *argument, const char *message) {
     library &lib = state();
     lib.argument = argument;
@@ -274,14 +281,10 @@ mp_status_t mp_context_destroy(mp_context_t context) {
     return take_back(kind::context, nullptr, context);
 }
 
-mp_status_t mp_context_backend(mp_context_t context, mp_backend_t *backend) {
-    *backend = MP_BACKEND_HOST;
-    return enter(kind::context, context);
-}
-
-mp_status_t mp_context_device_count(mp_context_t context, int32_t *gpus, int32_t *host_domains) {
-    *gpus = 4;
-    *host_domains = 1;
+mp_status_t mp_context_get_info(mp_context_t context, mp_backend_t *backend, int32_t *gpus, int32_t *host_domains) {
+    tell(backend, MP_BACKEND_HOST);
+    tell(gpus, 4);
+    tell(host_domains, 1);
     return enter(kind::context, context);
 }
 
@@ -385,7 +388,7 @@ mp_status_t mp_execute(mp_plan_t plan, mp_stream_t /*stream*/, mp_request_t *req
     return MP_SUCCESS;
 }
 
-mp_status_t mp_wait(mp_request_t *request, mp_message_info_t * /*info*/) {
+mp_status_t mp_request_synchronize(mp_request_t *request, mp_message_info_t * /*info*/) {
     mp_status_t status = MP_SUCCESS;
     if (told_to_fail(status)) {
         return status;
@@ -398,9 +401,9 @@ mp_status_t mp_wait(mp_request_t *request, mp_message_info_t * /*info*/) {
     return status;
 }
 
-mp_status_t mp_test(mp_request_t *request, int32_t *done, mp_message_info_t *info) {
+mp_status_t mp_request_test(mp_request_t *request, int32_t *done, mp_message_info_t *info) {
     *done = state().pending ? 0 : 1;
-    return *done != 0 ? mp_wait(request, info) : MP_SUCCESS;
+    return *done != 0 ? mp_request_synchronize(request, info) : MP_SUCCESS;
 }
 
 mp_status_t mp_request_destroy(mp_request_t *request) {
@@ -468,8 +471,9 @@ mp_status_t mp_stream_launch_host(mp_context_t context, mp_stream_t /*stream*/, 
     return status;
 }
 
-mp_status_t mp_stream_is_capturing(mp_context_t context, mp_stream_t /*stream*/, int32_t *capturing) {
-    *capturing = state().capturing ? 1 : 0;
+mp_status_t mp_stream_get_info(mp_context_t context, mp_stream_t /*stream*/, int32_t *device, int32_t *capturing) {
+    tell(device, MP_DEVICE_HOST);
+    tell(capturing, state().capturing ? 1 : 0);
     return enter(kind::context, context);
 }
 
@@ -484,18 +488,6 @@ mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t /*stream*/,
 
 mp_status_t mp_kernel_wait_signals(mp_context_t context, const mp_signal_t * /*signals*/, size_t /*count*/) {
     return enter(kind::context, context);
-}
-mp_status_t mp_stream_device(mp_context_t context, mp_stream_t /*stream*/, int32_t *device) {
-    *device = MP_DEVICE_HOST;
-    return enter(kind::context, context);
-}
-mp_status_t mp_signal_alloc(mp_context_t context, uint64_t count, uint64_t **counters) {
-    void *memory = nullptr;
-    const mp_status_t status = mp_alloc(context, MP_DEVICE_HOST, count * sizeof(uint64_t), &memory);
-    if (status == MP_SUCCESS) {
-        *counters = static_cast<uint64_t *>(memory);
-    }
-    return status;
 }
 mp_status_t mp_signal_raise(mp_context_t context, uint64_t *counter, uint64_t value) {
     const mp_status_t status = enter(kind::context, context);

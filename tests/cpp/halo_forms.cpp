@@ -112,7 +112,7 @@ TEST_CASE("a form that is refused is out, and the others are there") {
             const halo::plan packed = w.plan();
             CHECK(packed.direct_pieces() == 0);
             CHECK(packed.measured().empty());
-            CHECK(packed.describe().find("not possible here: up to 1: more transfers than the double takes") !=
+            CHECK(packed.describe().find("not possible here: planned, up to 1: more transfers than the double takes") !=
                   std::string::npos);
             counting::refuse_plans(all, status);
 
@@ -120,7 +120,7 @@ TEST_CASE("a form that is refused is out, and the others are there") {
             const halo::plan first = w.plan();
             CHECK(first.direct_pieces() == 0);
             CHECK(first.measured().size() == 1);
-            CHECK(first.describe().find("not possible here: up to 1") != std::string::npos);
+            CHECK(first.describe().find("not possible here: planned, up to 1") != std::string::npos);
             counting::refuse_executions(all, status);
         }
         CHECK(counting::live(kind::plan) == plans);

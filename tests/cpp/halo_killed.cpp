@@ -84,7 +84,8 @@ mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &str
 void run(std::uint64_t direct_pieces, const std::string &form) {
     std::optional<mpgpu::context> ctx(std::in_place);
     halo_test::select_device(*ctx, world_rank);
-    std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD);
+    std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD,
+                                         std::vector<mpgpu::device>{halo_test::device_of(*ctx, world_rank)});
     halo::grid g;
     g.cells = {16, 16, 16 * std::int64_t{node->size()}};
     g.ranks = {1, 1, node->size()};
@@ -93,7 +94,6 @@ void run(std::uint64_t direct_pieces, const std::string &form) {
     std::optional<halo_test::part> mine(std::in_place, *ctx, g, world_rank, std::vector<std::size_t>{8});
     halo::options how = halo_test::options_for(*ctx);
     how.direct_pieces = direct_pieces;
-    how.joint = form == "joint";
     how.pushed = form == "pushed";
     std::optional<halo::plan> plan(std::in_place, *ctx, *node, g, mine->arrays(), how);
     std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());

@@ -45,22 +45,16 @@ std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::cont
     return halo_test::can_pack(ctx) ? drawn : never_pack;
 }
 
-/// A value of `joint` by chance.
-std::optional<bool> random_joint(std::mt19937 &random) {
-    constexpr std::array<std::optional<bool>, 3> values{false, true, std::nullopt};
-    return values.at(random() % values.size());
-}
-
 /// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
                 const std::vector<std::size_t> &sizes, const halo::options &how, std::uint64_t cycles, bool in_two) {
     const halo_test::part mine(ctx, g, world_rank, sizes);
     const mpgpu::stream stream(ctx, mine.where());
     halo::plan halo(ctx, node, g, mine.arrays(), how);
-    require(!(how.pushed.value_or(false) || (how.direct_pieces && how.joint)) || halo.measured().empty(),
+    require(!(how.pushed.value_or(false) || how.direct_pieces) || halo.measured().empty(),
             "nothing is measured where the form is given");
-    require(halo.joint() == how.joint.value_or(halo.joint()), "the form that was asked for is taken");
-    require(halo.pushed() == how.pushed.value_or(halo.pushed() && !how.direct_pieces), "and no other");
+    require(halo.pushed() == how.pushed.value_or(halo.pushed() && !how.direct_pieces),
+            "the form that was asked for is taken");
     for (const halo::measured_form &form : halo.measured()) {
         std::array<double, 2> readings = {form.seconds, -form.seconds};
         MPI_Allreduce(MPI_IN_PLACE, readings.data(), 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -175,7 +169,7 @@ void push_with_one_gpu_in_sight(std::mt19937 &random) {
     {
         const mpgpu::context ctx;
         require(ctx.devices().gpus == 1, "one GPU is in sight");
-        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
         push(ctx, node, random);
     }
     unsetenv("MPGPU_HOST_VISIBLE_DEVICES");
@@ -236,12 +230,9 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
     const auto refuse = [] {
         mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "no packing on the last rank"});
     };
-    for (const int turn : {0, 1, 2, 3}) {
-        const bool when_made = turn % 2 == 0;
-        const bool joint = turn >= 2;
+    for (const bool when_made : {true, false}) {
         int launched = 0;
         halo::options how;
-        how.joint = joint;
         how.pushed = false;
         how.copy = [&](const mpgpu::context &context, mpgpu::device where, mpgpu::array_view<const halo::piece> pieces,
                        halo::direction way) -> halo::launch_function {
@@ -258,8 +249,8 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
         const mpgpu::stream stream(ctx, mine.where());
         halo::plan plan(ctx, node, g, mine.arrays(), how);
         require(plan.direct_pieces() == 1 && plan.packed_bytes() == 0, "the form that nobody refuses is taken");
-        const std::string why = std::string(joint ? "up to 0 jointly: " : "up to 0: ") +
-                                (last ? "no packing on the last rank" : "refused on another rank");
+        const std::string why =
+            std::string("planned, up to 0: ") + (last ? "no packing on the last rank" : "refused on another rank");
         require(plan.describe().find(why) != std::string::npos, plan.describe());
         mine.fill(1);
         mine.upload(stream);
@@ -302,7 +293,6 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
     for (const bool when_made : {true, false}) {
         int launched = 0;
         halo::options how;
-        how.joint = false;
         how.pushed_copy = [&](const mpgpu::context &context, mpgpu::device where,
                               const halo::detail::pushed_messages &messages, int sharing) -> halo::launch_function {
             if (last && when_made) {
@@ -345,6 +335,44 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
     }
 }
 
+/// Arrays in host memory that no other rank can map go in messages, whatever was to go straight.
+void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    if (node.size() < 2 || !halo_test::on_host_backend(ctx)) {
+        return; // host memory is packed by the CPU
+    }
+    halo::grid g;
+    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
+    g.ranks = {1, node.size(), 1};
+    g.periodic = {false, true, false};
+    g.ghost = {1, 1, 0};
+    for (const bool by_library : {true, false}) {
+        for (const std::optional<std::uint64_t> pieces : {std::optional<std::uint64_t>(), {1}, {100}}) {
+            const std::size_t elements = reference::elements(g, world_rank);
+            mpgpu::memory allocated(ctx, mpgpu::device::host(), by_library ? elements * 8 : 0);
+            std::vector<std::byte> ordinary(by_library ? 0 : elements * 8);
+            const halo::rank_arrays arrays = {
+                {by_library ? allocated.data() : ordinary.data(), mpgpu::device::host(), 8, elements}};
+            const mpgpu::stream stream(ctx, mpgpu::device::host());
+            halo::options how;
+            how.direct_pieces = pieces;
+            how.pushed = false;
+            halo::plan plan(ctx, node, g, arrays, how);
+            require(plan.direct_pieces() == 0 && plan.direct_bytes() == 0, "messages are taken");
+            require(plan.describe().find("not possible here: planned, up to " + std::to_string(pieces.value_or(1))) !=
+                        std::string::npos,
+                    plan.describe());
+            for (std::uint64_t cycle = 1; cycle <= few_cycles; ++cycle) {
+                reference::fill(g, world_rank, arrays, cycle);
+                plan.exchange(stream);
+                stream.synchronize();
+                const std::string difference = reference::first_difference(g, world_rank, arrays, cycle);
+                require(difference.empty(), difference);
+            }
+            plan.destroy();
+        }
+    }
+}
+
 /// Many exchanges by each persistent kernel, all neighbours of all ranks on one mesh.
 void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
@@ -363,7 +391,6 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     large.cells = {80, 90, 3 * std::int64_t{node.size()}};
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = 0;
-    how.joint = false;
     for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
         how.persistent = form;
         run_cycles(ctx, node, g, {8, 4, 1}, how, cycles, false);
@@ -382,7 +409,6 @@ void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &no
     for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
         halo::options how = halo_test::options_for(ctx);
         how.direct_pieces = 0;
-        how.joint = false;
         how.persistent = form;
         const mpgpu::stream stream(ctx, mine.where());
         halo::plan plan(ctx, node, g, mine.arrays(), how);
@@ -410,7 +436,7 @@ void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     require(refused, "pushing to ranks of other nodes is refused");
 }
 
-/// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by signals, the others by MPI.
+/// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by a node plan, the others by MPI.
 void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, world_rank % nodes, world_rank, &local);
@@ -425,7 +451,6 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
             const auto which = static_cast<std::size_t>(problem) % kernels.size();
             halo::options how = halo_test::options_for(ctx);
             how.direct_pieces = random_form(random, ctx);
-            how.joint = random_joint(random);
             how.between_nodes = problem % 4 < 2 ? halo::mpi_memory::automatic : halo::mpi_memory::staged;
             how.persistent = kernels.at(which);
             run_cycles(ctx, node, g, sizes, how, few_cycles, problem % 2 == 1);
@@ -441,16 +466,16 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
 void run() {
     const mpgpu::context ctx;
     halo_test::select_device(ctx, world_rank);
-    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
     refuse_on_all_ranks(ctx, node);
     leave_out_what_one_rank_refuses(ctx, node);
     leave_out_kernels_that_one_rank_refuses(ctx, node);
+    send_what_cannot_be_shared(ctx, node);
     std::mt19937 random(20261121); // the same problems on all ranks
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
         halo::options how = halo_test::options_for(ctx);
         how.direct_pieces = random_form(random, ctx);
-        how.joint = random_joint(random);
         how.persistent = // which does not matter within a node
             problem % 3 == 0 ? halo::persistent_form::block_each : halo::persistent_form::none;
         run_cycles(ctx, node, g, sizes, how, problem < 4 ? many_cycles : few_cycles, problem % 2 == 1);

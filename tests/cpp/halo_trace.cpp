@@ -88,7 +88,7 @@ int main(int argc, char *argv[]) {
         require(counted_mpi::calls == 2, "two calls into MPI were made, and counted are others");
         const mpgpu::context ctx;
         halo_test::select_device(ctx, world_rank);
-        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
         run(ctx, node, std::numeric_limits<std::uint64_t>::max());
         if (halo_test::can_pack(ctx)) {
             run(ctx, node, 0);

@@ -75,7 +75,7 @@ mpgpu::message_memory<void> first_bytes(card &of, std::size_t bytes) {
 
 void run() {
     const mpgpu::context ctx;
-    const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
     mpgpu::messenger messages(node);
     const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
     card token{ctx};

@@ -110,7 +110,7 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
 
 void devices_are_known_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     const int gpus = ctx.devices().gpus;
-    const auto devices = node.devices(mpgpu::device::gpu(rank % gpus));
+    const auto devices = node.device_of_each(mpgpu::device::gpu(rank % gpus));
     require(devices.size() == node.ranks().size(), "one device for each rank of the node");
     for (std::size_t i = 0; i < devices.size(); ++i) {
         require(devices[i] == mpgpu::device::gpu(node.ranks()[i] % gpus), "a rank's device is found by its UUID");
@@ -121,10 +121,10 @@ void devices_are_known_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node
 
 void a_node_that_is_default_constructed_refuses_calls() {
     const mpgpu::mpi::node none;
-    require(!none && none.size() == 0 && !none.contains(0), "it has no ranks");
+    require(!none && none.size() == 0 && !none.contains(0) && none.rank_on_node(0) == -1, "it has no ranks");
     bool refused = false;
     try {
-        static_cast<void>(none.devices(mpgpu::device::gpu(0)));
+        static_cast<void>(none.device_of_each(mpgpu::device::gpu(0)));
     } catch (const mpgpu::argument_error &) {
         refused = true;
     }
@@ -207,6 +207,30 @@ void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const
     MPI_Barrier(node.communicator());
 }
 
+/// A ring of half-transfers over all ranks, in which every rank's neighbours are on another node, and one over its
+/// node.
+void plans_move_nothing_between_nodes(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    const auto gpu = mpgpu::device::gpu(world_rank % ctx.devices().gpus);
+    mpgpu::buffer<int> sent(ctx, gpu, 1);
+    mpgpu::buffer<int> received(ctx, gpu, 2);
+    *sent.data() = world_rank;
+    received.data()[0] = -1;
+    received.data()[1] = -1;
+    const auto ranks = static_cast<int>(node.ranks().size());
+    const auto after = [&](int by) { return node.rank_on_node((world_rank + by + node.size()) % node.size()); };
+    const mpgpu::plan plan = node.plan_exchange(
+        {mpgpu::send_to(after(1), 0, sent), mpgpu::receive_from(after(-1), 0, received.subspan(0, 1)),
+         mpgpu::send_to((node.rank() + 1) % ranks, 1, sent),
+         mpgpu::receive_from((node.rank() + ranks - 1) % ranks, 1, received.subspan(1, 1))});
+    const mpgpu::stream stream(ctx, gpu);
+    plan.enqueue(stream);
+    stream.synchronize();
+    const int before = after(-1) < 0 ? -1 : node.ranks()[static_cast<std::size_t>(after(-1))];
+    require(received.data()[0] == before, "only what is of one node is moved");
+    require(received.data()[1] == node.ranks()[static_cast<std::size_t>((node.rank() + ranks - 1) % ranks)],
+            "the ring of the node");
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -231,6 +255,10 @@ int main(int argc, char **argv) {
             const mpgpu::mpi::node part(ctx, MPI_COMM_WORLD, half);
             require(!part.contains(world_rank ^ 1) && !part.contains(-1) && !part.contains(part.size()),
                     "the other half is elsewhere");
+            require(part.rank_on_node(world_rank) == world_rank / 2 && part.rank() == world_rank / 2 &&
+                        part.rank_on_node(world_rank ^ 1) == -1,
+                    "ranks of a node have numbers of their own");
+            plans_move_nothing_between_nodes(ctx, part);
             put_rounds(ctx, part, world_rank);
             several_ranges_are_found_by_rank_and_index(ctx, part, world_rank);
         }

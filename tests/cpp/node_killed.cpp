@@ -41,7 +41,7 @@ constexpr int most = 1'000'000;
 struct part {
     mpgpu::context ctx;
     mpgpu::device gpu;
-    mpgpu::node node;
+    mpgpu::mpi::node node;
     mpgpu::buffer<unsigned char> sent;
     mpgpu::buffer<unsigned char> received;
     mpgpu::plan plan;
@@ -50,9 +50,9 @@ struct part {
     bool in_partitions;
 
     part(std::uint32_t ranks, const std::string &when)
-        : gpu(mpgpu::device::gpu(world_rank % ctx.devices().gpus)),
-          node(mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu})), sent(ctx, gpu, bytes), received(ctx, gpu, bytes),
-          plan(planned(ranks, when)), stream(ctx, gpu), in_partitions(when == "partitions") {}
+        : gpu(mpgpu::device::gpu(world_rank % ctx.devices().gpus)), node(ctx, MPI_COMM_WORLD, {gpu}),
+          sent(ctx, gpu, bytes), received(ctx, gpu, bytes), plan(planned(ranks, when)), stream(ctx, gpu),
+          in_partitions(when == "partitions") {}
 
     mpgpu::plan planned(std::uint32_t ranks, const std::string &when) {
         const auto rank = static_cast<std::uint32_t>(world_rank);

@@ -298,7 +298,7 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     const mpgpu::context ctx;
     const bool alone = ctx.devices().gpus == 1;
     const mpgpu::device gpu = mpgpu::device::gpu(alone ? 0 : mine);
-    const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     // Of ranks with the same GPU the first works for it. Which GPU a rank sees may have been said before it started.
     const char *visible = std::getenv("CUDA_VISIBLE_DEVICES");
     std::array<char, 64> name{};

@@ -149,7 +149,7 @@ void with_sight_of(bool all_gpus, std::uint64_t steps) {
     }
     const mpgpu::context ctx;
     const mpgpu::device gpu = mpgpu::device::gpu(all_gpus ? world_rank % ctx.devices().gpus : 0);
-    const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     tune(ctx, node, gpu, static_cast<std::uint32_t>(ranks));
     std::mt19937_64 same(7);
     std::mt19937_64 own(static_cast<std::uint64_t>(world_rank));

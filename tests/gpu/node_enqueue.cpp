@@ -84,7 +84,7 @@ void run() {
     how.signal_wait = mpgpu::signal_wait::operation;
     const mpgpu::context ctx(how);
     const mpgpu::device gpu = mpgpu::device::gpu(rank % ctx.devices().gpus);
-    const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     mpgpu::buffer<std::byte> sent(ctx, gpu, bytes);
     mpgpu::buffer<std::byte> received(ctx, gpu, bytes);
     const mpgpu::plan step = node.plan({mpgpu::make_window(sent), mpgpu::make_window(received)},
@@ -100,8 +100,7 @@ void run() {
         check(cuCtxSetCurrent(current), "cuCtxSetCurrent");
     }
     auto *const raw = reinterpret_cast<CUstream>(stream.get());
-    const mpgpu::mpi::node mapping(ctx, MPI_COMM_WORLD);
-    const auto everyones = mapping.exchange(received);
+    const auto everyones = node.exchange(received);
     const driver_step by_driver(rank == 0, reinterpret_cast<CUdeviceptr>(everyones.of(1)->data()),
                                 reinterpret_cast<CUdeviceptr>(sent.data()));
     const auto timed = [&](const std::function<void()> &enqueue) {

@@ -169,7 +169,7 @@ void run(std::optional<std::size_t> asked) {
         ctx.backend() == mpgpu::backend::host; // shows that the program is right, nothing about GPUs
     const int gpus = ctx.devices().gpus;
     const mpgpu::device gpu = mpgpu::device::gpu(rank % gpus);
-    const mpgpu::node node = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu});
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     for (const std::size_t bytes : {8, 512, 4096, 16'384, 65'536, 131'072, 262'144}) {
         if (ranks > 1) {
             one_way(ctx, node, gpu, bytes);

@@ -108,7 +108,7 @@ def random_batches_of_tensors_arrive_and_no_other_byte_is_touched() -> None:
         engine = numbers.choice([None, "stream", "graph"])
         plan = mpgpu.Plan(pairs, engine=engine)
         for _ in range(2):
-            plan.execute().wait()
+            plan.execute().synchronize()
             for dst, wanted in expected:
                 assert torch.equal(dst.cpu(), wanted), (number, engine)
 
@@ -129,7 +129,7 @@ def copies_come_after_earlier_and_before_later_work_of_the_current_stream() -> N
                 seen = dst.clone()
                 src.fill_(255)
                 assert bool((seen == value).all()), value
-                request.wait()
+                request.synchronize()
                 assert request.done()
 
 
@@ -252,7 +252,7 @@ def a_tensor_that_is_given_other_memory_keeps_its_first_while_a_plan_has_it() ->
     plan = mpgpu.Plan([(dst, parameter)])
     parameter.data = torch.full((MIB,), 2.0, device="cuda")
     torch.full((MIB,), 3.0, device="cuda")
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert bool((dst == 1).all())
 
 
@@ -273,7 +273,7 @@ def streams_of_every_kind_are_taken() -> None:
         dst.zero_()
         torch.cuda.synchronize()
         plan.prepare(each)
-        plan.execute(each).wait()
+        plan.execute(each).synchronize()
         assert torch.equal(src, dst), each
 
 
@@ -284,7 +284,7 @@ def a_captured_plan_is_executed_by_every_replay() -> None:
 
     src, dst = torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda"), torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda")
     plan = mpgpu.Plan([(dst, src)])
-    plan.execute().wait()
+    plan.execute().synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         src.add_(1)
@@ -380,7 +380,7 @@ def what_a_producer_still_computes_is_waited_for() -> None:
             src.fill_(value)
             plan = mpgpu.Plan([(Interface(dst, None), wrap(src, stream))])
         own = mpgpu.Stream(0)
-        plan.execute(own).wait()
+        plan.execute(own).synchronize()
         assert bool((dst == value).all())
 
 
@@ -482,7 +482,7 @@ def threads_copy_at_once_and_every_byte_arrives() -> None:
                 for _ in range(50):
                     src.add_(1)
                     plan.execute(stream)
-                    assert plan.execute(stream).wait() is None
+                    assert plan.execute(stream).synchronize() is None
                     assert torch.equal(src.cpu(), dst.cpu())
         except BaseException:
             failed.append(traceback.format_exc())
@@ -586,11 +586,11 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
             sent.fill_(value + 100 * rank)
             posted = [channel.receive(received), channel.send(sent)]
             for message in posted:
-                message.stream_wait()
+                message.wait()
             seen.append(received.clone())
             messages += posted
         for message in messages:
-            message.wait()
+            message.synchronize()
         for value, tensor in enumerate(seen, 1):
             assert bool((tensor == value + 100 * (1 - rank)).all()), value
 
@@ -607,7 +607,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
         one_way = sorted(asyncio.run(play(200)) for _ in range(9))[4]
         # Nobody leaves while the other receives.
         for turn in (0, 1):
-            (channel.send(b"x") if turn == rank else channel.receive(bytearray(1))).wait()
+            (channel.send(b"x") if turn == rank else channel.receive(bytearray(1))).synchronize()
         answers.put(f"{one_way:.1f} us one way for 4 KiB by await" if rank == 0 else None)
     except BaseException:
         answers.put(traceback.format_exc())

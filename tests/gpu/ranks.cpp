@@ -193,10 +193,9 @@ std::size_t run(int count, char **arguments) {
     const bool is_virtual = ctx.backend() == mpgpu::backend::host;
     const std::vector<std::size_t> sizes = sizes_of(count, arguments, is_virtual);
     const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
-    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
     const int gpus = ctx.devices().gpus;
     const auto gpu = [&](int of) { return mpgpu::device::gpu(of % gpus); };
-    const mpgpu::node planner = mpgpu::mpi::make_node(ctx, MPI_COMM_WORLD, {gpu(rank)});
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu(rank)});
     const mpgpu::stream stream(ctx, gpu(rank));
     part mine(ctx, stream, gpu(rank), rank, most);
     auto inboxes = node.exchange(mine.inbox);
@@ -236,12 +235,11 @@ std::size_t run(int count, char **arguments) {
                                  [&, puts] { order.enqueue(ctx, stream, put, puts); }, &stream, &mine.inbox});
             }
             std::vector<mpgpu::node_transfer> handed_in;
-            const auto own = static_cast<std::uint32_t>(rank);
             for (int by = 1; by <= puts; ++by) {
-                handed_in.push_back({{static_cast<std::uint32_t>(after(rank, by)), 1, room(by)}, {own, 0, 0}, bytes});
+                handed_in.push_back({mpgpu::node_end(after(rank, by), 1, room(by)), mpgpu::node_end(rank, 0), bytes});
             }
             const mpgpu::plan &joint = plans.emplace_back(
-                planner.plan({mpgpu::make_window(mine.source), mpgpu::make_window(mine.inbox)}, handed_in));
+                node.plan({mpgpu::make_window(mine.source), mpgpu::make_window(mine.inbox)}, handed_in));
             forms.push_back({"jointly", [&] { joint.enqueue(stream); }, &stream, &mine.inbox});
             if (sees_all != 0) {
                 std::vector<mpgpu::transfer> transfers;

@@ -156,12 +156,12 @@ def test_whole_numbers_may_be_those_of_numpy():
     node = mpgpu.Node(rank=numpy.int64(0), ranks=numpy.uint8(1), allgather=lambda own: [own])
     messenger, into = mpgpu.Messenger(node), bytearray(4)
     messenger.send(b"abcd", numpy.int32(0), numpy.uint64(3), metadata=bytearray(b"beside"))
-    assert messenger.receive(into, numpy.int64(0), numpy.int64(3)).wait() == (0, 3, 4, b"beside")
+    assert messenger.receive(into, numpy.int64(0), numpy.int64(3)).synchronize() == (0, 3, 4, b"beside")
     assert mpgpu.Channel(messenger, numpy.int64(0)).rank == 0
     window = mpgpu.empty(8, shared=True)
     window.numpy()[:] = range(8)
     plan, stream = node.plan([window], [((0, 0, numpy.int64(4)), (numpy.int8(0), 0), numpy.int64(4))]), mpgpu.Stream(0)
-    plan.execute(numpy.uint64(int(stream))).wait()
+    plan.execute(numpy.uint64(int(stream))).synchronize()
     assert bytes(window.numpy()) == bytes([0, 1, 2, 3] * 2)
 
 

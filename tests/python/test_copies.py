@@ -63,7 +63,7 @@ def test_every_byte_of_a_random_batch_arrives_and_no_other_is_touched(batch, see
             after = dst[1].copy()
             after[dst[2] : dst[2] + dst[3]] = src[1][src[2] : src[2] + src[3]]
             expected.append(after)
-        plan.execute().wait()
+        plan.execute().synchronize()
         for (dst, _), after in zip(ends, expected):
             assert numpy.array_equal(dst[1], after)
 
@@ -125,14 +125,14 @@ def test_memory_of_every_kind_is_read_and_written(kind):
 
 def test_a_transfer_of_no_bytes_does_nothing():
     plan = mpgpu.Plan([(bytearray(), b""), (numpy.empty((0, 3)), numpy.empty((5, 0))), (mpgpu.empty(0, device=1), mpgpu.empty(0))])
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert plan.info.bytes == 0
 
 
 def test_a_plan_of_no_transfers_does_nothing():
     plan = mpgpu.Plan([])
     plan.prepare()
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert not any(plan.info)
 
 
@@ -193,7 +193,7 @@ def test_a_plan_may_be_executed_in_any_stream(stream):
     for given_stream in (None, stream, int(stream), Foreign(), Property(), LikeTorch(), LikeCupy(), 0):
         dst[:] = 0
         plan.prepare(given_stream)
-        plan.execute(given_stream).wait()
+        plan.execute(given_stream).synchronize()
         assert numpy.array_equal(dst, src)
 
 
@@ -204,7 +204,7 @@ def test_copies_of_a_stream_are_in_order(stream):
     for value in range(1, 20):
         first.numpy()[:] = value
         there.execute(stream)
-        back.execute(stream).wait()
+        back.execute(stream).synchronize()
         assert (third.numpy() == value).all()
 
 

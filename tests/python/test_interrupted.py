@@ -64,16 +64,16 @@ def test_a_wait_for_a_message_that_does_not_come_is_interrupted(channel, interru
     began = time.monotonic()
     timer = threading.Timer(10, lambda: channel.send(b"late"))
     timer.start()
-    assert interrupted(0.2, received.wait)
+    assert interrupted(0.2, received.synchronize)
     timer.cancel()
     assert time.monotonic() - began < 8
     # It goes on, and a thread may wait for it as well.
     assert not received.done() and received.info is None
     channel.send(b"abcd")
-    waits = threading.Thread(target=received.wait)
+    waits = threading.Thread(target=received.synchronize)
     waits.start()
     waits.join(60)
-    assert received.wait() == (0, 0, 4, b"") and bytes(into) == b"abcd"
+    assert received.synchronize() == (0, 0, 4, b"") and bytes(into) == b"abcd"
 
 
 def test_a_wait_for_an_execution_that_does_not_end_is_interrupted(stream, gate, interrupted):
@@ -81,15 +81,15 @@ def test_a_wait_for_an_execution_that_does_not_end_is_interrupted(stream, gate, 
     request = mpgpu.Plan([(dst, numpy.full(100, 3, numpy.uint8))]).execute(stream)
     timer = threading.Timer(10, gate.open)
     timer.start()
-    assert interrupted(0.2, request.wait)
+    assert interrupted(0.2, request.synchronize)
     timer.cancel()
     assert not request.done()
     gate.open()
-    request.wait()
+    request.synchronize()
     assert request.done() and (dst == 3).all()
 
 
-@pytest.mark.parametrize("way", ["wait", "done"])
+@pytest.mark.parametrize("way", ["synchronize", "done"])
 def test_what_a_message_has_met_is_known_whenever_a_look_at_it_was_interrupted(channel, interrupted, way):
     count, numbers = 0, random.Random(7)
     for number in range(600):
@@ -102,17 +102,17 @@ def test_what_a_message_has_met_is_known_whenever_a_look_at_it_was_interrupted(c
 
         def look(received=received):
             with contextlib.suppress(mpgpu.Cancelled):
-                while received.wait() is None if way == "wait" else not received.done():
+                while received.synchronize() is None if way == "synchronize" else not received.done():
                     pass
 
         count += interrupted(numbers.uniform(1e-6, 6e-5), look)
         if sent is None:
             with pytest.raises(mpgpu.Cancelled):
-                received.wait()
+                received.synchronize()
         else:
-            assert received.wait() == (0, 0, 8, b"")
+            assert received.synchronize() == (0, 0, 8, b"")
             assert received.done() and (into == number % 251).all()
-            sent.wait()
+            sent.synchronize()
     assert count > 0
 
 

@@ -65,10 +65,10 @@ def test_a_request_holds_what_it_needs_until_it_was_waited_for(stream, gate):
     gc.collect()
     assert watched() is not None
     gate.open()
-    request.wait()
+    request.synchronize()
     assert watched() is None
     assert request.done()
-    request.wait()
+    request.synchronize()
     assert (dst.numpy() == 3).all()
 
 
@@ -80,7 +80,7 @@ def test_destinations_live_as_long_as_sources(stream, gate):
     gc.collect()
     assert watched().ctypes.data == memory
     gate.open()
-    request.wait()
+    request.synchronize()
     assert watched() is None
 
 
@@ -111,7 +111,7 @@ def test_dlpack_memory_is_given_back_when_the_plan_goes():
     del src
     gc.collect()
     assert watched() is not None
-    plan.execute().wait()
+    plan.execute().synchronize()
     del plan
     gc.collect()
     assert watched() is None
@@ -154,7 +154,7 @@ def test_a_context_lives_as_long_as_what_was_made_with_it():
     plan = mpgpu.Plan([(dst, src)])
     del context, src
     gc.collect()
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert (dst.numpy() == 8).all()
     del plan
     gc.collect()
@@ -199,7 +199,7 @@ def test_memory_whose_view_was_released_cannot_be_resized_while_a_plan_has_it():
     view.release()
     with pytest.raises(BufferError):
         memory.extend(b"more")
-    plan.execute().wait()
+    plan.execute().synchronize()
     del plan
     memory.extend(b"more")
     assert memory == bytes(range(8)) + b"more"
@@ -333,6 +333,6 @@ def test_an_object_works_after_a_copy_of_it_was_refused(context):
         with pytest.raises(TypeError, match="cannot be copied or pickled"):
             copy.copy(each)
     gc.collect()
-    request.wait()
-    plan.execute(stream).wait()
+    request.synchronize()
+    plan.execute(stream).synchronize()
     assert (b.numpy() == 5).all()

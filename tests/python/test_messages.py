@@ -44,9 +44,9 @@ def meet(channels):
     token = numpy.zeros(1, dtype=numpy.uint8)
     sends = [channel.send(token.copy()) for channel in channels]
     for channel in channels:
-        channel.receive(token).wait()
+        channel.receive(token).synchronize()
     for send in sends:
-        send.wait()
+        send.synchronize()
 
 
 def others(node):
@@ -87,7 +87,7 @@ def in_order(rank, ranks, _, folder):
     if rank == 0:
         sends = [channel.send(numpy.array([number, channel is second])) for number in range(count) for channel in (first, second)]
         for message in sends:
-            message.wait()
+            message.synchronize()
     else:
         # Those of the second channel first, although they were sent later.
         for channel in (second, first):
@@ -211,7 +211,7 @@ def cancelled(rank, ranks, _, folder):
 
 def is_cancelled(message):
     with pytest.raises(mpgpu.Cancelled):
-        message.wait()
+        message.synchronize()
 
 
 async def waits_for(message):
@@ -229,12 +229,12 @@ def cancelled_in_flight(rank, ranks, _, folder):
         out = memory("device", node.context, rank, LARGE)
         out[:] = 9
         sent = channel.send(out, stream)
-        other.send(b"posted").wait()
-        other.receive(bytearray(7)).wait()
+        other.send(b"posted").synchronize()
+        other.receive(bytearray(7)).synchronize()
         gate.open()
-        sent.wait()
+        sent.synchronize()
     else:
-        other.receive(bytearray(6)).wait()
+        other.receive(bytearray(6)).synchronize()
 
         async def receiver():
             into = memory("device", node.context, rank, LARGE)
@@ -262,17 +262,17 @@ def truncated(rank, ranks, _, folder):
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     if rank == 0:
         sent = channel.send(pattern(0, 1, LARGE))
-        other.receive(bytearray(1)).wait()
-        sent.wait()
+        other.receive(bytearray(1)).synchronize()
+        sent.synchronize()
     else:
         small, enough = numpy.zeros(LARGE - 1, dtype=numpy.uint8), numpy.zeros(LARGE, dtype=numpy.uint8)
         with pytest.raises(mpgpu.MessageTruncated) as caught:
             asyncio.run(waits_for(channel.receive(small)))
         assert caught.value.bytes == LARGE and caught.value.status == "MP_ERROR_MESSAGE_TRUNCATED"
         assert not small.any()
-        channel.receive(enough).wait()
+        channel.receive(enough).synchronize()
         assert numpy.array_equal(enough, pattern(0, 1, LARGE))
-        other.send(b"x").wait()
+        other.send(b"x").synchronize()
 
 
 def peer_is_killed(rank, ranks, _, folder):
@@ -295,7 +295,7 @@ def peer_is_killed(rank, ranks, _, folder):
 
     asyncio.run(receiver())
     with pytest.raises(mpgpu.PeerGone):
-        channels[1].receive(bytearray(8)).wait()
+        channels[1].receive(bytearray(8)).synchronize()
     meet([channels[2 - rank]])
 
 
@@ -318,8 +318,8 @@ def in_threads(rank, ranks, _, folder):
         into = numpy.zeros(5000, dtype=numpy.uint8)
         for step in range(100):
             sent = channel.send(pattern(rank, 100 * number + step, 5000))
-            channel.receive(into).wait()
-            sent.wait()
+            channel.receive(into).synchronize()
+            sent.synchronize()
             assert numpy.array_equal(into, pattern(1 - rank, 100 * number + step, 5000))
 
     def run(number):
@@ -348,14 +348,14 @@ def tagged(rank, ranks, _, folder):
     back = channel if ranks == 2 else mpgpu.Channel(messenger, (rank - 1) % ranks)
     of_the_channel = channel.send(b"of the channel")
     if rank:
-        messenger.send(pattern(rank, 1, 1000), 0, 0x1_0000 + rank, metadata=f"from {rank}".encode()).wait()
-        messenger.send(pattern(rank, 2, 10), 0, 5).wait()
-        messenger.receive(bytearray(1), 0, 9).wait()
+        messenger.send(pattern(rank, 1, 1000), 0, 0x1_0000 + rank, metadata=f"from {rank}".encode()).synchronize()
+        messenger.send(pattern(rank, 2, 10), 0, 5).synchronize()
+        messenger.receive(bytearray(1), 0, 9).synchronize()
     else:
         into = numpy.zeros(1000, dtype=numpy.uint8)
         seen = set()
         for _ in range(ranks - 1):
-            found = messenger.receive(into, tag=0x1_0000, mask=0xFFFF_0000).wait()
+            found = messenger.receive(into, tag=0x1_0000, mask=0xFFFF_0000).synchronize()
             assert found == (found.rank, 0x1_0000 + found.rank, 1000, f"from {found.rank}".encode())
             assert numpy.array_equal(into, pattern(found.rank, 1, 1000))
             seen.add(found.rank)
@@ -364,16 +364,16 @@ def tagged(rank, ranks, _, folder):
             while not (found := messenger.probe(other)):
                 time.sleep(0.001)
             assert found == (other, 5, 10, b"")
-            assert messenger.receive(into, other, mpgpu.ANY).wait() == found
+            assert messenger.receive(into, other, mpgpu.ANY).synchronize() == found
             assert numpy.array_equal(into[:10], pattern(other, 2, 10))
         assert messenger.probe() is None
         assert messenger.probe(1, 7) is None
         for other in range(1, ranks):
-            messenger.send(b"x", other, 9).wait()
+            messenger.send(b"x", other, 9).synchronize()
     into = bytearray(14)
-    back.receive(into).wait()
+    back.receive(into).synchronize()
     assert into == b"of the channel"
-    of_the_channel.wait()
+    of_the_channel.synchronize()
     meet(others(node))
 
 
@@ -408,8 +408,8 @@ def test_a_channel_to_the_own_rank_receives_what_it_has_sent(alone):
         into = numpy.zeros(size, dtype=numpy.uint8)
         received = channel.receive(into)
         sent = channel.send(pattern(0, size, size))
-        assert received.wait() == (0, received.info.tag, size, b"")
-        assert sent.wait() is None and sent.done() and received.done()
+        assert received.synchronize() == (0, received.info.tag, size, b"")
+        assert sent.synchronize() is None and sent.done() and received.done()
         assert numpy.array_equal(into, pattern(0, size, size))
 
 
@@ -424,8 +424,8 @@ def test_a_message_comes_after_earlier_work_of_its_stream(alone, stream, gate):
     received = channel.receive(into)
     assert not sent.done() and not received.done()
     gate.open()
-    received.wait()
-    sent.wait()
+    received.synchronize()
+    sent.synchronize()
     assert (into.numpy() == 2).all()
 
 
@@ -434,14 +434,14 @@ def test_a_stream_waits_for_a_message_and_the_host_does_not(alone, stream):
     out, into, after = (mpgpu.empty(1000, device=0, shared=True) for _ in range(3))
     out.numpy()[:], into.numpy()[:] = 5, 0
     received = channel.receive(into, stream)
-    received.stream_wait(stream)
+    received.wait(stream)
     copied = mpgpu.Plan([(after, into)]).execute(stream)
     assert not copied.done()
-    channel.send(out).wait()
-    copied.wait()
+    channel.send(out).synchronize()
+    copied.synchronize()
     assert (after.numpy() == 5).all()
-    received.wait()
-    received.stream_wait(stream)
+    received.synchronize()
+    received.wait(stream)
 
 
 def test_memory_is_held_while_a_message_is_under_way(alone, stream, gate):
@@ -458,12 +458,12 @@ def test_memory_is_held_while_a_message_is_under_way(alone, stream, gate):
     gc.collect()
     assert gone() is not None
     gate.open()
-    received.wait()
+    received.synchronize()
     assert (into == 3).all()
     until = time.monotonic() + 10
     while gone() is not None and time.monotonic() < until:
         channel.send(b"x")
-        channel.receive(bytearray(1)).wait()
+        channel.receive(bytearray(1)).synchronize()
         gc.collect()
     assert gone() is None
 
@@ -478,7 +478,7 @@ def test_a_failed_wait_holds_nothing_and_raises_an_error_of_its_own_each_time(al
             gone, received, errors = weakref.ref(into), mpgpu.Channel(alone, 0).receive(into), []
             received.cancel()
             del into
-            for ended in (received.wait, received.wait, received.done):
+            for ended in (received.synchronize, received.synchronize, received.done):
                 with pytest.raises(mpgpu.Cancelled) as caught:
                     ended()
                 errors.append(caught.value)
@@ -535,8 +535,8 @@ def test_ranks_that_are_threads_make_their_first_channels_together():
         node = mpgpu.Node(rank=number, ranks=2, allgather=allgather, context=mpgpu.Context("host"))
         channel, into = mpgpu.Channel(node, 1 - number), bytearray(1)
         sent = channel.send(bytes([number]))
-        channel.receive(into).wait()
-        sent.wait()
+        channel.receive(into).synchronize()
+        sent.synchronize()
         received[number] = bytes(into)
 
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
@@ -568,10 +568,10 @@ def run(rank, folder, pipe):
     bytes_ = numpy.zeros(100000, numpy.uint8)
     if rank == 0:
         bytes_[:] = 5
-        channel.send(bytes_).wait()
+        channel.send(bytes_).synchronize()
     else:
         time.sleep(0.5)
-        channel.receive(bytes_).wait()
+        channel.receive(bytes_).synchronize()
         sys.exit(0 if (bytes_ == 5).all() else 1)
 
 if __name__ == "__main__":
@@ -594,7 +594,7 @@ def test_a_dropped_receive_takes_no_message(alone):
     channel.receive(first)
     gc.collect()
     channel.send(b"abcd")
-    channel.receive(second).wait()
+    channel.receive(second).synchronize()
     assert not first.any() and bytes(second) == b"abcd"
 
 
@@ -665,7 +665,7 @@ def test_tasks_of_two_event_loops_may_await_one_message(alone):
         thread.start()
     # Long enough for both to be called rather than to look.
     time.sleep(0.05)
-    channel.send(b"abcd").wait()
+    channel.send(b"abcd").synchronize()
     for thread in threads:
         thread.join(60)
     assert sizes == [4, 4]
@@ -721,7 +721,7 @@ def test_too_many_messages_are_refused_and_nothing_is_lost(alone):
         messenger.send(b"x", 0)
     into = bytearray(1)
     for number in range(8):
-        messenger.receive(into).wait()
+        messenger.receive(into).synchronize()
         assert into[0] == number
     few = mpgpu.Messenger(alone, operations=2)
     receives = [few.receive(bytearray(1)) for _ in range(2)]
@@ -729,8 +729,8 @@ def test_too_many_messages_are_refused_and_nothing_is_lost(alone):
         few.receive(into)
     assert receives[0].cancel()
     is_cancelled(receives[0])
-    few.send(b"y", 0).wait()
-    receives[1].wait()
+    few.send(b"y", 0).synchronize()
+    receives[1].synchronize()
 
 
 def test_what_is_no_message_is_refused(alone):
@@ -769,7 +769,7 @@ def test_a_messenger_that_goes_ends_what_waits(alone):
     assert gone() is not None
     assert message.cancel()
     with pytest.raises(mpgpu.Cancelled):
-        message.wait()
+        message.synchronize()
     gc.collect()
     assert gone() is None
 

@@ -56,7 +56,7 @@ def ring(node, count, device):
     plan.prepare(stream)
     for step in range(STEPS):
         sent.numpy()[:] = pattern(node.rank, step, count)
-        plan.execute(stream).wait()
+        plan.execute(stream).synchronize()
         assert numpy.array_equal(received.numpy()[10:], pattern(left, step, count))
     assert not received.numpy()[:10].any()
     # Others may still read what this rank sent in the last step until theirs is done: dropping the plan waits.
@@ -98,7 +98,7 @@ def by_halves(rank, ranks, pipes, _):
     for step in range(STEPS):
         for i, memory in enumerate(sent):
             memory.numpy()[:] = pattern(10 * rank + i, step, COUNT // 4 + i)
-        plan.execute().wait()
+        plan.execute().synchronize()
         for i, memory in enumerate(received):
             source = right if i == 2 else left
             assert numpy.array_equal(memory.numpy(), pattern(10 * source + i, step, COUNT // 4 + i))
@@ -192,12 +192,12 @@ def peer_ends(rank, ranks, pipes, _):
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     window = mpgpu.empty(100, device=rank, shared=True)
     plan = node.plan([window, mpgpu.empty(100, device=rank, shared=True)], [(((rank + 1) % ranks, 1), (rank, 0), 100)])
-    plan.execute().wait()
+    plan.execute().synchronize()
     if rank == 1:
         os._exit(0)
     with pytest.raises(mpgpu.PeerGone):
         for _ in range(1000):
-            plan.execute().wait()
+            plan.execute().synchronize()
 
 
 def run(rank, ranks, pipes, folder, scenario, result):

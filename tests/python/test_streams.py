@@ -104,11 +104,11 @@ def test_a_plan_goes_to_the_stream_that_is_current_when_it_is_executed(framework
     gate = Gate(framework.streams[1])
     behind = plan.execute()
     framework.current[1] = other = mpgpu.Stream(1, context=framework.context)
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert (dst.array == 5).all()
     assert not behind.done()
     gate.open()
-    behind.wait()
+    behind.synchronize()
     other.synchronize()
     # The handle says where the stream is.
     assert framework.entered == []
@@ -125,7 +125,7 @@ def test_a_plan_of_several_gpus_comes_after_the_current_streams_of_all(framework
         assert not b.array.any()
         assert not c.array.any()
         gate.open()
-        request.wait()
+        request.synchronize()
         assert (b.array == 3).all()
         assert (c.array == 4).all()
 
@@ -149,7 +149,7 @@ def test_later_work_in_every_current_stream_sees_the_bytes(framework):
     request = look.execute(framework.streams[1])
     assert not request.done()
     gate.open()
-    request.wait()
+    request.synchronize()
     assert (seen.array == 7).all()
 
 
@@ -157,14 +157,14 @@ def test_a_default_stream_is_that_of_the_tensor_s_gpu_and_what_was_current_is_so
     framework.current = {0: 0, 1: 0, 2: 2}
     src, dst = framework.tensor(1, 5), framework.tensor(1)
     plan = plan_of(framework, (dst, src))
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert (framework.entered, framework.device_now) == ([1], 0)
     framework.device_now = 1
-    plan.execute().wait()
+    plan.execute().synchronize()
     plan.prepare()
     assert framework.entered == [1]
     stream = types.SimpleNamespace(cuda_stream=0, device_index=2)
-    plan.execute(stream).wait()
+    plan.execute(stream).synchronize()
     plan.prepare(stream)
     assert framework.entered == [1, 2, 2]
 
@@ -209,7 +209,7 @@ def test_an_array_of_another_framework_is_waited_for_when_the_plan_is_made(frame
     request = plan.execute()
     assert not request.done()
     gate.open()
-    request.wait()
+    request.synchronize()
     assert (dst.array == 5).all()
 
 
@@ -249,6 +249,6 @@ def test_arrays_of_cupy_go_to_its_current_stream(framework, monkeypatch):
     request = plan.execute()
     assert not request.done()
     gate.open()
-    request.wait()
+    request.synchronize()
     assert (dst.numpy() == 9).all()
     assert device_now == [0]

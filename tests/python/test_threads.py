@@ -31,7 +31,7 @@ def test_threads_plan_and_execute_at_once_and_every_byte_arrives(own_context):
             plan = mpgpu.Plan([(dst, src)], context=context)
             for _ in range(3):
                 src.numpy()[:] = random.integers(0, 256, count, dtype=numpy.uint8)
-                plan.execute(stream).wait()
+                plan.execute(stream).synchronize()
                 assert numpy.array_equal(dst.numpy(), src.numpy())
 
     run(6, work)
@@ -42,7 +42,7 @@ def test_one_plan_may_be_executed_by_many_threads():
     src.numpy()[:] = 6
     plan = mpgpu.Plan([(dst, src)])
     # All in the stream of the library's own, one after the other.
-    run(6, lambda _: [plan.execute().wait() for _ in range(20)])
+    run(6, lambda _: [plan.execute().synchronize() for _ in range(20)])
     assert (dst.numpy() == 6).all()
 
 
@@ -52,7 +52,7 @@ def test_many_threads_may_wait_for_one_request(stream, gate):
 
     def wait(_):
         waiting.wait()
-        request.wait()
+        request.synchronize()
         assert request.done()
 
     threads = [threading.Thread(target=wait, args=(0,)) for _ in range(4)]
@@ -70,7 +70,7 @@ def test_many_threads_may_wait_for_one_request(stream, gate):
 
 def test_waiting_lets_other_threads_run(stream, gate):
     request = mpgpu.Plan([(bytearray(100), bytes(100))]).execute(stream)
-    thread = threading.Thread(target=request.wait)
+    thread = threading.Thread(target=request.synchronize)
     thread.start()
     # This thread opens the gate: it could not, if the other one kept the interpreter.
     gate.open()
@@ -131,7 +131,7 @@ def test_a_child_of_fork_has_a_default_context_of_its_own(context):
 
     in_child(child)
     dst[:] = 0
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert (dst == 3).all()
 
 

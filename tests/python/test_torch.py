@@ -31,7 +31,7 @@ def test_a_tensor_that_is_given_other_memory_keeps_its_first_while_a_plan_has_it
     parameter, dst = torch.nn.Parameter(torch.full((1000,), 1.0)), torch.zeros(1000)
     plan = mpgpu.Plan([(dst, parameter)])
     parameter.data = torch.full((1000,), 2.0)
-    plan.execute().wait()
+    plan.execute().synchronize()
     assert bool((dst == 1).all())
 
 

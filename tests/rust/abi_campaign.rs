@@ -353,17 +353,12 @@ impl Fuzzer<'_> {
     fn context(&mut self) {
         if self.one_in(2) {
             let (context, mut gpus, mut hosts) = (self.a_context(), -1, -1);
-            let outs = (self.out(&mut gpus), self.out(&mut hosts));
-            call!(self, mp_context_device_count(context, outs.0, outs.1));
             let mut backend = mp_backend_t::MP_BACKEND_AUTO;
-            let out = self.out(&mut backend);
-            call!(self, mp_context_backend(context, out));
-            let mut capturing = -1;
-            let out = self.out(&mut capturing);
-            call!(self, mp_stream_is_capturing(context, null_mut(), out));
-            let (mut of, stream) = (77, self.a_stream());
-            let out = self.out(&mut of);
-            call!(self, mp_stream_device(context, stream, out));
+            let outs = (self.out(&mut backend), self.out(&mut gpus), self.out(&mut hosts));
+            call!(self, mp_context_get_info(context, outs.0, outs.1, outs.2));
+            let (mut of, mut capturing, stream) = (77, -1, self.a_stream());
+            let outs = (self.out(&mut of), self.out(&mut capturing));
+            call!(self, mp_stream_get_info(context, stream, outs.0, outs.1));
             assert!((MP_DEVICE_HOST - 8..=77).contains(&of), "device {of}");
         }
         if self.one_in(2) {
@@ -803,9 +798,9 @@ impl Fuzzer<'_> {
             let mut number = 77;
             let (done, told) = (self.out(&mut number), self.sized(message_info()));
             match self.below(4) {
-                0 => call!(self, mp_wait(&mut request, told)),
-                1 => call!(self, mp_test(&mut request, done, told)),
-                2 => call!(self, mp_wait(&mut request, null_mut())),
+                0 => call!(self, mp_request_synchronize(&mut request, told)),
+                1 => call!(self, mp_request_test(&mut request, done, told)),
+                2 => call!(self, mp_request_synchronize(&mut request, null_mut())),
                 _ => call!(self, mp_request_destroy(&mut request)),
             };
         }
@@ -850,8 +845,8 @@ impl Fuzzer<'_> {
         let mut done = 77;
         let (place, done) = (self.out(&mut request), self.out(&mut done));
         match self.below(3) {
-            0 => call!(self, mp_wait(place, null_mut())),
-            1 => call!(self, mp_test(place, done, null_mut())),
+            0 => call!(self, mp_request_synchronize(place, null_mut())),
+            1 => call!(self, mp_request_test(place, done, null_mut())),
             _ => call!(self, mp_request_destroy(place)),
         };
     }
@@ -882,20 +877,17 @@ impl Fuzzer<'_> {
             let (at, bit) = (self.below(128) as usize, self.below(8));
             handle.bytes[at] ^= 1 << bit;
         }
-        let (mut memory, mut device, mut bytes) = (poison(), 77, 77);
-        let outs = (self.out(&mut memory), self.out(&mut device), self.out(&mut bytes));
+        let (mut memory, mut device, mut seen, mut bytes) = (poison(), 77, poison(), 77);
+        let outs = (self.out(&mut memory), self.out(&mut device), self.out(&mut seen), self.out(&mut bytes));
         let handle = self.out(&mut handle);
-        if call!(self, mp_memory_import(context, handle, outs.0, outs.1, outs.2)) {
+        let kernels = if self.one_in(2) { MP_DEVICE_AUTO } else { self.below(6) as i32 - 1 };
+        if call!(self, mp_memory_import(context, handle, kernels, outs.0, outs.1, outs.2, outs.3)) {
             assert!(!damaged, "a damaged handle was taken for another");
+            let is_right = if kernels == MP_DEVICE_AUTO { seen.is_null() } else { seen == memory };
+            assert!(is_right || seen == poison(), "virtual devices have one address for all");
             call!(self, mp_memory_close(context, memory));
         } else {
-            assert_eq!((memory, device, bytes), (poison(), 77, 77), "an output was written");
-        }
-        let (mut seen, device) = (poison(), self.below(6) as i32 - 1);
-        let outs = (self.out(&mut memory), self.out(&mut seen), self.out(&mut bytes));
-        if call!(self, mp_memory_import_for(context, handle, device, outs.0, outs.1, outs.2)) {
-            assert_eq!(memory, seen, "virtual devices have one address for all");
-            call!(self, mp_memory_close(context, memory));
+            assert_eq!((memory, device, seen, bytes), (poison(), 77, poison(), 77), "an output was written");
         }
         let address = self.an_address();
         call!(self, mp_memory_close(context, pointer(address)));
@@ -920,13 +912,13 @@ impl Fuzzer<'_> {
             6 => {
                 let (mut counters, count) = (poison(), if self.one_in(4) { self.odd() } else { self.below(64) });
                 let out = self.out(&mut counters);
-                if call!(self, mp_signal_alloc(context, count, out)) {
+                if call!(self, mp_alloc_shared(context, MP_DEVICE_HOST, count.saturating_mul(8), out)) {
                     let mut first = 77;
                     // A context that others may destroy has no memory to look at.
-                    if self.lasting.contains(&context.addr()) && call!(self, mp_signal_read(context, counters, &mut first)) {
+                    if self.lasting.contains(&context.addr()) && call!(self, mp_signal_read(context, counters.cast(), &mut first)) {
                         assert_eq!(first, 0);
                     }
-                    call!(self, mp_free(context, counters.cast()));
+                    call!(self, mp_free(context, counters));
                 } else {
                     assert_eq!(counters, poison(), "an output was written");
                 }
@@ -992,7 +984,7 @@ impl Fuzzer<'_> {
         for at in 0..LASTING {
             let owner: mp_context_t = pointer(self.lasting[at]);
             let (mut first, mut raiser) = (null_mut(), null_mut());
-            assert!(call!(self, mp_signal_alloc(owner, COUNTERS + 1, &mut first)), "{}", last_error());
+            assert!(call!(self, mp_alloc_shared(owner, MP_DEVICE_HOST, 8 * (COUNTERS + 1), &mut first)), "{}", last_error());
             assert!(call!(self, mp_stream_create(owner, MP_DEVICE_HOST, &mut raiser)), "{}", last_error());
             self.counters.push(Counters { owner, first: first.addr(), raiser, values: [0; COUNTERS as usize] });
         }

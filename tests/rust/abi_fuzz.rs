@@ -155,10 +155,10 @@ impl World {
                     let mut request = handle(&self.requests, n[1]);
                     let mut done = 0;
                     match n[2] % 4 {
-                        0 => mp_wait(&mut request, null_mut()),
-                        1 => mp_test(&mut request, &mut done, null_mut()),
+                        0 => mp_request_synchronize(&mut request, null_mut()),
+                        1 => mp_request_test(&mut request, &mut done, null_mut()),
                         2 => mp_request_destroy(&mut request),
-                        _ => mp_wait(null_mut(), null_mut()),
+                        _ => mp_request_synchronize(null_mut(), null_mut()),
                     };
                 }
                 16 => {
@@ -218,13 +218,13 @@ impl World {
                 }
                 _ => {
                     let (mut gpus, mut hosts) = (-1, -1);
-                    let status = mp_context_device_count(context, if n[1].is_multiple_of(4) { null_mut() } else { &mut gpus }, &mut hosts);
-                    assert!(status == MP_SUCCESS || (gpus, hosts) == (-1, -1));
                     let mut backend = mp_backend_t::MP_BACKEND_AUTO;
-                    let status = mp_context_backend(context, if n[1].is_multiple_of(4) { null_mut() } else { &mut backend });
+                    let wanted = if n[1].is_multiple_of(4) { null_mut() } else { &raw mut gpus };
+                    let status = mp_context_get_info(context, &mut backend, wanted, &mut hosts);
+                    assert!(status == MP_SUCCESS || (gpus, hosts) == (-1, -1));
                     assert_eq!(status == MP_SUCCESS, backend == mp_backend_t::MP_BACKEND_HOST);
                     let mut capturing = -1;
-                    let status = mp_stream_is_capturing(context, poison(), &mut capturing);
+                    let status = mp_stream_get_info(context, poison(), null_mut(), &mut capturing);
                     assert_eq!(status == MP_SUCCESS, capturing == 0);
                 }
             }
@@ -358,7 +358,7 @@ impl World {
         }
         let mut waiting = request;
         // SAFETY: the request is valid for the call.
-        ok(unsafe { mp_wait(&mut waiting, null_mut()) });
+        ok(unsafe { mp_request_synchronize(&mut waiting, null_mut()) });
         self.requests.push(request);
         self.expect(&transfers);
     }
@@ -401,7 +401,7 @@ impl World {
         let (mut pointer, mut device, mut bytes) = (poison(), 77, 77);
         // SAFETY: all pointers are valid for the calls.
         unsafe {
-            let status = mp_memory_import(context, &handle, &mut pointer, &mut device, &mut bytes);
+            let status = mp_memory_import(context, &handle, MP_DEVICE_AUTO, &mut pointer, &mut device, null_mut(), &mut bytes);
             if status != MP_SUCCESS {
                 assert_eq!((pointer, device, bytes), (poison(), 77, 77), "an output was written");
                 return;
@@ -429,10 +429,10 @@ impl World {
             assert_eq!((read, reached), (tested, if read == MP_SUCCESS { 1 } else { 77 }));
             // To what it stands at: other memory is looked at too.
             assert_eq!(mp_signal_raise(context, counter, value), read);
-            if mp_signal_alloc(context, u64::from(n[7] % 99), &mut counters) == MP_SUCCESS {
-                ok(mp_signal_read(context, counters, &mut value));
+            if mp_alloc_shared(context, MP_DEVICE_HOST, 8 * u64::from(n[7] % 99), &mut counters) == MP_SUCCESS {
+                ok(mp_signal_read(context, counters.cast(), &mut value));
                 assert_eq!(value, 0);
-                ok(mp_free(context, counters.cast()));
+                ok(mp_free(context, counters));
             } else {
                 assert_eq!(counters, poison());
             }

@@ -84,7 +84,10 @@ fn from_the_call_on_it_counts_as_freed() {
         refused(node.try_plan(&[transfer(b, 1, a, 0, 4096)], null_mut()).0, MP_ERROR_INVALID_POINTER);
         refused(mp_memory_export(node.context, a.cast(), 8, &mut handle), MP_ERROR_INVALID_POINTER);
         let mut pointer = null_mut();
-        refused(mp_memory_import(node.context, &handle, &mut pointer, null_mut(), null_mut()), MP_ERROR_PEER_GONE);
+        refused(
+            mp_memory_import(node.context, &handle, MP_DEVICE_AUTO, &mut pointer, null_mut(), null_mut(), null_mut()),
+            MP_ERROR_PEER_GONE,
+        );
         let signal = mp_signal_t { counter: counter.cast(), value: 1 };
         refused(mp_stream_raise_signals(node.context, stream, &signal, 1), MP_ERROR_INVALID_POINTER);
         refused(free_async(&node, a, stream), MP_ERROR_INVALID_POINTER);

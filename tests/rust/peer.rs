@@ -116,7 +116,7 @@ pub fn export(node: &Node, memory: *const u8, bytes: usize) -> mp_memory_handle_
 pub fn try_import(node: &Node, handle: &mp_memory_handle_t) -> (mp_status_t, *mut u8) {
     let (mut pointer, mut device, mut bytes) = (poison(), i32::MAX, u64::MAX);
     // SAFETY: all pointers are valid for the call.
-    let status = unsafe { mp_memory_import(node.context, handle, &mut pointer, &mut device, &mut bytes) };
+    let status = unsafe { mp_memory_import(node.context, handle, MP_DEVICE_AUTO, &mut pointer, &mut device, null_mut(), &mut bytes) };
     let said = Handle::decode(&handle.bytes).map(|handle| (handle.number, handle.bytes));
     assert_eq!((device, bytes), if status == MP_SUCCESS { said.expect("a handle") } else { (i32::MAX, u64::MAX) });
     (status, pointer.cast())
@@ -254,8 +254,8 @@ pub fn raise_in(node: &Node, stream: mp_stream_t, signals: &[mp_signal_t]) {
 pub fn counters(node: &Node, count: usize) -> *mut u64 {
     let mut counters = null_mut();
     // SAFETY: the output is valid for the call.
-    ok(unsafe { mp_signal_alloc(node.context, count as u64, &mut counters) });
-    counters
+    ok(unsafe { mp_alloc_shared(node.context, MP_DEVICE_HOST, 8 * count as u64, &mut counters) });
+    counters.cast()
 }
 
 /// Waits on the host.

@@ -486,7 +486,7 @@ fn kernels_get_memory_of_a_gpu_out_of_sight() {
     let import_for = |handle: &mp_memory_handle_t, device: i32| {
         let (mut pointer, mut address, mut bytes) = (poison::<std::ffi::c_void>(), poison::<std::ffi::c_void>(), 77);
         // SAFETY: handle and outputs are valid for the call.
-        let status = unsafe { mp_memory_import_for(node.context, handle, device, &mut pointer, &mut address, &mut bytes) };
+        let status = unsafe { mp_memory_import(node.context, handle, device, &mut pointer, null_mut(), &mut address, &mut bytes) };
         (status, pointer, address.cast::<u8>(), bytes)
     };
     for handle in [in_sight, out_of_sight] {
@@ -503,7 +503,7 @@ fn kernels_get_memory_of_a_gpu_out_of_sight() {
     for (device, expected) in [(4, MP_ERROR_INVALID_DEVICE), (-3, MP_ERROR_INVALID_DEVICE)] {
         let (status, pointer, ..) = import_for(&in_sight, device);
         assert_eq!((status, pointer), (expected, poison()));
-        assert_eq!(last_argument().as_deref(), Some("device"), "the handle is right");
+        assert_eq!(last_argument().as_deref(), Some("kernels"), "the handle is right");
     }
     import_refused(&node, &out_of_sight, MP_ERROR_NOT_SUPPORTED); // for plans
     node.still_works();

@@ -23,7 +23,6 @@ namespace mpgpu::halo {
 /// A form of an exchange that was measured when a plan was made.
 struct measured_form {
     std::uint64_t direct_pieces; ///< as in `options`
-    bool joint;                  ///< as in `options`
     double seconds;              ///< of one of several exchanges in a row, no host waiting between them, from the first
                                  ///< call until the slowest rank has finished the last: the least seen
     bool pushed;                 ///< as in `options`
@@ -85,7 +84,6 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
 /// How something can be exchanged, among others.
 struct form {
     std::uint64_t direct_pieces; ///< as in `options`
-    bool joint;                  ///< as in `options`
     bool pushed = false;         ///< as in `options`
 };
 
@@ -133,19 +131,16 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
 
 /// What is wrong with the form that is asked for.
 [[nodiscard]] inline std::optional<error_details> wrong(const options &how) {
-    if (how.pushed.value_or(false) && (how.direct_pieces.value_or(0) != 0 || how.joint.value_or(false))) {
-        return invalid("how",
-                       "options::pushed with " +
-                           (how.joint.value_or(false) ? std::string("joint")
-                                                      : "direct_pieces=" + std::to_string(*how.direct_pieces)) +
-                           ": pushed messages are all packed, and no transfers are planned; leave the other out");
+    if (how.pushed.value_or(false) && how.direct_pieces.value_or(0) != 0) {
+        return invalid("how", "options::pushed with direct_pieces=" + std::to_string(*how.direct_pieces) +
+                                  ": pushed messages are all packed; leave the other out");
     }
     return std::nullopt;
 }
 
 /// Whether messages are to be pushed, or it is to be tried whether that is faster.
 [[nodiscard]] inline bool tries_pushed(const grid &g, const options &how, bool can_push) {
-    return how.pushed.value_or(can_push && !how.direct_pieces && !how.joint.value_or(false) && packs(g, 0));
+    return how.pushed.value_or(can_push && !how.direct_pieces && packs(g, 0));
 }
 
 /// How long `work()` takes, in seconds.
@@ -159,11 +154,11 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
 /// (`can_pack`), those that need none; where all need it, one that says so when the plan is made.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const grid &g,
                                                               const std::vector<std::size_t> &element_bytes,
-                                                              const options &how, bool can_pack, bool in_one_plan) {
+                                                              const options &how, bool can_pack, int ranks_in_a_plan) {
     if (how.direct_pieces) {
         return {*how.direct_pieces};
     }
-    std::vector<std::uint64_t> limits = limits_of(g, element_bytes, in_one_plan);
+    std::vector<std::uint64_t> limits = limits_of(g, element_bytes, ranks_in_a_plan);
     if (!can_pack) {
         limits.erase(std::remove_if(limits.begin(), limits.end(), [&](std::uint64_t limit) { return packs(g, limit); }),
                      limits.end());
@@ -174,7 +169,7 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
 [[nodiscard]] inline std::string text_of(const std::vector<measured_form> &measured,
                                          const std::vector<refused_form> &refused) {
     const auto name = [](const auto &of) {
-        return of.pushed ? "pushed: " : "up to " + std::to_string(of.direct_pieces) + (of.joint ? " jointly: " : ": ");
+        return of.pushed ? "pushed: " : "planned, up to " + std::to_string(of.direct_pieces) + ": ";
     };
     std::string text;
     for (const measured_form &one : measured) {

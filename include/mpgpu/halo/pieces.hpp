@@ -114,12 +114,8 @@ struct options {
     std::optional<std::uint64_t> direct_pieces;
     /// Packs and unpacks; empty: CPU loops, which only the host backend can use.
     copier copy;
-    /// How the transfers are planned.
+    /// How the transfers are planned: between processes by `mpgpu::node::plan`, for all ranks of a node together.
     plan_options transfers;
-    /// Between processes: whether the ranks of a node plan their transfers jointly, as `mpgpu::node::plan` does, or
-    /// each its own, ordered by signals. Empty: jointly where that is faster by more than 5 %, which making the plan
-    /// measures for each of the forms above.
-    std::optional<bool> joint;
     /// For plans that span nodes.
     mpi_memory between_nodes = mpi_memory::automatic;
     /// For plans that span nodes; the same on all ranks.
@@ -129,9 +125,8 @@ struct options {
     persistent_copier persistent_copy;
     /// Whether the kernel that packs writes each message straight into the memory of the rank that receives it and
     /// tells it, so that nothing is copied; between processes the same kernel unpacks what arrives, and is all of an
-    /// exchange. All ranks must be on one node. Everything is packed: true goes with no `direct_pieces` but 0, and with
-    /// no `joint` but false. Empty: measured beside the forms above, where `direct_pieces` is left empty and `joint` is
-    /// not true, and taken if faster by more than 5 %.
+    /// exchange. All ranks must be on one node. Everything is packed: true goes with no `direct_pieces` but 0. Empty:
+    /// measured beside the forms above, where `direct_pieces` is left empty, and taken if faster by more than 5 %.
     std::optional<bool> pushed;
     /// The kernel for that: on CUDA `cuda_pushed()` of mpgpu/halo.cuh. Empty: CPU threads, which only the host backend
     /// can use.

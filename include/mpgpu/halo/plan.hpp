@@ -23,14 +23,6 @@ namespace mpgpu::halo {
 
 namespace detail {
 
-/// A signal between two ranks, in one of two forms. Counted, its value in exchange n is n - `lag`. The launches of a
-/// captured exchange all have the values of one, so there it is a flag: raised to 1, and set back to 0 by its waiter.
-struct rank_signal {
-    std::uint64_t *count;
-    std::uint64_t lag;
-    std::uint64_t *flag;
-};
-
 /// Messages between this process's rank and ranks of other nodes, moved by whatever reaches them.
 class off_node {
   public:
@@ -90,10 +82,9 @@ class plan {
 
     /// One process for each rank, which gives the arrays of its own; `node` is an `mpi::node`, and this takes
     /// mpgpu/halo_mpi.hpp. Ranks have the numbers in the node's communicator that they have in the grid. Collective
-    /// over them. In the time loop, ranks of one node are ordered by their streams and by signals: no call into MPI,
-    /// and no host waits. With ranks on other nodes messages are exchanged by MPI: `start` waits for the packs and
-    /// calls MPI, and so does `finish`, which waits for the messages. MPI must then allow calls from the thread that
-    /// calls these.
+    /// over them. In the time loop, ranks of one node are ordered by their streams: no call into MPI, and no host
+    /// waits. With ranks on other nodes messages are exchanged by MPI: `start` waits for the packs and calls MPI, and
+    /// so does `finish`, which waits for the messages. MPI must then allow calls from the thread that calls these.
     ///
     /// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the
     /// fastest on the slowest of them. A form that one of them is refused is out on all. Memory that cannot be mapped
@@ -137,10 +128,9 @@ class plan {
     void exchange(stream_view stream) {
         check_made();
         if (push_) {
-            choose_signals(stream);
             std::int32_t of = MP_DEVICE_HOST;
-            detail::check(mp_stream_device(context_, stream.get(), &of));
-            if (!by_flags_ && of == lanes_.front().inbox.location().id()) {
+            look_at(stream, &of);
+            if (!is_captured_ && of == lanes_.front().inbox.location().id()) {
                 push(stream); // where nothing has to join it
                 return;
             }
@@ -157,7 +147,7 @@ class plan {
     void start(stream_view stream) {
         check_made();
         complete();
-        choose_signals(stream);
+        look_at(stream);
         const mpgpu::stream &order = lanes_.front().order;
         begun_.record(stream);
         order.wait(begun_);
@@ -165,29 +155,18 @@ class plan {
             push(order);
             return;
         }
-        ++exchanges_;
-        raise(ghosts_free_);
-        if (was_captured_) { // also where there are only messages: the earlier ones are unpacked, in stream order
-            raise(taken_);
-        }
         if (packs_) {
             fork([](const lane &l) -> const launch_function & { return l.pack; });
         }
         if (off_node_) {
             off_node_->packed(order);
         }
-        wait(room_);
         if (transfers_) {
             ++transferred_;
             transfers_->enqueue(order);
         }
-        raise(sent_);
-        wait(arrived_);
         if (packs_) {
             fork([](const lane &l) -> const launch_function & { return l.unpack; });
-        }
-        if (!was_captured_) {
-            raise(taken_);
         }
         finished_.record(order);
         if (off_node_) { // last, so that what is enqueued for ranks of this node runs while the host waits
@@ -215,8 +194,6 @@ class plan {
     /// `options::direct_pieces` as it is in force: given, or chosen by measurement. 0 where memory of other processes
     /// could not be written to directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
-    /// `options::joint` as it is in force. False in one process, which plans all its transfers together anyway.
-    [[nodiscard]] bool joint() const noexcept { return joint_; }
     /// `options::pushed` as it is in force.
     [[nodiscard]] bool pushed() const noexcept { return pushed_; }
     /// The forms that were measured to choose it, with the same times on all ranks; empty where there was no choice.
@@ -225,8 +202,8 @@ class plan {
     [[nodiscard]] std::string describe() const {
         return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
                " bytes straight into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
-               (direct_pieces_ == 1 ? " piece" : " pieces") + (joint_ ? ", planned jointly" : "") +
-               (pushed_ ? ", pushed into the memory of their receivers by the kernel that packs" : "") +
+               (direct_pieces_ == 1 ? " piece" : " pieces") +
+               (pushed_ ? ", pushed into the memory of their receivers by the kernel that packs" : ", planned") +
                detail::text_of(measured_, refused_) + "\n";
     }
 
@@ -239,6 +216,7 @@ class plan {
     /// A rank of this process.
     struct lane {
         int rank;
+        rank_arrays arrays;
         stream order; ///< its packs and unpacks; that of the first lane also orders everything else
         event done;
         memory outbox;
@@ -246,12 +224,6 @@ class plan {
         launch_function pack;
         launch_function unpack;
         launch_function unpack_off_node;
-    };
-
-    /// Where a rank's ghost cells and messages are written. Ranks that this process does not send to have none.
-    struct peer {
-        rank_arrays arrays;
-        device_span<std::byte> inbox;
     };
 
     /// That the arguments have been looked at, before anything is made.
@@ -288,13 +260,23 @@ class plan {
             detail::schedule_of(g, detail::element_sizes(arrays[0]), direct_pieces, [](int) { return true; });
         plan made(ctx, valid{});
         made.direct_pieces_ = direct_pieces;
-        std::vector<peer> peers;
         for (int rank = 0; rank < rank_count(g); ++rank) {
-            const rank_arrays &own = arrays[static_cast<std::size_t>(rank)];
-            made.add_lane(ctx, all, rank, own[0].location, false);
-            peers.push_back({own, made.lanes_.back().inbox});
+            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)], false);
         }
-        made.build(ctx, g, all, peers, how);
+        made.add_copies(ctx, g, all, how);
+        std::vector<transfer> transfers;
+        for (const detail::rank_pair &p : all.pairs) {
+            lane &from = made.lanes_[static_cast<std::size_t>(p.from)];
+            lane &to = made.lanes_[static_cast<std::size_t>(p.to)];
+            detail::add_direct(transfers, p, g, from.arrays, to.arrays);
+            if (p.from != p.to && p.bytes > 0) {
+                transfers.push_back(make_transfer(to.inbox.subspan(p.inbox_offset, p.bytes),
+                                                  from.outbox.subspan(p.outbox_offset, p.bytes)));
+            }
+        }
+        if (!transfers.empty()) {
+            made.transfers_.emplace(ctx, transfers, how.transfers);
+        }
         return made;
     }
 
@@ -309,18 +291,17 @@ class plan {
         plan made(ctx, valid{});
         made.pushed_ = true;
         for (int rank = 0; rank < rank_count(g); ++rank) {
-            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)][0].location, false);
+            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)], false);
         }
         const auto inbox = [&made](int rank) { return made.lanes_[static_cast<std::size_t>(rank)].inbox.data(); };
         for (lane &l : made.lanes_) {
-            const rank_arrays &own = arrays[static_cast<std::size_t>(l.rank)];
-            detail::pushed_messages sent = detail::messages_of(all, at, g, l.rank, own, inbox, false);
+            detail::pushed_messages sent = detail::messages_of(all, at, g, l.rank, l.arrays, inbox, false);
             detail::pushed_messages received;
             received.received.swap(sent.received);
-            made.count_sent(all, l.rank, own);
+            made.count_sent(all, l);
             if (!sent.sent.empty()) {
-                l.pack = make(ctx, own[0].location, sent, 1);
-                l.unpack = make(ctx, own[0].location, received, 1);
+                l.pack = make(ctx, l.arrays[0].location, sent, 1);
+                l.unpack = make(ctx, l.arrays[0].location, received, 1);
                 made.packs_ = true;
             }
         }
@@ -339,12 +320,12 @@ class plan {
         };
         if (!how.pushed.value_or(false)) {
             for (const std::uint64_t limit :
-                 detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), true)) {
-                attempt({limit, false}, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
+                 detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), rank_count(g))) {
+                attempt({limit}, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
             }
         }
         if (detail::tries_pushed(g, how, detail::can_push(ctx, how))) {
-            attempt({0, false, true}, [&] { made.push_back(with_pushed(ctx, g, arrays, how)); });
+            attempt({0, true}, [&] { made.push_back(with_pushed(ctx, g, arrays, how)); });
         }
         std::vector<double> seconds;
         if (made.size() > 1) {
@@ -365,27 +346,22 @@ class plan {
 
     static bool can_pack(const context &ctx, const options &how) { return how.copy || ctx.backend() == backend::host; }
 
-    [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, joint_, pushed_}; }
+    [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, pushed_}; }
 
-    /// Exchanges so many times and waits. Where that fails, other processes are told that all have been made, so that
-    /// they do not wait for this one: by signals, or by taking part in all.
+    /// Exchanges so many times and waits. Where that fails, other processes do not wait for this one: it takes part in
+    /// all the transfers, and tells kernels that push.
     void run(const stream &order, int exchanges) {
-        const std::uint64_t last = exchanges_ + static_cast<std::uint64_t>(exchanges);
-        const std::uint64_t last_transferred = transferred_ + static_cast<std::uint64_t>(exchanges);
 #if MPGPU_EXCEPTIONS
+        const std::uint64_t last = transferred_ + static_cast<std::uint64_t>(exchanges);
         try {
 #endif
-            while (exchanges_ < last) {
+            for (int i = 0; i < exchanges; ++i) {
                 exchange(order);
             }
             order.synchronize();
 #if MPGPU_EXCEPTIONS
         } catch (...) {
-            exchanges_ = last;
-            raise(ghosts_free_);
-            raise(sent_);
-            raise(taken_);
-            take_part(last_transferred);
+            take_part(last);
             for (std::uint64_t *const gone : gone_there_) {
                 static_cast<void>(mp_signal_raise(context_, gone, 1)); // their kernels give up
             }
@@ -395,10 +371,10 @@ class plan {
     }
 
 #if MPGPU_EXCEPTIONS
-    /// Enqueues transfers alone, where the ranks make them jointly, or leaves the plan, which others then learn.
+    /// Enqueues transfers alone, where all ranks make them together, or leaves the plan, which others then learn.
     void take_part(std::uint64_t until) noexcept {
         try {
-            while (joint_ && transfers_ && transferred_ < until) {
+            while (imports_ && transfers_ && transferred_ < until) {
                 ++transferred_;
                 transfers_->enqueue(lanes_.front().order);
             }
@@ -420,7 +396,7 @@ class plan {
         for (std::size_t form = 0; form < seconds.size(); ++form) {
             if (seconds[form] != never) {
                 const detail::form is = forms[form].which();
-                forms[best].measured_.push_back({is.direct_pieces, is.joint, seconds[form], is.pushed});
+                forms[best].measured_.push_back({is.direct_pieces, seconds[form], is.pushed});
             }
         }
         forms[best].refused_ = out;
@@ -429,57 +405,33 @@ class plan {
 
     /// With `maps`, other processes map the messages' memory and MPI is given none of it: it is then memory that they
     /// can map whatever MPI has open in the same process.
-    void add_lane(const context &ctx, const detail::schedule &all, int rank, device where, bool maps) {
+    void add_lane(const context &ctx, const detail::schedule &all, int rank, const rank_arrays &arrays, bool maps) {
+        const device where = arrays[0].location;
         const auto index = static_cast<std::size_t>(rank);
         const auto make = [&](std::size_t bytes) {
             return maps || where.is_host() ? memory::shared(ctx, where, bytes) : memory(ctx, where, bytes);
         };
-        lanes_.push_back({rank, stream(ctx, where), event(ctx), make(all.outbox_bytes[index]),
+        lanes_.push_back({rank, arrays, stream(ctx, where), event(ctx), make(all.outbox_bytes[index]),
                           make(all.inbox_bytes[index]), launch_function(), launch_function(), launch_function()});
     }
 
-    /// Packs, unpacks and transfers. `peers` by rank: those that this process's ranks send to, and all of its own.
-    void build(const context &ctx, const grid &g, const detail::schedule &all, std::vector<peer> &peers,
-               const options &how) {
-        add_copies(ctx, g, all, peers, how);
-        std::vector<transfer> transfers;
-        for (lane &l : lanes_) {
-            const rank_arrays &own = peers[static_cast<std::size_t>(l.rank)].arrays;
-            for (const detail::rank_pair &p : all.pairs) {
-                peer &receiver = peers[static_cast<std::size_t>(p.to)];
-                if (p.from == l.rank) {
-                    detail::add_direct(transfers, p, g, own, receiver.arrays);
-                }
-                if (p.from == l.rank && p.to != l.rank && p.bytes > 0 && p.on_node) {
-                    transfers.push_back(make_transfer(receiver.inbox.subspan(p.inbox_offset, p.bytes),
-                                                      l.outbox.subspan(p.outbox_offset, p.bytes)));
-                }
-            }
-        }
-        if (!transfers.empty()) {
-            transfers_.emplace(ctx, transfers, how.transfers);
-        }
-    }
-
-    /// Packs and unpacks. Of `peers` those of this process's ranks are looked at.
-    void add_copies(const context &ctx, const grid &g, const detail::schedule &all, const std::vector<peer> &peers,
-                    const options &how) {
+    /// Packs and unpacks.
+    void add_copies(const context &ctx, const grid &g, const detail::schedule &all, const options &how) {
         const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
         for (lane &l : lanes_) {
             std::vector<piece> pack;
             std::vector<piece> unpack;
             std::vector<piece> unpack_off_node;
-            const rank_arrays &own = peers[static_cast<std::size_t>(l.rank)].arrays;
-            count_sent(all, l.rank, own);
+            count_sent(all, l);
             for (const detail::rank_pair &p : all.pairs) {
                 std::byte *sent = l.outbox.data() + p.outbox_offset;
                 const bool copied = p.on_node || how.persistent == persistent_form::none; // here, not by off_node_
                 if (copied && p.from == l.rank) {
-                    detail::add_pieces(pack, p, g, own, sent, direction::pack);
+                    detail::add_pieces(pack, p, g, l.arrays, sent, direction::pack);
                 }
                 if (copied && p.to == l.rank) {
                     std::byte *got = p.from == p.to ? sent : l.inbox.data() + p.inbox_offset;
-                    detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, g, own, got, direction::unpack);
+                    detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, g, l.arrays, got, direction::unpack);
                 }
             }
             if ((!pack.empty() || !unpack.empty() || !unpack_off_node.empty()) && !copy) {
@@ -490,40 +442,39 @@ class plan {
                                                  "to the largest value to copy each row by itself"));
             }
             if (!pack.empty()) {
-                l.pack = copy(ctx, own[0].location, pack, direction::pack);
+                l.pack = copy(ctx, l.arrays[0].location, pack, direction::pack);
             }
             if (!unpack.empty()) {
-                l.unpack = copy(ctx, own[0].location, unpack, direction::unpack);
+                l.unpack = copy(ctx, l.arrays[0].location, unpack, direction::unpack);
             }
             if (!unpack_off_node.empty()) {
-                l.unpack_off_node = copy(ctx, own[0].location, unpack_off_node, direction::unpack);
+                l.unpack_off_node = copy(ctx, l.arrays[0].location, unpack_off_node, direction::unpack);
             }
             packs_ = packs_ || l.pack || l.unpack;
         }
     }
 
-    void count_sent(const detail::schedule &all, int rank, const rank_arrays &own) noexcept {
+    void count_sent(const detail::schedule &all, const lane &own) noexcept {
         const auto bytes = [&own](const std::vector<detail::region> &regions) {
             std::uint64_t sum = 0;
             for (const detail::region &r : regions) {
-                for (const rank_array &one : own) {
+                for (const rank_array &one : own.arrays) {
                     sum += detail::cells_of(r) * one.element_bytes;
                 }
             }
             return sum;
         };
         for (const detail::rank_pair &p : all.pairs) {
-            direct_bytes_ += p.from == rank ? bytes(p.direct) : 0;
-            packed_bytes_ += p.from == rank ? bytes(p.packed) : 0;
+            direct_bytes_ += p.from == own.rank ? bytes(p.direct) : 0;
+            packed_bytes_ += p.from == own.rank ? bytes(p.packed) : 0;
         }
     }
 
     /// Launches the kernel that is the whole of an exchange, after the last exchange, in a stream of its device.
     void push(stream_view stream) {
         detail::check(mp_kernel_wait_signals(context_, &gone_, 1));
-        ++exchanges_;
         event &end = end_of_last();
-        if (!by_flags_) {
+        if (!is_captured_) {
             detail::check(mp_stream_wait_event(context_, stream.get(), end.get()));
         }
         push_(stream);
@@ -533,7 +484,7 @@ class plan {
     /// What stands for the end of the last exchange. Of a kernel that pushes, another event in a capture: exchanges
     /// that are not captured come after each other, in whatever streams, and those of a capture are in one.
     [[nodiscard]] event &end_of_last() noexcept {
-        return push_ && by_flags_ ? lanes_.front().done : finished_;
+        return push_ && is_captured_ ? lanes_.front().done : finished_;
     }
 
     void check_made() const {
@@ -577,47 +528,18 @@ class plan {
         }
     }
 
-    /// Flags for an exchange that is captured. From the first one on, on all ranks alike, no exchange relies on what
-    /// the one before it has counted, because nobody knows how often a graph was launched since.
-    void choose_signals(stream_view stream) {
-        if (!imports_ && !off_node_) {
+    /// Whether the exchange is captured, which MPI's messages cannot be; and of which device the stream is.
+    void look_at(stream_view stream, std::int32_t *of = nullptr) {
+        if (!push_ && !off_node_) {
             return;
         }
         std::int32_t capturing = 0;
-        detail::check(mp_stream_is_capturing(context_, stream.get(), &capturing));
-        if (capturing != 0 && off_node_) {
+        detail::check(mp_stream_get_info(context_, stream.get(), of, &capturing));
+        is_captured_ = capturing != 0;
+        if (is_captured_ && off_node_) {
             detail::fail(detail::refusal(status::not_supported, "stream",
                                          "an exchange with ranks on other nodes is not captured: MPI sends its "
                                          "messages, and MPI knows nothing of graphs"));
-        }
-        by_flags_ = capturing != 0;
-        was_captured_ = was_captured_ || by_flags_;
-    }
-
-    const std::vector<signal_value> &values(const std::vector<detail::rank_signal> &all, std::uint64_t flag) {
-        signals_.clear();
-        for (const detail::rank_signal &s : all) {
-            const std::uint64_t count = exchanges_ - (was_captured_ ? 0 : s.lag);
-            signals_.push_back(by_flags_ ? signal_value{s.flag, flag} : signal_value{s.count, count});
-        }
-        return signals_;
-    }
-
-    void raise(const std::vector<detail::rank_signal> &all, std::uint64_t flag = 1) {
-        if (!all.empty()) {
-            const std::vector<signal_value> &now = values(all, flag);
-            detail::check(mp_stream_raise_signals(context_, lanes_.front().order.get(), now.data(), now.size()));
-        }
-    }
-
-    void wait(const std::vector<detail::rank_signal> &all) {
-        if (!all.empty()) {
-            const std::vector<signal_value> &now = values(all, 1);
-            detail::check(mp_stream_wait_signals(context_, lanes_.front().order.get(), now.data(), now.size()));
-            if (by_flags_) {
-                // Before anything that lets the raiser raise it again.
-                raise(all, 0);
-            }
         }
     }
 
@@ -630,12 +552,9 @@ class plan {
     std::shared_ptr<detail::off_node> off_node_; ///< where there are ranks on other nodes
     bool under_way_ = false;                     ///< an exchange with them
     bool packs_ = false;
-    std::uint64_t exchanges_ = 0;   ///< started so far
     std::uint64_t transferred_ = 0; ///< how often the transfers were enqueued
-    bool by_flags_ = false;         ///< the exchange that is being enqueued is captured
-    bool was_captured_ = false;     ///< an exchange was: see `choose_signals`
+    bool is_captured_ = false;      ///< the exchange that is being enqueued
     std::uint64_t direct_pieces_ = 0;
-    bool joint_ = false;
     bool pushed_ = false;
     launch_function push_;                    ///< between processes, where messages are pushed
     signal_value gone_{nullptr, 1};           ///< raised when a rank has ended: `push_` waits no longer
@@ -644,14 +563,6 @@ class plan {
     std::vector<detail::refused_form> refused_; ///< forms that were refused
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
-
-    // Between processes, in the order of an exchange. In one process, streams order everything, and these are empty.
-    std::vector<detail::rank_signal> ghosts_free_; ///< raised: ranks that write here directly may
-    std::vector<detail::rank_signal> room_;        ///< waited for: where this rank writes may be written
-    std::vector<detail::rank_signal> sent_;        ///< raised: what this rank sends has arrived
-    std::vector<detail::rank_signal> arrived_;     ///< waited for: what others send here
-    std::vector<detail::rank_signal> taken_;       ///< raised: messages are unpacked and may be overwritten
-    std::vector<signal_value> signals_;            ///< of one call, kept for its capacity
 };
 
 } // namespace mpgpu::halo

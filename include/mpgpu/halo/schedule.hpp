@@ -182,29 +182,26 @@ template <class Here>
 }
 
 /// The values of `options::direct_pieces` that are worth measuring, each of which gives another schedule: never
-/// straight, single pieces, and the greatest that makes at most 16384 transfers, of all ranks where they are
-/// `in_one_plan` and else of any one. The same on all ranks, whichever of them share a node.
+/// straight, single pieces, and the greatest that makes at most 16384 transfers in a plan, which has those of so many
+/// of the ranks. The same on all ranks, whichever of them share a node.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_of(const grid &g, const std::vector<std::size_t> &element_bytes,
-                                                          bool in_one_plan) {
+                                                          int ranks_in_a_plan) {
     constexpr std::uint64_t most_transfers = 16384; // planned in some 40 ms
     constexpr std::uint64_t any = std::numeric_limits<std::uint64_t>::max();
     const schedule all = schedule_of(g, element_bytes, any, [](int) { return true; });
-    std::map<std::uint64_t, std::map<int, std::uint64_t>> transfers; // of regions of so many pieces, by sender
+    std::map<std::uint64_t, std::uint64_t> transfers; // of regions of so many pieces
     for (const rank_pair &p : all.pairs) {
         for (const region &r : p.direct) {
             const pieces_of pieces = split(r, array_extents(g, p.from), array_extents(g, p.to));
             const auto count = static_cast<std::uint64_t>(pieces.rows * pieces.planes);
-            transfers[count][in_one_plan ? 0 : p.from] += count * element_bytes.size();
+            transfers[count] += count * element_bytes.size();
         }
     }
     std::uint64_t rows = 1;
-    std::map<int, std::uint64_t> made;
-    for (const auto &[count, of_senders] : transfers) {
-        std::uint64_t most = 0;
-        for (const auto &[sender, number] : of_senders) {
-            most = std::max(most, made[sender] += number);
-        }
-        if (most > most_transfers) {
+    std::uint64_t made = 0;
+    for (const auto &[count, number] : transfers) {
+        made += number;
+        if (made * static_cast<std::uint64_t>(ranks_in_a_plan) / all.outbox_bytes.size() > most_transfers) {
             break;
         }
         rows = count;

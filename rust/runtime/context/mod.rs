@@ -52,4 +52,3 @@ pub use lifetime::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use open::{DISCOVERED, File, Origin, PROBED, files_here, machine_here};
 pub use probe::ProbeReport;
 pub use score::Executed;
-pub use signals::MOST_SIGNALS;

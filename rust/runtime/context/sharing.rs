@@ -241,12 +241,12 @@ impl Context {
         self.import_through(handle, None)
     }
 
-    /// The same for kernels of `device`: the address to close, and the one that these kernels have. The memory may be on a GPU out of sight.
-    pub fn import_memory_for(&self, handle: &Handle, device: DeviceId) -> Result<(u64, u64), Error> {
-        self.check_device(device)?;
-        let (address, _) = self.import_through(handle, Some(device))?;
-        match self.backend().address_for(device, address) {
-            Ok(seen) => Ok((address, seen)),
+    /// The same, and the address that kernels of `kernels` have, 0 where that is none. The memory may then be on a GPU out of sight.
+    pub fn import_memory_for(&self, handle: &Handle, kernels: Option<DeviceId>) -> Result<(u64, DeviceId, u64), Error> {
+        kernels.map_or(Ok(()), |kernels| self.check_device(kernels))?;
+        let (address, on) = self.import_through(handle, kernels)?;
+        match kernels.map_or(Ok(0), |kernels| self.backend().address_for(kernels, address)) {
+            Ok(seen) => Ok((address, on, seen)),
             Err(error) => {
                 self.close_memory(address)?;
                 Err(error.into())

@@ -4,7 +4,6 @@ use super::error::Error;
 use super::lifetime::Context;
 use crate::backend::{FailedWait, Signal, StreamHandle};
 use crate::ipc;
-use crate::topology::DeviceId;
 use std::time::{Duration, Instant};
 
 /// What is done with a counter.
@@ -14,9 +13,6 @@ enum SignalUse {
     Raise,
     Read,
 }
-
-/// Counters of one allocation at most.
-pub const MOST_SIGNALS: u64 = (4 << 20) / 8 - 1;
 
 impl Context {
     /// Makes later work in `stream` wait until every counter has reached its value.
@@ -38,11 +34,6 @@ impl Context {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Wait)?;
         Ok(self.backend().kernel_wait_signals(signals, false)?)
-    }
-
-    /// Host memory for `count` counters, at most [`MOST_SIGNALS`], each of which stands at 0. An allocation as any other.
-    pub fn allocate_signals(&self, count: u64) -> Result<u64, Error> {
-        self.allocate_shared(DeviceId::HOST, 8 * count)
     }
 
     /// Raises a counter to its value now, after everything that the calling thread has written or seen.
@@ -113,7 +104,7 @@ impl Context {
             if !counter.is_multiple_of(8) {
                 return Err(bad("is not aligned to 8 bytes"));
             }
-            let unknown = "is not memory that this context knows: allocate it with mp_signal_alloc";
+            let unknown = "is not memory that this context knows: allocate it with mp_alloc_shared";
             let allocation = self.shared.locate(counter)?.ok_or_else(|| bad(unknown))?;
             if allocation.bytes - (counter - allocation.base) < 8 {
                 return Err(bad("runs out of its allocation: a counter has 8 bytes"));
