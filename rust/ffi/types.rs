@@ -403,8 +403,8 @@ pub struct mp_message_descriptor_t {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_agent_t {
     /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
-    /// tuning file of rank 0 has them, else as the model expects. Steps choose by measured times whether to move each by
-    /// itself, several together, or all after the last, unless `adapt` of the plan's options is off.
+    /// tuning file of rank 0 has them, else as the model expects. With `arrivals` off steps choose by measured times
+    /// whether to move each by itself, several together, or all after the last, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,

@@ -195,18 +195,21 @@ class benchmark {
         const mpgpu::partitioning best = node_.tune_partitions(windows, {transfer}, produce_in);
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         std::printf("tuning took %.2f s\n", took.count());
-        for (const mpgpu::partitioning &how : {best, mpgpu::partitioning{}}) {
+        for (const mpgpu::partitioning &how :
+             {best, mpgpu::partitioning{}, mpgpu::partitioning{0, mpgpu::agent::automatic, false}}) {
             const mpgpu::plan plan = node_.plan(windows, {transfer}, how);
             const std::string description = plan.describe();
             const std::size_t line = description.rfind("transfer 0 of rank 0: ");
             const std::string name = description.substr(line + 22, description.find('\n', line) - line - 22);
-            // Automatic steps have chosen by then.
-            for (int i = 0; how.mover == mpgpu::agent::automatic && i < 400; ++i) {
+            // Untold steps have chosen by then.
+            for (int i = 0; !how.arrivals && i < 400; ++i) {
                 launch_armed(plan, plan.trigger(0, 0), word{1});
                 plan.enqueue(stream_);
                 stream_.synchronize();
             }
-            report((how.mover == mpgpu::agent::automatic ? "automatic: " : "tuned: ") + name,
+            report((how.mover == mpgpu::agent::automatic ? (how.arrivals ? "automatic: " : "automatic, untold: ")
+                                                         : "tuned: ") +
+                       name,
                    step_of(plan, plan.trigger(0, 0)), bulk, limit);
         }
     }

@@ -99,7 +99,7 @@ pub enum PartitionUse {
     Stored,
 }
 
-/// The lanes that write to the destination of each transfer, numbered, and how many.
+/// The lanes that write to the destination of each transfer, numbered.
 fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     let mut writers: Vec<Lanes> = vec![Lanes::new(); transfers];
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -114,23 +114,13 @@ fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     writers
 }
 
-/// The most lanes that write to the destination of each transfer, in any of some divisions.
-pub fn most_writers<'a>(divided: impl IntoIterator<Item = &'a Parts>, transfers: usize) -> Vec<u32> {
-    let mut most = vec![0; transfers];
-    for parts in divided {
-        most.iter_mut().zip(writers(parts, transfers)).for_each(|(most, lanes)| *most = (lanes.len() as u32).max(*most));
-    }
-    most
-}
-
 /// Adds the flags of `partitions`, one entry for each transfer, to a division of a program whose copies begin and end where partitions do, or groups
-/// of them. Where it tells of arrivals a partition has as many flags as `most_writers` says, so that all divisions of a batch may have them in common.
+/// of them.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
     partitions: &[Partitions],
     purpose: PartitionUse,
-    most_writers: &[u32],
 ) -> Result<Vec<PartitionFlags>, ReadElsewhere> {
     for (rank, part) in (0..).zip(&parts.parts) {
         for (transfer, ..) in part.steps.iter().flat_map(|step| &step.copies).filter_map(source) {
@@ -157,7 +147,7 @@ pub fn add_partition_flags(
     }
     for (transfer, (partitions, ends)) in all() {
         let flags: &mut PartitionFlags = &mut flags[transfer];
-        flags.writers = if is_stored { 1 } else { most_writers[transfer] * u32::from(tells) };
+        flags.writers = if is_stored { 1 } else { writers[transfer].len() as u32 * u32::from(tells) };
         flags.arrived = add(partitions.count * flags.writers, ends.src, ends.dst);
         if is_stored {
             flags.ready = flags.arrived;

@@ -56,8 +56,6 @@ pub(super) struct PartitionedBatch {
     /// As [`Partitioned::shape`].
     pub shape: String,
     pub partitions: Vec<Partitions>,
-    /// Flags of arrival of each partition ([`add_partition_flags`]).
-    pub most_writers: Vec<u32>,
 }
 
 impl Partitioned {
@@ -71,7 +69,7 @@ impl Partitioned {
         unsupported: &dyn Fn(usize, String) -> Error,
     ) -> Result<Partitioned, Error> {
         let first = parts.flags.len() as u32;
-        let flags = add_partition_flags(parts, batch, &of.partitions, of.agent.purpose(), &of.most_writers).map_err(|elsewhere| {
+        let flags = add_partition_flags(parts, batch, &of.partitions, of.agent.purpose()).map_err(|elsewhere| {
             let reason = format!(
                 "rank {} would read it, whose lanes a producer of another rank cannot tell: let host memory be sent by the rank of a GPU that it \
                  goes to",

@@ -8,7 +8,8 @@ use crate::topology::Machine;
 /// Who moves partitions that are ready.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// Copy engines, as many partitions at a time as steps turn out to be fastest with: one, several or all.
+    /// Copy engines. Where nobody is told of arrivals, as many partitions at a time as steps turn out to be fastest with: one, several or all. Else a
+    /// producer may wait for the arrival of another partition, so each moves by itself.
     Auto {
         /// As for copy engines.
         tells: bool,
@@ -76,7 +77,8 @@ impl Partitioning {
             let variant = PartitionVariant { name: "stored", plan: plan::plan(machine, shapes, options)?, seconds: forecast.seconds };
             return Ok(Settled { variants: vec![variant], forecast });
         }
-        Ok(Settled { variants: plan::partition_variants(machine, whole, &forecast, is_auto && adapts), forecast })
+        let adapts = adapts && self.agent == Agent::Auto { tells: false };
+        Ok(Settled { variants: plan::partition_variants(machine, whole, &forecast, adapts), forecast })
     }
 }
 

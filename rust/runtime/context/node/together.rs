@@ -15,11 +15,10 @@ use super::transfers::{NodeEnd, NodeTransfer, TransferName, batch_of};
 use crate::adapt;
 use crate::backend::MemoryKind;
 use crate::plan::{self, Options, Place, Program, Shape};
-use crate::program::most_writers;
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::topology::{DeviceId, hash};
 use crate::tune;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What all ranks have made alike, of one variant.
@@ -111,7 +110,7 @@ impl Together {
             return Err(failed(a.transfer, a.end, reason));
         }
         // With the names and times of those that move in partitions.
-        let (plans, mut settled): (Vec<(plan::Plan, (&str, f64))>, _) = match partitioning {
+        let (plans, settled): (Vec<(plan::Plan, (&str, f64))>, _) = match partitioning {
             None => {
                 let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
                 let best = plan(options)?;
@@ -124,7 +123,7 @@ impl Together {
                 let Settled { variants, forecast } = partitioning.plan(&node.machine, &mut shapes, options, tuned, adapts)?;
                 let (agent, partitions) = (partitioning.agent, forecast.partitions);
                 let all = variants.into_iter().map(|variant| (variant.plan, (variant.name, variant.seconds))).collect();
-                (all, Some(PartitionedBatch { agent, shape, partitions, most_writers: Vec::new() }))
+                (all, Some(PartitionedBatch { agent, shape, partitions }))
             }
         };
         let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
@@ -133,18 +132,10 @@ impl Together {
         let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
         // Inboxes are for steps that all come after each other.
         let takes_inboxes = partitioning.is_none() && plans.len() == 1;
-        let divide = |(plan, of): (plan::Plan, (&'static str, f64))| {
+        let divided = plans.into_iter().map(|(plan, of_variant)| {
             plan::validate(&plan.program, options.staging_bytes)?;
-            let parts = divide(&plan.program, &batch);
+            let mut parts = divide(&plan.program, &batch);
             check_parts(&plan.program, &batch, &parts)?;
-            Ok::<_, Error>((plan, of, parts))
-        };
-        let divided = plans.into_iter().map(divide).collect::<Result<Vec<_>, _>>()?;
-        if let Some(of) = &mut settled {
-            of.most_writers = most_writers(divided.iter().map(|(.., parts)| parts), shapes.len());
-        }
-        let mut all: Vec<Together> = Vec::with_capacity(divided.len());
-        for (plan, of_variant, mut parts) in divided {
             let eager = if takes_inboxes { Eager::new(&parts, &batch) } else { None };
             let partitioned = match &settled {
                 Some(of) => Some(Partitioned::new(of, of_variant, &handed, &mut parts, &batch, &unsupported)?),
@@ -153,19 +144,9 @@ impl Together {
             let ring_owners = ring_owners(&plan.program, &parts, &owners);
             let flag_places = flag_places(&parts, partitioned.as_ref().map_or(0..0, |partitioned| partitioned.own.clone()));
             let (transfers, ends, src_devices) = (transfers.clone(), ends.clone(), src_devices.clone());
-            let together = Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places };
-            // A rank that raises no flag of a partition in the first has no way to do it in another.
-            if all.first().is_none_or(|first| together.partition_pairs().is_subset(&first.partition_pairs())) {
-                all.push(together);
-            }
-        }
-        Ok(all)
-    }
-
-    /// Which rank raises flags of partitions for which.
-    fn partition_pairs(&self) -> BTreeSet<(u32, u32)> {
-        let own = self.partitioned.as_ref().map_or(0..0, |partitioned| partitioned.own.clone());
-        own.map(|flag| self.parts.flags[flag as usize]).map(|flag| (flag.raiser, flag.taker)).collect()
+            Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
+        });
+        divided.collect()
     }
 
     /// What all ranks must have alike.
