@@ -72,9 +72,9 @@ template <class T> [[nodiscard]] half_transfer receive_from(int rank, std::uint6
 
 /// Who moves partitions that are ready.
 enum class agent : std::int32_t {
-    automatic = MP_AGENT_AUTO,               ///< what the library chooses
-    copy_engine = MP_AGENT_COPY_ENGINE,      ///< copy engines, over all paths, without a multiprocessor
-    producer = MP_AGENT_PRODUCER,            ///< the producing kernels: they store their bytes at the destination
+    automatic = MP_AGENT_AUTO,          ///< what the library chooses
+    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths, without a multiprocessor
+    producer = MP_AGENT_PRODUCER,       ///< the producing kernels: they store their bytes at the destination
 };
 
 /// How transfers move in partitions.

@@ -156,7 +156,8 @@ void with_sight_of(bool all_gpus, std::uint64_t steps) {
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{70'001}, std::size_t{5} << 20U}) {
         for (const mpgpu::partitioning &how :
              {mpgpu::partitioning{}, mpgpu::partitioning{static_cast<std::uint32_t>(1 + same() % 20)},
-              mpgpu::partitioning{5, mpgpu::agent::copy_engine, false}, mpgpu::partitioning{7, mpgpu::agent::producer}}) {
+              mpgpu::partitioning{5, mpgpu::agent::copy_engine, false},
+              mpgpu::partitioning{7, mpgpu::agent::producer}}) {
             part mine(ctx, node, gpu, bytes, how, static_cast<std::uint32_t>(ranks));
             for (std::uint64_t step = 1; step <= (bytes > 100'000 ? 3 : steps); ++step) {
                 mine.step(step, own);
