@@ -189,7 +189,7 @@ mod alone {
             let best = (0..3).min_by_key(|variant| slowest[*variant]).expect("three");
             assert!(taken[best] >= 980, "{times:?}: {taken:?}");
             for rank in &mut ranks {
-                let known = rank.known([0.0; 3].into_iter());
+                let known = rank.known([("", 0.0); 3].into_iter());
                 assert!(known[best].is_in_force, "{}", known[best].sentence());
                 let median = rank.medians().in_force.map(|seconds| (seconds * 1e6).round() as u64);
                 assert_eq!(median, slowest[best], "of the slowest");
