@@ -262,9 +262,9 @@ fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_par
 
 #[test]
 fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
-    // Lanes take partitions in order, so those behind the first one that is missing have not arrived either.
+    // Lanes take partitions in order, so those behind the first one that is missing have not arrived either. A transfer has two lanes.
     {
-        let not_arrived = "partition 3 (and 6 more) of transfer 0 of rank 0 has not arrived";
+        let not_arrived = "partition 3 (and 3 more) of transfer 0 of rank 0 has not arrived";
         let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent: Agent::CopyEngine { tells: true } });
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
         plan.arm(stream).expect("armed");

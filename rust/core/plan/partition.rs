@@ -142,7 +142,13 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
         }
     }
     let bytes = plan.transfers.iter().map(|transfer| transfer.shape.bytes).collect();
-    let key = |op: &DirectOp| (op.device, op.pieces.first().map(|piece| piece.transfer % DIRECT_LANES));
+    // A transfer's partitions take turns on two lanes, where there are lanes enough: one is handed over while the last still moves. Between two H200 32
+    // partitions of 256 MiB take 805 us in place of 871 where nobody is told of arrivals; where somebody is, it makes no difference.
+    let turns = if partitions.len() <= DIRECT_LANES as usize / 2 { 2 } else { 1 };
+    let key = |op: &DirectOp| {
+        let lane = |piece: &Piece| (piece.transfer % DIRECT_LANES, piece.offset / partitions[piece.transfer as usize].bytes.max(1) % turns);
+        (op.device, op.pieces.first().map(lane))
+    };
     let mut program = lower(bytes, &direct, key, &staged);
     by_partition(&mut program, partitions);
     program
