@@ -11,6 +11,7 @@
 //! - **In force** is the variant with the least median of its last 15 measured times. Another one takes over where it is faster by two standard
 //!   errors, and by 2 % if it takes more of what others may use. The one in force is measured often at first and after a change, then ever more
 //!   seldom.
+//! - **Before the first time** is known, whatever is not measured takes the plain copies: a program that keeps a window of copies in flight asks for many.
 //! - **Tries.** The others are tried, one execution at a time. Each execution pays 1/128 of its time into a budget, and a try takes out of it what
 //!   it loses to the variant in force. After the first executions tries cost less than 1 % of the time, and what a change makes them cost beyond that is saved afterwards. A
 //!   variant is tried the more seldom the slower it was when last measured.
