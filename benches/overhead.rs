@@ -353,12 +353,12 @@ fn execute_on_cuda(criterion: &mut Criterion) {
             // SAFETY: no request is asked for.
             check(unsafe { mp_execute(black_box(plan), stream, null_mut()) });
         });
-        driver.bench(criterion, &format!("mp_execute and mp_request_synchronize, {what}, driver that does nothing"), || {
+        driver.bench(criterion, &format!("mp_execute and mp_wait, {what}, driver that does nothing"), || {
             let mut request = null_mut();
             // SAFETY: the request is valid for the calls.
             unsafe {
                 check(mp_execute(black_box(plan), stream, &mut request));
-                check(mp_request_synchronize(&mut request, null_mut()));
+                check(mp_wait(&mut request, null_mut()));
             }
         });
         check(mp_plan_destroy(plan));

@@ -266,7 +266,7 @@ void count_done() {
     std::vector<mp_request_t> left;
     for (mp_request_t request : compared()) {
         std::int32_t is_done = 0;
-        const mp_status_t status = mp_request_test(&request, &is_done, nullptr);
+        const mp_status_t status = mp_test(&request, &is_done, nullptr);
         if (status == MP_SUCCESS && is_done == 0) {
             left.push_back(request);
         } else if (status == MP_SUCCESS || status == MP_ERROR_DATA_CORRUPTION) {

@@ -28,7 +28,7 @@ static void copy(mp_context_t context, const mp_transfer_t *transfers, size_t co
     mp_request_t request;
     CHECK(mp_plan(context, transfers, count, NULL, &plan));
     CHECK(mp_execute(plan, default_stream, &request));
-    CHECK(mp_request_synchronize(&request, NULL));
+    CHECK(mp_wait(&request, NULL));
     CHECK(mp_plan_destroy(plan));
 }
 

@@ -131,7 +131,7 @@ class message_request : public request {
     /// result is the message that was too long.
     message_info synchronize(on_error failed = {}) {
         message_info message;
-        failed.report(mp_request_synchronize(handle_.address(), message.address()));
+        failed.report(mp_wait(handle_.address(), message.address()));
         return message;
     }
 
@@ -140,7 +140,7 @@ class message_request : public request {
     [[nodiscard]] std::optional<message_info> test(on_error failed = {}) {
         message_info message;
         std::int32_t done = 0;
-        failed.report(mp_request_test(handle_.address(), &done, message.address()));
+        failed.report(mp_test(handle_.address(), &done, message.address()));
         return done != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 

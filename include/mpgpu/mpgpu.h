@@ -850,7 +850,7 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// `stream` is full (on CUDA about a thousand operations behind one that waits).
 ///
 /// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
-/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_request_synchronize` and `mp_request_test`,
+/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_wait` and `mp_test`,
 /// which belongs to the caller. The same plan may be executed any number of times, in several streams and threads at
 /// once; executions that share staging memory are put in order by the library, in the order of the calls. Executions in
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
@@ -860,9 +860,7 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
 /// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
 /// pools or mappings of two GPUs neither of which may enter both.
-mp_status_t mp_execute(mp_plan_t plan,
-                       mp_stream_t stream,
-                       mp_request_t *request);
+mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request);
 
 /// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets `*request`
 /// to NULL. Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
@@ -876,17 +874,17 @@ mp_status_t mp_execute(mp_plan_t plan,
 /// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the operation, which has ended: the request is
 /// destroyed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
 /// an execution that was enqueued before its stream was told.
-mp_status_t mp_request_synchronize(mp_request_t *request,
-                                   mp_message_info_t *info);
+mp_status_t mp_wait(mp_request_t *request,
+                    mp_message_info_t *info);
 
 /// Asks whether the operation has ended, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
-/// and `*request` is set to NULL, and `*info` is filled as by `mp_request_synchronize`; otherwise it is left as it is. A NULL request is done.
+/// and `*request` is set to NULL, and `*info` is filled as by `mp_wait`; otherwise it is left as it is. A NULL request is done.
 /// Any thread.
 ///
-/// Errors: as `mp_request_synchronize`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
-mp_status_t mp_request_test(mp_request_t *request,
-                            int32_t *done,
-                            mp_message_info_t *info);
+/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
+mp_status_t mp_test(mp_request_t *request,
+                    int32_t *done,
+                    mp_message_info_t *info);
 
 /// Destroys the request and sets `*request` to NULL, without waiting: the execution goes on. A NULL request is allowed.
 /// Any thread.
@@ -1050,7 +1048,7 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
 /// other streams that comes after it. The next `mp_stream_synchronize` of a stream that waits in that allocation, or
 /// that has come after such a one by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE`, once, after its work has
-/// finished. `mp_request_synchronize`, `mp_request_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
+/// finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
 /// in one of these ways. Other streams are not concerned; streams that the caller joins by CUDA's own events are not
 /// known to come after. In which stream a graph is launched is not known either: of waits that were captured every
 /// stream is told. Later calls whose wait in that memory would fail are refused.
@@ -1060,10 +1058,7 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_PEER_GONE` for a
 /// counter that is not reached and whose memory was mapped by a process that has ended without closing it, and then
 /// nothing is enqueued; `MP_ERROR_INVALID_ARGUMENT` when `signals` is NULL and `count` is not 0.
-mp_status_t mp_stream_wait_signals(mp_context_t context,
-                                   mp_stream_t stream,
-                                   const mp_signal_t *signals,
-                                   size_t count);
+mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
 
 /// Says that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed: when a
 /// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to

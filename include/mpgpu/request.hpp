@@ -48,12 +48,12 @@ class request {
 
     /// Blocks the calling thread until all bytes have arrived; returns at once when empty. Empty afterwards. Throws
     /// `driver_error`, `data_corruption` where the execution met one, `peer_gone` as `stream::synchronize` does.
-    void synchronize(on_error failed = {}) { failed.report(mp_request_synchronize(handle_.address(), nullptr)); }
+    void synchronize(on_error failed = {}) { failed.report(mp_wait(handle_.address(), nullptr)); }
 
     /// Whether all bytes have arrived, without blocking; empty once they have. Throws as `synchronize` does.
     [[nodiscard]] bool test(on_error failed = {}) {
         std::int32_t done = 0;
-        failed.report(mp_request_test(handle_.address(), &done, nullptr));
+        failed.report(mp_test(handle_.address(), &done, nullptr));
         return done != 0;
     }
 

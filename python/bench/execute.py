@@ -32,7 +32,7 @@ def main() -> None:
     plan = mpgpu.Plan([(dst, src)])
     stream = mpgpu.Stream(0, context=context)
     number, handle, raw = int(stream), stream._handle, plan._handle
-    execute, test, wait, version = lib.mp_execute, lib.mp_request_test, lib.mp_request_synchronize, lib.mp_version
+    execute, test, wait, version = lib.mp_execute, lib.mp_test, lib.mp_wait, lib.mp_version
     request, done = ffi.new("mp_request_t *"), ffi.new("int32_t *")
 
     def c_execute_wait() -> None:
@@ -51,8 +51,8 @@ def main() -> None:
     cases: dict[str, Callable[[], Any]] = {
         "cffi alone: mp_version()": version,
         "C: mp_execute without request": c_execute,
-        "C: mp_execute, mp_request_synchronize": c_execute_wait,
-        "C: mp_execute, mp_request_test": c_execute_test,
+        "C: mp_execute, mp_wait": c_execute_wait,
+        "C: mp_execute, mp_test": c_execute_test,
         "plan.execute(stream).synchronize()": lambda: plan.execute(stream).synchronize(),
         "plan.execute(stream)": lambda: plan.execute(stream),
         "plan.execute(number)": lambda: plan.execute(number),
@@ -77,10 +77,10 @@ def main() -> None:
     calls = 2 * median["cffi alone: mp_version()"]
     print()
     for name, against in [
-        ("plan.execute(stream).synchronize()", "C: mp_execute, mp_request_synchronize"),
-        ("plan.execute(stream)", "C: mp_execute, mp_request_test"),
-        ("plan.execute(number)", "C: mp_execute, mp_request_test"),
-        ("plan.execute()", "C: mp_execute, mp_request_test"),
+        ("plan.execute(stream).synchronize()", "C: mp_execute, mp_wait"),
+        ("plan.execute(stream)", "C: mp_execute, mp_test"),
+        ("plan.execute(number)", "C: mp_execute, mp_test"),
+        ("plan.execute()", "C: mp_execute, mp_test"),
     ]:
         print(f"{name:32} {median[name] - median[against] + calls:7.2f} us beyond C")
 

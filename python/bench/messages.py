@@ -71,11 +71,11 @@ def calls(context: mpgpu.Context) -> None:
             if name.startswith("cffi"):
                 by_c()
             for each in requests[0] if not name.startswith("channel") else ():
-                lib.mp_request_synchronize(each, NULL)
+                lib.mp_wait(each, NULL)
             for each in sent if name.startswith("channel") else ():
                 each.synchronize()
             for request in requests[1]:
-                assert lib.mp_request_synchronize(request, NULL) == 0
+                assert lib.mp_wait(request, NULL) == 0
             stream.synchronize()
     for name, values in readings.items():
         print_readings(name, values)
@@ -102,10 +102,10 @@ def ping_pong(rank: int, folder: str, gpu: bool) -> None:
             for turn in (0, 1):
                 if turn == rank:
                     lib.mp_send(messenger, memory, 4096, 1 - rank, tag, NULL, 0, stream._handle, sent)
-                    assert lib.mp_request_synchronize(sent, NULL) == 0
+                    assert lib.mp_wait(sent, NULL) == 0
                 else:
                     lib.mp_receive(messenger, memory, 4096, 1 - rank, tag, 2**64 - 1, stream._handle, received)
-                    assert lib.mp_request_synchronize(received, NULL) == 0
+                    assert lib.mp_wait(received, NULL) == 0
 
     def by_wait() -> None:
         for _ in range(ROUND_TRIPS):
@@ -119,7 +119,7 @@ def ping_pong(rank: int, folder: str, gpu: bool) -> None:
 
     loop = asyncio.new_event_loop()
     cases: dict[str, Callable[[], Any]] = {
-        "C: mp_send, mp_receive, mp_request_synchronize": by_c,
+        "C: mp_send, mp_receive, mp_wait": by_c,
         "channel, synchronize()": by_wait,
         "channel, await": lambda: loop.run_until_complete(by_await()),
     }

@@ -17,7 +17,7 @@ from typing import Any
 from ._library import NULL, ffi, lib
 
 held: collections.deque[tuple[Any, object]] = collections.deque()
-_test = lib.mp_request_test
+_test = lib.mp_test
 _INT = ffi.typeof("int32_t *")
 
 # How long the end of the process waits for them. One that waits for another process may never finish.

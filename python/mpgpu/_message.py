@@ -36,7 +36,7 @@ _new = ffi.new
 _cast = ffi.cast
 _send = lib.mp_send
 _receive = lib.mp_receive
-_test = lib.mp_request_test
+_test = lib.mp_test
 _new_lock = threading.Lock
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
@@ -162,7 +162,7 @@ class Message(Request):
         return not status
 
     def _wait_now(self) -> int:
-        status: int = lib.mp_request_synchronize(self._request, self._info_asked())
+        status: int = lib.mp_wait(self._request, self._info_asked())
         return status
 
     def _question(self, done: Any) -> tuple[Any, ...]:

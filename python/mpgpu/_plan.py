@@ -23,8 +23,8 @@ from .errors import ArgumentError, Error
 _new = ffi.new
 _cast = ffi.cast
 _execute = lib.mp_execute
-_wait = lib.mp_request_synchronize
-_test = lib.mp_request_test
+_wait = lib.mp_wait
+_test = lib.mp_test
 # Types that are looked up once: a name is parsed at every call.
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")

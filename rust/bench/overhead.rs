@@ -135,7 +135,7 @@ impl Bench<'_> {
             || {
                 let mut out = request.get();
                 // SAFETY: the request of the call before.
-                succeeded(unsafe { mp_request_synchronize(&mut out, null_mut()) })
+                succeeded(unsafe { mp_wait(&mut out, null_mut()) })
             },
         );
         let what = if nodes == 1 { "copy" } else { "graph" };

@@ -223,7 +223,7 @@ pub extern "C" fn mp_plan_prepare(plan: mp_plan_t, stream: mp_stream_t) -> mp_st
 /// `stream` is full (on CUDA about a thousand operations behind one that waits).
 ///
 /// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
-/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_request_synchronize` and `mp_request_test`,
+/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_wait` and `mp_test`,
 /// which belongs to the caller. The same plan may be executed any number of times, in several streams and threads at
 /// once; executions that share staging memory are put in order by the library, in the order of the calls. Executions in
 /// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.

@@ -44,17 +44,17 @@ pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp
 /// destroyed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
 /// an execution that was enqueued before its stream was told.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_request_synchronize(request: *mut mp_request_t, info: *mut mp_message_info_t) -> mp_status_t {
+pub unsafe extern "C" fn mp_wait(request: *mut mp_request_t, info: *mut mp_message_info_t) -> mp_status_t {
     guard(|| end(Out::new(request, c"request")?, None, info))
 }
 
 /// Asks whether the operation has ended, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
-/// and `*request` is set to NULL, and `*info` is filled as by `mp_request_synchronize`; otherwise it is left as it is. A NULL request is done.
+/// and `*request` is set to NULL, and `*info` is filled as by `mp_wait`; otherwise it is left as it is. A NULL request is done.
 /// Any thread.
 ///
-/// Errors: as `mp_request_synchronize`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
+/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_request_test(request: *mut mp_request_t, done: *mut i32, info: *mut mp_message_info_t) -> mp_status_t {
+pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32, info: *mut mp_message_info_t) -> mp_status_t {
     guard(|| end(Out::new(request, c"request")?, Some(Out::new(done, c"done")?), info))
 }
 

@@ -185,7 +185,7 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 /// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
 /// other streams that comes after it. The next `mp_stream_synchronize` of a stream that waits in that allocation, or
 /// that has come after such a one by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE`, once, after its work has
-/// finished. `mp_request_synchronize`, `mp_request_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
+/// finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
 /// in one of these ways. Other streams are not concerned; streams that the caller joins by CUDA's own events are not
 /// known to come after. In which stream a graph is launched is not known either: of waits that were captured every
 /// stream is told. Later calls whose wait in that memory would fail are refused.

@@ -122,7 +122,7 @@ static void an_exchange_brings_the_right_bytes(void) {
     mp_request_t request = NULL;
     EXPECT_OK(mp_execute(plan, stream, &request));
     EXPECT(request != NULL);
-    EXPECT_OK(mp_request_synchronize(&request, NULL));
+    EXPECT_OK(mp_wait(&request, NULL));
     EXPECT(request == NULL);
     EXPECT(memcmp(w.gpu[2], w.gpu[0], SMALL) == 0);
     EXPECT(memcmp(w.gpu[3], w.gpu[1], SMALL) == 0);
@@ -133,7 +133,7 @@ static void an_exchange_brings_the_right_bytes(void) {
     EXPECT_OK(mp_execute(plan, NULL, &request));
     int32_t done = 0;
     while (done == 0) {
-        EXPECT_OK(mp_request_test(&request, &done, NULL));
+        EXPECT_OK(mp_test(&request, &done, NULL));
     }
     EXPECT(request == NULL);
     EXPECT(memcmp(w.gpu[2], w.gpu[0], SMALL) == 0);
@@ -152,8 +152,8 @@ static void an_exchange_brings_the_right_bytes(void) {
 static void nothing_to_wait_for_succeeds(void) {
     mp_request_t none = NULL;
     int32_t done = 0;
-    EXPECT_OK(mp_request_synchronize(&none, NULL));
-    EXPECT_OK(mp_request_test(&none, &done, NULL));
+    EXPECT_OK(mp_wait(&none, NULL));
+    EXPECT_OK(mp_test(&none, &done, NULL));
     EXPECT(done == 1);
     EXPECT_OK(mp_request_destroy(&none));
 }
@@ -191,7 +191,7 @@ static void the_device_of_an_address_is_found_on_request(void) {
     EXPECT_OK(mp_context_statistics(w.context, &statistics));
     EXPECT(statistics.plan_cache_hits == 1);
     EXPECT_OK(mp_execute(plan, NULL, &request));
-    EXPECT_OK(mp_request_synchronize(&request, NULL));
+    EXPECT_OK(mp_wait(&request, NULL));
     EXPECT(memcmp(own, w.gpu[2], SMALL) == 0);
     EXPECT_OK(mp_plan_destroy(plan));
     EXPECT_OK(mp_plan_destroy(same));

@@ -388,7 +388,7 @@ mp_status_t mp_execute(mp_plan_t plan, mp_stream_t /*stream*/, mp_request_t *req
     return MP_SUCCESS;
 }
 
-mp_status_t mp_request_synchronize(mp_request_t *request, mp_message_info_t * /*info*/) {
+mp_status_t mp_wait(mp_request_t *request, mp_message_info_t * /*info*/) {
     mp_status_t status = MP_SUCCESS;
     if (told_to_fail(status)) {
         return status;
@@ -401,9 +401,9 @@ mp_status_t mp_request_synchronize(mp_request_t *request, mp_message_info_t * /*
     return status;
 }
 
-mp_status_t mp_request_test(mp_request_t *request, int32_t *done, mp_message_info_t *info) {
+mp_status_t mp_test(mp_request_t *request, int32_t *done, mp_message_info_t *info) {
     *done = state().pending ? 0 : 1;
-    return *done != 0 ? mp_request_synchronize(request, info) : MP_SUCCESS;
+    return *done != 0 ? mp_wait(request, info) : MP_SUCCESS;
 }
 
 mp_status_t mp_request_destroy(mp_request_t *request) {

@@ -53,7 +53,7 @@ void copy(void *to, std::int32_t to_device, const void *from, std::int32_t from_
     ok(mp_plan(context, &transfer, 1, nullptr, &plan), "planning a copy");
     mp_request_t done;
     ok(mp_execute(plan, stream, &done), "a copy");
-    ok(mp_request_synchronize(&done, nullptr), "waiting for a copy");
+    ok(mp_wait(&done, nullptr), "waiting for a copy");
     ok(mp_plan_destroy(plan), "destroying a plan");
 }
 
@@ -127,7 +127,7 @@ mp_request_t receive(void *data, std::uint64_t bytes, std::uint64_t tag) {
 }
 
 void wait(mp_request_t request) {
-    ok(mp_request_synchronize(&request, nullptr), "mp_request_synchronize");
+    ok(mp_wait(&request, nullptr), "mp_wait");
 }
 
 /// A message of no bytes each way: both are as far.
@@ -165,7 +165,7 @@ mp_request_t taken(way how, mp_request_t request, void *data, std::uint64_t byte
     mp_message_info_t info = MP_MESSAGE_INFO_INIT;
     info.metadata = &descriptor;
     info.metadata_capacity = sizeof descriptor;
-    ok(mp_request_synchronize(&request, &info), "mp_request_synchronize");
+    ok(mp_wait(&request, &info), "mp_wait");
     mp_request_t fetched;
     ok(mp_message_fetch(messenger, &descriptor, data, bytes, stream, &fetched), "mp_message_fetch");
     return fetched;

@@ -148,11 +148,11 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_message_get_info", mp_message_get_info(null_mut(), &mut number, &mut told), "request", HANDLE),
             ("mp_message_get_info", mp_message_get_info(execution, null_mut(), &mut told), "matched", ARGUMENT),
             ("mp_message_get_info", mp_message_get_info(execution, &mut number, &mut told), "request", ARGUMENT),
-            ("mp_request_synchronize", mp_request_synchronize(&mut execution, &mut told), "info", ARGUMENT),
-            ("mp_request_synchronize", mp_request_synchronize(&mut none_such, &mut told), "request", HANDLE),
-            ("mp_request_test", mp_request_test(&mut execution, &mut number, &mut told), "info", ARGUMENT),
-            ("mp_request_test", mp_request_test(&mut none_such, &mut number, &mut told), "request", HANDLE),
-            ("mp_request_test", mp_request_test(&mut none_such, &mut number, &mut nowhere), "metadata", ARGUMENT),
+            ("mp_wait", mp_wait(&mut execution, &mut told), "info", ARGUMENT),
+            ("mp_wait", mp_wait(&mut none_such, &mut told), "request", HANDLE),
+            ("mp_test", mp_test(&mut execution, &mut number, &mut told), "info", ARGUMENT),
+            ("mp_test", mp_test(&mut none_such, &mut number, &mut told), "request", HANDLE),
+            ("mp_test", mp_test(&mut none_such, &mut number, &mut nowhere), "metadata", ARGUMENT),
             ("mp_request_cancel", mp_request_cancel(null_mut(), &mut number), "request", HANDLE),
             ("mp_request_cancel", mp_request_cancel(execution, null_mut()), "cancelled", ARGUMENT),
             (
@@ -209,9 +209,9 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_plan_prepare", mp_plan_prepare(plan, poison()), "stream", HANDLE),
             ("mp_execute", mp_execute(null_mut(), null_mut(), &mut no_request), "plan", HANDLE),
             ("mp_execute", mp_execute(plan, poison(), &mut no_request), "stream", HANDLE),
-            ("mp_request_synchronize", mp_request_synchronize(null_mut(), null_mut()), "request", ARGUMENT),
-            ("mp_request_test", mp_request_test(null_mut(), &mut number, null_mut()), "request", ARGUMENT),
-            ("mp_request_test", mp_request_test(&mut no_request, null_mut(), null_mut()), "done", ARGUMENT),
+            ("mp_wait", mp_wait(null_mut(), null_mut()), "request", ARGUMENT),
+            ("mp_test", mp_test(null_mut(), &mut number, null_mut()), "request", ARGUMENT),
+            ("mp_test", mp_test(&mut no_request, null_mut(), null_mut()), "done", ARGUMENT),
             ("mp_request_destroy", mp_request_destroy(null_mut()), "request", ARGUMENT),
             ("mp_alloc", mp_alloc(null_mut(), 0, 8, &mut out_memory), "context", HANDLE),
             ("mp_alloc", mp_alloc(c, 0, 8, null_mut()), "memory", ARGUMENT),
@@ -300,7 +300,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     assert!(out_messenger == poison() && none_such.is_null() && (told.bytes, descriptor.bytes) == (0, [0; 64]));
     ok(mp_messenger_destroy(messenger));
     // SAFETY: as above.
-    ok(unsafe { mp_request_synchronize(&mut execution, null_mut()) });
+    ok(unsafe { mp_wait(&mut execution, null_mut()) });
     ok(mp_node_destroy(ranks));
     assert_eq!((shared.bytes, uuid), ([0; 128], [0; 16]));
     assert_eq!((counts.plan_cache_misses, device.allocated_bytes, info.bytes), (0, 0, 0));
@@ -324,8 +324,8 @@ fn null_is_accepted_where_the_header_says_so() {
         ok(mp_free(node.context, null_mut()));
         ok(mp_free_async(node.context, null_mut(), null_mut()));
         ok(mp_memory_close(node.context, null_mut()));
-        ok(mp_request_synchronize(&mut nothing_to_wait_for, null_mut()));
-        ok(mp_request_test(&mut nothing_to_wait_for, &mut done, null_mut()));
+        ok(mp_wait(&mut nothing_to_wait_for, null_mut()));
+        ok(mp_test(&mut nothing_to_wait_for, &mut done, null_mut()));
         ok(mp_request_destroy(&mut nothing_to_wait_for));
         assert_eq!(done, 1);
         ok(mp_plan(node.context, null(), 0, null(), &mut plan));
@@ -349,7 +349,7 @@ fn a_misaligned_pointer_is_refused() {
     unsafe {
         let message = refused(mp_alloc(node.context, 0, 8, odd.cast()), MP_ERROR_INVALID_ARGUMENT);
         assert!(message.contains("not aligned to 8 bytes"), "{message}");
-        refused(mp_request_synchronize(odd.cast(), null_mut()), MP_ERROR_INVALID_ARGUMENT);
+        refused(mp_wait(odd.cast(), null_mut()), MP_ERROR_INVALID_ARGUMENT);
         refused(mp_context_statistics(node.context, odd.cast()), MP_ERROR_INVALID_ARGUMENT);
         let mut plan = poison();
         refused(mp_plan(node.context, odd.cast(), 1, null(), &mut plan), MP_ERROR_INVALID_ARGUMENT);
@@ -581,15 +581,15 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
     let copy_of_request = request;
     // SAFETY: the request is valid for the call.
-    ok(unsafe { mp_request_synchronize(&mut request, null_mut()) });
+    ok(unsafe { mp_wait(&mut request, null_mut()) });
     assert!(request.is_null());
     let mut again = copy_of_request;
     let mut done = 77;
     // SAFETY: the pointers are valid for the calls; the handle need not be.
     unsafe {
-        let message = refused(mp_request_synchronize(&mut again, null_mut()), MP_ERROR_INVALID_HANDLE);
+        let message = refused(mp_wait(&mut again, null_mut()), MP_ERROR_INVALID_HANDLE);
         assert!(message.starts_with("request is 0x") && message.contains("destroyed already"), "{message}");
-        refused(mp_request_test(&mut again, &mut done, null_mut()), MP_ERROR_INVALID_HANDLE);
+        refused(mp_test(&mut again, &mut done, null_mut()), MP_ERROR_INVALID_HANDLE);
         refused(mp_request_destroy(&mut again), MP_ERROR_INVALID_HANDLE);
     }
     assert_eq!((again, done), (copy_of_request, 77));
@@ -640,7 +640,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     refused(mp_context_destroy(node.context), MP_ERROR_INVALID_HANDLE);
     refused(mp_plan_destroy(newer), MP_ERROR_INVALID_HANDLE);
     // SAFETY: the pointer is valid; the request is gone.
-    refused(unsafe { mp_request_synchronize(&mut request, null_mut()) }, MP_ERROR_INVALID_HANDLE);
+    refused(unsafe { mp_wait(&mut request, null_mut()) }, MP_ERROR_INVALID_HANDLE);
     let mut memory = poison();
     // SAFETY: the output is valid for the call.
     refused(unsafe { mp_alloc(node.context, 0, 8, &mut memory) }, MP_ERROR_INVALID_HANDLE);

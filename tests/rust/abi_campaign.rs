@@ -798,9 +798,9 @@ impl Fuzzer<'_> {
             let mut number = 77;
             let (done, told) = (self.out(&mut number), self.sized(message_info()));
             match self.below(4) {
-                0 => call!(self, mp_request_synchronize(&mut request, told)),
-                1 => call!(self, mp_request_test(&mut request, done, told)),
-                2 => call!(self, mp_request_synchronize(&mut request, null_mut())),
+                0 => call!(self, mp_wait(&mut request, told)),
+                1 => call!(self, mp_test(&mut request, done, told)),
+                2 => call!(self, mp_wait(&mut request, null_mut())),
                 _ => call!(self, mp_request_destroy(&mut request)),
             };
         }
@@ -845,8 +845,8 @@ impl Fuzzer<'_> {
         let mut done = 77;
         let (place, done) = (self.out(&mut request), self.out(&mut done));
         match self.below(3) {
-            0 => call!(self, mp_request_synchronize(place, null_mut())),
-            1 => call!(self, mp_request_test(place, done, null_mut())),
+            0 => call!(self, mp_wait(place, null_mut())),
+            1 => call!(self, mp_test(place, done, null_mut())),
             _ => call!(self, mp_request_destroy(place)),
         };
     }

@@ -155,10 +155,10 @@ impl World {
                     let mut request = handle(&self.requests, n[1]);
                     let mut done = 0;
                     match n[2] % 4 {
-                        0 => mp_request_synchronize(&mut request, null_mut()),
-                        1 => mp_request_test(&mut request, &mut done, null_mut()),
+                        0 => mp_wait(&mut request, null_mut()),
+                        1 => mp_test(&mut request, &mut done, null_mut()),
                         2 => mp_request_destroy(&mut request),
-                        _ => mp_request_synchronize(null_mut(), null_mut()),
+                        _ => mp_wait(null_mut(), null_mut()),
                     };
                 }
                 16 => {
@@ -358,7 +358,7 @@ impl World {
         }
         let mut waiting = request;
         // SAFETY: the request is valid for the call.
-        ok(unsafe { mp_request_synchronize(&mut waiting, null_mut()) });
+        ok(unsafe { mp_wait(&mut waiting, null_mut()) });
         self.requests.push(request);
         self.expect(&transfers);
     }

@@ -510,11 +510,11 @@ impl<'a> Worker<'a> {
         // SAFETY: the pointers are valid for the calls.
         unsafe {
             if self.one_in(2) {
-                ok(mp_request_synchronize(&mut flight.request, null_mut()));
+                ok(mp_wait(&mut flight.request, null_mut()));
             } else {
                 let mut done = 0;
                 while done == 0 {
-                    ok(mp_request_test(&mut flight.request, &mut done, null_mut()));
+                    ok(mp_test(&mut flight.request, &mut done, null_mut()));
                     std::thread::yield_now();
                 }
             }

@@ -32,8 +32,8 @@ fn inherited(mut made: Made) -> i32 {
         vec![
             refused(mp_execute(made.plan, made.stream, null_mut())),
             refused(mp_execute(made.plan, made.stream, &mut request)),
-            refused(mp_request_synchronize(&mut request, null_mut())),
-            refused(mp_request_test(&mut request, &mut done, null_mut())),
+            refused(mp_wait(&mut request, null_mut())),
+            refused(mp_test(&mut request, &mut done, null_mut())),
             refused(mp_context_statistics(made.context, &mut statistics)),
             refused(mp_alloc(made.context, 0, 8, &mut pointer)),
             refused(mp_free(made.context, made.memory.cast())),

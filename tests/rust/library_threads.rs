@@ -72,7 +72,7 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
     // SAFETY: a counter that is there; the request is the test's.
     unsafe {
         ok(mp_signal_raise(node.context, signal.counter, 1));
-        ok(mp_request_synchronize(&mut request, null_mut()));
+        ok(mp_wait(&mut request, null_mut()));
     }
     ok(mp_plan_destroy(plan));
 }

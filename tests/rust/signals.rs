@@ -336,7 +336,7 @@ fn request(plan: mp_plan_t, stream: mp_stream_t) -> mp_request_t {
 /// Waits for a request, and frees it.
 fn outcome(mut request: mp_request_t) -> mp_status_t {
     // SAFETY: a request of `request`, once.
-    let status = unsafe { mp_request_synchronize(&mut request, null_mut()) };
+    let status = unsafe { mp_wait(&mut request, null_mut()) };
     assert!(request.is_null());
     status
 }
@@ -365,7 +365,7 @@ fn what_comes_after_a_wait_in_vain_says_so_once_and_nothing_else() {
     ok(mp_event_record(node.context, joined, joins));
     let mut done = -1;
     // SAFETY: the outputs are valid for the call.
-    ok(unsafe { mp_request_test(&mut asked, &mut done, null_mut()) });
+    ok(unsafe { mp_test(&mut asked, &mut done, null_mut()) });
     assert_eq!(done, 0, "it did not wait");
 
     peer.kill();
@@ -378,7 +378,7 @@ fn what_comes_after_a_wait_in_vain_says_so_once_and_nothing_else() {
     refused(mp_event_synchronize(node.context, waited), MP_ERROR_PEER_GONE);
     let status = loop {
         // SAFETY: as above.
-        let status = unsafe { mp_request_test(&mut asked, &mut done, null_mut()) };
+        let status = unsafe { mp_test(&mut asked, &mut done, null_mut()) };
         if done == 1 {
             break status;
         }

@@ -44,7 +44,7 @@ const char *copy_check(void) {
     mp_transfer_t transfer = {dst, 1, src, 0, BYTES};
     CHECK(mp_plan(context, &transfer, 1, NULL, &plan));
     CHECK(mp_execute(plan, NULL, &done));
-    CHECK(mp_request_synchronize(&done, NULL));
+    CHECK(mp_wait(&done, NULL));
     if (memcmp(dst, src, BYTES) != 0)
         return "the copy arrived with wrong bytes";
 

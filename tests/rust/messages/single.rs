@@ -351,7 +351,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     let mut short = own.receive(to, 4999, 3);
     let mut told = message_info();
     // SAFETY: as above.
-    let text = refused(unsafe { mp_request_synchronize(&mut short, &mut told) }, MP_ERROR_MESSAGE_TRUNCATED);
+    let text = refused(unsafe { mp_wait(&mut short, &mut told) }, MP_ERROR_MESSAGE_TRUNCATED);
     assert!(short.is_null() && told.bytes == 5000 && text.contains("5000") && text.contains("4999"), "{text}");
 
     let (sender, heard) = channel::<(i32, String)>();
@@ -379,11 +379,11 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     let (status, text) = heard.recv().expect("called");
     assert!(cancelled == 1 && status == MP_ERROR_CANCELLED as i32 && text.contains("cancelled"), "{text}");
     // SAFETY: as above.
-    refused(unsafe { mp_request_synchronize(&mut never, null_mut()) }, MP_ERROR_CANCELLED);
+    refused(unsafe { mp_wait(&mut never, null_mut()) }, MP_ERROR_CANCELLED);
     assert!(never.is_null());
     for mut request in [sent, got] {
         // SAFETY: as above.
-        ok(unsafe { mp_request_synchronize(&mut request, null_mut()) });
+        ok(unsafe { mp_wait(&mut request, null_mut()) });
     }
 
     // Executions have the same.
@@ -398,7 +398,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     refused(unsafe { mp_request_cancel(request, &mut cancelled) }, MP_ERROR_INVALID_ARGUMENT);
     // SAFETY: as above.
-    ok(unsafe { mp_request_synchronize(&mut request, null_mut()) });
+    ok(unsafe { mp_wait(&mut request, null_mut()) });
 
     // What is wrong is named.
     // SAFETY: as above.
@@ -418,15 +418,15 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     ok(unsafe { mp_message_fetch(own.messenger, &descriptor, to.cast(), 100, null_mut(), &mut request) });
     // SAFETY: as above.
-    ok(unsafe { mp_request_synchronize(&mut request, null_mut()) });
+    ok(unsafe { mp_wait(&mut request, null_mut()) });
     // SAFETY: as above.
-    ok(unsafe { mp_request_synchronize(&mut released, null_mut()) });
+    ok(unsafe { mp_wait(&mut released, null_mut()) });
 
     // What was not received ends with the messenger.
     let mut left = own.receive(to, 8, 1);
     ok(mp_messenger_destroy(own.messenger));
     // SAFETY: as above.
-    refused(unsafe { mp_request_synchronize(&mut left, null_mut()) }, MP_ERROR_CANCELLED);
+    refused(unsafe { mp_wait(&mut left, null_mut()) }, MP_ERROR_CANCELLED);
     refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
     ok(mp_node_destroy(own.ranks));
 }
@@ -442,7 +442,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     let ask = |request: &mut mp_request_t, told: &mut mp_message_info_t| {
         let mut done = 77;
         // SAFETY: all pointers are valid for the call, and the metadata are this test's.
-        unsafe { (mp_request_test(request, &mut done, told), done, place.cast::<[u8; 4]>().read()) }
+        unsafe { (mp_test(request, &mut done, told), done, place.cast::<[u8; 4]>().read()) }
     };
     let same = |a: &mp_message_info_t, b: &mp_message_info_t| {
         (a.tag, a.bytes, a.rank, a.metadata_bytes) == (b.tag, b.bytes, b.rank, b.metadata_bytes)
@@ -481,7 +481,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
         let mut request = request;
         while !request.is_null() {
             // SAFETY: the request is valid, and nobody wants to be told.
-            ok(unsafe { mp_request_test(&mut request, &mut done, null_mut()) });
+            ok(unsafe { mp_test(&mut request, &mut done, null_mut()) });
         }
         sent = request;
     }
@@ -501,7 +501,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
     done = 77;
     // SAFETY: as above.
-    let wrong = |request: *mut mp_request_t, done: *mut i32| unsafe { mp_request_test(request, done, &mut message_info()) };
+    let wrong = |request: *mut mp_request_t, done: *mut i32| unsafe { mp_test(request, done, &mut message_info()) };
     let text = refused(wrong(&mut request, &mut done), MP_ERROR_INVALID_ARGUMENT);
     assert_eq!((last_argument().as_deref(), text.contains("let info be NULL")), (Some("info"), true), "{text}");
     refused(wrong(null_mut(), &mut done), MP_ERROR_INVALID_ARGUMENT);
@@ -511,7 +511,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     assert_eq!(last_argument().as_deref(), Some("done"));
     assert!(done == 77 && !request.is_null() && !got.is_null());
     // SAFETY: as above.
-    ok(unsafe { mp_request_synchronize(&mut request, null_mut()) });
+    ok(unsafe { mp_wait(&mut request, null_mut()) });
     ok(mp_messenger_destroy(own.messenger));
     assert_eq!(until_it_ends(&mut got, &mut told).0, MP_ERROR_CANCELLED);
     ok(mp_node_destroy(own.ranks));
@@ -568,7 +568,7 @@ fn a_stream_that_waits_for_a_message_which_comes_after_it_goes_on_when_the_messe
     let messenger = own.messenger.addr();
     ok(ends(move || mp_messenger_destroy(std::ptr::without_provenance_mut(messenger))));
     // SAFETY: the requests are the test's.
-    let [received, _] = unsafe { [mp_request_synchronize(&mut received, null_mut()), mp_request_synchronize(&mut sent, null_mut())] };
+    let [received, _] = unsafe { [mp_wait(&mut received, null_mut()), mp_wait(&mut sent, null_mut())] };
     let said = refused(received, received);
     assert!(received != MP_SUCCESS && said.contains("messenger was destroyed"), "{said}");
     let (context, memory) = (own.node.context.addr(), to.addr());
@@ -592,7 +592,7 @@ fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
     // SAFETY: a counter that is there.
     ok(unsafe { mp_signal_raise(own.node.context, signal.counter, 1) });
     // SAFETY: the requests are the test's. They say how it went on.
-    [&mut received, &mut sent].into_iter().for_each(|request| ok(unsafe { mp_request_synchronize(request, null_mut()) }));
+    [&mut received, &mut sent].into_iter().for_each(|request| ok(unsafe { mp_wait(request, null_mut()) }));
     ok(mp_context_destroy(own.node.context));
 }
 

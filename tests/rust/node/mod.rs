@@ -215,7 +215,7 @@ impl Node {
         // SAFETY: the output is valid for the calls, and so is the plan's memory.
         ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
         // SAFETY: as above.
-        ok(unsafe { mp_request_synchronize(&mut request, null_mut()) });
+        ok(unsafe { mp_wait(&mut request, null_mut()) });
         assert!(request.is_null());
     }
 
