@@ -62,19 +62,11 @@ pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionFor
     variants
 }
 
-/// How copy engines would move `totals` bytes over the paths of `plan`, in `count` partitions or as many as are best. Each partition costs its
-/// lane a hand-over. On H200 a partition cost 5.3 us, and 24 to 32 were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
+/// How copy engines would move `totals` bytes over the paths of `plan`, in `count` partitions or as many as are best: the root of the quotient of the
+/// time and what a partition costs, a hand-over. On H200 that was 5.3 us, and 24 to 32 partitions were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms
+/// (docs/results.md).
 pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>) -> PartitionForecast {
-    forecast(plan.predicted, machine.costs().hand_over, totals, count)
-}
-
-/// One of `n` partitions is late, and all of them cost.
-fn in_partitions(seconds: f64, n: f64, cost: f64) -> f64 {
-    seconds + seconds / n + n * cost
-}
-
-/// The best number is the root of the quotient of both.
-fn forecast(seconds: f64, cost: f64, totals: &[u64], count: Option<u32>) -> PartitionForecast {
+    let (seconds, cost) = (plan.predicted, machine.costs().hand_over);
     let best = (seconds / cost).sqrt().round() as u64;
     let divided = |total: &u64| {
         let most = (total / LEAST_BYTES).clamp(1, 64);
@@ -83,6 +75,11 @@ fn forecast(seconds: f64, cost: f64, totals: &[u64], count: Option<u32>) -> Part
     let partitions: Vec<Partitions> = totals.iter().map(divided).collect();
     let n = f64::from(partitions.iter().map(|partitions| partitions.count).max().unwrap_or(1).max(1));
     PartitionForecast { partitions, seconds: in_partitions(seconds, n, cost) }
+}
+
+/// One of `n` partitions is late, and all of them cost.
+fn in_partitions(seconds: f64, n: f64, cost: f64) -> f64 {
+    seconds + seconds / n + n * cost
 }
 
 /// The program of `plan` in which no copy reads from two partitions. One of `partitions` for each transfer.

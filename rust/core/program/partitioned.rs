@@ -114,8 +114,7 @@ fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     writers
 }
 
-/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program whose copies begin and end where partitions do, or groups
-/// of them.
+/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program. A copy awaits all partitions that it reads from.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
@@ -129,8 +128,8 @@ pub fn add_partition_flags(
             }
         }
     }
-    let writers = writers(parts, partitions.len());
     let tells = purpose == PartitionUse::Moved { tells: true };
+    let writers = if tells { writers(parts, partitions.len()) } else { vec![Lanes::new(); partitions.len()] };
     let is_stored = purpose == PartitionUse::Stored;
     let mut flags = vec![PartitionFlags::default(); partitions.len()];
     let all = || (0..).zip(partitions.iter().zip(batch.ends));
@@ -147,7 +146,7 @@ pub fn add_partition_flags(
     }
     for (transfer, (partitions, ends)) in all() {
         let flags: &mut PartitionFlags = &mut flags[transfer];
-        flags.writers = if is_stored { 1 } else { writers[transfer].len() as u32 * u32::from(tells) };
+        flags.writers = if is_stored { 1 } else { writers[transfer].len() as u32 };
         flags.arrived = add(partitions.count * flags.writers, ends.src, ends.dst);
         if is_stored {
             flags.ready = flags.arrived;
