@@ -132,7 +132,7 @@ void tune(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
     const mpgpu::partitioning best =
         node.tune_partitions({mpgpu::make_window(sent), mpgpu::make_window(received)},
                              {{{(rank + 1) % ranks, 1, 0}, {rank, 0, 0}, bytes}}, produce, trials);
-    const std::vector<unsigned> mine{best.count, static_cast<unsigned>(best.mover), best.blocks};
+    const std::vector<unsigned> mine{best.count, static_cast<unsigned>(best.mover)};
     std::vector<unsigned> first = mine;
     MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_UNSIGNED, 0, MPI_COMM_WORLD);
     require(mine == first, "ranks have found different partitionings");
