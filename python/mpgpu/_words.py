@@ -23,6 +23,7 @@ IN_PYTHON = {
     "mp_plan_arm": "arming the plan (in C and C++)",
     "MP_AGENT_AUTO": "any agent",
     "MP_AGENT_COPY_ENGINE": "copy engines",
+    "MP_AGENT_PRODUCER": "producer",
     "MP_ANY_RANK": "mpgpu.ANY",
     "MP_BACKEND_AUTO": "'auto'",
     "MP_BACKEND_CUDA": "'cuda'",
