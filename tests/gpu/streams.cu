@@ -3,7 +3,7 @@
 // and between one or two GPUs and pinned host memory. Prints GB/s of all its streams: tests/gpu/unchanged runs it with
 // and without libmpgpu_preload.so.
 //   streams [MIB [SECONDS]]        each case for so long, of which the first half is not counted (256, 4)
-//   streams both|host MIB SECONDS  one case, with a line for each half second
+//   streams both|host|back MIB SECONDS  one case, with a line for each half second
 //   streams disturb SECONDS memory threads that copy in host memory as fast as they can
 //   streams disturb SECONDS link   copies from pinned host memory to GPU 0, over its PCIe link
 #include <cuda_runtime.h>
@@ -180,10 +180,12 @@ int main(int argc, char **argv) {
     }
     const std::vector<std::pair<int, int>> both{{1, 0}, {0, 1}};
     const std::vector<std::pair<int, int>> from_host{{0, host}, {1, host}};
-    if (what == "both" || what == "host") {
-        const auto bytes = static_cast<std::size_t>(std::atof(argv[2]) * 1048576);
-        run(what == "both" ? both : from_host, bytes, std::atof(argv[3]), 0.5);
-        return 0;
+    const std::vector<std::pair<int, int>> back{{0, host}, {host, 0}};
+    for (const auto &[name, ways] : {std::pair{"both", both}, std::pair{"host", from_host}, std::pair{"back", back}}) {
+        if (what == name) {
+            run(ways, static_cast<std::size_t>(std::atof(argv[2]) * 1048576), std::atof(argv[3]), 0.5);
+            return 0;
+        }
     }
     const auto bytes = static_cast<std::size_t>(std::atof(what.c_str()) * 1048576);
     const double seconds = argc > 2 ? std::atof(argv[2]) : 4;
@@ -194,7 +196,7 @@ int main(int argc, char **argv) {
         {"host to two GPUs", from_host},
         {"GPU to host", {{host, 0}}},
         {"two GPUs to host", {{host, 0}, {host, 1}}},
-        {"host to GPU and back", {{0, host}, {host, 0}}},
+        {"host to GPU and back", back},
     };
     for (const auto &[name, ways] : cases) {
         bool fits = true;

@@ -39,7 +39,10 @@ impl Course {
     }
 
     fn run_with<const N: usize>(steady: u32, times: impl Fn(u64) -> [f64; N], noise: f64, late: u64, seed: u64) -> Course {
-        let mut chooser = Chooser::new(&[None; N], steady, seed);
+        Course::of(&mut Chooser::new(&[None; N], steady, seed), times, noise, late, seed)
+    }
+
+    fn of<const N: usize>(chooser: &mut Chooser, times: impl Fn(u64) -> [f64; N], noise: f64, late: u64, seed: u64) -> Course {
         let mut random = Uniform(!seed);
         let mut reports: VecDeque<(u64, usize, u64)> = VecDeque::new();
         let mut course = Course { sums: vec![(0.0, 0.0)], tries: 0.0, measured: 0, switches: 0 };
@@ -338,6 +341,23 @@ fn where_each_gains_by_what_the_others_lose_players_that_choose_alone_end_below_
 }
 
 /// A program that keeps a window of copies in flight asks for many executions before it can be told of the first one's time.
+#[test]
+fn among_others_what_may_be_slow_is_tried_once_and_what_gains_is_found() {
+    let mut tried_twice = 0;
+    for seed in 0..100 {
+        // An execution that waits behind others' whole copies.
+        let mut chooser = Chooser::among_others(3, 64, seed);
+        let course = Course::of(&mut chooser, |_| [20.0, 20.0, 1.0], 0.02, 6, seed);
+        tried_twice += u32::from(course.lost(0, STRETCH) > 0.05);
+        assert!(course.lost(0, EXECUTIONS) <= 0.02, "{seed}: {}", course.lost(0, EXECUTIONS));
+        assert_eq!(chooser.in_force(), 2);
+        let mut chooser = Chooser::among_others(3, 64, seed);
+        Course::of(&mut chooser, |_| [0.95, 0.97, 1.0], 0.01, 6, seed);
+        assert_eq!(chooser.in_force(), 0, "{seed}");
+    }
+    assert!(tried_twice <= 5, "{tried_twice} of 100: a time in a hundred is never reported");
+}
+
 #[test]
 fn while_nothing_is_known_what_is_not_measured_are_the_plain_copies() {
     let mut chooser = Chooser::new(&[None; 3], 64, 1);

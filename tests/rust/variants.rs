@@ -177,9 +177,14 @@ impl Bench {
 
     /// So many executions; how many of them were plain copies, took all paths, and half of what is staged.
     fn run(&self, plan: &Plan, executions: u64) -> [u64; 3] {
+        self.run_in(&[StreamHandle(0)], plan, executions)
+    }
+
+    /// The same in several streams by turns.
+    fn run_in(&self, streams: &[StreamHandle], plan: &Plan, executions: u64) -> [u64; 3] {
         let mut taken = [0; 3];
-        for _ in 0..executions {
-            plan.enqueue(StreamHandle(0)).expect("enqueued");
+        for stream in streams.iter().cycle().take(executions as usize) {
+            plan.enqueue(*stream).expect("enqueued");
             taken[self.backend.last.load(Ordering::Relaxed) as usize] += 1;
         }
         taken
@@ -234,6 +239,41 @@ fn what_was_measured_to_be_fastest_is_executed_and_followed_when_that_changes_an
         let in_force: Vec<_> = variants.iter().filter(|variant| variant["in_force"] == true).map(|variant| &variant["name"]).collect();
         assert_eq!(in_force, [name], "{json:#}");
     }
+}
+
+#[test]
+fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
+    let bench = Bench::new(Config::default());
+    let plan = bench.plan(&PlanOptions::default());
+    let other = bench.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    let both = [StreamHandle(0), other];
+    // A stream counts for eight times as long as its last execution takes.
+    const TAKES: [u64; 3] = [20_000_000, 10_000_000, 14_000_000];
+    let over = || std::thread::sleep(std::time::Duration::from_millis(200));
+    bench.takes(TAKES);
+    bench.run(&plan, 2000);
+    assert!(plan.to_json()["variants_beside"].is_null() && !plan.describe().contains("other streams"));
+    // Several paths are slow now, which nothing that was measured alone says.
+    bench.takes([20_000_000, 300_000_000, 300_000_000]);
+    let taken = bench.run_in(&both, &plan, 1000);
+    assert!(taken[0] >= 990, "{taken:?}\n{}", plan.describe());
+    let json = plan.to_json();
+    let executed = |variants: &str| -> u64 {
+        json[variants].as_array().expect("a list").iter().map(|variant| variant["executions"].as_u64().expect("a number")).sum()
+    };
+    assert!(executed("variants") <= 2010 && executed("variants_beside") >= 990, "{json:#}");
+    assert!(plan.describe().contains("while other streams of this context copy:"));
+    // Alone all paths are as good as they were.
+    over();
+    bench.takes(TAKES);
+    let taken = bench.run(&plan, 500);
+    assert!(taken[1] >= 480, "{taken:?}\n{}", plan.describe());
+    // What gains beside others is found too.
+    bench.takes([20_000_000, 17_000_000, 15_000_000]);
+    bench.run_in(&both, &plan, 4000);
+    let taken = bench.run_in(&both, &plan, 500);
+    assert!(taken[2] >= 480, "{taken:?}\n{}", plan.describe());
+    bench.context.destroy_stream(other).expect("destroyed");
 }
 
 #[test]

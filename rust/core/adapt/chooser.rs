@@ -26,7 +26,8 @@ const PROMISING: u64 = 12;
 /// Tries of other variants are as many times as seldom as measuring the one in force, or more seldom.
 const SELDOM: u64 = 4;
 
-/// Executions after which the time of a try is no longer waited for.
+/// Executions after which the time of a try is no longer waited for, and up to which tries are not saved up for: what the first ones lose
+/// while nothing is known is lost once.
 const OVERDUE: u64 = 32;
 
 /// A time of the variant in force that is so many times what was expected is acted on before another one confirms it.
@@ -65,6 +66,8 @@ pub struct Chooser {
     due: [u64; MAX_VARIANTS],
     /// For each a try whose time is not known yet: since when, and what was set aside for it.
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
+    /// Executions whose tries cost nothing.
+    free: u64,
     /// Nanoseconds that tries may cost, and up to which execution that is counted.
     budget: f64,
     counted: u64,
@@ -107,6 +110,7 @@ impl Chooser {
             // The plain copies first: they are what the caller would have done.
             due: std::array::from_fn(|v| variants.saturating_sub(v) as u64),
             pending: [None; MAX_VARIANTS],
+            free: OVERDUE,
             budget: 0.0,
             counted: 0,
             measure_at: 0,
@@ -121,6 +125,20 @@ impl Chooser {
             tries: 0,
             random: seed,
         }
+    }
+
+    /// The same where plain copies are what others expect, who copy at the same time and begin with them as well: they are in force at first,
+    /// and every try is paid for. Not all try at the same moment.
+    pub fn among_others(variants: usize, steady: u32, seed: u64) -> Chooser {
+        let mut chooser = Chooser::new(&vec![None; variants], steady, seed);
+        (chooser.in_force, chooser.alarm, chooser.free) = (chooser.variants - 1, false, 0);
+        // One after the other, so that what the first try costs is known before the next.
+        let mut at = 0;
+        for variant in (0..chooser.in_force).rev() {
+            at += chooser.around(OVERDUE);
+            chooser.due[variant] = at;
+        }
+        chooser
     }
 
     /// What the next execution is to be. Mostly a count and a comparison.
@@ -145,8 +163,7 @@ impl Chooser {
         if variant == self.in_force {
             self.in_force_measured(news, ns, before);
         } else {
-            // What the first executions lose while nothing is known is lost once, and not saved up for.
-            if self.tick > OVERDUE {
+            if self.tick > self.free {
                 self.budget -= self.cost_of(ns);
             }
             let is_faster = ns < before;
@@ -231,7 +248,13 @@ impl Chooser {
         let variant = due.min_by_key(|&v| self.due[v])?;
         let times = &self.times[variant];
         let unit = self.unit();
-        let cost = if times.count() == 0 { 0.0 } else { self.cost_of(times.expected()) };
+        let cost = match times.count() {
+            0 if self.tick <= self.free => 0.0,
+            // What it costs is to be known before another one is tried.
+            0 if self.pending.iter().any(Option::is_some) => return None,
+            0 => unit,
+            _ => self.cost_of(times.expected()),
+        };
         // Little is known of it, or something has changed.
         let advance = if times.count() < 3 || !times.fresh { ADVANCE * unit } else { LITTLE * unit };
         if cost > 0.0 && cost > self.budget + advance {

@@ -7,7 +7,7 @@ use super::error::Error;
 use super::lifetime::ContextState;
 use super::sharing::Import;
 use super::staging::Regions;
-use super::variants::Variants;
+use super::variants::{Known, Variants};
 use crate::backend::{BackendError, Completion, Endpoints, Execution, PlanState, Report, StreamHandle, no_completion};
 use crate::fault;
 use crate::headroom::headroom;
@@ -185,7 +185,7 @@ impl Plan {
         let _open = self.begin()?;
         let submitted = match &self.variants {
             // One that is timed is of the plan as described.
-            Some(variants) if report != Report::Times => variants.run(self, &*self.context.backend, stream, report),
+            Some(variants) if report != Report::Times => variants.run(self, &*self.context.backend, &self.context.active, stream, report),
             _ => self.run(stream, report),
         };
         let completion = submitted?;
@@ -299,7 +299,12 @@ impl Plan {
                 |age: std::time::Duration| format!(", first by what an earlier run measured {:.1} hours ago", age.as_secs_f64() / 3600.0);
             let began_with = variants.began_with().map_or(String::new(), ago);
             text += &format!("\nexecutions take what is fastest as measured{began_with}, and try the others now and then:\n");
-            variants.known(self).iter().for_each(|known| text += &format!("  {}\n", known.sentence()));
+            let (alone, beside) = variants.known(self);
+            alone.iter().for_each(|known| text += &format!("  {}\n", known.sentence()));
+            if let Some(beside) = beside {
+                text += "while other streams of this context copy:\n";
+                beside.iter().for_each(|known| text += &format!("  {}\n", known.sentence()));
+            }
         }
         text
     }
@@ -310,7 +315,9 @@ impl Plan {
         json["backend"] = self.context.backend.name().into();
         if let Some(variants) = &self.variants {
             json["measured_before_seconds"] = variants.began_with().map(|age| age.as_secs()).into();
-            json["variants"] = variants.known(self).iter().map(|known| known.to_json()).collect();
+            let (alone, beside) = variants.known(self);
+            json["variants"] = alone.iter().map(Known::to_json).collect();
+            json["variants_beside"] = beside.map(|beside| beside.iter().map(Known::to_json).collect::<Vec<_>>()).into();
         }
         json
     }

@@ -1,5 +1,6 @@
 //! A context: a machine, a backend, and everything that is kept between calls.
 
+use super::active::ActiveStreams;
 use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
 use super::callbacks::CallbackQueue;
@@ -101,6 +102,7 @@ pub(super) struct ContextState {
     pub executions: AtomicU64,
     pub bytes: AtomicU64,
     pub staging: Staging,
+    pub active: ActiveStreams,
     pub holdings: Holdings,
     pub deferred: Deferred,
     pub sharing: PeerMemory,
@@ -211,6 +213,7 @@ impl Context {
             without: RwLock::default(),
             backend,
             staging: Staging::new(config.staging_bytes),
+            active: ActiveStreams::new(),
             holdings: Holdings::default(),
             deferred: Deferred::default(),
             sharing: PeerMemory::default(),
@@ -333,7 +336,7 @@ impl Context {
         }
         let shape = request.shape();
         let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
-        let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), kept));
+        let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), all[0].predicted, kept));
         let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
         Ok(Some(Variants::new(others?, choice)))
     }

@@ -15,6 +15,7 @@
 //! | [`node`] | ranks of a node that plan together |
 //! | `deferred` | memory that was freed in stream order |
 //! | `variants` | what executions take, by how long they take |
+//! | `active` | which streams copy now |
 //! | `kept` | that, kept for later runs |
 //! | `sharing` | memory exported to other processes, and memory of theirs |
 //!
@@ -22,6 +23,7 @@
 //! function. There is no `unsafe` here, but addresses are trusted as a driver trusts them: memory that the backend has not given
 //! out (ordinary host memory) is the caller's word.
 
+mod active;
 pub mod batch;
 pub mod cache;
 mod callbacks;

@@ -4,13 +4,18 @@
 //! them: a program that runs ahead of its streams gets its times later. All plans of a context for the same sizes between the same devices, whatever
 //! their addresses, measure and choose together: a program whose buffers are others at each step learns all the same. Whatever else the stream or the machine does meanwhile is part of what is
 //! measured, because it is part of what the caller waits for. Captured executions take the variant that is in force when they are captured.
+//!
+//! What other streams of the context copy at the same time is known ([`active`](super::active)), so it is not left to noise: a plan learns and chooses
+//! apart for executions beside others and for those alone. Beside others it begins with the plain copies, which keep off everybody's links but
+//! their own, and pays for every try.
 
+use super::active::ActiveStreams;
 use super::error::Error;
 use super::execute::{Measured, Plan};
 use super::kept::KeptShape;
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS, variant_name};
 use crate::backend::{Backend, BackendError, Completion, Moment, Report, StreamHandle};
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::units::time;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -18,7 +23,7 @@ use std::time::Duration;
 
 /// Executions from one measured one to the next while nothing changes: marking and reading two moments takes some 2 us of the host, 0.03 us of
 /// an execution then.
-const STEADY: u32 = 64;
+pub(super) const STEADY: u32 = 64;
 
 /// The most measured executions whose times are not known yet.
 const MOST_UNDER_WAY: usize = 8;
@@ -36,7 +41,11 @@ pub(super) struct Variants {
 /// What all plans of one shape know and choose.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
-    state: Mutex<Choosing<Moments>>,
+    /// For executions alone, and for those beside others.
+    alone: Mutex<Choosing<Moments>>,
+    beside: Mutex<Choosing<Moments>>,
+    /// Nanoseconds that an execution takes.
+    takes: AtomicU64,
     /// What an earlier run has measured, where it began with that.
     kept: Option<KeptShape>,
 }
@@ -121,10 +130,6 @@ impl Variants {
         Variants { others: others.into(), choice }
     }
 
-    fn state(&self) -> MutexGuard<'_, Choosing<Moments>> {
-        lock(&self.choice.state)
-    }
-
     /// All of them, `described` among them.
     pub fn all<'a>(&'a self, described: &'a Plan) -> impl Iterator<Item = &'a Plan> {
         [described].into_iter().chain(&self.others)
@@ -134,12 +139,24 @@ impl Variants {
         variant.checked_sub(1).map_or(described, |other| &self.others[other])
     }
 
-    /// Runs one of them.
-    pub fn run(&self, described: &Plan, backend: &dyn Backend, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
+    /// Runs one of them. `active` knows what the context's other streams do.
+    pub fn run(
+        &self,
+        described: &Plan,
+        backend: &dyn Backend,
+        active: &ActiveStreams,
+        stream: StreamHandle,
+        report: Report,
+    ) -> Result<Option<Completion>, Error> {
+        let takes = Duration::from_nanos(self.choice.takes.load(Ordering::Relaxed));
+        let state = self.choice.state(active.enters(stream, takes));
         let Choice { variant, measure } = {
-            let mut state = self.state();
+            let mut state = lock(state);
             let choice = state.next();
             state.takes(choice.variant);
+            if let Some(median) = state.chooser.median(choice.variant) {
+                self.choice.takes.store(median, Ordering::Relaxed);
+            }
             choice
         };
         if !measure {
@@ -147,17 +164,18 @@ impl Variants {
         }
         // Nobody knows when a graph runs.
         if backend.is_capturing(stream)? {
-            let in_force = self.state().in_force();
+            let in_force = lock(state).in_force();
             return self.get(described, in_force).run(stream, report);
         }
         let (completion, moments) = Moments::around(variant, backend, stream, || self.get(described, variant).run(stream, report))?;
-        self.state().measure(moments);
+        lock(state).measure(moments);
         Ok(completion)
     }
 
-    /// See [`Choosing::medians`].
+    /// See [`Choosing::medians`]; of executions beside others where most are.
     pub fn measured(&self) -> Measured {
-        self.state().medians()
+        let (alone, beside) = (lock(&self.choice.alone), lock(&self.choice.beside));
+        if beside.all_executions() > alone.all_executions() { beside.medians() } else { alone.medians() }
     }
 
     /// How long ago an earlier run measured what this one began with.
@@ -165,35 +183,48 @@ impl Variants {
         self.choice.kept.as_ref()?.age()
     }
 
-    /// What is known of each, with times that are there now.
-    pub fn known(&self, described: &Plan) -> Vec<Known> {
+    /// What is known of each, with times that are there now: alone, and beside others where there were any.
+    pub fn known(&self, described: &Plan) -> (Vec<Known>, Option<Vec<Known>>) {
         let count = self.others.len() + 1;
-        self.state().known(self.all(described).zip(0..).map(|(plan, variant)| (variant_name(variant, count), plan.planned().predicted)))
+        let known = |state: &mut Choosing<Moments>| {
+            state.known(self.all(described).zip(0..).map(|(plan, variant)| (variant_name(variant, count), plan.planned().predicted)))
+        };
+        let mut beside = lock(&self.choice.beside);
+        let beside = (beside.all_executions() > 0).then(|| known(&mut beside));
+        (known(&mut lock(&self.choice.alone)), beside)
     }
 }
 
 impl SharedChoice {
-    /// Among so many variants, at most [`MAX_VARIANTS`], from what an earlier run has measured of as many.
-    pub fn new(variants: usize, kept: Option<&KeptShape>) -> SharedChoice {
+    /// Among so many variants, at most [`MAX_VARIANTS`], of which the first is thought to take so many seconds, from what an earlier run has
+    /// measured of as many.
+    pub fn new(variants: usize, predicted: f64, kept: Option<&KeptShape>) -> SharedChoice {
         // Contexts and processes that share a machine have to choose at different moments.
         let seed = std::hash::RandomState::new().hash_one(variants);
         let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
         let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
-        SharedChoice { state: Mutex::new(Choosing::new(&known, seed)), kept }
+        SharedChoice {
+            alone: Mutex::new(Choosing::new(Chooser::new(&known, STEADY, seed))),
+            beside: Mutex::new(Choosing::new(Chooser::among_others(variants, STEADY, !seed))),
+            takes: AtomicU64::new((predicted * 1e9) as u64),
+            kept,
+        }
     }
 
-    /// The variant in force and the medians of all, as far as they were read; `None` where nothing was.
+    fn state(&self, is_beside: bool) -> &Mutex<Choosing<Moments>> {
+        if is_beside { &self.beside } else { &self.alone }
+    }
+
+    /// The variant in force and the medians of all, as far as they were read of executions alone; `None` where nothing was.
     pub fn to_keep(&self) -> Option<(usize, Vec<Option<u64>>)> {
-        let state = lock(&self.state);
+        let state = lock(&self.alone);
         let is_measured = state.measured.iter().any(|times| *times > 0);
         is_measured.then(|| (state.in_force(), (0..state.variants()).map(|variant| state.chooser.median(variant)).collect()))
     }
 }
 
 impl<M: Measurement> Choosing<M> {
-    /// As [`Chooser::new`].
-    pub fn new(known: &[Option<u64>], seed: u64) -> Choosing<M> {
-        let chooser = Chooser::new(known, STEADY, seed);
+    pub fn new(chooser: Chooser) -> Choosing<M> {
         let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
         Choosing { chooser, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true }
     }
@@ -230,6 +261,11 @@ impl<M: Measurement> Choosing<M> {
 
     fn median(&self, variant: usize) -> Option<f64> {
         self.chooser.median(variant).map(|ns| ns as f64 * 1e-9)
+    }
+
+    /// Of all variants together.
+    fn all_executions(&self) -> u64 {
+        self.executions.iter().sum()
     }
 
     /// An execution takes this one.
@@ -277,7 +313,7 @@ impl<M: Measurement> Choosing<M> {
                     self.chooser.measured(measurement.variant(), ns.max(1));
                     if before != self.in_force() {
                         let medians: Vec<Option<u64>> = (0..self.variants()).map(|variant| self.chooser.median(variant)).collect();
-                        let (now, executions) = (self.in_force(), self.executions.iter().sum::<u64>());
+                        let (now, executions) = (self.in_force(), self.all_executions());
                         log::debug!(
                             "after {executions} executions variant {now} is in force and no longer {before}; medians {medians:?} ns"
                         );

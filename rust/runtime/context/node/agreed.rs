@@ -11,8 +11,8 @@
 //! In a capture nobody knows how often the step will run, so the variant is *fixed* then: the span has no end.
 
 use super::super::execute::Measured;
-use super::super::variants::{Choosing, Known, Measurement, Moments, Reading};
-use crate::adapt::Choice;
+use super::super::variants::{Choosing, Known, Measurement, Moments, Reading, STEADY};
+use crate::adapt::{Choice, Chooser};
 use crate::backend::BackendError;
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
@@ -225,7 +225,7 @@ pub(super) struct StepVariants {
 impl StepVariants {
     /// Among so many variants. `seed` is the same on all ranks.
     pub fn new(spans: Spans, variants: usize, seed: u64) -> StepVariants {
-        StepVariants { spans, choosing: Choosing::new(&vec![None; variants], seed) }
+        StepVariants { spans, choosing: Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)) }
     }
 
     /// What a step takes; steps count from 1.
