@@ -268,11 +268,11 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
     bench.takes(TAKES);
     let taken = bench.run(&plan, 500);
     assert!(taken[1] >= 480, "{taken:?}\n{}", plan.describe());
-    // What gains beside others is found too.
-    bench.takes([20_000_000, 17_000_000, 15_000_000]);
-    bench.run_in(&both, &plan, 4000);
+    // What gains beside others is found too, the later the slower it was.
+    bench.takes([20_000_000, 17_000_000, 17_000_000]);
+    bench.run_in(&both, &plan, 12_000);
     let taken = bench.run_in(&both, &plan, 500);
-    assert!(taken[2] >= 480, "{taken:?}\n{}", plan.describe());
+    assert!(taken[0] <= 20, "{taken:?}\n{}", plan.describe());
     bench.context.destroy_stream(other).expect("destroyed");
 }
 

@@ -21,6 +21,8 @@
 //! - **Others who choose.** When tries are made is random, from the chooser's own seed. The fourth switch in a short time and each further one is
 //!   delayed at random, each time twice as long, as senders on one wire do after collisions; after the delay the variant has to be faster still.
 //!   One switch is forgotten in 1,024 executions, which is the rate to which swings are held.
+//! - **Beside others who are known**, streams of the same process, a chooser of its own begins with the plain copies, which keep off the links that
+//!   are not theirs; one variant after the other is tried, and each try is paid for from the beginning.
 //!
 //! # What it is in the literature
 //!
