@@ -277,6 +277,34 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
 }
 
 #[test]
+fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
+    let bench = Bench::new(Config::default());
+    bench.takes([20_000_000, 10_000_000, 14_000_000]);
+    let plan = bench.plan(&PlanOptions::default());
+    bench.run(&plan, 500);
+    // Between the GPUs that are relays of the first.
+    let [dst, src] = [3, 2].map(|gpu| (bench.context.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"), DeviceId::gpu(gpu)));
+    let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes: BYTES };
+    let across = bench.context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+    let other = bench.context.create_stream(DeviceId::gpu(2)).expect("a stream");
+    let mut taken = [0, 0];
+    for _ in 0..500 {
+        taken[0] += bench.run_in(&[other], &across, 1)[0];
+        taken[1] += bench.run(&plan, 1)[0];
+    }
+    assert!(taken[0] >= 495 && taken[1] >= 495, "{taken:?}\n{}", plan.describe());
+    // In one stream they follow each other.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    taken = [0, 0];
+    for _ in 0..500 {
+        taken[0] += bench.run(&across, 1)[0];
+        taken[1] += bench.run(&plan, 1)[0];
+    }
+    assert!(taken[1] <= 20, "{taken:?}\n{}", plan.describe());
+    bench.context.destroy_stream(other).expect("destroyed");
+}
+
+#[test]
 fn few_executions_are_measured_once_nothing_changes() {
     let bench = Bench::new(Config::default());
     let plan = bench.plan(&PlanOptions::default());

@@ -1,11 +1,13 @@
 //! Which streams of a context copy now, as far as can be said without asking a device.
 //!
 //! Copies of several streams take bandwidth from each other, and what is fastest for one of them alone may be slow for all: a relay's link is
-//! another stream's direct one. So plans know whether others copy ([`variants`](super::variants)). A stream counts for several times what its
-//! last execution takes: programs keep some in flight, and a wrong answer costs no byte, only that the time of an execution is counted with others.
+//! another stream's direct one. So plans know whether others copy, and to or from which GPUs ([`variants`](super::variants)). A stream counts for
+//! several times what its last execution takes: programs keep some in flight, and a wrong answer costs no byte, only that the time of an execution
+//! is counted with others.
 
 use crate::backend::StreamHandle;
 use crate::sync::{AtomicU64, Ordering};
+use crate::topology::DeviceId;
 use std::time::{Duration, Instant};
 
 /// Streams that are told apart. Of more, those that have not copied for the longest are forgotten.
@@ -20,10 +22,35 @@ pub(super) struct ActiveStreams {
     streams: [ActiveStream; STREAMS],
 }
 
+/// What other streams copy now.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Others {
+    pub any: bool,
+    /// The GPUs that their copies begin or end at.
+    pub gpus: GpuSet,
+}
+
+/// GPUs by a bit for each; those from 64 on share the last.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct GpuSet(u64);
+
+impl GpuSet {
+    pub fn of(devices: impl IntoIterator<Item = DeviceId>) -> GpuSet {
+        let gpus = devices.into_iter().filter(|device| !device.is_host());
+        GpuSet(gpus.fold(0, |set, gpu| set | 1 << u64::from(gpu.0.unsigned_abs()).min(63)))
+    }
+
+    pub fn meets(self, other: GpuSet) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
 /// Written by whoever executes; where two threads take one place at once, one of them is forgotten.
 #[derive(Debug, Default)]
 struct ActiveStream {
     handle: AtomicU64,
+    /// Those of its last execution.
+    gpus: AtomicU64,
     /// Nanoseconds since the beginning up to which it counts; 0 for a free place.
     until: AtomicU64,
 }
@@ -33,28 +60,31 @@ impl ActiveStreams {
         ActiveStreams { since: Instant::now(), streams: Default::default() }
     }
 
-    /// An execution that takes about so long goes into `stream`: whether another stream copies now.
-    pub fn enters(&self, stream: StreamHandle, takes: Duration) -> bool {
-        self.enters_at(self.since.elapsed(), stream.0 as u64, takes)
+    /// An execution that takes about so long and ends at these GPUs goes into `stream`: what other streams copy now.
+    pub fn enters(&self, stream: StreamHandle, takes: Duration, gpus: GpuSet) -> Others {
+        self.enters_at(self.since.elapsed(), stream.0 as u64, takes, gpus)
     }
 
-    fn enters_at(&self, now: Duration, handle: u64, takes: Duration) -> bool {
+    fn enters_at(&self, now: Duration, handle: u64, takes: Duration, gpus: GpuSet) -> Others {
         let nanoseconds = |time: Duration| time.as_nanos().min(u128::from(u64::MAX)) as u64;
         let (now, until) = (nanoseconds(now), nanoseconds(now + TIMES * takes));
-        let (mut own, mut others, mut oldest) = (None, false, (&self.streams[0], u64::MAX));
+        let (mut own, mut others, mut oldest) = (None, Others::default(), (&self.streams[0], u64::MAX));
         for stream in &self.streams {
             let its = stream.until.load(Ordering::Relaxed);
             if its != 0 && stream.handle.load(Ordering::Relaxed) == handle {
                 own = Some(stream);
-            } else {
-                others |= its > now;
-                if its < oldest.1 {
-                    oldest = (stream, its);
-                }
+                continue;
+            }
+            if its > now {
+                (others.any, others.gpus.0) = (true, others.gpus.0 | stream.gpus.load(Ordering::Relaxed));
+            }
+            if its < oldest.1 {
+                oldest = (stream, its);
             }
         }
         let place = own.unwrap_or(oldest.0);
         place.handle.store(handle, Ordering::Relaxed);
+        place.gpus.store(gpus.0, Ordering::Relaxed);
         place.until.store(until, Ordering::Relaxed);
         others
     }
@@ -64,23 +94,37 @@ impl ActiveStreams {
 mod tests {
     use super::*;
 
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    fn gpus<const N: usize>(gpus: [i32; N]) -> GpuSet {
+        GpuSet::of(gpus.map(DeviceId))
+    }
+
     #[test]
     fn a_stream_counts_for_others_until_its_copies_are_over_and_never_for_itself() {
-        let (active, ms) = (ActiveStreams::new(), Duration::from_millis);
-        assert!(!active.enters_at(ms(0), 1, ms(5)) && !active.enters_at(ms(1), 1, ms(5)));
-        assert!(active.enters_at(ms(2), 2, ms(1)), "stream 1 copies until 41");
-        assert!(active.enters_at(ms(9), 1, ms(5)), "stream 2 until 10");
-        assert!(!active.enters_at(ms(10), 1, ms(5)));
-        assert!(!active.enters_at(ms(50), 2, ms(1)));
+        let active = ActiveStreams::new();
+        let enters = |now, stream, takes| active.enters_at(MS(now), stream, MS(takes), gpus([stream as i32])).gpus;
+        assert_eq!([enters(0, 1, 5), enters(1, 1, 5)], [gpus([]); 2]);
+        assert_eq!(enters(2, 2, 1), gpus([1]), "until 41");
+        assert_eq!(enters(3, 3, 1), gpus([1, 2]));
+        assert_eq!(enters(9, 1, 5), gpus([2, 3]), "until 10 and 11");
+        assert_eq!([enters(10, 1, 5), enters(11, 1, 5)], [gpus([3]), gpus([])]);
     }
 
     #[test]
     fn of_many_streams_those_that_copied_last_are_known() {
-        let (active, ms) = (ActiveStreams::new(), Duration::from_millis);
+        let active = ActiveStreams::new();
         for stream in 0..100 {
-            assert_eq!(active.enters_at(ms(stream), stream, ms(5)), stream > 0);
+            assert_eq!(active.enters_at(MS(stream), stream, MS(5), gpus([])).any, stream > 0);
         }
-        assert!(active.enters_at(ms(138), 7, ms(1)), "stream 99 copies until 139");
-        assert!(!active.enters_at(ms(200), 7, ms(1)));
+        assert!(active.enters_at(MS(138), 7, MS(1), gpus([])).any, "stream 99 copies until 139");
+        assert!(!active.enters_at(MS(200), 7, MS(1), gpus([])).any);
+    }
+
+    #[test]
+    fn sets_of_gpus_hold_no_host_memory() {
+        assert!(gpus([0, 3]).meets(gpus([3, 7])) && !gpus([0, 3]).meets(gpus([1, 2])));
+        assert_eq!(GpuSet::of([DeviceId::HOST]), GpuSet::default());
+        assert!(gpus([100]).meets(gpus([63])), "rather plain copies than a relay at work");
     }
 }

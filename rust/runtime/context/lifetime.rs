@@ -337,8 +337,10 @@ impl Context {
         let shape = request.shape();
         let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
         let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), all[0].predicted, kept));
+        let described = all[0].clone();
         let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
-        Ok(Some(Variants::new(others?, choice)))
+        let ends = request.batch.iter().flat_map(|transfer| [transfer.shape.dst_device, transfer.shape.src_device]);
+        Ok(Some(Variants::new(&described, ends, others?, choice)))
     }
 
     /// Allocates memory of `device`. The context owns it until [`free`](Context::free).

@@ -7,15 +7,18 @@
 //!
 //! What other streams of the context copy at the same time is known ([`active`](super::active)), so it is not left to noise: a plan learns and chooses
 //! apart for executions beside others and for those alone. Beside others it begins with the plain copies, which keep off everybody's links but
-//! their own, and pays for every try.
+//! their own, and pays for every try. A relay that others' copies begin or end at is not idle: then it is the plain copies, and nothing is tried,
+//! because what one stream gained the other would lose.
 
-use super::active::ActiveStreams;
+use super::active::{ActiveStreams, GpuSet};
 use super::error::Error;
 use super::execute::{Measured, Plan};
 use super::kept::KeptShape;
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS, variant_name};
 use crate::backend::{Backend, BackendError, Completion, Moment, Report, StreamHandle};
+use crate::plan;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::topology::DeviceId;
 use crate::units::time;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -36,6 +39,9 @@ pub(super) struct Variants {
     /// Beside the plan as described, which is number 0.
     others: Box<[Plan]>,
     choice: Arc<SharedChoice>,
+    /// Where the transfers begin and end, and the GPUs that pass bytes on.
+    ends: GpuSet,
+    relays: GpuSet,
 }
 
 /// What all plans of one shape know and choose.
@@ -125,9 +131,10 @@ pub(super) struct Known {
 }
 
 impl Variants {
-    /// The plan as described and `others`, which `choice` was made for as many of.
-    pub fn new(others: Vec<Plan>, choice: Arc<SharedChoice>) -> Variants {
-        Variants { others: others.into(), choice }
+    /// The plan as described, `all`, of a batch with these ends, and `others`, which `choice` was made for as many of.
+    pub fn new(all: &plan::Plan, ends: impl IntoIterator<Item = DeviceId>, others: Vec<Plan>, choice: Arc<SharedChoice>) -> Variants {
+        let relays = GpuSet::of(all.program.rings.iter().map(|ring| ring.device));
+        Variants { others: others.into(), choice, ends: GpuSet::of(ends), relays }
     }
 
     /// All of them, `described` among them.
@@ -149,7 +156,13 @@ impl Variants {
         report: Report,
     ) -> Result<Option<Completion>, Error> {
         let takes = Duration::from_nanos(self.choice.takes.load(Ordering::Relaxed));
-        let state = self.choice.state(active.enters(stream, takes));
+        let beside = active.enters(stream, takes, self.ends);
+        if beside.gpus.meets(self.relays) {
+            let plain = self.others.len();
+            lock(&self.choice.beside).takes(plain);
+            return self.get(described, plain).run(stream, report);
+        }
+        let state = self.choice.state(beside.any);
         let Choice { variant, measure } = {
             let mut state = lock(state);
             let choice = state.next();
