@@ -190,12 +190,8 @@ int main(int argc, char **argv) {
     const auto bytes = static_cast<std::size_t>(std::atof(what.c_str()) * 1048576);
     const double seconds = argc > 2 ? std::atof(argv[2]) : 4;
     const std::vector<std::pair<const char *, std::vector<std::pair<int, int>>>> cases{
-        {"GPU to GPU", {{1, 0}}},
-        {"GPU to GPU, both ways", both},
-        {"host to GPU", {{0, host}}},
-        {"host to two GPUs", from_host},
-        {"GPU to host", {{host, 0}}},
-        {"two GPUs to host", {{host, 0}, {host, 1}}},
+        {"GPU to GPU", {{1, 0}}},        {"GPU to GPU, both ways", both}, {"host to GPU", {{0, host}}},
+        {"host to two GPUs", from_host}, {"GPU to host", {{host, 0}}},    {"two GPUs to host", {{host, 0}, {host, 1}}},
         {"host to GPU and back", back},
     };
     for (const auto &[name, ways] : cases) {
