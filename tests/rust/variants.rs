@@ -145,7 +145,11 @@ impl Bench {
     }
 
     fn with_driver(config: Config, driver: &'static str) -> Bench {
-        let machine = Machine::new(load("beluga").expect("a preset")).expect("well formed");
+        Bench::on("beluga", config, driver)
+    }
+
+    fn on(preset: &str, config: Config, driver: &'static str) -> Bench {
+        let machine = Machine::new(load(preset).expect("a preset")).expect("well formed");
         let backend = Arc::new(Clocked {
             inner: HostBackend::new(machine.gpu_count(), machine.host_count()),
             takes: Mutex::new(AS_MODELLED),
@@ -301,6 +305,31 @@ fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
         taken[1] += bench.run(&plan, 1)[0];
     }
     assert!(taken[1] <= 20, "{taken:?}\n{}", plan.describe());
+    bench.context.destroy_stream(other).expect("destroyed");
+}
+
+#[test]
+fn host_memory_there_and_back_at_one_gpu_moves_by_plain_copies_and_several_streams_one_way_by_what_is_fastest() {
+    let bench = Bench::on("hgx-h200", Config::default(), "1.0");
+    bench.takes([20_000_000, 10_000_000, 14_000_000]);
+    let [gpu, host] = [DeviceId::gpu(0), DeviceId::HOST].map(|device| (bench.context.allocate(device, BYTES).expect("memory"), device));
+    let plan = |dst: (u64, DeviceId), src: (u64, DeviceId)| {
+        let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes: BYTES };
+        bench.context.plan(&[transfer], &PlanOptions::default()).expect("a plan")
+    };
+    let (there, back) = (plan(gpu, host), plan(host, gpu));
+    let other = bench.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    assert!(bench.run(&there, 500)[1] >= 450, "{}", there.describe());
+    let mut taken = [0, 0];
+    for _ in 0..500 {
+        taken[0] += bench.run_in(&[other], &back, 1)[0];
+        taken[1] += bench.run(&there, 1)[0];
+    }
+    assert!(taken[0] >= 495 && taken[1] >= 495, "{taken:?}\n{}", there.describe());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    bench.run_in(&[StreamHandle(0), other], &there, 2000);
+    let taken = bench.run_in(&[StreamHandle(0), other], &there, 500);
+    assert!(taken[0] <= 20, "{taken:?}\n{}", there.describe());
     bench.context.destroy_stream(other).expect("destroyed");
 }
 

@@ -26,8 +26,20 @@ pub(super) struct ActiveStreams {
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Others {
     pub any: bool,
-    /// The GPUs that their copies begin or end at.
-    pub gpus: GpuSet,
+    pub ends: GpuEnds,
+}
+
+/// The GPUs that copies end and begin at.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct GpuEnds {
+    pub to: GpuSet,
+    pub from: GpuSet,
+}
+
+impl GpuEnds {
+    pub fn all(self) -> GpuSet {
+        GpuSet(self.to.0 | self.from.0)
+    }
 }
 
 /// GPUs by a bit for each; those from 64 on share the last.
@@ -50,7 +62,8 @@ impl GpuSet {
 struct ActiveStream {
     handle: AtomicU64,
     /// Those of its last execution.
-    gpus: AtomicU64,
+    to: AtomicU64,
+    from: AtomicU64,
     /// Nanoseconds since the beginning up to which it counts; 0 for a free place.
     until: AtomicU64,
 }
@@ -60,12 +73,12 @@ impl ActiveStreams {
         ActiveStreams { since: Instant::now(), streams: Default::default() }
     }
 
-    /// An execution that takes about so long and ends at these GPUs goes into `stream`: what other streams copy now.
-    pub fn enters(&self, stream: StreamHandle, takes: Duration, gpus: GpuSet) -> Others {
-        self.enters_at(self.since.elapsed(), stream.0 as u64, takes, gpus)
+    /// An execution that takes about so long between these GPUs goes into `stream`: what other streams copy now.
+    pub fn enters(&self, stream: StreamHandle, takes: Duration, ends: GpuEnds) -> Others {
+        self.enters_at(self.since.elapsed(), stream.0 as u64, takes, ends)
     }
 
-    fn enters_at(&self, now: Duration, handle: u64, takes: Duration, gpus: GpuSet) -> Others {
+    fn enters_at(&self, now: Duration, handle: u64, takes: Duration, ends: GpuEnds) -> Others {
         let nanoseconds = |time: Duration| time.as_nanos().min(u128::from(u64::MAX)) as u64;
         let (now, until) = (nanoseconds(now), nanoseconds(now + TIMES * takes));
         let (mut own, mut others, mut oldest) = (None, Others::default(), (&self.streams[0], u64::MAX));
@@ -76,7 +89,9 @@ impl ActiveStreams {
                 continue;
             }
             if its > now {
-                (others.any, others.gpus.0) = (true, others.gpus.0 | stream.gpus.load(Ordering::Relaxed));
+                others.any = true;
+                others.ends.to.0 |= stream.to.load(Ordering::Relaxed);
+                others.ends.from.0 |= stream.from.load(Ordering::Relaxed);
             }
             if its < oldest.1 {
                 oldest = (stream, its);
@@ -84,7 +99,8 @@ impl ActiveStreams {
         }
         let place = own.unwrap_or(oldest.0);
         place.handle.store(handle, Ordering::Relaxed);
-        place.gpus.store(gpus.0, Ordering::Relaxed);
+        place.to.store(ends.to.0, Ordering::Relaxed);
+        place.from.store(ends.from.0, Ordering::Relaxed);
         place.until.store(until, Ordering::Relaxed);
         others
     }
@@ -103,7 +119,12 @@ mod tests {
     #[test]
     fn a_stream_counts_for_others_until_its_copies_are_over_and_never_for_itself() {
         let active = ActiveStreams::new();
-        let enters = |now, stream, takes| active.enters_at(MS(now), stream, MS(takes), gpus([stream as i32])).gpus;
+        let ends = |stream| GpuEnds { to: gpus([stream as i32]), from: gpus([0]) };
+        let enters = |now, stream, takes| {
+            let others = active.enters_at(MS(now), stream, MS(takes), ends(stream));
+            assert_eq!(others.ends.from, if others.any { gpus([0]) } else { gpus([]) });
+            others.ends.to
+        };
         assert_eq!([enters(0, 1, 5), enters(1, 1, 5)], [gpus([]); 2]);
         assert_eq!(enters(2, 2, 1), gpus([1]), "until 41");
         assert_eq!(enters(3, 3, 1), gpus([1, 2]));
@@ -115,10 +136,10 @@ mod tests {
     fn of_many_streams_those_that_copied_last_are_known() {
         let active = ActiveStreams::new();
         for stream in 0..100 {
-            assert_eq!(active.enters_at(MS(stream), stream, MS(5), gpus([])).any, stream > 0);
+            assert_eq!(active.enters_at(MS(stream), stream, MS(5), GpuEnds::default()).any, stream > 0);
         }
-        assert!(active.enters_at(MS(138), 7, MS(1), gpus([])).any, "stream 99 copies until 139");
-        assert!(!active.enters_at(MS(200), 7, MS(1), gpus([])).any);
+        assert!(active.enters_at(MS(138), 7, MS(1), GpuEnds::default()).any, "stream 99 copies until 139");
+        assert!(!active.enters_at(MS(200), 7, MS(1), GpuEnds::default()).any);
     }
 
     #[test]

@@ -339,8 +339,7 @@ impl Context {
         let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), all[0].predicted, kept));
         let described = all[0].clone();
         let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
-        let ends = request.batch.iter().flat_map(|transfer| [transfer.shape.dst_device, transfer.shape.src_device]);
-        Ok(Some(Variants::new(&described, ends, others?, choice)))
+        Ok(Some(Variants::new(&described, &request.batch, others?, choice)))
     }
 
     /// Allocates memory of `device`. The context owns it until [`free`](Context::free).

@@ -7,10 +7,12 @@
 //!
 //! What other streams of the context copy at the same time is known ([`active`](super::active)), so it is not left to noise: a plan learns and chooses
 //! apart for executions beside others and for those alone. Beside others it begins with the plain copies, which keep off everybody's links but
-//! their own, and pays for every try. A relay that others' copies begin or end at is not idle: then it is the plain copies, and nothing is tried,
-//! because what one stream gained the other would lose.
+//! their own, and pays for every try. A relay that others' copies begin or end at is not idle, and what others copy from a GPU that bytes of host memory
+//! come to, or to one that they leave, fills host memory already: then it is the plain copies, and nothing is tried, because what one stream
+//! gained the other would lose.
 
-use super::active::{ActiveStreams, GpuSet};
+use super::active::{ActiveStreams, GpuEnds, GpuSet, Others};
+use super::batch::Located;
 use super::error::Error;
 use super::execute::{Measured, Plan};
 use super::kept::KeptShape;
@@ -39,8 +41,9 @@ pub(super) struct Variants {
     /// Beside the plan as described, which is number 0.
     others: Box<[Plan]>,
     choice: Arc<SharedChoice>,
-    /// Where the transfers begin and end, and the GPUs that pass bytes on.
-    ends: GpuSet,
+    /// Where the transfers end and begin, whether any does in host memory, and the GPUs that pass bytes on.
+    ends: GpuEnds,
+    has_host_end: bool,
     relays: GpuSet,
 }
 
@@ -131,10 +134,22 @@ pub(super) struct Known {
 }
 
 impl Variants {
-    /// The plan as described, `all`, of a batch with these ends, and `others`, which `choice` was made for as many of.
-    pub fn new(all: &plan::Plan, ends: impl IntoIterator<Item = DeviceId>, others: Vec<Plan>, choice: Arc<SharedChoice>) -> Variants {
-        let relays = GpuSet::of(all.program.rings.iter().map(|ring| ring.device));
-        Variants { others: others.into(), choice, ends: GpuSet::of(ends), relays }
+    /// The plan as described, `all`, of `batch`, and `others`, which `choice` was made for as many of.
+    pub fn new(all: &plan::Plan, batch: &[Located], others: Vec<Plan>, choice: Arc<SharedChoice>) -> Variants {
+        let (to, from) = (batch.iter().map(|t| t.shape.dst_device), batch.iter().map(|t| t.shape.src_device));
+        Variants {
+            others: others.into(),
+            choice,
+            has_host_end: to.clone().chain(from.clone()).any(DeviceId::is_host),
+            ends: GpuEnds { to: GpuSet::of(to), from: GpuSet::of(from) },
+            relays: GpuSet::of(all.program.rings.iter().map(|ring| ring.device)),
+        }
+    }
+
+    /// Whether what this plan would gain by several paths the others would lose.
+    fn takes_from(&self, others: Others) -> bool {
+        let meets = self.ends.to.meets(others.ends.from) || self.ends.from.meets(others.ends.to);
+        self.relays.meets(others.ends.all()) || self.has_host_end && meets
     }
 
     /// All of them, `described` among them.
@@ -157,7 +172,7 @@ impl Variants {
     ) -> Result<Option<Completion>, Error> {
         let takes = Duration::from_nanos(self.choice.takes.load(Ordering::Relaxed));
         let beside = active.enters(stream, takes, self.ends);
-        if beside.gpus.meets(self.relays) {
+        if self.takes_from(beside) {
             let plain = self.others.len();
             lock(&self.choice.beside).takes(plain);
             return self.get(described, plain).run(stream, report);
