@@ -24,7 +24,7 @@ pub(super) struct ActiveStreams {
 
 /// What other streams copy now.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Others {
+pub(super) struct OtherCopies {
     pub any: bool,
     pub ends: GpuEnds,
 }
@@ -74,17 +74,22 @@ impl ActiveStreams {
     }
 
     /// An execution that takes about so long between these GPUs goes into `stream`: what other streams copy now.
-    pub fn enters(&self, stream: StreamHandle, takes: Duration, ends: GpuEnds) -> Others {
+    pub fn enters(&self, stream: StreamHandle, takes: Duration, ends: GpuEnds) -> OtherCopies {
         self.enters_at(self.since.elapsed(), stream.0 as u64, takes, ends)
     }
 
-    fn enters_at(&self, now: Duration, handle: u64, takes: Duration, ends: GpuEnds) -> Others {
+    fn enters_at(&self, now: Duration, handle: u64, takes: Duration, ends: GpuEnds) -> OtherCopies {
         let nanoseconds = |time: Duration| time.as_nanos().min(u128::from(u64::MAX)) as u64;
         let (now, until) = (nanoseconds(now), nanoseconds(now + TIMES * takes));
-        let (mut own, mut others, mut oldest) = (None, Others::default(), (&self.streams[0], u64::MAX));
+        let (mut own, mut others, mut oldest) = (None, OtherCopies::default(), (&self.streams[0], u64::MAX));
         for stream in &self.streams {
             let its = stream.until.load(Ordering::Relaxed);
-            if its != 0 && stream.handle.load(Ordering::Relaxed) == handle {
+            if its == 0 {
+                // Places are taken in order: all behind this one are free too.
+                oldest = (stream, 0);
+                break;
+            }
+            if stream.handle.load(Ordering::Relaxed) == handle {
                 own = Some(stream);
                 continue;
             }

@@ -11,7 +11,7 @@
 //! come to, or to one that they leave, fills host memory already: then it is the plain copies, and nothing is tried, because what one stream
 //! gained the other would lose.
 
-use super::active::{ActiveStreams, GpuEnds, GpuSet, Others};
+use super::active::{ActiveStreams, GpuEnds, GpuSet, OtherCopies};
 use super::batch::Located;
 use super::error::Error;
 use super::execute::{Measured, Plan};
@@ -147,7 +147,7 @@ impl Variants {
     }
 
     /// Whether what this plan would gain by several paths the others would lose.
-    fn takes_from(&self, others: Others) -> bool {
+    fn takes_from(&self, others: OtherCopies) -> bool {
         let meets = self.ends.to.meets(others.ends.from) || self.ends.from.meets(others.ends.to);
         self.relays.meets(others.ends.all()) || self.has_host_end && meets
     }
