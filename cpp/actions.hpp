@@ -36,7 +36,8 @@ template <uint32_t Most> struct ActionListOf {
     Segment actions[Most];
     // Of several blocks: kActionWords words of this GPU's memory, 0 between launches, which follow each other.
     uint64_t words;
-    // A word in host memory which ends all waits once it is not 0. None at address 0.
+    // A word in host memory which ends all waits once it is not 0. The one behind it is set to 1 by a launch that has
+    // waited for long. None at address 0.
     uint64_t stop;
     // The word of this GPU's memory that says which list is next: 0 or 1. None at address 0.
     uint64_t turn;
@@ -57,7 +58,8 @@ constexpr uint32_t kActionWords = kActionsPerLaunch + 2;
 // releases for all, with a barrier between: a fence by each would wait for what it has lowered in host memory, 2.4
 // of 8.9 us one way (two H200). For words: `arrive`, which counts one more, returns how many there were, releases and
 // acquires; `depart`, the same without order; `open` and `is_open`, which release and acquire; `clear`; and `tell`, a
-// barrier by which all lanes learn what lane 0 says. For the word of turns `read` and `write`.
+// barrier by which all lanes learn what lane 0 says. For the word of turns `read` and `write`, the latter also for the
+// one behind `stop`.
 template <uint32_t Most, class Group> class ActionRun {
   public:
     MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
@@ -157,8 +159,13 @@ template <uint32_t Most, class Group> class ActionRun {
 
     MPGPU_HD void await(const Segment &flag) const {
         for (uint32_t looks = 1; !is_up(flag); ++looks) {
-            if (list.stop != 0 && looks % kLooksPerStop == 0 && group.load(list.stop) != 0) {
-                return;
+            if (list.stop != 0 && looks % kLooksPerStop == 0) {
+                if (group.load(list.stop) != 0) {
+                    return;
+                }
+                if (looks == kLateLooks) {
+                    group.write(list.stop + 8, 1);
+                }
             }
             // A look at host memory takes its link.
             if (flag.src == 0) {

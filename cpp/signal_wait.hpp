@@ -11,6 +11,8 @@ constexpr uint32_t kSignalsPerWait = 32;
 // A kernel that waits for flags in memory of its GPU looks at a word in host memory, which ends the wait, after so many
 // looks that found nothing: about every 50 us.
 constexpr uint32_t kLooksPerStop = 64;
+// After so many it says that it has waited for long: about 100 us.
+constexpr uint32_t kLateLooks = 2 * kLooksPerStop;
 
 // The argument of one launch: counters in pinned memory, by address, and the value that each is waited for to reach.
 struct SignalList {

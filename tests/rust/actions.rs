@@ -195,6 +195,61 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u3
     true
 }
 
+/// The same memory for streams, which have flags of their own.
+struct ForStreams<'a>(&'a Shared, Vec<AtomicU64>);
+
+impl Addresses for ForStreams<'_> {
+    fn place(&self, place: Place) -> u64 {
+        self.0.place(place)
+    }
+
+    fn flag(&self, flag: FlagId) -> u64 {
+        address_of(&self.1[flag.0 as usize..])
+    }
+
+    fn near_blocks(&self, _: FlagId) -> Option<u32> {
+        None
+    }
+
+    fn inbox(&self, rank: u32) -> u64 {
+        self.0.inbox(rank)
+    }
+
+    fn device(&self, device: DeviceId) -> DeviceId {
+        self.0.device(device)
+    }
+
+    fn own_device(&self) -> DeviceId {
+        self.0.own_device()
+    }
+
+    fn is_host(&self, place: Place) -> bool {
+        self.0.is_host(place)
+    }
+}
+
+/// Every rank's part by a kernel that has inboxes, or by streams, as the bits of `forms` say by turns.
+fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, forms): (u64, u64), blocks: u32, eager: &Eager) {
+    let (backend, nothing): (_, Arc<[u64]>) = (AtOnce::default(), Arc::from([]));
+    let turns = zeros(parts.parts.len() as u64);
+    let for_streams = ForStreams(shared, zeros(parts.flags.len() as u64));
+    let of_ranks = parts.parts.iter().enumerate().map(|(rank, part)| {
+        let small = SmallPart::new(part, shared)?.by_turns(part, rank as u32, eager, shared, address_of(&turns[rank..]));
+        let actions = segments(&small.actions, &Execution::new(&small.program, &small.endpoints, &nothing, CALLERS));
+        let mut by_streams = BoundPart::new(part, &for_streams, None, None, &backend).expect("bound");
+        let (words, turn, backend, mut step) = (zeros(ActionGrid::WORDS), small.grid.turn, &backend, 0);
+        Some(move || {
+            if forms >> (step % 64) & 1 == 0 {
+                launch(&actions, blocks, &words, 0, turn);
+            } else {
+                by_streams.enqueue(CALLERS, false, backend).expect("done");
+            }
+            step += 1;
+        })
+    });
+    run_steps(ends, shared, steps, of_ranks.collect::<Vec<_>>().into_iter());
+}
+
 /// Does at once, on the calling thread, what it is asked to enqueue, so that streams and events order nothing that is not in order already.
 #[derive(Default)]
 struct AtOnce {
@@ -400,6 +455,24 @@ proptest! {
     }
 
     #[test]
+    fn steps_by_kernels_that_have_inboxes_and_by_streams_follow_each_other_in_any_order(
+        ranks in 2_u32..=4,
+        copies in prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, 1_u64..20_000), 1..5),
+        forms in any::<u64>(),
+        blocks in 1_u32..=3,
+    ) {
+        let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
+            let other = one % ranks + 1 + by % (ranks - 1);
+            [(one, other, there), (other, one, back)]
+        };
+        let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
+        let one_path = Options { max_paths: 1, ..Options::default() };
+        let (parts, ends, mut shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
+        shared.near = Near::All(blocks);
+        run_in_both_forms(&parts, &ends, &shared, (64, forms), blocks, &eager.expect("each puts to whom it gets from"));
+    }
+
+    #[test]
     fn parts_bound_to_streams_move_the_right_bytes_whoever_waits_for_flags(
         ranks in 2_u32..=4,
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..300_000), 1..6),
@@ -480,7 +553,7 @@ fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leave
         .map(|action| action.segment(&[], &[]));
     for blocks in [1, 3] {
         for actions in [&[near, copy, raised, far][..], &[far, near, copy, raised, near, copy], &[copy, raised, far, raised]] {
-            let (words, stop) = (zeros(ActionGrid::WORDS), zeros(1));
+            let (words, stop) = (zeros(ActionGrid::WORDS), zeros(2));
             flags[2].store(0, Ordering::Relaxed);
             thread::scope(|scope| {
                 scope.spawn(|| launch(actions, blocks, &words, address_of(&stop), 0));
@@ -489,6 +562,28 @@ fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leave
             assert_eq!(flags[2].load(Ordering::Acquire), 1, "what follows the wait is done");
         }
     }
+}
+
+#[test]
+fn a_kernel_that_waits_for_long_says_so_and_one_whose_flag_is_up_does_not() {
+    let (flags, words, stop) = (zeros(1), zeros(ActionGrid::WORDS), zeros(2));
+    let take = [Action::Take(address_of(&flags)).segment(&[], &[])];
+    let wait = || launch(&take, 1, &words, address_of(&stop), 0);
+    flags[0].store(1, Ordering::Release);
+    wait();
+    assert_eq!(stop[1].load(Ordering::Relaxed), 0);
+    thread::scope(|scope| {
+        scope.spawn(wait);
+        while stop[1].load(Ordering::Relaxed) == 0 {
+            thread::yield_now();
+        }
+        flags[0].store(1, Ordering::Release);
+    });
+    assert_eq!(
+        (stop[0].load(Ordering::Relaxed), flags[0].load(Ordering::Relaxed)),
+        (0, 0),
+        "it has not ended the wait, and the flag was taken"
+    );
 }
 
 #[test]

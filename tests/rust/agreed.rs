@@ -155,10 +155,40 @@ mod alone {
     }
 
     #[test]
+    fn while_one_ranks_kernel_waits_for_long_all_take_streams_and_a_graph_takes_the_kernel() {
+        let memory = Memory::new(2);
+        let late = [AtomicU64::new(0), AtomicU64::new(0)];
+        let mut ranks: Vec<StepVariants> = (0..2)
+            .map(|rank: u32| {
+                let word = (&raw const late[rank as usize]).expose_provenance() as u64;
+                StepVariants::by_lateness(memory.spans(rank, 2), Lateness::of(Some(word)))
+            })
+            .collect();
+        let mut step = 0;
+        let mut take = |ranks: &mut [StepVariants], first: usize| {
+            step += 1;
+            let taken = [first, 1 - first].map(|rank| ranks[rank].next(step));
+            assert_eq!(taken[0], taken[1]);
+            assert!(!taken[0].measure, "no time decides");
+            taken[0].variant
+        };
+        assert!((0..20).all(|_| take(&mut ranks, 0) == BY_KERNEL));
+        late[1].store(1, Ordering::Relaxed);
+        // The other one, which is late, comes behind it.
+        let by_streams = (0..100).take_while(|_| take(&mut ranks, 1) == BY_STREAMS).count() as u64;
+        assert!(by_streams > 0 && take(&mut ranks, 1) == BY_KERNEL);
+        assert_eq!(ranks.iter().map(StepVariants::by_streams).collect::<Vec<_>>(), [Some(by_streams); 2]);
+        late[0].store(1, Ordering::Relaxed);
+        assert_eq!(take(&mut ranks, 0), BY_STREAMS);
+        let fixed = ranks[0].fix(step + 1).expect("no other is further");
+        assert_eq!((fixed.variant, ranks[1].next(step + 1).variant), (BY_KERNEL, BY_KERNEL));
+    }
+
+    #[test]
     fn all_ranks_go_on_with_what_is_fastest_for_the_slowest_and_follow_when_that_changes() {
         const RANKS: u32 = 3;
         let memory = Memory::new(RANKS);
-        let mut ranks: Vec<StepVariants> = (0..RANKS).map(|rank| StepVariants::new(memory.spans(rank, RANKS), 3, 7)).collect();
+        let mut ranks: Vec<StepVariants> = (0..RANKS).map(|rank| StepVariants::measured(memory.spans(rank, RANKS), 3, 7)).collect();
         let mut step = 0;
         // Of each variant by rank. Where each rank chose by its own times the first two would take others than the last.
         for times in [[[100, 100, 260], [110, 110, 200], [150, 150, 150]], [[90, 90, 90], [160, 80, 80], [150, 150, 150]]] {

@@ -168,7 +168,8 @@ impl Action {
 pub struct ActionGrid {
     /// Of several blocks: [`ActionGrid::WORDS`] words of the GPU's memory, which stand at 0 between launches that follow each other.
     pub words: u64,
-    /// A counter as for [`Backend::kernel_wait_signals`], which ends all waits once it is not 0. With 0 the flags themselves are such.
+    /// A counter as for [`Backend::kernel_wait_signals`], which ends all waits once it is not 0. The word behind it is set to 1 by a launch that has
+    /// waited for 0.1 ms or so. With 0 the flags themselves are such.
     pub stop: u64,
     /// A word of the GPU's memory, 0 or 1: which half of the actions the launch does. It is the other one then. With 0 all actions are one list.
     pub turn: u64,
@@ -177,6 +178,11 @@ pub struct ActionGrid {
 }
 
 impl ActionGrid {
+    /// The address of the word behind [`stop`](ActionGrid::stop).
+    pub fn late(&self) -> u64 {
+        self.stop + 8
+    }
+
     /// See [`ActionGrid::words`].
     pub const WORDS: u64 = MOST_ACTIONS as u64 + 2;
     /// Up to so many bytes one block is as fast as several.

@@ -12,6 +12,7 @@
 
 use super::super::execute::Measured;
 use super::super::variants::{Choosing, Known, Measurement, Moments, Reading, STEADY};
+use super::lateness::{BY_KERNEL, BY_STREAMS, Lateness};
 use crate::adapt::{Choice, Chooser};
 use crate::backend::BackendError;
 use crate::sync::{AtomicU64, Ordering};
@@ -219,49 +220,87 @@ impl Measurement for StepTime {
 #[derive(Debug)]
 pub(super) struct StepVariants {
     spans: Spans,
-    choosing: Choosing<StepTime>,
+    rule: Rule,
+}
+
+/// What this rank wants.
+#[derive(Debug)]
+enum Rule {
+    /// What is fastest as measured.
+    Measured(Box<Choosing<StepTime>>),
+    /// Of a step that one kernel can do, that or streams, and how many steps each has done.
+    Lateness(Lateness, [u64; 2]),
 }
 
 impl StepVariants {
-    /// Among so many variants. `seed` is the same on all ranks.
-    pub fn new(spans: Spans, variants: usize, seed: u64) -> StepVariants {
-        StepVariants { spans, choosing: Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)) }
+    /// Among so many variants, by their times. `seed` is the same on all ranks.
+    pub fn measured(spans: Spans, variants: usize, seed: u64) -> StepVariants {
+        StepVariants { spans, rule: Rule::Measured(Box::new(Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)))) }
+    }
+
+    /// Of the two forms of a step that one kernel can do.
+    pub fn by_lateness(spans: Spans, lateness: Lateness) -> StepVariants {
+        StepVariants { spans, rule: Rule::Lateness(lateness, [0; 2]) }
     }
 
     /// What a step takes; steps count from 1.
     pub fn next(&mut self, step: u64) -> Choice {
-        let wanted = self.choosing.next();
+        let wanted = match &mut self.rule {
+            Rule::Measured(choosing) => choosing.next(),
+            Rule::Lateness(lateness, _) => Choice { variant: lateness.next(), measure: false },
+        };
         let choice = self.spans.agree(step, wanted);
         self.taken(choice)
     }
 
     /// What a captured step takes that comes where this one would, and all steps from there on.
     pub fn fix(&mut self, step: u64) -> Option<Choice> {
-        let variant = self.spans.fix(step, self.choosing.in_force())?;
+        let wanted = match &self.rule {
+            Rule::Measured(choosing) => choosing.in_force(),
+            Rule::Lateness(..) => BY_KERNEL,
+        };
+        let variant = self.spans.fix(step, wanted)?;
         Some(self.taken(Choice { variant, measure: false }))
     }
 
     fn taken(&mut self, choice: Choice) -> Choice {
         // Every rank can write the words.
-        let choice = Choice { variant: choice.variant.min(self.choosing.variants() - 1), ..choice };
-        self.choosing.takes(choice.variant);
-        choice
+        let within = |variants: usize| Choice { variant: choice.variant.min(variants - 1), ..choice };
+        match &mut self.rule {
+            Rule::Measured(choosing) => {
+                let choice = within(choosing.variants());
+                choosing.takes(choice.variant);
+                choice
+            }
+            Rule::Lateness(_, steps) => {
+                let choice = within(steps.len());
+                steps[choice.variant] += 1;
+                choice
+            }
+        }
     }
 
     /// The last step is measured, or cannot be.
     pub fn measure(&mut self, moments: Result<Moments, BackendError>) {
         let Spans { words, span, .. } = self.spans;
-        self.choosing.measure(moments.map(|moments| StepTime { words, span, variant: moments.variant(), moments: Some(moments) }));
+        if let Rule::Measured(choosing) = &mut self.rule {
+            choosing.measure(moments.map(|moments| StepTime { words, span, variant: moments.variant(), moments: Some(moments) }));
+        }
     }
 
-    /// As [`Choosing::known`].
+    /// As [`Choosing::known`]; nothing where times do not decide.
     pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
-        self.choosing.known(named)
+        if let Rule::Measured(choosing) = &mut self.rule { choosing.known(named) } else { Vec::new() }
     }
 
     /// The last medians that were read.
     pub fn medians(&self) -> Measured {
-        self.choosing.medians()
+        if let Rule::Measured(choosing) = &self.rule { choosing.medians() } else { Measured::default() }
+    }
+
+    /// How many steps streams have done in place of a kernel, where it can do them.
+    pub fn by_streams(&self) -> Option<u64> {
+        if let Rule::Lateness(_, steps) = &self.rule { Some(steps[BY_STREAMS]) } else { None }
     }
 }
 

@@ -92,6 +92,8 @@ pub(super) struct Bindings<'a> {
     near: BTreeMap<u32, u64>,
     /// Of each rank, once all have told.
     kernels: Vec<KernelReach>,
+    /// No kernel may do a part.
+    by_streams: bool,
 }
 
 impl Bindings<'_> {
@@ -176,6 +178,8 @@ pub(super) struct BoundRank {
     pub words: Option<Arc<PartitionWords>>,
     /// Where its steps stand in streams, where a neighbour asks. Partitions move between two calls, which have no one place.
     pub places: Option<Arc<PlanPlaces>>,
+    /// Where a kernel does a rank's part, this one's or another's: the word by which this rank's kernel says that it has waited for long, if it has one.
+    pub kernel: Option<Option<u64>>,
 }
 
 /// Memory that executions use, and that may be gone when one is asked for.
@@ -235,12 +239,13 @@ impl NodeGroup {
         call.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
     }
 
-    /// Gets the memory that the plan needs, and binds this rank's part to it. `words` are those of the first variant, for the others.
+    /// Gets the memory that the plan needs, and binds this rank's part to it; with `by_streams` to no kernel. `words` are those of the first variant,
+    /// for the others.
     pub(super) fn bind(
         &self,
         call: &mut CollectiveCall<'_>,
         requests: &[RankRequest],
-        together: &Together,
+        (together, by_streams): (&Together, bool),
         (windows, words): (&[Window], Option<Arc<PartitionWords>>),
         progress: &Arc<Progress>,
         held: &mut Held,
@@ -255,6 +260,7 @@ impl NodeGroup {
             partition_flags: held.partition_flags.clone(),
             near: BTreeMap::new(),
             kernels: Vec::new(),
+            by_streams,
         };
         let offers = call.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
@@ -288,6 +294,8 @@ impl NodeGroup {
                 held.partition_flags.clone_from(&bindings.flags);
             }
             let armed = words.as_ref().map(|words| words.armed(part, &bindings));
+            let late = small.as_ref().map(|small| small.grid.late());
+            let kernel = bindings.kernels.iter().any(|kernel| kernel.blocks.is_some()).then_some(late);
             let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;
             let Bindings { windows, rings, flags, near, .. } = &bindings;
             let touched = windows.values().chain(rings.values()).chain(flags.values()).chain(near.values());
@@ -295,7 +303,7 @@ impl NodeGroup {
             match Used::of(&self.context.shared, &touched) {
                 Ok(used) => {
                     let places = if words.is_none() { bindings.places(progress.plan) } else { None };
-                    Ok(BoundRank { part: bound, used, words, places })
+                    Ok(BoundRank { part: bound, used, words, places, kernel })
                 }
                 Err(error) => {
                     bound.release(self.context.backend());
@@ -316,8 +324,8 @@ impl NodeGroup {
     }
 
     /// Whether kernels may do parts of a plan.
-    fn takes_kernels(&self, together: &Together) -> bool {
-        together.partitioned.is_none() && self.signal_wait() == SignalWait::Kernel
+    fn takes_kernels(&self, bindings: &Bindings<'_>) -> bool {
+        !bindings.by_streams && bindings.together.partitioned.is_none() && self.signal_wait() == SignalWait::Kernel
     }
 
     /// This rank's part where one kernel does it, and memory of other ranks' GPUs in which it raises flags.
@@ -398,13 +406,13 @@ impl NodeGroup {
         }
         rings.extend(spare);
         if let Some(places) = together.places_of(rank) {
-            // And the word that ends the waits of a kernel.
+            // And the word that ends the waits of a kernel, and the one by which it says that it has waited.
             let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));
-            let bytes = (places + StepPlaces::BYTES + 8).max(near.inboxes);
+            let bytes = (places + StepPlaces::BYTES + 2 * 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
             bindings.flags.insert(rank, address);
             let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);
-            if let Some(device) = device.filter(|_| self.takes_kernels(together)) {
+            if let Some(device) = device.filter(|_| self.takes_kernels(bindings)) {
                 let base = allocate(device, near.bytes)?;
                 // Shared host memory is zero when it is new.
                 copy_now(self.context.backend(), device, near.inboxes, Endpoints { dst: base, src: address })?;

@@ -13,6 +13,8 @@
 //! | `steps` | a plan as one rank executes it |
 //! | `part` | one rank's part, enqueued |
 //! | `eager` | steps in which ranks put few bytes to each other, and nobody asks |
+//! | `agreed` | which variant of a plan all ranks take in a step |
+//! | `lateness` | whether a kernel or streams wait for ranks that may be late |
 //! | [`message`] | messages between ranks, matched as MPI does |
 //! | `partitioned` | transfers that move in partitions, as these become ready |
 //! | `order` | in which order streams take steps of several plans, held against that of other ranks |
@@ -23,6 +25,7 @@ mod agreed;
 mod binding;
 mod eager;
 mod exchange;
+mod lateness;
 pub mod message;
 mod order;
 mod part;

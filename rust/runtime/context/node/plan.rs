@@ -6,6 +6,7 @@ use super::NodeGroup;
 use super::agreed::{Spans, StepVariants};
 use super::binding::{BoundRank, Held};
 use super::exchange::{Collective, CollectiveCall, Named};
+use super::lateness::Lateness;
 use super::partitioning::{Agent, Partitioning};
 use super::progress::Progress;
 use super::steps::NodePlan;
@@ -89,13 +90,23 @@ impl NodeGroup {
         };
         let (mut held, progress) = (Held::default(), Arc::new(Progress::new(number)));
         let mut bound: Vec<BoundRank> = Vec::new();
-        let made = variants
-            .iter()
-            .try_for_each(|together| {
-                let first = bound.first().and_then(|first| first.words.clone());
-                self.bind(call, &requests, together, (windows, first), &progress, &mut held).map(|one| bound.push(one))
-            })
-            .and_then(|()| self.agree_on(call, variants.len(), number, &mut held));
+        let mut bind = |call: &mut CollectiveCall<'_>, together: &Together, by_streams: bool, held: &mut Held| {
+            let first = bound.first().and_then(|first| first.words.clone());
+            let one = self.bind(call, &requests, (together, by_streams), (windows, first), &progress, held)?;
+            let kernel = one.kernel;
+            bound.push(one);
+            Ok::<_, Error>(kernel)
+        };
+        let kernels = variants.iter().map(|together| bind(call, together, false, &mut held)).collect::<Result<Vec<_>, _>>();
+        let made = kernels.and_then(|kernels| match kernels[..] {
+            // What one kernel does has streams for the case that ranks are late.
+            [Some(late)] if self.adapts(own.options) => {
+                bind(call, &variants[0], true, &mut held)?;
+                Ok(Some(StepVariants::by_lateness(self.spans(call, &mut held)?, Lateness::of(late))))
+            }
+            [_] => Ok(None),
+            _ => Ok(Some(StepVariants::measured(self.spans(call, &mut held)?, variants.len(), number))),
+        });
         match made {
             Ok(agreed) => Ok(NodePlan::new(self, variants, bound, agreed, held, progress)),
             Err(error) => {
@@ -106,11 +117,8 @@ impl NodeGroup {
         }
     }
 
-    /// The memory by which the ranks agree on the variants of steps, where there are several.
-    fn agree_on(&self, call: &mut CollectiveCall<'_>, variants: usize, plan: u64, held: &mut Held) -> Result<Option<StepVariants>, Error> {
-        if variants == 1 {
-            return Ok(None);
-        }
+    /// The memory by which the ranks agree on the variants of steps.
+    fn spans(&self, call: &mut CollectiveCall<'_>, held: &mut Held) -> Result<Spans, Error> {
         let bytes = Spans::bytes(self.ranks());
         let mut own = 0;
         let mut offer = || {
@@ -124,7 +132,7 @@ impl NodeGroup {
         let offers = call.all::<Vec<u8>>(offer())?;
         let mapped = if self.rank() == 0 { Ok(own) } else { self.map(&offers[0], None, held) };
         call.all(mapped.as_ref().map(|_| ()).map_err(Error::clone))?;
-        Ok(Some(StepVariants::new(Spans::at(mapped?, self.rank(), self.ranks()), variants, plan)))
+        Ok(Spans::at(mapped?, self.rank(), self.ranks()))
     }
 
     fn resolve(&self, options: &PlanOptions) -> Result<Options, Error> {

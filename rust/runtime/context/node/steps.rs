@@ -320,6 +320,11 @@ impl NodePlan {
         if let Some((near, takes)) = kernel_flags {
             let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
         }
+        let by_streams = lock(&self.parts).variants.as_ref().and_then(StepVariants::by_streams);
+        if let Some(steps) = by_streams {
+            let _ =
+                writeln!(text, "  while ranks are late by more than 0.1 ms streams wait and copy engines copy: in {steps} steps so far");
+        }
         let known = self.known();
         if !known.is_empty() {
             text += "variants, which all ranks take alike:\n";
