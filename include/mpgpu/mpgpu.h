@@ -185,7 +185,8 @@ typedef enum {
 /// How streams wait for signals.
 typedef enum {
     /// What `MPGPU_SIGNAL_WAIT` says. Without it by operations; where each rank of a node has a GPU of its own, a step of
-    /// a node plan in which a rank moves at most 4 MiB by one kernel, which waits for the other ranks itself.
+    /// a node plan in which a rank moves at most 4 MiB by one kernel, which waits for the other ranks itself; after steps in
+    /// which they were late by operations.
     MP_SIGNAL_WAIT_DEFAULT = 0,
     /// By an operation of the stream, which takes nothing of the GPU.
     MP_SIGNAL_WAIT_OPERATION = 1,

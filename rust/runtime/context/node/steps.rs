@@ -19,6 +19,8 @@ use crate::ipc::Departure;
 use crate::nvtx;
 use crate::plan::{self, Program};
 use crate::sync::{Mutex, MutexGuard, lock};
+use crate::topology::DeviceId;
+use crate::units::size;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -320,6 +322,11 @@ impl NodePlan {
         if let Some((near, takes)) = kernel_flags {
             let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
         }
+        let holds: Vec<String> = self.holds().iter().map(|(device, bytes)| format!("{} on {device}", size(*bytes))).collect();
+        if !holds.is_empty() {
+            let mapped = lock(&self.held).imports.len();
+            let _ = writeln!(text, "  holds {}, as this rank numbers devices; has mapped {mapped} allocations of others", holds.join(", "));
+        }
         let by_streams = lock(&self.parts).variants.as_ref().and_then(StepVariants::by_streams);
         if let Some(steps) = by_streams {
             let _ =
@@ -351,12 +358,25 @@ impl NodePlan {
             .collect();
         if let Some(object) = value.as_object_mut() {
             object.insert("ranks".into(), ranks.into());
+            let holds = self.holds().into_iter().map(|(device, bytes)| (device.to_string(), serde_json::Value::from(bytes)));
+            object.insert("holds_bytes".into(), holds.collect());
             let known = self.known();
             if !known.is_empty() {
                 object.insert("variants".into(), known.iter().map(Known::to_json).collect());
             }
         }
         value
+    }
+
+    /// Bytes of this rank's memory that the plan has, by device. What several variants use counts once.
+    fn holds(&self) -> BTreeMap<DeviceId, u64> {
+        let mut holds: BTreeMap<DeviceId, u64> = BTreeMap::new();
+        for address in &lock(&self.held).allocations {
+            if let Ok(Some(allocation)) = self.node.context.backend().locate(*address) {
+                *holds.entry(allocation.device).or_default() += allocation.bytes;
+            }
+        }
+        holds
     }
 
     /// How long steps take on the slowest rank, where there are variants to choose from, as far as their times have been read.
