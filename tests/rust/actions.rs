@@ -415,6 +415,18 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
     (between && !alone).then_some((parts, ends, shared, eager))
 }
 
+/// The same of copies that each have one back, straight between ranks whose kernels have so many blocks.
+fn divided_both_ways(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) -> (Parts, Vec<EndRanks>, Shared, Eager) {
+    let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
+        let other = one % ranks + 1 + by % (ranks - 1);
+        [(one, other, there), (other, one, back)]
+    };
+    let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let (parts, ends, shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
+    (parts, ends, Shared { near: Near::All(blocks), ..shared }, eager.expect("each puts to whom it gets from"))
+}
+
 /// Few bytes take several paths too.
 fn several_paths() -> Options {
     Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() }
@@ -442,15 +454,7 @@ proptest! {
         copies in prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, 1_u64..20_000), 1..5),
         blocks in 1_u32..=4,
     ) {
-        let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
-            let other = one % ranks + 1 + by % (ranks - 1);
-            [(one, other, there), (other, one, back)]
-        };
-        let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
-        let one_path = Options { max_paths: 1, ..Options::default() };
-        let (parts, ends, mut shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
-        shared.near = Near::All(blocks);
-        let eager = eager.expect("each puts to whom it gets from");
+        let (parts, ends, shared, eager) = divided_both_ways(ranks, copies, blocks);
         prop_assert!(run(&parts, &ends, &shared, 50, blocks, Some(&eager)));
     }
 
@@ -461,15 +465,8 @@ proptest! {
         forms in any::<u64>(),
         blocks in 1_u32..=3,
     ) {
-        let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
-            let other = one % ranks + 1 + by % (ranks - 1);
-            [(one, other, there), (other, one, back)]
-        };
-        let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
-        let one_path = Options { max_paths: 1, ..Options::default() };
-        let (parts, ends, mut shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
-        shared.near = Near::All(blocks);
-        run_in_both_forms(&parts, &ends, &shared, (64, forms), blocks, &eager.expect("each puts to whom it gets from"));
+        let (parts, ends, shared, eager) = divided_both_ways(ranks, copies, blocks);
+        run_in_both_forms(&parts, &ends, &shared, (64, forms), blocks, &eager);
     }
 
     #[test]
