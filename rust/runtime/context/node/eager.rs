@@ -3,6 +3,7 @@
 //! There nobody asks whether he may write: bytes go into an inbox of the receiver's GPU, from which the receiver's kernel moves them on. Two
 //! inboxes, and two flags from each rank to each other, are used by turns, and that is enough: a rank that begins step *n* + 2 has taken in
 //! step *n* + 1 what the other has raised there, after the end of its step *n*, in which it has emptied the inbox and set back the flag.
+//! Steps that streams do in between ([`lateness`](super::lateness)) use neither, and do not count.
 //! Which turn it is stands on the GPU, because nobody knows how often a graph is launched.
 
 use crate::backend::MOST_ACTIONS;
