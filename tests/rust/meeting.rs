@@ -231,11 +231,12 @@ fn a_socket_at_which_another_user_listens_is_told_nothing() {
     if !is_alone("meeting::a_socket_at_which_another_user_listens_is_told_nothing") {
         return;
     }
-    let path = free_path("trap");
-    let address = SocketAddrUnix::new(&path).expect("a path");
+    let (path, before) = (free_path("trap"), free_path("trap before it listens"));
+    let address = SocketAddrUnix::new(&before).expect("a path");
     let trap = as_nobody(|socket| {
         rustix::net::bind(socket, &address).ok()?;
         rustix::net::listen(socket, 8).ok()?;
+        rustix::fs::rename(&before, &path).ok()?;
         let victim = rustix::net::accept(socket).ok()?;
         let mut heard = [0; 4096];
         let (bytes, _) = rustix::net::recv(&victim, &mut heard[..], rustix::net::RecvFlags::empty()).ok()?;
