@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Steps of a node plan as programs have them: in a captured graph, and beside kernels that fill the GPU. Two ranks, a
 // GPU each, put to each other.
-// - Captured: microseconds of a step in a graph of many, and of steps enqueued in a row. Every byte is checked.
+// - Captured: microseconds of a step in a graph of many, and of steps enqueued in a row: both put to each other, or
+// first
+//   one and then the other, so that each waits for what came one way. Every byte is checked.
 // - Beside: rank 1 has a step under way whose peer is late, until rank 1's matrix products (cuBLAS, bf16) have
 //   finished: what they take then, over what they take alone, by turns. The step is enqueued before them, and behind
 //   the first of them, when the GPU is full. A wait that kept the products out would never end.
@@ -133,16 +135,28 @@ std::string text(std::vector<double> figures, const char *unit) {
     return line.data();
 }
 
-/// A step in which both ranks put to each other.
+/// Both ranks put to each other: in one step, or in two that follow each other, rank 0 first.
 struct ring_step {
     mpgpu::buffer<std::byte> source;
     mpgpu::buffer<std::byte> inbox;
-    mpgpu::plan plan;
+    std::vector<mpgpu::plan> plans;
 
-    ring_step(const mpgpu::context &ctx, const mpgpu::mpi::node &node, mpgpu::device gpu, std::size_t bytes)
-        : source(ctx, gpu, bytes), inbox(ctx, gpu, bytes),
-          plan(node.plan({mpgpu::make_window(source), mpgpu::make_window(inbox)},
-                         {{mpgpu::node_end(1 - rank, 1), mpgpu::node_end(rank, 0), bytes}})) {}
+    ring_step(const mpgpu::context &ctx, const mpgpu::mpi::node &node, mpgpu::device gpu, std::size_t bytes,
+              bool one_way = false)
+        : source(ctx, gpu, bytes), inbox(ctx, gpu, bytes) {
+        const mpgpu::node_transfer put{mpgpu::node_end(1 - rank, 1), mpgpu::node_end(rank, 0), bytes};
+        for (int step = 0; step < (one_way ? 2 : 1); ++step) {
+            const bool takes_part = !one_way || step == rank;
+            plans.push_back(node.plan({mpgpu::make_window(source), mpgpu::make_window(inbox)},
+                                      std::vector<mpgpu::node_transfer>(takes_part ? 1 : 0, put)));
+        }
+    }
+
+    void enqueue(const mpgpu::stream &stream) const {
+        for (const mpgpu::plan &plan : plans) {
+            plan.enqueue(stream);
+        }
+    }
 
     [[nodiscard]] std::size_t wrong(const mpgpu::stream &stream, const std::function<void()> &steps) {
         const auto byte = [&](int of, std::size_t i) {
@@ -184,9 +198,10 @@ std::size_t captured(const mpgpu::stream &stream, ring_step step) {
     auto *const raw = reinterpret_cast<cudaStream_t>(stream.get());
     const auto many = [&](int count) {
         for (int i = 0; i < count; ++i) {
-            step.plan.enqueue(stream);
+            step.enqueue(stream);
         }
     };
+    const int steps = in_graph * static_cast<int>(step.plans.size());
     many(1);
     stream.synchronize();
     cudaGraph_t graph = nullptr;
@@ -199,8 +214,8 @@ std::size_t captured(const mpgpu::stream &stream, ring_step step) {
     const std::size_t wrong = step.wrong(stream, launch);
     std::array<std::vector<double>, 2> taken;
     for (int round = 0; round <= rounds; ++round) {
-        const double in_a_row = timed(stream, in_graph, [&] { many(in_graph); });
-        const double launched = timed(stream, in_graph * launches, [&] {
+        const double in_a_row = timed(stream, steps, [&] { many(in_graph); });
+        const double launched = timed(stream, steps * launches, [&] {
             for (int i = 0; i < launches; ++i) {
                 launch();
             }
@@ -211,8 +226,8 @@ std::size_t captured(const mpgpu::stream &stream, ring_step step) {
         }
     }
     if (rank == 0) {
-        std::printf("both ways, %zu bytes each: in a row %s, captured %s\n", step.source.size(),
-                    text(taken[0], "us").c_str(), text(taken[1], "us").c_str());
+        std::printf("%s, %zu bytes each: in a row %s, captured %s\n", step.plans.size() > 1 ? "one way" : "both ways",
+                    step.source.size(), text(taken[0], "us").c_str(), text(taken[1], "us").c_str());
         std::fflush(stdout);
     }
     MPI_Barrier(MPI_COMM_WORLD); // no peer waits for a launch of this graph
@@ -224,7 +239,7 @@ std::size_t captured(const mpgpu::stream &stream, ring_step step) {
 void beside(const mpgpu::stream &stream, const ring_step &step, const products &work) {
     constexpr int count = 8; // more than 10 ms on H100
     const std::function<void()> nothing = [] {};
-    const auto enqueue = [&] { step.plan.enqueue(stream); };
+    const auto enqueue = [&] { step.enqueue(stream); };
     const auto late = [&](const std::function<void()> &before, const std::function<void()> &first) {
         float milliseconds = 0;
         if (rank == 1) {
@@ -278,8 +293,10 @@ std::size_t run(std::size_t n) {
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     const mpgpu::stream stream(ctx, gpu);
     std::size_t wrong = 0;
-    for (const std::size_t kibibytes : {0, 4, 64, 256, 1024, 4096}) {
-        wrong += captured(stream, ring_step(ctx, node, gpu, std::max<std::size_t>(kibibytes << 10U, 8)));
+    for (const bool one_way : {false, true}) {
+        for (const std::size_t kibibytes : {0, 4, 64, 256, 1024, 4096}) {
+            wrong += captured(stream, ring_step(ctx, node, gpu, std::max<std::size_t>(kibibytes << 10U, 8), one_way));
+        }
     }
     const products work(n);
     if (!work.are_there()) {

@@ -183,6 +183,7 @@ pub(super) struct BoundRank {
 }
 
 /// Memory that executions use, and that may be gone when one is asked for.
+#[derive(Default)]
 pub(super) struct Used {
     /// What this process has of its own: an address, and the allocation that it was of.
     allocations: Vec<(u64, u64)>,
@@ -202,6 +203,19 @@ impl Used {
         }
         let imports = shared.sharing.imports_of(addresses.iter().copied());
         Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
+    }
+
+    /// What several use, each once: a look takes as long as some of a step's calls of the driver.
+    pub fn of_all(each: impl Iterator<Item = Used>) -> Used {
+        let mut all = Used::default();
+        let mut imports: Vec<Weak<Import>> = Vec::new();
+        for Used { allocations, imports: more, .. } in each {
+            all.allocations.extend(allocations);
+            imports.extend(more.iter().filter(|import| !imports.iter().any(|known| known.ptr_eq(import))).cloned().collect::<Vec<_>>());
+        }
+        all.allocations.sort_unstable();
+        all.allocations.dedup();
+        Used { imports: imports.into(), ..all }
     }
 
     /// Refuses memory that was freed, here or by its owner, and memory of a rank that has ended.

@@ -35,6 +35,8 @@ pub struct NodePlan {
     others: Vec<Together>,
     /// Bytes that this rank sends or receives in a step.
     bytes: u64,
+    /// Memory that its steps use, and that may be gone.
+    used: Used,
     parts: Mutex<RankParts>,
     /// Of transfers that move in partitions.
     pub(super) words: Option<Arc<PartitionWords>>,
@@ -49,8 +51,7 @@ pub struct NodePlan {
 
 /// This rank's parts of all variants.
 struct RankParts {
-    /// With the memory that each uses and that may be gone.
-    all: Vec<(BoundPart, Used)>,
+    all: Vec<BoundPart>,
     /// That of the last step.
     last: usize,
     /// Which one a step takes, where there are several.
@@ -84,11 +85,11 @@ impl RankParts {
         enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         if variant != self.last {
-            self.all[self.last].0.follow(stream, is_captured, backend)?;
+            self.all[self.last].follow(stream, is_captured, backend)?;
             self.last = variant;
         }
         self.begun = measure.then(|| (variant, backend.mark_moment(stream)));
-        enqueue(&mut self.all[variant].0)
+        enqueue(&mut self.all[variant])
     }
 
     /// The whole of it is enqueued.
@@ -99,7 +100,7 @@ impl RankParts {
     }
 
     fn release(&mut self, backend: &dyn Backend) {
-        self.all.iter_mut().for_each(|(part, _)| part.release(backend));
+        self.all.iter_mut().for_each(|part| part.release(backend));
     }
 }
 
@@ -114,13 +115,15 @@ impl NodePlan {
         progress: Arc<Progress>,
     ) -> NodePlan {
         let (words, places) = bound.first_mut().map_or((None, None), |first| (first.words.take(), first.places.take()));
-        let all = bound.into_iter().map(|one| (one.part, one.used)).collect();
+        let used = Used::of_all(bound.iter_mut().map(|one| std::mem::take(&mut one.used)));
+        let all = bound.into_iter().map(|one| one.part).collect();
         let together = variants.remove(0);
         NodePlan {
             node: Arc::clone(node),
             bytes: together.bytes_of(node.rank()),
             together,
             others: variants,
+            used,
             parts: Mutex::new(RankParts { all, last: 0, variants: agreed, begun: None }),
             words,
             held: Mutex::new(held),
@@ -162,7 +165,7 @@ impl NodePlan {
                 words.take_armed(is_captured)?;
                 let mut parts = self.unbroken()?;
                 let armed = parts.last;
-                let enqueued = parts.all[armed].0.enqueue(stream, is_captured, backend);
+                let enqueued = parts.all[armed].enqueue(stream, is_captured, backend);
                 enqueued.inspect_err(|_| self.is_broken.store(true, Ordering::Release))?;
                 parts.end(stream, backend);
                 drop(parts);
@@ -197,7 +200,7 @@ impl NodePlan {
     ) -> Result<(), Error> {
         // Two steps at once would take each other's flags.
         let mut parts = self.unbroken()?;
-        parts.all.iter().try_for_each(|(_, used)| used.check(&self.node.context.shared))?;
+        self.used.check(&self.node.context.shared)?;
         let step = self.progress.begin(is_captured)?;
         self.tell_order(stream, step, is_captured)?;
         let choice = parts.choose(step, is_captured)?;
@@ -260,7 +263,7 @@ impl NodePlan {
         let (was_broken, finished) = {
             let mut parts = lock(&self.parts);
             let was_broken = self.is_broken.swap(true, Ordering::AcqRel);
-            let finished = parts.all.iter().map(|(part, _)| part.synchronize(node.context.backend())).fold(Ok(()), Result::and);
+            let finished = parts.all.iter().map(|part| part.synchronize(node.context.backend())).fold(Ok(()), Result::and);
             parts.release(node.context.backend());
             (was_broken, finished)
         };
@@ -318,7 +321,7 @@ impl NodePlan {
                 part.lanes.len()
             );
         }
-        let kernel_flags = lock(&self.parts).all.first().and_then(|(part, _)| part.kernel_flags());
+        let kernel_flags = lock(&self.parts).all.first().and_then(BoundPart::kernel_flags);
         if let Some((near, takes)) = kernel_flags {
             let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
         }
