@@ -4,9 +4,9 @@
 //! `cargo bench --bench host_backend`
 
 use criterion::{Criterion, Throughput};
+use mpgpu_backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
 use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
 use mpgpu_runtime::host::HostBackend;
 use smallvec::smallvec;
 use std::hint::black_box;

@@ -2,8 +2,8 @@
 //! how fast GPUs read and write it, all of them at once and one of them through the others. Needs a GPU; prints a table. Nothing is judged.
 
 use cudarc::driver::sys::{self, CUresult};
+use mpgpu_backend::StreamHandle;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::StreamHandle;
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
 use mpgpu_runtime::cuda::device_count;
 use std::time::Instant;

@@ -9,8 +9,8 @@
 
 use criterion::{Criterion, criterion_group};
 use mpgpu::*;
+use mpgpu_backend::*;
 use mpgpu_core::topology::{DeviceId, Machine, load};
-use mpgpu_runtime::backend::*;
 use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};
 use mpgpu_runtime::host::HostBackend;
 use std::any::Any;

@@ -220,7 +220,7 @@ class plan {
 std::atomic<int> threads;
 
 /// Runs `work` in a thread that nobody waits for and that takes no signal of the program's: but those of its own
-/// faults, as in rust/runtime/threads.rs. Says whether it does.
+/// faults, as in rust/backend/threads.rs. Says whether it does.
 template <class Work> bool begin(Work work) noexcept {
     sigset_t all;
     sigset_t before;

@@ -2,7 +2,7 @@
 
 use super::memory::Buffers;
 use super::{Bench, Case, Failure};
-use mpgpu_runtime::backend::{Completion, StreamHandle};
+use mpgpu_backend::{Completion, StreamHandle};
 use mpgpu_runtime::context::Plan;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,8 +3,8 @@
 use super::Failure;
 use super::plain::check;
 use cudarc::driver::sys;
+use mpgpu_backend::{Endpoints, StreamHandle};
 use mpgpu_core::plan::{Place, Program};
-use mpgpu_runtime::backend::{Endpoints, StreamHandle};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::time::Instant;
 

@@ -10,7 +10,7 @@
 use super::compare::{Comparison, Contestant, Samples, contest};
 use super::peer::{HERE, Neighbour, Side};
 use super::{Bench, Case, Failure};
-use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_backend::StreamHandle;
 use mpgpu_runtime::context::{Context, Plan};
 use std::cell::Cell;
 use std::time::Instant;

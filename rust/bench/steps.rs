@@ -4,7 +4,7 @@ use super::compare::{Comparison, Contestant, Executions, Named, Samples};
 use super::memory::Buffers;
 use super::plain::{Manner, Plain};
 use super::{Bench, Case, Failure};
-use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_backend::StreamHandle;
 use mpgpu_runtime::context::{Plan, Transfer};
 use std::cell::RefCell;
 

@@ -6,8 +6,8 @@
 
 use super::guard::{Failure, c_text};
 use super::types::mp_status_t::MP_ERROR_INVALID_HANDLE;
+use mpgpu_backend::BackendError;
 use mpgpu_core::headroom::headroom;
-use mpgpu_runtime::backend::BackendError;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 

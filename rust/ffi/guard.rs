@@ -2,11 +2,11 @@
 
 use super::argument::Versioned;
 use super::types::{mp_error_info_t, mp_status_t};
+use mpgpu_backend::BackendError;
+use mpgpu_backend::panics;
 use mpgpu_core::plan::PlanError;
-use mpgpu_runtime::backend::BackendError;
 use mpgpu_runtime::context::Error;
 use mpgpu_runtime::ipc;
-use mpgpu_runtime::panics;
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};

@@ -5,7 +5,7 @@ use super::guard::{Failure, guard};
 use super::node::{handed, node_of, windows_and_transfers};
 use super::plan::{node_plan, plan_options};
 use super::types::*;
-use mpgpu_runtime::backend::StreamHandle;
+use mpgpu_backend::StreamHandle;
 use mpgpu_runtime::context::node::{Agent, Collective, PartitionTrials, Partitioning, Trigger};
 use mpgpu_runtime::context::{NO_TUNING, PlanOptions};
 use std::ffi::c_void;

@@ -7,7 +7,7 @@ use super::plan::closed;
 use super::stream::stream_of;
 use super::table::Table;
 use super::types::*;
-use mpgpu_runtime::backend::Completion;
+use mpgpu_backend::Completion;
 use mpgpu_runtime::context::Context;
 use mpgpu_runtime::context::node::message::Operation;
 use std::ffi::c_void;

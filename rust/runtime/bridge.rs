@@ -1,25 +1,6 @@
 //! The private bridge to the C++ kernels in `cpp/`. Never part of the C ABI.
 
-use cxx::{ExternType, type_id};
-
-/// One contiguous copy, as `mpgpu::Segment` in `cpp/segment_copy.hpp` has it.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct Segment {
-    /// Address of the first byte of the destination.
-    pub dst: u64,
-    /// Address of the first byte of the source.
-    pub src: u64,
-    /// Number of bytes; 0 is allowed.
-    pub bytes: u64,
-}
-
-// SAFETY: the C++ type of this name has the same three 64-bit fields in the same order, no constructor and no destructor; the
-// header asserts its size.
-unsafe impl ExternType for Segment {
-    type Id = type_id!("mpgpu::Segment");
-    type Kind = cxx::kind::Trivial;
-}
+pub use mpgpu_backend::Segment;
 
 #[allow(dead_code, reason = "of one kernel the library uses the GPU build alone, and its tests the other")]
 #[cxx::bridge(namespace = "mpgpu")]

@@ -3,7 +3,7 @@
 
 use super::share::{Peer, export, handle_of, host_words};
 use super::*;
-use mpgpu_runtime::backend::Signal;
+use mpgpu_backend::Signal;
 use std::time::{Duration, Instant};
 
 const VARIABLE: &str = "ATTACK_TEST_CASE";

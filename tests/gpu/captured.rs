@@ -4,14 +4,14 @@ use super::*;
 use std::time::{Duration, Instant};
 
 /// A host function that counts its calls, and with it what tells when it is gone.
-fn counted() -> (Arc<AtomicU32>, mpgpu_runtime::backend::HostFunction) {
+fn counted() -> (Arc<AtomicU32>, mpgpu_backend::HostFunction) {
     let calls = Arc::new(AtomicU32::new(0));
     let seen = calls.clone();
     (calls, Box::new(move || _ = seen.fetch_add(1, Ordering::AcqRel)))
 }
 
 /// Captures it in a stream.
-fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu_runtime::backend::HostFunction) -> sys::CUgraph {
+fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu_backend::HostFunction) -> sys::CUgraph {
     let mut graph = std::ptr::null_mut();
     // SAFETY: the stream is of the current context; the output is valid for the call.
     unsafe {

@@ -1,8 +1,8 @@
 //! What the doctor finds on real GPUs, and that trying peers finds no loss where there is none.
 
 use super::{backend, gpus};
+use mpgpu_backend::Backend;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::Backend;
 use mpgpu_runtime::cuda::{Tried, doctor};
 use mpgpu_runtime::doctor::{Facts, Level, findings};
 use std::io::Write;

@@ -3,7 +3,7 @@
 
 use super::scale::scaled;
 use super::*;
-use mpgpu_runtime::backend::Allocation;
+use mpgpu_backend::Allocation;
 
 const ENGINES: [Engine; 5] = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
 

@@ -19,7 +19,7 @@ struct Program {
     context: Context,
     plan: Arc<mpgpu_runtime::context::Plan>,
     stream: StreamHandle,
-    event: mpgpu_runtime::backend::EventHandle,
+    event: mpgpu_backend::EventHandle,
     buffers: [u64; 2],
     host: u64,
 }
@@ -79,7 +79,7 @@ fn everything_is_refused(program: &Program) {
         refused("synchronize_stream", context.synchronize_stream(stream));
         refused("record_event", context.record_event(*event, stream));
         refused("stream_wait_event", context.stream_wait_event(stream, *event));
-        let signal = mpgpu_runtime::backend::Signal { counter: *host, value: 1 };
+        let signal = mpgpu_backend::Signal { counter: *host, value: 1 };
         refused("stream_wait_signals", context.stream_wait_signals(stream, &[signal]));
         refused("stream_raise_signals", context.stream_raise_signals(stream, &[signal]));
         refused("launch_host", context.launch_host(stream, Box::new(|| panic!("it was refused"))));

@@ -3,7 +3,7 @@
 
 use super::scale::{is_reduced, scaled};
 use super::*;
-use mpgpu_runtime::backend::{Signal, SignalWait};
+use mpgpu_backend::{Signal, SignalWait};
 use mpgpu_runtime::ipc::Handle;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -1034,7 +1034,7 @@ fn cuda_without_a_driver_is_refused_with_the_reason() {
 #[cfg(feature = "fault-injection")]
 mod faults {
     use super::*;
-    use mpgpu_runtime::fault;
+    use mpgpu_backend::fault;
 
     /// A panic at `point` during `call` becomes a status, and strikes exactly there.
     fn strike(point: &'static str, call: impl FnOnce() -> mp_status_t) {

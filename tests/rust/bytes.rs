@@ -4,9 +4,9 @@
 //! byte outside the destinations that changed is found as surely as one inside that did not.
 
 use crate::common::Random;
+use mpgpu_backend::{EventHandle, StreamHandle};
 use mpgpu_core::plan::{Options, validate};
 use mpgpu_core::topology::{DeviceId, Machine};
-use mpgpu_runtime::backend::{EventHandle, StreamHandle};
 use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer, Verify};
 use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;

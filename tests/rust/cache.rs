@@ -2,9 +2,9 @@
 
 use crate::addresses::Addresses;
 use crate::common::Random;
+use mpgpu_backend::Backend;
 use mpgpu_core::plan::Engine;
 use mpgpu_core::topology::{DeviceId, Machine, load};
-use mpgpu_runtime::backend::Backend;
 use mpgpu_runtime::context::{CacheStatistics, Config, Context, Plan, PlanOptions, Transfer};
 use mpgpu_runtime::host::HostBackend;
 use std::collections::VecDeque;
@@ -192,7 +192,7 @@ fn plans_of_a_closed_context_do_not_run_and_do_not_keep_its_memory() {
     let (a, b) = (alloc(&context, 0, 64), alloc(&context, 1, 64));
     let kept = plan(&context, &[transfer(b, a, 64)]);
     context.close().expect("closed");
-    let error = kept.execute(mpgpu_runtime::backend::StreamHandle(0)).expect_err("refused");
+    let error = kept.execute(mpgpu_backend::StreamHandle(0)).expect_err("refused");
     assert_eq!(error.to_string(), "the context was destroyed");
     assert!(context.backend().locate(a).expect("an answer").is_none());
     context.close().expect("closing twice does nothing");

@@ -1,8 +1,8 @@
 //! The environment becomes a configuration, or an error that says what is wrong and what would be right.
 
 use log::LevelFilter;
+use mpgpu_backend::SignalWait;
 use mpgpu_core::plan::{Engine, Options};
-use mpgpu_runtime::backend::SignalWait;
 use mpgpu_runtime::context::config::{IGNORED, PRELOAD, VARIABLES};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Verify};
 use proptest::prelude::*;

@@ -2,11 +2,9 @@
 //!
 //! A test that needs "not finished yet" closes a [`Gate`] in a stream; nothing here depends on time.
 
+use mpgpu_backend::{Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, MemoryKind, StreamHandle};
 use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::{
-    Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, MemoryKind, StreamHandle,
-};
 use mpgpu_runtime::host::HostBackend;
 use smallvec::smallvec;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

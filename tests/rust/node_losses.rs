@@ -2,8 +2,8 @@
 
 use crate::common::Random;
 use crate::node_plans::{as_ranks, context, end};
+use mpgpu_backend::{BackendError, StreamHandle};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::{BackendError, StreamHandle};
 use mpgpu_runtime::context::node::{NodeGroup, NodePlan, NodeTransfer, Window};
 use mpgpu_runtime::context::{Context, Error, PlanOptions, Transfer};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,8 +2,8 @@
 //! what they say to each other at the beginning goes through memory, or through a socket.
 
 use crate::common::{Random, config};
+use mpgpu_backend::StreamHandle;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::StreamHandle;
 use mpgpu_runtime::context::node::{Allgather, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Window};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
 use proptest::prelude::*;
@@ -600,7 +600,7 @@ fn of_ring(rank: u32, ranks: u32, seat: Box<dyn Allgather>) -> (Arc<Context>, No
 }
 
 fn is_peer_gone(error: &Error) -> bool {
-    matches!(error, Error::Backend(mpgpu_runtime::backend::BackendError::PeerGone(_)))
+    matches!(error, Error::Backend(mpgpu_backend::BackendError::PeerGone(_)))
 }
 
 #[test]

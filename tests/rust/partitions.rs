@@ -3,9 +3,9 @@
 
 use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, handed_in, memory};
+use mpgpu_backend::StreamHandle;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_measure::tune;
-use mpgpu_runtime::backend::StreamHandle;
 use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, PartitionTrials, Partitioning, Trigger, Window};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
 use proptest::prelude::*;

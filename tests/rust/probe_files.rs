@@ -2,11 +2,11 @@
 //! asserted about times.
 
 use mpgpu::*;
+use mpgpu_backend::*;
 use mpgpu_core::plan::{Place, Program};
 use mpgpu_core::topology::FORMAT;
 use mpgpu_core::topology::{self, DeviceId, Machine, TopologyError};
 use mpgpu_measure::probe::{Integrity, ProbeOptions};
-use mpgpu_runtime::backend::*;
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, ProbeReport};
 use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;

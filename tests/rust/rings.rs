@@ -1,10 +1,10 @@
 //! Many staged transfers: paths between the same two devices share rings.
 
 use crate::common::{Random, config};
+use mpgpu_backend::{MemoryKind, StreamHandle};
 use mpgpu_core::model::simulate::{Executor, Scenario};
 use mpgpu_core::plan::{Options, Plan, Shape, plan, validate};
 use mpgpu_core::topology::{DeviceId, Machine, NodeKind, preset};
-use mpgpu_runtime::backend::{MemoryKind, StreamHandle};
 use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer, Verify};
 use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;

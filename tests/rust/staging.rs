@@ -2,9 +2,9 @@
 
 use crate::addresses::Addresses;
 use crate::common::Random;
+use mpgpu_backend::*;
 use mpgpu_core::plan::Ring;
 use mpgpu_core::topology::{DeviceId, Machine, preset};
-use mpgpu_runtime::backend::*;
 use mpgpu_runtime::context::staging::{Region, Regions, Staging};
 use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer};
 use std::any::Any;

@@ -714,7 +714,7 @@ fn a_context_plans_by_its_tuning_file_says_so_and_moves_the_right_bytes() {
     let paths = &tuned.planned().transfers[0].paths;
     assert_eq!((paths.len(), tuned.planned().options.engine), (2, Engine::Stream), "{}", tuned.describe());
     assert!(paths.iter().all(|path| path.via.is_none() || path.chunk_bytes == 65536), "{}", tuned.describe());
-    tuned.execute(mpgpu_runtime::backend::StreamHandle(0)).expect("enqueued").wait().expect("every byte is compared");
+    tuned.execute(mpgpu_backend::StreamHandle(0)).expect("enqueued").wait().expect("every byte is compared");
 
     assert_eq!(plan(&PlanOptions { max_paths: Some(1), ..PlanOptions::default() }).paths(), 1);
     // The same request is a look-up, and one that names what the model would take is another request.

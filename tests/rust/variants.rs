@@ -1,7 +1,7 @@
 //! What executions of a plan take is what was measured to be the fastest: on the host backend's bytes, by a clock that the test keeps.
 
+use mpgpu_backend::*;
 use mpgpu_core::topology::{DeviceId, Machine, load};
-use mpgpu_runtime::backend::*;
 use mpgpu_runtime::context::{Config, Context, Plan, PlanOptions, Transfer};
 use mpgpu_runtime::host::HostBackend;
 use std::any::Any;

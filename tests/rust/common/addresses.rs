@@ -1,7 +1,7 @@
 //! A backend without memory, for tests of what the engine keeps.
 
+use mpgpu_backend::*;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 

@@ -3,7 +3,7 @@
 use super::single::Rank;
 use super::{TOPOLOGY, options};
 use crate::node_plans::{as_ranks, context, memory};
-use mpgpu_runtime::backend::{BackendError, CompletionState};
+use mpgpu_backend::{BackendError, CompletionState};
 use mpgpu_runtime::context::node::message::Operation;
 use mpgpu_runtime::context::node::{Allgather, NodeGroup};
 use mpgpu_runtime::ipc::Handle;

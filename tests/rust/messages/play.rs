@@ -2,8 +2,8 @@
 
 use super::model::{Action, Fate, Memory, Program, Shape, Wanted};
 use crate::node_plans::memory as bytes_at;
+use mpgpu_backend::{BackendError, CompletionState, StreamHandle};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::backend::{BackendError, CompletionState, StreamHandle};
 use mpgpu_runtime::context::Context;
 use mpgpu_runtime::context::node::message::{Messenger, Operation, Outgoing, Pattern};
 use rustix::fs::{Mode, OFlags};

@@ -20,7 +20,8 @@ mod armed {
         ARMED.with_borrow(Option::is_some)
     }
 
-    pub(crate) fn point(name: &str) {
+    /// A place where a fault can strike.
+    pub fn point(name: &str) {
         let strikes = ARMED.with_borrow_mut(|armed| armed.take_if(|a| *a == name).is_some());
         if strikes {
             panic!("fault injected at {name}");
@@ -29,11 +30,9 @@ mod armed {
 }
 
 #[cfg(feature = "fault-injection")]
-pub(crate) use armed::point;
-#[cfg(feature = "fault-injection")]
-pub use armed::{arm, is_armed};
+pub use armed::{arm, is_armed, point};
 
 /// A place where a fault can strike.
 #[cfg(not(feature = "fault-injection"))]
 #[inline(always)]
-pub(crate) fn point(_name: &str) {}
+pub fn point(_name: &str) {}

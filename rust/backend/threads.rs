@@ -7,7 +7,7 @@ const FAULTS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, lib
 
 /// Calls `start` with every signal blocked but those of faults, so that threads which it starts block them for as long as they live. A signal that
 /// comes meanwhile reaches the calling thread afterwards. All threads of the library are started here.
-pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let (mut blocked, mut before) = (MaybeUninit::<libc::sigset_t>::zeroed(), MaybeUninit::<libc::sigset_t>::zeroed());
     // SAFETY: both sets are valid for the calls; an integer array, for which zero is a value, where a call should fail.
     let has_blocked = unsafe {

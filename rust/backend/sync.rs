@@ -4,7 +4,7 @@
 //! production under thousands of schedules.
 
 #[cfg(shuttle)]
-pub(crate) use shuttle::{
+pub use shuttle::{
     sync::{
         Condvar, Mutex, MutexGuard, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -12,7 +12,7 @@ pub(crate) use shuttle::{
     thread,
 };
 #[cfg(not(shuttle))]
-pub(crate) use std::{
+pub use std::{
     sync::{
         Condvar, Mutex, MutexGuard, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -24,11 +24,11 @@ use std::sync::{LockResult, PoisonError};
 
 /// Takes what a lock guards, also after a thread has panicked with the lock held: every critical section leaves what it guards
 /// consistent at each point where a panic can strike, so that one failed call does not take the context with it.
-pub(crate) fn held<T>(result: LockResult<T>) -> T {
+pub fn held<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks `mutex`; see [`held`].
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     held(mutex.lock())
 }

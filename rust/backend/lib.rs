@@ -2,22 +2,36 @@
 //!
 //! A backend owns devices, their memory, streams and events, and runs a [`Program`] in stream order. It
 //! does not plan, cache or decide: two backends given the same program do the same copies in an order that the program allows.
+//!
+//! | module | promise |
+//! | --- | --- |
+//! | [`sync`] | locks, which a model checker may replace |
+//! | [`threads`] | threads of the library, which take no signal of the program |
+//! | [`panics`] | what is left of a panic that was caught |
+//! | [`fault`] | points at which a test can make the library panic |
+//! | [`failed_waits`] | who is told of a process that has ended and was waited for |
 
-pub(crate) mod failed_waits;
+pub mod failed_waits;
+#[cfg_attr(not(feature = "fault-injection"), allow(unreachable_pub))]
+pub mod fault;
+pub mod panics;
 mod plan_state;
+mod segment;
 mod shared;
+pub mod sync;
+pub mod threads;
 
 pub use crate::topology::MemoryKind;
 pub use failed_waits::{FailedWait, Leave, LeftPlan, LostPeer};
-pub use plan_state::PlanState;
-pub(crate) use plan_state::ProgramKey;
+pub use plan_state::{PlanState, ProgramKey};
+pub use segment::Segment;
 pub use shared::{PAYLOAD_BYTES, Shared};
 
-use crate::bridge::Segment;
 use crate::headroom::NoHeadroom;
 use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
+use mpgpu_core::{headroom, plan, topology};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -50,7 +64,7 @@ pub struct EventHandle(pub usize);
 pub struct Signal {
     /// Its address.
     pub counter: u64,
-    /// Reached when the counter is at least this, counted cyclically ([`reached`](crate::ipc::signal::reached)).
+    /// Reached when the counter is at least this, counted cyclically.
     pub value: u64,
 }
 
@@ -148,7 +162,7 @@ pub enum Action {
 
 impl Action {
     /// As kernels take it (`cpp/actions.hpp`), with the ends and the bytes of the execution's transfers.
-    pub(crate) fn segment(self, ends: &[Endpoints], bytes: &[u64]) -> Segment {
+    pub fn segment(self, ends: &[Endpoints], bytes: &[u64]) -> Segment {
         match self {
             Action::Take(flag) => Segment { dst: flag, src: 0, bytes: 0 },
             Action::TakeNear { flag, blocks } => Segment { dst: flag, src: u64::from(blocks), bytes: 0 },
@@ -254,13 +268,13 @@ impl<'a> Execution<'a> {
     }
 
     /// The same with other addresses of its ends, if there are any.
-    pub(crate) fn with_ends(&self, ends: Option<&'a Arc<[Endpoints]>>) -> Execution<'a> {
+    pub fn with_ends(&self, ends: Option<&'a Arc<[Endpoints]>>) -> Execution<'a> {
         Execution { endpoints: ends.unwrap_or(self.endpoints), ..*self }
     }
 }
 
 /// The address that a place of a program stands for, given what an execution binds it to.
-pub(crate) fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place: Place) -> u64 {
+pub fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place: Place) -> u64 {
     match place {
         Place::Source { transfer, offset } => endpoints[transfer as usize].src + offset,
         Place::Destination { transfer, offset } => endpoints[transfer as usize].dst + offset,
@@ -586,17 +600,17 @@ impl BackendError {
 
 /// For backends that do not do what [`Backend::submit`] says.
 #[cold]
-pub(crate) fn no_completion() -> BackendError {
+pub fn no_completion() -> BackendError {
     BackendError::Driver { what: "submit".into(), reason: "the backend has returned no completion".into(), code: 0 }
 }
 
 /// For executions without [`Report::Times`].
-pub(crate) fn not_timed() -> BackendError {
+pub fn not_timed() -> BackendError {
     BackendError::NotSupported("this execution was not timed: ask for `Report::Times`".into())
 }
 
 /// The identity of a device that every process of the node knows by the same number: a virtual one, or host memory.
-pub(crate) fn uuid_of_number(device: DeviceId) -> [u8; 16] {
+pub fn uuid_of_number(device: DeviceId) -> [u8; 16] {
     let mut identity = *b"mpgpu device    ";
     identity[12..].copy_from_slice(&device.0.to_le_bytes());
     identity

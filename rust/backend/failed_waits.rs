@@ -99,7 +99,7 @@ impl FailedWait {
 
 /// Where the streams of a backend wait, which of these waits have failed, and who has been told.
 #[derive(Debug, Default)]
-pub(crate) struct FailedWaits {
+pub struct FailedWaits {
     /// Streams that are behind waits, and losses that all are told of: nobody takes the lock while there are none.
     count: AtomicUsize,
     state: Mutex<WaitsState>,
@@ -126,7 +126,7 @@ struct WaitsState {
 
 /// What work comes after: what its stream was behind when it was enqueued.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Behind {
+pub struct Behind {
     allocations: Allocations,
     /// Losses for all that the stream had been told of.
     told: Allocations,
@@ -136,7 +136,7 @@ pub(crate) struct Behind {
 
 /// When a wait for a stream began, by the count of what was noted.
 #[derive(Copy, Clone, Debug)]
-pub(crate) struct Began(u64);
+pub struct Began(u64);
 
 impl WaitsState {
     fn note(&mut self, stream: u64, allocations: impl Iterator<Item = u64>) {

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 /// A program, by its address, which what was made of it keeps from being used for another; and the GPU of the caller's stream where the
 /// program leaves open which GPU works on a lane.
-pub(crate) type ProgramKey = (usize, Option<usize>);
+pub type ProgramKey = (usize, Option<usize>);
 
 /// What a plan keeps at hand, so that an execution finds it without a look at what belongs to others.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub struct PlanState {
     /// The GPUs of streams that reach all memory of the plan by themselves: one bit for each that is known to.
     reaching: AtomicU64,
     /// Which allocation each end of a transfer lies in, destination and source by turns, 0 for one that is not known. Empty where nobody has said.
-    pub(crate) memory: Arc<[u64]>,
+    pub memory: Arc<[u64]>,
     /// One end in each allocation that somebody else may free, and the allocation. Found out by the first execution that has to look at them.
     watched: OnceLock<Box<[(u64, u64)]>>,
 }
@@ -31,7 +31,7 @@ impl PlanState {
     }
 
     /// Whether the driver knows the memory that a place lies in, as far as that was said.
-    pub(crate) fn knows(&self, place: Place) -> bool {
+    pub fn knows(&self, place: Place) -> bool {
         let end = match place {
             Place::Slot { .. } => return true,
             Place::Destination { transfer, .. } => 2 * transfer as usize,
@@ -41,29 +41,29 @@ impl PlanState {
     }
 
     /// The ends to be looked at before an execution that the driver does not check, each with its allocation.
-    pub(crate) fn watched(&self, find: impl FnOnce(&[u64]) -> Box<[(u64, u64)]>) -> &[(u64, u64)] {
+    pub fn watched(&self, find: impl FnOnce(&[u64]) -> Box<[(u64, u64)]>) -> &[(u64, u64)] {
         self.watched.get_or_init(|| find(&self.memory))
     }
 
     /// Whether a GPU is known to reach all memory of the plan.
-    pub(crate) fn is_reached(&self, gpu: usize) -> bool {
+    pub fn is_reached(&self, gpu: usize) -> bool {
         self.reaching.load(Ordering::Relaxed) & (1 << gpu) != 0
     }
 
     /// A GPU was found to.
-    pub(crate) fn note_reached(&self, gpu: usize) {
+    pub fn note_reached(&self, gpu: usize) {
         self.reaching.fetch_or(1 << gpu, Ordering::Relaxed);
     }
 
     /// What was made of a program for launches in streams of this GPU, if it is kept here.
-    pub(crate) fn find<T: 'static>(&self, program: &Arc<Program>, gpu: usize) -> Option<&T> {
+    pub fn find<T: 'static>(&self, program: &Arc<Program>, gpu: usize) -> Option<&T> {
         let ((address, for_gpu), made) = self.made.get()?;
         let fits = *address == Arc::as_ptr(program).addr() && for_gpu.is_none_or(|wanted| wanted == gpu);
         if fits { made.downcast_ref() } else { None }
     }
 
     /// Keeps what was made of a program. What was kept first stays: a plan for several GPUs keeps that of one.
-    pub(crate) fn keep(&self, key: ProgramKey, made: Arc<dyn Any + Send + Sync>) {
+    pub fn keep(&self, key: ProgramKey, made: Arc<dyn Any + Send + Sync>) {
         let _ = self.made.set((key, made));
     }
 }
