@@ -6,7 +6,7 @@ use super::guard::{Failure, guard};
 use super::types::*;
 use mpgpu_backend::{Signal, StreamHandle};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::ipc::{Handle, handle};
+use mpgpu_ipc::{Handle, handle};
 use smallvec::SmallVec;
 use std::ffi::c_void;
 

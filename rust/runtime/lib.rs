@@ -5,7 +5,6 @@
 //! | module | promise |
 //! | --- | --- |
 //! | `took` | how long steps take, for the log |
-//! | [`ipc`] | memory of one process that others of the same node map |
 //! | [`host`] | the host backend: virtual devices on CPU threads |
 //! | [`cuda`] | the CUDA backend |
 //! | [`harness`] | what a probe asks to be timed, timed on a backend |
@@ -18,7 +17,6 @@ pub mod cuda;
 pub mod doctor;
 pub mod harness;
 pub mod host;
-pub mod ipc;
 mod nvtx;
 mod pattern;
 mod took;
@@ -26,4 +24,5 @@ mod took;
 use mpgpu_backend as backend;
 use mpgpu_backend::{fault, panics, sync, threads};
 use mpgpu_core::{adapt, headroom, model, plan, program, topology, units};
+use mpgpu_ipc as ipc;
 use mpgpu_measure::{probe, tune};

@@ -4,7 +4,7 @@
 use super::scale::{is_reduced, scaled};
 use super::*;
 use mpgpu_backend::{Signal, SignalWait};
-use mpgpu_runtime::ipc::Handle;
+use mpgpu_ipc::Handle;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! The mailbox by itself: a rank that dies at any step of a match, and the lock under shuttle's schedules.
 
 use super::*;
-use crate::ipc::{Preparation, SlotBuffer};
+use crate::{Preparation, SlotBuffer};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::ops::Deref;
@@ -223,7 +223,7 @@ fn damaged_memory_does_no_harm_to_others() {
                 3 => all[1].forget(0, |receive| receive.peer() == Some(0), &is_gone),
                 4 => {
                     let found = all[1].probe(&Pattern { source: None, tag: 0, mask: 0 }, &is_gone);
-                    assert!(found.is_none_or(|found| found.source < 2 && found.metadata.len() <= crate::ipc::METADATA_BYTES));
+                    assert!(found.is_none_or(|found| found.source < 2 && found.metadata.len() <= crate::METADATA_BYTES));
                 }
                 _ => all[1].close(&is_gone),
             }

@@ -2,7 +2,7 @@
 
 use crate::node::*;
 use mpgpu::*;
-use mpgpu_runtime::ipc::Handle;
+use mpgpu_ipc::Handle;
 use rustix::fd::{AsFd, OwnedFd};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -7,7 +7,7 @@ use crate::skip::skip;
 use mpgpu::*;
 use mpgpu_backend::Backend;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::ipc::{AllocationKey, Export, Handle, PATIENCE, Service};
+use mpgpu_ipc::{AllocationKey, Export, Handle, PATIENCE, Service};
 use std::io::Write;
 use std::process::Command;
 use std::ptr::null_mut;
@@ -457,7 +457,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
 
     let mut newer = handle;
     newer.bytes[8] = 3;
-    mpgpu_runtime::ipc::handle::seal(&mut newer.bytes);
+    mpgpu_ipc::handle::seal(&mut newer.bytes);
     let message = import_refused(&node, &newer, MP_ERROR_VERSION_MISMATCH);
     assert!(message.contains("version 3, this library makes and reads version 2"), "{message}");
 

@@ -2,7 +2,7 @@
 
 use crate::node::*;
 use crate::peer::*;
-use mpgpu_runtime::ipc::Handle;
+use mpgpu_ipc::Handle;
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate};
 use rustix::io::Errno;

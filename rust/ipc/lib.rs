@@ -41,12 +41,16 @@ pub use crate::backend::{PAYLOAD_BYTES, Shared};
 pub use error::IpcError;
 pub use handle::{Handle, Secret};
 pub use packet::Departure;
-pub(crate) use packet::patiently;
+pub use packet::patiently;
 pub use peer::{BoardSlot, PATIENCE, Peer};
 pub use places::{PLACES, StepPlace, StepPlaces};
 pub use process::ProcessIdentity;
 pub use service::{Export, OnLeave, Service};
 pub use slot::{Envelope, INLINE_BYTES, METADATA_BYTES, MessageSlot, Pattern, Preparation, SlotBuffer, SlotId, SlotState, SlotStatus};
+
+use mpgpu_backend as backend;
+use mpgpu_backend::{sync, threads};
+use mpgpu_core::topology;
 
 /// The allocation that a handle is about, among all of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]

@@ -521,5 +521,5 @@ pub fn raise_host(flag: u64) {
 }
 
 #[cfg(test)]
-#[path = "../../../tests/rust/mailbox.rs"]
+#[path = "../../tests/rust/mailbox.rs"]
 pub(super) mod tests;

@@ -199,7 +199,7 @@ impl Packet {
 
 /// Makes `attempt`, which does not wait, and again whenever the socket is ready, until it succeeds or time is up. Interrupting signals do not
 /// extend the time.
-pub(crate) fn patiently<T>(socket: &Socket, ready: PollFlags, until: Option<Instant>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+pub fn patiently<T>(socket: &Socket, ready: PollFlags, until: Option<Instant>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match (attempt(), until) {
             (Err(Errno::INTR), _) => {}
