@@ -320,7 +320,10 @@ typedef void (*mp_host_function_t)(void *user);
 /// One copy. On the CUDA and on the host backend alike an address belongs to one device; `dst_device` and `src_device`
 /// say which, or `MP_DEVICE_AUTO` has the library look. Memory of a GPU, and host memory from `mp_alloc` of the same
 /// context, is known, on CUDA also host memory that CUDA has pinned or registered. Any other host memory is taken at the
-/// caller's word and counts as pageable: it is copied on one path.
+/// caller's word and counts as pageable. Much of it is copied by threads of the library through pinned memory, over all
+/// links that help, otherwise by the driver. Either way it must stay as it is until the execution has completed, and not
+/// until `mp_execute` returns. Memory that is not there, or a file that becomes shorter meanwhile, is an error of the
+/// execution.
 typedef struct {
     /// First byte of the destination.
     void *dst;

@@ -59,7 +59,7 @@ def pin(tree: Any, *, device: int = HOST, context: Context | None = None) -> Any
     pinned = empty_like(tree, device=device, context=context)
     with torch.no_grad():
         for dst, src in zip(_tensors(pinned), _tensors(tree)):
-            # By torch, because these bytes are mostly in ordinary memory, which has one path.
+            # By torch: no GPU is concerned.
             dst.copy_(src)
     return pinned
 

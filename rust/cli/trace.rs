@@ -85,7 +85,9 @@ fn simulate(arguments: &TraceArguments) -> Result<Run, Failure> {
 
 fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.what.topology.clone(), ..ContextOptions::default() };
-    let context = Context::open(&options, Config::from_environment()?)?;
+    // What threads do is not timed operation by operation.
+    let config = Config { host_threads: 0, ..Config::from_environment()? };
+    let context = Context::open(&options, config)?;
     // Ordinary memory, where that was asked for; it has to stay until the run is done.
     let mut ordinary: Vec<Vec<u8>> = Vec::new();
     let mut allocated = Vec::new();

@@ -178,7 +178,7 @@ impl<'a> TransferHarness<'a> {
         let pieces = (0..count).map(|transfer| Piece { transfer, offset: 0, bytes: hop.bytes });
         let ops: Vec<DirectOp> = match mechanism {
             Mechanism::Copy => pieces.map(|piece| direct(hop.from, hop.to, mechanism, smallvec![piece])).collect(),
-            Mechanism::Batch | Mechanism::Kernel => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
+            Mechanism::Batch | Mechanism::Kernel | Mechanism::Thread => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
         };
         let program = lower(vec![hop.bytes; count as usize], &ops, |_| (), &[]);
         // As the planner runs them.

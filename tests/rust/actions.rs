@@ -11,7 +11,7 @@ use crate::plan::{self, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionUse, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
-use crate::topology::{Costs, DeviceId, Machine, preset};
+use crate::topology::{CostUnit, Costs, DeviceId, Machine, preset};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -109,7 +109,7 @@ fn pattern(transfer: usize, step: u64, offset: usize) -> u8 {
 fn machine() -> Machine {
     let mut topology = preset("beluga").expect("listed");
     for cost in Costs::TABLE {
-        if cost.name != "kernel_efficiency" {
+        if cost.unit == CostUnit::Seconds {
             *(cost.of_mut)(&mut topology.costs) = 0.0;
         }
     }

@@ -44,6 +44,7 @@ fn every_variable_reaches_its_field() {
         ("MPGPU_ADAPT", "off"),
         ("MPGPU_VERIFY", "bytes"),
         ("MPGPU_SIGNAL_WAIT", "kernel"),
+        ("MPGPU_HOST_THREADS", "6"),
         ("MPGPU_NODE_BLOCKS", "12"),
         ("MPGPU_CHECK_PEERS", "off"),
         ("MPGPU_HOST_VISIBLE_DEVICES", "3,0"),
@@ -63,6 +64,7 @@ fn every_variable_reaches_its_field() {
         tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
         adapt: false,
         verify: Verify::Bytes,
+        host_threads: 6,
         node_blocks: Some(12),
         signal_wait: Some(SignalWait::Kernel),
         visible: Some(vec![3, 0]),
@@ -145,9 +147,10 @@ fn a_value_that_is_not_utf8_is_refused() {
 
 #[test]
 fn options_of_the_call_win_over_the_environment_and_the_environment_over_the_default() {
-    let environment = config(&[("MPGPU_MAX_PATHS", "3"), ("MPGPU_HOST_PATH", "0"), ("MPGPU_STAGING_BYTES", "1M")]);
+    let environment =
+        config(&[("MPGPU_MAX_PATHS", "3"), ("MPGPU_HOST_PATH", "0"), ("MPGPU_STAGING_BYTES", "1M"), ("MPGPU_HOST_THREADS", "6")]);
     let from_environment = PlanOptions::default().resolve(&environment).expect("accepted");
-    let expected = Options { max_paths: 3, host_path: false, staging_bytes: 1 << 20, ..Options::default() };
+    let expected = Options { max_paths: 3, host_path: false, staging_bytes: 1 << 20, threads: 6, ..Options::default() };
     assert_eq!(from_environment, expected);
     let call = PlanOptions {
         max_paths: Some(2),
@@ -158,7 +161,8 @@ fn options_of_the_call_win_over_the_environment_and_the_environment_over_the_def
     };
     let resolved = call.resolve(&environment).expect("accepted");
     assert_eq!((resolved.max_paths, resolved.host_path, resolved.engine, resolved.staging_bytes), (2, true, Engine::Stream, 1 << 16));
-    assert_eq!(PlanOptions::default().resolve(&Config::default()).expect("accepted"), Options::default());
+    let threads = Config::default().host_threads;
+    assert_eq!(PlanOptions::default().resolve(&Config::default()).expect("accepted"), Options { threads, ..Options::default() });
 }
 
 #[test]

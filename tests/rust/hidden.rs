@@ -143,6 +143,7 @@ impl Hidden {
                     Mechanism::Copy => (costs.copy + costs.issue * f64::from(count - 1)).max(costs.copy + moved),
                     Mechanism::Batch => costs.batch + costs.batch_segment * f64::from(count) + moved,
                     Mechanism::Kernel => costs.kernel + costs.kernel_segment * f64::from(count) + moved / costs.kernel_efficiency,
+                    Mechanism::Thread => unreachable!("no probe asks for it"),
                 }
             }
             Work::Paths { direct, staged } => self.paths(direct, staged),

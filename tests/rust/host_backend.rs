@@ -95,7 +95,7 @@ fn direct(transfers: &[u64], mechanism: Mechanism) -> Arc<Program> {
     let op = |copies| Op { lane: LaneId(0), mechanism, copies, after: smallvec![] };
     let ops = match mechanism {
         Mechanism::Copy => copies.map(|copy| op(smallvec![copy])).collect(),
-        Mechanism::Batch | Mechanism::Kernel => vec![op(copies.collect())],
+        Mechanism::Batch | Mechanism::Kernel | Mechanism::Thread => vec![op(copies.collect())],
     };
     Arc::new(Program { transfers: transfers.to_vec(), lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
 }

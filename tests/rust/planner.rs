@@ -1,11 +1,11 @@
 //! What the planner decides on known machines, and why.
 
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
-use mpgpu_core::plan::{Engine, Lane, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Relays, Shape, Tuned, plan, validate};
+use mpgpu_core::plan::{Engine, Lane, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Relays, Ring, Shape, Tuned, plan, validate};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Campaign, Case, Score, Search, Simulated};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -318,6 +318,50 @@ fn pageable_host_memory_is_left_to_the_driver() {
     let plan = planned(&machine, &[pageable], &Options::default());
     assert_eq!(plan.program.ops.len(), 1);
     assert!(plan.transfers[0].rejected.iter().any(|r| r.reason == Reason::Pageable));
+}
+
+#[test]
+fn threads_move_pageable_memory_over_all_links_that_help_where_the_driver_would_be_slower() {
+    let machine = machine("hgx-h200");
+    let at = |bytes| [Shape { src_kind: MemoryKind::Pageable, ..shape(-1, 0, bytes) }];
+    let of = |threads: u32, max_paths: u32, bytes: u64| {
+        let options = Options { threads, max_paths, ..Options::default() };
+        let plan = planned(&machine, &at(bytes), &options);
+        validate(&plan.program, options.staging_bytes).expect("a valid program");
+        plan
+    };
+    let driver = of(0, 1, GIB);
+    assert!(driver.threads.is_none());
+    for (threads, paths, gain) in [(8, 1, 5.0), (12, 2, 7.0), (1, 1, 0.8)] {
+        let plan = of(threads, paths, GIB);
+        let used = plan.threads.filter(|_| gain > 1.0);
+        assert!(driver.predicted >= gain * plan.predicted, "{}", plan.describe(&machine));
+        assert_eq!(used.map(|used| used.threads), (gain > 1.0).then_some(threads), "one thread is no faster than the driver");
+        let staged = |ring: &Ring| ring.device.is_host();
+        assert!(plan.program.rings.iter().filter(|ring| staged(ring)).map(Ring::bytes).sum::<u64>() <= 64 << 20);
+    }
+    let two = of(12, 2, GIB);
+    // Threads take chunks in the order of the program, so what goes over both links alternates.
+    let lanes: Vec<u32> = two.program.ops.iter().filter(|op| matches!(op.copies[0].from, Place::Slot { .. })).map(|op| op.lane.0).collect();
+    let first: BTreeSet<u32> = lanes[..8].iter().copied().collect();
+    assert!(first.len() > 1, "{lanes:?}");
+    assert!(of(8, 8, 4096).threads.is_none(), "little is the driver's");
+    // Back, and many small ones.
+    let back = [Shape {
+        src_device: DeviceId::gpu(0),
+        dst_device: DeviceId::HOST,
+        src_kind: MemoryKind::Device,
+        dst_kind: MemoryKind::Pageable,
+        bytes: GIB,
+    }];
+    let options = Options { threads: 8, ..Options::default() };
+    let plan = planned(&machine, &back, &options);
+    validate(&plan.program, options.staging_bytes).expect("a valid program");
+    assert!(plan.threads.is_some());
+    let many = vec![at(64 << 10)[0]; 4096];
+    let plan = planned(&machine, &many, &options);
+    validate(&plan.program, options.staging_bytes).expect("a valid program");
+    assert!(plan.threads.is_some() && plan.program.ops.len() < 1000, "{} operations", plan.program.ops.len());
 }
 
 #[test]

@@ -518,6 +518,10 @@ fn on_the_presets_the_run_takes_what_the_planner_expects_within_bounds() {
 fn on_random_machines_half_of_the_runs_take_what_the_planner_expects() {
     let ratios = (0..2000).filter_map(|seed| {
         let (machine, shapes, options) = machine_and_batch(&mut Random(seed), 64 * MIB);
+        // The calling thread copies pageable memory one end after the other, which the simulator does not play.
+        if shapes.iter().any(|shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable)) {
+            return None;
+        }
         against_the_planner(&machine, &shapes, &options)
     });
     let mut ratios: Vec<f64> = ratios.collect();

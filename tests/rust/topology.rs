@@ -533,6 +533,10 @@ prop_compose! {
             kernel,
             kernel_segment,
             kernel_efficiency,
+            // A number that a file keeps as any other part.
+            pageable_to_gpu: kernel_efficiency / 3.0,
+            pageable_from_gpu: kernel_efficiency / 2.0,
+            thread_copy: kernel_efficiency,
         };
         Topology { name, description, nodes, shared: shared.collect(), links: unique, costs }
     }

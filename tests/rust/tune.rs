@@ -680,7 +680,7 @@ fn the_call_wins_over_the_environment_it_over_the_file_and_the_file_over_the_mod
         min_bytes: Some(4096),
         setting: Setting { max_paths: Some(3), host_path: Some(false), chunk_bytes: Some(8192), host_share: Some(900), relay_share: None },
     };
-    let environment = Config { max_paths: Some(2), min_bytes: Some(1 << 20), ..Config::default() };
+    let environment = Config { max_paths: Some(2), min_bytes: Some(1 << 20), host_threads: 3, ..Config::default() };
     let resolve = |call: PlanOptions, config: &Config| call.resolve_tuned(config, Some(&advice)).expect("accepted");
     let tuned = resolve(PlanOptions::default(), &Config::default());
     assert_eq!((tuned.engine, tuned.max_paths, tuned.host_path), (Engine::Graph, 3, false));
@@ -693,7 +693,7 @@ fn the_call_wins_over_the_environment_it_over_the_file_and_the_file_over_the_mod
     let called = resolve(call, &environment);
     assert_eq!((called.max_paths, called.engine, called.chunk_bytes, called.host_path), (4, Engine::Stream, Some(4096), false));
     let none = PlanOptions::default().resolve_tuned(&environment, None).expect("accepted");
-    assert_eq!(none, Options { max_paths: 2, min_bytes: Some(1 << 20), ..Options::default() });
+    assert_eq!(none, Options { max_paths: 2, min_bytes: Some(1 << 20), threads: 3, ..Options::default() });
 }
 
 #[test]

@@ -158,6 +158,7 @@ pub fn readings(report: &ProbeReport) -> Vec<Value> {
                 Mechanism::Copy => "copy",
                 Mechanism::Batch => "batch",
                 Mechanism::Kernel => "kernel",
+                Mechanism::Thread => "thread",
             }
             .into();
             line["count"] = count.into();

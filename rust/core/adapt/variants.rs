@@ -7,15 +7,16 @@ use std::borrow::Borrow;
 /// other GPUs; and the plain copies. One plan alone where the model sees no gain in several paths. `plan` is to plan the same batch with other options.
 pub fn variants<P: Borrow<Plan>, E>(all: P, options: &Options, mut plan: impl FnMut(&Options) -> Result<P, E>) -> Result<Vec<P>, E> {
     let staged = || all.borrow().transfers.iter().flat_map(|transfer| &transfer.paths).filter_map(|path| path.via);
-    if staged().next().is_none() {
+    let (is_staged, has_threads) = (staged().next().is_some(), all.borrow().threads.is_some());
+    if !is_staged && !has_threads {
         return Ok(vec![all]);
     }
     let mut tuned = Tuned { several: true, ..options.tuned.unwrap_or_default() };
     let share = if staged().any(|via| via.is_host()) { &mut tuned.host_share } else { &mut tuned.relay_share };
     *share = (*share / 2).max(*WEIGHTS.start());
-    let others = [Options { tuned: Some(tuned), ..*options }, Options { max_paths: 1, tuned: None, ..*options }];
+    let half = is_staged.then_some(Options { tuned: Some(tuned), ..*options });
     let mut variants = vec![all];
-    for options in others {
+    for options in half.into_iter().chain([Options { max_paths: 1, threads: 0, tuned: None, ..*options }]) {
         let next = plan(&options)?;
         if variants.iter().all(|known| known.borrow().program != next.borrow().program) {
             variants.push(next);

@@ -22,3 +22,13 @@ pub mod timeline;
 pub use finish::{Flow, Issue, finish};
 pub use max_min::{FlowRate, MaxMin};
 pub use path::{BOTH_WAYS, GRAIN, HOST_RINGS, MAX_CHUNKS, PathModel, SLOTS};
+
+use crate::topology::{DeviceId, Machine};
+
+/// Bytes/s of a CPU thread that copies between pageable and pinned memory.
+pub fn thread_rate(machine: &Machine) -> f64 {
+    let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
+    let links = gpus.filter_map(|gpu| machine.route(DeviceId::HOST, gpu)).map(|route| route.bandwidth);
+    let fastest = links.filter(|rate| rate.is_finite()).fold(0.0, f64::max);
+    if fastest > 0.0 { fastest * machine.costs().thread_copy } else { f64::INFINITY }
+}

@@ -102,7 +102,7 @@ impl Alternative {
         let bytes = batch.iter().map(|shape| shape.bytes).collect();
         let program = lower(bytes, &direct, mechanism::lane_key(machine, batch, &direct), &staged);
         let executor = executor::executor(machine, batch, options, &program);
-        Ok(Plan { transfers, program: Arc::new(program), options: *options, executor, predicted: self.seconds, one_path })
+        Ok(Plan { transfers, program: Arc::new(program), options: *options, executor, threads: None, predicted: self.seconds, one_path })
     }
 }
 

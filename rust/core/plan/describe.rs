@@ -1,7 +1,7 @@
 //! A plan for people, and as JSON.
 
 use super::options::Tuned;
-use super::planned::{PathPlan, Plan, TransferPlan};
+use super::planned::{PathPlan, Plan, ThreadUse, TransferPlan};
 use super::reasons::{Loads, lines, path_model, sentence, tightest};
 use crate::program::{Engine, Mechanism, Ring, Shape};
 use crate::topology::{DeviceId, Machine};
@@ -37,6 +37,14 @@ impl Plan {
             _ => "one path for each transfer".into(),
         };
         writeln!(text, "modelled: {}{}; {compared}", time(self.predicted), rate(bytes, self.predicted))?;
+        if let Some(ThreadUse { threads, chunk_bytes, ring_bytes }) = self.threads {
+            let (chunk, rings) = (size(chunk_bytes), size(ring_bytes));
+            writeln!(
+                text,
+                "pageable memory: {} copy chunks of {chunk} through {rings} of pinned memory",
+                count(threads as usize, "thread")
+            )?;
+        }
         if let Some(tuned) = self.options.tuned {
             writeln!(text, "{}", tuned.sentence())?;
         }
@@ -171,6 +179,7 @@ impl Plan {
             },
             "operations": self.program.ops.len(),
             "lanes": self.program.lanes.len(),
+            "threads": self.threads.map(|of| json!({"count": of.threads, "chunk_bytes": of.chunk_bytes, "ring_bytes": of.ring_bytes})),
             "tuned": self.options.tuned.map(Tuned::to_json),
             "staging_bytes": self.program.rings.iter().map(Ring::bytes).sum::<u64>(),
             "staging": machine.devices().map(|device| (device, self.program.staging_bytes(device))).filter(|(_, bytes)| *bytes > 0)
@@ -191,6 +200,8 @@ impl PathPlan {
         match (self.mechanism, self.slots, self.chunks) {
             (Mechanism::Batch, ..) => "part of a batched call".into(),
             (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
+            // Of no path: threads move its ends.
+            (Mechanism::Thread, ..) => "by threads".into(),
             (Mechanism::Copy, 0, _) => "one copy".into(),
             (Mechanism::Copy, _, 1) => "one chunk".into(),
             (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} slots", size(self.chunk_bytes)),
@@ -206,7 +217,7 @@ impl PathPlan {
             "chunks": self.chunks,
             "chunk_bytes": self.chunk_bytes,
             "slots": self.slots,
-            "mechanism": match self.mechanism { Mechanism::Copy => "copy", Mechanism::Batch => "batch", Mechanism::Kernel => "kernel" },
+            "mechanism": match self.mechanism { Mechanism::Copy => "copy", Mechanism::Batch => "batch", Mechanism::Kernel => "kernel", Mechanism::Thread => "thread" },
             "modelled_seconds_alone": self.seconds,
             "bytes_per_second_alone": model.as_ref().map(|model| model.rate).filter(|rate| rate.is_finite()),
             "limited_by": model.as_ref().and_then(|model| tightest(machine, model)),

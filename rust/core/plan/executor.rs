@@ -46,7 +46,7 @@ pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, pr
         return Engine::Stream;
     }
     let on_stream = |op: &Op| match op.mechanism {
-        Mechanism::Copy => costs.issue,
+        Mechanism::Copy | Mechanism::Thread => costs.issue,
         Mechanism::Batch => costs.issue + costs.batch_segment * op.copies.len() as f64,
         Mechanism::Kernel => costs.issue + costs.kernel_segment * op.copies.len() as f64,
     };

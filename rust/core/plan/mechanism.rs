@@ -146,7 +146,7 @@ pub(super) fn flows<'a>(
         let messages = members.len() as f64;
         let mut head = costs.issue * order as f64
             + match mechanism {
-                Mechanism::Copy => costs.copy + if is_pulled { costs.pull } else { 0.0 },
+                Mechanism::Copy | Mechanism::Thread => costs.copy + if is_pulled { costs.pull } else { 0.0 },
                 Mechanism::Batch => costs.batch + costs.batch_segment * messages,
                 Mechanism::Kernel => costs.kernel + costs.kernel_segment * messages,
             };
@@ -543,7 +543,7 @@ pub(super) fn lane_key<'a>(machine: &'a Machine, batch: &'a [Shape], direct: &[D
         let mut pairs = op.pieces.iter().map(|piece| pair(&batch[piece.transfer as usize]));
         let (src, dst) = pairs.next().unwrap_or((op.device, op.device));
         let is_fused = match op.mechanism {
-            Mechanism::Copy => false,
+            Mechanism::Copy | Mechanism::Thread => false,
             Mechanism::Batch => between_gpus((src, dst)).is_none() || pairs.any(|pair| pair != (src, dst)),
             Mechanism::Kernel => true,
         };

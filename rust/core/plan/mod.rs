@@ -15,6 +15,7 @@
 //! | `alternative` | shares with their operations and modelled times |
 //! | `mechanism` | plain copies, a batched call or a kernel, and who issues them |
 //! | `executor` | streams or a graph |
+//! | `pageable` | ordinary host memory, which threads copy to and from |
 //! | `lower` | shares to a [`Program`] |
 //! | `partition` | the same for transfers that move in partitions |
 //! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
@@ -31,6 +32,7 @@ mod executor;
 mod lower;
 mod mechanism;
 mod options;
+mod pageable;
 mod partition;
 mod planned;
 mod planner;
@@ -46,5 +48,5 @@ pub use candidates::{Reason, Rejection};
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};
 pub use partition::{PartitionForecast, PartitionVariant, forecast_engines, partition, partition_variants};
-pub use planned::{PathPlan, Plan, TransferPlan};
+pub use planned::{PathPlan, Plan, ThreadUse, TransferPlan};
 pub use planner::plan;

@@ -23,6 +23,8 @@ pub struct Options {
     pub min_bytes: Option<u64>,
     /// The most staging memory on each device, bytes.
     pub staging_bytes: u64,
+    /// Threads that may copy between pageable host memory and pinned memory of the library. 0 leaves pageable memory to the driver.
+    pub threads: u32,
     /// What measurements say about the split, where a tuning file is in force.
     pub tuned: Option<Tuned>,
 }
@@ -88,6 +90,7 @@ impl Default for Options {
             chunk_bytes: None,
             min_bytes: None,
             staging_bytes: 64 << 20,
+            threads: 0,
             tuned: None,
         }
     }

@@ -38,6 +38,17 @@ pub struct TransferPlan {
     pub rejected: Arc<Vec<Rejection>>,
 }
 
+/// How threads move the pageable ends of a plan.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct ThreadUse {
+    /// How many may work at once.
+    pub threads: u32,
+    /// Bytes of a chunk, at most.
+    pub chunk_bytes: u64,
+    /// Pinned memory that the chunks pass through.
+    pub ring_bytes: u64,
+}
+
 /// What is done about a batch, and what the model expects of it.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -49,6 +60,8 @@ pub struct Plan {
     pub options: Options,
     /// Who runs the program: the options' engine, or for [`Engine::Auto`] the one that takes least to issue.
     pub executor: Engine,
+    /// Where threads move pageable ends.
+    pub threads: Option<ThreadUse>,
     /// Modelled seconds from issue to the last byte.
     pub predicted: f64,
     /// The same with one path for each transfer.

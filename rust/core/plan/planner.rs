@@ -4,6 +4,7 @@ use super::alternative::Alternative;
 use super::candidates::Reason;
 use super::mechanism;
 use super::options::{Options, PlanError, check};
+use super::pageable;
 use super::planned::Plan;
 use super::selection::Selection;
 use super::staging::NoRoom;
@@ -14,11 +15,30 @@ use crate::topology::Machine;
 /// modelled gain is as likely a loss.
 const LEAST_GAIN: f64 = 0.02;
 
-/// Plans a batch of transfers together.
+/// Plans a batch of transfers together. Pageable ends are moved by threads where the model finds that faster than the driver.
+pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
+    let mut plain = plan_as_it_is(machine, batch, options)?;
+    if !batch.iter().any(pageable::is_pageable) {
+        return Ok(plain);
+    }
+    let by_driver = pageable::seconds_by_driver(machine, batch);
+    (plain.predicted, plain.one_path) = (plain.predicted.max(by_driver), plain.one_path.max(by_driver));
+    if options.threads == 0 {
+        return Ok(plain);
+    }
+    // What is staged anywhere passes a slot of pinned memory as a whole.
+    let chunk_bytes = Some(pageable::chunk_bytes(batch, options));
+    let pinned = plan_as_it_is(machine, &pageable::as_pinned(batch), &Options { chunk_bytes, ..*options })?;
+    let threaded = pageable::through_threads(machine, batch, options, pinned);
+    let gains = |threaded: &Plan| threaded.predicted <= plain.predicted * (1.0 - LEAST_GAIN);
+    Ok(threaded.filter(gains).map_or(plain.clone(), |threaded| Plan { one_path: plain.one_path, ..threaded }))
+}
+
+/// Plans a batch, its pageable ends left to the driver.
 ///
 /// Never slower than one path for each transfer, as far as the model knows: several paths are used only where they are expected
 /// to gain 2 % or more over it, or where [`Tuned::several`](super::Tuned::several) says that they were measured to.
-pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
+fn plan_as_it_is(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
     check(machine, batch, options)?;
     let mut selection = Selection::new(machine, batch, options)?;
     let no_room = |NoRoom { transfer, ring_bytes, .. }| {

@@ -28,6 +28,7 @@ impl Plan {
             let what = match (op.mechanism, self.ways(op).next()) {
                 (Mechanism::Copy, Some((from, to))) => format!("{from}>{to}"),
                 (Mechanism::Batch, _) => format!("batch of {}", op.copies.len()),
+                (Mechanism::Thread, _) => "thread".into(),
                 (Mechanism::Kernel, _) => format!("kernel, {} copies", op.copies.len()),
                 (Mechanism::Copy, None) => "nothing".into(),
             };

@@ -67,7 +67,7 @@ impl FromIterator<DeviceId> for Gpus {
     }
 }
 
-/// A sequence of operations that one device issues in order: a stream on CUDA.
+/// A sequence of operations that one device issues in order: a stream on CUDA. Of host memory, what one CPU thread does after the other.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// The device whose copy engine does the work; for a copy out of or into host memory the GPU concerned.
@@ -159,6 +159,8 @@ pub enum Mechanism {
     Batch,
     /// All copies in one kernel launch.
     Kernel,
+    /// All copies by a CPU thread, between ordinary host memory and slots of pinned memory.
+    Thread,
 }
 
 /// A step of a program.

@@ -25,6 +25,8 @@ pub enum Violation {
         "operation {op} is a {mechanism:?} on lane {lane}, which two devices may work on; only plain copies and kernels can be issued by either"
     )]
     TwoDevices { op: u32, lane: u32, mechanism: Mechanism },
+    #[error("operation {op} is a {mechanism:?} on lane {lane}: threads work on lanes of host memory")]
+    NoThread { op: u32, lane: u32, mechanism: Mechanism },
     #[error("operation {op} waits for operation {after}, which does not stand before it")]
     NotBackwards { op: u32, after: u32 },
     #[error("operation {op} is a {mechanism:?} of {copies} copies")]
@@ -157,6 +159,9 @@ fn well_formed(program: &Program, op: u32, step: &Op) -> Result<(), Violation> {
     }
     if step.mechanism == Mechanism::Batch && !program.lanes[step.lane.0 as usize].also.is_empty() {
         return Err(Violation::TwoDevices { op, lane: step.lane.0, mechanism: step.mechanism });
+    }
+    if step.mechanism == Mechanism::Thread && !program.lanes[step.lane.0 as usize].device.is_host() {
+        return Err(Violation::NoThread { op, lane: step.lane.0, mechanism: step.mechanism });
     }
     for copy in &step.copies {
         if copy.bytes == 0 {

@@ -208,7 +208,7 @@ fn check_costs(costs: &Costs) -> Result<(), TopologyError> {
         (CostUnit::Seconds, value) => check_time(cost.name, value, || "costs".into()),
         (CostUnit::Part, value) if value > 0.0 && value <= 1.0 => Ok(()),
         (CostUnit::Part, value) => {
-            let meaning = "it is the part of a link's bandwidth that a kernel reaches";
+            let meaning = "it is the part of a link's bandwidth that is reached";
             refuse(format!("costs: {} = {value:e} must be above 0 and at most 1; {meaning}", cost.name))
         }
     })

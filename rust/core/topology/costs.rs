@@ -136,6 +136,18 @@ costs! {
         "The part of a link's bandwidth that a copy kernel reaches.",
         Some("a copy of 0.25 ms by copy engine against the same by kernel, starts taken off"),
         "kernel copies of 8 to 132 blocks: 350 to 366 of 396 GB/s";
+    pageable_to_gpu: Part = 0.17,
+        "The part of a PCIe link's bandwidth that the driver's own copy from pageable host memory reaches.",
+        None,
+        "two H100, 2026-11-24: 9.5 of 55 GB/s";
+    pageable_from_gpu: Part = 0.34,
+        "The same to pageable host memory.",
+        None,
+        "two H100, 2026-11-24: 18.7 of 55 GB/s";
+    thread_copy: Part = 0.14,
+        "The part of a PCIe link's bandwidth that one CPU thread copies between pageable and pinned memory.",
+        None,
+        "two H100, 2026-11-24: 4, 8 and 12 threads fill a link with 37, 51.9 and 51.7 of 55 GB/s, two links with 8 and 12 threads 60 and 85";
 }
 
 impl Costs {

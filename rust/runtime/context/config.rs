@@ -12,6 +12,7 @@ use crate::units::parse_size;
 use log::LevelFilter;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -71,6 +72,8 @@ pub struct Config {
     pub verify: Verify,
     /// `MPGPU_SIGNAL_WAIT`. `None`: by operations, and by kernels in node plans whose ranks have GPUs of their own.
     pub signal_wait: Option<SignalWait>,
+    /// `MPGPU_HOST_THREADS`: threads that may copy between pageable host memory and pinned memory of the library; 0 leaves it to the driver.
+    pub host_threads: u32,
     /// `MPGPU_NODE_BLOCKS`: the most thread blocks of a kernel that does a rank's part of a step. `None`: a quarter of the multiprocessors.
     pub node_blocks: Option<u32>,
     /// `MPGPU_HOST_VISIBLE_DEVICES`: the GPUs of the topology that this process is shown on the host backend, in this order. `None` shows all.
@@ -102,6 +105,7 @@ impl Default for Config {
             adapt: true,
             verify: Verify::Off,
             signal_wait: None,
+            host_threads: usual_threads(),
             node_blocks: None,
             visible: None,
             check_peers: true,
@@ -118,7 +122,7 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// Every variable that is read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 18] = [
+pub const VARIABLES: [&str; 19] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -133,6 +137,7 @@ pub const VARIABLES: [&str; 18] = [
     "MPGPU_ADAPT",
     "MPGPU_VERIFY",
     "MPGPU_SIGNAL_WAIT",
+    "MPGPU_HOST_THREADS",
     "MPGPU_NODE_BLOCKS",
     "MPGPU_CHECK_PEERS",
     "MPGPU_HOST_VISIBLE_DEVICES",
@@ -244,6 +249,10 @@ impl Config {
             "MPGPU_SIGNAL_WAIT" => {
                 self.signal_wait = Some(one_of(text, &[("operation", SignalWait::Operation), ("kernel", SignalWait::Kernel)], must)?);
             }
+            "MPGPU_HOST_THREADS" => match text.parse::<u32>() {
+                Ok(threads) if threads <= MOST_THREADS => self.host_threads = threads,
+                _ => return Err(must(&format!("a whole number from 0 to {MOST_THREADS}; 0 leaves pageable memory to the driver"))),
+            },
             "MPGPU_NODE_BLOCKS" => match text.parse::<u32>() {
                 Ok(0) => return Err(must("1 or more")),
                 Ok(blocks) => self.node_blocks = Some(blocks),
@@ -257,6 +266,17 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// The most threads that `MPGPU_HOST_THREADS` may name.
+pub const MOST_THREADS: u32 = 256;
+
+/// Where nobody says how many: those that the process may use by its affinity and its control group, but for one of many that the program's own thread
+/// needs, and no more than fill two links (two H200: 57 GB/s to a GPU by 12 threads, from one 46 by 12 and 57 by 20).
+fn usual_threads() -> u32 {
+    const MOST: usize = 16;
+    let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    (if allowed > 4 { allowed - 1 } else { allowed }).min(MOST) as u32
 }
 
 /// Options of one planning call. `None` takes what the environment says, and then the model.
@@ -311,7 +331,7 @@ impl PlanOptions {
                 ),
             });
         }
-        let base = Options { staging_bytes, ..Options::default() };
+        let base = Options { staging_bytes, threads: config.host_threads, ..Options::default() };
         let advised = advice.map_or(base, |advice| advice.options(&base));
         let engine = self.engine(config);
         Ok(Options {

@@ -6,6 +6,7 @@ use super::driver::{OutsideCapture, call, code, handle};
 use super::lane::Lane;
 use super::parts::Core;
 use super::timing::Timing;
+use super::workers::{Divided, Job, StreamHand};
 use crate::backend::{BackendError, Execution, PlanState};
 use crate::bridge::Segment;
 use crate::plan::{Copy, Mechanism, Op};
@@ -13,7 +14,7 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues one operation in its lane's stream, between two timestamps where those are asked for.
+    /// Enqueues one operation in its lane's stream, between two timestamps where those are asked for, and what it hands over to and from threads.
     pub fn enqueue_op(
         &self,
         execution: &Execution<'_>,
@@ -21,8 +22,17 @@ impl Core {
         lane: &Lane<'_>,
         capturing: bool,
         timing: &mut Option<Timing>,
+        threads: Option<(&Job, &Divided)>,
     ) -> Result<(), BackendError> {
         let op = &execution.program.ops[index];
+        if let Some((job, divided)) = threads {
+            let (StreamHand { waits, tells }, stream) = (&divided.hands[index], handle(lane.stream));
+            if !waits.is_empty() {
+                self.wait_for_threads(stream, waits.iter().map(|copy| job.word(*copy)), job.value)?;
+            }
+            self.enqueue_untimed(execution, op, lane, capturing)?;
+            return tells.map_or(Ok(()), |own| self.tell_threads(stream, job.word(own), job.value));
+        }
         let enqueue = || self.enqueue_untimed(execution, op, lane, capturing);
         match timing {
             None => enqueue(),

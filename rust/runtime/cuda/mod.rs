@@ -109,6 +109,7 @@ mod submit;
 mod timing;
 mod verify;
 mod waits;
+mod workers;
 
 /// Doubles of the driver, and what the backend does on them.
 #[cfg(test)]

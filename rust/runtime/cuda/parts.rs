@@ -13,6 +13,7 @@ use super::reached::Reached;
 use super::sharing::Sharing;
 use super::streams::{Found, Streams};
 use super::verify::Verification;
+use super::workers::Workers;
 use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::{BackendError, StreamHandle};
 use std::fmt;
@@ -28,6 +29,7 @@ pub(in crate::cuda) struct Core {
     pub memory: Memory,
     pub events: Events,
     pub verification: Verification,
+    pub workers: Workers,
     pub reached: Mutex<Reached>,
     pub checks: Checks,
 }
@@ -42,6 +44,7 @@ impl Core {
             memory: Memory::default(),
             events: Events::default(),
             verification: Verification::default(),
+            workers: Workers::default(),
             reached: Mutex::default(),
             checks: Checks::default(),
         })
@@ -100,6 +103,7 @@ impl Drop for Core {
         // Errors were for whoever waited for the work.
         let _ = gpus.drain();
         free_spare_blocks(gpus);
+        self.workers.release(gpus);
         self.verification.release(gpus);
         self.checks.release(gpus);
         self.graphs.release(gpus);

@@ -250,6 +250,16 @@ impl Core {
         self.with_stream(stream, |_, raw| self.operate(raw, SignalOperation::Raise, signals))
     }
 
+    /// Has a stream wait for words that the library's threads set, which is in no table: they always do.
+    pub fn wait_for_threads(&self, raw: CUstream, words: impl Iterator<Item = u64>, value: u64) -> Result<(), BackendError> {
+        self.operate_all(raw, words.map(|counter| operation(SignalOperation::Wait, Signal { counter, value })))
+    }
+
+    /// Has a stream set a word for which a thread of the library waits.
+    pub fn tell_threads(&self, raw: CUstream, word: u64, value: u64) -> Result<(), BackendError> {
+        self.operate(raw, SignalOperation::Raise, &[Signal { counter: word, value }])
+    }
+
     fn operate(&self, raw: CUstream, purpose: SignalOperation, signals: &[Signal]) -> Result<(), BackendError> {
         self.operate_all(raw, signals.iter().map(|signal| operation(purpose, *signal)))
     }

@@ -12,6 +12,7 @@ use super::lane::Lane;
 use super::lanes::{Placement, move_lane, place, schedule};
 use super::parts::Core;
 use super::timing::Timing;
+use super::workers::{Divided, Job};
 use crate::backend::{BackendError, Execution, PlanState};
 use crate::plan::Mechanism;
 use smallvec::SmallVec;
@@ -26,6 +27,7 @@ impl Core {
         state: &PlanState,
         capturing: bool,
         timing: &mut Option<Timing>,
+        threads: Option<(&Job, &Divided)>,
     ) -> Result<(), BackendError> {
         if execution.program.ops.is_empty() {
             return Ok(());
@@ -42,11 +44,14 @@ impl Core {
         });
         if enqueued.is_ok() {
             let in_context = capturing || !is_reached || lanes.iter().any(|lane| lane.ends.is_some());
-            enqueued = self.enqueue_ops(execution, self.gpus.primary(callers_gpu)?, &mut lanes, capturing, in_context, timing);
+            enqueued = self.enqueue_ops(execution, self.gpus.primary(callers_gpu)?, &mut lanes, capturing, in_context, timing, threads);
         }
         if let (Ok(()), Some(timing)) = (&enqueued, &mut *timing) {
             let others = lanes.iter().filter(|lane| lane.at.gpu != callers_gpu).map(|lane| (lane.at.gpu, lane.stream));
             enqueued = others.into_iter().try_for_each(|lane| timing.join_clock(lane, execution.stream.0));
+        }
+        if enqueued.is_err() {
+            threads.iter().for_each(|(job, _)| job.cancel());
         }
         for lane in &lanes {
             if enqueued.is_err() && !capturing {
@@ -135,13 +140,14 @@ impl Core {
         capturing: bool,
         in_context: bool,
         timing: &mut Option<Timing>,
+        threads: Option<(&Job, &Divided)>,
     ) -> Result<(), BackendError> {
         let driver = self.gpus.driver;
         let ops = &execution.program.ops;
         if let [lane] = lanes
             && lane.at.is_callers_stream
         {
-            return (0..ops.len()).try_for_each(|index| self.enqueue_op(execution, index, lane, capturing, timing));
+            return (0..ops.len()).try_for_each(|index| self.enqueue_op(execution, index, lane, capturing, timing, threads));
         }
         let placed: SmallVec<[Placement; 8]> = lanes.iter().map(|lane| lane.at).collect();
         let schedule = schedule(execution.program, &placed);
@@ -170,7 +176,7 @@ impl Core {
                     wait(lane.stream, before)?;
                 }
             }
-            self.enqueue_op(execution, index, lane, capturing, timing)?;
+            self.enqueue_op(execution, index, lane, capturing, timing, threads)?;
             if schedule.awaited[index] || schedule.joins[number] == Some(index as u32) {
                 done[index] = Some(lane.primary.record(lane.stream)?);
             }

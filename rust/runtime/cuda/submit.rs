@@ -11,8 +11,10 @@ use super::owner::Owner;
 use super::parts::Core;
 use super::streams::Start;
 use super::timing::Timing;
+use super::verify::Verdict;
+use super::workers::Divided;
 use crate::backend::{BackendError, Completion, Execution, PlanState, Report};
-use crate::plan::Engine;
+use crate::plan::{Engine, Mechanism};
 use std::sync::Arc;
 
 impl Core {
@@ -46,6 +48,8 @@ impl Core {
         let _current = primary.enter()?;
         let own = PlanState::default();
         let state = execution.state.unwrap_or(&own);
+        let divided = Divided::of(execution.program);
+        let execution = &Execution { program: divided.as_ref().map_or(execution.program, |divided| &divided.streams), ..*execution };
         let is_capturing = found.is_capturing.map_or_else(|| self.gpus.driver.is_capturing(handle(execution.stream.0)), Ok)?;
         // For the start and the end of an execution, or for the ends of two launches in a row.
         let _ends = [primary.mark()?, primary.mark()?];
@@ -67,12 +71,16 @@ impl Core {
         if let Some(timing) = &mut timing {
             timing.start(execution.stream.0)?;
         }
-        let is_graph = execution.engine == Engine::Graph && timing.is_none() && !execution.program.ops.is_empty();
+        let divided = Divided::of(execution.program);
+        let is_graph = execution.engine == Engine::Graph && timing.is_none() && divided.is_none() && !execution.program.ops.is_empty();
         let launched = if is_graph { self.launch_graph(execution, start, state)? } else { None };
-        if launched.is_none() {
-            self.enqueue_lanes(execution, start.gpu, state, false, &mut timing)?;
+        let mut threads = None;
+        if let Some(divided) = &divided {
+            threads = Some(self.enqueue_threads(execution, start, state, divided)?);
+        } else if launched.is_none() {
+            self.enqueue_lanes(execution, start.gpu, state, false, &mut timing, None)?;
         }
-        let end = self.end(execution, start, launched).inspect_err(|_| {
+        let end = self.end(execution, start, launched, threads).inspect_err(|_| {
             let _outside = OutsideCapture::enter(self.gpus.driver);
             // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
@@ -83,14 +91,46 @@ impl Core {
         Ok(end.map(|end| end as Completion))
     }
 
+    /// Enqueues what streams do of a program of which threads do the rest, and hands them that. What goes wrong there is told by the result.
+    fn enqueue_threads(
+        &self,
+        execution: &Execution<'_>,
+        start: &Start,
+        state: &PlanState,
+        divided: &Divided,
+    ) -> Result<Arc<Verdict>, BackendError> {
+        if execution.report == Report::Times {
+            let why = "an execution whose pageable memory threads copy cannot be timed operation by operation; set MPGPU_HOST_THREADS=0";
+            return Err(BackendError::NotSupported(why.into()));
+        }
+        let stream = handle(execution.stream.0);
+        let job = self.workers.job(&self.gpus, execution, divided)?;
+        let own = Execution { program: &divided.streams, ..*execution };
+        // First, so that threads fill slots while the rest is enqueued.
+        self.workers.start(&job)?;
+        let enqueued = self
+            .tell_threads(stream, job.begin(), job.value)
+            .and_then(|()| self.enqueue_lanes(&own, start.gpu, state, false, &mut None, Some((&job, divided))))
+            .and_then(|()| self.wait_for_threads(stream, divided.ends.iter().map(|copy| job.word(*copy)), job.value));
+        if let Err(error) = enqueued {
+            job.cancel();
+            // SAFETY: the caller's stream. As where lanes are given back: nothing may be left at work on the buffers.
+            unsafe { (self.gpus.driver.cuStreamSynchronize)(stream) };
+            self.workers.abandon(&job);
+            return Err(error);
+        }
+        Ok(job.verdict.clone())
+    }
+
     /// What is enqueued behind the copies: the comparison of bytes, and the event that marks the end. A graph's launch has marked its own.
     fn end(
         self: &Arc<Core>,
         execution: &Execution<'_>,
         start: &Start,
         launched: Option<Arc<Finished>>,
+        threads: Option<Arc<Verdict>>,
     ) -> Result<Option<Arc<Finished>>, BackendError> {
-        let verdict = if execution.verify { Some(self.verification.enqueue(&self.gpus, execution, start.gpu)?) } else { None };
+        let verdict = if execution.verify { Some(self.verification.enqueue(&self.gpus, execution, start.gpu)?) } else { threads };
         if execution.report == Report::Nothing || launched.is_some() && verdict.is_none() {
             return Ok(launched.filter(|_| execution.report != Report::Nothing));
         }
@@ -104,7 +144,7 @@ impl Core {
     fn capture(&self, execution: &Execution<'_>, start: &Start, state: &PlanState) -> Result<Option<Completion>, BackendError> {
         check_capture(execution)?;
         let rings = capture_rings(&self.gpus, execution, handle(execution.stream.0))?;
-        self.enqueue_lanes(&Execution { rings: &rings, ..*execution }, start.gpu, state, true, &mut None)?;
+        self.enqueue_lanes(&Execution { rings: &rings, ..*execution }, start.gpu, state, true, &mut None, None)?;
         Ok((execution.report != Report::Nothing).then(|| Arc::new(Captured) as Completion))
     }
 
@@ -125,7 +165,10 @@ impl Core {
 
 /// What a graph cannot do.
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
-    let why = if execution.report == Report::Times {
+    let by_thread = execution.program.ops.iter().any(|op| op.mechanism == Mechanism::Thread);
+    let why = if by_thread {
+        "threads copy its pageable memory, which a graph cannot ask for; use memory of mp_alloc, or set MPGPU_HOST_THREADS=0"
+    } else if execution.report == Report::Times {
         "timestamps cannot be captured: time an execution outside of a capture"
     } else if !execution.after.is_empty() && execution.program.rings.is_empty() {
         "it has to come after an execution outside of the capture, which a graph cannot wait for"

@@ -21,6 +21,12 @@ impl Verdict {
     pub fn result(&self) -> Result<(), BackendError> {
         lock(&self.0).clone().map_or(Ok(()), Err)
     }
+
+    /// The first one counts.
+    pub fn note(&self, error: BackendError) {
+        log::error!("{error}");
+        lock(&self.0).get_or_insert(error);
+    }
 }
 
 /// Pinned memory for comparisons: pairs of blocks. A pair is one thread's while it enqueues, because that blocks while the queue of a
@@ -59,8 +65,7 @@ unsafe extern "C" fn compare(comparison: *mut c_void) {
     }
     if let Some(at) = dst.iter().zip(src).position(|(a, b)| a != b) {
         let found = BackendError::DataCorruption { transfer, offset: offset + at as u64 };
-        log::error!("{found}");
-        lock(&verdict.0).get_or_insert(found);
+        verdict.note(found);
     }
 }
 

@@ -154,7 +154,7 @@ impl Run {
     fn copy(&self, step: u32) {
         let op = &self.program.ops[step as usize];
         match op.mechanism {
-            Mechanism::Copy => {
+            Mechanism::Copy | Mechanism::Thread => {
                 for copy in &op.copies {
                     let from = with_exposed_provenance::<u8>(self.address(copy.from) as usize);
                     let to = with_exposed_provenance_mut::<u8>(self.address(copy.to) as usize);

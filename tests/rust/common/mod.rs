@@ -124,6 +124,10 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         kernel_segment: scale / 10.0,
         kernel_efficiency: 0.9,
         graph_instantiate: scale,
+        // A driver that is slow with pageable memory makes threads worth it.
+        pageable_to_gpu: [0.001, 0.2][random.below(2) as usize],
+        pageable_from_gpu: [0.001, 0.3][random.below(2) as usize],
+        thread_copy: 0.14,
     };
     Topology { name: "random".into(), description: String::new(), nodes, links, shared, costs }
 }
@@ -149,6 +153,7 @@ pub fn options(random: &mut Random) -> Options {
         chunk_bytes: random.chance(40).then(|| 4096 + random.below(1 << 16)),
         min_bytes: random.chance(20).then(|| random.below(1 << 16)),
         staging_bytes: [1 << 14, 1 << 16, 1 << 20, 64 << 20][random.below(4) as usize],
+        threads: if random.chance(60) { 1 + random.below(12) as u32 } else { 0 },
         tuned: random.chance(30).then(|| Tuned {
             host_share: 50 + random.below(19_951) as u16,
             relay_share: 50 + random.below(19_951) as u16,

@@ -997,15 +997,23 @@ unsafe extern "C" fn copy_batch(
     _: *mut sys::CUmemcpyAttributes,
     _: *mut usize,
     _: usize,
-    _: CUstream,
+    stream: CUstream,
 ) -> Code {
-    call("cuMemcpyBatchAsync", |node| {
-        (0..count)
-            // SAFETY: three lists of `count` elements.
-            .map(|index| unsafe { copy_bytes(node, *dsts.add(index), *srcs.add(index), *sizes.add(index)) })
-            .find(|code| *code != 0)
-            .unwrap_or(0)
-    })
+    // SAFETY: three lists of `count` elements.
+    let copies: Vec<_> = (0..count).map(|index| unsafe { (*dsts.add(index), *srcs.add(index), *sizes.add(index)) }).collect();
+    let all = |node: &mut Node, copies: &[(u64, u64, usize)]| {
+        copies.iter().map(|&(dst, src, bytes)| copy_bytes(node, dst, src, bytes)).find(|code| *code != 0).unwrap_or(0)
+    };
+    let refused = call("cuMemcpyBatchAsync", |node| if node.room.is_none() { all(node, &copies) } else { 0 });
+    if refused != 0 || node(|node| node.room.is_none()) {
+        return refused;
+    }
+    let work = move |node: &mut Node| {
+        if all(node, &copies) != 0 {
+            node.stuck.push("a batch failed");
+        }
+    };
+    enqueue("cuMemcpyBatchAsync", stream, Task::Work(Box::new(work)))
 }
 
 unsafe extern "C" fn create_stream(out: *mut CUstream, _: c_uint) -> Code {

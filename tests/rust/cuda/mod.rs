@@ -17,6 +17,7 @@ mod prepared;
 mod queues;
 mod refusals;
 mod steps;
+mod workers;
 
 use super::*;
 use crate::backend::Backend;

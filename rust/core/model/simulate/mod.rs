@@ -46,7 +46,7 @@ pub use report::{ExecutionTimes, ResourceUse, Simulation};
 pub use steady::{Rank, Steady, steady};
 
 use crate::program::{Engine, Mechanism, Place, Program, Shape};
-use crate::topology::{DeviceId, Machine, Route};
+use crate::topology::{DeviceId, Machine, MemoryKind, Route};
 use smallvec::SmallVec;
 use staging::{Arenas, Regions, Users};
 
@@ -119,6 +119,8 @@ struct Stretch<'a> {
     to: DeviceId,
     bytes: u64,
     route: &'a Route,
+    /// The part of its links' rate that it has: less than 1 where the driver stages pageable memory.
+    part: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -180,18 +182,30 @@ impl<'a> Scenario<'a> {
             Place::Destination { transfer, .. } => shapes.get(transfer as usize).map(|shape| shape.dst_device),
             Place::Slot { ring, .. } => program.rings.get(ring.0 as usize).map(|ring| ring.device),
         };
+        let is_pageable = |kind| kind == MemoryKind::Pageable;
+        let costs = self.machine.costs();
         let mut flows: SmallVec<[Stretch<'a>; 1]> = SmallVec::new();
         for copy in &op.copies {
             let (Some(from), Some(to)) = (device(copy.from), device(copy.to)) else { return Err(invalid) };
             // A kernel takes what passes between two other GPUs in by its own links and out again.
             let kernel_gpu = program.lanes[op.lane.0 as usize].device;
+            let part = match (copy.from, copy.to) {
+                _ if op.mechanism == Mechanism::Thread => 1.0,
+                (Place::Source { transfer, .. }, _) if is_pageable(shapes[transfer as usize].src_kind) && !to.is_host() => {
+                    costs.pageable_to_gpu
+                }
+                (_, Place::Destination { transfer, .. }) if is_pageable(shapes[transfer as usize].dst_kind) && !from.is_host() => {
+                    costs.pageable_from_gpu
+                }
+                _ => 1.0,
+            };
             let passes = op.mechanism == Mechanism::Kernel && ![from, to].contains(&kernel_gpu);
             let ways = if passes { [Some((from, kernel_gpu)), Some((kernel_gpu, to))] } else { [Some((from, to)), None] };
             for (from, to) in ways.into_iter().flatten() {
                 let Some(route) = self.machine.route(from, to) else { return Err(SimulationError::NoRoute { op: index, from, to }) };
-                match flows.iter_mut().find(|flow| (flow.from, flow.to) == (from, to)) {
+                match flows.iter_mut().find(|flow| (flow.from, flow.to, flow.part) == (from, to, part)) {
                     Some(flow) => flow.bytes += copy.bytes,
-                    None => flows.push(Stretch { from, to, bytes: copy.bytes, route }),
+                    None => flows.push(Stretch { from, to, bytes: copy.bytes, route, part }),
                 }
             }
         }

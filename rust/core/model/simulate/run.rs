@@ -6,7 +6,7 @@
 use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
 use crate::model::max_min::{FlowRate, MaxMin};
-use crate::model::{BOTH_WAYS, HOST_RINGS};
+use crate::model::{BOTH_WAYS, HOST_RINGS, thread_rate};
 use crate::program::{Mechanism, Op, Place, Program};
 use crate::topology::{Costs, DeviceId};
 use std::borrow::{Borrow, BorrowMut};
@@ -202,6 +202,8 @@ pub(super) struct Run<'s, 'a> {
     /// For each host memory the bytes of the rings of all executions that stage in it at present, of whichever process.
     host_rings: Vec<u64>,
     uses: Vec<Use>,
+    /// Bytes/s of a thread that copies between pageable and pinned memory.
+    thread_rate: f64,
 }
 
 impl<'s, 'a> Run<'s, 'a> {
@@ -254,6 +256,7 @@ impl<'s, 'a> Run<'s, 'a> {
             rates: MaxMin::new(scenario.machine.resources()),
             host_rings: vec![0; scenario.machine.host_count() as usize],
             uses: vec![Use::default(); scenario.machine.resources().len()],
+            thread_rate: thread_rate(scenario.machine),
         }
     }
 
@@ -311,7 +314,9 @@ impl<'s, 'a> Run<'s, 'a> {
         let (index, execution) = (state.index as usize, state.execution as usize);
         let scenario = self.scenario;
         for (flow, stretch) in scenario.programs[scenario.executions[execution].bound].flows[index].iter().enumerate() {
-            self.enter(begin + stretch.route.latency, Event::Start { op: op as u32, flow: flow as u32 });
+            let by_thread = scenario.programs[scenario.executions[execution].bound].program.ops[index].mechanism == Mechanism::Thread;
+            let copies = if by_thread { stretch.bytes as f64 / self.thread_rate } else { 0.0 };
+            self.enter(begin + stretch.route.latency + copies, Event::Start { op: op as u32, flow: flow as u32 });
         }
     }
 
@@ -362,6 +367,8 @@ impl<'s, 'a> Run<'s, 'a> {
                 Mechanism::Copy | Mechanism::Batch if as_graph => (copy, graph_node * copies),
                 Mechanism::Copy => (copy, issue),
                 Mechanism::Batch => (batch + batch_segment * copies, issue + batch_segment * copies),
+                // By a thread that is there: nothing is issued for it.
+                Mechanism::Thread => (0.0, 0.0),
                 Mechanism::Kernel => (kernel + kernel_segment * copies, if as_graph { graph_node } else { issue }),
             };
             let links = &self.shapes[submitted.bound].ops[index];
@@ -407,18 +414,19 @@ impl<'s, 'a> Run<'s, 'a> {
     fn start_flow(&mut self, op: u32, flow: u32, observe: &mut Option<Observe<'_>>) {
         let OpState { execution, index, .. } = self.ops[op as usize];
         let bound = &self.scenario.programs[self.scenario.executions[execution as usize].bound];
-        let Stretch { bytes, route, .. } = bound.flows[index as usize][flow as usize];
+        let Stretch { bytes, route, part, .. } = bound.flows[index as usize][flow as usize];
         for resource in &route.resources {
             self.uses[resource.0 as usize].bytes += bytes;
         }
-        if route.resources.is_empty() || bytes == 0 {
+        // What threads take of host memory, and copy engines with them, is not modelled.
+        if route.resources.is_empty() || bytes == 0 || bound.program.ops[index as usize].mechanism == Mechanism::Thread {
             return self.flow_ended(op as usize);
         }
         self.advance(observe);
         let kernel = bound.program.ops[index as usize].mechanism == Mechanism::Kernel;
         let flows = &bound.flows[index as usize];
         let both_ways = if flows.iter().any(|other| other.from != flows[0].from) { BOTH_WAYS } else { 1.0 };
-        let draw = if kernel { (self.costs.kernel_efficiency * both_ways).recip() } else { 1.0 };
+        let draw = if kernel { (self.costs.kernel_efficiency * both_ways).recip() } else { part.recip() };
         let links = &self.shapes[self.scenario.executions[execution as usize].bound].ops[index as usize];
         let host = links.staged_in.filter(|device| device.is_host());
         if host.is_some() && !std::mem::replace(&mut self.executions[execution as usize].stages, true) {

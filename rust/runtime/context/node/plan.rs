@@ -141,7 +141,8 @@ impl NodeGroup {
             let why = "a plan of several ranks cannot compare its bytes, because no rank sees both ends; unset MPGPU_VERIFY=bytes";
             return Err(Error::NotSupported(why.into()));
         }
-        options.resolve(config)
+        // Each rank stages pageable memory of its own, which no other sees.
+        Ok(Options { threads: 0, ..options.resolve(config)? })
     }
 
     fn adapts(&self, options: &PlanOptions) -> bool {

@@ -1,0 +1,314 @@
+//! Pageable ends of transfers: CPU threads copy between them and rings of pinned memory, which feed the links that the plan uses.
+//!
+//! A batch is planned as though its pageable memory were pinned: the same paths, shares and links. Then each copy that begins or ends in
+//! pageable memory is cut into chunks, and each chunk passes a slot of a ring in pinned host memory: a thread fills the slot and the
+//! lane's copy empties it, or the other way round. What stands on different links is interleaved by how far each is, because threads take
+//! chunks in the order of the program.
+
+use super::options::Options;
+use super::planned::{Plan, ThreadUse};
+use crate::model::{GRAIN, thread_rate};
+use crate::program::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
+use crate::topology::{DeviceId, Machine, MemoryKind};
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The largest chunk. What is larger falls out of the processor's caches between the thread and the link, and nothing moves before the first one is
+/// there. 12 threads moved 1 GiB over two links of two H200 at 39, 49, 57 and 55 GB/s in chunks of 0.5, 1, 2 and 4 MiB (2026-11-26).
+const MOST_CHUNK: u64 = 2 << 20;
+/// The smallest, below which handing over costs more than a second thread gains.
+const LEAST_CHUNK: u64 = 256 << 10;
+/// Copies that one operation moves at most.
+const MOST_COPIES: usize = 64;
+/// Slots for each thread: one that it fills, one that is under way, and one that is free by the time that it is done.
+const SLOTS_OF_A_THREAD: u64 = 3;
+
+/// Whether threads may move one of its ends: ordinary host memory at one end and a GPU at the other.
+pub(super) fn is_pageable(shape: &Shape) -> bool {
+    let kinds = [shape.src_kind, shape.dst_kind];
+    shape.bytes > 0 && kinds.contains(&MemoryKind::Pageable) && shape.src_device.is_host() != shape.dst_device.is_host()
+}
+
+/// As though the pageable memory of a batch were pinned, where threads may move it.
+pub(super) fn as_pinned(batch: &[Shape]) -> Vec<Shape> {
+    let pinned = |shape: &Shape| {
+        let kind = |kind| if kind == MemoryKind::Pageable { MemoryKind::Pinned } else { kind };
+        Shape { dst_kind: kind(shape.dst_kind), src_kind: kind(shape.src_kind), ..*shape }
+    };
+    batch.iter().map(|shape| if is_pageable(shape) { pinned(shape) } else { *shape }).collect()
+}
+
+/// Modelled seconds of the driver's own copies of a batch's pageable ends: it stages them one after the other, in the calling thread.
+pub(super) fn seconds_by_driver(machine: &Machine, batch: &[Shape]) -> f64 {
+    let costs = machine.costs();
+    let of = |shape: &Shape| {
+        let part = if shape.src_device.is_host() { costs.pageable_to_gpu } else { costs.pageable_from_gpu };
+        costs.copy + shape.bytes as f64 / (link_rate(machine, shape) * part)
+    };
+    batch.iter().filter(|shape| is_pageable(shape)).map(of).sum()
+}
+
+/// Bytes/s of the link between host memory and the GPU of a transfer.
+fn link_rate(machine: &Machine, shape: &Shape) -> f64 {
+    machine.route(shape.src_device, shape.dst_device).map_or(f64::INFINITY, |route| route.bandwidth)
+}
+
+fn bytes_of(batch: &[Shape]) -> u64 {
+    batch.iter().filter(|shape| is_pageable(shape)).fold(0, |sum: u64, shape| sum.saturating_add(shape.bytes))
+}
+
+/// How many threads have something to do.
+fn threads(batch: &[Shape], options: &Options) -> u32 {
+    options.threads.min(u32::try_from(bytes_of(batch).div_ceil(LEAST_CHUNK)).unwrap_or(u32::MAX)).max(1)
+}
+
+/// Chunks for each thread at least, as far as they stay large enough: the first is under way while the others wait.
+const CHUNKS_OF_A_THREAD: u64 = 8;
+
+/// Bytes of a chunk.
+pub(super) fn chunk_bytes(batch: &[Shape], options: &Options) -> u64 {
+    let most = options.chunk_bytes.unwrap_or(MOST_CHUNK).min(MOST_CHUNK);
+    let chunk = (bytes_of(batch) / (CHUNKS_OF_A_THREAD * u64::from(threads(batch, options)))).clamp(LEAST_CHUNK.min(most), most);
+    (chunk / GRAIN * GRAIN).max(GRAIN)
+}
+
+/// The plan of a batch whose pageable ends threads move, made of one that takes them for pinned. `None` where there is no room for rings.
+pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Options, pinned: Plan) -> Option<Plan> {
+    let (bytes, threads, chunk_bytes) = (bytes_of(batch), threads(batch, options), chunk_bytes(batch, options));
+    let through = Through { program: &pinned.program, batch, threads, chunk_bytes, staging_bytes: options.staging_bytes };
+    let (program, ring_bytes) = through.insert()?;
+    let rate = thread_rate(machine);
+    let by_threads = bytes as f64 / (rate * f64::from(threads));
+    let first = chunk_bytes.min(bytes) as f64 / rate + 2.0 * machine.costs().hand_over;
+    let transfers =
+        pinned.transfers.into_iter().zip(batch).map(|(transfer, shape)| super::TransferPlan { shape: *shape, ..transfer }).collect();
+    let used = ThreadUse { threads, chunk_bytes, ring_bytes };
+    Some(Plan {
+        transfers,
+        program: Arc::new(program),
+        options: *options,
+        executor: Engine::Stream,
+        predicted: pinned.predicted.max(by_threads) + first,
+        threads: Some(used),
+        ..pinned
+    })
+}
+
+/// What is to become of a program.
+struct Through<'a> {
+    program: &'a Program,
+    batch: &'a [Shape],
+    threads: u32,
+    chunk_bytes: u64,
+    staging_bytes: u64,
+}
+
+/// What is put into the new program as one: an operation as it was, or a chunk that passes slots.
+struct Unit {
+    lane: LaneId,
+    mechanism: Mechanism,
+    copies: SmallVec<[Copy; 1]>,
+    /// Operations of the old program that it comes after, and that it is the last of.
+    after: SmallVec<[OpId; 2]>,
+    ends: SmallVec<[OpId; 1]>,
+    passes: bool,
+    /// The part of its lane's bytes that stands before it.
+    progress: f64,
+}
+
+/// A ring for one lane, while the program is made.
+struct LaneRing {
+    ring: RingId,
+    slots: u32,
+    slot_bytes: u64,
+    next: u32,
+    /// For each slot what must be done before it is filled again.
+    freed: Vec<Option<OpId>>,
+}
+
+impl Through<'_> {
+    fn is_pageable(&self, place: Place) -> bool {
+        match place {
+            Place::Source { transfer, .. } => {
+                let shape = &self.batch[transfer as usize];
+                is_pageable(shape) && shape.src_kind == MemoryKind::Pageable
+            }
+            Place::Destination { transfer, .. } => {
+                let shape = &self.batch[transfer as usize];
+                is_pageable(shape) && shape.dst_kind == MemoryKind::Pageable
+            }
+            Place::Slot { .. } => false,
+        }
+    }
+
+    fn passes(&self, copy: &Copy) -> bool {
+        self.is_pageable(copy.from) || self.is_pageable(copy.to)
+    }
+
+    /// The new program, and the bytes of its rings of pinned memory.
+    fn insert(&self) -> Option<(Program, u64)> {
+        let mut program = Program {
+            transfers: self.program.transfers.clone(),
+            lanes: self.program.lanes.clone(),
+            rings: self.program.rings.clone(),
+            ops: Vec::new(),
+        };
+        let mut rings = self.rings(&mut program)?;
+        let ring_bytes = program.rings[self.program.rings.len()..].iter().map(Ring::bytes).sum();
+        let first_thread = program.lanes.len() as u32;
+        program.lanes.extend((0..self.threads).map(|_| Lane::new(DeviceId::HOST)));
+        let mut units = self.units(&rings);
+        units.sort_by(|a, b| a.progress.total_cmp(&b.progress).then(a.ends.first().cmp(&b.ends.first())));
+        let mut done: Vec<Option<OpId>> = vec![None; self.program.ops.len()];
+        let mut chunks = 0;
+        for unit in units {
+            let mut after: SmallVec<[OpId; 2]> = SmallVec::new();
+            for before in &unit.after {
+                after.push(done[before.0 as usize]?);
+            }
+            let mut push = |lane: LaneId, mechanism: Mechanism, copies, mut after: SmallVec<[OpId; 2]>| {
+                after.sort_unstable();
+                after.dedup();
+                program.ops.push(Op { lane, mechanism, copies, after });
+                OpId(program.ops.len() as u32 - 1)
+            };
+            let last = if unit.passes {
+                let ring = rings.get_mut(&unit.lane)?;
+                let slots: SmallVec<[u32; 8]> = unit.copies.iter().map(|_| ring.take()).collect();
+                let freed = slots.iter().filter_map(|slot| ring.freed[*slot as usize]);
+                let place = |slot: u32| Place::Slot { ring: ring.ring, slot };
+                let thread = LaneId(first_thread + chunks % self.threads);
+                chunks += 1;
+                let into = |(copy, slot): (&Copy, &u32)| Copy { to: place(*slot), ..*copy };
+                let out = |(copy, slot): (&Copy, &u32)| Copy { from: place(*slot), ..*copy };
+                let (first, second) =
+                    (unit.copies.iter().zip(&slots).map(into).collect(), unit.copies.iter().zip(&slots).map(out).collect());
+                let (by_lane, frees) = if self.is_pageable(unit.copies[0].from) {
+                    let filled = push(thread, Mechanism::Thread, first, freed.collect());
+                    after.push(filled);
+                    let moved = push(unit.lane, unit.mechanism, second, after);
+                    (moved, moved)
+                } else {
+                    after.extend(freed);
+                    let moved = push(unit.lane, unit.mechanism, first, after);
+                    (moved, push(thread, Mechanism::Thread, second, smallvec![moved]))
+                };
+                slots.iter().for_each(|slot| ring.freed[*slot as usize] = Some(frees));
+                by_lane
+            } else {
+                push(unit.lane, unit.mechanism, unit.copies, after)
+            };
+            unit.ends.iter().for_each(|op| done[op.0 as usize] = Some(last));
+        }
+        Some((program, ring_bytes))
+    }
+
+    /// A ring for each lane that moves pageable bytes, which share what staging memory the program leaves.
+    fn rings(&self, program: &mut Program) -> Option<BTreeMap<LaneId, LaneRing>> {
+        // Host memory; the largest copy, chunks, and the largest that must not be cut.
+        let mut lanes: BTreeMap<LaneId, (DeviceId, u64, u64, u64)> = BTreeMap::new();
+        for op in &self.program.ops {
+            for copy in op.copies.iter().filter(|copy| self.passes(copy)) {
+                let device = match (copy.from, copy.to) {
+                    (Place::Source { transfer, .. }, _) if self.is_pageable(copy.from) => self.batch[transfer as usize].src_device,
+                    (_, Place::Destination { transfer, .. }) => self.batch[transfer as usize].dst_device,
+                    _ => DeviceId::HOST,
+                };
+                let is_whole = [copy.from, copy.to].iter().any(|place| matches!(place, Place::Slot { .. }));
+                let (_, largest, count, whole) = lanes.entry(op.lane).or_insert((device, 0, 0, 0));
+                *whole = (*whole).max(if is_whole { copy.bytes } else { 0 });
+                *largest = (*largest).max(copy.bytes);
+                *count += copy.bytes.div_ceil(self.chunk_bytes);
+            }
+        }
+        let hosts = || lanes.values().map(|(device, ..)| *device);
+        let taken = hosts().map(|device| program.staging_bytes(device)).max().unwrap_or(0);
+        let room = self.staging_bytes.checked_sub(taken)? / lanes.len().max(1) as u64 / GRAIN * GRAIN;
+        let mut rings = BTreeMap::new();
+        for (lane, (device, largest, count, whole)) in lanes {
+            let slot_bytes = self.chunk_bytes.min(largest.next_multiple_of(GRAIN)).min(room / 2 / GRAIN * GRAIN);
+            let wanted = SLOTS_OF_A_THREAD * u64::from(self.threads) * self.chunk_bytes.div_ceil(slot_bytes.max(1));
+            let slots = (room / slot_bytes.max(1)).min(wanted).min(count.max(2)) as u32;
+            if slot_bytes == 0 || slots < 2 || slot_bytes < whole {
+                return None;
+            }
+            program.rings.push(Ring { device, slot_bytes, slots });
+            let ring = RingId(program.rings.len() as u32 - 1);
+            rings.insert(lane, LaneRing { ring, slots, slot_bytes, next: 0, freed: vec![None; slots as usize] });
+        }
+        Some(rings)
+    }
+
+    /// The old operations in pieces, each lane's in order.
+    fn units(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<Unit> {
+        let mut units: Vec<Unit> = Vec::new();
+        for lane in (0..self.program.lanes.len() as u32).map(LaneId) {
+            let ops = || (0_u32..).map(OpId).zip(&self.program.ops).filter(|(_, op)| op.lane == lane);
+            let all: u64 = ops().flat_map(|(_, op)| &op.copies).map(|copy| copy.bytes).sum();
+            let slot_bytes = rings.get(&lane).map_or(u64::MAX, |ring| ring.slot_bytes);
+            let most_copies = rings.get(&lane).map_or(1, |ring| (ring.slots as usize / 2).clamp(1, MOST_COPIES));
+            let (mut before, mut open): (u64, Option<(Unit, u64)>) = (0, None);
+            let progress = |before: u64| before as f64 / all.max(1) as f64;
+            for (number, op) in ops() {
+                let passes = op.copies.iter().all(|copy| self.passes(copy));
+                if !passes || !op.after.is_empty() {
+                    units.extend(open.take().map(|(unit, _)| unit));
+                }
+                if !passes {
+                    let bytes: u64 = op.copies.iter().map(|copy| copy.bytes).sum();
+                    let (mechanism, copies, after) = (op.mechanism, op.copies.clone(), op.after.clone());
+                    units.push(Unit { lane, mechanism, copies, after, ends: smallvec![number], passes, progress: progress(before) });
+                    before += bytes;
+                    continue;
+                }
+                let mut after = op.after.clone();
+                for piece in op.copies.iter().flat_map(|copy| pieces(copy, slot_bytes)) {
+                    let is_other = |unit: &Unit| self.is_pageable(unit.copies[0].from) != self.is_pageable(piece.from);
+                    let is_full = |(unit, bytes): &(Unit, u64)| {
+                        bytes + piece.bytes > self.chunk_bytes || unit.copies.len() >= most_copies || is_other(unit)
+                    };
+                    if open.as_ref().is_some_and(is_full) {
+                        units.extend(open.take().map(|(unit, _)| unit));
+                    }
+                    let (unit, bytes) = open.get_or_insert_with(|| {
+                        let (copies, ends) = (SmallVec::new(), SmallVec::new());
+                        let after = std::mem::take(&mut after);
+                        (Unit { lane, mechanism: Mechanism::Copy, copies, after, ends, passes, progress: progress(before) }, 0)
+                    });
+                    unit.copies.push(piece);
+                    unit.mechanism = if unit.copies.len() > 1 { Mechanism::Batch } else { Mechanism::Copy };
+                    if unit.ends.last() != Some(&number) {
+                        unit.ends.push(number);
+                    }
+                    *bytes += piece.bytes;
+                    before += piece.bytes;
+                }
+            }
+            units.extend(open.map(|(unit, _)| unit));
+        }
+        units
+    }
+}
+
+impl LaneRing {
+    fn take(&mut self) -> u32 {
+        let slot = self.next;
+        self.next = (slot + 1) % self.slots;
+        slot
+    }
+}
+
+/// A copy in pieces of at most so many bytes.
+fn pieces(copy: &Copy, most: u64) -> impl Iterator<Item = Copy> + use<> {
+    let copy = *copy;
+    let at = |place: Place, by: u64| match place {
+        Place::Source { transfer, offset } => Place::Source { transfer, offset: offset + by },
+        Place::Destination { transfer, offset } => Place::Destination { transfer, offset: offset + by },
+        slot => slot,
+    };
+    (0..copy.bytes.div_ceil(most)).map(move |number| {
+        let begin = number * most;
+        Copy { from: at(copy.from, begin), to: at(copy.to, begin), bytes: most.min(copy.bytes - begin) }
+    })
+}

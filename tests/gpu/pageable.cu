@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Copies between ordinary host memory and GPU 0: the driver's own call, alone and in a stream that is waited for, and
+// plans whose threads copy through pinned memory, over GPU 0's link alone and over those of all GPUs. And 4,096 pieces
+// of 64 KiB in one plan, against a call for each. Every byte is checked. Prints GB/s, medians of the rounds.
+//   pageable [MOST BYTES]     1 GiB if left out
+// MPGPU_HOST_THREADS is how many threads there may be.
+#include <mpgpu/mpgpu.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cuda_runtime.h>
+#include <exception>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <sys/mman.h>
+#include <vector>
+
+namespace {
+
+void check(cudaError_t code, const char *what) {
+    if (code != cudaSuccess) {
+        throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(code));
+    }
+}
+
+/// Ordinary memory, in pages that are there.
+struct ordinary {
+    std::uint64_t *words;
+    std::size_t bytes;
+
+    explicit ordinary(std::size_t size)
+        : words(static_cast<std::uint64_t *>(
+              mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))),
+          bytes(size) {
+        if (static_cast<void *>(words) == MAP_FAILED) {
+            throw std::runtime_error("no memory");
+        }
+        fill(0);
+    }
+    ~ordinary() { munmap(words, bytes); }
+    ordinary(const ordinary &) = delete;
+    ordinary &operator=(const ordinary &) = delete;
+
+    void fill(std::uint64_t round) {
+        for (std::size_t i = 0; i < bytes / 8; ++i) {
+            words[i] = (i + round) * 0x9E3779B97F4A7C15ULL;
+        }
+    }
+    [[nodiscard]] std::size_t wrong(std::size_t size, std::uint64_t round) const {
+        std::size_t different = 0;
+        for (std::size_t i = 0; i < size / 8; ++i) {
+            different += words[i] == (i + round) * 0x9E3779B97F4A7C15ULL ? 0 : 1;
+        }
+        return different;
+    }
+};
+
+/// Of memory whose device the library looks up.
+mpgpu::transfer copy(void *to, const void *from, std::size_t bytes) {
+    return {to, MP_DEVICE_AUTO, from, MP_DEVICE_AUTO, bytes};
+}
+
+double seconds(const std::function<void()> &work) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Medians of several ways, by turns.
+std::vector<double> medians(const std::vector<std::function<void()>> &ways, int rounds) {
+    std::vector<std::vector<double>> taken(ways.size());
+    for (int round = -3; round < rounds; ++round) { // the first warm up
+        for (std::size_t way = 0; way < ways.size(); ++way) {
+            const double one = seconds(ways[way]);
+            if (round >= 0) {
+                taken[way].push_back(one);
+            }
+        }
+    }
+    std::vector<double> result;
+    for (std::vector<double> &one : taken) {
+        std::sort(one.begin(), one.end());
+        result.push_back(one[one.size() / 2]);
+    }
+    return result;
+}
+
+std::size_t run(std::size_t most) {
+    const mpgpu::context ctx;
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+    check(cudaSetDevice(0), "cudaSetDevice");
+    auto *const raw = reinterpret_cast<cudaStream_t>(stream.get());
+    void *device = nullptr;
+    check(cudaMalloc(&device, most), "cudaMalloc");
+    ordinary source(most);
+    const ordinary back(most);
+    std::size_t wrong = 0;
+    std::printf("%-16s %12s %10s %10s %10s %10s\n", "GB/s", "bytes", "driver", "in stream", "one link", "all links");
+    for (std::size_t bytes = 4096; bytes <= most; bytes *= 4) {
+        for (const bool to_gpu : {true, false}) {
+            void *const to = to_gpu ? device : back.words;
+            void *const from = to_gpu ? static_cast<void *>(source.words) : device;
+            const auto kind = to_gpu ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+            mpgpu::plan_options one;
+            one.relay_gpus = MP_RELAY_NONE;
+            const mpgpu::transfer transfer = copy(to, from, bytes);
+            const mpgpu::plan alone(ctx, {transfer}, one);
+            const mpgpu::plan all(ctx, {transfer});
+            const auto executed = [&](const mpgpu::plan &plan) { return [&] { plan.execute(stream).synchronize(); }; };
+            const int rounds = bytes < (std::size_t{64} << 20U) ? 41 : 15;
+            const std::vector<double> taken =
+                medians({[&] { check(cudaMemcpy(to, from, bytes, kind), "cudaMemcpy"); },
+                         [&] {
+                             check(cudaMemcpyAsync(to, from, bytes, kind, raw), "cudaMemcpyAsync");
+                             check(cudaStreamSynchronize(raw), "cudaStreamSynchronize");
+                         },
+                         executed(alone), executed(all)},
+                        rounds);
+            std::printf("%-16s %12zu", to_gpu ? "pageable to GPU" : "GPU to pageable", bytes);
+            for (const double one_way : taken) {
+                std::printf(" %10.2f", 1e-9 * static_cast<double>(bytes) / one_way);
+            }
+            std::printf("\n");
+            std::fflush(stdout);
+        }
+        // There and back by each of them.
+        for (const std::uint64_t links : {1, 2}) {
+            mpgpu::plan_options how;
+            how.relay_gpus = links == 1 ? MP_RELAY_NONE : 0;
+            source.fill(bytes + links);
+            check(cudaMemset(device, 0xEE, bytes), "cudaMemset");
+            check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+            mpgpu::plan(ctx, {copy(device, source.words, bytes)}, how).execute(stream).synchronize();
+            mpgpu::plan(ctx, {copy(back.words, device, bytes)}, how).execute(stream).synchronize();
+            wrong += back.wrong(bytes, bytes + links);
+        }
+    }
+    constexpr std::size_t pieces = 4096;
+    constexpr std::size_t piece = 64 << 10;
+    if (pieces * piece * 2 <= most) {
+        // Every other piece, so that none are one copy.
+        std::vector<mpgpu::transfer> batch;
+        const auto at = [](void *memory, std::size_t i) { return static_cast<char *>(memory) + 2 * i * piece; };
+        for (std::size_t i = 0; i < pieces; ++i) {
+            batch.push_back(copy(at(device, i), at(source.words, i), piece));
+        }
+        const mpgpu::plan plan(ctx, batch);
+        const std::vector<double> taken = medians(
+            {[&] {
+                 for (std::size_t i = 0; i < pieces; ++i) {
+                     check(cudaMemcpyAsync(at(device, i), at(source.words, i), piece, cudaMemcpyHostToDevice), "copy");
+                 }
+                 check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+             },
+             [&] { plan.execute(stream).synchronize(); }},
+            15);
+        std::printf("4096 pieces of 64 KiB: one call each %.2f GB/s, one plan %.2f GB/s\n",
+                    1e-9 * pieces * piece / taken[0], 1e-9 * pieces * piece / taken[1]);
+        check(cudaMemset(device, 0xEE, most), "cudaMemset");
+        check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+        plan.execute(stream).synchronize();
+        check(cudaMemcpy(back.words, device, most, cudaMemcpyDeviceToHost), "cudaMemcpy");
+        for (std::size_t i = 0; i < pieces; ++i) {
+            const std::size_t word = 2 * i * piece / 8;
+            wrong += std::equal(source.words + word, source.words + word + piece / 8, back.words + word) ? 0 : 1;
+        }
+    }
+    const mpgpu::plan shown(ctx, {copy(device, source.words, most)});
+    std::printf("\n%s", shown.describe().c_str());
+    check(cudaFree(device), "cudaFree");
+    return wrong;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    try {
+        const std::size_t wrong = run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : std::size_t{1} << 30U);
+        std::printf("%zu words or pieces wrong\n", wrong);
+        return wrong == 0 ? 0 : 1;
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "pageable: %s\n", error.what());
+        return 1;
+    }
+}
