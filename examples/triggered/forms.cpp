@@ -94,13 +94,13 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
         }
         mpgpu::partitioning how = way.partitions;
         how.arrivals = arrivals;
+        how.stores = true; // the kernels do where their trigger says so
         plan_.emplace(m.node.plan(windows, transfers, how, plan_options));
         is_armed_ = true;
         out_.count = static_cast<unsigned>(copies.size());
         for (std::size_t i = 0; i < copies.size(); ++i) {
             out_.to.at(i) = plan_->trigger(0, i);
         }
-        out_.stores = out_.to[0].data == copies[0].dst; // whoever chose that
     }
 }
 

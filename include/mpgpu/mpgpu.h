@@ -199,11 +199,12 @@ typedef enum {
 typedef enum {
     /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
     /// tuning file of rank 0 has them, else as the model expects. With `arrivals` off steps choose by measured times
-    /// whether to move each by itself, several together, or all after the last, unless `adapt` of the plan's options is off.
+    /// whether to move each by itself, several together, or all after the last, or with `stores` to leave them to the
+    /// producers, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
-    /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
+    /// The producing kernels themselves: they store their bytes at the destination, to which the trigger points.
     MP_AGENT_PRODUCER = 2,
 } mp_agent_t;
 
@@ -494,16 +495,21 @@ typedef struct {
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
     /// it takes about 2 us for each partition. Other agents always tell.
     mp_switch_t arrivals;
+    /// Whether `MP_AGENT_AUTO` may have the producers store: they are kernels that write what is moved to where the trigger
+    /// points, nobody expects it in the source, and the stream of `mp_execute` comes after them. By default it may not.
+    /// Where a kernel does not reach the destination, and with arrivals, none is asked to.
+    mp_switch_t stores;
 } mp_partition_options_t;
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
-/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on the
-/// source's device. They are good until the plan is destroyed.
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `destination` and `counters`, which lie
+/// on the source's device. They are good until the plan is destroyed.
 typedef struct {
     /// `sizeof(mp_trigger_t)`.
     size_t size;
-    /// Where producers write: the source, or with `MP_AGENT_PRODUCER` the destination. NULL on a rank that does not send it.
-    void *data;
+    /// The address at which producers write is there, from `mp_plan_arm` to the end of the step: that of the source, or where
+    /// producers store themselves that of the destination. NULL on a rank that does not send it.
+    void *const *destination;
     /// Flags that are set to 1 when a partition is ready, one for each. NULL on a rank that does not send it.
     uint64_t *ready;
     /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each, one partition after the other. NULL on a
@@ -531,7 +537,7 @@ typedef struct {
     /// `sizeof(mp_partition_tuning_t)`.
     size_t size;
     /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines.
-    /// `MP_AGENT_PRODUCER` only where producers write nowhere but to what the trigger names.
+    /// `MP_AGENT_PRODUCER` only where producers write where the trigger points.
     uint32_t agents;
     /// Timed steps of each candidate, at most 1000; 0 for 7.
     uint32_t rounds;
@@ -1248,8 +1254,8 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
 /// it is empty of news.
 ///
 /// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
-/// come after the producers, which have stored the bytes then.
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `stores`, the stream of
+/// `mp_execute` must come after the producers, which may have stored the bytes then.
 ///
 /// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until
@@ -1403,7 +1409,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// Initial value of `mp_message_info_t`.
 #define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0, NULL, 0}
 /// Initial value of `mp_partition_options_t`: what the model says.
-#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT}
+#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_partition_tuning_t`: copy engines.
 #define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
 /// Initial value of `mp_trigger_t`.

@@ -82,11 +82,13 @@ struct partitioning {
     std::uint32_t count = 0;        ///< partitions of each transfer; 0 for as many as the model finds best
     agent mover = agent::automatic; ///< who moves those that are ready
     bool arrivals = true;           ///< whether receivers are told of each arrival
+    bool stores =
+        false; ///< whether `agent::automatic` may have the producers store, which write where their trigger points
 };
 
 /// What `node::tune_partitions` tries.
 struct partition_tuning {
-    /// Who may move partitions: with `agent::producer` the kernel writes nowhere but to what the trigger names.
+    /// Who may move partitions: with `agent::producer` the kernel writes where the trigger points.
     std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
     bool arrivals = true;     ///< whether receivers are told of each arrival
@@ -159,6 +161,7 @@ class node {
         partitions.count = how.count;
         partitions.agent = static_cast<mp_agent_t>(how.mover);
         partitions.arrivals = how.arrivals ? MP_ON : MP_OFF;
+        partitions.stores = how.stores ? MP_ON : MP_OFF;
         failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(),
                                    &partitions, &c, made.handle_.address()));
         return made;
@@ -209,7 +212,7 @@ class node {
             std::rethrow_exception(launch.thrown);
         }
         failed.report(status);
-        return {best.count, static_cast<agent>(best.agent), trials.arrivals};
+        return {best.count, static_cast<agent>(best.agent), trials.arrivals, false};
     }
 
     /// Takes part in the call in which the other ranks are, or to which they come next, as a rank that has failed: it

@@ -16,8 +16,9 @@ use std::time::Duration;
 pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partitioning, Failure> {
     let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
     let count = (options.count > 0).then_some(options.count);
+    let stores = switch(c"stores", options.stores)?.unwrap_or(false);
     let agent = match options.agent {
-        0 => Agent::Auto { tells },
+        0 => Agent::Auto { tells, stores },
         1 => Agent::CopyEngine { tells },
         2 => Agent::Producer,
         other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER)")),
@@ -91,6 +92,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
             count: found.count.unwrap_or(0),
             agent: agent as mp_agent_value,
             arrivals: tuning.arrivals,
+            stores: 0,
         });
         Ok(())
     })
@@ -111,7 +113,7 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
     let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<c_void>(address as usize);
     mp_trigger_t {
         size: size_of::<mp_trigger_t>(),
-        data: pointer(of.data),
+        destination: pointer(of.destination).cast(),
         ready: pointer(of.ready).cast(),
         arrived: pointer(of.arrived).cast(),
         counters: pointer(of.counters).cast(),
@@ -133,8 +135,8 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
 /// it is empty of news.
 ///
 /// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
-/// come after the producers, which have stored the bytes then.
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `stores`, the stream of
+/// `mp_execute` must come after the producers, which may have stored the bytes then.
 ///
 /// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until

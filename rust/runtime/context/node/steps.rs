@@ -51,8 +51,9 @@ pub struct NodePlan {
 struct RankParts {
     /// With the memory that each uses and that may be gone.
     all: Vec<(BoundPart, Used)>,
-    /// That of the last step.
+    /// That of the last step, and of the last outside of captures.
     last: usize,
+    last_run: usize,
     /// Which one a step takes, where there are several.
     variants: Option<StepVariants>,
     /// The variant of a measured step that has begun, and when.
@@ -83,9 +84,12 @@ impl RankParts {
         backend: &dyn Backend,
         enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        if variant != self.last {
-            self.all[self.last].0.follow(stream, is_captured, backend)?;
-            self.last = variant;
+        if variant != self.last_run {
+            self.all[self.last_run].0.follow(stream, is_captured, backend)?;
+        }
+        self.last = variant;
+        if !is_captured {
+            self.last_run = variant;
         }
         self.begun = measure.then(|| (variant, backend.mark_moment(stream)));
         enqueue(&mut self.all[variant].0)
@@ -121,7 +125,7 @@ impl NodePlan {
             bytes: together.bytes_of(node.rank()),
             together,
             others: variants,
-            parts: Mutex::new(RankParts { all, last: 0, variants: agreed, begun: None }),
+            parts: Mutex::new(RankParts { all, last: 0, last_run: 0, variants: agreed, begun: None }),
             words,
             held: Mutex::new(held),
             progress,
