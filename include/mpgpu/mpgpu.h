@@ -543,10 +543,11 @@ typedef struct {
     uint32_t rounds;
     /// As in `mp_partition_options_t`.
     mp_switch_t arrivals;
-    /// 0.
-    uint32_t reserved;
-    /// The tuning file of which rank 0 replaces the entry of these transfers; it is made where there is none. NULL for that
-    /// of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
+    /// Blocks of the producing kernel, where the program tunes with several numbers of them: trials with others are kept
+    /// beside these. 0 where it does not.
+    uint32_t blocks;
+    /// The tuning file in which rank 0 keeps all trials of these transfers, for `mpgpu tune partitions`; it is made where
+    /// there is none. NULL for that of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
     const char *file;
 } mp_partition_tuning_t;
 
@@ -1223,8 +1224,9 @@ mp_status_t mp_node_plan(mp_node_t node,
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
 /// `mp_node_plan` does (agents, numbers of partitions, some ten of each), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
-/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
-/// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`. The tuning file keeps all trials,
+/// of which `mpgpu tune partitions` makes a table and a picture, and `MP_AGENT_AUTO` finds there what is best without
+/// `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
 ///
 /// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
 /// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.

@@ -92,7 +92,8 @@ struct partition_tuning {
     std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
     bool arrivals = true;     ///< whether receivers are told of each arrival
-    std::string file{};       ///< where the best is kept; empty for the file of MPGPU_TUNING_FILE
+    std::string file{};       ///< where the trials are kept; empty for the file of MPGPU_TUNING_FILE
+    std::uint32_t blocks = 0; ///< of the kernel, where the program tunes with several numbers of them
 };
 
 /// All bytes of a span.
@@ -203,6 +204,7 @@ class node {
         }
         tuning.rounds = trials.rounds;
         tuning.arrivals = trials.arrivals ? MP_ON : MP_OFF;
+        tuning.blocks = trials.blocks;
         tuning.file = trials.file.empty() ? nullptr : trials.file.c_str();
         const mp_plan_options_t c = detail::c_options(options);
         mp_partition_options_t best = MP_PARTITION_OPTIONS_INIT;

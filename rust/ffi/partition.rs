@@ -29,8 +29,9 @@ pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partit
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
 /// `mp_node_plan` does (agents, numbers of partitions, some ten of each), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
-/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
-/// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`. The tuning file keeps all trials,
+/// of which `mpgpu tune partitions` makes a table and a picture, and `MP_AGENT_AUTO` finds there what is best without
+/// `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
 ///
 /// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
 /// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
@@ -54,7 +55,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
 ) -> mp_status_t {
     guard(|| {
         let node = node_of(node)?;
-        let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, reserved: 0, file: std::ptr::null() };
+        let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, blocks: 0, file: std::ptr::null() };
         let (out, (windows, transfers), produce, options, tuning, agents) = handed(&node, Collective::TunePartitions, || {
             let out = VersionedOut::new(best, c"best")?;
             let moved = windows_and_transfers(windows, window_count, transfers, count)?;
@@ -71,7 +72,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
         let named = text(tuning.file, c"file")?.map(Path::new);
         let file = named.or(node.context().config().tuning_file.as_deref().filter(|path| *path != NO_TUNING).map(Path::new));
         let rounds = if tuning.rounds > 0 { tuning.rounds } else { 7 };
-        let trials = PartitionTrials { agents: &agents, rounds, file };
+        let trials = PartitionTrials { agents: &agents, rounds, blocks: tuning.blocks, file };
         let mut launch = |triggers: &[Trigger], stream: StreamHandle| {
             let triggers: Vec<mp_trigger_t> = triggers.iter().map(trigger_of).collect();
             let stream = std::ptr::with_exposed_provenance_mut(stream.0);

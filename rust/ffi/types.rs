@@ -447,10 +447,11 @@ pub struct mp_partition_tuning_t {
     pub rounds: u32,
     /// As in `mp_partition_options_t`.
     pub arrivals: mp_switch_value,
-    /// 0.
-    pub reserved: u32,
-    /// The tuning file of which rank 0 replaces the entry of these transfers; it is made where there is none. NULL for that
-    /// of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
+    /// Blocks of the producing kernel, where the program tunes with several numbers of them: trials with others are kept
+    /// beside these. 0 where it does not.
+    pub blocks: u32,
+    /// The tuning file in which rank 0 keeps all trials of these transfers, for `mpgpu tune partitions`; it is made where
+    /// there is none. NULL for that of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
     pub file: *const c_char,
 }
 

@@ -4,7 +4,7 @@
 use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, handed_in, memory};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_measure::tune;
+use mpgpu_measure::tune::{self, PartitionMover};
 use mpgpu_runtime::backend::StreamHandle;
 use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, PartitionTrials, Partitioning, Trigger, Window};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
@@ -501,7 +501,7 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
     let all = [Agent::CopyEngine { tells: true }, Agent::Producer];
     for agents in [&all[..1], &all[..]] {
         let best = tuned(None, BYTES, |_, context, node, windows, transfer| {
-            let trials = PartitionTrials { agents, rounds: 2, file: Some(&file) };
+            let trials = PartitionTrials { agents, rounds: 2, blocks: 0, file: Some(&file) };
             let mut step = 0;
             let mut launch = |triggers: &[Trigger], stream| {
                 step += 1;
@@ -523,6 +523,8 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
         assert_eq!(best[0], best[1]);
         let kept = tune::read(&file).expect("a file").partitions;
         assert_eq!((kept.len(), kept[0].bytes), (1, BYTES), "the second run replaces what the first has found");
+        let trials = |mover| kept[0].trials.iter().filter(|trial| trial.mover == mover).count();
+        assert!(trials(PartitionMover::CopyEngine) >= 2 && (trials(PartitionMover::Producer) > 0) == (agents.len() > 1), "{kept:?}");
         let describe = |file: Option<&Path>| {
             let texts = tuned(file, BYTES, |_, _, node, windows, transfer| {
                 let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
@@ -585,7 +587,12 @@ fn try_all_ways(bytes: u64, stores: bool) {
         executed
     });
     assert_eq!(known[0], known[1], "the ranks take the same ways");
-    assert!(known[0].len() == if stores { 4 } else { 3 } && known[0].iter().all(|executed| *executed > 0), "{known:?}");
+    // What is slow by far is not tried soon where something else is fast.
+    let tried = |ways: &[u64]| ways.iter().filter(|executed| **executed > 0).count();
+    match known[0][..] {
+        [ref moved @ .., stored] if stores => assert!(moved.len() == 3 && tried(moved) > 0 && stored > 0, "{known:?}"),
+        ref moved => assert!(moved.len() == 3 && tried(moved) == 3, "{known:?}"),
+    }
     assert_eq!(known[0].iter().sum::<u64>(), 60);
 }
 
@@ -612,7 +619,7 @@ fn producers_in_host_memory_are_not_asked_to_store() {
 #[test]
 fn tuning_that_fails_on_one_rank_fails_on_all() {
     let errors = tuned(None, 5000, |rank, context, node, windows, transfer| {
-        let trials = PartitionTrials { agents: &[Agent::CopyEngine { tells: true }], rounds: 3, file: None };
+        let trials = PartitionTrials { agents: &[Agent::CopyEngine { tells: true }], rounds: 3, blocks: 0, file: None };
         let mut step = 0;
         let mut launch = |triggers: &[Trigger], stream| {
             step += 1;
@@ -630,7 +637,7 @@ fn tuning_that_fails_on_one_rank_fails_on_all() {
     let errors = tuned(None, 5000, |rank, _, node, windows, transfer| {
         // Handed in by the receiver, and with other rounds.
         let transfer = if rank == 0 { NodeTransfer { dst: end(0, 1, 0), src: end(1, 0, 0), bytes: 10 } } else { transfer };
-        let trials = PartitionTrials { agents: &[Agent::Producer], rounds: 1 + rank, file: None };
+        let trials = PartitionTrials { agents: &[Agent::Producer], rounds: 1 + rank, blocks: 0, file: None };
         let mut never = |_: &[Trigger], _| panic!("nothing is launched");
         node.tune_partitions(&windows, &[transfer], &PlanOptions::default(), &trials, &mut never).expect_err("refused").to_string()
     });

@@ -71,7 +71,7 @@ pub fn partition_options(agent: i32) -> mp_partition_options_t {
 
 /// Agents that are tried.
 pub fn partition_tuning(agents: u32) -> mp_partition_tuning_t {
-    mp_partition_tuning_t { size: size_of::<mp_partition_tuning_t>(), agents, rounds: 1, arrivals: 0, reserved: 0, file: std::ptr::null() }
+    mp_partition_tuning_t { size: size_of::<mp_partition_tuning_t>(), agents, rounds: 1, arrivals: 0, blocks: 0, file: std::ptr::null() }
 }
 
 /// A message to be told of.

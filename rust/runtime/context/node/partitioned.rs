@@ -452,6 +452,11 @@ impl NodePlan {
         counts.max().unwrap_or(1).max(1)
     }
 
+    /// Bytes of the largest transfer.
+    pub(super) fn largest_bytes(&self) -> u64 {
+        self.together.transfers.iter().map(|transfer| transfer.bytes).max().unwrap_or(0)
+    }
+
     /// [`Partitioned::shape`].
     pub(super) fn shape(&self) -> &str {
         self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)

@@ -193,12 +193,13 @@ impl NodeGroup {
         }
         check_own(transfers, self.rank(), self.ranks())?;
         let is_open = self.rank() == 0 && partitioning.is_some_and(|partitioning| matches!(partitioning.agent, Agent::Auto { .. }));
-        let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.clone()).unwrap_or_default();
+        let best = |known: &PartitionTuning| PartitionTuning { shape: known.shape.clone(), trials: Vec::new(), ..*known };
+        let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.iter().map(best).collect());
         Ok(RankRequest {
             windows: told,
             transfers: transfers.to_vec(),
             options: named(options, self.adapts(own.options), partitioning),
-            tuned,
+            tuned: tuned.unwrap_or_default(),
         })
     }
 }
