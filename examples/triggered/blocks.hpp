@@ -46,44 +46,44 @@ class receivers {
   public:
     explicit receivers(const outputs &made) : receivers(made, std::make_index_sequence<most_receivers>()) {}
 
-    /// Stores an element at all destinations, where this kernel does.
-    template <class T> TRIGGERED_FUNCTION void store(std::size_t index, T value) const {
-        if (stores_) {
-            for (unsigned i = 0; i < count_; ++i) {
-                static_cast<T *>(to_[i].data())[index] = value;
-            }
-        }
+    /// Where this kernel stores what transfer `i` would else move from `source`; null where that is moved.
+    template <class T> [[nodiscard]] TRIGGERED_FUNCTION T *destination(unsigned i, const T *source) const {
+        T *const there = i < count_ ? static_cast<T *>(to_[i].destination()) : nullptr;
+        return there != source ? there : nullptr;
     }
 
-    /// The whole block has written `count` elements from `first` on.
-    template <class T> TRIGGERED_FUNCTION void ready(std::size_t first, std::size_t count) const {
+    /// Stores an element of `source` at all destinations, where this kernel does. Returns whether it does.
+    template <class T> TRIGGERED_FUNCTION bool store(const T *source, std::size_t index, T value) const {
+        if (destination(0, source) == nullptr) {
+            return false;
+        }
         for (unsigned i = 0; i < count_; ++i) {
-            to_[i].ready_range(first * sizeof(T), count * sizeof(T));
+            static_cast<T *>(to_[i].destination())[index] = value;
+        }
+        return true;
+    }
+
+    /// The whole block has written `count` elements from `first` on, for all transfers.
+    template <class T> TRIGGERED_FUNCTION void ready(std::size_t first, std::size_t count) const {
+        if (count_ > 0) {
+            mpgpu::trigger::ready_range(to_, count_, first * sizeof(T), count * sizeof(T));
         }
     }
 
     /// The same for transfer `i` alone.
-    template <class T> TRIGGERED_FUNCTION void store_at(unsigned i, std::size_t index, T value) const {
-        if (stores_) {
-            static_cast<T *>(to_[i].data())[index] = value;
-        }
-    }
     template <class T> TRIGGERED_FUNCTION void ready_at(unsigned i, std::size_t first, std::size_t count) const {
         if (i < count_) {
             to_[i].ready_range(first * sizeof(T), count * sizeof(T));
         }
     }
 
-    [[nodiscard]] TRIGGERED_FUNCTION bool stores() const { return stores_; }
-
   private:
     template <std::size_t... I>
     receivers(const outputs &made, std::index_sequence<I...>)
-        : to_{mpgpu::trigger(made.to[I])...}, count_(made.count), stores_(made.stores) {}
+        : to_{mpgpu::trigger(made.to[I])...}, count_(made.count) {}
 
     mpgpu::trigger to_[most_receivers];
     unsigned count_;
-    bool stores_;
 };
 
 struct range {
@@ -110,9 +110,7 @@ TRIGGERED_FUNCTION void make(const making &task, const receivers &out, unsigned 
     const range mine = share_of(task.words, block, making_blocks);
     for (std::size_t i = mine.first + thread(); i < mine.end; i += threads()) {
         const word value = compute(i ^ task.step, task.work);
-        if (out.stores()) {
-            out.store(i, value);
-        } else {
+        if (!out.store(task.out, i, value)) {
             task.out[i] = value;
         }
     }
@@ -169,9 +167,7 @@ TRIGGERED_FUNCTION void consume(const consuming &task, const incoming &in, const
     }
     for (std::size_t i = mine.first + thread(); i < mine.end; i += threads()) {
         const word value = compute(task.in[i], task.work);
-        if (out.stores()) {
-            out.store(i, value);
-        } else {
+        if (!out.store(task.out, i, value)) {
             task.out[i] = value;
         }
     }
@@ -195,12 +191,13 @@ TRIGGERED_FUNCTION void sweep(const sweeping &task, const receivers &out, unsign
         const std::size_t end = first + edge_columns < nx ? first + edge_columns : nx;
         const unsigned to = block < pieces ? task.up : task.down;
         const float *here = task.a + row * nx;
+        float *const there = out.destination<float>(to, task.a_new + row * nx);
         for (std::size_t x = first + thread(); x < end; x += threads()) {
             if (x > 0 && x + 1 < nx) {
                 const float value = relaxed(here[x - 1], here[x + 1], *(here + x - nx), here[x + nx]);
                 task.a_new[row * nx + x] = value;
-                if (to < most_receivers) {
-                    out.store_at(to, x, value);
+                if (there != nullptr) {
+                    there[x] = value;
                 }
             }
         }
@@ -317,13 +314,13 @@ TRIGGERED_FUNCTION void step(const Rule &rule, const graph_part &part, const Val
     if (row < end) {
         const Value value = rule.made(mine, row);
         x_new[part.first + row] = value;
-        out.store(row, value);
+        out.store(x_new + part.first, row, value);
     }
 #else
     for (std::size_t row = first; row < end; ++row) {
         const Value value = rule.made(along_edges(rule, part, x, row), row);
         x_new[part.first + row] = value;
-        out.store(row, value);
+        out.store(x_new + part.first, row, value);
     }
 #endif
     out.ready<Value>(first, end - first);

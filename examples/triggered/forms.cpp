@@ -66,11 +66,42 @@ std::vector<form> all_forms(const options &opt) {
     add(mpgpu::agent::producer, "inline");
     add(mpgpu::agent::copy_engine, "copy engines");
     add(mpgpu::agent::automatic, "as the library chooses");
+    if (!opt.tune.empty()) {
+        forms.push_back({way::agent, "as tuned", {}, opt.tune});
+    }
     return forms;
 }
 
+namespace {
+
+/// What is fastest of what can be tried, with the program's own kernel.
+mpgpu::partitioning tuned(const machine &m, const std::string &file, const std::vector<mpgpu::window> &windows,
+                          const std::vector<mpgpu::node_transfer> &transfers, mpgpu::device where,
+                          const mpgpu::plan_options &options, const producer &launch) {
+    mpgpu::partition_tuning trials;
+    trials.agents.push_back(mpgpu::agent::producer);
+    trials.arrivals = false;
+    trials.file = file;
+    const mpgpu::stream stream(m.ctx, where);
+    mpgpu::event begin(m.ctx);
+    mpgpu::event end(m.ctx);
+    const auto produce = [&](mpgpu::array_view<const mp_trigger_t> triggers, mpgpu::stream_view step) {
+        outputs out;
+        out.count = static_cast<unsigned>(triggers.size());
+        std::copy(triggers.begin(), triggers.end(), out.to.begin());
+        begin.record(step);
+        stream.wait(begin);
+        launch(stream, out);
+        end.record(stream);
+        m.ctx.wait(step, end);
+    };
+    return m.node.tune_partitions(windows, transfers, produce, trials, options);
+}
+
+} // namespace
+
 mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
-             bool arrivals)
+             bool arrivals, const producer &launch)
     : machine_(m) {
     if (copies.empty() || way.how == form::way::alone) {
         return;
@@ -93,14 +124,18 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
             transfers.push_back({{0, first + 1, 0}, {0, first, 0}, copy.bytes});
         }
         mpgpu::partitioning how = way.partitions;
+        if (!way.tuned.empty()) {
+            const mpgpu::device where = mpgpu::device::from_id(copies[0].src_device);
+            how = tuned(m, way.tuned, windows, transfers, where, plan_options, launch);
+        }
         how.arrivals = arrivals;
+        how.stores = true; // the kernels do where their trigger says so
         plan_.emplace(m.node.plan(windows, transfers, how, plan_options));
         is_armed_ = true;
         out_.count = static_cast<unsigned>(copies.size());
         for (std::size_t i = 0; i < copies.size(); ++i) {
             out_.to.at(i) = plan_->trigger(0, i);
         }
-        out_.stores = out_.to[0].data == copies[0].dst; // whoever chose that
     }
 }
 
@@ -134,7 +169,10 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
         for (int parity = 0; parity < 2; ++parity) {
             const std::vector<mpgpu::transfer> copies = app.sends(gpu, parity);
             // Who reads them waits for the end of a step.
-            parts_.back().movers.emplace_back(m, form_, copies, paths, false);
+            const auto launch = [&app, gpu, parity](const mpgpu::stream &stream, const outputs &out) {
+                app.launch(stream, gpu, parity, out);
+            };
+            parts_.back().movers.emplace_back(m, form_, copies, paths, false, launch);
             for (const mpgpu::transfer &copy : copies) {
                 if (copy.dst_device >= 0 && copy.dst_device < app.gpus) {
                     senders[static_cast<std::size_t>(copy.dst_device)].insert(gpu);

@@ -25,7 +25,11 @@ struct form {
     way how = way::alone;
     std::string name;
     mpgpu::partitioning partitions{}; ///< and who moves them
+    std::string tuned{};              ///< file in which trials are kept that say so
 };
+
+/// Enqueues the kernel that makes what a mover moves.
+using producer = std::function<void(const mpgpu::stream &stream, const outputs &out)>;
 
 /// The forms that this example compares: the limit first, then the two in bulk.
 std::vector<form> all_forms(const options &opt);
@@ -63,10 +67,10 @@ struct machine {
 /// Makes copies move in a form.
 class mover {
   public:
-    /// `paths` as in `mpgpu::plan_options::max_paths`, `arrivals` as in `mpgpu::partitioning`. Throws
-    /// `mpgpu::not_supported`.
+    /// `paths` as in `mpgpu::plan_options::max_paths`, `arrivals` as in `mpgpu::partitioning`. `launch` is for a form
+    /// that is tuned. Throws `mpgpu::not_supported`.
     mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
-          bool arrivals);
+          bool arrivals, const producer &launch);
     /// Before the kernel, in its stream.
     void arm(const mpgpu::stream &stream) const;
     /// After it.

@@ -21,6 +21,9 @@ const char *const usage =
     "  -gpus N          GPUs to use (all, at most four)\n"
     "  -rounds N        rounds that are timed (7)\n"
     "  -partitions N,.. partitions of each transfer, tried one after the other; 0: as the model says (0)\n"
+    "  -tune FILE       tries who moves partitions, and how many, with the program's own kernels, and keeps all in a "
+    "tuning\n"
+    "                   file, which mpgpu tune partitions FILE shows\n"
     "  -steps N         steps in a row that are timed together (20 / 6)\n"
     "  -topology T      preset such as beluga, or a topology file (this machine)\n"
     "  -mib N           microbenchmark, pipeline: MiB to move (256 / 2)\n"
@@ -52,6 +55,8 @@ options parse(int argc, const char *const *argv) {
             result.rounds = flags::number(flag, value(), 1, 10'000);
         } else if (flag == "-partitions") {
             result.partitions = flags::numbers<std::uint32_t>(flag, value(), 0, 1024);
+        } else if (flag == "-tune") {
+            result.tune = value();
         } else if (flag == "-steps") {
             result.steps = flags::number(flag, value(), 1, 1'000'000);
         } else if (flag == "-topology") {

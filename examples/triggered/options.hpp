@@ -20,6 +20,7 @@ struct options {
     unsigned degree = 16;                      ///< edges for each vertex
     std::uint64_t seed = 1;                    ///< of the graph
     int steps = 0;                             ///< steps in a row that are timed together
+    std::string tune;                          ///< tuning file in which trials are kept; empty: nothing is tuned
     int check = 4;                             ///< shortest paths: sweeps between two tests whether anything changed
     bool help = false;
 };

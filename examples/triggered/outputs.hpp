@@ -12,8 +12,7 @@ constexpr unsigned most_receivers = 7;
 /// What a kernel is told of the transfers of what it makes. With `count` 0 it just writes its own memory: the kernel is
 /// the same in all forms, because another one has other registers, and another schedule of the same arithmetic.
 struct outputs {
-    unsigned count = 0;  ///< transfers that move in partitions
-    bool stores = false; ///< whether the kernel stores at their destinations
+    unsigned count = 0; ///< transfers that move in partitions
     std::array<mp_trigger_t, most_receivers> to{};
 };
 

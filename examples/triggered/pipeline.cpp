@@ -77,8 +77,8 @@ class piped {
           t_(t), early_(early), streams_{mpgpu::stream(t.m.ctx, t.where.first),
                                          mpgpu::stream(t.m.ctx, mpgpu::device::gpu(t.where.second_gpu))},
           begun_(t.m.ctx), sent_(t.m.ctx), consumed_(t.m.ctx),
-          first_(t.m, way, {mpgpu::make_transfer(t.input, t.source)}, 0, early),
-          second_(t.m, way, {mpgpu::make_transfer(t.output, t.result)}, 0, false),
+          first_(t.m, way, {mpgpu::make_transfer(t.input, t.source)}, 0, early, {}),
+          second_(t.m, way, {mpgpu::make_transfer(t.output, t.result)}, 0, false, {}),
           arrived_(t.m.ctx, mpgpu::device::gpu(t.where.second_gpu), 1) {
         mpgpu::buffer<std::uint64_t> zero(t.m.ctx, mpgpu::device::host(), 1);
         *zero.data() = 0;
@@ -182,8 +182,8 @@ int pipeline(const machine &m, const options &opt) {
     std::vector<std::unique_ptr<piped>> forms;
     std::vector<int> of_all; // for each form that works on arrival, its sibling; -1 for the others
     for (const form &way : all_forms(opt)) {
-        if (way.how == form::way::alone) {
-            continue;
+        if (way.how == form::way::alone || !way.tuned.empty()) {
+            continue; // of two kernels at once no trial is made
         }
         try {
             forms.push_back(std::make_unique<piped>(t, way, false));

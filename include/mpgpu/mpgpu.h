@@ -199,11 +199,12 @@ typedef enum {
 typedef enum {
     /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
     /// tuning file of rank 0 has them, else as the model expects. With `arrivals` off steps choose by measured times
-    /// whether to move each by itself, several together, or all after the last, unless `adapt` of the plan's options is off.
+    /// whether to move each by itself, several together, or all after the last, or with `stores` to leave them to the
+    /// producers, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
-    /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
+    /// The producing kernels themselves: they store their bytes at the destination, to which the trigger points.
     MP_AGENT_PRODUCER = 2,
 } mp_agent_t;
 
@@ -497,16 +498,21 @@ typedef struct {
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
     /// it takes about 2 us for each partition. Other agents always tell.
     mp_switch_t arrivals;
+    /// Whether `MP_AGENT_AUTO` may have the producers store: they are kernels that write what is moved to where the trigger
+    /// points, nobody expects it in the source, and the stream of `mp_execute` comes after them. By default it may not.
+    /// Where a kernel does not reach the destination, and with arrivals, none is asked to.
+    mp_switch_t stores;
 } mp_partition_options_t;
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
-/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on the
-/// source's device. They are good until the plan is destroyed.
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `destination` and `counters`, which lie
+/// on the source's device. They are good until the plan is destroyed.
 typedef struct {
     /// `sizeof(mp_trigger_t)`.
     size_t size;
-    /// Where producers write: the source, or with `MP_AGENT_PRODUCER` the destination. NULL on a rank that does not send it.
-    void *data;
+    /// The address at which producers write is there, from `mp_plan_arm` to the end of the step: that of the source, or where
+    /// producers store themselves that of the destination. NULL on a rank that does not send it.
+    void *const *destination;
     /// Flags that are set to 1 when a partition is ready, one for each. NULL on a rank that does not send it.
     uint64_t *ready;
     /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each, one partition after the other. NULL on a
@@ -534,16 +540,17 @@ typedef struct {
     /// `sizeof(mp_partition_tuning_t)`.
     size_t size;
     /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines.
-    /// `MP_AGENT_PRODUCER` only where producers write nowhere but to what the trigger names.
+    /// `MP_AGENT_PRODUCER` only where producers write where the trigger points.
     uint32_t agents;
     /// Timed steps of each candidate, at most 1000; 0 for 7.
     uint32_t rounds;
     /// As in `mp_partition_options_t`.
     mp_switch_t arrivals;
-    /// 0.
-    uint32_t reserved;
-    /// The tuning file of which rank 0 replaces the entry of these transfers; it is made where there is none. NULL for that
-    /// of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
+    /// Blocks of the producing kernel, where the program tunes with several numbers of them: trials with others are kept
+    /// beside these. 0 where it does not.
+    uint32_t blocks;
+    /// The tuning file in which rank 0 keeps all trials of these transfers, for `mpgpu tune partitions`; it is made where
+    /// there is none. NULL for that of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
     const char *file;
 } mp_partition_tuning_t;
 
@@ -1220,8 +1227,9 @@ mp_status_t mp_node_plan(mp_node_t node,
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
 /// `mp_node_plan` does (agents, numbers of partitions, some ten of each), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
-/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
-/// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`. The tuning file keeps all trials,
+/// of which `mpgpu tune partitions` makes a table and a picture, and `MP_AGENT_AUTO` finds there what is best without
+/// `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
 ///
 /// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
 /// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
@@ -1251,8 +1259,8 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
 /// it is empty of news.
 ///
 /// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
-/// come after the producers, which have stored the bytes then.
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `stores`, the stream of
+/// `mp_execute` must come after the producers, which may have stored the bytes then.
 ///
 /// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until
@@ -1406,7 +1414,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// Initial value of `mp_message_info_t`.
 #define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0, NULL, 0}
 /// Initial value of `mp_partition_options_t`: what the model says.
-#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT}
+#define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_partition_tuning_t`: copy engines.
 #define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
 /// Initial value of `mp_trigger_t`.

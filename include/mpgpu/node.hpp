@@ -82,15 +82,18 @@ struct partitioning {
     std::uint32_t count = 0;        ///< partitions of each transfer; 0 for as many as the model finds best
     agent mover = agent::automatic; ///< who moves those that are ready
     bool arrivals = true;           ///< whether receivers are told of each arrival
+    bool stores =
+        false; ///< whether `agent::automatic` may have the producers store, which write where their trigger points
 };
 
 /// What `node::tune_partitions` tries.
 struct partition_tuning {
-    /// Who may move partitions: with `agent::producer` the kernel writes nowhere but to what the trigger names.
+    /// Who may move partitions: with `agent::producer` the kernel writes where the trigger points.
     std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
     bool arrivals = true;     ///< whether receivers are told of each arrival
-    std::string file{};       ///< where the best is kept; empty for the file of MPGPU_TUNING_FILE
+    std::string file{};       ///< where the trials are kept; empty for the file of MPGPU_TUNING_FILE
+    std::uint32_t blocks = 0; ///< of the kernel, where the program tunes with several numbers of them
 };
 
 /// All bytes of a span.
@@ -159,6 +162,7 @@ class node {
         partitions.count = how.count;
         partitions.agent = static_cast<mp_agent_t>(how.mover);
         partitions.arrivals = how.arrivals ? MP_ON : MP_OFF;
+        partitions.stores = how.stores ? MP_ON : MP_OFF;
         failed.report(mp_node_plan(get(), windows.data(), windows.size(), transfers.data(), transfers.size(),
                                    &partitions, &c, made.handle_.address()));
         return made;
@@ -200,6 +204,7 @@ class node {
         }
         tuning.rounds = trials.rounds;
         tuning.arrivals = trials.arrivals ? MP_ON : MP_OFF;
+        tuning.blocks = trials.blocks;
         tuning.file = trials.file.empty() ? nullptr : trials.file.c_str();
         const mp_plan_options_t c = detail::c_options(options);
         mp_partition_options_t best = MP_PARTITION_OPTIONS_INIT;
@@ -209,7 +214,7 @@ class node {
             std::rethrow_exception(launch.thrown);
         }
         failed.report(status);
-        return {best.count, static_cast<agent>(best.agent), trials.arrivals};
+        return {best.count, static_cast<agent>(best.agent), trials.arrivals, false};
     }
 
     /// Takes part in the call in which the other ranks are, or to which they come next, as a rank that has failed: it

@@ -9,7 +9,7 @@
 ///
 /// @code
 /// __global__ void produce(mpgpu::trigger out) {
-///     double *cells = static_cast<double *>(out.data());
+///     double *cells = static_cast<double *>(out.destination());
 ///     const auto [first, end] = my_cells(blockIdx.x, gridDim.x);
 ///     for (auto i = first + threadIdx.x; i < end; i += blockDim.x) { cells[i] = compute(i); }
 ///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // the whole block
@@ -130,14 +130,17 @@ class trigger {
     /// Of what `mp_plan_get_trigger` gives (`mpgpu::plan::trigger`).
     template <class Made>
     explicit trigger(const Made &made) noexcept
-        : data_(made.data), ready_(made.ready), arrived_(made.arrived), counters_(made.counters), bytes_(made.bytes),
-          partition_bytes_(made.partition_bytes),
+        : destination_(made.destination), ready_(made.ready), arrived_(made.arrived), counters_(made.counters),
+          bytes_(made.bytes), partition_bytes_(made.partition_bytes),
           reciprocal_(made.partition_bytes > 0 ? ~std::uint64_t{0} / made.partition_bytes : 0),
           partitions_(made.partitions), arrived_flags_(made.arrived_flags) {}
 
-    /// Where producers write: the source, or with `MP_AGENT_PRODUCER` the destination itself. Null where this rank does
-    /// not send the transfer.
-    [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *data() const { return data_; }
+    /// Where producers write in this step: the source, or the destination itself, with `MP_AGENT_PRODUCER` and where
+    /// steps have chosen it (`stores`). A look at memory of the GPU, so a thread keeps it in a variable. Null where
+    /// this rank does not send the transfer.
+    [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *destination() const {
+        return destination_ != nullptr ? *destination_ : nullptr;
+    }
     /// Bytes of the transfer.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t bytes() const { return bytes_; }
     /// How many partitions there are.
@@ -158,7 +161,7 @@ class trigger {
     MPGPU_TRIGGER_FUNCTION void ready(std::uint32_t partition, std::uint64_t producers = 1) const {
         trigger_detail::meet();
         if (trigger_detail::is_first_thread()) {
-            add(partition, 1, producers);
+            add(this, 1, partition, 1, producers);
         }
     }
 
@@ -173,29 +176,14 @@ class trigger {
     /// part of a face.
     MPGPU_TRIGGER_FUNCTION void ready_rows(std::uint64_t first, std::uint64_t bytes, std::uint64_t rows,
                                            std::uint64_t stride) const {
-        trigger_detail::meet();
-        if (!trigger_detail::is_first_thread() || bytes == 0 || rows == 0) {
-            return;
-        }
-        // Rows of one partition are counted together, because each count is a trip to memory.
-        std::uint64_t counted = 0;
-        std::uint32_t partition = partition_of(first);
-        for (std::uint64_t row = 0; row < rows; ++row) {
-            std::uint64_t at = first + row * stride;
-            for (const std::uint64_t end_of_row = at + bytes; at < end_of_row;) {
-                if (at < begin(partition) || at >= end(partition)) {
-                    if (counted > 0) {
-                        add(partition, counted, end(partition) - begin(partition));
-                        counted = 0;
-                    }
-                    partition = partition_of(at);
-                }
-                const std::uint64_t until = end(partition) < end_of_row ? end(partition) : end_of_row;
-                counted += until - at;
-                at = until;
-            }
-        }
-        add(partition, counted, end(partition) - begin(partition));
+        ready_rows(this, 1, first, bytes, rows, stride);
+    }
+
+    /// `ready_range` for each of `transfers` transfers of the same bytes to several destinations, which are divided
+    /// alike: a block counts once for all of them. A step uses no other `ready` function of these.
+    MPGPU_TRIGGER_FUNCTION static void ready_range(const trigger *all, unsigned transfers, std::uint64_t first,
+                                                   std::uint64_t bytes) {
+        ready_rows(all, transfers, first, bytes, 1, 0);
     }
 
     /// Whether a partition has arrived in this step: then its bytes may be read. For a rank that receives the transfer,
@@ -222,6 +210,34 @@ class trigger {
     }
 
   private:
+    MPGPU_TRIGGER_FUNCTION static void ready_rows(const trigger *all, unsigned transfers, std::uint64_t first,
+                                                  std::uint64_t bytes, std::uint64_t rows, std::uint64_t stride) {
+        trigger_detail::meet();
+        if (!trigger_detail::is_first_thread() || bytes == 0 || rows == 0) {
+            return;
+        }
+        const trigger &one = *all;
+        // Rows of one partition are counted together, because each count is a trip to memory.
+        std::uint64_t counted = 0;
+        std::uint32_t partition = one.partition_of(first);
+        for (std::uint64_t row = 0; row < rows; ++row) {
+            std::uint64_t at = first + row * stride;
+            for (const std::uint64_t end_of_row = at + bytes; at < end_of_row;) {
+                if (at < one.begin(partition) || at >= one.end(partition)) {
+                    if (counted > 0) {
+                        add(all, transfers, partition, counted, one.end(partition) - one.begin(partition));
+                        counted = 0;
+                    }
+                    partition = one.partition_of(at);
+                }
+                const std::uint64_t until = one.end(partition) < end_of_row ? one.end(partition) : end_of_row;
+                counted += until - at;
+                at = until;
+            }
+        }
+        add(all, transfers, partition, counted, one.end(partition) - one.begin(partition));
+    }
+
     /// The partition that a byte lies in. Without a division, which takes a thread hundreds of instructions while all
     /// others of its block have finished.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint32_t partition_of(std::uint64_t at) const {
@@ -230,16 +246,21 @@ class trigger {
         return partition + (end(partition) <= at ? 1 : 0);
     }
 
-    /// Counts what is ready of a partition. The last of it sets the counter back and raises the flags.
-    MPGPU_TRIGGER_FUNCTION void add(std::uint32_t partition, std::uint64_t amount, std::uint64_t all) const {
-        if (amount < all) {
-            if (trigger_detail::count(counters_ + partition, amount) != all) {
+    /// Counts what is ready of a partition, in the counter of the first transfer. The last of it sets the counter back
+    /// and raises the flags of all.
+    MPGPU_TRIGGER_FUNCTION static void add(const trigger *all, unsigned transfers, std::uint32_t partition,
+                                           std::uint64_t amount, std::uint64_t whole) {
+        if (amount < whole) {
+            std::uint64_t *const counter = all->counters_ + partition;
+            if (trigger_detail::count(counter, amount) != whole) {
                 return;
             }
             trigger_detail::see();
-            trigger_detail::set_back(counters_ + partition);
+            trigger_detail::set_back(counter);
         }
-        trigger_detail::raise(ready_ + partition);
+        for (unsigned i = 0; i < transfers; ++i) {
+            trigger_detail::raise(all[i].ready_ + partition);
+        }
     }
 
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool is_up(std::uint32_t partition) const {
@@ -251,7 +272,7 @@ class trigger {
         return up > 0 && up == arrived_flags_;
     }
 
-    void *data_;
+    void *const *destination_;
     std::uint64_t *ready_;
     const std::uint64_t *arrived_;
     std::uint64_t *counters_;

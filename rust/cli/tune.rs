@@ -3,12 +3,14 @@
 //! | file | one idea |
 //! | --- | --- |
 //! | `report` | tables and JSON |
+//! | `partitions` | what programs have tried with their own kernels |
 
+mod partitions;
 mod report;
 
 use crate::arguments::{Failure, backend, size, write_file};
 use crate::machine;
-use clap::Args;
+use clap::{Args, Subcommand};
 use mpgpu_core::plan::Options;
 use mpgpu_core::topology::{self, Machine};
 use mpgpu_measure::tune::{Campaign, Case, Origin, Score, Search, Simulated, TuneError, TunedPoint, Tuning, digest};
@@ -31,8 +33,18 @@ pub const EXAMPLES: &str = "Examples:\n  \
     more often than chance. Run it on an idle machine.\n\n\
     The file holds for the topology that it was made for, and a context refuses it for any other.";
 
+#[derive(Subcommand)]
+pub enum TuneCommand {
+    /// Show what a program has tried with its own kernels: transfers that begin while their data is made
+    #[command(after_help = partitions::EXAMPLES)]
+    Partitions(partitions::PartitionsArguments),
+}
+
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct TuneArguments {
+    #[command(subcommand)]
+    pub command: Option<TuneCommand>,
     /// Score plans in the simulator instead of executing them; needs no GPU
     #[arg(long)]
     pub simulate: bool,
@@ -86,6 +98,9 @@ const JUDGED_SIZES: &[u64] = &[16 * M, 64 * M, 256 * M];
 
 /// Searches, and returns the report.
 pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
+    if let Some(TuneCommand::Partitions(arguments)) = &arguments.command {
+        return partitions::run(arguments);
+    }
     if arguments.simulate {
         let names = match &arguments.topology {
             Some(name) => vec![name.as_str()],
@@ -222,6 +237,9 @@ mod tests {
             assert!(seconds("tuned_seconds") <= seconds("model_seconds") && point["evaluations"].as_u64() > Some(2), "{point}");
             assert!(point["exhaustive_seconds"].is_null(), "{point}");
         }
+        let refused = std::fs::write(&file, &written).map(|()| tune(&["partitions", path])).expect("written").expect_err("no program");
+        std::fs::remove_file(&file).expect("it was there");
+        assert!(refused.to_string().contains("no program has kept trials"), "{refused}");
         let text = tune(&["--simulate", "--topology", "beluga", "--cases", "d2d", "--sizes", "16M"]).expect("it runs");
         assert!(text.contains("16.0 MiB") && text.contains("Nothing was written"), "{text}");
     }
@@ -258,5 +276,7 @@ mod tests {
         assert!(refusal(&["--sizes", "100"]).contains("must be 4096 or more"));
         assert!(refusal(&["--judge", "--output", "x.toml"]).contains("cannot be used with"));
         assert!(refusal(&["--simulate", "--topology", "no-such"]).contains("no-such"));
+        assert!(refusal(&["partitions", "no-such.toml"]).contains("no-such.toml"));
+        assert!(refusal(&["--judge", "partitions", "x.toml"]).contains("cannot be used with"));
     }
 }

@@ -16,8 +16,9 @@ use std::time::Duration;
 pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partitioning, Failure> {
     let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
     let count = (options.count > 0).then_some(options.count);
+    let stores = switch(c"stores", options.stores)?.unwrap_or(false);
     let agent = match options.agent {
-        0 => Agent::Auto { tells },
+        0 => Agent::Auto { tells, stores },
         1 => Agent::CopyEngine { tells },
         2 => Agent::Producer,
         other => return Err(bad_value(c"agent", other, "from 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER)")),
@@ -28,8 +29,9 @@ pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partit
 /// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
 /// `mp_node_plan` does (agents, numbers of partitions, some ten of each), executes each
 /// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
-/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`; what is best without
-/// `MP_AGENT_PRODUCER` is kept in the tuning file, where `MP_AGENT_AUTO` finds it (docs/reference/tuning.md).
+/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`. The tuning file keeps all trials,
+/// of which `mpgpu tune partitions` makes a table and a picture, and `MP_AGENT_AUTO` finds there what is best without
+/// `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
 ///
 /// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
 /// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
@@ -53,7 +55,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
 ) -> mp_status_t {
     guard(|| {
         let node = node_of(node)?;
-        let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, reserved: 0, file: std::ptr::null() };
+        let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, blocks: 0, file: std::ptr::null() };
         let (out, (windows, transfers), produce, options, tuning, agents) = handed(&node, Collective::TunePartitions, || {
             let out = VersionedOut::new(best, c"best")?;
             let moved = windows_and_transfers(windows, window_count, transfers, count)?;
@@ -70,7 +72,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
         let named = text(tuning.file, c"file")?.map(Path::new);
         let file = named.or(node.context().config().tuning_file.as_deref().filter(|path| *path != NO_TUNING).map(Path::new));
         let rounds = if tuning.rounds > 0 { tuning.rounds } else { 7 };
-        let trials = PartitionTrials { agents: &agents, rounds, file };
+        let trials = PartitionTrials { agents: &agents, rounds, blocks: tuning.blocks, file };
         let mut launch = |triggers: &[Trigger], stream: StreamHandle| {
             let triggers: Vec<mp_trigger_t> = triggers.iter().map(trigger_of).collect();
             let stream = std::ptr::with_exposed_provenance_mut(stream.0);
@@ -91,6 +93,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
             count: found.count.unwrap_or(0),
             agent: agent as mp_agent_value,
             arrivals: tuning.arrivals,
+            stores: 0,
         });
         Ok(())
     })
@@ -111,7 +114,7 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
     let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<c_void>(address as usize);
     mp_trigger_t {
         size: size_of::<mp_trigger_t>(),
-        data: pointer(of.data),
+        destination: pointer(of.destination).cast(),
         ready: pointer(of.ready).cast(),
         arrived: pointer(of.arrived).cast(),
         counters: pointer(of.counters).cast(),
@@ -133,8 +136,8 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
 /// it is empty of news.
 ///
 /// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER` the stream of `mp_execute` must
-/// come after the producers, which have stored the bytes then.
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `stores`, the stream of
+/// `mp_execute` must come after the producers, which may have stored the bytes then.
 ///
 /// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until

@@ -408,11 +408,12 @@ pub struct mp_message_descriptor_t {
 pub enum mp_agent_t {
     /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
     /// tuning file of rank 0 has them, else as the model expects. With `arrivals` off steps choose by measured times
-    /// whether to move each by itself, several together, or all after the last, unless `adapt` of the plan's options is off.
+    /// whether to move each by itself, several together, or all after the last, or with `stores` to leave them to the
+    /// producers, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
-    /// The producing kernels themselves: they store their bytes at the destination, which the trigger names.
+    /// The producing kernels themselves: they store their bytes at the destination, to which the trigger points.
     MP_AGENT_PRODUCER = 2,
 }
 
@@ -430,6 +431,10 @@ pub struct mp_partition_options_t {
     /// Whether receivers are told of each partition's arrival, before all have come: by default they are. With copy engines
     /// it takes about 2 us for each partition. Other agents always tell.
     pub arrivals: mp_switch_value,
+    /// Whether `MP_AGENT_AUTO` may have the producers store: they are kernels that write what is moved to where the trigger
+    /// points, nobody expects it in the source, and the stream of `mp_execute` comes after them. By default it may not.
+    /// Where a kernel does not reach the destination, and with arrivals, none is asked to.
+    pub stores: mp_switch_value,
 }
 
 /// What `mp_node_tune_partitions` tries. Initialise with `MP_PARTITION_TUNING_INIT`.
@@ -439,29 +444,31 @@ pub struct mp_partition_tuning_t {
     /// `sizeof(mp_partition_tuning_t)`.
     pub size: usize,
     /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines.
-    /// `MP_AGENT_PRODUCER` only where producers write nowhere but to what the trigger names.
+    /// `MP_AGENT_PRODUCER` only where producers write where the trigger points.
     pub agents: u32,
     /// Timed steps of each candidate, at most 1000; 0 for 7.
     pub rounds: u32,
     /// As in `mp_partition_options_t`.
     pub arrivals: mp_switch_value,
-    /// 0.
-    pub reserved: u32,
-    /// The tuning file of which rank 0 replaces the entry of these transfers; it is made where there is none. NULL for that
-    /// of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
+    /// Blocks of the producing kernel, where the program tunes with several numbers of them: trials with others are kept
+    /// beside these. 0 where it does not.
+    pub blocks: u32,
+    /// The tuning file in which rank 0 keeps all trials of these transfers, for `mpgpu tune partitions`; it is made where
+    /// there is none. NULL for that of MPGPU_TUNING_FILE; where that names none either, nothing is kept.
     pub file: *const c_char,
 }
 
 /// What producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with
-/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `data` and `counters`, which lie on the
-/// source's device. They are good until the plan is destroyed.
+/// `MP_TRIGGER_INIT`. Addresses are those of host memory that GPUs reach too, but for `destination` and `counters`, which lie
+/// on the source's device. They are good until the plan is destroyed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_trigger_t {
     /// `sizeof(mp_trigger_t)`.
     pub size: usize,
-    /// Where producers write: the source, or with `MP_AGENT_PRODUCER` the destination. NULL on a rank that does not send it.
-    pub data: *mut c_void,
+    /// The address at which producers write is there, from `mp_plan_arm` to the end of the step: that of the source, or where
+    /// producers store themselves that of the destination. NULL on a rank that does not send it.
+    pub destination: *const *mut c_void,
     /// Flags that are set to 1 when a partition is ready, one for each. NULL on a rank that does not send it.
     pub ready: *mut u64,
     /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each, one partition after the other. NULL on a

@@ -49,7 +49,7 @@ class part {
         std::shuffle(order.begin(), order.end(), random);
         const std::uint64_t pieces = 1 + random() % 3;
         std::thread producer([&] { produce(out, order, pieces, number); });
-        if (how_.mover == mpgpu::agent::producer) {
+        if (how_.mover == mpgpu::agent::producer || how_.stores) {
             producer.join();
             plan_.enqueue(stream_);
             consume(number);
@@ -70,7 +70,7 @@ class part {
             for (std::uint64_t first = out.begin(partition); first < out.end(partition); first += each) {
                 const std::uint64_t bytes = std::min(each, out.end(partition) - first);
                 for (std::uint64_t at = first; at < first + bytes; ++at) {
-                    static_cast<unsigned char *>(out.data())[at] =
+                    static_cast<unsigned char *>(out.destination())[at] =
                         byte(at, static_cast<std::uint64_t>(world_rank), step);
                 }
                 out.ready_range(first, bytes);
@@ -122,7 +122,8 @@ void tune(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
         const mpgpu::trigger out(triggers[0]);
         ctx.launch_host(stream, [out] {
             for (std::uint64_t at = 0; at < out.bytes(); ++at) {
-                static_cast<unsigned char *>(out.data())[at] = byte(at, static_cast<std::uint64_t>(world_rank), 3);
+                static_cast<unsigned char *>(out.destination())[at] =
+                    byte(at, static_cast<std::uint64_t>(world_rank), 3);
             }
             out.ready_range(0, out.bytes());
         });
@@ -156,8 +157,8 @@ void with_sight_of(bool all_gpus, std::uint64_t steps) {
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{70'001}, std::size_t{5} << 20U}) {
         for (const mpgpu::partitioning &how :
              {mpgpu::partitioning{}, mpgpu::partitioning{static_cast<std::uint32_t>(1 + same() % 20)},
-              mpgpu::partitioning{5, mpgpu::agent::copy_engine, false},
-              mpgpu::partitioning{7, mpgpu::agent::producer}}) {
+              mpgpu::partitioning{5, mpgpu::agent::copy_engine, false}, mpgpu::partitioning{7, mpgpu::agent::producer},
+              mpgpu::partitioning{6, mpgpu::agent::automatic, false, true}}) {
             part mine(ctx, node, gpu, bytes, how, static_cast<std::uint32_t>(ranks));
             for (std::uint64_t step = 1; step <= (bytes > 100'000 ? 3 : steps); ++step) {
                 mine.step(step, own);

@@ -8,6 +8,7 @@
 #include <mpgpu/trigger.cuh>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -94,7 +95,7 @@ class transfer {
     }
 
     [[nodiscard]] mpgpu::trigger trigger() const { return mpgpu::trigger(plan_.trigger(0, 0)); }
-    [[nodiscard]] uint8_t *data() const { return static_cast<uint8_t *>(trigger().data()); }
+    [[nodiscard]] uint8_t *data() const { return static_cast<uint8_t *>(trigger().destination()); }
     [[nodiscard]] const mpgpu::plan &plan() const { return plan_; }
     [[nodiscard]] const mpgpu::stream &stream() const { return stream_; }
     void write(uint64_t first, uint64_t bytes, uint64_t step) const {
@@ -178,6 +179,52 @@ TEST_CASE("blocks of a stencil that write parts of a face's rows") {
                 out.ready_rows(top * row + left, row / across, rows / down, row);
             });
         }
+    }
+}
+
+TEST_CASE("blocks write where their triggers point, and count once for all destinations") {
+    const mpgpu::context ctx;
+    const mpgpu::node node(ctx);
+    constexpr size_t bytes = 100'000;
+    mpgpu::buffer<uint8_t> from(ctx, mpgpu::device::gpu(0), bytes);
+    mpgpu::buffer<uint8_t> to(ctx, mpgpu::device::gpu(1), bytes);
+    mpgpu::buffer<uint8_t> also_to(ctx, mpgpu::device::gpu(2), bytes);
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+    for (const mpgpu::partitioning &how :
+         {mpgpu::partitioning{9, mpgpu::agent::copy_engine}, mpgpu::partitioning{9, mpgpu::agent::producer},
+          mpgpu::partitioning{9, mpgpu::agent::automatic, false, true}}) {
+        const mpgpu::plan plan =
+            node.plan({mpgpu::make_window(from), mpgpu::make_window(to), mpgpu::make_window(also_to)},
+                      {{{0, 1, 0}, {0, 0, 0}, bytes}, {{0, 2, 0}, {0, 0, 0}, bytes}}, how);
+        const std::array<mpgpu::trigger, 2> out{mpgpu::trigger(plan.trigger(0, 0)), mpgpu::trigger(plan.trigger(0, 1))};
+        bool is_stored = false;
+        bool is_moved = false;
+        for (uint64_t step = 1; step <= 60; ++step) {
+            plan.arm(stream);
+            ctx.launch_host(stream, [&] {
+                (out[0].destination() == from.data() ? is_moved : is_stored) = true;
+                constexpr uint64_t piece = 777; // of a block
+                for (uint64_t first = 0; first < bytes; first += piece) {
+                    const uint64_t end = std::min<uint64_t>(first + piece, bytes);
+                    for (const mpgpu::trigger &each : out) {
+                        for (uint64_t at = first; at < end; ++at) {
+                            static_cast<uint8_t *>(each.destination())[at] = value(at, step);
+                        }
+                    }
+                    mpgpu::trigger::ready_range(out.data(), 2, first, end - first);
+                }
+            });
+            plan.enqueue(stream);
+            plan.synchronize(60);
+            for (mpgpu::buffer<uint8_t> *received : {&to, &also_to}) {
+                uint64_t at = 0;
+                CHECK(std::all_of(received->data(), received->data() + bytes,
+                                  [&](uint8_t found) { return found == value(at++, step); }));
+                std::fill_n(received->data(), bytes, uint8_t{0xee});
+            }
+        }
+        CHECK(is_moved == (how.mover != mpgpu::agent::producer));
+        CHECK(is_stored == (how.mover != mpgpu::agent::copy_engine));
     }
 }
 
@@ -277,7 +324,7 @@ TEST_CASE("a program finds the best partitioning for its kernel by trying") {
         const mpgpu::trigger out(triggers[0]);
         ctx.launch_host(stream, [out] {
             for (uint64_t at = 0; at < out.bytes(); ++at) {
-                static_cast<uint8_t *>(out.data())[at] = value(at, 5);
+                static_cast<uint8_t *>(out.destination())[at] = value(at, 5);
             }
             out.ready_range(0, out.bytes());
         });

@@ -48,7 +48,8 @@ __device__ share share_of(std::size_t words) {
 /// call nvcc 13.0 makes different code for each, also where it is not inlined: the loop had 10 integer multiplications
 /// in one and 12 in the other.
 __global__ void __launch_bounds__(threads)
-    produce(word *out, std::size_t words, word step, unsigned work, mpgpu::trigger ready, bool is_told) {
+    produce(word *source, std::size_t words, word step, unsigned work, mpgpu::trigger ready, bool is_told) {
+    word *const out = is_told ? static_cast<word *>(ready.destination()) : source;
     const share mine = share_of(words);
     for (std::size_t i = mine.first + threadIdx.x; i < mine.end; i += threads) {
         word value = i ^ step;
@@ -189,14 +190,15 @@ class benchmark {
                double limit) {
         const auto produce_in = [&](mpgpu::array_view<const mp_trigger_t> sent, mpgpu::stream_view stream) {
             produce<<<blocks_, threads, 0, reinterpret_cast<cudaStream_t>(stream.get())>>>(
-                static_cast<word *>(sent[0].data), words_, word{1}, work_, mpgpu::trigger(sent[0]), true);
+                source_.data(), words_, word{1}, work_, mpgpu::trigger(sent[0]), true);
         };
         const auto begin = std::chrono::steady_clock::now();
         const mpgpu::partitioning best = node_.tune_partitions(windows, {transfer}, produce_in);
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         std::printf("tuning took %.2f s\n", took.count());
-        for (const mpgpu::partitioning &how :
-             {best, mpgpu::partitioning{}, mpgpu::partitioning{0, mpgpu::agent::automatic, false}}) {
+        const mpgpu::partitioning untold{0, mpgpu::agent::automatic, false};
+        const mpgpu::partitioning stores{0, mpgpu::agent::automatic, false, true};
+        for (const mpgpu::partitioning &how : {best, mpgpu::partitioning{}, untold, stores}) {
             const mpgpu::plan plan = node_.plan(windows, {transfer}, how);
             const std::string description = plan.describe();
             const std::size_t line = description.rfind("transfer 0 of rank 0: ");
@@ -207,8 +209,10 @@ class benchmark {
                 plan.enqueue(stream_);
                 stream_.synchronize();
             }
-            report((how.mover == mpgpu::agent::automatic ? (how.arrivals ? "automatic: " : "automatic, untold: ")
-                                                         : "tuned: ") +
+            report((how.mover != mpgpu::agent::automatic ? "tuned: "
+                    : how.arrivals                       ? "automatic: "
+                    : how.stores                         ? "automatic, untold, or stored: "
+                                                         : "automatic, untold: ") +
                        name,
                    step_of(plan, plan.trigger(0, 0)), bulk, limit);
         }
@@ -229,8 +233,7 @@ class benchmark {
     void launch_armed(const mpgpu::plan &plan, const mp_trigger_t &made, word step) {
         plan.arm(stream_);
         check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
-        produce<<<blocks_, threads, 0, raw_>>>(static_cast<word *>(made.data), words_, step, work_,
-                                               mpgpu::trigger(made), true);
+        produce<<<blocks_, threads, 0, raw_>>>(source_.data(), words_, step, work_, mpgpu::trigger(made), true);
         check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
     }
 
@@ -276,8 +279,7 @@ class benchmark {
         check(cudaStreamBeginCapture(raw_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
         const word step = 77;
         plan.arm(stream_);
-        produce<<<blocks_, threads, 0, raw_>>>(static_cast<word *>(made.data), words_, step, work_,
-                                               mpgpu::trigger(made), true);
+        produce<<<blocks_, threads, 0, raw_>>>(source_.data(), words_, step, work_, mpgpu::trigger(made), true);
         plan.enqueue(stream_);
         cudaGraph_t graph = nullptr;
         check(cudaStreamEndCapture(raw_, &graph), "cudaStreamEndCapture");

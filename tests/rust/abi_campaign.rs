@@ -661,8 +661,12 @@ impl Fuzzer<'_> {
         } else {
             assert_eq!(plan, poison(), "an output was written");
         }
-        let odd =
-            mp_partition_options_t { count: self.odd() as u32 % 5000, arrivals: self.odd_i32(), ..partition_options(self.below(5) as i32) };
+        let odd = mp_partition_options_t {
+            count: self.odd() as u32 % 5000,
+            arrivals: self.odd_i32(),
+            stores: self.odd_i32(),
+            ..partition_options(self.below(5) as i32)
+        };
         let options = if self.one_in(2) { &raw mut defaults } else { self.sized(odd) };
         // Often one that every plan accepts.
         let none = mp_node_end_t { rank: 0, window: 0, offset: 0 };

@@ -622,7 +622,8 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     let backends = [AtOnce::default(), AtOnce::default()];
     let step_of_rank = |rank: usize| {
         let (backend, shared) = (&backends[rank], &shared);
-        let armed = Armed::new(&parts.parts[rank], shared, DeviceId::gpu(0), 0, 0, 0);
+        let takes = parts.parts[rank].arms.iter().map(|flag| shared.flag(*flag)).collect();
+        let armed = Armed { takes, reset: None, choice: None };
         let mut bound = BoundPart::new(&parts.parts[rank], shared, None, Some(armed), backend).expect("bound");
         let own = of_rank(rank as u32);
         let ready: Vec<u32> = (0..partitions[rank].count).map(|partition| flags[rank].ready + partition).collect();

@@ -286,7 +286,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         assert!(matches!(error, Error::RankFailed { .. }) && error.to_string().starts_with(&expected), "{error}");
         plan(&node).expect("the same call");
         // With partitions a plan is another call.
-        let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true } };
+        let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
         let error = node.plan_partitioned(&[], &[], (rank == 1).then_some(partitioning), &PlanOptions::default()).map(drop);
         let error = error.expect_err("another call").to_string();
         let kinds = ["mp_node_plan, its call 3", "mp_node_plan with partitions, its call 3"];

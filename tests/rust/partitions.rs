@@ -5,7 +5,7 @@ use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, handed_in, memory};
 use mpgpu_backend::StreamHandle;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_measure::tune;
+use mpgpu_measure::tune::{self, PartitionMover};
 use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, PartitionTrials, Partitioning, Trigger, Window};
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
 use proptest::prelude::*;
@@ -23,6 +23,11 @@ fn byte(transfer: usize, offset: u64, step: u64) -> u8 {
 fn words(address: u64, count: u32) -> &'static [AtomicU64] {
     // SAFETY: flags and counters of a plan that outlives the use.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count as usize) }
+}
+
+/// Where producers write in this step.
+fn destination(trigger: &Trigger) -> u64 {
+    words(trigger.destination, 1)[0].load(Ordering::Relaxed)
 }
 
 /// As `mpgpu::trigger::ready` does it: counts bytes, and raises the flags with the last of them.
@@ -83,7 +88,8 @@ impl Case {
         let tags = transfers.iter().map(|_| random.chance(40).then(|| random.below(2))).collect();
         let count = [None, Some(1), Some(2), Some(1 + random.below(40) as u32)][random.below(4) as usize];
         let tells = random.chance(70);
-        let agent = [Agent::Producer, Agent::CopyEngine { tells }, Agent::Auto { tells }][random.below(3) as usize];
+        let agent =
+            [Agent::Producer, Agent::CopyEngine { tells }, Agent::Auto { tells, stores: random.chance(50) }][random.below(3) as usize];
         Case { topology, ranks, transfers, tags, sizes, partitioning: Partitioning { count, agent }, one_in_sight: random.chance(50) }
     }
 
@@ -112,7 +118,7 @@ impl Case {
                 mine.map(|(index, t)| (index, *t, trigger(index, is_receiver))).collect()
             };
             let (sends, receives) = (of_rank(false), of_rank(true));
-            let tells = !matches!(self.partitioning.agent, Agent::CopyEngine { tells: false } | Agent::Auto { tells: false });
+            let tells = !matches!(self.partitioning.agent, Agent::CopyEngine { tells: false } | Agent::Auto { tells: false, .. });
             for step in 0..steps {
                 plan.arm(stream).expect("armed");
                 // Nothing that was enqueued waits for a producer.
@@ -128,7 +134,7 @@ impl Case {
                                 let each = (range.end - range.start).div_ceil(pieces).max(1);
                                 for begin in range.clone().step_by(each as usize) {
                                     let bytes = each.min(range.end - begin);
-                                    let target = memory(trigger.data + begin, bytes);
+                                    let target = memory(destination(trigger) + begin, bytes);
                                     (begin..).zip(target).for_each(|(offset, target)| *target = byte(*index, offset, step));
                                     written(trigger, partition, bytes);
                                 }
@@ -154,8 +160,8 @@ impl Case {
                             }
                         });
                     }
-                    if self.partitioning.agent == Agent::Producer {
-                        // In stream order, producers that store themselves come before the end of the step.
+                    if matches!(self.partitioning.agent, Agent::Producer | Agent::Auto { stores: true, .. }) {
+                        // In stream order, producers that may store themselves come before the end of the step.
                         producers.into_iter().for_each(|producer| producer.join().expect("no panic"));
                     }
                     plan.enqueue(stream).expect("it is enqueued");
@@ -209,7 +215,7 @@ fn ranks_between_which_nothing_moves_do_not_need_each_other() {
 #[test]
 fn a_plan_is_used_ten_thousand_times() {
     let transfers: Vec<_> = (0..2).map(|rank| NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: 3000 }).collect();
-    for agent in [Agent::CopyEngine { tells: true }, Agent::Auto { tells: true }] {
+    for agent in [Agent::CopyEngine { tells: true }, Agent::Auto { tells: true, stores: false }] {
         let (transfers, partitioning) = (transfers.clone(), Partitioning { count: Some(3), agent });
         let case = Case {
             topology: "beluga",
@@ -286,7 +292,7 @@ fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
 
 #[test]
 fn a_context_ends_after_steps_whose_producers_never_came() {
-    let agents = [Agent::CopyEngine { tells: true }, Agent::Auto { tells: true }, Agent::Producer];
+    let agents = [Agent::CopyEngine { tells: true }, Agent::Auto { tells: true, stores: false }, Agent::Producer];
     for (agent, is_dropped) in agents.into_iter().flat_map(|agent| [(agent, false), (agent, true)]) {
         let (context, plan, _) = alone(1000, Partitioning { count: Some(10), agent });
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
@@ -380,7 +386,7 @@ fn a_fault_of_one_rank_fails_on_all_also_where_the_library_chooses_the_agent() {
             let partitioning = Some(Partitioning { count: Some(2), agent });
             node.plan_partitioned(&[Window { address, bytes }], &[transfer], partitioning, &PlanOptions::default())
         };
-        let auto = Agent::Auto { tells: true };
+        let auto = Agent::Auto { tells: true, stores: false };
         let past_the_end = plan(if rank == 1 { 1 << 40 } else { 1000 }, auto).expect_err("one window has no memory").to_string();
         let differing =
             plan(1000, if rank == 1 { Agent::CopyEngine { tells: true } } else { auto }).expect_err("agents differ").to_string();
@@ -459,7 +465,7 @@ fn produce(context: &Context, triggers: &[Trigger], stream: StreamHandle, step: 
         for (index, trigger) in triggers.iter().enumerate() {
             for partition in 0..trigger.partitions.count {
                 let range = trigger.partitions.range(partition);
-                let target = memory(trigger.data + range.start, range.end - range.start);
+                let target = memory(destination(trigger) + range.start, range.end - range.start);
                 range.clone().zip(target).for_each(|(offset, target)| *target = byte(index, offset, step));
                 written(trigger, partition, range.end - range.start);
             }
@@ -495,7 +501,7 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
     let all = [Agent::CopyEngine { tells: true }, Agent::Producer];
     for agents in [&all[..1], &all[..]] {
         let best = tuned(None, BYTES, |_, context, node, windows, transfer| {
-            let trials = PartitionTrials { agents, rounds: 2, file: Some(&file) };
+            let trials = PartitionTrials { agents, rounds: 2, blocks: 0, file: Some(&file) };
             let mut step = 0;
             let mut launch = |triggers: &[Trigger], stream| {
                 step += 1;
@@ -517,9 +523,11 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
         assert_eq!(best[0], best[1]);
         let kept = tune::read(&file).expect("a file").partitions;
         assert_eq!((kept.len(), kept[0].bytes), (1, BYTES), "the second run replaces what the first has found");
+        let trials = |mover| kept[0].trials.iter().filter(|trial| trial.mover == mover).count();
+        assert!(trials(PartitionMover::CopyEngine) >= 2 && (trials(PartitionMover::Producer) > 0) == (agents.len() > 1), "{kept:?}");
         let describe = |file: Option<&Path>| {
             let texts = tuned(file, BYTES, |_, _, node, windows, transfer| {
-                let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true } };
+                let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
                 let plan = node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
                 let text = plan.describe();
                 plan.destroy().expect("given back");
@@ -541,9 +549,16 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
 #[test]
 fn steps_of_an_automatic_plan_try_all_ways_on_both_ranks_alike_and_every_byte_arrives() {
     const BYTES: u64 = 1 << 20;
-    let known = tuned(None, BYTES, |rank, context, node, windows, transfer| {
+    for stores in [false, true] {
+        try_all_ways(BYTES, stores);
+    }
+}
+
+/// With `stores` also stores by producers.
+fn try_all_ways(bytes: u64, stores: bool) {
+    let known = tuned(None, bytes, |rank, context, node, windows, transfer| {
         let plan = |tells| {
-            let partitioning = Partitioning { count: Some(16), agent: Agent::Auto { tells } };
+            let partitioning = Partitioning { count: Some(16), agent: Agent::Auto { tells, stores } };
             node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan")
         };
         let told = plan(true);
@@ -553,28 +568,58 @@ fn steps_of_an_automatic_plan_try_all_ways_on_both_ranks_alike_and_every_byte_ar
         let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
         let sends = plan.trigger(rank, 0).expect("a trigger");
         assert_eq!(sends.partitions.count, 16);
+        let mut stored_steps = 0;
         for step in 1..=60 {
             plan.arm(stream).expect("armed");
+            memory(windows[0].address, bytes).fill(0xEE);
             produce(context, &[sends], stream, step);
             plan.enqueue(stream).expect("executed");
             plan.wait(Duration::from_secs(60)).expect("it ends");
-            let found = memory(windows[1].address, BYTES);
-            assert!((0..).zip(found.iter()).step_by(97).all(|(offset, found)| *found == byte(0, offset, step)), "step {step}");
+            let found = memory(windows[1].address, bytes);
+            assert!((0..).zip(found.iter()).all(|(offset, found)| *found == byte(0, offset, step)), "step {step}");
+            stored_steps += u64::from(memory(windows[0].address, bytes).iter().all(|byte| *byte == 0xEE));
         }
         let known = plan.to_json()["variants"].clone();
         plan.destroy().expect("given back");
         let executed = |variant: &serde_json::Value| variant["executions"].as_u64().expect("a number");
-        known.as_array().expect("variants").iter().map(executed).collect::<Vec<u64>>()
+        let executed: Vec<u64> = known.as_array().expect("variants").iter().map(executed).collect();
+        assert_eq!(stored_steps, executed.get(3).copied().unwrap_or(0), "{known}");
+        executed
     });
     assert_eq!(known[0], known[1], "the ranks take the same ways");
-    assert!(known[0].len() == 3 && known[0].iter().all(|executed| *executed > 0), "{known:?}");
+    // What is slow by far is not tried soon where something else is fast.
+    let tried = |ways: &[u64]| ways.iter().filter(|executed| **executed > 0).count();
+    match known[0][..] {
+        [ref moved @ .., stored] if stores => assert!(moved.len() == 3 && tried(moved) > 0 && stored > 0, "{known:?}"),
+        ref moved => assert!(moved.len() == 3 && tried(moved) == 3, "{known:?}"),
+    }
     assert_eq!(known[0].iter().sum::<u64>(), 60);
+}
+
+#[test]
+fn producers_in_host_memory_are_not_asked_to_store() {
+    let context = context("beluga", None);
+    let node = Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node"));
+    let windows = [DeviceId::HOST, DeviceId::gpu(0)].map(|device| {
+        let address = context.allocate(device, 1 << 20).expect("memory");
+        Window { address, bytes: 1 << 20 }
+    });
+    let variants = |dst, src| {
+        let transfer = NodeTransfer { dst: end(0, dst, 0), src: end(0, src, 0), bytes: 1 << 20 };
+        let partitioning = Partitioning { count: Some(16), agent: Agent::Auto { tells: false, stores: true } };
+        let plan = node.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
+        let names = plan.describe();
+        plan.destroy().expect("given back");
+        names.contains("stored by the producers")
+    };
+    assert_eq!((variants(1, 0), variants(0, 1)), (false, true));
+    windows.into_iter().for_each(|window| context.free(window.address).expect("freed"));
 }
 
 #[test]
 fn tuning_that_fails_on_one_rank_fails_on_all() {
     let errors = tuned(None, 5000, |rank, context, node, windows, transfer| {
-        let trials = PartitionTrials { agents: &[Agent::CopyEngine { tells: true }], rounds: 3, file: None };
+        let trials = PartitionTrials { agents: &[Agent::CopyEngine { tells: true }], rounds: 3, blocks: 0, file: None };
         let mut step = 0;
         let mut launch = |triggers: &[Trigger], stream| {
             step += 1;
@@ -592,7 +637,7 @@ fn tuning_that_fails_on_one_rank_fails_on_all() {
     let errors = tuned(None, 5000, |rank, _, node, windows, transfer| {
         // Handed in by the receiver, and with other rounds.
         let transfer = if rank == 0 { NodeTransfer { dst: end(0, 1, 0), src: end(1, 0, 0), bytes: 10 } } else { transfer };
-        let trials = PartitionTrials { agents: &[Agent::Producer], rounds: 1 + rank, file: None };
+        let trials = PartitionTrials { agents: &[Agent::Producer], rounds: 1 + rank, blocks: 0, file: None };
         let mut never = |_: &[Trigger], _| panic!("nothing is launched");
         node.tune_partitions(&windows, &[transfer], &PlanOptions::default(), &trials, &mut never).expect_err("refused").to_string()
     });

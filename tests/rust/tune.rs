@@ -5,8 +5,9 @@ use mpgpu_core::plan::{Engine, Options, Plan, PlanError, Shape, Tuned, plan, val
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, preset, preset_names};
 use mpgpu_measure::tune::{
-    Advice, Campaign, Case, Class, ClassTuning, EngineTuning, Origin, PartitionTuning, Pattern, Preference, Score, Search, Setting, Side,
-    Simulated, SizeTuning, Trials, TunedPoint, Tuning, Verdict, digest, grid, parse, search_partitions, short,
+    Advice, Campaign, Case, Class, ClassTuning, EngineTuning, Origin, PartitionMover, PartitionTrial, PartitionTuning, Pattern, Preference,
+    Score, Search, Setting, Side, Simulated, SizeTuning, Trials, TunedPoint, Tuning, Verdict, digest, grid, parse, search_partitions,
+    short, spread_partitions,
 };
 use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer, Verify};
 use mpgpu_runtime::host::HostBackend;
@@ -449,23 +450,30 @@ fn tuning(random: &mut Random) -> Tuning {
 }
 
 fn partition_tuning(random: &mut Random, shape: u64) -> PartitionTuning {
-    PartitionTuning { shape: format!("{shape:016x}"), bytes: random.below(1 << 50), count: 1 + random.below(4096) as u32 }
+    let mut count = || 1 + random.below(4096) as u32;
+    let first = count();
+    let trial = |count, mover| PartitionTrial { mover, count, blocks: count % 3, ns: u64::from(count) << 20 };
+    let trials = [PartitionMover::CopyEngine, PartitionMover::Producer].map(|mover| trial(count(), mover)).to_vec();
+    PartitionTuning { shape: format!("{shape:016x}"), bytes: random.below(1 << 50), count: first, trials }
 }
 
 #[test]
 fn what_a_file_says_of_partitions_is_checked() {
+    let trial = PartitionTrial { mover: PartitionMover::Producer, count: 77, blocks: 0, ns: 5 };
     let whole = Tuning {
         topology: "beluga".into(),
         digest: "0123456789abcdef".into(),
         origin: Origin::Host,
         classes: Vec::new(),
-        partitions: vec![PartitionTuning { shape: "00000000000000aa".into(), bytes: 1, count: 24 }],
+        partitions: vec![PartitionTuning { shape: "00000000000000aa".into(), bytes: 1, count: 24, trials: vec![trial] }],
     };
     let text = whole.to_toml();
     assert_eq!(parse(&text), Ok(whole));
     for (from, to, said) in [
         ("00000000000000aa", "aa", "shape = aa: must be the 16 hexadecimal digits"),
         ("count = 24", "count = 4097", "count = 4097: must be 1 to 4096"),
+        ("count = 77", "count = 4097", "count = 4097: must be 1 to 4096"),
+        ("producer", "kernel", "unknown variant `kernel`"),
         ("[[partitions]]", "[[partitions]]\nshape = \"00000000000000aa\"\nbytes = 1\ncount = 1\n[[partitions]]", "is there twice"),
     ] {
         let error = parse(&text.replacen(from, to, 1)).expect_err(to).to_string();
@@ -487,7 +495,7 @@ fn the_search_for_partitions_comes_close_to_the_best_in_few_trials_and_asks_for_
             asked.push(count);
             Ok::<_, ()>(Some(distance(count, best)))
         };
-        let (found, seconds) = search_partitions(12, score).expect("no error").expect("some");
+        let (found, seconds) = search_partitions(&[12], score).expect("no error").expect("some");
         // Half of a factor of 1.5 at most.
         assert!(seconds <= 1.0 + 0.41 / 2.0, "{found} takes {seconds}, the best is {best}");
         assert!(asked.len() <= 16, "{} trials", asked.len());
@@ -495,17 +503,43 @@ fn the_search_for_partitions_comes_close_to_the_best_in_few_trials_and_asks_for_
 }
 
 #[test]
+fn the_search_for_partitions_begins_with_numbers_over_the_whole_range() {
+    assert_eq!(spread_partitions(9, 256 * MIB), [1, 4, 9, 16, 64, 256]);
+    assert_eq!(spread_partitions(1, 1 << 20), [1, 4, 16]);
+    assert_eq!(spread_partitions(1, 5), [1]);
+    // Two valleys, of which the model stands in the worse one.
+    let score = |count: u32| Ok::<_, ()>(Some(distance(count, 3.0).min(distance(count, 200.0) - 0.3)));
+    let near = |starts: &[u32]| search_partitions(starts, score).expect("no error").expect("some").0;
+    assert_eq!((near(&[4]), near(&spread_partitions(4, 256 * MIB))), (3, 171));
+}
+
+#[test]
+fn newer_trials_replace_those_with_as_many_blocks_and_the_best_of_all_is_kept() {
+    let trial = |mover, count, blocks, ns| PartitionTrial { mover, count, blocks, ns };
+    let (engine, producer) = (PartitionMover::CopyEngine, PartitionMover::Producer);
+    let known =
+        PartitionTuning { shape: String::new(), bytes: 1, count: 3, trials: vec![trial(engine, 3, 0, 30), trial(engine, 4, 64, 20)] };
+    let with = |newer: &[PartitionTrial]| {
+        let found = known.clone().with(newer);
+        (found.count, found.trials.len())
+    };
+    assert_eq!(with(&[trial(engine, 9, 0, 25), trial(producer, 1, 0, 5)]), (4, 3));
+    assert_eq!(with(&[trial(engine, 9, 64, 25)]), (9, 2));
+    assert_eq!(with(&[trial(producer, 9, 64, 5)]), (3, 2));
+}
+
+#[test]
 fn the_search_for_partitions_leaves_out_what_is_refused_and_ends_with_the_first_error() {
     let refusing = |count: u32| Ok::<_, ()>((count != 24).then(|| distance(count, 100.0)));
-    let (best, _) = search_partitions(12, refusing).expect("no error").expect("some");
+    let (best, _) = search_partitions(&[12], refusing).expect("no error").expect("some");
     assert_eq!(best, 93, "24 is refused, and factors of one and a half lead past it");
-    assert_eq!(search_partitions(20, |_| Ok::<_, ()>(None)), Ok(None));
+    assert_eq!(search_partitions(&[20], |_| Ok::<_, ()>(None)), Ok(None));
     let mut left = 3;
     let failing = |count| {
         left -= 1;
         if left == 0 { Err("it failed") } else { Ok(Some(distance(count, 1000.0))) }
     };
-    assert_eq!(search_partitions(12, failing), Err("it failed"));
+    assert_eq!(search_partitions(&[12], failing), Err("it failed"));
 }
 
 proptest! {

@@ -27,7 +27,7 @@ pub struct PartitionForecast {
     pub seconds: f64,
 }
 
-/// A way in which copy engines move partitions.
+/// A way in which partitions get to their destination.
 #[derive(Clone, Debug)]
 pub struct PartitionVariant {
     /// For people.
@@ -36,6 +36,8 @@ pub struct PartitionVariant {
     pub plan: Plan,
     /// As of a [`PartitionForecast`].
     pub seconds: f64,
+    /// Producers store the bytes, and the program moves none.
+    pub is_stored: bool,
 }
 
 /// Partitions that move together in the second variant.
@@ -49,7 +51,7 @@ pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionFor
     let variant = |name, by: u32, program: Program| {
         let n = f64::from(most.div_ceil(by).max(1));
         let plan = Plan { program: Arc::new(program), ..plan.clone() };
-        PartitionVariant { name, seconds: in_partitions(plan.predicted, n, cost), plan }
+        PartitionVariant { name, seconds: in_partitions(plan.predicted, n, cost), plan, is_stored: false }
     };
     let grouped = |by| forecast.partitions.iter().map(|partitions| partitions.grouped(by)).collect::<Vec<_>>();
     let mut variants = vec![variant("each partition by itself", 1, partition(&plan, &forecast.partitions))];

@@ -4,7 +4,7 @@
 //! arrivals are told, a flag for every lane that writes to its destination. All of them stay up until the next step begins: so whoever
 //! receives asks as often as it likes, and what is not up has not come. Lanes that have nothing of a partition have their flag of arrival
 //! too, so that all partitions of a transfer have as many: it is raised with another lane's. Of a transfer whose bytes the producers
-//! themselves store at the destination both kinds are one.
+//! themselves store at the destination both kinds are one, and where nobody is told there are none.
 
 use super::ranks::{FlagId, Parts, RankedBatch};
 use super::{Copy, Place};
@@ -96,7 +96,10 @@ pub enum PartitionUse {
         tells: bool,
     },
     /// Producers store their bytes, and the program does not move them.
-    Stored,
+    Stored {
+        /// Whether they tell of arrivals.
+        tells: bool,
+    },
 }
 
 /// The lanes that write to the destination of each transfer, numbered.
@@ -128,9 +131,9 @@ pub fn add_partition_flags(
             }
         }
     }
-    let tells = purpose == PartitionUse::Moved { tells: true };
-    let writers = if tells { writers(parts, partitions.len()) } else { vec![Lanes::new(); partitions.len()] };
-    let is_stored = purpose == PartitionUse::Stored;
+    let moved_and_told = purpose == PartitionUse::Moved { tells: true };
+    let writers = if moved_and_told { writers(parts, partitions.len()) } else { vec![Lanes::new(); partitions.len()] };
+    let is_stored = matches!(purpose, PartitionUse::Stored { .. });
     let mut flags = vec![PartitionFlags::default(); partitions.len()];
     let all = || (0..).zip(partitions.iter().zip(batch.ends));
     let mut add = |count: u32, raiser: u32, taker: u32| {
@@ -146,7 +149,7 @@ pub fn add_partition_flags(
     }
     for (transfer, (partitions, ends)) in all() {
         let flags: &mut PartitionFlags = &mut flags[transfer];
-        flags.writers = if is_stored { 1 } else { writers[transfer].len() as u32 };
+        flags.writers = if is_stored { u32::from(purpose == PartitionUse::Stored { tells: true }) } else { writers[transfer].len() as u32 };
         flags.arrived = add(partitions.count * flags.writers, ends.src, ends.dst);
         if is_stored {
             flags.ready = flags.arrived;

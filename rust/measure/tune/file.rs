@@ -2,7 +2,7 @@
 
 use super::class::{Class, Pattern, Side};
 use super::error::TuningError;
-use super::tuning::{ClassTuning, EngineTuning, Origin, PartitionTuning, Preference, Setting, SizeTuning, Tuning};
+use super::tuning::{ClassTuning, EngineTuning, Origin, PartitionTrial, PartitionTuning, Preference, Setting, SizeTuning, Tuning};
 use crate::model::GRAIN;
 use crate::plan::{Engine, WEIGHTS};
 use crate::program::MOST_PARTITIONS;
@@ -39,6 +39,8 @@ struct PartitionsEntry {
     shape: Spanned<String>,
     bytes: u64,
     count: Spanned<u32>,
+    #[serde(default)]
+    trials: Vec<Spanned<PartitionTrial>>,
 }
 
 /// Read before anything else, so that a file of another version is not refused for a key that this one lacks.
@@ -210,7 +212,11 @@ fn of_partitions(lines: &Lines<'_>, entry: PartitionsEntry) -> Result<PartitionT
     if !(1..=MOST_PARTITIONS).contains(entry.count.as_ref()) {
         return Err(lines.refuse(&entry.count, "count", entry.count.as_ref(), format!("1 to {MOST_PARTITIONS}")));
     }
-    Ok(PartitionTuning { shape: entry.shape.into_inner(), bytes: entry.bytes, count: entry.count.into_inner() })
+    if let Some(trial) = entry.trials.iter().find(|trial| !(1..=MOST_PARTITIONS).contains(&trial.as_ref().count)) {
+        return Err(lines.refuse(trial, "count", trial.as_ref().count, format!("1 to {MOST_PARTITIONS}")));
+    }
+    let trials = entry.trials.into_iter().map(Spanned::into_inner).collect();
+    Ok(PartitionTuning { shape: entry.shape.into_inner(), bytes: entry.bytes, count: entry.count.into_inner(), trials })
 }
 
 fn class(lines: &Lines<'_>, entry: ClassEntry) -> Result<ClassTuning, TuningError> {
@@ -308,8 +314,12 @@ impl Tuning {
                 writeln!(out, "]")?;
             }
         }
-        for PartitionTuning { shape, bytes, count } in &self.partitions {
-            writeln!(out, "\n[[partitions]]\nshape = \"{shape}\"\nbytes = {bytes}\ncount = {count}")?;
+        for PartitionTuning { shape, bytes, count, trials } in &self.partitions {
+            writeln!(out, "\n[[partitions]]\nshape = \"{shape}\"\nbytes = {bytes}\ncount = {count}\ntrials = [")?;
+            for PartitionTrial { mover, count, blocks, ns } in trials {
+                writeln!(out, "    {{ mover = \"{}\", count = {count}, blocks = {blocks}, ns = {ns} }},", mover.name())?;
+            }
+            writeln!(out, "]")?;
         }
         Ok(())
     }

@@ -39,9 +39,12 @@ pub use class::{Class, Pattern, Side};
 pub use error::{TuneError, TuningError};
 pub use file::{MAX_FILE_BYTES, load, parse, read};
 pub use grid::grid;
-pub use partitions::search_partitions;
+pub use partitions::{search_partitions, spread_partitions};
 pub use score::{Score, Verdict};
 pub use short::short;
 pub use simulated::Simulated;
 pub use trial::{Found, Trial, Trials};
-pub use tuning::{Advice, ClassTuning, EngineTuning, Origin, PartitionTuning, Preference, Setting, SizeTuning, Tuning, digest, shape_of};
+pub use tuning::{
+    Advice, ClassTuning, EngineTuning, Origin, PartitionMover, PartitionTrial, PartitionTuning, Preference, Setting, SizeTuning, Tuning,
+    digest, shape_of,
+};

@@ -1,18 +1,35 @@
 //! The search for the number of partitions into which a transfer is divided.
 //!
-//! From the model's choice, first by factors of two, then by half of that, while it helps (PROACT, Mutlu et al. 2021, section 5, searched a grid for
-//! each application). Scores are the caller's: its kernels decide what is best.
+//! From the best of some numbers, first by factors of two, then by half of that, while it helps (PROACT, Muthukrishnan et al. 2021, section 5, searched
+//! a grid for each application). Scores are the caller's: its kernels decide what is best.
 
 use crate::program::MOST_PARTITIONS;
 
 /// An improvement of less is taken for noise.
 const LEAST_GAIN: f64 = 0.01;
 
-/// The best number near `start`, with its score in seconds; `None` where that is refused. `score` gives `None` for a number that is refused.
-pub fn search_partitions<E>(start: u32, mut score: impl FnMut(u32) -> Result<Option<f64>, E>) -> Result<Option<(u32, f64)>, E> {
-    let mut scored = vec![start];
-    let Some(seconds) = score(start)? else { return Ok(None) };
-    let mut best = (start, seconds);
+/// Partitions of fewer bytes are not tried in the beginning, nor so many.
+const LEAST_BYTES: u64 = 64 << 10;
+const MOST_SPREAD: u32 = 256;
+
+/// Numbers over the whole range in which the largest transfer has so many bytes, and the model's own: where the search begins, and enough for a picture.
+pub fn spread_partitions(model: u32, largest: u64) -> Vec<u32> {
+    let powers = (0..).map(|power| 4_u32.pow(power)).take_while(|count| *count == 1 || largest / u64::from(*count) >= LEAST_BYTES);
+    let mut all: Vec<u32> = powers.take_while(|count| *count <= MOST_SPREAD).chain([model]).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The best number near the best of `starts`, with its score in seconds; `None` where all are refused. `score` gives `None` for a number that is refused.
+pub fn search_partitions<E>(starts: &[u32], mut score: impl FnMut(u32) -> Result<Option<f64>, E>) -> Result<Option<(u32, f64)>, E> {
+    let (mut scored, mut found) = (starts.to_vec(), None);
+    for &start in starts {
+        if let Some(seconds) = score(start)? {
+            found = found.filter(|(_, least)| *least <= seconds).or(Some((start, seconds)));
+        }
+    }
+    let Some(mut best) = found else { return Ok(None) };
     for factor in [2.0_f64, 1.5] {
         for factor in [factor, factor.recip()] {
             loop {

@@ -91,6 +91,54 @@ pub struct PartitionTuning {
     pub bytes: u64,
     /// In how many partitions copy engines were fastest, each transfer.
     pub count: u32,
+    /// All that was tried.
+    pub trials: Vec<PartitionTrial>,
+}
+
+/// A trial of how transfers move in partitions.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionTrial {
+    /// Who moved them.
+    pub mover: PartitionMover,
+    /// Partitions of each transfer.
+    pub count: u32,
+    /// Blocks of the kernel that produced them, where the program has varied that; else 0.
+    #[serde(default)]
+    pub blocks: u32,
+    /// Median nanoseconds of a step on the slowest rank.
+    pub ns: u64,
+}
+
+/// Who moves partitions.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PartitionMover {
+    /// Copy engines.
+    CopyEngine,
+    /// The producers.
+    Producer,
+}
+
+impl PartitionMover {
+    /// As in a tuning file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PartitionMover::CopyEngine => "copy-engine",
+            PartitionMover::Producer => "producer",
+        }
+    }
+}
+
+impl PartitionTuning {
+    /// The same with newer trials, which replace those with as many blocks. Of equal ones the first is best.
+    pub fn with(mut self, newer: &[PartitionTrial]) -> PartitionTuning {
+        self.trials.retain(|known| newer.iter().all(|trial| trial.blocks != known.blocks));
+        self.trials.extend(newer);
+        let by_engines = self.trials.iter().filter(|trial| trial.mover == PartitionMover::CopyEngine);
+        self.count = by_engines.min_by_key(|trial| trial.ns).map_or(self.count, |trial| trial.count);
+        self
+    }
 }
 
 /// Tells batches apart by devices, kinds of memory and bytes: 16 hexadecimal digits.

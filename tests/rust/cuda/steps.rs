@@ -4,9 +4,9 @@ use super::double::{self, node};
 use super::driver::Driver;
 use super::prepared;
 use super::refusals::{assert_arrived, write};
-use crate::backend::SignalWait;
+use crate::backend::{SignalWait, StreamHandle};
 use crate::bridge::Segment;
-use crate::context::node::{NodeEnd, NodeGroup, NodePlan, NodeTransfer, Window, meet_at};
+use crate::context::node::{Agent, Alone, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Partitioning, Window, meet_at};
 use crate::context::{Config, Context, PlanOptions};
 use crate::topology::DeviceId;
 use std::sync::Arc;
@@ -170,4 +170,85 @@ fn the_environment_bounds_the_blocks_of_a_step() {
     double::start(2, true);
     let pair = Pair::new(double::whole_with_chunks(), [4 << 20; 2], |config| Config { node_blocks: Some(2), ..config });
     assert_eq!(pair.step([0, 1]).into_iter().map(|(_, blocks)| blocks).collect::<Vec<_>>(), [2, 2]);
+}
+
+/// A rank that sends from one GPU to another in partitions, as steps choose, and what it has allocated.
+fn in_partitions(peers: bool) -> (Arc<Context>, NodePlan, [u64; 2]) {
+    double::start(2, peers);
+    let context = Arc::new(prepared::context_with(double::whole(), |config| config));
+    let group = Arc::new(NodeGroup::new(&context, 0, 1, Box::new(Alone), &[]).expect("a node"));
+    let memory = [0, 1].map(|gpu| context.allocate_shared(DeviceId::gpu(gpu), 1 << 20).expect("memory"));
+    let windows = memory.map(|address| Window { address, bytes: 1 << 20 });
+    let end = |window| NodeEnd { rank: 0, window, offset: 0 };
+    let transfer = NodeTransfer { dst: end(1), src: end(0), bytes: 1 << 20 };
+    let partitioning = Partitioning { count: Some(16), agent: Agent::Auto { tells: false, stores: true } };
+    let plan = group.plan_partitioned(&windows, &[transfer], Some(partitioning), &PlanOptions::default()).expect("a plan");
+    (context, plan, memory)
+}
+
+fn word(address: u64) -> u64 {
+    // SAFETY: a word of a plan that outlives the look; memory of the double's GPUs is that of the process, and nothing writes it meanwhile.
+    unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read() }
+}
+
+#[test]
+fn producers_store_in_steps_only_where_their_gpu_reaches_the_destination() {
+    let names = |peers| {
+        let (_context, plan, _) = in_partitions(peers);
+        let text = plan.describe();
+        plan.destroy().expect("given back");
+        (text.contains("all partitions after the last"), text.contains("stored by the producers"))
+    };
+    assert_eq!([names(true), names(false)], [(true, true), (true, false)]);
+}
+
+/// Where a step's producers write, and how many copies come before them. Nothing waits on the double.
+fn step_in(plan: &NodePlan, stream: StreamHandle) -> (u64, u32) {
+    let before = double::calls("cuMemcpyAsync");
+    plan.arm(stream).expect("armed");
+    let copies = double::calls("cuMemcpyAsync") - before;
+    let to = word(plan.trigger(0, 0).expect("a trigger").destination);
+    plan.enqueue(stream).expect("executed");
+    (to, copies)
+}
+
+#[test]
+fn triggers_are_told_where_producers_write_when_that_changes() {
+    let (context, plan, [source, destination]) = in_partitions(true);
+    let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    let (mut stored, mut last) = (0, source);
+    for _ in 0..100 {
+        let (to, copies) = step_in(&plan, stream);
+        assert!([source, destination].contains(&to), "{to:#x}");
+        // Flags are set back where copy engines look at them.
+        assert_eq!(copies, u32::from(to == source) + u32::from(to != last));
+        (stored, last) = (stored + u32::from(to == destination), to);
+    }
+    assert!((1..100).contains(&stored), "{stored}");
+    plan.destroy().expect("given back");
+}
+
+#[test]
+fn a_graph_tells_triggers_where_producers_write_at_each_launch_unless_they_know() {
+    let mut captures = [0, 0];
+    for tries in 0..4 {
+        let (context, plan, [source, destination]) = in_partitions(true);
+        let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        let step = || step_in(&plan, stream).0;
+        let mut before = step();
+        for _ in 0..tries {
+            before = (0..1000).map(|_| step()).find(|to| *to == destination).expect("a try");
+        }
+        node(|node| node.capturing = true);
+        let captured = [step_in(&plan, stream), step_in(&plan, stream)];
+        node(|node| node.capturing = false);
+        // Which has not been launched.
+        let (after, told) = step_in(&plan, stream);
+        let [reset, is_told] = [after == source, after != before].map(u32::from);
+        assert_eq!((captured, told), ([(before, reset + is_told); 2], reset + is_told));
+        assert!((0..10).all(|_| step_in(&plan, stream) == (after, reset)), "all further steps are of the captured variant");
+        captures[is_told as usize] += 1;
+        plan.destroy().expect("given back");
+    }
+    assert!(captures.iter().all(|count| *count > 0), "{captures:?}");
 }

@@ -66,12 +66,12 @@ pub fn plan_options() -> mp_plan_options_t {
 
 /// Partitions that the model chooses, and who moves them.
 pub fn partition_options(agent: i32) -> mp_partition_options_t {
-    mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0 }
+    mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, stores: 0 }
 }
 
 /// Agents that are tried.
 pub fn partition_tuning(agents: u32) -> mp_partition_tuning_t {
-    mp_partition_tuning_t { size: size_of::<mp_partition_tuning_t>(), agents, rounds: 1, arrivals: 0, reserved: 0, file: std::ptr::null() }
+    mp_partition_tuning_t { size: size_of::<mp_partition_tuning_t>(), agents, rounds: 1, arrivals: 0, blocks: 0, file: std::ptr::null() }
 }
 
 /// A message to be told of.
@@ -91,7 +91,7 @@ pub fn message_info() -> mp_message_info_t {
 pub fn trigger() -> mp_trigger_t {
     mp_trigger_t {
         size: size_of::<mp_trigger_t>(),
-        data: std::ptr::null_mut(),
+        destination: std::ptr::null(),
         ready: std::ptr::null_mut(),
         arrived: std::ptr::null(),
         counters: std::ptr::null_mut(),

@@ -10,12 +10,12 @@
 //! it to 1 and one sets it back to 0, in each step.
 
 use super::eager::Eager;
-use super::partitioned::copy_of;
 use crate::backend::{
     Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
 };
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::program::ranks::{FlagId, Part};
+use crate::sync::{AtomicBool, Ordering};
 use crate::topology::DeviceId;
 use std::sync::Arc;
 
@@ -77,18 +77,24 @@ const NARROW_BYTES: u64 = 64 << 10;
 /// What comes before the producers of partitions.
 pub(super) struct Armed {
     /// Flags that are taken.
-    takes: Vec<u64>,
-    /// A copy of zeros over the flags of partitions, if there are any.
-    reset: Option<(Arc<Program>, Arc<[Endpoints]>)>,
+    pub takes: Vec<u64>,
+    /// A copy of zeros over the flags of partitions, where somebody looks at them.
+    pub reset: Option<Copies>,
+    /// Where producers write.
+    pub choice: Option<DestinationChoice>,
 }
 
-impl Armed {
-    /// For `bytes` bytes of flags at `flags`, and as many zeros at `zeros`, on `device`.
-    pub fn new(part: &Part, at: &impl Addresses, device: DeviceId, flags: u64, zeros: u64, bytes: u64) -> Armed {
-        let reset = || copy_of(device, bytes, Endpoints { dst: flags, src: zeros });
-        let takes = part.arms.iter().map(|flag| at.flag(*flag)).collect();
-        Armed { takes, reset: (bytes > 0).then(reset) }
-    }
+/// Copies from address to address, on one lane.
+pub(super) type Copies = (Arc<Program>, Arc<[Endpoints]>);
+
+/// Where the producers of a variant's partitions write.
+pub(super) struct DestinationChoice {
+    /// Copies of addresses over the words at which producers look.
+    pub copies: Copies,
+    /// They store at the destinations.
+    pub is_stored: bool,
+    /// Whether the words say that, once all that is enqueued outside of captures has run.
+    pub said: Arc<AtomicBool>,
 }
 
 /// What this rank does in each step.
@@ -341,9 +347,21 @@ impl BoundPart {
     /// Enqueues what comes before the producers of partitions, and marks the place in `stream` at which the step begins.
     pub fn arm(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         self.follow(stream, is_captured, backend)?;
-        let Some(Armed { takes, reset, .. }) = &self.armed else { return Ok(()) };
-        if let Some((program, endpoints)) = reset {
-            backend.submit(&Execution { report: Report::Nothing, ..Execution::new(program, endpoints, &Arc::from([]), stream) })?;
+        let Some(Armed { takes, reset, choice }) = &self.armed else { return Ok(()) };
+        let copy = |(program, endpoints): &Copies| {
+            backend.submit(&Execution { report: Report::Nothing, ..Execution::new(program, endpoints, &Arc::from([]), stream) })
+        };
+        if let Some(reset) = reset {
+            copy(reset)?;
+        }
+        // A graph that was captured may run any time or never, and steps after it are all of its variant.
+        if let Some(DestinationChoice { copies, is_stored, said }) = choice
+            && said.load(Ordering::Relaxed) != *is_stored
+        {
+            copy(copies)?;
+            if !is_captured {
+                said.store(*is_stored, Ordering::Relaxed);
+            }
         }
         if !takes.is_empty() {
             backend.stream_take_flags(stream, &self.begins, takes)?;

@@ -10,7 +10,7 @@
 use super::super::error::Error;
 use super::super::lifetime::{Context, EndsFirst, LAST_PATIENCE};
 use super::binding::{Bindings, FLAG_BYTES, Held};
-use super::part::Armed;
+use super::part::{Armed, DestinationChoice};
 use super::partitioning::Agent;
 use super::progress::Progress;
 use super::steps::NodePlan;
@@ -18,14 +18,15 @@ use super::together::Together;
 use super::transfers::{HandedIn, TransferName};
 use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, Signal};
 use crate::ipc::signal;
-use crate::plan::{Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::plan::{Lane, LaneId, Mechanism, Op, PartitionVariant, Place, Program};
 use crate::program::ranks::{FlagId, Part, Parts, RankedBatch};
 use crate::program::{Copy, PartitionFlags, Partitions, add_partition_flags};
-use crate::sync::{Mutex, lock};
+use crate::sync::{AtomicBool, Mutex, lock};
 use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
+use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,8 @@ pub(super) struct Partitioned {
     /// Of the variant.
     pub name: &'static str,
     pub seconds: f64,
+    /// Producers store the bytes in the variant.
+    pub is_stored: bool,
 }
 
 /// What transfers of a plan have in common that move in partitions, whatever the variant.
@@ -59,17 +62,17 @@ pub(super) struct PartitionedBatch {
 }
 
 impl Partitioned {
-    /// Of the variant with this name and modelled time, whose division is `parts`.
+    /// Of the variant whose division is `parts`.
     pub fn new(
         of: &PartitionedBatch,
-        (name, seconds): (&'static str, f64),
+        &PartitionVariant { name, seconds, is_stored, .. }: &PartitionVariant,
         handed: &[HandedIn],
         parts: &mut Parts,
         batch: &RankedBatch<'_>,
         unsupported: &dyn Fn(usize, String) -> Error,
     ) -> Result<Partitioned, Error> {
         let first = parts.flags.len() as u32;
-        let flags = add_partition_flags(parts, batch, &of.partitions, of.agent.purpose()).map_err(|elsewhere| {
+        let flags = add_partition_flags(parts, batch, &of.partitions, of.agent.purpose(is_stored)).map_err(|elsewhere| {
             let reason = format!(
                 "rank {} would read it, whose lanes a producer of another rank cannot tell: let host memory be sent by the rank of a GPU that it \
                  goes to",
@@ -80,7 +83,10 @@ impl Partitioned {
         let names = handed.iter().map(|handed| handed.name).collect();
         let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
         let (shape, partitions) = (of.shape.clone(), of.partitions.clone());
-        Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own: first..parts.flags.len() as u32, name, seconds })
+        // Behind them are those by which ranks begin and end a step in which producers store.
+        let all = of.partitions.iter().zip(&flags).map(|(partitions, of)| partitions.count * (of.writers + u32::from(!is_stored)));
+        let own = first..first + all.sum::<u32>();
+        Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own, name, seconds, is_stored })
     }
 
     /// For people.
@@ -96,8 +102,9 @@ impl Partitioned {
 /// What a producer or a receiver needs of one transfer: addresses that its kernels can use.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trigger {
-    /// Where producers write: the source, or where they store themselves the destination. 0 where this rank is not the source's.
-    pub data: u64,
+    /// The word that says where producers write: to the source, or where they store themselves to the destination. Arming a step sets it. 0 where this
+    /// rank is not the source's.
+    pub destination: u64,
     /// The flags that are raised for partitions, one each; 0 where this rank is not the source's.
     pub ready: u64,
     /// Flags that tell of arrival; 0 where this rank is not the destination's, or is not told.
@@ -119,6 +126,15 @@ struct ArmedState {
     last: Option<Completion>,
 }
 
+/// A word of a GPU that says where producers write, and the two words of host memory that it is set from: for steps that move the bytes, and for
+/// steps in which producers store them.
+struct DestinationWord {
+    transfer: u32,
+    device: DeviceId,
+    address: u64,
+    choices: u64,
+}
+
 /// One rank's flags and counters.
 pub(super) struct PartitionWords {
     /// Of each transfer that this rank sends or receives.
@@ -127,6 +143,10 @@ pub(super) struct PartitionWords {
     flags: (u64, u64),
     /// As many zeros, on a device that can copy them there.
     zeros: u64,
+    /// Where producers write.
+    destinations: Vec<DestinationWord>,
+    /// [`DestinationChoice::said`].
+    said: Arc<AtomicBool>,
     device: DeviceId,
     context: Arc<Context>,
     progress: Arc<Progress>,
@@ -148,7 +168,7 @@ impl PartitionWords {
         let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
         // To be set to 0: device and range.
         let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
-        let (mut triggers, mut flags) = (BTreeMap::new(), (u64::MAX, 0));
+        let (mut triggers, mut flags, mut destinations) = (BTreeMap::new(), (u64::MAX, 0), Vec::new());
         let mut own = |first: u32, count: u32| {
             let address = at.flag_address(FlagId(first));
             flags = (flags.0.min(address), flags.1 + u64::from(count) * FLAG_BYTES);
@@ -157,21 +177,13 @@ impl PartitionWords {
         for (index, (((name, partitions), of), transfer)) in all() {
             let mut trigger = Trigger { partitions: *partitions, arrived_flags: of.writers, ..Trigger::default() };
             if transfer.src.rank == rank && partitions.count > 0 {
-                let (transfer, bytes) = (index as u32, transfer.bytes);
                 let (device, counted) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
-                trigger.counters = allocate(device, counted)?;
+                trigger.counters = allocate(device, counted + 8)?;
                 cleared.push((device, trigger.counters, counted));
-                let source = at.address(Place::Source { transfer, offset: 0 });
-                (trigger.data, trigger.ready) = match partitioned.agent {
-                    Agent::Auto { .. } | Agent::CopyEngine { .. } => (source, own(of.ready, partitions.count)),
-                    // These lie with the receiver.
-                    Agent::Producer => {
-                        let ends = Endpoints { dst: at.address(Place::Destination { transfer, offset: 0 }), src: source };
-                        let (program, ends) = copy_of(device, bytes, ends);
-                        let ends = if device.is_host() { ends } else { at.node.context.backend().kernel_ends(device, &program, &ends)? };
-                        (ends[0].dst, at.flag_address(FlagId(of.ready)))
-                    }
-                };
+                // Those of bytes that producers store lie with the receiver.
+                trigger.ready = if partitioned.is_stored { at.flag_address(FlagId(of.ready)) } else { own(of.ready, partitions.count) };
+                trigger.destination = trigger.counters + counted;
+                destinations.push(DestinationWord { transfer: index as u32, device, address: trigger.destination, choices: 0 });
             }
             if transfer.dst.rank == rank && partitions.count * of.writers > 0 {
                 trigger.arrived = own(of.arrived, partitions.count * of.writers);
@@ -189,17 +201,55 @@ impl PartitionWords {
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
         cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
         clear(at, &cleared, &mut allocate)?;
+        let choices = if destinations.is_empty() { 0 } else { allocate(DeviceId::HOST, 16 * destinations.len() as u64)? };
+        (0..).zip(&mut destinations).for_each(|(number, word): (u64, _)| word.choices = choices + 16 * number);
         let (context, progress, is_stored) = (Arc::clone(context), Arc::clone(progress), at.together.is_stored());
-        let words = PartitionWords { triggers, flags, zeros, device, context, progress, is_stored, state: Mutex::default() };
+        let (said, state) = (Arc::new(AtomicBool::new(is_stored)), Mutex::default());
+        let words = PartitionWords { triggers, flags, zeros, destinations, said, device, context, progress, is_stored, state };
+        if let Some(DestinationChoice { copies: (program, ends), .. }) = words.choice(at)? {
+            run_now(words.context.backend(), device, &program, &ends)?;
+        }
         let words = Arc::new(words);
         let first: Weak<dyn EndsFirst> = Arc::<PartitionWords>::downgrade(&words);
         words.context.end_first(first)?;
         Ok(Some(words))
     }
 
-    /// What comes before producers.
-    pub fn armed(&self, part: &Part, at: &Bindings<'_>) -> Armed {
-        Armed::new(part, at, self.device, self.flags.0, self.zeros, self.flags.1)
+    /// What comes before producers in steps of a variant.
+    pub fn armed(&self, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
+        // Where producers store and nobody is told, nobody looks at flags.
+        let looks = at.together.is_stored() == self.is_stored;
+        let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
+        Ok(Armed {
+            takes: part.arms.iter().map(|flag| at.flag_address(*flag)).collect(),
+            reset: (looks && self.flags.1 > 0).then(reset),
+            choice: self.choice(at)?,
+        })
+    }
+
+    /// Where this rank's producers write in steps of a variant. [`BackendError::NotSupported`] where they are to store what their GPU does not
+    /// reach.
+    fn choice(&self, at: &Bindings<'_>) -> Result<Option<DestinationChoice>, Error> {
+        let is_stored = at.together.is_stored();
+        let copies = self.destinations.iter().map(|word| {
+            let DestinationWord { transfer, device, address, choices } = *word;
+            let source = at.address(Place::Source { transfer, offset: 0 });
+            let to = if is_stored {
+                let ends = Endpoints { dst: at.address(Place::Destination { transfer, offset: 0 }), src: source };
+                let (program, ends) = copy_of(device, at.together.transfers[transfer as usize].bytes, ends);
+                let ends = if device.is_host() { ends } else { self.context.backend().kernel_ends(device, &program, &ends)? };
+                ends[0].dst
+            } else {
+                source
+            };
+            let choice = choices + u64::from(is_stored) * 8;
+            // SAFETY: aligned, in host memory of this plan that stays for as long as it does, and nothing reads it yet.
+            unsafe { with_exposed_provenance_mut::<u64>(choice as usize).write(to) };
+            Ok((8, Endpoints { dst: address, src: choice }))
+        });
+        let copies = copies.collect::<Result<Vec<_>, BackendError>>()?;
+        let said = Arc::clone(&self.said);
+        Ok((!copies.is_empty()).then(|| DestinationChoice { copies: copies_of(self.device, &copies), is_stored, said }))
     }
 
     /// Notes that a step is armed.
@@ -342,18 +392,32 @@ fn clear(
 /// Copies, and waits for that.
 pub(super) fn copy_now(backend: &dyn Backend, device: DeviceId, bytes: u64, ends: Endpoints) -> Result<(), BackendError> {
     let (program, endpoints) = copy_of(device, bytes, ends);
+    run_now(backend, device, &program, &endpoints)
+}
+
+/// Runs a program, and waits for that.
+fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endpoints: &Arc<[Endpoints]>) -> Result<(), BackendError> {
     let stream = backend.create_stream(device)?;
-    let submitted = backend.submit(&Execution::new(&program, &endpoints, &Arc::from([]), stream));
+    let submitted = backend.submit(&Execution::new(program, endpoints, &Arc::from([]), stream));
     let done = submitted.and_then(|end| end.map_or(Ok(()), |end| end.wait()));
     done.and(backend.destroy_stream(stream))
 }
 
 /// A program of one copy.
 pub(super) fn copy_of(device: DeviceId, bytes: u64, ends: Endpoints) -> (Arc<Program>, Arc<[Endpoints]>) {
-    let copy = Copy { from: Place::Source { transfer: 0, offset: 0 }, to: Place::Destination { transfer: 0, offset: 0 }, bytes };
-    let op = Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies: [copy].into_iter().collect(), after: Default::default() };
-    let program = Program { transfers: vec![bytes], lanes: vec![Lane::new(device)], rings: Vec::new(), ops: vec![op] };
-    (Arc::new(program), Arc::from([ends]))
+    copies_of(device, &[(bytes, ends)])
+}
+
+/// A program of copies, one after the other.
+fn copies_of(device: DeviceId, copies: &[(u64, Endpoints)]) -> (Arc<Program>, Arc<[Endpoints]>) {
+    let op = |(transfer, (bytes, _)): (u32, &(u64, Endpoints))| {
+        let copy = Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes: *bytes };
+        Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies: [copy].into_iter().collect(), after: Default::default() }
+    };
+    let (transfers, ends) = copies.iter().copied().unzip::<u64, Endpoints, Vec<_>, Vec<_>>();
+    let ops = (0..).zip(copies).map(op).collect();
+    let program = Program { transfers, lanes: vec![Lane::new(device)], rings: Vec::new(), ops };
+    (Arc::new(program), ends.into())
 }
 
 impl NodePlan {
@@ -388,6 +452,11 @@ impl NodePlan {
         counts.max().unwrap_or(1).max(1)
     }
 
+    /// Bytes of the largest transfer.
+    pub(super) fn largest_bytes(&self) -> u64 {
+        self.together.transfers.iter().map(|transfer| transfer.bytes).max().unwrap_or(0)
+    }
+
     /// [`Partitioned::shape`].
     pub(super) fn shape(&self) -> &str {
         self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
@@ -397,6 +466,6 @@ impl NodePlan {
 impl Together {
     /// Whether producers store the bytes of its transfers.
     pub fn is_stored(&self) -> bool {
-        self.partitioned.as_ref().is_some_and(|partitioned| partitioned.agent == Agent::Producer)
+        self.partitioned.as_ref().is_some_and(|partitioned| partitioned.is_stored)
     }
 }

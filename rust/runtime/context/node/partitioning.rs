@@ -8,11 +8,13 @@ use crate::topology::Machine;
 /// Who moves partitions that are ready.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// Copy engines. Where nobody is told of arrivals, as many partitions at a time as steps turn out to be fastest with: one, several or all. Else a
-    /// producer may wait for the arrival of another partition, so each moves by itself.
+    /// What steps turn out to be fastest with, where nobody is told of arrivals: copy engines, with one partition at a time, several or all, or the
+    /// producers. Else a producer may wait for the arrival of another partition, so copy engines move each by itself.
     Auto {
         /// As for copy engines.
         tells: bool,
+        /// Whether producers may store: they write where their trigger says, and nobody reads the source.
+        stores: bool,
     },
     /// Copy engines, over all paths of the plan, without a multiprocessor, each partition by itself.
     CopyEngine {
@@ -52,42 +54,61 @@ impl Partitioning {
     }
 
     /// What all ranks must want alike; 0 for what the model says.
-    pub(super) fn named(self) -> [(&'static str, String); 3] {
-        let (agent, tells) = (self.agent.name(), self.agent.purpose() != PartitionUse::Moved { tells: false });
-        [("count", self.count.unwrap_or(0).to_string()), ("agent", agent.into()), ("arrivals", tells.to_string())]
+    pub(super) fn named(self) -> [(&'static str, String); 4] {
+        let (count, tells) = (self.count.unwrap_or(0).to_string(), self.agent.tells());
+        let stores = matches!(self.agent, Agent::Auto { stores: true, .. });
+        [("count", count), ("agent", self.agent.name().into()), ("arrivals", tells.to_string()), ("stores", stores.to_string())]
     }
 
-    /// Plans the transfers, of which nothing is left in `shapes` that the plan does not move. `tuned` is the number that was measured to be best for
+    /// Plans the transfers; shapes of those that producers store have no bytes in the plan. `tuned` is the number that was measured to be best for
     /// them, where one was; `adapts` says whether steps may choose.
     pub(super) fn plan(
         self,
         machine: &Machine,
-        shapes: &mut [Shape],
+        shapes: &[Shape],
         options: &Options,
         tuned: Option<u32>,
         adapts: bool,
     ) -> Result<Settled, Error> {
-        let (is_auto, is_stored) = (matches!(self.agent, Agent::Auto { .. }), self.agent == Agent::Producer);
+        let is_auto = matches!(self.agent, Agent::Auto { .. });
         let count = self.count.or(tuned.filter(|_| is_auto));
         let whole = plan::plan(machine, shapes, options)?;
         let totals: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
         let forecast = plan::forecast_engines(machine, &whole, &totals, count);
-        if is_stored {
-            shapes.iter_mut().for_each(|shape| shape.bytes = 0);
-            let variant = PartitionVariant { name: "stored", plan: plan::plan(machine, shapes, options)?, seconds: forecast.seconds };
-            return Ok(Settled { variants: vec![variant], forecast });
+        // Over the link between the two, without hand-overs.
+        let seconds = whole.one_path;
+        let stored = || {
+            let unmoved: Vec<Shape> = shapes.iter().map(|shape| Shape { bytes: 0, ..*shape }).collect();
+            let plan = plan::plan(machine, &unmoved, options)?;
+            Ok::<_, Error>(PartitionVariant { name: "stored by the producers", plan, seconds, is_stored: true })
+        };
+        if self.agent == Agent::Producer {
+            return Ok(Settled { variants: vec![stored()?], forecast });
         }
-        let adapts = adapts && self.agent == Agent::Auto { tells: false };
-        Ok(Settled { variants: plan::partition_variants(machine, whole, &forecast, adapts), forecast })
+        let adapts = adapts && matches!(self.agent, Agent::Auto { tells: false, .. });
+        let mut variants = plan::partition_variants(machine, whole, &forecast, adapts);
+        // Who writes host memory need not be a kernel of a GPU.
+        let by_kernels = shapes.iter().all(|shape| shape.bytes == 0 || !shape.src_device.is_host());
+        if adapts && by_kernels && matches!(self.agent, Agent::Auto { stores: true, .. }) && totals.iter().any(|total| *total > 0) {
+            variants.push(stored()?);
+        }
+        Ok(Settled { variants, forecast })
     }
 }
 
 impl Agent {
-    pub(super) fn purpose(self) -> PartitionUse {
+    /// Whether receivers are told of arrivals.
+    fn tells(self) -> bool {
         match self {
-            Agent::Auto { tells } | Agent::CopyEngine { tells } => PartitionUse::Moved { tells },
-            Agent::Producer => PartitionUse::Stored,
+            Agent::Auto { tells, .. } | Agent::CopyEngine { tells } => tells,
+            Agent::Producer => true,
         }
+    }
+
+    /// Of a variant in which producers store, or do not.
+    pub(super) fn purpose(self, is_stored: bool) -> PartitionUse {
+        let tells = self.tells();
+        if is_stored { PartitionUse::Stored { tells } } else { PartitionUse::Moved { tells } }
     }
 
     /// As the C API has it.

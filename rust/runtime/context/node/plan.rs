@@ -83,7 +83,7 @@ impl NodeGroup {
         let requests = call.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike; so all have the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
-        let variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
+        let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
             // But for memory, which each has of its own.
             Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
             variants => variants?,
@@ -97,7 +97,19 @@ impl NodeGroup {
             bound.push(one);
             Ok::<_, Error>(kernel)
         };
-        let kernels = variants.iter().map(|together| bind(call, together, false, &mut held)).collect::<Result<Vec<_>, _>>();
+        let mut kernels = Vec::new();
+        let kernels = loop {
+            let Some(together) = variants.get(kernels.len()) else { break Ok(kernels) };
+            match bind(call, together, false, &mut held) {
+                Ok(kernel) => kernels.push(kernel),
+                // Others stand in for it. All ranks have been told.
+                Err(error) if together.is_stored() && !kernels.is_empty() && !matches!(error, Error::Allgather(_)) => {
+                    log::debug!("producers do not store in steps of node plan {number}: {error}");
+                    variants.truncate(kernels.len());
+                }
+                Err(error) => break Err(error),
+            }
+        };
         let made = kernels.and_then(|kernels| match kernels[..] {
             // What one kernel does has streams for the case that ranks are late.
             [Some(late)] if self.adapts(own.options) => {
@@ -182,12 +194,13 @@ impl NodeGroup {
         }
         check_own(transfers, self.rank(), self.ranks())?;
         let is_open = self.rank() == 0 && partitioning.is_some_and(|partitioning| matches!(partitioning.agent, Agent::Auto { .. }));
-        let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.clone()).unwrap_or_default();
+        let best = |known: &PartitionTuning| PartitionTuning { shape: known.shape.clone(), trials: Vec::new(), ..*known };
+        let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.iter().map(best).collect());
         Ok(RankRequest {
             windows: told,
             transfers: transfers.to_vec(),
             options: named(options, self.adapts(own.options), partitioning),
-            tuned,
+            tuned: tuned.unwrap_or_default(),
         })
     }
 }

@@ -52,8 +52,9 @@ pub struct NodePlan {
 /// This rank's parts of all variants.
 struct RankParts {
     all: Vec<BoundPart>,
-    /// That of the last step.
+    /// That of the last step, and of the last outside of captures.
     last: usize,
+    last_run: usize,
     /// Which one a step takes, where there are several.
     variants: Option<StepVariants>,
     /// The variant of a measured step that has begun, and when.
@@ -84,9 +85,12 @@ impl RankParts {
         backend: &dyn Backend,
         enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        if variant != self.last {
-            self.all[self.last].follow(stream, is_captured, backend)?;
-            self.last = variant;
+        if variant != self.last_run {
+            self.all[self.last_run].follow(stream, is_captured, backend)?;
+        }
+        self.last = variant;
+        if !is_captured {
+            self.last_run = variant;
         }
         self.begun = measure.then(|| (variant, backend.mark_moment(stream)));
         enqueue(&mut self.all[variant])
@@ -124,7 +128,7 @@ impl NodePlan {
             together,
             others: variants,
             used,
-            parts: Mutex::new(RankParts { all, last: 0, variants: agreed, begun: None }),
+            parts: Mutex::new(RankParts { all, last: 0, last_run: 0, variants: agreed, begun: None }),
             words,
             held: Mutex::new(held),
             progress,

@@ -14,7 +14,7 @@ use super::plan::RankRequest;
 use super::transfers::{NodeEnd, NodeTransfer, TransferName, batch_of};
 use crate::adapt;
 use crate::backend::MemoryKind;
-use crate::plan::{self, Options, Place, Program, Shape};
+use crate::plan::{self, Options, PartitionVariant, Place, Program, Shape};
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::topology::{DeviceId, hash};
 use crate::tune;
@@ -109,42 +109,44 @@ impl Together {
             );
             return Err(failed(a.transfer, a.end, reason));
         }
-        // With the names and times of those that move in partitions.
-        let (plans, settled): (Vec<(plan::Plan, (&str, f64))>, _) = match partitioning {
+        let (variants, settled) = match partitioning {
             None => {
                 let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
                 let best = plan(options)?;
                 let all = if adapts { adapt::variants(best, options, plan)? } else { vec![best] };
-                (all.into_iter().map(|plan| (plan, ("", 0.0))).collect(), None)
+                let whole = |plan| PartitionVariant { name: "", plan, seconds: 0.0, is_stored: false };
+                (all.into_iter().map(whole).collect(), None)
             }
             Some(partitioning) => {
                 let shape = tune::shape_of(&shapes);
                 let tuned = requests[0].tuned.iter().find(|tuned| tuned.shape == shape).map(|tuned| tuned.count);
-                let Settled { variants, forecast } = partitioning.plan(&node.machine, &mut shapes, options, tuned, adapts)?;
+                let Settled { variants, forecast } = partitioning.plan(&node.machine, &shapes, options, tuned, adapts)?;
                 let (agent, partitions) = (partitioning.agent, forecast.partitions);
-                let all = variants.into_iter().map(|variant| (variant.plan, (variant.name, variant.seconds))).collect();
-                (all, Some(PartitionedBatch { agent, shape, partitions }))
+                (variants, Some(PartitionedBatch { agent, shape, partitions }))
             }
         };
         let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
         let src_devices: Vec<DeviceId> = shapes.iter().map(|shape| shape.src_device).collect();
         let owners = node.owners();
-        let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
         // Inboxes are for steps that all come after each other.
-        let takes_inboxes = partitioning.is_none() && plans.len() == 1;
-        let divided = plans.into_iter().map(|(plan, of_variant)| {
+        let takes_inboxes = partitioning.is_none() && variants.len() == 1;
+        let divided = variants.into_iter().map(|variant| {
+            // What producers store has no bytes in its plan.
+            let shapes: Vec<Shape> = variant.plan.transfers.iter().map(|transfer| transfer.shape).collect();
+            let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
+            let plan = &variant.plan;
             plan::validate(&plan.program, options.staging_bytes)?;
             let mut parts = divide(&plan.program, &batch);
             check_parts(&plan.program, &batch, &parts)?;
             let eager = if takes_inboxes { Eager::new(&parts, &batch) } else { None };
             let partitioned = match &settled {
-                Some(of) => Some(Partitioned::new(of, of_variant, &handed, &mut parts, &batch, &unsupported)?),
+                Some(of) => Some(Partitioned::new(of, &variant, &handed, &mut parts, &batch, &unsupported)?),
                 None => None,
             };
             let ring_owners = ring_owners(&plan.program, &parts, &owners);
             let flag_places = flag_places(&parts, partitioned.as_ref().map_or(0..0, |partitioned| partitioned.own.clone()));
             let (transfers, ends, src_devices) = (transfers.clone(), ends.clone(), src_devices.clone());
-            Ok(Together { plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
+            Ok(Together { plan: variant.plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
         });
         divided.collect()
     }

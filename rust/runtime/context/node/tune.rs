@@ -13,7 +13,7 @@ use super::steps::NodePlan;
 use super::transfers::{NodeTransfer, Window};
 use crate::backend::StreamHandle;
 use crate::context::Context;
-use crate::tune::{self, Origin, PartitionTuning, Tuning, digest};
+use crate::tune::{self, Origin, PartitionMover, PartitionTrial, PartitionTuning, Tuning, digest, spread_partitions};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,7 +25,9 @@ pub struct PartitionTrials<'a> {
     pub agents: &'a [Agent],
     /// Timed steps of each candidate; one more comes before them.
     pub rounds: u32,
-    /// Where the best is kept, of those that may be chosen without asking. Its folder must exist, the file need not.
+    /// Blocks of the producing kernel, for the table of what was tried; 0 where the program does not vary them.
+    pub blocks: u32,
+    /// Where the trials are kept, and the best of those that may be chosen without asking. Its folder must exist, the file need not.
     pub file: Option<&'a Path>,
 }
 
@@ -61,7 +63,8 @@ impl NodeGroup {
         let found = told.and_then(|told| {
             let (stream, rounds) = (stream.clone()?, trials.rounds);
             let (call, own) = (&mut call, OwnRequest { windows, transfers, partitioning: None, options });
-            CandidateTrials { node: self, call, own, rounds, stream, produce, refusal: None }.find(&told, trials)
+            let tried = Vec::new();
+            CandidateTrials { node: self, call, own, rounds, stream, produce, tried, refusal: None }.find(&told, trials)
         });
         stream.and_then(|stream| self.context().destroy_stream(stream))?;
         found
@@ -76,8 +79,8 @@ impl PartitionTrials<'_> {
     }
 }
 
-/// Puts what was found in place of what the file has for this shape, and leaves the rest of the file.
-fn keep(context: &Context, file: &Path, found: PartitionTuning) -> Result<(), Error> {
+/// Puts these trials to what the file has for this shape, which is `found` where it has nothing, and leaves the rest of the file.
+fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[PartitionTrial]) -> Result<(), Error> {
     let (machine, backend) = (context.machine(), context.backend().name());
     let mut tuning = match file.exists() {
         true => tune::load(file, machine, backend)?,
@@ -89,8 +92,8 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning) -> Result<(), Er
             partitions: Vec::new(),
         },
     };
-    tuning.partitions.retain(|known| known.shape != found.shape);
-    tuning.partitions.push(found);
+    let known = tuning.partitions.iter().position(|known| known.shape == found.shape).map(|known| tuning.partitions.remove(known));
+    tuning.partitions.push(known.unwrap_or(found).with(trials));
     write(file, &tuning.to_toml())
         .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
 }
@@ -102,6 +105,7 @@ struct CandidateTrials<'a, 'n> {
     rounds: u32,
     stream: StreamHandle,
     produce: Produce<'a>,
+    tried: Vec<(Partitioning, f64)>,
     /// Why the first candidate was refused that was.
     refusal: Option<Error>,
 }
@@ -122,7 +126,15 @@ impl CandidateTrials<'_, '_> {
         };
         let kept = best(&|agent| agent != Agent::Producer).and_then(|found| found.count).filter(|_| self.node.rank() == 0).zip(trials.file);
         let bytes = self.own.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
-        let written = kept.map_or(Ok(()), |(count, file)| keep(self.node.context(), file, PartitionTuning { shape, bytes, count }));
+        let trial = |(tried, seconds): &(Partitioning, f64)| PartitionTrial {
+            mover: if tried.agent == Agent::Producer { PartitionMover::Producer } else { PartitionMover::CopyEngine },
+            count: tried.count.unwrap_or(1),
+            blocks: trials.blocks,
+            ns: (seconds * 1e9) as u64,
+        };
+        let tried: Vec<PartitionTrial> = self.tried.iter().map(trial).collect();
+        let new = |count| PartitionTuning { shape, bytes, count, trials: Vec::new() };
+        let written = kept.map_or(Ok(()), |(count, file)| keep(self.node.context(), file, new(count), &tried));
         self.call.all(written)?;
         Ok(found)
     }
@@ -133,11 +145,11 @@ impl CandidateTrials<'_, '_> {
         for &agent in agents {
             // The model's choice is where the search begins.
             let Some(plan) = self.plan(Partitioning { count: None, agent })? else { continue };
-            let start = plan.partition_count();
+            let starts = spread_partitions(plan.partition_count(), plan.largest_bytes());
             shape = plan.shape().to_owned();
             end(&plan);
             let in_parts = |count| Partitioning { count: Some(count), agent };
-            let best = tune::search_partitions(start, |count| self.score(in_parts(count)))?;
+            let best = tune::search_partitions(&starts, |count| self.score(in_parts(count)))?;
             found.extend(best.map(|(count, seconds)| (in_parts(count), seconds)));
         }
         Ok((shape, found))
@@ -166,6 +178,7 @@ impl CandidateTrials<'_, '_> {
         slowest.sort_unstable_by(f64::total_cmp);
         let median = slowest.get(slowest.len() / 2).copied();
         log::debug!("tuning: {partitioning:?} takes {median:?} s");
+        self.tried.extend(median.map(|seconds| (partitioning, seconds)));
         Ok(median)
     }
 
