@@ -4,6 +4,7 @@
 #ifndef MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
 #define MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
 
+#include "fit.hpp"
 #include "outputs.hpp"
 #include "work.hpp"
 
@@ -14,7 +15,6 @@
 #include <utility>
 #ifndef __CUDACC__
 #include <array>
-#include <cmath>
 #endif
 
 #ifdef __CUDACC__
@@ -191,7 +191,7 @@ TRIGGERED_FUNCTION void sweep(const sweeping &task, const receivers &out, unsign
         const std::size_t end = first + edge_columns < nx ? first + edge_columns : nx;
         const unsigned to = block < pieces ? task.up : task.down;
         const float *here = task.a + row * nx;
-        float *const there = out.destination<float>(to, task.a_new + row * nx);
+        auto *const there = out.destination<float>(to, task.a_new + row * nx);
         for (std::size_t x = first + thread(); x < end; x += threads()) {
             if (x > 0 && x + 1 < nx) {
                 const float value = relaxed(here[x - 1], here[x + 1], *(here + x - nx), here[x + nx]);
@@ -226,20 +226,41 @@ TRIGGERED_FUNCTION void sweep(const sweeping &task, const receivers &out, unsign
     }
 }
 
+TRIGGERED_FUNCTION range edges_of(const graph_part &part, std::size_t row) {
+    return {part.offsets[row], part.offsets[row + 1]};
+}
+
 /// PageRank: the vector holds each vertex's rank divided by its edges, which is what its neighbours read.
 struct rank_rule {
     using value = float;
     const ranking &task;
+    [[nodiscard]] TRIGGERED_FUNCTION range terms(std::size_t row) const { return edges_of(task.part, row); }
     [[nodiscard]] TRIGGERED_FUNCTION value none() const { return 0; }
-    [[nodiscard]] TRIGGERED_FUNCTION value along(value of, std::uint32_t, std::uint32_t) const { return of; }
+    [[nodiscard]] TRIGGERED_FUNCTION value with(value sum, std::size_t edge, std::size_t) const {
+        return sum + task.x[task.part.sources[edge]];
+    }
     [[nodiscard]] TRIGGERED_FUNCTION value both(value a, value b) const { return a + b; }
-    /// The fused multiplication and addition is named, so that all compilers round once.
     [[nodiscard]] TRIGGERED_FUNCTION value made(value sum, std::size_t row) const {
-#ifdef __CUDACC__
-        return __fmaf_rn(task.damping, sum, task.base) * task.weight[row];
-#else
-        return std::fma(task.damping, sum, task.base) * task.weight[row];
-#endif
+        return fused(task.damping, sum, task.base) * task.weight[row];
+    }
+};
+
+/// Jacobi's method for a band matrix. All rows have as many terms, of which some lie outside.
+struct relax_rule {
+    using value = float;
+    const relaxing &task;
+    [[nodiscard]] TRIGGERED_FUNCTION range terms(std::size_t) const { return {0, task.width}; }
+    [[nodiscard]] TRIGGERED_FUNCTION value none() const { return 0; }
+    [[nodiscard]] TRIGGERED_FUNCTION value with(value sum, std::size_t at, std::size_t row) const {
+        const std::size_t column = task.first + row + at; // plus half of the width
+        const std::size_t half = task.width / 2;
+        return column >= half && column < task.all + half
+                   ? fused(task.beside[row * task.width + at], task.x[column - half], sum)
+                   : sum;
+    }
+    [[nodiscard]] TRIGGERED_FUNCTION value both(value a, value b) const { return a + b; }
+    [[nodiscard]] TRIGGERED_FUNCTION value made(value sum, std::size_t row) const {
+        return (task.right[row] - sum) * task.inverse[row];
     }
 };
 
@@ -247,9 +268,13 @@ struct rank_rule {
 struct distance_rule {
     using value = std::uint32_t;
     const shortening &task;
+    [[nodiscard]] TRIGGERED_FUNCTION range terms(std::size_t row) const { return edges_of(task.part, row); }
     [[nodiscard]] TRIGGERED_FUNCTION value none() const { return unreached; }
-    [[nodiscard]] TRIGGERED_FUNCTION value along(value of, std::uint32_t from, std::uint32_t to) const {
-        return of == unreached ? unreached : of + edge_length(from, to);
+    [[nodiscard]] TRIGGERED_FUNCTION value with(value least, std::size_t edge, std::size_t row) const {
+        const std::uint32_t from = task.part.sources[edge];
+        const value of = task.x[from];
+        const auto to = static_cast<std::uint32_t>(task.part.first + row);
+        return of == unreached ? least : both(least, of + edge_length(from, to));
     }
     [[nodiscard]] TRIGGERED_FUNCTION value both(value a, value b) const { return a < b ? a : b; }
     [[nodiscard]] TRIGGERED_FUNCTION value made(value least, std::size_t row) const {
@@ -262,18 +287,15 @@ struct distance_rule {
     }
 };
 
-/// What the edges of a row give: 32 parts, then a tree of pairs. The parts and the tree are the same on CPU and GPU, so
+/// What the terms of a row give: 32 parts, then a tree of pairs. The parts and the tree are the same on CPU and GPU, so
 /// sums are bitwise equal.
-template <class Rule, class Value>
-TRIGGERED_FUNCTION Value along_edges(const Rule &rule, const graph_part &part, const Value *x, std::size_t row) {
-    const std::uint64_t begin = part.offsets[row];
-    const std::uint64_t end = part.offsets[row + 1];
-    const auto to = static_cast<std::uint32_t>(part.first + row);
+template <class Rule> TRIGGERED_FUNCTION typename Rule::value sum_of(const Rule &rule, std::size_t row) {
+    using Value = typename Rule::value;
+    const range terms = rule.terms(row);
 #ifdef __CUDACC__
     Value mine = rule.none();
-    for (std::uint64_t edge = begin + threadIdx.x % lanes; edge < end; edge += lanes) {
-        const std::uint32_t from = part.sources[edge];
-        mine = rule.both(mine, rule.along(x[from], from, to));
+    for (std::size_t term = terms.first + threadIdx.x % lanes; term < terms.end; term += lanes) {
+        mine = rule.with(mine, term, row);
     }
     for (unsigned apart = lanes / 2; apart > 0; apart /= 2) {
         mine = rule.both(mine, __shfl_xor_sync(~0U, mine, apart));
@@ -282,10 +304,9 @@ TRIGGERED_FUNCTION Value along_edges(const Rule &rule, const graph_part &part, c
 #else
     std::array<Value, lanes> parts{};
     parts.fill(rule.none());
-    for (std::uint64_t edge = begin; edge < end; ++edge) {
-        const std::uint32_t from = part.sources[edge];
-        Value &mine = parts[(edge - begin) % lanes];
-        mine = rule.both(mine, rule.along(x[from], from, to));
+    for (std::size_t term = terms.first; term < terms.end; ++term) {
+        Value &mine = parts[(term - terms.first) % lanes];
+        mine = rule.with(mine, term, row);
     }
     for (unsigned apart = lanes / 2; apart > 0; apart /= 2) {
         for (unsigned lane = 0; lane < apart; ++lane) {
@@ -296,34 +317,66 @@ TRIGGERED_FUNCTION Value along_edges(const Rule &rule, const graph_part &part, c
 #endif
 }
 
-/// A step of a graph's algorithm: a warp makes the values of 32 rows, and stores them together.
+/// A step: a warp makes the values of 32 rows, and stores them together. `made` are those of all `rows` rows.
 template <class Rule, class Value>
-TRIGGERED_FUNCTION void step(const Rule &rule, const graph_part &part, const Value *x, Value *x_new,
-                             const receivers &out, unsigned block) {
+TRIGGERED_FUNCTION void step(const Rule &rule, std::size_t rows, Value *made, const receivers &out, unsigned block) {
     const std::size_t first = std::size_t{block} * rows_per_block;
-    const std::size_t end = first + rows_per_block < part.rows ? first + rows_per_block : part.rows;
+    const std::size_t end = first + rows_per_block < rows ? first + rows_per_block : rows;
 #ifdef __CUDACC__
     const std::size_t first_of_warp = first + threadIdx.x / lanes * lanes;
     const unsigned lane = threadIdx.x % lanes;
     Value mine = rule.none();
     for (unsigned i = 0; i < lanes && first_of_warp + i < end; ++i) {
-        const Value all = along_edges(rule, part, x, first_of_warp + i);
+        const Value all = sum_of(rule, first_of_warp + i);
         mine = lane == i ? all : mine;
     }
     const std::size_t row = first_of_warp + lane;
     if (row < end) {
         const Value value = rule.made(mine, row);
-        x_new[part.first + row] = value;
-        out.store(x_new + part.first, row, value);
+        made[row] = value;
+        out.store(made, row, value);
     }
 #else
     for (std::size_t row = first; row < end; ++row) {
-        const Value value = rule.made(along_edges(rule, part, x, row), row);
-        x_new[part.first + row] = value;
-        out.store(x_new + part.first, row, value);
+        const Value value = rule.made(sum_of(rule, row), row);
+        made[row] = value;
+        out.store(made, row, value);
     }
 #endif
     out.ready<Value>(first, end - first);
+}
+
+/// Alternating least squares: a thread fits a vertex.
+TRIGGERED_FUNCTION void fit(const fitting &task, const receivers &out, unsigned block) {
+    const std::size_t first = std::size_t{block} * rows_per_block;
+    const std::size_t end = first + rows_per_block < task.part.rows ? first + rows_per_block : task.part.rows;
+    latent *const made = task.x_new + task.part.first;
+    for (std::size_t row = first + thread(); row < end; row += threads()) {
+        const auto here = static_cast<std::uint32_t>(task.part.first + row);
+        normal_equations sum;
+        const range edges = edges_of(task.part, row);
+        for (std::size_t edge = edges.first; edge < edges.end; ++edge) {
+            const std::uint32_t other = task.part.sources[edge];
+            sum.add(task.x[other], task.is_rated ? rating(other, here) : rating(here, other));
+        }
+        const latent value = sum.solved();
+        made[row] = value;
+        out.store(made, row, value);
+    }
+    out.ready<latent>(first, end - first);
+}
+
+/// Stores `each` words that lie together, and what a warp stores at a time in other lines of memory: a region of 32
+/// lines is written piece after piece.
+TRIGGERED_FUNCTION void scatter(const scattering &task, unsigned block) {
+    constexpr std::size_t region = std::size_t{line_words} * region_lines;
+    const std::size_t base = block * region;
+    for (std::size_t i = thread(); i < region && base + i < task.words; i += threads()) {
+        const std::size_t piece = i / task.each;
+        const std::size_t at =
+            base + piece % region_lines * line_words + piece / region_lines * task.each + i % task.each;
+        task.out[at] = scattered(static_cast<std::uint32_t>(at), task.step);
+    }
 }
 
 } // namespace blocks

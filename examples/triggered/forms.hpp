@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 struct form {
     enum class way {
         alone,  ///< not at all: the limit in which transfers cost nothing, and what is received is wrong
+        told,   ///< not at all, though the kernel says what is ready: what that costs
         copies, ///< by plain copies after the kernel
         plan,   ///< by a plan after the kernel
         agent   ///< in partitions, while the kernel runs
@@ -31,7 +33,7 @@ struct form {
 /// Enqueues the kernel that makes what a mover moves.
 using producer = std::function<void(const mpgpu::stream &stream, const outputs &out)>;
 
-/// The forms that this example compares: the limit first, then the two in bulk.
+/// The forms that this example compares: the two in which nothing moves first, then the two in bulk.
 std::vector<form> all_forms(const options &opt);
 
 /// What GPUs compute in a row of steps, and move in each.
@@ -46,6 +48,8 @@ struct application {
     std::function<void()> reset;
     /// After `steps` steps: how many elements are not what a CPU makes of them.
     std::function<std::size_t()> wrong;
+    /// Whether each GPU reads what all others have made in the step before, where nothing is sent.
+    bool all_read = false;
     /// Steps between two tests for the end, at which the host waits; 0: never.
     int check = 0;
     /// Whether the step before has changed nothing.
@@ -63,6 +67,18 @@ struct machine {
     explicit machine(const options &opt);
     [[nodiscard]] bool is_virtual() const { return ctx.backend() == mpgpu::backend::host; }
 };
+
+/// Where what all GPUs use lies.
+enum class placement {
+    each,   ///< each GPU has its own
+    unified ///< all have one in unified memory, with hints, and nothing is moved
+};
+
+using shared_memory = std::unique_ptr<void, void (*)(void *)>;
+shared_memory share_memory(const machine &m, std::size_t bytes);
+
+/// Whether there are several GPUs that use unified memory at once.
+bool shares_memory(const machine &m);
 
 /// Makes copies move in a form.
 class mover {
@@ -93,7 +109,7 @@ class run {
     /// Seconds of a step: of all in a row, over their number. `enqueued` is the part in which the host enqueues.
     double seconds(double &enqueued);
     [[nodiscard]] const std::string &name() const { return form_.name; }
-    [[nodiscard]] bool moves() const { return form_.how != form::way::alone; }
+    [[nodiscard]] bool moves() const { return form_.how != form::way::alone && form_.how != form::way::told; }
     /// Whether it has ended after another number of steps than a CPU.
     [[nodiscard]] bool ended_wrong() const { return ended_wrong_; }
     [[nodiscard]] const application &app() const { return app_; }
@@ -112,9 +128,11 @@ class run {
 };
 
 /// Runs all forms of an application by turns, and prints a table: medians, spread, speed-up against `one` (the same on
-/// one GPU, if that is known), against bulk, and fraction of the limit. Checks every form before the first round and
-/// after the last. Returns how many forms had a wrong result.
-int compare(const machine &m, const application &app, const application *one, const options &opt);
+/// one GPU, if that is known), against bulk, fraction of the limit, and how much of the time of the copies is hidden.
+/// `unified` is the same in unified memory, if there is one. Checks every form before the first round and after the
+/// last. Returns how many forms had a wrong result.
+int compare(const machine &m, const application &app, const application *one, const options &opt,
+            const application *unified = nullptr);
 
 double median(std::vector<double> values);
 
@@ -134,7 +152,9 @@ template <class Dst, class Src> void copy_now(const machine &m, Dst &&dst, Src &
 /// The programs: each returns how many results were wrong.
 int microbenchmark(const machine &m, const options &opt);
 int jacobi(const machine &m, const options &opt);
+int banded(const machine &m, const options &opt);
 int graphs(const machine &m, const options &opt);
+int stores(const machine &m, const options &opt);
 int pipeline(const machine &m, const options &opt);
 
 #endif // MPGPU_EXAMPLES_TRIGGERED_FORMS_HPP

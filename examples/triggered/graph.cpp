@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "graph.hpp"
+#include "fit.hpp"
 #include "forms.hpp"
 #include "work.hpp"
 
@@ -143,4 +144,49 @@ std::vector<float> ranks(const graph &g, float damping, int steps) {
         x.swap(x_new);
     }
     return x;
+}
+
+graph transposed(const graph &g) {
+    graph made;
+    made.outgoing.resize(g.vertices());
+    made.offsets.assign(g.vertices() + 1, 0);
+    for (std::size_t vertex = 0; vertex < g.vertices(); ++vertex) {
+        made.outgoing[vertex] = static_cast<std::uint32_t>(g.offsets[vertex + 1] - g.offsets[vertex]);
+        made.offsets[vertex + 1] = made.offsets[vertex] + g.outgoing[vertex];
+    }
+    made.sources.resize(g.sources.size());
+    std::vector<std::uint64_t> next = made.offsets;
+    for (std::size_t to = 0; to < g.vertices(); ++to) {
+        for (std::uint64_t i = g.offsets[to]; i < g.offsets[to + 1]; ++i) {
+            made.sources[next[g.sources[i]]++] = static_cast<std::uint32_t>(to);
+        }
+    }
+    return made;
+}
+
+std::array<std::vector<latent>, 2> factors(const graph &g, const graph &back, int steps) {
+    std::vector<latent> x(g.vertices());
+    for (std::size_t vertex = 0; vertex < x.size(); ++vertex) {
+        for (unsigned i = 0; i < factor_size; ++i) {
+            x[vertex].v[i] = static_cast<float>(edge_length(static_cast<std::uint32_t>(vertex), i)) / 64.0F;
+        }
+    }
+    std::vector<latent> before;
+    for (int step = 0; step < steps; ++step) {
+        const graph &side = step % 2 == 0 ? g : back;
+        std::vector<latent> x_new(x.size());
+        in_parallel(x.size(), [&](std::size_t first, std::size_t end) {
+            for (std::size_t to = first; to < end; ++to) {
+                normal_equations sum;
+                for (std::uint64_t i = side.offsets[to]; i < side.offsets[to + 1]; ++i) {
+                    const std::uint32_t from = side.sources[i];
+                    const auto here = static_cast<std::uint32_t>(to);
+                    sum.add(x[from], step % 2 == 0 ? rating(here, from) : rating(from, here));
+                }
+                x_new[to] = sum.solved();
+            }
+        });
+        before = std::exchange(x, std::move(x_new));
+    }
+    return {x, before};
 }

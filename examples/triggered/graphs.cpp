@@ -1,197 +1,164 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// PageRank and shortest paths. The vertices are divided over the GPUs, each has the whole vector of values, and what a
-// GPU makes of its part goes to all others.
-#include "forms.hpp"
+// PageRank, shortest paths and alternating least squares. The vertices are divided over the GPUs, each has the whole
+// vector of values, and what a GPU makes of its part goes to all others.
 #include "graph.hpp"
+#include "replicated.hpp"
 
-#include <algorithm>
-#include <array>
 #include <cstdio>
-#include <memory>
-#include <type_traits>
+#include <utility>
 
 namespace {
 
 constexpr float damping = 0.85F;
 
-/// An application on a graph. `Value` is `float` for PageRank, `std::uint32_t` for distances.
-template <class Value> class on_graph {
+/// The edges to the vertices of one GPU.
+class edges_on {
   public:
-    on_graph(const machine &m, const graph &g, int gpus, bool to_host, const std::vector<Value> &first,
-             const std::vector<Value> &expected, int steps, int check)
-        : machine_(m), first_(m.ctx, mpgpu::device::host(), first.size()),
-          seen_(m.ctx, mpgpu::device::host(), first.size()), expected_(expected),
-          changed_(m.ctx, mpgpu::device::host(), static_cast<std::size_t>(gpus)) {
-        std::copy(first.begin(), first.end(), first_.data());
-        if (to_host) {
-            to_host_ = mpgpu::buffer<Value>(m.ctx, mpgpu::device::host(), first.size());
-        }
-        const auto count = static_cast<std::size_t>(gpus);
-        for (std::size_t gpu = 0; gpu < count; ++gpu) {
-            parts_.push_back(std::make_unique<part>(m, g, static_cast<int>(gpu), g.vertices() * gpu / count,
-                                                    g.vertices() * (gpu + 1) / count));
-        }
-        app_.gpus = gpus;
-        app_.steps = steps;
-        app_.sends = [this](int gpu, int parity) { return sends(gpu, parity); };
-        app_.launch = [this](const mpgpu::stream &stream, int gpu, int step, const outputs &out) {
-            launch(stream, gpu, step, out);
-        };
-        app_.reset = [this] { reset(); };
-        app_.wrong = [this] { return wrong(); };
-        if (check > 0) {
-            app_.check = check;
-            app_.has_ended = [this](int step) { return has_ended(step); };
-        }
-    }
-
-    [[nodiscard]] const application &app() const { return app_; }
+    edges_on(const machine &m, const graph &g, int gpu, share rows)
+        : rows_(rows), offsets_(on_gpu(m, mpgpu::device::gpu(gpu), shifted(g, rows).data(), rows.count + 1)),
+          sources_(on_gpu(m, mpgpu::device::gpu(gpu), g.sources.data() + g.offsets[rows.first],
+                          g.offsets[rows.first + rows.count] - g.offsets[rows.first])) {}
+    [[nodiscard]] graph_part part() { return {offsets_.data(), sources_.data(), rows_.first, rows_.count}; }
 
   private:
-    struct part {
-        part(const machine &m, const graph &g, int gpu, std::size_t first_vertex, std::size_t end)
-            : first(first_vertex), rows(end - first_vertex),
-              where(mpgpu::device::gpu(gpu)), x{{{m.ctx, where, g.vertices()}, {m.ctx, where, g.vertices()}}},
-              offsets(m.ctx, where, rows + 1),
-              sources(m.ctx, where, std::max<std::uint64_t>(1, g.offsets[end] - g.offsets[first])),
-              weight(m.ctx, where, rows), changed(m.ctx, where, 1) {
-            mpgpu::buffer<std::uint64_t> here(m.ctx, mpgpu::device::host(), rows + 1);
-            mpgpu::buffer<std::uint32_t> edges(m.ctx, mpgpu::device::host(), sources.size());
-            mpgpu::buffer<float> weights(m.ctx, mpgpu::device::host(), rows);
-            for (std::size_t row = 0; row <= rows; ++row) {
-                here.data()[row] = g.offsets[first + row] - g.offsets[first];
-            }
-            std::copy(g.sources.begin() + static_cast<std::ptrdiff_t>(g.offsets[first]),
-                      g.sources.begin() + static_cast<std::ptrdiff_t>(g.offsets[end]), edges.data());
-            for (std::size_t row = 0; row < rows; ++row) {
-                const std::uint32_t outgoing = g.outgoing[first + row];
-                weights.data()[row] = outgoing > 0 ? 1.0F / static_cast<float>(outgoing) : 0.0F;
-            }
-            copy_now(m, offsets, here);
-            copy_now(m, sources, edges);
-            copy_now(m, weight, weights);
-        }
-        std::size_t first;
-        std::size_t rows;
-        mpgpu::device where;
-        std::array<mpgpu::buffer<Value>, 2> x; ///< before and after a step, by turns
-        mpgpu::buffer<std::uint64_t> offsets;
-        mpgpu::buffer<std::uint32_t> sources;
-        mpgpu::buffer<float> weight;
-        mpgpu::buffer<std::uint32_t> changed;
-    };
-
-    std::vector<mpgpu::transfer> sends(int gpu, int parity) {
-        const auto written = static_cast<std::size_t>(1 - parity);
-        part &here = *parts_[static_cast<std::size_t>(gpu)];
-        const auto made = here.x.at(written).subspan(here.first, here.rows);
-        std::vector<mpgpu::transfer> copies;
-        for (const std::unique_ptr<part> &other : parts_) {
-            if (other.get() != &here) {
-                copies.push_back(mpgpu::make_transfer(other->x.at(written).subspan(here.first, here.rows), made));
-            }
-        }
-        if (to_host_.size() > 0) {
-            copies.push_back(mpgpu::make_transfer(to_host_, made));
-        }
-        return copies;
+    static std::vector<std::uint64_t> shifted(const graph &g, share rows) {
+        const auto first = g.offsets.begin() + static_cast<std::ptrdiff_t>(rows.first);
+        std::vector<std::uint64_t> here(first, first + static_cast<std::ptrdiff_t>(rows.count) + 1);
+        std::for_each(here.rbegin(), here.rend(), [&](std::uint64_t &offset) { offset -= here.front(); });
+        return here;
     }
 
-    void launch(const mpgpu::stream &stream, int gpu, int step, const outputs &out) {
-        part &p = *parts_[static_cast<std::size_t>(gpu)];
-        const auto from = static_cast<std::size_t>(step % 2);
-        const graph_part rows{p.offsets.data(), p.sources.data(), p.first, p.rows};
-        if constexpr (std::is_same_v<Value, float>) {
-            const float base = (1.0F - damping) / static_cast<float>(first_.size());
-            machine_.code.rank(
-                stream, gpu, {rows, p.x.at(from).data(), p.x.at(1 - from).data(), p.weight.data(), damping, base}, out);
-        } else {
-            machine_.code.shorten(stream, gpu,
-                                  {rows, p.x.at(from).data(), p.x.at(1 - from).data(), p.changed.data(),
-                                   static_cast<std::uint32_t>(step + 1)},
-                                  out);
-        }
-    }
-
-    void reset() {
-        // Zeros: neighbours of what was not moved get ranks and distances that are too small.
-        std::fill_n(seen_.data(), seen_.size(), Value{0});
-        std::fill_n(changed_.data(), changed_.size(), 0U);
-        for (const std::unique_ptr<part> &p : parts_) {
-            copy_now(machine_, p->x[0], first_);
-            copy_now(machine_, p->x[1], seen_);
-            copy_now(machine_, p->changed, changed_.subspan(0, 1));
-        }
-        std::fill_n(to_host_.data(), to_host_.size(), Value{0});
-    }
-
-    bool has_ended(int step) {
-        std::vector<mpgpu::transfer> copies;
-        for (std::size_t gpu = 0; gpu < parts_.size(); ++gpu) {
-            copies.push_back(mpgpu::make_transfer(changed_.subspan(gpu, 1), parts_[gpu]->changed));
-        }
-        const mpgpu::stream stream(machine_.ctx, mpgpu::device::gpu(0));
-        mpgpu::plan(machine_.ctx, copies).execute(stream).synchronize();
-        return std::none_of(changed_.data(), changed_.data() + changed_.size(),
-                            [&](std::uint32_t last) { return last == static_cast<std::uint32_t>(step); });
-    }
-
-    std::size_t wrong() {
-        const auto last = static_cast<std::size_t>(app_.steps % 2);
-        std::size_t bad = 0;
-        const auto compare = [&](const Value *found) {
-            bad += count_wrong(expected_.size(), [&](std::size_t i) { return found[i] != expected_[i]; });
-        };
-        for (const std::unique_ptr<part> &p : parts_) {
-            copy_now(machine_, seen_, p->x.at(last));
-            compare(seen_.data());
-        }
-        if (to_host_.size() > 0) {
-            compare(to_host_.data());
-        }
-        return bad;
-    }
-
-    const machine &machine_;
-    mpgpu::buffer<Value> first_;
-    mpgpu::buffer<Value> seen_;
-    const std::vector<Value> &expected_;
-    mpgpu::buffer<Value> to_host_;
-    std::vector<std::unique_ptr<part>> parts_;
-    mpgpu::buffer<std::uint32_t> changed_;
-    application app_;
+    share rows_;
+    mpgpu::buffer<std::uint64_t> offsets_;
+    mpgpu::buffer<std::uint32_t> sources_;
 };
 
-template <class Value>
-int compare_on(const machine &m, const options &opt, const graph &g, const std::vector<Value> &first,
-               const std::vector<Value> &expected, int steps, int check) {
-    std::printf(
-        "\n%s, %zu vertices, %zu edges over %d GPUs, %d steps, %zu bytes from each GPU to %s; bitwise equal to a "
-        "CPU's\n",
-        opt.program.c_str(), g.vertices(), g.sources.size(), m.gpus, steps,
-        g.vertices() / static_cast<std::size_t>(m.gpus) * sizeof(Value),
-        m.gpus > 1 ? "all others" : "host memory, as there is one");
-    on_graph<Value> one(m, g, 1, false, first, expected, steps, check);
-    on_graph<Value> all(m, g, m.gpus, m.gpus == 1, first, expected, steps, check);
-    return compare(m, all.app(), &one.app(), opt);
+/// What a GPU of PageRank has.
+struct rank_data {
+    edges_on edges;
+    mpgpu::buffer<float> weight;
+};
+
+int page_rank(const machine &m, const options &opt, const graph &g) {
+    problem<float> task;
+    task.steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 6 : 20;
+    task.first = ranks(g, damping, 0);
+    task.after[0] = ranks(g, damping, task.steps);
+    task.prepare = [&](const std::vector<share> &shares) {
+        auto data = std::make_shared<std::vector<rank_data>>();
+        for (const share &rows : shares) {
+            const int gpu = static_cast<int>(data->size());
+            std::vector<float> weights(rows.count);
+            for (std::size_t row = 0; row < rows.count; ++row) {
+                const std::uint32_t outgoing = g.outgoing[rows.first + row];
+                weights[row] = outgoing > 0 ? 1.0F / static_cast<float>(outgoing) : 0.0F;
+            }
+            data->push_back(
+                {edges_on(m, g, gpu, rows), on_gpu(m, mpgpu::device::gpu(gpu), weights.data(), weights.size())});
+        }
+        on_devices<float> work;
+        work.launch = [&m, &g, data](const mpgpu::stream &stream, int gpu, const float *x, float *x_new, int,
+                                     const outputs &out) {
+            rank_data &here = (*data)[static_cast<std::size_t>(gpu)];
+            const float base = (1.0F - damping) / static_cast<float>(g.vertices());
+            m.code.rank(stream, gpu, {here.edges.part(), x, x_new, here.weight.data(), damping, base}, out);
+        };
+        return work;
+    };
+    return compare_all(m, task, opt);
+}
+
+/// What a GPU of shortest paths has: its edges, and the last step in which a distance became smaller.
+struct distance_data {
+    edges_on edges;
+    mpgpu::buffer<std::uint32_t> changed;
+};
+
+int shortest_paths(const machine &m, const options &opt, const graph &g) {
+    // From the vertex with most edges, so that most others are reached.
+    const auto root =
+        static_cast<std::uint32_t>(std::max_element(g.outgoing.begin(), g.outgoing.end()) - g.outgoing.begin());
+    problem<std::uint32_t> task;
+    int sweeps = 0;
+    task.after[0] = distances(g, root, sweeps);
+    task.first.assign(g.vertices(), unreached);
+    task.first[root] = 0;
+    // The end is noticed at the next test.
+    task.steps = (sweeps + opt.check - 1) / opt.check * opt.check;
+    task.check = opt.check;
+    task.prepare = [&](const std::vector<share> &shares) {
+        auto data = std::make_shared<std::vector<distance_data>>();
+        for (const share &rows : shares) {
+            const int gpu = static_cast<int>(data->size());
+            data->push_back(
+                {edges_on(m, g, gpu, rows), mpgpu::buffer<std::uint32_t>(m.ctx, mpgpu::device::gpu(gpu), 1)});
+        }
+        on_devices<std::uint32_t> work;
+        work.launch = [&m, data](const mpgpu::stream &stream, int gpu, const std::uint32_t *x, std::uint32_t *x_new,
+                                 int step, const outputs &out) {
+            distance_data &here = (*data)[static_cast<std::size_t>(gpu)];
+            m.code.shorten(stream, gpu,
+                           {here.edges.part(), x, x_new, here.changed.data(), static_cast<std::uint32_t>(step + 1)},
+                           out);
+        };
+        auto last = std::make_shared<mpgpu::buffer<std::uint32_t>>(m.ctx, mpgpu::device::host(), data->size());
+        work.reset = [&m, data, last] {
+            std::fill_n(last->data(), last->size(), 0U);
+            for (distance_data &here : *data) {
+                copy_now(m, here.changed, last->subspan(0, 1));
+            }
+        };
+        work.has_ended = [&m, data, last](int step) {
+            for (std::size_t gpu = 0; gpu < data->size(); ++gpu) {
+                copy_now(m, last->subspan(gpu, 1), (*data)[gpu].changed);
+            }
+            return std::none_of(last->data(), last->data() + last->size(),
+                                [&](std::uint32_t changed) { return changed == static_cast<std::uint32_t>(step); });
+        };
+        return work;
+    };
+    return compare_all(m, task, opt);
+}
+
+/// Alternating least squares: even steps fit those who rate to what is rated, odd ones the other way round. An edge is
+/// a rating of its source by its target.
+int least_squares(const machine &m, const options &opt, const graph &g) {
+    const graph back = transposed(g);
+    problem<latent> task;
+    task.steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 4 : 10;
+    task.first = factors(g, back, 0)[0];
+    task.after = factors(g, back, task.steps);
+    task.prepare = [&](const std::vector<share> &shares) {
+        auto data = std::make_shared<std::vector<std::array<edges_on, 2>>>();
+        for (const share &rows : shares) {
+            const int gpu = static_cast<int>(data->size());
+            data->push_back({edges_on(m, g, gpu, rows), edges_on(m, back, gpu, rows)});
+        }
+        on_devices<latent> work;
+        work.launch = [&m, data](const mpgpu::stream &stream, int gpu, const latent *x, latent *x_new, int step,
+                                 const outputs &out) {
+            const auto side = static_cast<std::size_t>(step % 2);
+            edges_on &edges = (*data)[static_cast<std::size_t>(gpu)].at(side);
+            m.code.fit(stream, gpu, {edges.part(), x, x_new, side == 1}, out);
+        };
+        return work;
+    };
+    return compare_all(m, task, opt);
 }
 
 } // namespace
 
 int graphs(const machine &m, const options &opt) {
-    const graph g = generate(opt.scale > 0 ? opt.scale : m.is_virtual() ? 11 : 23, opt.degree, opt.seed);
-    if (opt.program == "pagerank") {
-        const int steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 6 : 20;
-        return compare_on(m, opt, g, ranks(g, damping, 0), ranks(g, damping, steps), steps, 0);
+    const unsigned scale = opt.scale > 0 ? opt.scale : m.is_virtual() ? 11 : opt.program == "als" ? 21 : 23;
+    const graph g = opt.matrix.empty() ? generate(scale, opt.degree, opt.seed) : read_matrix(opt.matrix);
+    if (g.vertices() < static_cast<std::size_t>(m.gpus)) {
+        throw std::invalid_argument("-gpus " + std::to_string(m.gpus) + ": the graph has " +
+                                    std::to_string(g.vertices()) + " vertices");
     }
-    // From the vertex with most edges, so that most others are reached.
-    const auto root =
-        static_cast<std::uint32_t>(std::max_element(g.outgoing.begin(), g.outgoing.end()) - g.outgoing.begin());
-    int sweeps = 0;
-    const std::vector<std::uint32_t> expected = distances(g, root, sweeps);
-    std::vector<std::uint32_t> first(g.vertices(), unreached);
-    first[root] = 0;
-    // The end is noticed at the next test.
-    const int steps = (sweeps + opt.check - 1) / opt.check * opt.check;
-    return compare_on(m, opt, g, first, expected, steps, opt.check);
+    std::printf("\n%s, %zu vertices, %zu edges over %d GPUs, what each makes goes to %s; bitwise equal to a CPU's\n",
+                opt.program.c_str(), g.vertices(), g.sources.size(), m.gpus,
+                m.gpus > 1 ? "all others" : "host memory, as there is one");
+    return opt.program == "pagerank"         ? page_rank(m, opt, g)
+           : opt.program == "shortest-paths" ? shortest_paths(m, opt, g)
+                                             : least_squares(m, opt, g);
 }

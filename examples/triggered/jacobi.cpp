@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <stdexcept>
+#include <utility>
 
 namespace {
 
@@ -17,7 +18,8 @@ constexpr float poison = -1e30F;
 struct part {
     std::size_t first; ///< row of the domain that lies in row 1 here
     std::size_t rows;
-    std::array<mpgpu::buffer<float>, 2> a; ///< before and after a sweep, by turns
+    std::array<mpgpu::buffer<float>, 2> a; ///< before and after a sweep, by turns; empty in unified memory
+    std::array<float *, 2> data;           ///< the same, or the first halo row in unified memory
     [[nodiscard]] mpgpu::device_span<float> row(int parity, std::size_t index, std::size_t nx) {
         return a.at(static_cast<std::size_t>(parity)).subspan(index * nx, nx);
     }
@@ -39,24 +41,35 @@ struct whole {
 class domain {
   public:
     /// With `to_host` the first and the last row go to host memory, for want of another GPU.
-    domain(const machine &m, whole &values, int gpus, bool to_host) : machine_(m), values_(values), nx_(values.nx) {
+    domain(const machine &m, whole &values, int gpus, bool to_host, placement where = placement::each)
+        : machine_(m), values_(values), nx_(values.nx) {
         const std::size_t ny = values.ny;
         const auto count = static_cast<std::size_t>(gpus);
         if ((ny - 2) / count < 2) {
             throw std::invalid_argument("-ny " + std::to_string(ny) + ": must be " + std::to_string(2 * count + 2) +
                                         " or more for " + std::to_string(gpus) + " GPUs");
         }
+        while (where == placement::unified && shared_.size() < 2) {
+            shared_.push_back(share_memory(m, nx_ * ny * sizeof(float)));
+        }
         std::size_t row = 1;
         for (std::size_t gpu = 0; gpu < count; ++gpu) {
             const std::size_t rows = (ny - 2) / count + (gpu < (ny - 2) % count ? 1 : 0);
-            const mpgpu::device where = mpgpu::device::gpu(static_cast<int>(gpu));
-            parts_.push_back({row, rows, {{{m.ctx, where, (rows + 2) * nx_}, {m.ctx, where, (rows + 2) * nx_}}}});
+            part here{row, rows, {}, {}};
+            for (std::size_t i = 0; i < 2; ++i) {
+                if (shared_.empty()) {
+                    here.a.at(i) = {m.ctx, mpgpu::device::gpu(static_cast<int>(gpu)), (rows + 2) * nx_};
+                }
+                here.data.at(i) = shared_.empty() ? here.a.at(i).data() : shared(i) + (row - 1) * nx_;
+            }
+            parts_.push_back(std::move(here));
             row += rows;
         }
         if (to_host) {
             to_host_ = mpgpu::buffer<float>(m.ctx, mpgpu::device::host(), 2 * nx_);
         }
         app_.gpus = gpus;
+        app_.all_read = !shared_.empty();
         app_.steps = values.steps;
         app_.sends = [this](int gpu, int parity) { return sends(gpu, parity); };
         app_.launch = [this](const mpgpu::stream &stream, int gpu, int step, const outputs &out) {
@@ -75,6 +88,9 @@ class domain {
         // Step n writes the array that n + 1 reads.
         const int written = 1 - parity;
         std::vector<mpgpu::transfer> rows;
+        if (!shared_.empty()) {
+            return rows;
+        }
         if (index > 0) {
             part &above = parts_[index - 1];
             rows.push_back(mpgpu::make_transfer(above.row(written, above.rows + 1, nx_), here.row(written, 1, nx_)));
@@ -98,12 +114,25 @@ class domain {
         const auto from = static_cast<std::size_t>(step % 2);
         const unsigned second = up ? 1 : 0;
         machine_.code.sweep(stream, gpu,
-                            {here.a.at(from).data(), here.a.at(1 - from).data(), nx_, here.rows,
-                             up ? 0U : most_receivers, down ? second : most_receivers},
+                            {here.data.at(from), here.data.at(1 - from), nx_, here.rows, up ? 0U : most_receivers,
+                             down ? second : most_receivers},
                             out);
     }
 
+    [[nodiscard]] float *shared(std::size_t parity) const { return static_cast<float *>(shared_[parity].get()); }
+
     void reset() {
+        if (!shared_.empty()) {
+            std::copy_n(values_.first.data(), values_.first.size(), shared(0));
+            std::copy_n(values_.poisoned.data(), values_.poisoned.size(), shared(1));
+            for (std::size_t gpu = 0; gpu < parts_.size(); ++gpu) {
+                for (float *const data : parts_[gpu].data) {
+                    machine_.code.place(data + nx_, parts_[gpu].rows * nx_ * sizeof(float), static_cast<int>(gpu),
+                                        app_.gpus);
+                }
+            }
+            return;
+        }
         for (part &p : parts_) {
             const std::size_t begin = (p.first - 1) * nx_;
             copy_now(machine_, p.a[0], values_.first.subspan(begin, p.a[0].size()));
@@ -116,6 +145,9 @@ class domain {
     std::size_t wrong() {
         const auto last = static_cast<std::size_t>(app_.steps % 2);
         std::size_t bad = 0;
+        if (!shared_.empty()) {
+            return differ(shared(last), 0, values_.expected.size());
+        }
         for (part &p : parts_) {
             const std::size_t size = p.a.at(last).size();
             const std::size_t begin = (p.first - 1) * nx_;
@@ -139,6 +171,7 @@ class domain {
     whole &values_;
     std::size_t nx_;
     mpgpu::buffer<float> to_host_;
+    std::vector<shared_memory> shared_; ///< the whole domain before and after a sweep, by turns
     std::vector<part> parts_;
     application app_;
 };
@@ -203,5 +236,9 @@ int jacobi(const machine &m, const options &opt) {
         "CPU's\n",
         values.ny, values.nx, m.gpus, values.steps, values.nx * sizeof(float),
         m.gpus > 1 ? "" : " to host memory, as there is one GPU");
-    return compare(m, all.app(), &one.app(), opt);
+    if (!shares_memory(m)) {
+        return compare(m, all.app(), &one.app(), opt);
+    }
+    const domain unified(m, values, m.gpus, false, placement::unified);
+    return compare(m, all.app(), &one.app(), opt, &unified.app());
 }

@@ -13,9 +13,12 @@ const char *const usage =
     "programs:\n"
     "  microbenchmark   a kernel that computes as long as its result takes to move, from one GPU to one and to all "
     "others\n"
+    "  stores           how fast stores of 4 to 128 bytes arrive\n"
     "  jacobi           two-dimensional Jacobi relaxation, halo rows\n"
+    "  banded           Jacobi's method for a system of equations whose matrix is a band\n"
     "  pagerank         PageRank of a generated graph\n"
     "  shortest-paths   shortest paths from one vertex of it\n"
+    "  als              alternating least squares over it, eight factors for each vertex\n"
     "  pipeline         three GPUs; the second works on what has arrived\n"
     "flags (defaults on GPUs / on virtual devices):\n"
     "  -gpus N          GPUs to use (all, at most four)\n"
@@ -28,16 +31,20 @@ const char *const usage =
     "  -topology T      preset such as beluga, or a topology file (this machine)\n"
     "  -mib N           microbenchmark, pipeline: MiB to move (256 / 2)\n"
     "  -nx N, -ny N     jacobi: points in x and y (2097152 and 258 / 4096 and 66)\n"
-    "  -scale N         graphs: 2^N vertices (23 / 11)\n"
+    "  -rows N          banded: equations (8388608 / 4096)\n"
+    "  -band N          banded: coefficients on either side of the diagonal (15)\n"
+    "  -matrix FILE     graphs: that of a file in Matrix Market's coordinate format; an entry is an edge\n"
+    "  -scale N         graphs: 2^N vertices (23, als 21 / 11)\n"
     "  -degree N        graphs: edges for each vertex (16)\n"
     "  -seed N          graphs: seed of the generator (1)\n"
+    "  -csv FILE        adds the table to a file\n"
     "  -check N         shortest-paths: sweeps between two tests for the end (4)\n"
     "  -help            print this\n";
 
 namespace {
 
-constexpr std::array<std::string_view, 5> programs{"microbenchmark", "jacobi", "pagerank", "shortest-paths",
-                                                   "pipeline"};
+constexpr std::array<std::string_view, 8> programs{"microbenchmark", "stores",         "jacobi", "banded",
+                                                   "pagerank",       "shortest-paths", "als",    "pipeline"};
 
 } // namespace
 
@@ -55,6 +62,14 @@ options parse(int argc, const char *const *argv) {
             result.rounds = flags::number(flag, value(), 1, 10'000);
         } else if (flag == "-partitions") {
             result.partitions = flags::numbers<std::uint32_t>(flag, value(), 0, 1024);
+        } else if (flag == "-rows") {
+            result.rows = flags::number<std::size_t>(flag, value(), 1, std::size_t{1} << 31);
+        } else if (flag == "-band") {
+            result.band = flags::number<std::size_t>(flag, value(), 1, 4096);
+        } else if (flag == "-matrix") {
+            result.matrix = value();
+        } else if (flag == "-csv") {
+            result.csv = value();
         } else if (flag == "-tune") {
             result.tune = value();
         } else if (flag == "-steps") {

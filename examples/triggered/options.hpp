@@ -20,6 +20,10 @@ struct options {
     unsigned degree = 16;                      ///< edges for each vertex
     std::uint64_t seed = 1;                    ///< of the graph
     int steps = 0;                             ///< steps in a row that are timed together
+    std::size_t rows = 0;                      ///< equations of the banded system
+    std::size_t band = 15;                     ///< coefficients on either side of its diagonal
+    std::string matrix;                        ///< file of a graph; empty: one is generated
+    std::string csv;                           ///< to which the table is added; empty: none
     std::string tune;                          ///< tuning file in which trials are kept; empty: nothing is tuned
     int check = 4;                             ///< shortest paths: sweeps between two tests whether anything changed
     bool help = false;

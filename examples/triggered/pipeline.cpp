@@ -182,7 +182,7 @@ int pipeline(const machine &m, const options &opt) {
     std::vector<std::unique_ptr<piped>> forms;
     std::vector<int> of_all; // for each form that works on arrival, its sibling; -1 for the others
     for (const form &way : all_forms(opt)) {
-        if (way.how == form::way::alone || !way.tuned.empty()) {
+        if (way.how == form::way::alone || way.how == form::way::told || !way.tuned.empty()) {
             continue; // of two kernels at once no trial is made
         }
         try {

@@ -18,7 +18,9 @@ int main(int argc, char *argv[]) {
         }
         const machine m(opt);
         const int wrong = opt.program == "microbenchmark" ? microbenchmark(m, opt)
+                          : opt.program == "stores"       ? stores(m, opt)
                           : opt.program == "jacobi"       ? jacobi(m, opt)
+                          : opt.program == "banded"       ? banded(m, opt)
                           : opt.program == "pipeline"     ? pipeline(m, opt)
                                                           : graphs(m, opt);
         return wrong == 0 ? 0 : 1;

@@ -6,6 +6,7 @@
 
 #include <mpgpu/mpgpu.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -99,12 +100,61 @@ struct shortening {
     std::uint32_t step;
 };
 
+constexpr unsigned factor_size = 8;
+
+/// What alternating least squares finds for a vertex.
+struct alignas(16) latent {
+    float v[factor_size];
+    friend bool operator==(const latent &a, const latent &b) { return std::equal(a.v, a.v + factor_size, b.v); }
+};
+
+struct fitting {
+    graph_part part;
+    const latent *x;
+    latent *x_new;
+    bool is_rated; ///< the vertices are those that are rated; else those that rate
+};
+
+/// Rows of a band matrix.
+struct relaxing {
+    const float *x;
+    float *x_new;
+    const float *beside;  ///< coefficients, row by row
+    const float *right;   ///< right-hand side
+    const float *inverse; ///< one over the element on the diagonal
+    std::size_t first;    ///< row
+    std::size_t rows;
+    std::size_t all; ///< rows of all GPUs
+    std::size_t width;
+};
+
 /// 1 to 64.
 TRIGGERED_BOTH std::uint32_t edge_length(std::uint32_t from, std::uint32_t to) {
     std::uint32_t mixed = from * 0x9e3779b1U ^ to * 0x85ebca77U;
     mixed ^= mixed >> 15;
     mixed *= 0x2c1b3c6dU;
     return 1 + (mixed >> 26);
+}
+/// 1 to 5, of whom and by whom.
+TRIGGERED_BOTH float rating(std::uint32_t by, std::uint32_t of) {
+    return static_cast<float>(1 + edge_length(by, of) % 5);
+}
+/// @}
+
+/// @name Stores of a few bytes that lie together
+/// @{
+constexpr unsigned line_words = 32; ///< of 4 bytes, in a line of memory
+constexpr unsigned region_lines = 32;
+
+struct scattering {
+    std::uint32_t *out;
+    std::size_t words; ///< a multiple of those of a region
+    unsigned each;     ///< words that a warp stores together: 1 to 32, a power of two
+    std::uint32_t step;
+};
+
+TRIGGERED_BOTH std::uint32_t scattered(std::uint32_t index, std::uint32_t step) {
+    return index * 0x9e3779b1U ^ step * 0x85ebca77U;
 }
 /// @}
 
@@ -116,10 +166,18 @@ struct device_code {
     void (*sweep)(const mpgpu::stream &stream, int gpu, const sweeping &task, const outputs &out);
     void (*rank)(const mpgpu::stream &stream, int gpu, const ranking &task, const outputs &out);
     void (*shorten)(const mpgpu::stream &stream, int gpu, const shortening &task, const outputs &out);
+    void (*fit)(const mpgpu::stream &stream, int gpu, const fitting &task, const outputs &out);
+    void (*relax)(const mpgpu::stream &stream, int gpu, const relaxing &task, const outputs &out);
+    void (*scatter)(const mpgpu::stream &stream, int gpu, const scattering &task);
     /// A plain copy, as a program without mpgpu makes it.
     void (*copy)(const mpgpu::stream &stream, int gpu, const mpgpu::transfer &copied);
     /// Lets kernels and copies of each of the first `gpus` GPUs reach the others.
     void (*connect)(int gpus);
+    /// Unified memory, which all GPUs and the CPU use; null where this machine has none that they use at once.
+    void *(*share)(std::size_t bytes);
+    void (*release)(void *shared);
+    /// Brings a part of it to a GPU, and lets the first `gpus` reach it there.
+    void (*place)(void *first, std::size_t bytes, int gpu, int gpus);
 };
 
 /// For the virtual devices of the host backend: CPU code. In work_host.cpp.

@@ -47,11 +47,25 @@ TRIGGERED_KERNEL sweep_kernel(const __grid_constant__ sweeping task, const __gri
 }
 
 TRIGGERED_KERNEL rank_kernel(const __grid_constant__ ranking task, const __grid_constant__ receivers out) {
-    blocks::step(blocks::rank_rule{task}, task.part, task.x, task.x_new, out, blockIdx.x);
+    blocks::step(blocks::rank_rule{task}, task.part.rows, task.x_new + task.part.first, out, blockIdx.x);
 }
 
 TRIGGERED_KERNEL shorten_kernel(const __grid_constant__ shortening task, const __grid_constant__ receivers out) {
-    blocks::step(blocks::distance_rule{task}, task.part, task.x, task.x_new, out, blockIdx.x);
+    blocks::step(blocks::distance_rule{task}, task.part.rows, task.x_new + task.part.first, out, blockIdx.x);
+}
+
+TRIGGERED_KERNEL relax_kernel(const __grid_constant__ relaxing task, const __grid_constant__ receivers out) {
+    blocks::step(blocks::relax_rule{task}, task.rows, task.x_new + task.first, out, blockIdx.x);
+}
+
+/// Its threads have the equations of a vertex in registers.
+__global__ void __launch_bounds__(threads_per_block, 2)
+    fit_kernel(const __grid_constant__ fitting task, const __grid_constant__ receivers out) {
+    blocks::fit(task, out, blockIdx.x);
+}
+
+TRIGGERED_KERNEL scatter_kernel(const __grid_constant__ scattering task) {
+    blocks::scatter(task, blockIdx.x);
 }
 
 void check(cudaError_t error, const char *what) {
@@ -92,20 +106,39 @@ void sweep(const mpgpu::stream &stream, int gpu, const sweeping &task, const out
     check(cudaGetLastError(), "the sweep");
 }
 
-unsigned blocks_of(const graph_part &part) {
-    return static_cast<unsigned>((part.rows + rows_per_block - 1) / rows_per_block);
+unsigned blocks_of(std::size_t rows) {
+    return static_cast<unsigned>((rows + rows_per_block - 1) / rows_per_block);
 }
 
 void rank(const mpgpu::stream &stream, int gpu, const ranking &task, const outputs &out) {
     enter(gpu);
-    rank_kernel<<<blocks_of(task.part), threads_per_block, 0, stream.get()>>>(task, receivers(out));
+    rank_kernel<<<blocks_of(task.part.rows), threads_per_block, 0, stream.get()>>>(task, receivers(out));
     check(cudaGetLastError(), "the step of PageRank");
 }
 
 void shorten(const mpgpu::stream &stream, int gpu, const shortening &task, const outputs &out) {
     enter(gpu);
-    shorten_kernel<<<blocks_of(task.part), threads_per_block, 0, stream.get()>>>(task, receivers(out));
+    shorten_kernel<<<blocks_of(task.part.rows), threads_per_block, 0, stream.get()>>>(task, receivers(out));
     check(cudaGetLastError(), "the step of shortest paths");
+}
+
+void fit(const mpgpu::stream &stream, int gpu, const fitting &task, const outputs &out) {
+    enter(gpu);
+    fit_kernel<<<blocks_of(task.part.rows), threads_per_block, 0, stream.get()>>>(task, receivers(out));
+    check(cudaGetLastError(), "the step of alternating least squares");
+}
+
+void relax(const mpgpu::stream &stream, int gpu, const relaxing &task, const outputs &out) {
+    enter(gpu);
+    relax_kernel<<<blocks_of(task.rows), threads_per_block, 0, stream.get()>>>(task, receivers(out));
+    check(cudaGetLastError(), "the step of Jacobi's method");
+}
+
+void scatter(const mpgpu::stream &stream, int gpu, const scattering &task) {
+    enter(gpu);
+    const auto regions = static_cast<unsigned>(task.words / (line_words * region_lines));
+    scatter_kernel<<<regions, threads_per_block, 0, stream.get()>>>(task);
+    check(cudaGetLastError(), "the kernel that stores");
 }
 
 void copy(const mpgpu::stream &stream, int gpu, const mpgpu::transfer &copied) {
@@ -135,6 +168,45 @@ void connect(int gpus) {
     }
 }
 
+void *share(std::size_t bytes) {
+    int at_once = 0;
+    check(cudaDeviceGetAttribute(&at_once, cudaDevAttrConcurrentManagedAccess, 0), "cudaDeviceGetAttribute");
+    void *shared = nullptr;
+    if (at_once != 0) {
+        check(cudaMallocManaged(&shared, bytes), "cudaMallocManaged");
+    }
+    return shared;
+}
+
+void release(void *shared) {
+    cudaFree(shared);
+}
+
+/// A GPU as the calls take it that give hints.
+auto location(int gpu) {
+#if CUDART_VERSION >= 13000
+    return cudaMemLocation{cudaMemLocationTypeDevice, gpu};
+#else
+    return gpu;
+#endif
+}
+
+void place(void *first, std::size_t bytes, int gpu, int gpus) {
+    enter(gpu);
+    check(cudaMemAdvise(first, bytes, cudaMemAdviseSetPreferredLocation, location(gpu)), "cudaMemAdvise");
+#if CUDART_VERSION >= 13000
+    check(cudaMemPrefetchAsync(first, bytes, location(gpu), 0, nullptr), "cudaMemPrefetchAsync");
+#else
+    check(cudaMemPrefetchAsync(first, bytes, location(gpu), nullptr), "cudaMemPrefetchAsync");
+#endif
+    // Where it is now, so that no GPU has a page fault.
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    for (int other = 0; other < gpus; ++other) {
+        check(cudaMemAdvise(first, bytes, cudaMemAdviseSetAccessedBy, location(other)), "cudaMemAdvise");
+    }
+}
+
 } // namespace
 
-const device_code on_gpus = {make, consume, sweep, rank, shorten, copy, connect};
+const device_code on_gpus = {make,    consume, sweep,   rank,  shorten, fit,  relax,
+                             scatter, copy,    connect, share, release, place};

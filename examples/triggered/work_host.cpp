@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <new>
 
 namespace {
 
@@ -34,20 +35,36 @@ void sweep(const mpgpu::stream &stream, int, const sweeping &task, const outputs
            [task, to = receivers(out)](unsigned block) { blocks::sweep(task, to, block); });
 }
 
-std::size_t blocks_of(const graph_part &part) {
-    return (part.rows + rows_per_block - 1) / rows_per_block;
+std::size_t blocks_of(std::size_t rows) {
+    return (rows + rows_per_block - 1) / rows_per_block;
 }
 
 void rank(const mpgpu::stream &stream, int, const ranking &task, const outputs &out) {
-    launch(stream, blocks_of(task.part), [task, to = receivers(out)](unsigned block) {
-        blocks::step(blocks::rank_rule{task}, task.part, task.x, task.x_new, to, block);
+    launch(stream, blocks_of(task.part.rows), [task, to = receivers(out)](unsigned block) {
+        blocks::step(blocks::rank_rule{task}, task.part.rows, task.x_new + task.part.first, to, block);
     });
 }
 
 void shorten(const mpgpu::stream &stream, int, const shortening &task, const outputs &out) {
-    launch(stream, blocks_of(task.part), [task, to = receivers(out)](unsigned block) {
-        blocks::step(blocks::distance_rule{task}, task.part, task.x, task.x_new, to, block);
+    launch(stream, blocks_of(task.part.rows), [task, to = receivers(out)](unsigned block) {
+        blocks::step(blocks::distance_rule{task}, task.part.rows, task.x_new + task.part.first, to, block);
     });
+}
+
+void fit(const mpgpu::stream &stream, int, const fitting &task, const outputs &out) {
+    launch(stream, blocks_of(task.part.rows),
+           [task, to = receivers(out)](unsigned block) { blocks::fit(task, to, block); });
+}
+
+void relax(const mpgpu::stream &stream, int, const relaxing &task, const outputs &out) {
+    launch(stream, blocks_of(task.rows), [task, to = receivers(out)](unsigned block) {
+        blocks::step(blocks::relax_rule{task}, task.rows, task.x_new + task.first, to, block);
+    });
+}
+
+void scatter(const mpgpu::stream &stream, int, const scattering &task) {
+    launch(stream, task.words / (std::size_t{line_words} * region_lines),
+           [task](unsigned block) { blocks::scatter(task, block); });
 }
 
 void copy(const mpgpu::stream &stream, int, const mpgpu::transfer &copied) {
@@ -56,6 +73,18 @@ void copy(const mpgpu::stream &stream, int, const mpgpu::transfer &copied) {
 
 void connect(int) {}
 
+/// Virtual devices reach all memory.
+void *share(std::size_t bytes) {
+    return ::operator new (bytes, std::align_val_t{64});
+}
+
+void release(void *shared) {
+    ::operator delete (shared, std::align_val_t{64});
+}
+
+void place(void *, std::size_t, int, int) {}
+
 } // namespace
 
-const device_code on_virtual_devices = {make, consume, sweep, rank, shorten, copy, connect};
+const device_code on_virtual_devices = {make,    consume, sweep,   rank,  shorten, fit,  relax,
+                                        scatter, copy,    connect, share, release, place};

@@ -6,7 +6,7 @@ use super::driver::{OutsideCapture, call, code, handle};
 use super::lane::Lane;
 use super::parts::Core;
 use super::timing::Timing;
-use super::workers::{Divided, Job, StreamHand};
+use super::workers::StreamHand;
 use crate::backend::{BackendError, Execution, PlanState};
 use crate::bridge::Segment;
 use crate::plan::{Copy, Mechanism, Op};
@@ -22,10 +22,9 @@ impl Core {
         lane: &Lane<'_>,
         capturing: bool,
         timing: &mut Option<Timing>,
-        threads: Option<(&Job, &Divided)>,
     ) -> Result<(), BackendError> {
         let op = &execution.program.ops[index];
-        if let Some((job, divided)) = threads {
+        if let Some((job, divided)) = lane.threads {
             let (StreamHand { waits, tells }, stream) = (&divided.hands[index], handle(lane.stream));
             if !waits.is_empty() {
                 self.wait_for_threads(stream, waits.iter().map(|copy| job.word(*copy)), job.value)?;

@@ -2,6 +2,7 @@
 
 use super::device::{Caller, Primary};
 use super::lanes::Placement;
+use super::workers::{Divided, Job};
 use crate::backend::{Endpoints, PlanState};
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ pub(super) struct Lane<'a> {
     /// The stream of the execution.
     pub caller: Caller,
     pub state: &'a PlanState,
+    /// What hands over to threads and takes over from them, where they do a part.
+    pub threads: Option<(&'a Job, &'a Divided)>,
     /// Whether it has begun: its stream comes after what it has to wait for at its start.
     pub begun: bool,
 }

@@ -39,12 +39,22 @@ impl Core {
             let primary = self.gpus.peered(at.gpu)?;
             let stream = if at.is_callers_stream { execution.stream.0 } else { primary.lane(caller, capturing)? };
             let is_shut_out = !is_reached && self.is_shut_out(execution, at.gpu);
-            lanes.push(Lane { at, primary, stream, ends: self.own_ends(execution, at.gpu), is_shut_out, caller, state, begun: false });
+            lanes.push(Lane {
+                at,
+                primary,
+                stream,
+                ends: self.own_ends(execution, at.gpu),
+                is_shut_out,
+                caller,
+                state,
+                threads,
+                begun: false,
+            });
             Ok(())
         });
         if enqueued.is_ok() {
             let in_context = capturing || !is_reached || lanes.iter().any(|lane| lane.ends.is_some());
-            enqueued = self.enqueue_ops(execution, self.gpus.primary(callers_gpu)?, &mut lanes, capturing, in_context, timing, threads);
+            enqueued = self.enqueue_ops(execution, self.gpus.primary(callers_gpu)?, &mut lanes, capturing, in_context, timing);
         }
         if let (Ok(()), Some(timing)) = (&enqueued, &mut *timing) {
             let others = lanes.iter().filter(|lane| lane.at.gpu != callers_gpu).map(|lane| (lane.at.gpu, lane.stream));
@@ -140,14 +150,13 @@ impl Core {
         capturing: bool,
         in_context: bool,
         timing: &mut Option<Timing>,
-        threads: Option<(&Job, &Divided)>,
     ) -> Result<(), BackendError> {
         let driver = self.gpus.driver;
         let ops = &execution.program.ops;
         if let [lane] = lanes
             && lane.at.is_callers_stream
         {
-            return (0..ops.len()).try_for_each(|index| self.enqueue_op(execution, index, lane, capturing, timing, threads));
+            return (0..ops.len()).try_for_each(|index| self.enqueue_op(execution, index, lane, capturing, timing));
         }
         let placed: SmallVec<[Placement; 8]> = lanes.iter().map(|lane| lane.at).collect();
         let schedule = schedule(execution.program, &placed);
@@ -176,7 +185,7 @@ impl Core {
                     wait(lane.stream, before)?;
                 }
             }
-            self.enqueue_op(execution, index, lane, capturing, timing, threads)?;
+            self.enqueue_op(execution, index, lane, capturing, timing)?;
             if schedule.awaited[index] || schedule.joins[number] == Some(index as u32) {
                 done[index] = Some(lane.primary.record(lane.stream)?);
             }

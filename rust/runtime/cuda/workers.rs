@@ -174,11 +174,10 @@ impl Job {
             let bytes = copy.bytes as usize;
             let is_private =
                 !self.is_little && self.private.get_or_init(PrivateRanges::look).has(if reads { from } else { to }, copy.bytes, !reads);
-            // SAFETY: the slot is this copy's by the order of the program, and lies in memory of the library. PrivateRanges memory stays until the
+            let copy_bytes = if is_private { copy_private } else { copy_ordinary };
+            // SAFETY: the slot is this copy's by the order of the program, and lies in memory of the library. Private memory stays until the
             // execution has completed, for which its caller vouches.
-            if let Err((at, code)) =
-                unsafe { if is_private { copy_private(to, from, bytes) } else { copy_ordinary(to, from, bytes, reads) } }
-            {
+            if let Err((at, code)) = unsafe { copy_bytes(to, from, bytes, reads) } {
                 let transfer = match (copy.from, copy.to) {
                     (Place::Source { transfer, .. }, _) | (_, Place::Destination { transfer, .. }) => transfer,
                     _ => 0,
@@ -239,7 +238,7 @@ impl PrivateRanges {
 /// # Safety
 ///
 /// Both ends are valid for so many bytes, and do not overlap.
-unsafe fn copy_private(to: u64, from: u64, bytes: usize) -> Result<(), (u64, i32)> {
+unsafe fn copy_private(to: u64, from: u64, bytes: usize, _: bool) -> Result<(), (u64, i32)> {
     let (to, from) = (with_exposed_provenance_mut::<u8>(to as usize), with_exposed_provenance::<u8>(from as usize));
     // SAFETY: as the caller says.
     unsafe { to.copy_from_nonoverlapping(from, bytes) };

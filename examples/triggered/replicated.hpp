@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// A vector of which each GPU has the whole and makes a part in each step, which goes to all others: each step reads one
+// of two such vectors and writes the other.
+#ifndef MPGPU_EXAMPLES_TRIGGERED_REPLICATED_HPP
+#define MPGPU_EXAMPLES_TRIGGERED_REPLICATED_HPP
+
+#include "forms.hpp"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+/// Elements of one GPU.
+struct share {
+    std::size_t first;
+    std::size_t count;
+};
+
+/// What the GPUs compute with the data that they have, the same in each step.
+template <class Value> struct on_devices {
+    /// Enqueues a GPU's step: reads `x`, makes its share of `x_new`.
+    std::function<void(const mpgpu::stream &stream, int gpu, const Value *x, Value *x_new, int step,
+                       const outputs &out)>
+        launch;
+    std::function<void()> reset;             ///< before the first step; may be empty
+    std::function<bool(int step)> has_ended; ///< as in `application`; may be empty
+};
+
+template <class Value> struct problem {
+    std::vector<Value> first; ///< before the first step
+    std::array<std::vector<Value>, 2>
+        after; ///< what a CPU has made: the last step, and the one before where it matters
+    int steps = 1;
+    int check = 0; ///< as in `application`
+    /// Brings what the GPUs need to them, one for each share.
+    std::function<on_devices<Value>(const std::vector<share> &shares)> prepare;
+};
+
+template <class Value> class replicated {
+  public:
+    /// With one GPU what it makes may go to host memory, for want of another GPU.
+    replicated(const machine &m, const problem<Value> &task, int gpus, bool to_host, placement where = placement::each)
+        : machine_(m), task_(task), unified_(where == placement::unified), count_(task.first.size()),
+          first_(m.ctx, mpgpu::device::host(), count_), seen_(m.ctx, mpgpu::device::host(), count_) {
+        std::copy(task.first.begin(), task.first.end(), first_.data());
+        if (to_host) {
+            to_host_ = mpgpu::buffer<Value>(m.ctx, mpgpu::device::host(), count_);
+        }
+        for (int gpu = 0; gpu < gpus; ++gpu) {
+            const auto [index, all] = std::pair(static_cast<std::size_t>(gpu), static_cast<std::size_t>(gpus));
+            const std::size_t begin = count_ * index / all;
+            shares_.push_back({begin, count_ * (index + 1) / all - begin});
+        }
+        for (auto &x : x_) {
+            if (unified_) {
+                shared_.push_back(share_memory(m, count_ * sizeof(Value)));
+                x.assign(shares_.size(), static_cast<Value *>(shared_.back().get()));
+                continue;
+            }
+            for (int gpu = 0; gpu < gpus; ++gpu) {
+                own_.emplace_back(m.ctx, mpgpu::device::gpu(gpu), count_);
+                x.push_back(own_.back().data());
+            }
+        }
+        work_ = task.prepare(shares_);
+        app_.gpus = gpus;
+        app_.steps = task.steps;
+        app_.all_read = unified_;
+        app_.sends = [this](int gpu, int parity) { return sends(gpu, parity); };
+        app_.launch = [this](const mpgpu::stream &stream, int gpu, int step, const outputs &out) {
+            const auto [index, from] = std::pair(static_cast<std::size_t>(gpu), static_cast<std::size_t>(step % 2));
+            work_.launch(stream, gpu, x_.at(from)[index], x_.at(1 - from)[index], step, out);
+        };
+        app_.reset = [this] { reset(); };
+        app_.wrong = [this] { return wrong(); };
+        app_.check = task.check;
+        app_.has_ended = work_.has_ended;
+    }
+
+    [[nodiscard]] const application &app() const { return app_; }
+
+  private:
+    /// The whole vector of a GPU.
+    mpgpu::device_span<Value> whole(std::size_t parity, std::size_t gpu) {
+        return own_[parity * shares_.size() + gpu].subspan(0, count_);
+    }
+
+    std::vector<mpgpu::transfer> sends(int gpu, int parity) {
+        std::vector<mpgpu::transfer> copies;
+        if (unified_) {
+            return copies;
+        }
+        const auto [here, written] = std::pair(static_cast<std::size_t>(gpu), static_cast<std::size_t>(1 - parity));
+        const auto [first, count] = shares_[here];
+        const auto made = whole(written, here).subspan(first, count);
+        for (std::size_t other = 0; other < shares_.size(); ++other) {
+            if (other != here) {
+                copies.push_back(mpgpu::make_transfer(whole(written, other).subspan(first, count), made));
+            }
+        }
+        if (to_host_.size() > 0) {
+            copies.push_back(mpgpu::make_transfer(to_host_, made));
+        }
+        return copies;
+    }
+
+    void reset() {
+        // Zeros: what is made of what was not moved is wrong.
+        std::fill_n(seen_.data(), count_, Value{});
+        std::fill_n(to_host_.data(), to_host_.size(), Value{});
+        if (unified_) {
+            std::copy_n(first_.data(), count_, x_[0][0]);
+            std::copy_n(seen_.data(), count_, x_[1][0]);
+            for (const auto &x : x_) {
+                for (std::size_t gpu = 0; gpu < shares_.size(); ++gpu) {
+                    machine_.code.place(x[gpu] + shares_[gpu].first, shares_[gpu].count * sizeof(Value),
+                                        static_cast<int>(gpu), app_.gpus);
+                }
+            }
+        } else {
+            for (std::size_t gpu = 0; gpu < shares_.size(); ++gpu) {
+                copy_now(machine_, whole(0, gpu), first_);
+                copy_now(machine_, whole(1, gpu), seen_);
+            }
+        }
+        if (work_.reset) {
+            work_.reset();
+        }
+    }
+
+    /// The vector of the last step on each GPU, and where the program says so that of the one before.
+    std::size_t wrong() {
+        std::size_t bad = 0;
+        const auto compare = [&](const Value *found, const std::vector<Value> &expected) {
+            bad += count_wrong(expected.size(), [&](std::size_t i) { return !(found[i] == expected[i]); });
+        };
+        for (std::size_t back = 0; back < 2; ++back) {
+            const std::vector<Value> &expected = task_.after.at(back);
+            if (expected.empty()) {
+                continue;
+            }
+            const std::size_t parity = (static_cast<std::size_t>(app_.steps) + back) % 2;
+            if (unified_) {
+                compare(x_.at(parity)[0], expected);
+                continue;
+            }
+            for (std::size_t gpu = 0; gpu < shares_.size(); ++gpu) {
+                copy_now(machine_, seen_, whole(parity, gpu));
+                compare(seen_.data(), expected);
+            }
+        }
+        if (to_host_.size() > 0) {
+            compare(to_host_.data(), task_.after[0]);
+        }
+        return bad;
+    }
+
+    const machine &machine_;
+    const problem<Value> &task_;
+    bool unified_;
+    std::size_t count_;
+    mpgpu::buffer<Value> first_;
+    mpgpu::buffer<Value> seen_;
+    mpgpu::buffer<Value> to_host_;
+    std::vector<share> shares_;
+    std::vector<mpgpu::buffer<Value>> own_; ///< of all GPUs, first those that even steps read
+    std::vector<shared_memory> shared_;
+    std::array<std::vector<Value *>, 2> x_; ///< of each GPU, before and after a step, by turns
+    on_devices<Value> work_;
+    application app_;
+};
+
+/// Compares all forms with one GPU, and with unified memory.
+template <class Value> int compare_all(const machine &m, const problem<Value> &task, const options &opt) {
+    const replicated<Value> one(m, task, 1, false);
+    const replicated<Value> all(m, task, m.gpus, m.gpus == 1);
+    if (!shares_memory(m)) {
+        return compare(m, all.app(), &one.app(), opt);
+    }
+    const replicated<Value> unified(m, task, m.gpus, false, placement::unified);
+    return compare(m, all.app(), &one.app(), opt, &unified.app());
+}
+
+/// Memory of a GPU with this content.
+template <class T> mpgpu::buffer<T> on_gpu(const machine &m, mpgpu::device where, const T *first, std::size_t count) {
+    mpgpu::buffer<T> here(m.ctx, mpgpu::device::host(), std::max<std::size_t>(1, count));
+    mpgpu::buffer<T> there(m.ctx, where, here.size());
+    std::copy_n(first, count, here.data());
+    copy_now(m, there, here);
+    return there;
+}
+
+#endif // MPGPU_EXAMPLES_TRIGGERED_REPLICATED_HPP
