@@ -307,6 +307,8 @@ struct ShopState {
     jobs: VecDeque<Arc<Job>>,
     threads: Vec<JoinHandle<()>>,
     spare: Vec<WordBlock>,
+    /// Of jobs that were cancelled, whose streams may still set words.
+    retired: Vec<WordBlock>,
     /// The value of the last job.
     value: u64,
     is_closed: bool,
@@ -354,6 +356,7 @@ impl Workers {
                     break;
                 }
                 Err(error) => {
+                    state.spare.push(job.words.again());
                     let (reason, code) = (error.to_string(), i64::from(error.raw_os_error().unwrap_or(0)));
                     return Err(BackendError::Driver { what: "starting a thread that copies pageable memory".into(), reason, code });
                 }
@@ -382,8 +385,12 @@ impl Workers {
         };
         self.0.changed.notify_all();
         threads.into_iter().for_each(|thread| drop(thread.join()));
-        let spare = std::mem::take(&mut lock(&self.0.state).spare);
-        for words in spare {
+        let words = {
+            let mut state = lock(&self.0.state);
+            let (spare, retired) = (std::mem::take(&mut state.spare), std::mem::take(&mut state.retired));
+            spare.into_iter().chain(retired)
+        };
+        for words in words {
             if !gpus.has_lost()
                 && let Some(primary) = gpus.in_use().next()
             {
@@ -404,7 +411,9 @@ impl Shop {
         while let Some((job, at)) = self.next() {
             job.copy(at);
             if job.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                lock(&self.state).spare.push(job.words.again());
+                let mut state = lock(&self.state);
+                let is_cancelled = job.is_cancelled.load(Ordering::Acquire);
+                if is_cancelled { &mut state.retired } else { &mut state.spare }.push(job.words.again());
             }
         }
     }
