@@ -199,7 +199,7 @@ typedef enum {
 typedef enum {
     /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
     /// tuning file of rank 0 has them, else as the model expects. With `arrivals` off steps choose by measured times
-    /// whether to move each by itself, several together, or all after the last, or with `stores` to leave them to the
+    /// whether to move each by itself, several together, or all after their producers, or with `stores` to leave them to the
     /// producers, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
@@ -510,9 +510,10 @@ typedef struct {
 typedef struct {
     /// `sizeof(mp_trigger_t)`.
     size_t size;
-    /// The address at which producers write is there, from `mp_plan_arm` to the end of the step: that of the source, or where
-    /// producers store themselves that of the destination. NULL on a rank that does not send it.
-    void *const *destination;
+    /// Two words that tell producers of a step, from `mp_plan_arm` to its end: the address at which they write, of the source
+    /// or where they store themselves of the destination; and whether they count what is ready, 0 in steps in which all moves
+    /// after them, or is stored and nobody told. NULL on a rank that does not send it.
+    const uint64_t *step;
     /// Flags that are set to 1 when a partition is ready, one for each. NULL on a rank that does not send it.
     uint64_t *ready;
     /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each, one partition after the other. NULL on a
@@ -1259,8 +1260,9 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
 /// it is empty of news.
 ///
 /// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `stores`, the stream of
-/// `mp_execute` must come after the producers, which may have stored the bytes then.
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `MP_AGENT_AUTO` where
+/// `arrivals` are off, the stream of `mp_execute` must come after the producers: they may store the bytes, or all may be moved
+/// then.
 ///
 /// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until

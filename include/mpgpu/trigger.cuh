@@ -123,14 +123,14 @@ inline void rest() {
 /// good until its plan is destroyed.
 ///
 /// `ready…`, `wait` and `arrived` are called by whole thread blocks, all threads of the block alike, after the threads'
-/// own writes: they contain the barrier and the fence that are needed. Of one transfer a step uses one of the `ready`
-/// functions, on each partition.
+/// own writes: they contain the barrier and the fence that are needed, and none in steps in which nobody looks at
+/// partitions. Of one transfer a step uses one of the `ready` functions, on each partition.
 class trigger {
   public:
     /// Of what `mp_plan_get_trigger` gives (`mpgpu::plan::trigger`).
     template <class Made>
     explicit trigger(const Made &made) noexcept
-        : destination_(made.destination), ready_(made.ready), arrived_(made.arrived), counters_(made.counters),
+        : step_(made.step), ready_(made.ready), arrived_(made.arrived), counters_(made.counters),
           bytes_(made.bytes), partition_bytes_(made.partition_bytes),
           reciprocal_(made.partition_bytes > 0 ? ~std::uint64_t{0} / made.partition_bytes : 0),
           partitions_(made.partitions), arrived_flags_(made.arrived_flags) {}
@@ -139,7 +139,7 @@ class trigger {
     /// steps have chosen it (`stores`). A look at memory of the GPU, so a thread keeps it in a variable. Null where
     /// this rank does not send the transfer.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *destination() const {
-        return destination_ != nullptr ? *destination_ : nullptr;
+        return step_ != nullptr ? reinterpret_cast<void *>(step_[0]) : nullptr;
     }
     /// Bytes of the transfer.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t bytes() const { return bytes_; }
@@ -159,6 +159,9 @@ class trigger {
     /// The calling block has written its part of a partition. `producers` blocks say so, each once in a step; the last
     /// one starts the partition.
     MPGPU_TRIGGER_FUNCTION void ready(std::uint32_t partition, std::uint64_t producers = 1) const {
+        if (step_[1] == 0) {
+            return;
+        }
         trigger_detail::meet();
         if (trigger_detail::is_first_thread()) {
             add(this, 1, partition, 1, producers);
@@ -212,6 +215,14 @@ class trigger {
   private:
     MPGPU_TRIGGER_FUNCTION static void ready_rows(const trigger *all, unsigned transfers, std::uint64_t first,
                                                   std::uint64_t bytes, std::uint64_t rows, std::uint64_t stride) {
+        // Where nobody looks this is all that a trigger costs: what a block before has brought into the cache.
+        std::uint64_t counts = 0;
+        for (unsigned i = 0; i < transfers; ++i) {
+            counts |= all[i].step_[1];
+        }
+        if (counts == 0) {
+            return;
+        }
         trigger_detail::meet();
         if (!trigger_detail::is_first_thread() || bytes == 0 || rows == 0) {
             return;
@@ -272,7 +283,7 @@ class trigger {
         return up > 0 && up == arrived_flags_;
     }
 
-    void *const *destination_;
+    const std::uint64_t *step_; ///< where producers write, and whether they count
     std::uint64_t *ready_;
     const std::uint64_t *arrived_;
     std::uint64_t *counters_;

@@ -114,7 +114,7 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
     let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<c_void>(address as usize);
     mp_trigger_t {
         size: size_of::<mp_trigger_t>(),
-        destination: pointer(of.destination).cast(),
+        step: pointer(of.step).cast(),
         ready: pointer(of.ready).cast(),
         arrived: pointer(of.arrived).cast(),
         counters: pointer(of.counters).cast(),
@@ -136,8 +136,9 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
 /// it is empty of news.
 ///
 /// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `stores`, the stream of
-/// `mp_execute` must come after the producers, which may have stored the bytes then.
+/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `MP_AGENT_AUTO` where
+/// `arrivals` are off, the stream of `mp_execute` must come after the producers: they may store the bytes, or all may be moved
+/// then.
 ///
 /// Each call is followed by one `mp_execute`. A plan that is destroyed
 /// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until

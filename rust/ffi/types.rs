@@ -408,7 +408,7 @@ pub struct mp_message_descriptor_t {
 pub enum mp_agent_t {
     /// Copy engines, in as many partitions as `mp_node_tune_partitions` has found to be best for such transfers, where the
     /// tuning file of rank 0 has them, else as the model expects. With `arrivals` off steps choose by measured times
-    /// whether to move each by itself, several together, or all after the last, or with `stores` to leave them to the
+    /// whether to move each by itself, several together, or all after their producers, or with `stores` to leave them to the
     /// producers, unless `adapt` of the plan's options is off.
     MP_AGENT_AUTO = 0,
     /// Copy engines, over all paths of the plan, each partition by itself. Takes no multiprocessor.
@@ -466,9 +466,10 @@ pub struct mp_partition_tuning_t {
 pub struct mp_trigger_t {
     /// `sizeof(mp_trigger_t)`.
     pub size: usize,
-    /// The address at which producers write is there, from `mp_plan_arm` to the end of the step: that of the source, or where
-    /// producers store themselves that of the destination. NULL on a rank that does not send it.
-    pub destination: *const *mut c_void,
+    /// Two words that tell producers of a step, from `mp_plan_arm` to its end: the address at which they write, of the source
+    /// or where they store themselves of the destination; and whether they count what is ready, 0 in steps in which all moves
+    /// after them, or is stored and nobody told. NULL on a rank that does not send it.
+    pub step: *const u64,
     /// Flags that are set to 1 when a partition is ready, one for each. NULL on a rank that does not send it.
     pub ready: *mut u64,
     /// Flags that are all 1 when a partition has arrived, `arrived_flags` for each, one partition after the other. NULL on a

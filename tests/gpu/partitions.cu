@@ -2,7 +2,7 @@
 // A kernel that computes as long as its result takes to move (PROACT's microbenchmark), and the result moved after it
 // or with it, by each agent: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is
 // checked. Prints medians of the rounds.
-//   partitions [MiB, 256] [rounds, 15] [blocks of the kernel, 32768]
+//   partitions [MiB, 256] [rounds, 15] [blocks of the kernel, one for each 8 KiB]
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/trigger.cuh>
 
@@ -344,7 +344,7 @@ int main(int count, char **arguments) {
     try {
         const std::size_t mebibytes = count > 1 ? std::stoul(arguments[1]) : 256;
         const int rounds = count > 2 ? std::stoi(arguments[2]) : 15;
-        const unsigned long blocks = count > 3 ? std::stoul(arguments[3]) : 32768;
+        const unsigned long blocks = count > 3 ? std::stoul(arguments[3]) : mebibytes * 128;
         benchmark(mebibytes << 20, rounds, static_cast<unsigned>(blocks)).run();
         return 0;
     } catch (const std::exception &error) {

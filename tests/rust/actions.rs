@@ -9,7 +9,7 @@ use crate::backend::{
 use crate::bridge::{Segment, run_actions_on_cpu};
 use crate::plan::{self, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
-use crate::program::{PartitionUse, Partitions, add_partition_flags};
+use crate::program::{PartitionMove, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
 use crate::topology::{CostUnit, Costs, DeviceId, Machine, preset};
 use proptest::prelude::*;
@@ -604,7 +604,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     let mut parts = divide(&program, &batch);
     check_parts(&program, &batch, &parts).expect("a right division");
     let before = parts.flags.len();
-    let flags = add_partition_flags(&mut parts, &batch, &partitions, PartitionUse::Moved { tells: true }).expect("each reads its own");
+    let flags = add_partition_flags(&mut parts, &batch, &partitions, PartitionMove::Early, true).expect("each reads its own");
     assert!(flags.iter().all(|of| of.writers > 1), "several paths: {flags:?}");
     let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
     let shared = Shared {
@@ -623,7 +623,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     let step_of_rank = |rank: usize| {
         let (backend, shared) = (&backends[rank], &shared);
         let takes = parts.parts[rank].arms.iter().map(|flag| shared.flag(*flag)).collect();
-        let armed = Armed { takes, reset: None, choice: None };
+        let armed = Armed { takes, reset: None, orders: None, is_after: false };
         let mut bound = BoundPart::new(&parts.parts[rank], shared, None, Some(armed), backend).expect("bound");
         let own = of_rank(rank as u32);
         let ready: Vec<u32> = (0..partitions[rank].count).map(|partition| flags[rank].ready + partition).collect();

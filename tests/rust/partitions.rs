@@ -27,11 +27,14 @@ fn words(address: u64, count: u32) -> &'static [AtomicU64] {
 
 /// Where producers write in this step.
 fn destination(trigger: &Trigger) -> u64 {
-    words(trigger.destination, 1)[0].load(Ordering::Relaxed)
+    words(trigger.step, 2)[0].load(Ordering::Relaxed)
 }
 
 /// As `mpgpu::trigger::ready` does it: counts bytes, and raises the flags with the last of them.
 fn written(trigger: &Trigger, partition: u32, bytes: u64) {
+    if words(trigger.step, 2)[1].load(Ordering::Relaxed) == 0 {
+        return;
+    }
     let counter = &words(trigger.counters, trigger.partitions.count)[partition as usize];
     let range = trigger.partitions.range(partition);
     if counter.fetch_add(bytes, Ordering::AcqRel) + bytes < range.end - range.start {
@@ -160,8 +163,8 @@ impl Case {
                             }
                         });
                     }
-                    if matches!(self.partitioning.agent, Agent::Producer | Agent::Auto { stores: true, .. }) {
-                        // In stream order, producers that may store themselves come before the end of the step.
+                    if matches!(self.partitioning.agent, Agent::Producer | Agent::Auto { tells: false, .. }) {
+                        // In stream order: they may store themselves, or all may be moved after them.
                         producers.into_iter().for_each(|producer| producer.join().expect("no panic"));
                     }
                     plan.enqueue(stream).expect("it is enqueued");

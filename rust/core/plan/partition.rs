@@ -7,7 +7,7 @@
 use super::lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 use super::planned::{PathPlan, Plan};
 use crate::model::GRAIN;
-use crate::program::{Gpus, Mechanism, Op, OpId, Partitions, Place, Program, Ring};
+use crate::program::{Gpus, Mechanism, Op, OpId, PartitionMove, Partitions, Place, Program, Ring};
 use crate::topology::{DeviceId, Machine};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -36,30 +36,30 @@ pub struct PartitionVariant {
     pub plan: Plan,
     /// As of a [`PartitionForecast`].
     pub seconds: f64,
-    /// Producers store the bytes, and the program moves none.
-    pub is_stored: bool,
+    /// Who moves the bytes, and when.
+    pub how: PartitionMove,
 }
 
 /// Partitions that move together in the second variant.
 const TOGETHER: u32 = 4;
 
-/// How copy engines may move the partitions of a forecast: each by itself; several at a time, which cost a hand-over less each; or all after the last,
-/// over the paths of a plan of whole transfers, as if there were no partitions. The first alone where `adapts` is false.
+/// How copy engines may move the partitions of a forecast: each by itself; several at a time, which cost a hand-over less each; or all after their
+/// producers, over the paths of a plan of whole transfers, as if there were no partitions. The first alone where `adapts` is false.
 pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionForecast, adapts: bool) -> Vec<PartitionVariant> {
     let cost = machine.costs().hand_over;
     let most = forecast.partitions.iter().map(|partitions| partitions.count).max().unwrap_or(0);
-    let variant = |name, by: u32, program: Program| {
+    let variant = |name, by: u32, program: Program, how| {
         let n = f64::from(most.div_ceil(by).max(1));
         let plan = Plan { program: Arc::new(program), ..plan.clone() };
-        PartitionVariant { name, seconds: in_partitions(plan.predicted, n, cost), plan, is_stored: false }
+        PartitionVariant { name, seconds: in_partitions(plan.predicted, n, cost), plan, how }
     };
     let grouped = |by| forecast.partitions.iter().map(|partitions| partitions.grouped(by)).collect::<Vec<_>>();
-    let mut variants = vec![variant("each partition by itself", 1, partition(&plan, &forecast.partitions))];
+    let mut variants = vec![variant("each partition by itself", 1, partition(&plan, &forecast.partitions), PartitionMove::Early)];
     if adapts && most >= 2 * TOGETHER {
-        variants.push(variant("four partitions at a time", TOGETHER, partition(&plan, &grouped(TOGETHER))));
+        variants.push(variant("four partitions at a time", TOGETHER, partition(&plan, &grouped(TOGETHER)), PartitionMove::Early));
     }
     if adapts && most > 1 {
-        variants.push(variant("all partitions after the last", most, Program::clone(&plan.program)));
+        variants.push(variant("all partitions after their producers", most, Program::clone(&plan.program), PartitionMove::After));
     }
     variants
 }

@@ -13,7 +13,7 @@ mod shape;
 mod validate;
 
 pub use engine::Engine;
-pub use partitioned::{MOST_PARTITIONS, PartitionFlags, PartitionUse, Partitions, ReadElsewhere, add_partition_flags};
+pub use partitioned::{MOST_PARTITIONS, PartitionFlags, PartitionMove, Partitions, ReadElsewhere, add_partition_flags};
 pub use shape::Shape;
 pub use validate::{Violation, validate};
 

@@ -4,7 +4,8 @@
 //! arrivals are told, a flag for every lane that writes to its destination. All of them stay up until the next step begins: so whoever
 //! receives asks as often as it likes, and what is not up has not come. Lanes that have nothing of a partition have their flag of arrival
 //! too, so that all partitions of a transfer have as many: it is raised with another lane's. Of a transfer whose bytes the producers
-//! themselves store at the destination both kinds are one, and where nobody is told there are none.
+//! themselves store at the destination both kinds are one, and where nobody is told there are none. Nor are there where all partitions move after
+//! their producers, in stream order.
 
 use super::ranks::{FlagId, Parts, RankedBatch};
 use super::{Copy, Place};
@@ -87,19 +88,26 @@ pub struct ReadElsewhere {
 /// A lane of a rank, and the number that it has among those of a transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
-/// Who moves partitions, as far as flags care.
+/// How partitions get to their destinations.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum PartitionUse {
-    /// The program.
-    Moved {
-        /// Whether it tells of arrivals.
-        tells: bool,
-    },
+pub enum PartitionMove {
+    /// The program moves each as soon as it is ready.
+    Early,
+    /// The program moves all of them after their producers, in stream order, and nobody is told of arrivals.
+    After,
     /// Producers store their bytes, and the program does not move them.
-    Stored {
-        /// Whether they tell of arrivals.
-        tells: bool,
-    },
+    Stored,
+}
+
+impl PartitionMove {
+    /// Whether anybody looks at what producers say, where receivers are told of arrivals or not.
+    pub fn counts(self, tells: bool) -> bool {
+        match self {
+            PartitionMove::Early => true,
+            PartitionMove::After => false,
+            PartitionMove::Stored => tells,
+        }
+    }
 }
 
 /// The lanes that write to the destination of each transfer, numbered.
@@ -117,12 +125,14 @@ fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     writers
 }
 
-/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program. A copy awaits all partitions that it reads from.
+/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program, in which receivers are told of arrivals or not. A copy
+/// awaits all partitions that it reads from; none does where all move after their producers.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
     partitions: &[Partitions],
-    purpose: PartitionUse,
+    how: PartitionMove,
+    tells: bool,
 ) -> Result<Vec<PartitionFlags>, ReadElsewhere> {
     for (rank, part) in (0..).zip(&parts.parts) {
         for (transfer, ..) in part.steps.iter().flat_map(|step| &step.copies).filter_map(source) {
@@ -131,10 +141,12 @@ pub fn add_partition_flags(
             }
         }
     }
-    let moved_and_told = purpose == PartitionUse::Moved { tells: true };
-    let writers = if moved_and_told { writers(parts, partitions.len()) } else { vec![Lanes::new(); partitions.len()] };
-    let is_stored = matches!(purpose, PartitionUse::Stored { .. });
     let mut flags = vec![PartitionFlags::default(); partitions.len()];
+    if how == PartitionMove::After {
+        return Ok(flags);
+    }
+    let is_stored = how == PartitionMove::Stored;
+    let writers = if tells && !is_stored { writers(parts, partitions.len()) } else { vec![Lanes::new(); partitions.len()] };
     let all = || (0..).zip(partitions.iter().zip(batch.ends));
     let mut add = |count: u32, raiser: u32, taker: u32| {
         let first = parts.flags.len() as u32;
@@ -149,7 +161,7 @@ pub fn add_partition_flags(
     }
     for (transfer, (partitions, ends)) in all() {
         let flags: &mut PartitionFlags = &mut flags[transfer];
-        flags.writers = if is_stored { u32::from(purpose == PartitionUse::Stored { tells: true }) } else { writers[transfer].len() as u32 };
+        flags.writers = if is_stored { u32::from(tells) } else { writers[transfer].len() as u32 };
         flags.arrived = add(partitions.count * flags.writers, ends.src, ends.dst);
         if is_stored {
             flags.ready = flags.arrived;

@@ -197,34 +197,38 @@ fn producers_store_in_steps_only_where_their_gpu_reaches_the_destination() {
         let (_context, plan, _) = in_partitions(peers);
         let text = plan.describe();
         plan.destroy().expect("given back");
-        (text.contains("all partitions after the last"), text.contains("stored by the producers"))
+        (text.contains("all partitions after their producers"), text.contains("stored by the producers"))
     };
     assert_eq!([names(true), names(false)], [(true, true), (true, false)]);
 }
 
-/// Where a step's producers write, and how many copies come before them. Nothing waits on the double.
-fn step_in(plan: &NodePlan, stream: StreamHandle) -> (u64, u32) {
+/// Where a step's producers write and whether they count, and how many copies come before them. Nothing waits on the double.
+fn step_in(plan: &NodePlan, stream: StreamHandle) -> ([u64; 2], u32) {
     let before = double::calls("cuMemcpyAsync");
     plan.arm(stream).expect("armed");
     let copies = double::calls("cuMemcpyAsync") - before;
-    let to = word(plan.trigger(0, 0).expect("a trigger").destination);
+    let step = plan.trigger(0, 0).expect("a trigger").step;
+    let told = [step, step + 8].map(word);
     plan.enqueue(stream).expect("executed");
-    (to, copies)
+    (told, copies)
 }
 
 #[test]
-fn triggers_are_told_where_producers_write_when_that_changes() {
+fn triggers_are_told_where_producers_write_and_whether_they_count_when_that_changes() {
     let (context, plan, [source, destination]) = in_partitions(true);
     let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
-    let (mut stored, mut last) = (0, source);
+    // As soon as they are ready; after the producers; stored by them.
+    let known = [[source, 1], [source, 0], [destination, 0]];
+    let (mut seen, mut last) = ([0; 3], known[0]);
     for _ in 0..100 {
-        let (to, copies) = step_in(&plan, stream);
-        assert!([source, destination].contains(&to), "{to:#x}");
+        let (told, copies) = step_in(&plan, stream);
+        let way = known.iter().position(|known| *known == told);
+        seen[way.unwrap_or_else(|| panic!("{told:x?}"))] += 1;
         // Flags are set back where copy engines look at them.
-        assert_eq!(copies, u32::from(to == source) + u32::from(to != last));
-        (stored, last) = (stored + u32::from(to == destination), to);
+        assert_eq!(copies, told[1] as u32 + u32::from(told != last));
+        last = told;
     }
-    assert!((1..100).contains(&stored), "{stored}");
+    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
     plan.destroy().expect("given back");
 }
 
@@ -237,14 +241,14 @@ fn a_graph_tells_triggers_where_producers_write_at_each_launch_unless_they_know(
         let step = || step_in(&plan, stream).0;
         let mut before = step();
         for _ in 0..tries {
-            before = (0..1000).map(|_| step()).find(|to| *to == destination).expect("a try");
+            before = (0..1000).map(|_| step()).find(|told| *told == [destination, 0]).expect("a try");
         }
         node(|node| node.capturing = true);
         let captured = [step_in(&plan, stream), step_in(&plan, stream)];
         node(|node| node.capturing = false);
         // Which has not been launched.
         let (after, told) = step_in(&plan, stream);
-        let [reset, is_told] = [after == source, after != before].map(u32::from);
+        let [reset, is_told] = [after == [source, 1], after != before].map(u32::from);
         assert_eq!((captured, told), ([(before, reset + is_told); 2], reset + is_told));
         assert!((0..10).all(|_| step_in(&plan, stream) == (after, reset)), "all further steps are of the captured variant");
         captures[is_told as usize] += 1;

@@ -91,7 +91,7 @@ pub fn message_info() -> mp_message_info_t {
 pub fn trigger() -> mp_trigger_t {
     mp_trigger_t {
         size: size_of::<mp_trigger_t>(),
-        destination: std::ptr::null(),
+        step: std::ptr::null(),
         ready: std::ptr::null_mut(),
         arrived: std::ptr::null(),
         counters: std::ptr::null_mut(),

@@ -14,8 +14,9 @@ use crate::backend::{
     Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
 };
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::program::PartitionMove;
 use crate::program::ranks::{FlagId, Part};
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 use crate::topology::DeviceId;
 use std::sync::Arc;
 
@@ -80,21 +81,22 @@ pub(super) struct Armed {
     pub takes: Vec<u64>,
     /// A copy of zeros over the flags of partitions, where somebody looks at them.
     pub reset: Option<Copies>,
-    /// Where producers write.
-    pub choice: Option<DestinationChoice>,
+    /// What producers are told; `None` where this rank has none.
+    pub orders: Option<ProducerOrders>,
+    /// The step's copies come after all that is in the stream when it is enqueued, not when it is armed.
+    pub is_after: bool,
 }
 
 /// Copies from address to address, on one lane.
 pub(super) type Copies = (Arc<Program>, Arc<[Endpoints]>);
 
-/// Where the producers of a variant's partitions write.
-pub(super) struct DestinationChoice {
-    /// Copies of addresses over the words at which producers look.
+/// What the producers of a variant's partitions are told.
+pub(super) struct ProducerOrders {
+    /// Copies over the words at which producers look.
     pub copies: Copies,
-    /// They store at the destinations.
-    pub is_stored: bool,
-    /// Whether the words say that, once all that is enqueued outside of captures has run.
-    pub said: Arc<AtomicBool>,
+    pub how: PartitionMove,
+    /// What the words say ([`PartitionMove`] as a number), once all that is enqueued outside of captures has run.
+    pub said: Arc<AtomicU32>,
 }
 
 /// What this rank does in each step.
@@ -347,7 +349,7 @@ impl BoundPart {
     /// Enqueues what comes before the producers of partitions, and marks the place in `stream` at which the step begins.
     pub fn arm(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         self.follow(stream, is_captured, backend)?;
-        let Some(Armed { takes, reset, choice }) = &self.armed else { return Ok(()) };
+        let Some(Armed { takes, reset, orders, is_after }) = &self.armed else { return Ok(()) };
         let copy = |(program, endpoints): &Copies| {
             backend.submit(&Execution { report: Report::Nothing, ..Execution::new(program, endpoints, &Arc::from([]), stream) })
         };
@@ -355,12 +357,12 @@ impl BoundPart {
             copy(reset)?;
         }
         // A graph that was captured may run any time or never, and steps after it are all of its variant.
-        if let Some(DestinationChoice { copies, is_stored, said }) = choice
-            && said.load(Ordering::Relaxed) != *is_stored
+        if let Some(ProducerOrders { copies, how, said }) = orders
+            && said.load(Ordering::Relaxed) != *how as u32
         {
             copy(copies)?;
             if !is_captured {
-                said.store(*is_stored, Ordering::Relaxed);
+                said.store(*how as u32, Ordering::Relaxed);
             }
         }
         if !takes.is_empty() {
@@ -368,15 +370,17 @@ impl BoundPart {
         } else if !self.begins.is_empty() {
             backend.stream_raise_signals(stream, &self.begins)?;
         }
-        backend.record_event(self.fork, stream)?;
+        if !is_after {
+            backend.record_event(self.fork, stream)?;
+        }
         self.mark(stream, is_captured, backend)
     }
 
     /// Enqueues the part of one step: it starts after all earlier work in `stream` and after the last step, and later work in the stream starts
-    /// after it. Steps in a graph are ordered by whoever launches it. One that was armed starts where that was done, and its end is no flag of an
-    /// earlier step.
+    /// after it. Steps in a graph are ordered by whoever launches it. One that was armed starts where that was done, unless it comes after its
+    /// producers, and its end is no flag of an earlier step.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
-        if self.armed.is_none() {
+        if self.is_after() {
             self.follow(stream, is_captured, backend)?;
         } else if is_captured || self.is_other(stream) {
             backend.stream_wait_event(stream, self.fork)?;
@@ -413,6 +417,11 @@ impl BoundPart {
         if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
     }
 
+    /// Whether what is in the stream when a step is enqueued comes before all of it.
+    fn is_after(&self) -> bool {
+        self.armed.as_ref().is_none_or(|armed| armed.is_after)
+    }
+
     fn enqueue_step(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
         let nothing = Arc::from([]);
         if let Some(SmallPart { actions, program, endpoints, grid, .. }) = &self.small {
@@ -441,7 +450,7 @@ impl BoundPart {
         let stream_of = |lane: usize| lane.checked_sub(1).map_or(stream, |other| self.lanes[other].0);
         if !self.lanes.is_empty() {
             raise(stream, &mut raises)?;
-            if self.armed.is_none() {
+            if self.is_after() {
                 backend.record_event(self.fork, stream)?;
             }
             self.lanes.iter().try_for_each(|(lane, _)| backend.stream_wait_event(*lane, self.fork))?;

@@ -10,7 +10,7 @@
 use super::super::error::Error;
 use super::super::lifetime::{Context, EndsFirst, LAST_PATIENCE};
 use super::binding::{Bindings, FLAG_BYTES, Held};
-use super::part::{Armed, DestinationChoice};
+use super::part::{Armed, ProducerOrders};
 use super::partitioning::Agent;
 use super::progress::Progress;
 use super::steps::NodePlan;
@@ -20,8 +20,8 @@ use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, Si
 use crate::ipc::signal;
 use crate::plan::{Lane, LaneId, Mechanism, Op, PartitionVariant, Place, Program};
 use crate::program::ranks::{FlagId, Part, Parts, RankedBatch};
-use crate::program::{Copy, PartitionFlags, Partitions, add_partition_flags};
-use crate::sync::{AtomicBool, Mutex, lock};
+use crate::program::{Copy, PartitionFlags, PartitionMove, Partitions, add_partition_flags};
+use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -49,8 +49,8 @@ pub(super) struct Partitioned {
     /// Of the variant.
     pub name: &'static str,
     pub seconds: f64,
-    /// Producers store the bytes in the variant.
-    pub is_stored: bool,
+    /// Of the variant.
+    pub how: PartitionMove,
 }
 
 /// What transfers of a plan have in common that move in partitions, whatever the variant.
@@ -65,14 +65,14 @@ impl Partitioned {
     /// Of the variant whose division is `parts`.
     pub fn new(
         of: &PartitionedBatch,
-        &PartitionVariant { name, seconds, is_stored, .. }: &PartitionVariant,
+        &PartitionVariant { name, seconds, how, .. }: &PartitionVariant,
         handed: &[HandedIn],
         parts: &mut Parts,
         batch: &RankedBatch<'_>,
         unsupported: &dyn Fn(usize, String) -> Error,
     ) -> Result<Partitioned, Error> {
         let first = parts.flags.len() as u32;
-        let flags = add_partition_flags(parts, batch, &of.partitions, of.agent.purpose(is_stored)).map_err(|elsewhere| {
+        let flags = add_partition_flags(parts, batch, &of.partitions, how, of.agent.tells()).map_err(|elsewhere| {
             let reason = format!(
                 "rank {} would read it, whose lanes a producer of another rank cannot tell: let host memory be sent by the rank of a GPU that it \
                  goes to",
@@ -84,9 +84,18 @@ impl Partitioned {
         let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
         let (shape, partitions) = (of.shape.clone(), of.partitions.clone());
         // Behind them are those by which ranks begin and end a step in which producers store.
-        let all = of.partitions.iter().zip(&flags).map(|(partitions, of)| partitions.count * (of.writers + u32::from(!is_stored)));
+        let all = of
+            .partitions
+            .iter()
+            .zip(&flags)
+            .map(|(partitions, of)| partitions.count * (of.writers + u32::from(how == PartitionMove::Early)));
         let own = first..first + all.sum::<u32>();
-        Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own, name, seconds, is_stored })
+        Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own, name, seconds, how })
+    }
+
+    /// Whether anybody looks at what producers say.
+    fn counts(&self) -> bool {
+        self.how.counts(self.agent.tells())
     }
 
     /// For people.
@@ -102,9 +111,9 @@ impl Partitioned {
 /// What a producer or a receiver needs of one transfer: addresses that its kernels can use.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trigger {
-    /// The word that says where producers write: to the source, or where they store themselves to the destination. Arming a step sets it. 0 where this
-    /// rank is not the source's.
-    pub destination: u64,
+    /// Two words that tell producers where they write, the source or where they store themselves the destination, and whether they count what is
+    /// ready. Arming a step sets them. 0 where this rank is not the source's.
+    pub step: u64,
     /// The flags that are raised for partitions, one each; 0 where this rank is not the source's.
     pub ready: u64,
     /// Flags that tell of arrival; 0 where this rank is not the destination's, or is not told.
@@ -126,14 +135,16 @@ struct ArmedState {
     last: Option<Completion>,
 }
 
-/// A word of a GPU that says where producers write, and the two words of host memory that it is set from: for steps that move the bytes, and for
-/// steps in which producers store them.
-struct DestinationWord {
+/// Words of a GPU at which producers look ([`Trigger::step`]), and those of host memory that they are set from, for each [`PartitionMove`].
+struct StepWords {
     transfer: u32,
     device: DeviceId,
     address: u64,
     choices: u64,
 }
+
+/// Bytes of [`Trigger::step`].
+const STEP_BYTES: u64 = 16;
 
 /// One rank's flags and counters.
 pub(super) struct PartitionWords {
@@ -143,10 +154,10 @@ pub(super) struct PartitionWords {
     flags: (u64, u64),
     /// As many zeros, on a device that can copy them there.
     zeros: u64,
-    /// Where producers write.
-    destinations: Vec<DestinationWord>,
-    /// [`DestinationChoice::said`].
-    said: Arc<AtomicBool>,
+    /// What producers are told.
+    steps: Vec<StepWords>,
+    /// [`ProducerOrders::said`].
+    said: Arc<AtomicU32>,
     device: DeviceId,
     context: Arc<Context>,
     progress: Arc<Progress>,
@@ -168,7 +179,7 @@ impl PartitionWords {
         let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
         // To be set to 0: device and range.
         let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
-        let (mut triggers, mut flags, mut destinations) = (BTreeMap::new(), (u64::MAX, 0), Vec::new());
+        let (mut triggers, mut flags, mut steps) = (BTreeMap::new(), (u64::MAX, 0), Vec::new());
         let mut own = |first: u32, count: u32| {
             let address = at.flag_address(FlagId(first));
             flags = (flags.0.min(address), flags.1 + u64::from(count) * FLAG_BYTES);
@@ -178,12 +189,12 @@ impl PartitionWords {
             let mut trigger = Trigger { partitions: *partitions, arrived_flags: of.writers, ..Trigger::default() };
             if transfer.src.rank == rank && partitions.count > 0 {
                 let (device, counted) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
-                trigger.counters = allocate(device, counted + 8)?;
+                trigger.counters = allocate(device, counted + STEP_BYTES)?;
                 cleared.push((device, trigger.counters, counted));
                 // Those of bytes that producers store lie with the receiver.
-                trigger.ready = if partitioned.is_stored { at.flag_address(FlagId(of.ready)) } else { own(of.ready, partitions.count) };
-                trigger.destination = trigger.counters + counted;
-                destinations.push(DestinationWord { transfer: index as u32, device, address: trigger.destination, choices: 0 });
+                trigger.ready = if at.together.is_stored() { at.flag_address(FlagId(of.ready)) } else { own(of.ready, partitions.count) };
+                trigger.step = trigger.counters + counted;
+                steps.push(StepWords { transfer: index as u32, device, address: trigger.step, choices: 0 });
             }
             if transfer.dst.rank == rank && partitions.count * of.writers > 0 {
                 trigger.arrived = own(of.arrived, partitions.count * of.writers);
@@ -201,12 +212,13 @@ impl PartitionWords {
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
         cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
         clear(at, &cleared, &mut allocate)?;
-        let choices = if destinations.is_empty() { 0 } else { allocate(DeviceId::HOST, 16 * destinations.len() as u64)? };
-        (0..).zip(&mut destinations).for_each(|(number, word): (u64, _)| word.choices = choices + 16 * number);
+        let each = 3 * STEP_BYTES;
+        let choices = if steps.is_empty() { 0 } else { allocate(DeviceId::HOST, each * steps.len() as u64)? };
+        (0..).zip(&mut steps).for_each(|(number, words): (u64, _)| words.choices = choices + each * number);
         let (context, progress, is_stored) = (Arc::clone(context), Arc::clone(progress), at.together.is_stored());
-        let (said, state) = (Arc::new(AtomicBool::new(is_stored)), Mutex::default());
-        let words = PartitionWords { triggers, flags, zeros, destinations, said, device, context, progress, is_stored, state };
-        if let Some(DestinationChoice { copies: (program, ends), .. }) = words.choice(at)? {
+        let (said, state) = (Arc::new(AtomicU32::new(partitioned.how as u32)), Mutex::default());
+        let words = PartitionWords { triggers, flags, zeros, steps, said, device, context, progress, is_stored, state };
+        if let Some(ProducerOrders { copies: (program, ends), .. }) = words.orders(at, partitioned)? {
             run_now(words.context.backend(), device, &program, &ends)?;
         }
         let words = Arc::new(words);
@@ -217,24 +229,29 @@ impl PartitionWords {
 
     /// What comes before producers in steps of a variant.
     pub fn armed(&self, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
-        // Where producers store and nobody is told, nobody looks at flags.
-        let looks = at.together.is_stored() == self.is_stored;
+        let partitioned = at.together.partitioned.as_ref();
+        let (orders, how) = match partitioned {
+            Some(partitioned) => (self.orders(at, partitioned)?, partitioned.how),
+            None => (None, PartitionMove::Early),
+        };
+        let looks = partitioned.is_some_and(Partitioned::counts) && self.flags.1 > 0;
         let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
         Ok(Armed {
             takes: part.arms.iter().map(|flag| at.flag_address(*flag)).collect(),
-            reset: (looks && self.flags.1 > 0).then(reset),
-            choice: self.choice(at)?,
+            reset: looks.then(reset),
+            orders,
+            is_after: how == PartitionMove::After,
         })
     }
 
-    /// Where this rank's producers write in steps of a variant. [`BackendError::NotSupported`] where they are to store what their GPU does not
+    /// What this rank's producers are told in steps of a variant. [`BackendError::NotSupported`] where they are to store what their GPU does not
     /// reach.
-    fn choice(&self, at: &Bindings<'_>) -> Result<Option<DestinationChoice>, Error> {
-        let is_stored = at.together.is_stored();
-        let copies = self.destinations.iter().map(|word| {
-            let DestinationWord { transfer, device, address, choices } = *word;
+    fn orders(&self, at: &Bindings<'_>, partitioned: &Partitioned) -> Result<Option<ProducerOrders>, Error> {
+        let how = partitioned.how;
+        let copies = self.steps.iter().map(|words| {
+            let StepWords { transfer, device, address, choices } = *words;
             let source = at.address(Place::Source { transfer, offset: 0 });
-            let to = if is_stored {
+            let to = if how == PartitionMove::Stored {
                 let ends = Endpoints { dst: at.address(Place::Destination { transfer, offset: 0 }), src: source };
                 let (program, ends) = copy_of(device, at.together.transfers[transfer as usize].bytes, ends);
                 let ends = if device.is_host() { ends } else { self.context.backend().kernel_ends(device, &program, &ends)? };
@@ -242,14 +259,14 @@ impl PartitionWords {
             } else {
                 source
             };
-            let choice = choices + u64::from(is_stored) * 8;
-            // SAFETY: aligned, in host memory of this plan that stays for as long as it does, and nothing reads it yet.
-            unsafe { with_exposed_provenance_mut::<u64>(choice as usize).write(to) };
-            Ok((8, Endpoints { dst: address, src: choice }))
+            let choice = choices + how as u64 * STEP_BYTES;
+            // SAFETY: aligned, in host memory of this plan that stays for as long as it does; what reads it reads the same.
+            unsafe { with_exposed_provenance_mut::<[u64; 2]>(choice as usize).write([to, u64::from(partitioned.counts())]) };
+            Ok((STEP_BYTES, Endpoints { dst: address, src: choice }))
         });
         let copies = copies.collect::<Result<Vec<_>, BackendError>>()?;
         let said = Arc::clone(&self.said);
-        Ok((!copies.is_empty()).then(|| DestinationChoice { copies: copies_of(self.device, &copies), is_stored, said }))
+        Ok((!copies.is_empty()).then(|| ProducerOrders { copies: copies_of(self.device, &copies), how, said }))
     }
 
     /// Notes that a step is armed.
@@ -338,7 +355,9 @@ impl PartitionWords {
             };
             (0..if first == 0 { 0 } else { count }).map(is_up).collect()
         };
-        for (name, trigger) in &self.triggers {
+        // Else nobody counts in the last step.
+        let counts = self.is_stored || self.said.load(Ordering::Relaxed) == PartitionMove::Early as u32;
+        for (name, trigger) in self.triggers.iter().filter(|_| counts) {
             let count = trigger.partitions.count;
             let ready = ups(trigger.ready, 1, count)?;
             let arrived = ups(trigger.arrived, trigger.arrived_flags, count)?;
@@ -466,6 +485,6 @@ impl NodePlan {
 impl Together {
     /// Whether producers store the bytes of its transfers.
     pub fn is_stored(&self) -> bool {
-        self.partitioned.as_ref().is_some_and(|partitioned| partitioned.is_stored)
+        self.partitioned.as_ref().is_some_and(|partitioned| partitioned.how == PartitionMove::Stored)
     }
 }

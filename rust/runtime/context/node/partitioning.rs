@@ -2,7 +2,7 @@
 
 use super::super::error::Error;
 use crate::plan::{self, Options, PartitionForecast, PartitionVariant, Shape};
-use crate::program::{MOST_PARTITIONS, PartitionUse};
+use crate::program::{MOST_PARTITIONS, PartitionMove};
 use crate::topology::Machine;
 
 /// Who moves partitions that are ready.
@@ -80,7 +80,7 @@ impl Partitioning {
         let stored = || {
             let unmoved: Vec<Shape> = shapes.iter().map(|shape| Shape { bytes: 0, ..*shape }).collect();
             let plan = plan::plan(machine, &unmoved, options)?;
-            Ok::<_, Error>(PartitionVariant { name: "stored by the producers", plan, seconds, is_stored: true })
+            Ok::<_, Error>(PartitionVariant { name: "stored by the producers", plan, seconds, how: PartitionMove::Stored })
         };
         if self.agent == Agent::Producer {
             return Ok(Settled { variants: vec![stored()?], forecast });
@@ -98,17 +98,11 @@ impl Partitioning {
 
 impl Agent {
     /// Whether receivers are told of arrivals.
-    fn tells(self) -> bool {
+    pub(super) fn tells(self) -> bool {
         match self {
             Agent::Auto { tells, .. } | Agent::CopyEngine { tells } => tells,
             Agent::Producer => true,
         }
-    }
-
-    /// Of a variant in which producers store, or do not.
-    pub(super) fn purpose(self, is_stored: bool) -> PartitionUse {
-        let tells = self.tells();
-        if is_stored { PartitionUse::Stored { tells } } else { PartitionUse::Moved { tells } }
     }
 
     /// As the C API has it.

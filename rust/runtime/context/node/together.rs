@@ -15,6 +15,7 @@ use super::transfers::{NodeEnd, NodeTransfer, TransferName, batch_of};
 use crate::adapt;
 use crate::backend::MemoryKind;
 use crate::plan::{self, Options, PartitionVariant, Place, Program, Shape};
+use crate::program::PartitionMove;
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::topology::{DeviceId, hash};
 use crate::tune;
@@ -114,7 +115,7 @@ impl Together {
                 let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
                 let best = plan(options)?;
                 let all = if adapts { adapt::variants(best, options, plan)? } else { vec![best] };
-                let whole = |plan| PartitionVariant { name: "", plan, seconds: 0.0, is_stored: false };
+                let whole = |plan| PartitionVariant { name: "", plan, seconds: 0.0, how: PartitionMove::Early };
                 (all.into_iter().map(whole).collect(), None)
             }
             Some(partitioning) => {
