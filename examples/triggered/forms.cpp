@@ -81,7 +81,7 @@ mpgpu::partitioning tuned(const machine &m, const std::string &file, const std::
                           const std::vector<mpgpu::node_transfer> &transfers, mpgpu::device where,
                           const mpgpu::plan_options &options, const producer &launch) {
     mpgpu::partition_tuning trials;
-    trials.agents.push_back(mpgpu::agent::producer);
+    trials.agents = {mpgpu::agent::automatic, mpgpu::agent::copy_engine, mpgpu::agent::producer};
     trials.arrivals = false;
     trials.file = file;
     const mpgpu::stream stream(m.ctx, where);

@@ -541,7 +541,8 @@ typedef struct {
     /// `sizeof(mp_partition_tuning_t)`.
     size_t size;
     /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines.
-    /// `MP_AGENT_PRODUCER` only where producers write where the trigger points.
+    /// `MP_AGENT_PRODUCER` only where producers write where the trigger points. `MP_AGENT_AUTO` with `arrivals` off: it stores
+    /// where `MP_AGENT_PRODUCER` is among them, and gets 48 steps to learn before it is timed.
     uint32_t agents;
     /// Timed steps of each candidate, at most 1000; 0 for 7.
     uint32_t rounds;

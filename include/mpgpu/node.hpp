@@ -88,7 +88,8 @@ struct partitioning {
 
 /// What `node::tune_partitions` tries.
 struct partition_tuning {
-    /// Who may move partitions: with `agent::producer` the kernel writes where the trigger points.
+    /// Who may move partitions: with `agent::producer` the kernel writes where the trigger points; `agent::automatic` only
+    /// where `arrivals` is false.
     std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
     bool arrivals = true;     ///< whether receivers are told of each arrival
@@ -214,7 +215,7 @@ class node {
             std::rethrow_exception(launch.thrown);
         }
         failed.report(status);
-        return {best.count, static_cast<agent>(best.agent), trials.arrivals, false};
+        return {best.count, static_cast<agent>(best.agent), trials.arrivals, best.stores == MP_ON};
     }
 
     /// Takes part in the call in which the other ranks are, or to which they come next, as a rank that has failed: it

@@ -93,7 +93,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
             count: found.count.unwrap_or(0),
             agent: agent as mp_agent_value,
             arrivals: tuning.arrivals,
-            stores: 0,
+            stores: if matches!(found.agent, Agent::Auto { stores: true, .. }) { mp_switch_t::MP_ON as mp_switch_value } else { 0 },
         });
         Ok(())
     })
@@ -101,12 +101,17 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
 
 /// The agents that these bits name.
 fn agents_of(bits: u32, tells: bool) -> Result<Vec<Agent>, Failure> {
-    if bits & !0b110 != 0 {
-        let reason = "bits 1 (MP_AGENT_COPY_ENGINE) and 2 (MP_AGENT_PRODUCER), or 0 for the first";
+    if bits & !0b111 != 0 {
+        let reason = "bits 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER), or 0 for MP_AGENT_COPY_ENGINE";
         return Err(Failure::invalid(c"agents", format!("agents={bits:#x}: must be {reason}")));
     }
+    if bits & 1 != 0 && tells {
+        let reason = "MP_AGENT_AUTO chooses among ways only where arrivals are off";
+        return Err(Failure::invalid(c"agents", format!("agents={bits:#x}: {reason}")));
+    }
     let bits = if bits == 0 { 0b10 } else { bits };
-    let all = [(1, Agent::CopyEngine { tells }), (2, Agent::Producer)];
+    let stores = bits & 0b100 != 0;
+    let all = [(0, Agent::Auto { tells, stores }), (1, Agent::CopyEngine { tells }), (2, Agent::Producer)];
     Ok(all.into_iter().filter(|(bit, _)| bits >> bit & 1 != 0).map(|(_, agent)| agent).collect())
 }
 

@@ -444,7 +444,8 @@ pub struct mp_partition_tuning_t {
     /// `sizeof(mp_partition_tuning_t)`.
     pub size: usize,
     /// A bit for each agent to try, `1 << MP_AGENT_COPY_ENGINE` and so on; 0 for copy engines.
-    /// `MP_AGENT_PRODUCER` only where producers write where the trigger points.
+    /// `MP_AGENT_PRODUCER` only where producers write where the trigger points. `MP_AGENT_AUTO` with `arrivals` off: it stores
+    /// where `MP_AGENT_PRODUCER` is among them, and gets 48 steps to learn before it is timed.
     pub agents: u32,
     /// Timed steps of each candidate, at most 1000; 0 for 7.
     pub rounds: u32,

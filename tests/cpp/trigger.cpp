@@ -343,6 +343,12 @@ TEST_CASE("a program finds the best partitioning for its kernel by trying") {
     trials.agents.clear();
     trials.agents.push_back(mpgpu::agent::automatic);
     CHECK_THROWS_AS((void)node.tune_partitions(windows, transfers, produce, trials), mpgpu::argument_error);
+    trials.agents.push_back(mpgpu::agent::producer);
+    trials.arrivals = false;
+    launches = 0;
+    const mpgpu::partitioning chosen = node.tune_partitions(windows, transfers, produce, trials);
+    CHECK(launches > 50);
+    CHECK(chosen.stores == (chosen.mover == mpgpu::agent::automatic));
 }
 
 TEST_CASE("what is missing is named") {

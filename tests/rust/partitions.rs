@@ -504,7 +504,8 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
     const BYTES: u64 = 300_000;
     let file = std::env::temp_dir().join(format!("mpgpu-partitions-{}.toml", std::process::id()));
     let all = [Agent::CopyEngine { tells: true }, Agent::Producer];
-    for agents in [&all[..1], &all[..]] {
+    let untold = [Agent::Auto { tells: false, stores: true }, Agent::CopyEngine { tells: false }, Agent::Producer];
+    for agents in [&all[..1], &all[..], &untold[..]] {
         let best = tuned(None, BYTES, |_, context, node, windows, transfer| {
             let trials = PartitionTrials { agents, rounds: 2, blocks: 0, file: Some(&file) };
             let mut step = 0;
@@ -530,6 +531,7 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
         assert_eq!((kept.len(), kept[0].bytes), (1, BYTES), "the second run replaces what the first has found");
         let trials = |mover| kept[0].trials.iter().filter(|trial| trial.mover == mover).count();
         assert!(trials(PartitionMover::CopyEngine) >= 2 && (trials(PartitionMover::Producer) > 0) == (agents.len() > 1), "{kept:?}");
+        assert_eq!(trials(PartitionMover::Automatic), agents.len() / 3, "{kept:?}");
         let describe = |file: Option<&Path>| {
             let texts = tuned(file, BYTES, |_, _, node, windows, transfer| {
                 let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };

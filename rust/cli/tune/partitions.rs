@@ -108,6 +108,7 @@ impl Tried {
 
 fn name_of(mover: PartitionMover) -> &'static str {
     match mover {
+        PartitionMover::Automatic => "as steps choose",
         PartitionMover::CopyEngine => "copy engines",
         PartitionMover::Producer => "producers",
     }

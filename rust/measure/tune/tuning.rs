@@ -114,6 +114,8 @@ pub struct PartitionTrial {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionMover {
+    /// Whoever steps had found to be fastest.
+    Automatic,
     /// Copy engines.
     CopyEngine,
     /// The producers.
@@ -124,6 +126,7 @@ impl PartitionMover {
     /// As in a tuning file.
     pub const fn name(self) -> &'static str {
         match self {
+            PartitionMover::Automatic => "automatic",
             PartitionMover::CopyEngine => "copy-engine",
             PartitionMover::Producer => "producer",
         }

@@ -98,6 +98,9 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[Partit
         .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
 }
 
+/// Steps after which a plan that chooses knows its ways: it tries them within the first 32.
+const LEARNED: u32 = 48;
+
 struct CandidateTrials<'a, 'n> {
     node: &'a Arc<NodeGroup>,
     call: &'a mut CollectiveCall<'n>,
@@ -124,10 +127,17 @@ impl CandidateTrials<'_, '_> {
                 .take()
                 .unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
         };
-        let kept = best(&|agent| agent != Agent::Producer).and_then(|found| found.count).filter(|_| self.node.rank() == 0).zip(trials.file);
+        let kept = best(&|agent| matches!(agent, Agent::CopyEngine { .. }))
+            .and_then(|found| found.count)
+            .filter(|_| self.node.rank() == 0)
+            .zip(trials.file);
         let bytes = self.own.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
         let trial = |(tried, seconds): &(Partitioning, f64)| PartitionTrial {
-            mover: if tried.agent == Agent::Producer { PartitionMover::Producer } else { PartitionMover::CopyEngine },
+            mover: match tried.agent {
+                Agent::Auto { .. } => PartitionMover::Automatic,
+                Agent::CopyEngine { .. } => PartitionMover::CopyEngine,
+                Agent::Producer => PartitionMover::Producer,
+            },
             count: tried.count.unwrap_or(1),
             blocks: trials.blocks,
             ns: (seconds * 1e9) as u64,
@@ -147,6 +157,13 @@ impl CandidateTrials<'_, '_> {
             let Some(plan) = self.plan(Partitioning { count: None, agent })? else { continue };
             let starts = spread_partitions(plan.partition_count(), plan.largest_bytes());
             shape = plan.shape().to_owned();
+            if matches!(agent, Agent::Auto { .. }) {
+                let by_model = Partitioning { count: None, agent };
+                let seconds = self.time(&plan, LEARNED)?;
+                self.tried.extend(seconds.map(|seconds| (Partitioning { count: Some(plan.partition_count()), agent }, seconds)));
+                found.extend(seconds.map(|seconds| (by_model, seconds)));
+                continue;
+            }
             end(&plan);
             let in_parts = |count| Partitioning { count: Some(count), agent };
             let best = tune::search_partitions(&starts, |count| self.score(in_parts(count)))?;
@@ -168,27 +185,22 @@ impl CandidateTrials<'_, '_> {
         }
     }
 
-    /// The median of the seconds that a step takes on the slowest rank.
+    /// As [`time`](CandidateTrials::time) for a new plan.
     fn score(&mut self, partitioning: Partitioning) -> Result<Option<f64>, Error> {
         let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
-        let all = self.time(&plan)?;
-        let mut slowest: Vec<f64> = (0..self.rounds as usize)
-            .map(|round| all.iter().filter_map(|of_rank| of_rank.get(round)).copied().fold(0.0, f64::max))
-            .collect();
-        slowest.sort_unstable_by(f64::total_cmp);
-        let median = slowest.get(slowest.len() / 2).copied();
+        let median = self.time(&plan, 1)?;
         log::debug!("tuning: {partitioning:?} takes {median:?} s");
         self.tried.extend(median.map(|seconds| (partitioning, seconds)));
         Ok(median)
     }
 
-    /// The seconds of each step on each rank. The plan is gone afterwards. What fails on one rank fails on all: with the next thing that they tell
+    /// The median of the seconds that a step takes on the slowest rank, after `untimed` steps. The plan is gone afterwards. What fails on one rank fails on all: with the next thing that they tell
     /// each other, to which none comes without knowing whether its own step has ended.
-    fn time(&mut self, plan: &NodePlan) -> Result<Vec<Vec<f64>>, Error> {
+    fn time(&mut self, plan: &NodePlan, untimed: u32) -> Result<Option<f64>, Error> {
         let triggers = (0..self.own.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
         let mut seconds = Vec::new();
         let mut last = triggers.as_ref().map(drop).map_err(Error::clone);
-        for round in 0..=self.rounds {
+        for round in 0..untimed + self.rounds {
             if let Err(error) = self.call.all(last) {
                 end(plan);
                 return Err(error);
@@ -200,7 +212,7 @@ impl CandidateTrials<'_, '_> {
                 end(plan);
                 break;
             }
-            if round > 0 {
+            if round >= untimed {
                 seconds.push(begin.elapsed().as_secs_f64());
             }
         }
@@ -209,7 +221,11 @@ impl CandidateTrials<'_, '_> {
         if !has_ended {
             end(plan);
         }
-        all
+        let all = all?;
+        let slowest = |round: usize| all.iter().filter_map(|of_rank| of_rank.get(round)).copied().fold(0.0, f64::max);
+        let mut slowest: Vec<f64> = (0..self.rounds as usize).map(slowest).collect();
+        slowest.sort_unstable_by(f64::total_cmp);
+        Ok(slowest.get(slowest.len() / 2).copied())
     }
 
     fn step(&mut self, plan: &NodePlan, triggers: &[Trigger]) -> Result<(), Error> {
