@@ -5,6 +5,8 @@
     weights = mpgpu.torch.pin(torch.load(path))          # once: into host memory that every GPU reads directly
     model.load_state_dict(mpgpu.torch.to(weights, "cuda:0"), assign=True)
 
+    weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file, each byte once
+
 A *tree* is a tensor, or a dict, list or tuple of trees; what is no tensor stays as it is. Autograd does not see these copies. Streams,
 lifetimes and errors are those of :func:`mpgpu.copy`.
 """
@@ -13,6 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from copy import copy as shallow_copy
@@ -26,10 +32,13 @@ from ._plan import Plan, Request, copy_planned
 from ._streams import LAST_DEFAULT, given
 from .errors import ArgumentError
 
-__all__ = ["copy", "empty", "empty_like", "pin", "plan", "to"]
+__all__ = ["copy", "empty", "empty_like", "load", "pin", "plan", "to"]
 
 # Where tensors begin in an allocation that they share: what mp_alloc itself guarantees, and more than any kernel asks for.
 _ALIGNMENT = 256
+# Tensors that load() moves as one batch, and what is read ahead of the file at a time, bytes.
+_BATCH = 4 << 30
+_AHEAD = 64 << 20
 
 
 def empty(size: int | tuple[int, ...], dtype: Any = None, *, device: int = HOST, context: Context | None = None) -> Any:
@@ -87,9 +96,7 @@ def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = 
     the same memory in ``tree`` are so in the result. None of them requires a gradient. Those of a GPU that are not contiguous are made so
     in torch's current stream first, for which the host waits where ``stream`` is another.
     """
-    where = torch.device(device)
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device())
+    where = _device(device)
     pairs: list[tuple[Any, Any]] = []
 
     def moved(tensors: list[Any]) -> list[Any]:
@@ -106,6 +113,105 @@ def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = 
     result = _twin(tree, moved)
     copy_planned(Plan(pairs, context=context), stream)
     return result
+
+
+def load(path: Any, device: Any, *, progress: bool = False, context: Context | None = None) -> dict[str, Any]:
+    """The tensors of a safetensors file by name, on ``device``: straight from the file's pages, over all links that help, each byte once.
+    Needs the package safetensors.
+
+    Args:
+        path: the file. It must keep its length until the call returns: what is missing then is an error, and nothing is returned.
+        device: for all tensors; or a mapping from names to devices, and what it does not name is not read.
+        progress: whether to write to stderr how far it is.
+        context: which moves them; by default :func:`mpgpu.default_context`.
+
+    Raises:
+        ArgumentError: no safetensors file, one that is cut short, a type that torch lacks, a name or a device that is not there.
+        OSError: the file cannot be opened.
+    """
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ArgumentError("mpgpu.torch.load needs the package safetensors: pip install safetensors") from error
+    path = os.fspath(path)
+    places = {name: _device(where) for name, where in device.items()} if isinstance(device, Mapping) else None
+    only = _device(device) if places is None else None
+    with open(path, "rb") as file:  # noqa: SIM117: its errors are the system's
+        try:
+            opened = safetensors.safe_open(path, framework="pt")
+        except Exception as error:
+            raise ArgumentError(f"{path}: no whole safetensors file ({error}): download or write it again") from error
+        with opened:
+            found = list(opened.keys())
+            if places is None:
+                places = dict.fromkeys(found, only)
+            for name in places:
+                if name not in found:
+                    raise ArgumentError(f"{path}: no tensor {name!r}, which `device` names; it has {len(found)}, the first is {found[:1]}")
+            mapped: dict[str, Any] = {}
+            for name in places:
+                try:
+                    # Its memory is the file's: nothing is read yet.
+                    mapped[name] = opened.get_tensor(name)
+                except Exception as error:
+                    raise ArgumentError(f"{path}: tensor {name!r}: this torch ({torch.__version__}) has no such type ({error})") from error
+            with _reading_ahead(file.fileno()):
+                return _load(mapped, places, context, f"{path}: " if progress else None)
+
+
+def _load(mapped: dict[str, Any], places: Mapping[str, Any], context: Context | None, shown: str | None) -> dict[str, Any]:
+    made = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=places[name]) for name, tensor in mapped.items()}
+    total, done, begin = sum(each.nbytes for each in mapped.values()), 0, time.monotonic()
+    batch: list[tuple[Any, Any]] = []
+    waiting = 0
+    # As they lie in the file, which is read in this order.
+    for number, name in enumerate(sorted(mapped, key=lambda name: int(mapped[name].data_ptr())), 1):
+        batch.append((made[name], mapped[name]))
+        waiting += mapped[name].nbytes
+        if waiting < (_BATCH >> 2 if shown else _BATCH) and number < len(mapped):
+            continue
+        Plan(batch, context=context).execute().synchronize()
+        done, batch, waiting = done + waiting, [], 0
+        if shown is not None:
+            rate = done / max(time.monotonic() - begin, 1e-9) * 1e-9
+            print(f"\r{shown}{done / 1e9:.1f} of {total / 1e9:.1f} GB, {rate:.1f} GB/s", end="", file=sys.stderr, flush=True)
+    if shown is not None:
+        print(file=sys.stderr)
+    return made
+
+
+@contextlib.contextmanager
+def _reading_ahead(file: int) -> Iterator[None]:
+    """Has the system read a file ahead, which takes no time where it is in memory; ends with the block."""
+    ended = threading.Event()
+
+    def ahead() -> None:
+        for at in range(0, os.fstat(file).st_size, _AHEAD):
+            if ended.is_set():
+                return
+            os.posix_fadvise(file, at, _AHEAD, os.POSIX_FADV_WILLNEED)
+
+    reader = threading.Thread(target=ahead, name="mpgpu-ahead", daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reader.join()
+
+
+def _device(device: Any) -> Any:
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"device={device!r}: {str(error).splitlines()[0]}", argument="device") from error
+    if where.type != "cuda":
+        return where
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if where.index is None and count else where.index or 0
+    if index >= count:
+        raise ArgumentError(f"device={device!r}: torch sees {count} GPUs", argument="device")
+    return torch.device("cuda", index)
 
 
 def _allocating_for(stream: Any, where: Any) -> AbstractContextManager[Any]:

@@ -98,3 +98,76 @@ def test_pinned_memory_is_of_the_host():
     assert mpgpu.torch.empty(0).shape == (0,)
     with pytest.raises(mpgpu.ArgumentError, match="device=0: pinned memory is of the host"):
         mpgpu.torch.empty(4, device=0)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    generator = torch.Generator().manual_seed(5)
+    tensors = {
+        f"layer.{number}": torch.randn(shape, generator=generator).to(dtype)
+        for number, (shape, dtype) in enumerate(
+            [((300, 70), torch.float32), ((7,), torch.bfloat16), ((), torch.int64), ((0, 4), torch.float16), ((1 << 20,), torch.uint8)]
+        )
+    }
+    path = tmp_path / "model.safetensors"
+    safetensors.save_file(tensors, path)
+    return path, tensors
+
+
+def test_every_tensor_of_a_file_is_loaded(weights, capsys):
+    path, tensors = weights
+    for where in ("cpu", torch.device("cpu"), dict.fromkeys(tensors, "cpu")):
+        loaded = mpgpu.torch.load(path, where)
+        assert loaded.keys() == tensors.keys()
+        assert all(torch.equal(loaded[name], tensor) and loaded[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert capsys.readouterr().err == ""
+    # Several batches, of which one is larger than it should be.
+    mpgpu.torch._BATCH, batch = 1 << 10, mpgpu.torch._BATCH
+    try:
+        loaded = mpgpu.torch.load(str(path), "cpu", progress=True)
+    finally:
+        mpgpu.torch._BATCH = batch
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert f"{path}: 0.0 of 0.0 GB, " in capsys.readouterr().err
+
+
+def test_what_no_device_is_named_for_is_not_loaded(weights):
+    path, tensors = weights
+    loaded = mpgpu.torch.load(path, {"layer.0": "cpu", "layer.3": "cpu"})
+    assert loaded.keys() == {"layer.0", "layer.3"} and torch.equal(loaded["layer.0"], tensors["layer.0"])
+    assert mpgpu.torch.load(path, {}) == {}
+
+
+def test_files_that_are_no_whole_safetensors_files_are_refused_by_name(weights, tmp_path):
+    path, _ = weights
+    whole = path.read_bytes()
+    for name, content in {"cut": whole[:-1], "header": whole[:100], "empty": b"", "other": b"PK" + bytes(5000)}.items():
+        file = tmp_path / name
+        file.write_bytes(content)
+        with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: no whole safetensors file \(.*\): download"):
+            mpgpu.torch.load(file, "cpu")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        mpgpu.torch.load(tmp_path / "nowhere", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        ("cuda:77", r"device='cuda:77': torch sees \d+ GPUs"),
+        ("gpu", r"device='gpu': "),
+        ({"layer.9": "cpu"}, r"no tensor 'layer\.9', which `device` names; it has 5, the first is \['layer\.0'\]"),
+    ],
+)
+def test_devices_and_names_that_are_not_there_are_refused(weights, device, text):
+    with pytest.raises(mpgpu.ArgumentError, match=text):
+        mpgpu.torch.load(weights[0], device)
+
+
+def test_a_type_that_torch_lacks_is_refused_by_name(tmp_path):
+    pytest.importorskip("safetensors")
+    header = b'{"odd":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}'
+    file = tmp_path / "odd.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"xyz")
+    with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: tensor 'odd': this torch \({torch.__version__}".replace("+", r"\+")):
+        mpgpu.torch.load(file, "cpu")

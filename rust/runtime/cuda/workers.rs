@@ -9,7 +9,7 @@
 //! go on.
 //!
 //! Ordinary memory may be none, and what is mapped from a file can vanish while it is copied, because the file becomes shorter. There the system
-//! copies (`process_vm_readv`), which tells where a load would end the process, at half the rate. PrivateRanges memory is copied as any other: it lives until
+//! copies (`process_vm_readv`), which tells where a load would end the process, at half the rate. Private memory is copied as any other: it lives until
 //! the program itself unmaps it, and until the execution has completed it must not.
 
 use super::driver::{OutsideCapture, call, handle, lock};
