@@ -136,9 +136,9 @@ def load(path: Any, device: Any, *, progress: bool = False, context: Context | N
     path = os.fspath(path)
     places = {name: _device(where) for name, where in device.items()} if isinstance(device, Mapping) else None
     only = _device(device) if places is None else None
-    with open(path, "rb") as file:  # noqa: SIM117: its errors are the system's
+    with open(path, "rb") as file:
         try:
-            opened = safetensors.safe_open(path, framework="pt")
+            opened: Any = safetensors.safe_open(path, framework="pt")
         except Exception as error:
             raise ArgumentError(f"{path}: no whole safetensors file ({error}): download or write it again") from error
         with opened:
