@@ -20,7 +20,10 @@ namespace mpgpu_preload {
 namespace {
 
 constexpr int most_gpus = 16;
+/// Host memory that is pinned, and such that is not.
 constexpr int host = most_gpus;
+constexpr int pageable = most_gpus + 1;
+constexpr int most_devices = most_gpus + 2;
 
 /// Whether mpgpu may be asked. From `ready` on its context stays as it is for as long as the process lives.
 enum class stage { idle, preparing, ready, off };
@@ -99,7 +102,7 @@ enum class gain : std::uint8_t { not_asked, asked, none, some };
 /// Eight classes for each power of two: a class is decided by the first size of it that is met. One above a class that
 /// gains is taken for one that gains until its first plan says it; one above others is asked about.
 constexpr std::size_t size_classes = std::size_t{8} * 64;
-std::array<std::atomic<gain>, std::size_t{most_gpus + 1} * (most_gpus + 1) * size_classes> gains;
+std::array<std::atomic<gain>, std::size_t{most_devices} * most_devices * size_classes> gains;
 
 std::size_t class_of(std::size_t bytes) {
     const auto top = static_cast<std::size_t>(63 - __builtin_clzll(bytes | 8));
@@ -107,7 +110,7 @@ std::size_t class_of(std::size_t bytes) {
 }
 
 std::atomic<gain> &gain_of(int dst, int src, std::size_t size_class) {
-    const auto pair = static_cast<std::size_t>(dst) * (most_gpus + 1) + static_cast<std::size_t>(src);
+    const auto pair = static_cast<std::size_t>(dst) * most_devices + static_cast<std::size_t>(src);
     return gains.at(pair * size_classes + size_class);
 }
 
@@ -152,7 +155,7 @@ std::uint64_t allowed_gpus() {
 
 bool is_allowed(int device) {
     const auto has = [device] { return (allowed_gpus() >> static_cast<unsigned>(device) & 1) != 0; };
-    if (device == host || has()) {
+    if (device >= host || has()) {
         return true;
     }
     if (!asked().gpus) {
@@ -189,8 +192,10 @@ class plan {
     plan &operator=(plan &&) = delete;
 
     [[nodiscard]] mp_status_t status() const { return status_; }
-    /// A plan of one path is the plain copy.
-    [[nodiscard]] bool gains() const { return status_ == MP_SUCCESS && info_.paths > 1; }
+    /// A plan of one path is the plain copy, unless threads copy to or from it.
+    [[nodiscard]] bool gains() const {
+        return status_ == MP_SUCCESS && (info_.paths > 1 || info_.predicted_seconds < info_.direct_seconds);
+    }
     /// As measured, where that is known.
     [[nodiscard]] double saved_seconds() const {
         const bool is_measured = info_.measured_seconds > 0 && info_.measured_direct_seconds > 0;
@@ -385,7 +390,9 @@ struct end {
             known.bytes = found->bytes;
         }
     }
-    [[nodiscard]] int device() const { return known.type == host_type ? host : known.gpu; }
+    [[nodiscard]] int device() const {
+        return known.type == host_type ? host : known.type == 0 ? pageable : known.gpu;
+    }
     /// Memory of a pool or a mapping, which lets GPUs in one by one.
     [[nodiscard]] bool is_given_by_gpu() const { return known.type == device_type && known.plain == 0 && !is_opened; }
 };
@@ -393,11 +400,14 @@ struct end {
 /// Why the interposer leaves memory alone; `count` where it does not.
 outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
     const memory &known = of.known;
-    if (known.type != host_type && known.type != device_type) {
-        return outcome::host_memory;
-    }
     if (known.managed != 0) {
         return outcome::managed;
+    }
+    if (known.type == 0) {
+        return outcome::count; // not the driver's: ordinary memory of the process, as far as that has it
+    }
+    if (known.type != host_type && known.type != device_type) {
+        return outcome::host_memory;
     }
     if (known.type == device_type) {
         if (of.is_opened && known.gpu < 0) {
@@ -435,6 +445,10 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     }
     const int dst_device = to.device();
     const int src_device = from.device();
+    const bool is_pageable = dst_device == pageable || src_device == pageable;
+    if (is_pageable && (dst_device >= host && src_device >= host)) {
+        return outcome::host_memory;
+    }
     if (dst_device == src_device) {
         return outcome::no_gain;
     }
@@ -472,7 +486,16 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
         return made.status() == MP_SUCCESS ? outcome::no_gain : outcome::refused;
     }
     mp_request_t request = nullptr;
-    const mp_status_t status = made.execute(in, asked().verify ? &request : nullptr);
+    mp_status_t status = made.execute(in, asked().verify || is_pageable ? &request : nullptr);
+    if (status == MP_SUCCESS && is_pageable) {
+        // As of the driver's copy, whose caller may write to the memory, or read it, when it returns. Where memory is
+        // not there the driver says so: it copies what has been copied once more.
+        status = mp_wait(&request, nullptr);
+        if (asked().verify && (status == MP_SUCCESS || status == MP_ERROR_DATA_CORRUPTION)) {
+            count_compared(status == MP_SUCCESS);
+            status = MP_SUCCESS;
+        }
+    }
     if (status != MP_SUCCESS) {
         const bool is_shut = status == MP_ERROR_NOT_SUPPORTED && (to.is_given_by_gpu() || from.is_given_by_gpu());
         return is_shut ? outcome::pooled : outcome::refused;
@@ -481,10 +504,10 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     if (request != nullptr) {
         note_compared(request);
     }
-    if (dst_device == host) {
+    if (dst_device >= host) {
         return outcome::device_to_host;
     }
-    return src_device == host ? outcome::host_to_device : outcome::device_to_device;
+    return src_device >= host ? outcome::host_to_device : outcome::device_to_device;
 }
 
 [[gnu::constructor]] void watch_forks() {

@@ -23,13 +23,13 @@ constexpr auto kinds_taken = static_cast<std::size_t>(outcome::small);
 
 constexpr std::array<const char *, outcomes> texts = {
     "GPU to GPU",
-    "pinned host memory to GPU",
-    "GPU to pinned host memory",
+    "host memory to GPU",
+    "GPU to host memory",
     "small",
     "no gain by the plan",
     "while the first plans are made",
     "captured",
-    "host memory that is not pinned, or no GPU's memory at all",
+    "no memory of a GPU at either end",
     "managed memory",
     "memory of a pool or a mapping that does not let the GPUs in",
     "memory of another process, of which nothing is known",

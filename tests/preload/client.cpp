@@ -376,9 +376,10 @@ void left_alone() {
     form other = by;
     check(cu.cuMemAllocManaged(&other.src, large, 1) == 0 && passes(other, large, stream), "managed memory passes");
     std::vector<char> pageable(large);
-    form from_host = forms[4];
+    form from_host = forms[2];
+    from_host.dst = forms[4].src;
     from_host.src = number_of(pageable.data());
-    check(passes(from_host, large, stream), "pageable memory passes");
+    check(passes(from_host, large, stream), "pageable memory passes where no GPU has the other end");
     synchronize(stream);
     other.src = by.src + 4096;
     check(by.copy(by.dst, other.src, large, stream) == 1, "the driver's error for a range that leaves its allocation");
@@ -411,12 +412,10 @@ void synchronous() {
     for (const form *by : {&to_gpu, &to_host}) {
         warm_up(*by, new_stream());
     }
-    std::vector<char> pageable(large);
     unsigned seed = 0;
     for (const auto to : {cu.cuMemcpyHtoD_v2, cu.cuMemcpyHtoD_v2_ptds}) {
         for (const auto &[src, bytes, takes] :
-             {std::tuple(to_gpu.src, large, true), std::tuple(to_gpu.src, small, false),
-              std::tuple(number_of(pageable.data()), large, false)}) {
+             {std::tuple(to_gpu.src, large, true), std::tuple(to_gpu.src, small, false)}) {
             fill(src, bytes, ++seed);
             cu.fake_forget_copies(0);
             check(to(to_gpu.dst, bytes_at(src), bytes) == 0 && equal(to_gpu.dst, src, bytes), "the bytes are there");
@@ -434,6 +433,61 @@ void synchronous() {
         cu.fake_copies_into(to_host.dst, large, &found);
         check(is_taken(found), "large copies into pinned memory are taken");
     }
+}
+
+/// Memory that nobody pinned: a call returns when its caller may write to it, or read it.
+void ordinary() {
+    const std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    std::vector<char> there(large);
+    std::vector<char> back(large);
+    std::vector<char> expected(large);
+    const CUdeviceptr memory = on_gpu(0);
+    unsigned seed = 0;
+    const auto now_to = [](auto function) {
+        return [function](CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream) {
+            return function(dst, bytes_at(src), bytes);
+        };
+    };
+    const auto now_from = [](auto function) {
+        return [function](CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream) {
+            return function(bytes_at(dst), src, bytes);
+        };
+    };
+    const std::vector<copy_call> to = {forms[4].copy, forms[5].copy, forms[2].copy, now_to(cu.cuMemcpyHtoD_v2),
+                                       now_to(cu.cuMemcpyHtoD_v2_ptds)};
+    const std::vector<copy_call> from = {forms[6].copy, forms[7].copy, forms[2].copy, now_from(cu.cuMemcpyDtoH_v2),
+                                         now_from(cu.cuMemcpyDtoH_v2_ptds)};
+    for (std::size_t kind = 0; kind < to.size(); ++kind) {
+        const form up{"to a GPU", to[kind], memory, number_of(there.data()), false};
+        const form down{"from a GPU", from[kind], number_of(back.data()), memory, false};
+        for (const form *by : {&up, &down}) {
+            // A copy that is taken reaches the GPU in pieces, and ordinary memory not at all.
+            while (seen(*by, large, stream).whole != nullptr) {
+                synchronize(stream);
+            }
+        }
+        for (int round = 0; round < 3; ++round) {
+            fill(number_of(expected.data()), large, ++seed);
+            there = expected;
+            check(is_taken(seen(up, large, stream)), "large copies of ordinary memory are taken");
+            std::memset(there.data(), 0, large);
+            synchronize(stream);
+            check(equal(memory, number_of(expected.data()), large), "bytes as they were when the call was made");
+            fill(memory, large, ++seed);
+            std::memset(back.data(), 0, large);
+            check(seen(down, large, stream).whole == nullptr, "and into it");
+            check(equal(memory, number_of(back.data()), large), "the bytes are there when the call returns");
+        }
+    }
+    // Behind what is in the stream.
+    std::function<void()> before = [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        std::memset(bytes_at(memory), 77, large);
+    };
+    launch(stream, before);
+    check(forms[6].copy(number_of(back.data()), memory, large, stream) == 0 && back[0] == 77 && back[large - 1] == 77,
+          "after the work before it");
 }
 
 /// Memory of pools, and of mappings of several chunks, is moved by GPUs that are let in.
@@ -859,6 +913,7 @@ int main(int count, char **arguments) {
             {"left_alone", left_alone},
             {"pools", pools},
             {"synchronous", synchronous},
+            {"ordinary", ordinary},
             {"failing", failing},
             {"ends", ends},
             {"threads", threads},

@@ -673,6 +673,27 @@ FAKE(cuStreamWaitEvent, (CUstream handle, CUevent event, unsigned), {
         all().changed.wait(guard, [&] { return event->done >= until; });
     });
 })
+// Waits for words, and writes of them: operation, address, value and flags of each in six words.
+FAKE(cuStreamBatchMemOp_v2, (CUstream handle, unsigned count, const std::uint64_t *operations, unsigned), {
+    for (unsigned i = 0; i < count; ++i) {
+        const std::uint64_t *one = operations + std::size_t{6} * i;
+        auto *word = static_cast<std::uint64_t *>(at(one[1]));
+        const std::uint64_t value = one[2];
+        const bool waits = (one[0] & 0xffffffff) == 4;
+        const CUresult code = enqueue(handle, [word, value, waits] {
+            if (!waits) {
+                __atomic_store_n(word, value, __ATOMIC_RELEASE);
+            }
+            while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < value) {
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+        });
+        if (code != success) {
+            return code;
+        }
+    }
+    return success;
+})
 FAKE(cuStreamIsCapturing, (CUstream handle, unsigned *status), {
     const fake_stream *stream = find_stream(handle);
     if (stream == nullptr) {
