@@ -170,7 +170,8 @@ def _load(mapped: dict[str, Any], places: Mapping[str, Any], context: Context | 
         waiting += mapped[name].nbytes
         if waiting < (_BATCH >> 2 if shown else _BATCH) and number < len(mapped):
             continue
-        Plan(batch, context=context).execute().synchronize()
+        # A file is read once: nothing is tried for the next time.
+        Plan(batch, adapt=False, context=context).execute().synchronize()
         done, batch, waiting = done + waiting, [], 0
         if shown is not None:
             rate = done / max(time.monotonic() - begin, 1e-9) * 1e-9
