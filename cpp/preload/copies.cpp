@@ -391,7 +391,10 @@ struct end {
         }
     }
     [[nodiscard]] int device() const {
-        return known.type == host_type ? host : known.type == 0 ? pageable : known.gpu;
+        if (known.type == 0) {
+            return pageable;
+        }
+        return known.type == host_type ? host : known.gpu;
     }
     /// Memory of a pool or a mapping, which lets GPUs in one by one.
     [[nodiscard]] bool is_given_by_gpu() const { return known.type == device_type && known.plain == 0 && !is_opened; }

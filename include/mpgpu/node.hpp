@@ -88,8 +88,8 @@ struct partitioning {
 
 /// What `node::tune_partitions` tries.
 struct partition_tuning {
-    /// Who may move partitions: with `agent::producer` the kernel writes where the trigger points; `agent::automatic` only
-    /// where `arrivals` is false.
+    /// Who may move partitions: with `agent::producer` the kernel writes where the trigger points; `agent::automatic`
+    /// only where `arrivals` is false.
     std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
     bool arrivals = true;     ///< whether receivers are told of each arrival

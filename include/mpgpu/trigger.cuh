@@ -130,8 +130,8 @@ class trigger {
     /// Of what `mp_plan_get_trigger` gives (`mpgpu::plan::trigger`).
     template <class Made>
     explicit trigger(const Made &made) noexcept
-        : step_(made.step), ready_(made.ready), arrived_(made.arrived), counters_(made.counters),
-          bytes_(made.bytes), partition_bytes_(made.partition_bytes),
+        : step_(made.step), ready_(made.ready), arrived_(made.arrived), counters_(made.counters), bytes_(made.bytes),
+          partition_bytes_(made.partition_bytes),
           reciprocal_(made.partition_bytes > 0 ? ~std::uint64_t{0} / made.partition_bytes : 0),
           partitions_(made.partitions), arrived_flags_(made.arrived_flags) {}
 
