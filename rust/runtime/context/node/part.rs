@@ -370,7 +370,7 @@ impl BoundPart {
         } else if !self.begins.is_empty() {
             backend.stream_raise_signals(stream, &self.begins)?;
         }
-        if !is_after && (is_captured || !self.lanes.is_empty()) {
+        if is_captured || (!is_after && !self.lanes.is_empty()) {
             backend.record_event(self.fork, stream)?;
         }
         self.mark(stream, is_captured, backend)
@@ -380,7 +380,7 @@ impl BoundPart {
     /// after it. Steps in a graph are ordered by whoever launches it. One that was armed starts where that was done, unless it comes after its
     /// producers, and its end is no flag of an earlier step.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
-        if is_captured && !self.is_after() {
+        if is_captured && self.armed.is_some() {
             backend.stream_wait_event(stream, self.fork)?;
         } else {
             // The last thing is the arming, where it was armed.

@@ -194,8 +194,8 @@ impl CandidateTrials<'_, '_> {
         Ok(median)
     }
 
-    /// The median of the seconds that a step takes on the slowest rank, after `untimed` steps. The plan is gone afterwards. What fails on one rank fails on all: with the next thing that they tell
-    /// each other, to which none comes without knowing whether its own step has ended.
+    /// The median of the seconds that a step takes on the slowest rank, after `untimed` steps. The plan is gone afterwards. What fails on one
+    /// rank fails on all: with the next thing that they tell each other, to which none comes without knowing whether its own step has ended.
     fn time(&mut self, plan: &NodePlan, untimed: u32) -> Result<Option<f64>, Error> {
         let triggers = (0..self.own.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
         let mut seconds = Vec::new();
