@@ -109,8 +109,10 @@ pub(super) struct Job {
     taken: AtomicUsize,
     left: AtomicUsize,
     is_cancelled: AtomicBool,
-    /// What is private memory of the process, found out by the first thread that wants to know. Not asked for few bytes.
+    /// What is private memory of the process, found out by the first thread that wants to know, while the others copy as though none were: that
+    /// takes a millisecond and more. Not asked for few bytes.
     private: OnceLock<PrivateRanges>,
+    is_looked_for: AtomicBool,
     is_little: bool,
     /// Lanes of threads.
     lanes: usize,
@@ -172,8 +174,12 @@ impl Job {
             let (to, from) = (at(copy.to), at(copy.from));
             let reads = matches!(copy.to, Place::Slot { .. });
             let bytes = copy.bytes as usize;
-            let is_private =
-                !self.is_little && self.private.get_or_init(PrivateRanges::look).has(if reads { from } else { to }, copy.bytes, !reads);
+            if !self.is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
+                // Nobody else sets it.
+                let _ = self.private.set(PrivateRanges::look());
+            }
+            let private = self.private.get();
+            let is_private = private.is_some_and(|ranges| ranges.has(if reads { from } else { to }, copy.bytes, !reads));
             let copy_bytes = if is_private { copy_private } else { copy_ordinary };
             // SAFETY: the slot is this copy's by the order of the program, and lies in memory of the library. Private memory stays until the
             // execution has completed, for which its caller vouches.
@@ -336,6 +342,7 @@ impl Workers {
             left: AtomicUsize::new(divided.copies.len()),
             is_cancelled: AtomicBool::new(false),
             private: OnceLock::new(),
+            is_looked_for: AtomicBool::new(false),
             is_little: divided.bytes < LITTLE_BYTES,
             lanes: divided.lanes,
             verdict: Arc::default(),
