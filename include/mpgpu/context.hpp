@@ -60,6 +60,9 @@ struct context_options {
     std::uint64_t cache_plans = 0;
     /// How streams wait for signals.
     mpgpu::signal_wait signal_wait = mpgpu::signal_wait::automatic;
+    /// CPU threads that may copy between ordinary and pinned host memory, at most 256; -1: none; 0: left to the
+    /// library.
+    std::int32_t host_threads = 0;
 };
 
 /// How to probe a machine.
@@ -93,6 +96,7 @@ class context {
         c.staging_bytes = options.staging_bytes;
         c.cache_plans = options.cache_plans;
         c.signal_wait = static_cast<mp_signal_wait_t>(options.signal_wait);
+        c.host_threads = options.host_threads;
         failed.report(mp_context_create(&c, handle_.address())); // inline in the C header: passes that header's version
     }
 

@@ -265,6 +265,8 @@ typedef struct {
     uint64_t cache_plans;
     /// How streams wait for signals.
     mp_signal_wait_t signal_wait;
+    /// CPU threads that may copy between ordinary and pinned host memory, at most 256; -1 for none.
+    int32_t host_threads;
 } mp_context_options_t;
 
 /// What a context has done since it was created. Initialise with `MP_STATISTICS_INIT`.
@@ -1407,7 +1409,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 #endif  // __cplusplus
 
 /// Initial value of `mp_context_options_t`: all defaults.
-#define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), MP_BACKEND_AUTO, NULL, 0, 0, MP_SIGNAL_WAIT_DEFAULT}
+#define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), MP_BACKEND_AUTO, NULL, 0, 0, MP_SIGNAL_WAIT_DEFAULT, 0}
 /// Initial value of `mp_plan_options_t`: all defaults.
 #define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0, MP_DEFAULT}
 /// Initial value of `mp_node_options_t`: all defaults.

@@ -64,6 +64,7 @@ class Context(_library.Owner):
         staging_bytes: the most staging memory on each device, bytes.
         cache_plans: how many plans are kept, so that making one again is a look-up.
         signal_wait: ``"operation"`` or ``"kernel"``: how streams wait for other ranks (docs/guide/processes.md).
+        host_threads: CPU threads that may copy between ordinary and pinned host memory; 0 leaves ordinary memory to the driver.
 
     Raises:
         ConfigurationError: topology or environment. NotSupported: no such backend here. ArgumentError: an option.
@@ -79,6 +80,7 @@ class Context(_library.Owner):
         staging_bytes: int | None = None,
         cache_plans: int | None = None,
         signal_wait: str | None = None,
+        host_threads: int | None = None,
     ) -> None:
         self._handle = NULL
         options = sized("mp_context_options_t *")
@@ -88,6 +90,8 @@ class Context(_library.Owner):
         options.staging_bytes = _library.number("staging_bytes", staging_bytes)
         options.cache_plans = _library.number("cache_plans", cache_plans)
         options.signal_wait = _library.choice("signal_wait", SIGNAL_WAIT, signal_wait)
+        threads = _library.number("host_threads", host_threads, 256)
+        options.host_threads = -1 if threads == 0 and host_threads is not None else threads
         made = ffi.new("mp_context_t *")
         check(lib.mp_context_create_versioned(options, HEADER_VERSION, made))
         self._handle = made[0]

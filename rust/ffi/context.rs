@@ -8,7 +8,7 @@ use super::version::{MP_VERSION, MP_VERSION_MAJOR, MP_VERSION_MINOR, MP_VERSION_
 use super::{log, message, node, plan, request};
 use mpgpu_backend::SignalWait;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, MOST_THREADS};
 use std::ffi::c_char;
 use std::sync::Arc;
 
@@ -77,6 +77,14 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
         2 => Some(SignalWait::Kernel),
         other => return Err(bad_value(c"signal_wait", other, "from 0 (MP_SIGNAL_WAIT_DEFAULT) to 2 (MP_SIGNAL_WAIT_KERNEL)")),
     };
+    let host_threads = match options.host_threads {
+        0 => None,
+        -1 => Some(0),
+        threads => match u32::try_from(threads).ok().filter(|threads| *threads <= MOST_THREADS) {
+            Some(threads) => Some(threads),
+            None => return Err(bad_value(c"host_threads", threads, "from 1 to 256, -1 for none, or 0 for what MPGPU_HOST_THREADS says")),
+        },
+    };
     let cache_plans = usize::try_from(options.cache_plans).unwrap_or(usize::MAX);
     Ok(ContextOptions {
         backend,
@@ -84,6 +92,7 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
         staging_bytes: (options.staging_bytes > 0).then_some(options.staging_bytes),
         cache_plans: (cache_plans > 0).then_some(cache_plans),
         signal_wait,
+        host_threads,
     })
 }
 

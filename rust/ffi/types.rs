@@ -241,6 +241,8 @@ pub struct mp_context_options_t {
     pub cache_plans: u64,
     /// How streams wait for signals.
     pub signal_wait: mp_signal_wait_value,
+    /// CPU threads that may copy between ordinary and pinned host memory, at most 256; -1 for none.
+    pub host_threads: i32,
 }
 
 /// How to plan. Initialise with `MP_PLAN_OPTIONS_INIT`; a field that is 0 takes what the environment says, and then the

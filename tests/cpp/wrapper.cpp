@@ -458,6 +458,7 @@ TEST_CASE("options reach the library as the C structs want them") {
     machine.staging_bytes = 1 << 20;
     machine.cache_plans = 9;
     machine.signal_wait = mpgpu::signal_wait::kernel;
+    machine.host_threads = -1;
     const mpgpu::context ctx(machine);
     CHECK(counting::last_topology() == "beluga");
     CHECK(counting::last_context_options().size == sizeof(mp_context_options_t));
@@ -465,7 +466,9 @@ TEST_CASE("options reach the library as the C structs want them") {
     CHECK(counting::last_context_options().staging_bytes == 1 << 20);
     CHECK(counting::last_context_options().cache_plans == 9);
     CHECK(counting::last_context_options().signal_wait == MP_SIGNAL_WAIT_KERNEL);
+    CHECK(counting::last_context_options().host_threads == -1);
     const mpgpu::context plain;
+    CHECK(counting::last_context_options().host_threads == 0);
     CHECK(counting::last_context_options().signal_wait == MP_SIGNAL_WAIT_DEFAULT);
     CHECK(counting::last_context_options().topology == nullptr);
 

@@ -124,6 +124,7 @@ REFUSED = [
     (lambda: mpgpu.Context("metal"), ValueError, r"backend='metal': must be one of None, 'auto', 'host', 'cuda'"),
     (lambda: mpgpu.Context("host", topology="beluge"), mpgpu.ConfigurationError, r"beluge"),
     (lambda: mpgpu.Context("host", signal_wait="spin"), ValueError, r"signal_wait='spin': must be one of"),
+    (lambda: mpgpu.Context("host", host_threads=257), ValueError, r"host_threads=257: must be from 0 to 256"),
     (lambda: mpgpu.Node(), TypeError, r"a node needs comm, or rank and ranks with allgather or socket"),
     (lambda: mpgpu.Node(rank=0, ranks=1), TypeError, r"either an allgather or a socket"),
     (lambda: mpgpu.Node(object(), rank=0), TypeError, r"comm says rank, ranks and allgather"),

@@ -438,6 +438,7 @@ fn layouts_are_those_of_the_first_release() {
     );
     assert_eq!((size_of::<mp_context_options_t>(), offset_of!(mp_context_options_t, cache_plans)), (48, 32));
     assert_eq!(offset_of!(mp_context_options_t, signal_wait), 40, "behind those of the first release");
+    assert_eq!(offset_of!(mp_context_options_t, host_threads), 44);
     assert_eq!((size_of::<mp_plan_options_t>(), offset_of!(mp_plan_options_t, staging_bytes)), (64, 40));
     assert_eq!((size_of::<mp_plan_info_t>(), offset_of!(mp_plan_info_t, staging_bytes)), (64, 40));
     assert_eq!((offset_of!(mp_statistics_t, plan_cache_shape_hits), offset_of!(mp_statistics_t, graph_launches)), (56, 64));
@@ -560,6 +561,11 @@ fn enumerations_are_checked_by_value() {
         (mp_context_options_t { backend: i32::MIN, ..context_options() }, "backend=-2147483648"),
         (mp_context_options_t { signal_wait: 3, ..context_options() }, of_kind),
         (mp_context_options_t { signal_wait: -1, ..context_options() }, "signal_wait=-1"),
+        (
+            mp_context_options_t { host_threads: 257, ..context_options() },
+            "host_threads=257: must be from 1 to 256, -1 for none, or 0 for what MPGPU_HOST_THREADS says",
+        ),
+        (mp_context_options_t { host_threads: -2, ..context_options() }, "host_threads=-2"),
     ] {
         let mut context = poison();
         // SAFETY: all pointers are valid for the call.

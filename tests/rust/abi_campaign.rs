@@ -377,6 +377,7 @@ impl Fuzzer<'_> {
             staging_bytes: [0, 1 << 14, 1 << 16, 1, 1 << 20, self.odd()][self.below(6) as usize],
             cache_plans: [0, 1, 3, 20, u64::MAX][self.below(5) as usize],
             signal_wait: self.below(4) as i32 - i32::from(self.one_in(8)),
+            host_threads: [0, 0, -1, 1, 4, 256, 257, -2][self.below(8) as usize],
             ..context_options()
         };
         let version = if self.one_in(8) { self.odd() as u32 } else { MP_VERSION };

@@ -241,6 +241,7 @@ impl World {
             staging_bytes: [0, 1 << 14, 1 << 16, 1][n[3] as usize % 4],
             cache_plans: [0, 1, 3, u64::MAX][n[4] as usize % 4],
             signal_wait: [0, 1, 2, 3][n[6] as usize % 4],
+            host_threads: [0, 1, -1, 257][n[6] as usize / 4 % 4],
             ..context_options()
         };
         let mut context = poison();

@@ -232,3 +232,13 @@ fn how_streams_wait_is_said_by_the_options_then_the_environment_then_nobody() {
         assert_eq!(context.to_json()["settings"]["signal_wait"], name);
     }
 }
+
+#[test]
+fn how_many_threads_copy_is_said_by_the_options_then_the_environment() {
+    for (option, variable, expected) in [(None, Some("6"), 6), (Some(9), Some("6"), 9), (Some(0), Some("6"), 0), (Some(3), None, 3)] {
+        let options = ContextOptions { backend: Some(BackendChoice::Host), host_threads: option, ..ContextOptions::default() };
+        let pairs: Vec<(&str, &str)> = variable.map(|value| ("MPGPU_HOST_THREADS", value)).into_iter().collect();
+        let context = Context::open(&options, config(&pairs)).expect("a context");
+        assert_eq!(context.to_json()["settings"]["host_threads"], expected, "{option:?}, {variable:?}");
+    }
+}

@@ -61,7 +61,7 @@ pub(super) fn nature(backend: &dyn Backend) -> &'static str {
 }
 
 /// Settings in force; `auto` is the model's choice.
-fn settings(config: &Config) -> [(&'static str, Value); 13] {
+fn settings(config: &Config) -> [(&'static str, Value); 14] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)
     }
@@ -97,6 +97,7 @@ fn settings(config: &Config) -> [(&'static str, Value); 13] {
         ("min_bytes", or_auto(config.min_bytes)),
         ("staging_bytes", config.staging_bytes.into()),
         ("cache_plans", config.cache_plans.into()),
+        ("host_threads", config.host_threads.into()),
         ("tuning_file", config.tuning_file.as_deref().unwrap_or("none").into()),
         ("verify", verify.into()),
         ("signal_wait", or_auto(signal_wait)),

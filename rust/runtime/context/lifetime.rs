@@ -46,6 +46,8 @@ pub struct ContextOptions {
     pub cache_plans: Option<usize>,
     /// How streams wait for signals.
     pub signal_wait: Option<SignalWait>,
+    /// Threads that may copy between pageable and pinned host memory; none with 0.
+    pub host_threads: Option<u32>,
 }
 
 /// What a context has done.

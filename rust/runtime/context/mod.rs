@@ -47,7 +47,7 @@ mod variants;
 pub use batch::{End, Transfer};
 pub use cache::CacheStatistics;
 pub use callbacks::Callback;
-pub use config::{BackendChoice, Config, NO_TUNING, PlanOptions, Verify};
+pub use config::{BackendChoice, Config, MOST_THREADS, NO_TUNING, PlanOptions, Verify};
 pub use error::Error;
 pub use execute::{Measured, Plan, Trace};
 pub use lifetime::{Context, ContextOptions, DeviceStatistics, Statistics};

@@ -25,6 +25,9 @@ impl Context {
         if let Some(bytes) = options.staging_bytes {
             config.staging_bytes = bytes;
         }
+        if let Some(threads) = options.host_threads {
+            config.host_threads = threads;
+        }
         if let Some(plans) = options.cache_plans {
             config.cache_plans = plans;
         }

@@ -47,6 +47,7 @@ pub fn context_options() -> mp_context_options_t {
         staging_bytes: 0,
         cache_plans: 0,
         signal_wait: 0,
+        host_threads: 0,
     }
 }
 
