@@ -410,7 +410,7 @@ outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
         return outcome::count; // not the driver's: ordinary memory of the process, as far as that has it
     }
     if (known.type != host_type && known.type != device_type) {
-        return outcome::host_memory;
+        return outcome::no_gpu;
     }
     if (known.type == device_type) {
         if (of.is_opened && known.gpu < 0) {
@@ -449,8 +449,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     const int dst_device = to.device();
     const int src_device = from.device();
     const bool is_pageable = dst_device == pageable || src_device == pageable;
-    if (is_pageable && (dst_device >= host && src_device >= host)) {
-        return outcome::host_memory;
+    if (is_pageable && dst_device >= host && src_device >= host) {
+        return outcome::no_gpu;
     }
     if (dst_device == src_device) {
         return outcome::no_gain;
@@ -491,8 +491,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     mp_request_t request = nullptr;
     mp_status_t status = made.execute(in, asked().verify || is_pageable ? &request : nullptr);
     if (status == MP_SUCCESS && is_pageable) {
-        // As of the driver's copy, whose caller may write to the memory, or read it, when it returns. Where memory is
-        // not there the driver says so: it copies what has been copied once more.
+        // The caller may write to the memory, or read it, when the call returns, as with the driver. Where memory is
+        // not there the copy goes to the driver whole, whose error the program then gets.
         status = mp_wait(&request, nullptr);
         if (asked().verify && (status == MP_SUCCESS || status == MP_ERROR_DATA_CORRUPTION)) {
             count_compared(status == MP_SUCCESS);

@@ -14,7 +14,7 @@ enum class outcome : std::size_t {
     no_gain,
     preparing,
     captured,
-    host_memory,
+    no_gpu,
     managed,
     pooled,
     opened,

@@ -159,7 +159,7 @@ class trigger {
     /// The calling block has written its part of a partition. `producers` blocks say so, each once in a step; the last
     /// one starts the partition.
     MPGPU_TRIGGER_FUNCTION void ready(std::uint32_t partition, std::uint64_t producers = 1) const {
-        if (step_[1] == 0) {
+        if (!is_counted()) {
             return;
         }
         trigger_detail::meet();
@@ -216,11 +216,11 @@ class trigger {
     MPGPU_TRIGGER_FUNCTION static void ready_rows(const trigger *all, unsigned transfers, std::uint64_t first,
                                                   std::uint64_t bytes, std::uint64_t rows, std::uint64_t stride) {
         // Where nobody looks this is all that a trigger costs: what a block before has brought into the cache.
-        std::uint64_t counts = 0;
+        bool counts = false;
         for (unsigned i = 0; i < transfers; ++i) {
-            counts |= all[i].step_[1];
+            counts = counts || all[i].is_counted();
         }
-        if (counts == 0) {
+        if (!counts) {
             return;
         }
         trigger_detail::meet();
@@ -247,6 +247,11 @@ class trigger {
             }
         }
         add(all, transfers, partition, counted, one.end(partition) - one.begin(partition));
+    }
+
+    /// Whether anybody looks at partitions in this step.
+    [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool is_counted() const {
+        return step_[1] != 0;
     }
 
     /// The partition that a byte lies in. Without a division, which takes a thread hundreds of instructions while all

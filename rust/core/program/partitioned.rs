@@ -88,7 +88,7 @@ pub struct ReadElsewhere {
 /// A lane of a rank, and the number that it has among those of a transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
-/// How partitions get to their destinations.
+/// How partitions get to their destinations. The last is the largest as a number.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum PartitionMove {
     /// The program moves each as soon as it is ready.

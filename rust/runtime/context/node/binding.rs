@@ -307,7 +307,8 @@ impl NodeGroup {
             if words.is_some() && held.partition_flags.is_empty() {
                 held.partition_flags.clone_from(&bindings.flags);
             }
-            let armed = words.as_ref().map(|words| words.armed(part, &bindings)).transpose()?;
+            let armed = words.as_ref().zip(together.partitioned.as_ref());
+            let armed = armed.map(|(words, partitioned)| words.armed(partitioned, part, &bindings)).transpose()?;
             let late = small.as_ref().map(|small| small.grid.late());
             let kernel = bindings.kernels.iter().any(|kernel| kernel.blocks.is_some()).then_some(late);
             let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;

@@ -84,11 +84,8 @@ impl Partitioned {
         let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
         let (shape, partitions) = (of.shape.clone(), of.partitions.clone());
         // Behind them are those by which ranks begin and end a step in which producers store.
-        let all = of
-            .partitions
-            .iter()
-            .zip(&flags)
-            .map(|(partitions, of)| partitions.count * (of.writers + u32::from(how == PartitionMove::Early)));
+        let ready = u32::from(how == PartitionMove::Early);
+        let all = of.partitions.iter().zip(&flags).map(|(partitions, of)| partitions.count * (of.writers + ready));
         let own = first..first + all.sum::<u32>();
         Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own, name, seconds, how })
     }
@@ -212,7 +209,7 @@ impl PartitionWords {
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
         cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
         clear(at, &cleared, &mut allocate)?;
-        let each = 3 * STEP_BYTES;
+        let each = STEP_BYTES * (PartitionMove::Stored as u64 + 1);
         let choices = if steps.is_empty() { 0 } else { allocate(DeviceId::HOST, each * steps.len() as u64)? };
         (0..).zip(&mut steps).for_each(|(number, words): (u64, _)| words.choices = choices + each * number);
         let (context, progress, is_stored) = (Arc::clone(context), Arc::clone(progress), at.together.is_stored());
@@ -228,19 +225,13 @@ impl PartitionWords {
     }
 
     /// What comes before producers in steps of a variant.
-    pub fn armed(&self, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
-        let partitioned = at.together.partitioned.as_ref();
-        let (orders, how) = match partitioned {
-            Some(partitioned) => (self.orders(at, partitioned)?, partitioned.how),
-            None => (None, PartitionMove::Early),
-        };
-        let looks = partitioned.is_some_and(Partitioned::counts) && self.flags.1 > 0;
+    pub fn armed(&self, partitioned: &Partitioned, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
         let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
         Ok(Armed {
             takes: part.arms.iter().map(|flag| at.flag_address(*flag)).collect(),
-            reset: looks.then(reset),
-            orders,
-            is_after: how == PartitionMove::After,
+            reset: (partitioned.counts() && self.flags.1 > 0).then(reset),
+            orders: self.orders(at, partitioned)?,
+            is_after: partitioned.how == PartitionMove::After,
         })
     }
 
