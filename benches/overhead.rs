@@ -147,6 +147,7 @@ fn plan_cache_hit(criterion: &mut Criterion) {
         staging_bytes: 0,
         cache_plans: 0,
         signal_wait: 0,
+        host_threads: 0,
     };
     let mut context = null_mut();
     // SAFETY: all pointers are valid for the call.
@@ -321,6 +322,7 @@ fn execute_on_cuda(criterion: &mut Criterion) {
         staging_bytes: 0,
         cache_plans: 0,
         signal_wait: 0,
+        host_threads: 0,
     };
     let mut context = null_mut();
     // SAFETY: all pointers are valid for the call.

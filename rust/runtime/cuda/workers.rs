@@ -495,7 +495,8 @@ mod tests {
         // SAFETY: whole pages of the mapping just made.
         unsafe {
             ordinary.cast::<u8>().write_bytes(7, 4 * page);
-            libc::munmap(ordinary.byte_add(3 * page), page);
+            // Not unmapped: what another thread maps into the gap would be written instead.
+            libc::mprotect(ordinary.byte_add(3 * page), page, libc::PROT_NONE);
         }
         let mut own = vec![0_u8; 4 * page];
         let (to, from) = (own.as_mut_ptr().expose_provenance() as u64, ordinary.expose_provenance() as u64);
@@ -512,7 +513,7 @@ mod tests {
             );
         }
         assert!(own[..3 * page].iter().all(|byte| *byte == 7));
-        // SAFETY: what is left of the mapping.
-        unsafe { libc::munmap(ordinary, 3 * page) };
+        // SAFETY: the whole mapping.
+        unsafe { libc::munmap(ordinary, 4 * page) };
     }
 }

@@ -45,9 +45,19 @@ impl Mapped {
         Mapped(base.expose_provenance() as u64, bytes)
     }
 
-    fn unmap_from(&self, offset: usize) {
+    /// Nobody may read or write it from there on. It stays mapped: what another thread maps into the gap would be written instead.
+    fn end_at(&self, offset: usize) {
         // SAFETY: whole pages of the mapping, which nobody reads but the system.
-        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.0 as usize + offset), self.1 - offset) };
+        let code =
+            unsafe { libc::mprotect(std::ptr::with_exposed_provenance_mut(self.0 as usize + offset), self.1 - offset, libc::PROT_NONE) };
+        assert_eq!(code, 0);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, whose owner this is.
+        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.0 as usize), self.1) };
     }
 }
 
@@ -107,7 +117,7 @@ fn memory_that_vanishes_is_an_error_of_that_execution_alone() {
     let there = context.plan(&[transfer(memory, gone.0, BYTES)], &PlanOptions::default()).expect("a plan");
     let back = context.plan(&[transfer(gone.0, memory, BYTES)], &PlanOptions::default()).expect("a plan");
     there.execute(StreamHandle(0)).expect("enqueued").wait().expect("it is there");
-    gone.unmap_from(5 << 20);
+    gone.end_at(5 << 20);
     for plan in [&there, &back] {
         let failed = plan.execute(StreamHandle(0)).expect("enqueued").wait().expect_err("half of it is gone");
         let BackendError::Driver { what, reason, code } = &failed else { panic!("{failed}") };
@@ -119,7 +129,6 @@ fn memory_that_vanishes_is_an_error_of_that_execution_alone() {
     let plan = context.plan(&[transfer(memory, from, BYTES)], &PlanOptions::default()).expect("a plan");
     plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("the next one is right");
     assert_arrived(memory, BYTES, 3);
-    gone.unmap_from(0);
 }
 
 #[test]
