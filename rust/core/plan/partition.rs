@@ -40,26 +40,19 @@ pub struct PartitionVariant {
     pub how: PartitionMove,
 }
 
-/// Partitions that move together in the second variant.
-const TOGETHER: u32 = 4;
-
-/// How copy engines may move the partitions of a forecast: each by itself; several at a time, which cost a hand-over less each; or all after their
-/// producers, over the paths of a plan of whole transfers, as if there were no partitions. The first alone where `adapts` is false.
+/// How copy engines may move the partitions of a forecast: each by itself, or all after their producers, over the paths of a plan of whole transfers,
+/// as if there were no partitions. The first alone where `adapts` is false. (Four at a time, which cost a hand-over less each, was in force in one of 96
+/// plans of five programs on two H200.)
 pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionForecast, adapts: bool) -> Vec<PartitionVariant> {
-    let cost = machine.costs().hand_over;
     let most = forecast.partitions.iter().map(|partitions| partitions.count).max().unwrap_or(0);
-    let variant = |name, by: u32, program: Program, how| {
-        let n = f64::from(most.div_ceil(by).max(1));
-        let plan = Plan { program: Arc::new(program), ..plan.clone() };
-        PartitionVariant { name, seconds: in_partitions(plan.predicted, n, cost), plan, how }
+    let variant = |name, n: u32, program, how| {
+        let seconds = in_partitions(plan.predicted, f64::from(n.max(1)), machine.costs().hand_over);
+        PartitionVariant { name, seconds, plan: Plan { program, ..plan.clone() }, how }
     };
-    let grouped = |by| forecast.partitions.iter().map(|partitions| partitions.grouped(by)).collect::<Vec<_>>();
-    let mut variants = vec![variant("each partition by itself", 1, partition(&plan, &forecast.partitions), PartitionMove::Early)];
-    if adapts && most >= 2 * TOGETHER {
-        variants.push(variant("four partitions at a time", TOGETHER, partition(&plan, &grouped(TOGETHER)), PartitionMove::Early));
-    }
+    let by_itself = Arc::new(partition(&plan, &forecast.partitions));
+    let mut variants = vec![variant("each partition by itself", most, by_itself, PartitionMove::Early)];
     if adapts && most > 1 {
-        variants.push(variant("all partitions after their producers", most, Program::clone(&plan.program), PartitionMove::After));
+        variants.push(variant("all partitions after their producers", 1, Arc::clone(&plan.program), PartitionMove::After));
     }
     variants
 }

@@ -42,12 +42,6 @@ impl Partitions {
         begin..(begin + self.bytes).min(self.total)
     }
 
-    /// So many at a time as one: the last of these may be smaller.
-    pub fn grouped(&self, by: u32) -> Partitions {
-        let bytes = self.bytes.saturating_mul(u64::from(by.max(1))).min(self.total);
-        Partitions { bytes, count: self.count.div_ceil(by.max(1)), ..*self }
-    }
-
     /// The partitions that a range of the transfer touches.
     pub fn touched(&self, offset: u64, bytes: u64) -> Range<u32> {
         if bytes == 0 {

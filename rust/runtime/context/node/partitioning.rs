@@ -8,8 +8,7 @@ use crate::topology::Machine;
 /// Who moves partitions that are ready.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// What steps turn out to be fastest with, where nobody is told of arrivals: copy engines, with one partition at a time, several or all, or the
-    /// producers. Else a producer may wait for the arrival of another partition, so copy engines move each by itself.
+    /// What steps turn out to be fastest with, where nobody is told of arrivals: copy engines, with one partition at a time or all, or the producers. Else a producer may wait for the arrival of another partition, so copy engines move each by itself.
     Auto {
         /// As for copy engines.
         tells: bool,
@@ -117,6 +116,7 @@ impl Agent {
     /// For people.
     pub(super) fn describe(self) -> &'static str {
         match self {
+            Agent::Auto { tells: false, .. } => "moved in the way that is in force",
             Agent::Auto { .. } | Agent::CopyEngine { .. } => "moved by copy engines",
             Agent::Producer => "stored by their producers",
         }
