@@ -35,7 +35,7 @@ template <class T>
 ///
 /// Owns the mapping, and is move-only. Its destructor, with the last import of an allocation, waits until everything
 /// enqueued so far has finished, and unmaps it.
-template <class T> class imported_memory : public detail::memory_owner<T, detail::closed_in> {
+template <class T> class imported_memory : public detail::memory_owner<T, detail::released_in<mp_memory_close>> {
   public:
     /// Owns nothing.
     imported_memory() noexcept = default;

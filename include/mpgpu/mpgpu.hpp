@@ -20,8 +20,8 @@
 /// leaves the object empty. `mpgpu::last_error()` has the details either way. Destructors never throw. Without
 /// exceptions (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
 ///
-/// Ownership. `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters` and
-/// `imported_memory` own one thing each and can be moved, not copied. A moved-from object is empty, and so is one that
+/// Ownership. `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters`,
+/// `imported_memory` and `registered_memory` own one thing each and can be moved, not copied. A moved-from object is empty, and so is one that
 /// is default-constructed, but for a `context`, which then makes one: it may be destroyed, assigned to and tested; a
 /// call on it reports `status::invalid_handle`. Objects made from a context may outlive it: they are then invalid,
 /// which is reported and never dereferenced.
@@ -44,6 +44,7 @@
 #include <mpgpu/mpgpu.h>
 #include <mpgpu/node.hpp>
 #include <mpgpu/plan.hpp>
+#include <mpgpu/registered_memory.hpp>
 #include <mpgpu/request.hpp>
 #include <mpgpu/signal.hpp>
 #include <mpgpu/signal_counters.hpp>

@@ -10,7 +10,7 @@ Units are bytes and seconds. Devices are numbers: GPUs from 0 up, host memory ``
 wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU everything runs on virtual devices (``MPGPU_BACKEND=host``).
 """
 
-from ._context import Buffer, Context, DeviceStatistics, Statistics, default_context, devices, empty, host, probe, topo
+from ._context import Buffer, Context, DeviceStatistics, Registered, Statistics, default_context, devices, empty, host, probe, topo
 from ._library import HOST, version
 from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
 from ._node import End, HalfTransfer, Node, NodePlan, NodeTransfer, receive_from, send_to
@@ -64,6 +64,7 @@ __all__ = [
     "QueueFull",
     "RankError",
     "Receive",
+    "Registered",
     "Request",
     "Statistics",
     "Stream",

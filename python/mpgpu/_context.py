@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from . import _dropped, _library
 from ._library import AUTO, BACKEND, HEADER_VERSION, HOST, NULL, SIGNAL_WAIT, check, ffi, lib, sized
-from ._memory import Memory, itemsize_of
+from ._memory import Memory, itemsize_of, memory_of
 from .errors import ArgumentError, OutOfMemory
 
 
@@ -421,6 +421,65 @@ class _Freed:
     def __call__(self, memory: Any, free: Any = lib.mp_free) -> None:
         # Of a context of a parent process it is refused, and is its parent's.
         free(self.context._handle, memory)
+
+
+class Registered(_library.Owner):
+    """Ordinary host memory, pinned where it lies, so that copies of plans that are made from now on read and write it there.
+
+        with mpgpu.Registered(weights):           # a NumPy array, a tensor on the CPU, a memoryview, mmap.mmap, …
+            mpgpu.copy(on_gpu, weights)
+
+    Holds the memory until :meth:`close`, the end of the ``with`` block or its own end, each of which waits for all work of the context.
+    Blocks while threads bring the pages in.
+
+    Args:
+        memory: contiguous memory of the CPU; read-only memory can be copied from, where the driver pins it.
+        huge_pages: whether its pages may be brought in as huge ones.
+        context: by default :func:`default_context`.
+
+    Raises:
+        ArgumentError: memory that is pinned already, or not the CPU's. NotSupported: memory that the driver does not pin. OutOfMemory.
+    """
+
+    __slots__ = ("__weakref__", "_context", "_pinned", "nbytes")
+
+    def __init__(self, memory: Any, *, huge_pages: bool = False, context: Context | None = None) -> None:
+        found = memory_of(memory, "memory")
+        if found.on_gpu or found.context is not None:
+            raise ArgumentError("memory is an allocation of mpgpu, or memory of a GPU: copies use it as it is", argument="memory")
+        self.nbytes: int = found.nbytes
+        self._context = context if context is not None else default_context()
+        check(lib.mp_memory_register(self._context._handle, found.pointer, found.nbytes, int(bool(huge_pages))))
+        self._pinned: Any = ffi.gc(ffi.cast("void *", found.pointer), _Unpinned(self._context, found))
+
+    def close(self) -> None:
+        """Unpin it, after all work of the context. A second call does nothing."""
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            ffi.gc(pinned, None)
+            check(lib.mp_memory_unregister(self._context._handle, pinned))
+
+    def __enter__(self) -> Registered:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<mpgpu.Registered: {self.nbytes} bytes{'' if self._pinned is not None else ', closed'}>"
+
+
+class _Unpinned:
+    """Unregisters memory, which it holds, when nothing refers to it any more."""
+
+    __slots__ = ("context", "memory")
+
+    def __init__(self, context: Context, memory: Memory) -> None:
+        self.context = context
+        self.memory = memory
+
+    def __call__(self, pointer: Any, unregister: Any = lib.mp_memory_unregister) -> None:
+        unregister(self.context._handle, pointer)
 
 
 def _held(pointer: Any, owner: Any) -> Any:

@@ -67,9 +67,12 @@ impl From<Error> for Failure {
             Error::Overlap { .. } | Error::OverlapsItself { .. } => (MP_ERROR_OVERLAP, Some(c"transfers")),
             Error::MemoryFreed { .. } => (MP_ERROR_INVALID_POINTER, Some(c"plan")),
             Error::NotAllocated(_) => (MP_ERROR_INVALID_POINTER, Some(c"memory")),
-            Error::NotShareable { .. } | Error::OutOfMemoryRange { .. } | Error::NotImported(_) => {
-                (MP_ERROR_INVALID_POINTER, Some(c"pointer"))
-            }
+            Error::ReadOnly { .. } => (MP_ERROR_INVALID_POINTER, Some(c"transfers")),
+            Error::NotRegistrable { .. }
+            | Error::NotRegistered(_)
+            | Error::NotShareable { .. }
+            | Error::OutOfMemoryRange { .. }
+            | Error::NotImported(_) => (MP_ERROR_INVALID_POINTER, Some(c"pointer")),
             Error::BadSignal { .. } => (MP_ERROR_INVALID_POINTER, Some(c"signals")),
             Error::SignalTimeout { .. } | Error::PartitionTimeout { .. } => (MP_ERROR_TIMEOUT, None),
             Error::Share(share) => share_status(share),
@@ -129,6 +132,7 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
         BackendError::OutOfMemory { .. } => (MP_ERROR_OUT_OF_MEMORY, None),
         BackendError::InvalidDevice(_) => (MP_ERROR_INVALID_DEVICE, Some(c"device")),
         BackendError::InvalidPointer(_) => (MP_ERROR_INVALID_POINTER, Some(c"memory")),
+        BackendError::NotMapped(_) => (MP_ERROR_INVALID_POINTER, Some(c"pointer")),
         BackendError::InvalidHandle(_, "event") => (MP_ERROR_INVALID_HANDLE, Some(c"event")),
         BackendError::InvalidHandle(..) => (MP_ERROR_INVALID_HANDLE, Some(c"stream")),
         BackendError::DataCorruption { .. } => (MP_ERROR_DATA_CORRUPTION, None),

@@ -86,3 +86,49 @@ pub unsafe extern "C" fn mp_free_async(context: mp_context_t, memory: *mut c_voi
         Ok(context.free_async(memory.addr() as u64, stream_of(stream))?)
     })
 }
+
+/// Pins `bytes` bytes of the program's own host memory at `pointer`, an array, a mapped file or memory of another library, so
+/// that copies of plans that are made from now on read and write it where it lies, over all links. It stays the caller's, who
+/// keeps it mapped, and does not map other memory there, until `mp_memory_unregister`: copies go on with the pages that were
+/// pinned. Memory that may not be written can be a source, where the driver pins such memory.
+///
+/// Blocks: threads bring all pages in, in huge pages where `huge_pages` is 1 and the system has them, and pin pieces that end
+/// where addresses are multiples of 1 GiB. Two H200 (2026-11-27), for each GiB: 85 ms for pages that are not there yet (48 in
+/// huge pages), and 33 ms (22) to pin. What a copy takes of several pieces counts as several transfers of its plan. Windows of
+/// node plans lie within a piece; other processes cannot map such memory. Whole pages are pinned. Any thread, host functions
+/// excepted.
+///
+/// Errors, after which nothing is pinned: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes, or
+/// `huge_pages` neither 0 nor 1; `MP_ERROR_INVALID_POINTER` for NULL, and where memory of the context, of the driver or
+/// none is in the range; `MP_ERROR_NOT_SUPPORTED` for memory that another library has pinned or that the driver does not pin;
+/// `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_DRIVER`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_register(context: mp_context_t, pointer: *mut c_void, bytes: u64, huge_pages: i32) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        if bytes == 0 {
+            return Err(Failure::invalid(c"bytes", "bytes=0: must be 1 or more"));
+        }
+        if !(0..=1).contains(&huge_pages) {
+            return Err(Failure::invalid(c"huge_pages", format!("huge_pages={huge_pages}: must be 0 or 1")));
+        }
+        context.register_memory(pointer.addr() as u64, bytes, huge_pages == 1).map_err(Failure::blame(c"pointer"))
+    })
+}
+
+/// Takes `mp_memory_register` back. Waits until all work that the context has enqueued so far has finished. Plans that use the
+/// memory can no longer be executed; plans that are made afterwards take it for ordinary memory. NULL is allowed and does
+/// nothing. Any thread, host functions excepted; as for `mp_free`, no other thread enqueues work that uses it meanwhile.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when this context has not registered memory that begins at
+/// `pointer`; `MP_ERROR_DRIVER`, after which it counts as unregistered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_unregister(context: mp_context_t, pointer: *mut c_void) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        if pointer.is_null() {
+            return Ok(());
+        }
+        context.unregister_memory(pointer.addr() as u64).map_err(Failure::blame(c"pointer"))
+    })
+}

@@ -519,6 +519,33 @@ TEST_CASE("memory travels as a handle, and an import gives it back when it goes"
     CHECK_THROWS_AS(mpgpu::imported_memory<int>(ctx, whole), mpgpu::peer_gone);
 }
 
+TEST_CASE("memory of the program's own is registered for as long as its owner lives") {
+    const mpgpu::context ctx = virtual_devices();
+    std::vector<int> cells(5000);
+    std::iota(cells.begin(), cells.end(), 3);
+    mpgpu::buffer<int> on_gpu(ctx, device::gpu(1), cells.size());
+    mpgpu::registered_memory<int> first(ctx, cells);
+    CHECK(first.data() == cells.data());
+    CHECK(first.size() == cells.size());
+    CHECK(first.location() == device::host());
+    CHECK_THROWS_AS(mpgpu::registered_memory<int>(ctx, cells), mpgpu::argument_error);
+    mpgpu::registered_memory<int> second = std::move(first);
+    CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): what a moved-from registration is
+    const mpgpu::plan plan(ctx, {mpgpu::make_transfer(on_gpu, second)});
+    plan.execute(mpgpu::stream_view::default_stream()).synchronize();
+    CHECK(std::equal(cells.begin(), cells.end(), on_gpu.data()));
+    second = {};
+    std::error_code ec;
+    plan.enqueue(mpgpu::stream_view::default_stream(), ec);
+    CHECK(ec == mpgpu::status::invalid_pointer);
+    CHECK(mp_memory_unregister(ctx.get(), cells.data()) == MP_ERROR_INVALID_POINTER);
+    const mpgpu::registered_memory<int> none(ctx, mpgpu::array_view<int>(), false, ec);
+    CHECK(ec == mpgpu::status::invalid_argument);
+    CHECK_FALSE(none);
+    const mpgpu::registered_memory<int> again(ctx, cells, true);
+    CHECK(again);
+}
+
 TEST_CASE("signals order streams, and a thread waits for one no longer than it says") {
     const mpgpu::context ctx = virtual_devices();
     mpgpu::signal_counters counters(ctx, 2);

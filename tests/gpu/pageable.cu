@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Copies between ordinary host memory and GPU 0: the driver's own call, alone and in a stream that is waited for, and
 // plans whose threads copy through pinned memory, over GPU 0's link alone and over those of all GPUs. And 4,096 pieces
-// of 64 KiB in one plan, against a call for each. Every byte is checked. Prints GB/s, medians of the rounds.
+// of 64 KiB in one plan, against a call for each. Then memory that is registered: how long that takes, against one call
+// of the driver, and copies over several pieces. Every byte is checked. Prints GB/s, medians of the rounds.
 //   pageable [MOST BYTES]     1 GiB if left out
 // MPGPU_HOST_THREADS is how many threads there may be.
 #include <mpgpu/mpgpu.hpp>
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <cuda_runtime.h>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -32,14 +34,17 @@ struct ordinary {
     std::uint64_t *words;
     std::size_t bytes;
 
-    explicit ordinary(std::size_t size)
+    explicit ordinary(std::size_t size, bool present = true, int pages = MADV_NORMAL)
         : words(static_cast<std::uint64_t *>(
               mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))),
           bytes(size) {
         if (static_cast<void *>(words) == MAP_FAILED) {
             throw std::runtime_error("no memory");
         }
-        fill(0);
+        madvise(words, bytes, pages);
+        if (present) {
+            fill(0);
+        }
     }
     ~ordinary() { munmap(words, bytes); }
     ordinary(const ordinary &) = delete;
@@ -50,9 +55,9 @@ struct ordinary {
             words[i] = (i + round) * 0x9E3779B97F4A7C15ULL;
         }
     }
-    [[nodiscard]] std::size_t wrong(std::size_t size, std::uint64_t round) const {
+    [[nodiscard]] std::size_t wrong(std::size_t size, std::uint64_t round, std::size_t first = 0) const {
         std::size_t different = 0;
-        for (std::size_t i = 0; i < size / 8; ++i) {
+        for (std::size_t i = first / 8; i < (first + size) / 8; ++i) {
             different += words[i] == (i + round) * 0x9E3779B97F4A7C15ULL ? 0 : 1;
         }
         return different;
@@ -87,6 +92,67 @@ std::vector<double> medians(const std::vector<std::function<void()>> &ways, int 
         result.push_back(one[one.size() / 2]);
     }
     return result;
+}
+
+/// Bytes that the system can give.
+std::size_t available() {
+    std::ifstream file("/proc/meminfo");
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.rfind("MemAvailable:", 0) == 0) {
+            return std::strtoull(line.c_str() + 13, nullptr, 10) << 10U;
+        }
+    }
+    return 0;
+}
+
+/// How long it takes to register memory, by one call of the driver and by the library; and copies over several pieces.
+std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, void *device, std::size_t most) {
+    constexpr std::size_t gib = std::size_t{1} << 30U;
+    const std::size_t size = std::max<std::size_t>(std::min<std::size_t>(64, available() / 2 / gib), 1) * gib;
+    const double gibs = static_cast<double>(size) / gib;
+    std::printf("\nregistering %.0f GiB, ms a GiB %26s %10s %12s\n", gibs, "cudaHostRegister", "mpgpu", "unregister");
+    for (const bool huge : {false, true}) {
+        for (const bool present : {false, true}) {
+            double taken[3];
+            for (const int way : {0, 1}) {
+                const ordinary memory(size, present, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+                const mpgpu::array_view<std::uint64_t> words(memory.words, size / 8);
+                mpgpu::registered_memory<std::uint64_t> pinned;
+                taken[way] = seconds([&] {
+                    if (way == 0) {
+                        check(cudaHostRegister(memory.words, size, cudaHostRegisterPortable), "cudaHostRegister");
+                    } else {
+                        pinned = mpgpu::registered_memory<std::uint64_t>(ctx, words, huge);
+                    }
+                });
+                if (way == 0) {
+                    check(cudaHostUnregister(memory.words), "cudaHostUnregister");
+                } else {
+                    taken[2] = seconds([&] { pinned = {}; });
+                }
+            }
+            std::printf("%-11s %-20s %22.1f %10.1f %12.1f\n", huge ? "huge pages" : "small pages",
+                        present ? "that are there" : "that are not", 1e3 * taken[0] / gibs, 1e3 * taken[1] / gibs,
+                        1e3 * taken[2] / gibs);
+            std::fflush(stdout);
+        }
+    }
+    ordinary source(2 * most);
+    const ordinary back(2 * most);
+    // At odd places, and around the end of a piece wherever it lies.
+    const std::size_t first = most / 2 - 4088;
+    source.fill(11);
+    mpgpu::registered_memory<std::uint64_t> from(ctx, mpgpu::array_view<std::uint64_t>(source.words, source.bytes / 8));
+    mpgpu::registered_memory<std::uint64_t> to(ctx, mpgpu::array_view<std::uint64_t>(back.words, back.bytes / 8));
+    const mpgpu::plan there(ctx, {copy(device, from.data() + first / 8, most)});
+    const mpgpu::plan again(ctx, {copy(to.data() + first / 8, device, most)});
+    const std::vector<double> taken =
+        medians({[&] { there.execute(stream).synchronize(); }, [&] { again.execute(stream).synchronize(); }}, 9);
+    std::printf("%zu bytes of registered memory: to the GPU %.2f GB/s, back %.2f GB/s\n%s", most,
+                1e-9 * static_cast<double>(most) / taken[0], 1e-9 * static_cast<double>(most) / taken[1],
+                there.describe().c_str());
+    return back.wrong(most, 11, first);
 }
 
 std::size_t run(std::size_t most) {
@@ -171,6 +237,7 @@ std::size_t run(std::size_t most) {
     }
     const mpgpu::plan shown(ctx, {copy(device, source.words, most)});
     std::printf("\n%s", shown.describe().c_str());
+    wrong += registered(ctx, stream, device, most);
     check(cudaFree(device), "cudaFree");
     return wrong;
 }

@@ -135,6 +135,48 @@ def test_a_buffer_lives_as_long_as_an_array_of_it():
     assert context.device_statistics(0).allocated_bytes == before - (1 << 20)
 
 
+def test_registered_memory_is_held_and_unpinned_at_the_end():
+    array = owned(3 << 20, 7)
+    gone = weakref.ref(array)
+    on_gpu = mpgpu.empty(array.nbytes, device=0)
+    with mpgpu.Registered(array, huge_pages=True) as pinned:
+        assert pinned.nbytes == array.nbytes
+        assert repr(pinned) == f"<mpgpu.Registered: {array.nbytes} bytes>"
+        with pytest.raises(mpgpu.ArgumentError, match="pinned already"):
+            mpgpu.Registered(array)
+        plan = mpgpu.Plan([(on_gpu, array)])
+        plan.execute().synchronize()
+        assert (numpy.asarray(on_gpu) == 7).all()
+    assert "closed" in repr(pinned)
+    pinned.close()
+    with pytest.raises(mpgpu.ArgumentError, match="unregistered after the plan was made"):
+        plan.execute()
+    del plan
+    again = mpgpu.Registered(array)
+    del array
+    gc.collect()
+    assert gone() is not None, "registered memory was freed"
+    del again
+    finished()
+    assert gone() is None
+
+
+def test_what_is_pinned_or_not_the_cpus_is_not_registered():
+    for memory in (mpgpu.empty(64), mpgpu.empty(64, device=0)):
+        with pytest.raises(mpgpu.ArgumentError, match="is an allocation of mpgpu"):
+            mpgpu.Registered(memory)
+    with pytest.raises(mpgpu.ArgumentError, match="bytes=0"):
+        mpgpu.Registered(bytearray())
+    with pytest.raises(TypeError, match="memory is a int"):
+        mpgpu.Registered(7)
+    # Memory that may not be written is a source.
+    text = b"constant" * 1000
+    with mpgpu.Registered(text):
+        on_gpu = mpgpu.empty(len(text), device=1)
+        mpgpu.copy(on_gpu, text)
+    assert bytes(numpy.asarray(on_gpu)) == text
+
+
 def test_rows_hold_their_buffer():
     context = mpgpu.Context("host")
     rows = context.empty((10, 1000), device=0)[3:4]

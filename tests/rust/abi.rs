@@ -237,6 +237,12 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 8, -1, ipc.as_ptr().cast()), "device", ARGUMENT),
             ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 8, 0, null()), "ipc_handle", ARGUMENT),
             ("mp_memory_close", mp_memory_close(null_mut(), null_mut()), "context", HANDLE),
+            ("mp_memory_register", mp_memory_register(null_mut(), memory.cast(), 8, 0), "context", HANDLE),
+            ("mp_memory_register", mp_memory_register(c, null_mut(), 8, 0), "pointer", mp_status_t::MP_ERROR_INVALID_POINTER),
+            ("mp_memory_register", mp_memory_register(c, memory.cast(), 0, 0), "bytes", ARGUMENT),
+            ("mp_memory_register", mp_memory_register(c, memory.cast(), 8, -1), "huge_pages", ARGUMENT),
+            ("mp_memory_unregister", mp_memory_unregister(null_mut(), null_mut()), "context", HANDLE),
+            ("mp_memory_unregister", mp_memory_unregister(c, poison()), "pointer", mp_status_t::MP_ERROR_INVALID_POINTER),
             ("mp_stream_wait_signals", mp_stream_wait_signals(null_mut(), null_mut(), null(), 0), "context", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(c, poison(), null(), 0), "stream", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(c, null_mut(), null(), 1), "signals", ARGUMENT),
@@ -324,6 +330,7 @@ fn null_is_accepted_where_the_header_says_so() {
         ok(mp_free(node.context, null_mut()));
         ok(mp_free_async(node.context, null_mut(), null_mut()));
         ok(mp_memory_close(node.context, null_mut()));
+        ok(mp_memory_unregister(node.context, null_mut()));
         ok(mp_wait(&mut nothing_to_wait_for, null_mut()));
         ok(mp_test(&mut nothing_to_wait_for, &mut done, null_mut()));
         ok(mp_request_destroy(&mut nothing_to_wait_for));
@@ -852,7 +859,7 @@ fn a_plan_whose_memory_was_freed_is_refused() {
     let mut request = poison();
     // SAFETY: the output is valid for the call; the memory is not, which is what is tested.
     let message = refused(unsafe { mp_execute(plan, null_mut(), &mut request) }, MP_ERROR_INVALID_POINTER);
-    assert!(message.starts_with(&format!("transfer 0: destination {b:p} was freed after the plan was made")), "{message}");
+    assert!(message.starts_with(&format!("transfer 0: destination {b:p} was freed or unregistered after the plan was made")), "{message}");
     assert_eq!(refused(mp_plan_prepare(plan, null_mut()), MP_ERROR_INVALID_POINTER), message);
     assert_eq!(request.addr(), poison::<u8>().addr());
     // The same address in a new allocation is not the memory that the plan was made for.

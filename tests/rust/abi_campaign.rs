@@ -896,6 +896,13 @@ impl Fuzzer<'_> {
         }
         let address = self.an_address();
         call!(self, mp_memory_close(context, pointer(address)));
+        // Pages of nobody else, which several threads may ask for at once.
+        static OWN: [u8; 1 << 16] = [7; 1 << 16];
+        let (own, size) = (OWN.as_ptr().wrapping_add(self.below(1 << 15) as usize).cast_mut().cast(), self.below(1 << 15));
+        let huge = self.below(4) as i32 - 1;
+        let has_registered = call!(self, mp_memory_register(context, own, size, huge));
+        assert!(!has_registered || size > 0 && (0..2).contains(&huge), "{size} bytes, huge_pages={huge}");
+        call!(self, mp_memory_unregister(context, if has_registered { own } else { pointer(address) }));
         let (adopted, bytes, device) = (pointer(self.an_address()), self.below(99), self.below(6) as i32 - 1);
         let payload = if self.one_in(4) { null() } else { [GUARD; 64].as_ptr().cast() };
         let has_adopted = call!(self, mp_memory_adopt(context, adopted, bytes, device, payload));

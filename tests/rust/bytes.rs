@@ -19,23 +19,70 @@ struct Arena {
     expected: Vec<u8>,
     /// Where the next destination may start. Sources lie anywhere before it.
     free: u64,
-    /// Keeps pageable memory alive.
-    _pageable: Option<Vec<u8>>,
+    /// Keeps ordinary host memory alive.
+    _ordinary: Option<Ordinary>,
+}
+
+/// Host memory that the context has not allocated.
+enum Ordinary {
+    Own(Vec<u8>),
+    /// A file's, mapped.
+    Mapped {
+        base: usize,
+        bytes: usize,
+    },
+}
+
+impl Ordinary {
+    fn mapped(bytes: usize) -> Ordinary {
+        // SAFETY: a new file and a new mapping of it; the file lives as long as that.
+        let base = unsafe {
+            let file = libc::memfd_create(c"mpgpu-test".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(file >= 0 && libc::ftruncate(file, bytes as libc::off_t) == 0);
+            let base = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file, 0);
+            libc::close(file);
+            base
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        Ordinary::Mapped { base: base.expose_provenance(), bytes }
+    }
+
+    fn address(&self) -> u64 {
+        match self {
+            Ordinary::Own(bytes) => bytes.as_ptr() as u64,
+            Ordinary::Mapped { base, .. } => *base as u64,
+        }
+    }
+}
+
+impl Drop for Ordinary {
+    fn drop(&mut self) {
+        if let Ordinary::Mapped { base, bytes } = *self {
+            // SAFETY: the whole mapping.
+            unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(base), bytes) };
+        }
+    }
 }
 
 impl Arena {
     fn new(context: &Context, device: DeviceId, bytes: u64, random: &mut Random) -> Arena {
         let mut expected = vec![0; bytes as usize];
         expected.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
-        let pageable = (device.is_host() && random.chance(40)).then(|| vec![0_u8; bytes as usize]);
-        let address = match &pageable {
-            Some(memory) => memory.as_ptr() as u64,
+        let ordinary = (device.is_host() && random.chance(60)).then(|| match random.below(3) {
+            0 => Ordinary::mapped(bytes as usize),
+            _ => Ordinary::Own(vec![0_u8; bytes as usize]),
+        });
+        let address = match &ordinary {
+            Some(memory) => memory.address(),
             None => context.allocate(device, bytes).expect("memory for a test"),
         };
+        if ordinary.is_some() && random.chance(40) {
+            context.register_memory(address, bytes, random.chance(50)).expect("registered");
+        }
         // SAFETY: `address` is the start of `bytes` bytes that belong to this test alone, and nothing is enqueued yet.
         unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), address as *mut u8, bytes as usize) };
         // The first half is never written: sources that stay as they are.
-        Arena { device, address, expected, free: bytes / 2, _pageable: pageable }
+        Arena { device, address, expected, free: bytes / 2, _ordinary: ordinary }
     }
 
     fn actual(&self) -> &[u8] {

@@ -1,10 +1,12 @@
 //! The environment becomes a configuration, or an error that says what is wrong and what would be right.
 
+use crate::skip::skip;
 use log::LevelFilter;
-use mpgpu_backend::SignalWait;
+use mpgpu_backend::{SignalWait, StreamHandle};
 use mpgpu_core::plan::{Engine, Options};
+use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::config::{IGNORED, PRELOAD, VARIABLES};
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Verify};
+use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer, Verify};
 use proptest::prelude::*;
 
 fn config(pairs: &[(&str, &str)]) -> Config {
@@ -163,6 +165,73 @@ fn options_of_the_call_win_over_the_environment_and_the_environment_over_the_def
     assert_eq!((resolved.max_paths, resolved.host_path, resolved.engine, resolved.staging_bytes), (2, true, Engine::Stream, 1 << 16));
     let threads = Config::default().host_threads;
     assert_eq!(PlanOptions::default().resolve(&Config::default()).expect("accepted"), Options { threads, ..Options::default() });
+}
+
+/// Copies ordinary memory there and back, and says how many threads may.
+fn threads_that_copy() -> u32 {
+    let config = Config { backend: BackendChoice::Host, ..Config::default() };
+    let threads = config.host_threads;
+    let context = Context::open(&ContextOptions::default(), config).expect("a context");
+    let on_gpu = context.allocate(DeviceId::gpu(0), 40 << 20).expect("memory");
+    let there: Vec<u32> = (0..10 << 20).map(|at: u32| at.wrapping_mul(2_654_435_761)).collect();
+    let back = vec![0_u32; there.len()];
+    for (dst, src) in [(on_gpu, there.as_ptr() as u64), (back.as_ptr() as u64, on_gpu)] {
+        let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: 40 << 20 };
+        let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+        assert!(plan.planned().threads.is_none_or(|used| used.threads <= threads), "{}", plan.describe());
+        plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it arrives");
+    }
+    assert_eq!(there, back);
+    threads
+}
+
+#[test]
+fn as_many_threads_copy_as_the_process_has_cpus() {
+    // SAFETY: a set of CPUs, which is an array of integers, of this thread alone.
+    let threads = std::thread::spawn(|| unsafe {
+        let (mut all, mut one) = (std::mem::zeroed::<libc::cpu_set_t>(), std::mem::zeroed::<libc::cpu_set_t>());
+        assert_eq!(libc::sched_getaffinity(0, size_of_val(&all), &mut all), 0);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|cpu| libc::CPU_ISSET(*cpu, &all)).expect("a CPU");
+        libc::CPU_SET(first, &mut one);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &one), 0);
+        threads_that_copy()
+    });
+    assert_eq!(threads.join().expect("no panic"), 1);
+}
+
+#[test]
+fn a_control_group_of_one_cpu_has_one_thread_that_copies() {
+    const CHILD: &str = "MPGPU_TEST_IN_GROUP";
+    if std::env::var_os(CHILD).is_some() {
+        assert_eq!(threads_that_copy(), 1);
+        return;
+    }
+    // Version 1 of control groups has a folder for each resource.
+    let (is_first, above) = match std::path::Path::new("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").exists() {
+        true => (true, "/sys/fs/cgroup/cpu"),
+        false => (false, "/sys/fs/cgroup"),
+    };
+    let group = std::path::PathBuf::from(format!("{above}/mpgpu-test-{}", std::process::id()));
+    let bound = || {
+        std::fs::create_dir(&group)?;
+        if is_first {
+            std::fs::write(group.join("cpu.cfs_period_us"), "100000")?;
+            std::fs::write(group.join("cpu.cfs_quota_us"), "100000")
+        } else {
+            std::fs::write(group.join("cpu.max"), "100000 100000")
+        }
+    };
+    if let Err(error) = bound() {
+        let _ = std::fs::remove_dir(&group);
+        return skip(format!("no control group of its own for it: {error}"));
+    }
+    let name = std::thread::current().name().expect("that of the test").to_owned();
+    let script = r#"echo $$ > "$1/cgroup.procs" && exec "$2" --exact "$3""#;
+    let mut child = std::process::Command::new("sh");
+    child.args(["-c", script, "sh"]).arg(&group).arg(std::env::current_exe().expect("this program")).arg(name).env(CHILD, "1");
+    let ended = child.output().expect("a shell");
+    std::fs::remove_dir(&group).expect("nobody is in it");
+    assert!(ended.status.success(), "{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
 }
 
 #[test]

@@ -40,6 +40,8 @@ fn inherited(mut made: Made) -> i32 {
             refused(mp_memory_export(made.context, made.memory.cast(), 8, &mut handle)),
             refused(mp_memory_import(made.context, &handle, MP_DEVICE_AUTO, &mut pointer, null_mut(), null_mut(), null_mut())),
             refused(mp_memory_close(made.context, made.memory.cast())),
+            refused(mp_memory_register(made.context, made.memory.cast(), 8, 0)),
+            refused(mp_memory_unregister(made.context, made.memory.cast())),
             refused(mp_stream_raise_signals(made.context, made.stream, &wanted, 1)),
             refused(mp_signal_synchronize(made.context, wanted.counter, 1, 0.0)),
             refused(mp_stream_synchronize(made.context, made.stream)),

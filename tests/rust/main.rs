@@ -30,6 +30,7 @@ mod nvtx;
 mod partitions;
 mod peer;
 mod probe_files;
+mod registered;
 mod rings;
 mod sanitize;
 mod share;

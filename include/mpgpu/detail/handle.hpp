@@ -74,12 +74,12 @@ struct freed_in {
     }
 };
 
-/// Owner of a mapping of another process's memory, and what is known about that memory.
-struct closed_in {
+/// Owner of a mapping of another process's memory, or of a registration, and what is known about that memory.
+template <auto Release> struct released_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;
     std::int32_t device = 0;
-    void operator()(void *memory) const noexcept { static_cast<void>(mp_memory_close(context, memory)); }
+    void operator()(void *memory) const noexcept { static_cast<void>(Release(context, memory)); }
 };
 
 } // namespace mpgpu::detail

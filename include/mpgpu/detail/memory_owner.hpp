@@ -10,8 +10,8 @@
 
 namespace mpgpu::detail {
 
-/// What `buffer` and `imported_memory` have in common: owned memory of one device, `size()` elements of `T`, which
-/// `Release` gives back. Move-only; a moved-from object is empty.
+/// What `buffer`, `imported_memory` and `registered_memory` have in common: memory of one device, `size()` elements of
+/// `T`, which `Owner` gives back. Move-only; a moved-from object is empty.
 template <class T, class Owner> class memory_owner {
     static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
                   "mpgpu: elements are moved as bytes and never constructed");

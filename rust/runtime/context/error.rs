@@ -74,11 +74,20 @@ pub enum Error {
     )]
     OverlapsItself { transfer: usize, dst: u64, src: u64, bytes: u64 },
     /// The memory that a plan was made for has been freed since.
-    #[error("transfer {transfer}: {end} {address:#x} was freed after the plan was made; plan again with the new address")]
+    #[error("transfer {transfer}: {end} {address:#x} was freed or unregistered after the plan was made; plan again")]
     MemoryFreed { transfer: usize, end: End, address: u64 },
     /// An address that `mp_alloc` of this context has not returned.
     #[error("{0:#x} was not returned by mp_alloc of this context, or was freed already")]
     NotAllocated(u64),
+    /// Memory that cannot be registered.
+    #[error("{address:#x} ({bytes} bytes) cannot be registered: {reason}")]
+    NotRegistrable { address: u64, bytes: u64, reason: String },
+    /// An address that was not registered.
+    #[error("{0:#x} was not registered with mp_memory_register of this context, or was unregistered already")]
+    NotRegistered(u64),
+    /// Bytes would be written where none may be.
+    #[error("transfer {transfer}: {end} {address:#x} is memory that may not be written and was registered so; map it writable")]
+    ReadOnly { transfer: usize, end: End, address: u64 },
     /// An address that lies in no memory that the backend knows.
     #[error(
         "{address:#x} ({bytes} bytes) is not memory of a device that this context knows; allocate it with mp_alloc, or on CUDA with cudaMalloc"

@@ -81,12 +81,14 @@ struct UsedAllocation {
 }
 
 impl Plan {
-    /// Binds a planner's result to addresses. `alive_at` is the context's count of frees from before the batch was located. A variant of another
+    /// Binds a planner's result to addresses: those of the transfers as they are copied ([`Registrations::cut`](super::registered::Registrations::cut)), of which `batch` has the whole.
+    /// `alive_at` is the context's count of frees from before the batch was located. A variant of another
     /// plan stages in the memory of that one where it fits in.
     pub(super) fn new(
         context: &Arc<ContextState>,
         planned: Arc<plan::Plan>,
         batch: &[Located],
+        endpoints: &Arc<[Endpoints]>,
         staging_bytes: u64,
         alive_at: u64,
         of: Option<&Plan>,
@@ -108,7 +110,7 @@ impl Plan {
             executor: planned.executor,
             verify: context.config.verify,
             planned,
-            endpoints: batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect(),
+            endpoints: Arc::clone(endpoints),
             rings,
             regions,
             bytes: batch.iter().fold(0, |sum, t| sum.saturating_add(t.shape.bytes)),

@@ -10,12 +10,14 @@ use super::error::Error;
 use super::execute::Plan;
 use super::holdings::Holdings;
 use super::kept::KeptTimes;
+use super::registered::Registrations;
 use super::sharing::PeerMemory;
 use super::staging::Staging;
 use super::variants::{SharedChoice, Variants};
 use crate::adapt;
 use crate::backend::{
-    Allocation, Backend, BackendError, EventHandle, Execution, GraphStatistics, HostFunction, SignalWait, StreamHandle, no_completion,
+    Allocation, Backend, BackendError, Endpoints, EventHandle, Execution, GraphStatistics, HostFunction, SignalWait, StreamHandle,
+    no_completion,
 };
 use crate::fault;
 use crate::headroom::headroom;
@@ -107,6 +109,7 @@ pub(super) struct ContextState {
     pub active: ActiveStreams,
     pub holdings: Holdings,
     pub deferred: Deferred,
+    pub registrations: Registrations,
     pub sharing: PeerMemory,
     /// `None` once the context closes.
     ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
@@ -218,6 +221,7 @@ impl Context {
             active: ActiveStreams::new(),
             holdings: Holdings::default(),
             deferred: Deferred::default(),
+            registrations: Registrations::default(),
             sharing: PeerMemory::default(),
             ends_first: Mutex::new(Some(Vec::new())),
             callbacks: CallbackQueue::default(),
@@ -294,10 +298,13 @@ impl Context {
         }
         headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
         batch::check(&request.batch, backend)?;
-        let planned = took("planned", || self.planned(request.shape(), true))?;
-        let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, request.options.staging_bytes, alive_at, of);
+        let cut = self.shared.registrations.cut(&request.batch)?.map(|batch| Request { batch, ..request.clone() });
+        let copied = cut.as_ref().unwrap_or(&request);
+        let planned = took("planned", || self.planned(copied.shape(), true))?;
+        let endpoints: Arc<[Endpoints]> = copied.batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect();
+        let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, &endpoints, request.options.staging_bytes, alive_at, of);
         let plan = took("plan bound", || bind(planned.clone(), None))?;
-        let variants = || self.variants(&request, planned, |planned| bind(planned, Some(&plan)));
+        let variants = || self.variants(copied, planned, |planned| bind(planned, Some(&plan)));
         let variants = if adapt { took("variants planned", variants) } else { Ok(None) };
         let variants = variants.unwrap_or_else(|error| {
             log::debug!("a plan is what all its executions take: {error}");
@@ -569,6 +576,10 @@ impl Context {
         self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
         let imports = self.shared.sharing.release(&self.shared.backend);
         let staging = self.shared.staging.release(backend);
+        let (registered, unpinned) = self.shared.registrations.release(backend);
+        if registered > 0 {
+            log::warn!("context destroyed with {registered} bytes of registered memory; they are unregistered now");
+        }
         let (left, held) = self.shared.holdings.release(backend);
         if left.allocations > 0 {
             log::warn!(
@@ -580,7 +591,7 @@ impl Context {
         if left.streams + left.events > 0 {
             log::debug!("context destroyed with {} streams and {} events; they are destroyed now", left.streams, left.events);
         }
-        let result: Result<(), BackendError> = finished.and(imports).and(staging).and(held);
+        let result: Result<(), BackendError> = finished.and(imports).and(staging).and(unpinned).and(held);
         Ok(result?)
     }
 }

@@ -38,6 +38,7 @@ pub mod lifetime;
 pub mod node;
 mod open;
 mod probe;
+mod registered;
 mod score;
 mod sharing;
 mod signals;

@@ -93,6 +93,14 @@ impl Backend for CudaBackend {
         self.0.free(address)
     }
 
+    fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
+        self.0.register(address, bytes, huge)
+    }
+
+    fn unregister(&self, address: u64) -> Result<(), BackendError> {
+        self.0.unregister(address)
+    }
+
     fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
         self.0.locate(address)
     }

@@ -7,8 +7,8 @@
 
 use super::driver::{CUgraph, CUstream, Driver, call_optional, lock};
 use super::gpus::Gpus;
-use super::host_memory::HostPages;
 use super::memory;
+use crate::backend::host_memory::HostPages;
 use crate::backend::{BackendError, Execution};
 use crate::topology::DeviceId;
 use cudarc::driver::sys;

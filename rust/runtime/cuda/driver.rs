@@ -29,6 +29,7 @@ pub(super) mod code {
     pub const INVALID_CONTEXT: Code = 201;
     pub const NOT_READY: Code = 600;
     pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+    pub const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
     pub const CONTEXT_IS_DESTROYED: Code = 709;
     pub const ALREADY_MAPPED: Code = 208;
 

@@ -4,6 +4,7 @@ use super::attributes::{Attributes, UNNUMBERED};
 use super::capture::free_spare_blocks;
 use super::memory::{self, Owned, own_id};
 use super::parts::Core;
+use crate::backend::host_memory::PageRange;
 use crate::backend::{Allocation, BackendError, MemoryKind};
 use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
@@ -19,29 +20,46 @@ impl Core {
         let gpu = if device.is_host() { self.gpus.any_used() } else { device.0 as usize };
         if device.is_host() && is_shared {
             let (address, id) = self.sharing.allocate(&self.gpus, device, size)?;
-            self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None });
+            self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None, registered: None });
             return Ok(address);
         }
         if is_shared
             && !device.is_host()
             && let Some((address, id)) = self.sharing.allocate_on(&self.gpus, gpu, size)?
         {
-            self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None });
+            self.memory.insert(address, Owned { device, bytes: size, gpu, id, located: None, pages: None, registered: None });
             return Ok(address);
         }
         let (address, pages) = memory::make(&self.gpus, device, gpu, bytes)?;
-        self.memory.insert(address, Owned { device, bytes: size, gpu, id: own_id(), located: None, pages });
+        self.memory.insert(address, Owned { device, bytes: size, gpu, id: own_id(), located: None, pages, registered: None });
         Ok(address)
     }
 
     pub fn free(&self, address: u64) -> Result<(), BackendError> {
-        let Owned { device, gpu, pages, .. } = self.memory.take(address)?;
+        let Owned { device, gpu, pages, .. } = self.memory.take(address, false)?;
         let freed = match self.sharing.release(&self.gpus, address) {
             Ok(false) => memory::give_back(&self.gpus, device, gpu, address, pages.as_ref()),
             released => released.map(drop),
         };
         free_spare_blocks(&self.gpus);
         freed
+    }
+
+    /// See [`register`](crate::backend::Backend::register).
+    pub fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
+        self.gpus.check_alive()?;
+        let not_there = || BackendError::NotMapped(address.saturating_add(bytes));
+        let pages = usize::try_from(bytes).ok().and_then(|bytes| PageRange::around(address as usize, bytes)).ok_or_else(not_there)?;
+        let gpu = self.gpus.any_used();
+        let may_write = memory::register(&self.gpus, gpu, pages, huge)?;
+        let device = DeviceId::HOST;
+        self.memory.insert(address, Owned { device, bytes, gpu, id: own_id(), located: None, pages: None, registered: Some(pages) });
+        Ok(may_write)
+    }
+
+    pub fn unregister(&self, address: u64) -> Result<(), BackendError> {
+        let Owned { gpu, registered, .. } = self.memory.take(address, true)?;
+        registered.map_or(Ok(()), |pages| memory::unregister(&self.gpus, gpu, pages))
     }
 
     pub fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {

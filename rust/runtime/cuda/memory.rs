@@ -2,14 +2,14 @@
 
 use super::driver::{CUdeviceptr, OutsideCapture, call, code, handle, lock};
 use super::gpus::Gpus;
-use super::host_memory::HostPages;
-use crate::backend::{Allocation, BackendError, MemoryKind};
+use crate::backend::host_memory::{HostPages, PageRange};
+use crate::backend::{Allocation, BackendError, MemoryKind, REGISTERED_PIECE};
 use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_void};
 use std::io;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Host memory from this size on is spread over the sockets, and in huge pages unless other processes are to map it: few systems give memory
 /// files huge pages. Smaller buffers need neither: they go over one PCIe link, which one socket's memory feeds (plans take several links from
@@ -28,6 +28,8 @@ pub(super) const PAGED_FROM: u64 = 1 << 20;
 /// Every GPU of the process reads and writes the memory directly, not only the one whose context is current. The same bit for
 /// `cuMemHostAlloc` and `cuMemHostRegister`.
 const PORTABLE: c_uint = 1;
+/// For memory that may not be written.
+const READ_ONLY: c_uint = 8;
 
 /// What was given out, by the first address.
 #[derive(Debug, Default)]
@@ -47,6 +49,8 @@ pub(super) struct Owned {
     pub located: Option<Allocation>,
     /// Host memory in pages of our own, registered with the driver. Memory files are held by `share`.
     pub pages: Option<HostPages>,
+    /// The program's own, which it has registered.
+    pub registered: Option<PageRange>,
 }
 
 /// A number that the driver, which counts up from 1, does not come to.
@@ -60,9 +64,14 @@ impl Memory {
         lock(&self.0).insert(address, owned);
     }
 
-    /// Takes memory out of the table. Whoever does it frees it.
-    pub fn take(&self, address: u64) -> Result<Owned, BackendError> {
-        lock(&self.0).remove(&address).ok_or(BackendError::InvalidPointer(address))
+    /// Takes memory out of the table, registered or not. Whoever does it frees it.
+    pub fn take(&self, address: u64, is_registered: bool) -> Result<Owned, BackendError> {
+        let mut given = lock(&self.0);
+        match given.get(&address) {
+            Some(owned) if owned.registered.is_some() == is_registered => given.remove(&address),
+            _ => None,
+        }
+        .ok_or(BackendError::InvalidPointer(address))
     }
 
     /// Somebody else has freed it.
@@ -112,12 +121,16 @@ impl Memory {
     pub fn release(&self, gpus: &Gpus) {
         let left = std::mem::take(&mut *lock(&self.0));
         for (address, owned) in left {
-            let _ = give_back(gpus, owned.device, owned.gpu, address, owned.pages.as_ref());
+            let _ = match owned.registered {
+                Some(pages) => unregister(gpus, owned.gpu, pages),
+                None => give_back(gpus, owned.device, owned.gpu, address, owned.pages.as_ref()),
+            };
         }
     }
 
     pub fn allocated_bytes(&self, device: DeviceId) -> u64 {
-        lock(&self.0).values().filter(|owned| owned.device == device).map(|owned| owned.bytes).sum()
+        let of_device = |owned: &&Owned| owned.device == device && owned.registered.is_none();
+        lock(&self.0).values().filter(of_device).map(|owned| owned.bytes).sum()
     }
 
     /// Whether `allocate` has given out the memory that starts at an address.
@@ -177,6 +190,56 @@ fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Opti
     };
     log::warn!("{size} bytes of host memory come from one socket, because spread pages could not be had: {refused}");
     Ok(None)
+}
+
+/// Pins pages of the program's own, for all GPUs; whether they may be written. On an error none is pinned.
+pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) -> Result<bool, BackendError> {
+    let primary = gpus.primary(gpu)?;
+    let (pinned, is_written) = (Mutex::new(Vec::new()), AtomicBool::new(true));
+    let pin = |piece: PageRange, may_write: bool| {
+        let _outside = OutsideCapture::enter(gpus.driver);
+        let _current = primary.enter()?;
+        let flags = if may_write { PORTABLE } else { PORTABLE | READ_ONLY };
+        // SAFETY: pages that were there a moment ago. The program vouches that they stay until they are unregistered; the driver holds them itself.
+        match unsafe { (gpus.driver.cuMemHostRegister)(handle(piece.base), piece.bytes, flags) } {
+            0 => lock(&pinned).push(piece),
+            code::HOST_MEMORY_ALREADY_REGISTERED => {
+                let reason = "the program or another library has pinned it, or a part of its first or last page: copies use that";
+                return Err(BackendError::NotSupported(format!("{:#x} cannot be registered: {reason}", piece.base)));
+            }
+            refused if !may_write => {
+                let refused = gpus.driver.error("cuMemHostRegister", refused);
+                return Err(BackendError::NotSupported(format!(
+                    "{:#x} may not be written, and the driver does not pin such memory: map it writable, or leave it to threads ({refused})",
+                    piece.base
+                )));
+            }
+            code::OUT_OF_MEMORY => return Err(BackendError::OutOfMemory { device: DeviceId::HOST.0, bytes: piece.bytes as u64 }),
+            refused => return Err(gpus.driver.error("cuMemHostRegister", refused)),
+        }
+        is_written.fetch_and(may_write, Ordering::Relaxed);
+        Ok(())
+    };
+    pages.bring_in(REGISTERED_PIECE as usize, huge, pin).inspect_err(|_| {
+        for piece in &*lock(&pinned) {
+            let _ = unregister(gpus, gpu, *piece);
+        }
+    })?;
+    Ok(is_written.into_inner())
+}
+
+/// Takes back what [`register`] has pinned, all of it or a piece. Work that uses it has finished.
+pub(super) fn unregister(gpus: &Gpus, gpu: usize, pages: PageRange) -> Result<(), BackendError> {
+    let primary = gpus.primary(gpu)?;
+    if primary.is_lost() {
+        return Ok(());
+    }
+    let _outside = OutsideCapture::enter(gpus.driver);
+    // Tried all the same where that fails: nobody else would.
+    let _current = primary.enter();
+    // SAFETY: pinned by `register`, which nobody takes back twice.
+    let unpin = |piece: PageRange| unsafe { call!(gpus.driver, cuMemHostUnregister(handle(piece.base))) };
+    pages.pieces(REGISTERED_PIECE as usize).map(unpin).fold(Ok(()), Result::and)
 }
 
 /// Frees what [`make`] has made. The pages of host memory are the caller's to drop afterwards.

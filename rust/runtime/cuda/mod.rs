@@ -82,7 +82,6 @@ mod gpus;
 mod graph;
 mod graphs;
 mod host_function;
-mod host_memory;
 mod identity;
 mod import;
 mod ipc;

@@ -5,13 +5,13 @@
 use super::chunk::Chunk;
 use super::driver::{Driver, OutsideCapture, call, call_optional, handle, lock};
 use super::gpus::Gpus;
-use super::host_memory::PageRange;
 use super::ipc::{Opened, close, close_through, open_through};
 use super::memory::{SPREAD_FROM, domain_of, own_id};
 use super::pools::Pools;
 use super::waits::{Waits, contains};
 use crate::backend::PAYLOAD_BYTES;
 use crate::backend::failed_waits::FailedWaits;
+use crate::backend::host_memory::PageRange;
 use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, LostPeer, MemoryKind, Shared, Signal};
 use crate::ipc::segment::{Mapping, SharedRegion, why_none};
 use crate::ipc::signal;

@@ -1,7 +1,8 @@
 //! Memory of the virtual devices: host memory with an owner, which other processes can map unless it stands for a host's that is not shared.
 
+use crate::backend::host_memory::PageRange;
 use crate::backend::{Allocation, BackendError, FailedWait, HOST_MEMORY_IS_SHARED_BY, LostPeer, MemoryKind, Signal};
-use crate::backend::{PAYLOAD_BYTES, Shared};
+use crate::backend::{PAYLOAD_BYTES, REGISTERED_PIECE, Shared};
 use crate::ipc::segment::{Mapping, Private, SharedRegion, why_none};
 use crate::ipc::signal;
 use crate::sync::held;
@@ -9,7 +10,7 @@ use crate::topology::DeviceId;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::sync::RwLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Allocation ids are unique in the process, over all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -44,6 +45,8 @@ enum Pages {
     Mapped(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
     /// Another context's, of this process.
     Borrowed,
+    /// The program's own, which it has registered.
+    Registered,
 }
 
 impl Pages {
@@ -74,7 +77,7 @@ impl HostMemory {
         let base = match &pages {
             Pages::Own(region) => region.base(),
             Pages::Private(private, _) => private.base(),
-            Pages::Mapped(_) | Pages::Borrowed => 0,
+            Pages::Mapped(_) | Pages::Borrowed | Pages::Registered => 0,
         };
         let kind = if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
         Ok(self.insert(Allocation { id: 0, base, bytes: bytes.max(1), device, kind }, pages))
@@ -85,6 +88,33 @@ impl HostMemory {
         let entry = Entry { allocation: Allocation { id, ..allocation }, pages, lost_peer: None, kernel_waits: Vec::new() };
         held(self.entries.write()).insert(allocation.base, entry);
         allocation.base
+    }
+
+    /// Takes note of memory of the program's own.
+    pub(super) fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
+        let pages = usize::try_from(bytes).ok().and_then(|bytes| PageRange::around(address as usize, bytes));
+        let is_written = AtomicBool::new(true);
+        let note = |_, may_write| {
+            is_written.fetch_and(may_write, Ordering::Relaxed);
+            Ok::<(), BackendError>(())
+        };
+        pages.ok_or(BackendError::NotMapped(address.saturating_add(bytes)))?.bring_in(REGISTERED_PIECE as usize, huge, note)?;
+        let last = address + (bytes - 1);
+        let mut entries = held(self.entries.write());
+        if let Some((base, _)) = entries.range(..=last).next_back().filter(|(base, entry)| **base + (entry.allocation.bytes - 1) >= address)
+        {
+            return Err(BackendError::NotSupported(format!(
+                "{address:#x} cannot be registered: what begins at {base:#x} is pinned already"
+            )));
+        }
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let allocation = Allocation { id, base: address, bytes, device: DeviceId::HOST, kind: MemoryKind::Pinned };
+        entries.insert(address, Entry { allocation, pages: Pages::Registered, lost_peer: None, kernel_waits: Vec::new() });
+        Ok(is_written.into_inner())
+    }
+
+    pub(super) fn unregister(&self, address: u64) -> Result<(), BackendError> {
+        self.remove(address, |pages| matches!(pages, Pages::Registered))
     }
 
     /// Gives back what [`HostMemory::allocate`] has returned.
@@ -194,6 +224,9 @@ impl HostMemory {
                 Ok(Shared { form: MEMORY_FILE, descriptor: Some(file), offset: 0, payload: [0; PAYLOAD_BYTES] })
             }
             Pages::Private(_, ref why) => Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {why}", allocation.base))),
+            Pages::Registered => {
+                Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {HOST_MEMORY_IS_SHARED_BY}", allocation.base)))
+            }
             Pages::Mapped(_) | Pages::Borrowed => {
                 Err(BackendError::NotSupported(format!("{:#x} is shared already; export it where it was allocated", allocation.base)))
             }
@@ -220,7 +253,7 @@ impl HostMemory {
 
     /// Unmaps what [`HostMemory::adopt`] has returned.
     pub(super) fn unmap(&self, base: u64) -> Result<(), BackendError> {
-        self.remove(base, |pages| !pages.is_own())
+        self.remove(base, |pages| matches!(pages, Pages::Mapped(_) | Pages::Borrowed))
     }
 }
 

@@ -192,6 +192,14 @@ impl Backend for HostBackend {
         true
     }
 
+    fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
+        self.memory.register(address, bytes, huge)
+    }
+
+    fn unregister(&self, address: u64) -> Result<(), BackendError> {
+        self.memory.unregister(address)
+    }
+
     fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
         Ok(self.memory.locate(address))
     }

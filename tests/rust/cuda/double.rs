@@ -472,6 +472,11 @@ impl Node {
         Some(address)
     }
 
+    /// Ranges of host memory that are registered.
+    pub fn registered(&self) -> usize {
+        self.memory.values().filter(|block| block.registered).count()
+    }
+
     /// Frees what `give` has returned.
     pub fn take(&mut self, address: u64, device: bool) -> Code {
         let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {

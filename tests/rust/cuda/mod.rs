@@ -16,6 +16,7 @@ mod opened_memory;
 mod prepared;
 mod queues;
 mod refusals;
+mod registered;
 mod steps;
 mod workers;
 

@@ -12,11 +12,12 @@ use super::progress::Progress;
 use super::steps::NodePlan;
 use super::together::Together;
 use super::transfers::{NodeTransfer, Window, check_own};
-use crate::backend::{BackendError, MemoryKind};
+use crate::backend::{BackendError, MemoryKind, REGISTERED_PIECE};
 use crate::headroom::headroom;
 use crate::plan::{Options, PlanError, Relays};
 use crate::topology::DeviceId;
 use crate::tune::PartitionTuning;
+use crate::units::size;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -190,6 +191,13 @@ impl NodeGroup {
                     }
                 },
             };
+            if self.context.shared.registrations.crosses(address, bytes) {
+                let piece = size(REGISTERED_PIECE);
+                return refuse(format!(
+                    "{address:#x} ({bytes} bytes) is registered memory of several pieces: hand in windows that end where addresses are multiples of \
+                     {piece}, or allocate it with mp_alloc"
+                ));
+            }
             told.push(ToldWindow { device: device.0, is_pageable, address, bytes });
         }
         check_own(transfers, self.rank(), self.ranks())?;
