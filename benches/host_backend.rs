@@ -33,7 +33,7 @@ impl OneCopy {
             smallvec![Copy { from: Place::Source { transfer: 0, offset: 0 }, to: Place::Destination { transfer: 0, offset: 0 }, bytes }];
         let op = Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies, after: smallvec![] };
         let lanes = vec![Lane::new(DeviceId::gpu(0))];
-        let program = Arc::new(Program { transfers: vec![bytes], lanes, rings: vec![], ops: vec![op] });
+        let program = Arc::new(Program { sources: Vec::new(), transfers: vec![bytes], lanes, rings: vec![], ops: vec![op] });
         OneCopy { program, endpoints: Arc::new([Endpoints { dst: allocate(1, 0), src: allocate(0, 1) }]), rings: Arc::new([]), bytes }
     }
 

@@ -17,7 +17,7 @@ use std::hint::black_box;
 
 fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     let kind = |device: i32| if device < 0 { MemoryKind::Pinned } else { MemoryKind::Device };
-    Shape { dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
+    Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
 /// So many GPUs behind one NVSwitch, each two with host memory of their own, as in a rack of Grace and Blackwell. Simulated: rates are round figures.

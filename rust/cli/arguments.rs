@@ -65,7 +65,7 @@ pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: b
         (true, false) => MemoryKind::Pinned,
         (true, true) => MemoryKind::Pageable,
     };
-    Shape { dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
+    Shape { source: 0, dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
 }
 
 /// A size as people write it, `64M`.

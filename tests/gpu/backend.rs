@@ -177,6 +177,7 @@ fn destination(offset: u64) -> Place {
 /// The whole transfer by one copy.
 fn direct(bytes: u64, device: DeviceId) -> Arc<Program> {
     Arc::new(Program {
+        sources: Vec::new(),
         transfers: vec![bytes],
         lanes: vec![Lane::new(device)],
         rings: vec![],
@@ -196,8 +197,13 @@ fn relay(bytes: u64, via: DeviceId, slots: u32, slot_bytes: u64, lanes: [DeviceI
         ops.push(copy_op(0, source(offset), slot, size, &emptied));
         ops.push(copy_op(1, slot, destination(offset), size, &[2 * chunk]));
     }
-    let program =
-        Program { transfers: vec![bytes], lanes: lanes.map(Lane::new).to_vec(), rings: vec![Ring { device: via, slot_bytes, slots }], ops };
+    let program = Program {
+        sources: Vec::new(),
+        transfers: vec![bytes],
+        lanes: lanes.map(Lane::new).to_vec(),
+        rings: vec![Ring { device: via, slot_bytes, slots }],
+        ops,
+    };
     plan::validate(&program, 1 << 30).expect("a valid program");
     Arc::new(program)
 }
@@ -381,7 +387,13 @@ fn every_mechanism_moves_the_same_bytes() {
                 })
                 .collect();
             let op = Op { lane: LaneId(0), mechanism, copies, after: smallvec![] };
-            let program = Arc::new(Program { transfers: sizes.clone(), lanes: vec![Lane::new(GPU0)], rings: vec![], ops: vec![op] });
+            let program = Arc::new(Program {
+                sources: Vec::new(),
+                transfers: sizes.clone(),
+                lanes: vec![Lane::new(GPU0)],
+                rings: vec![],
+                ops: vec![op],
+            });
             plan::validate(&program, 0).expect("a valid program");
             write(dst, &vec![0x11; total as usize]);
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (endpoints.into(), Arc::new([]));

@@ -21,7 +21,8 @@ fn pieces(bytes: u64, count: u64) -> Arc<Program> {
         let (first, end) = (bytes * piece / count, bytes * (piece + 1) / count);
         copy_op((piece % 2) as u32, source(first), destination(first), end - first, &[])
     });
-    let program = Program { transfers: vec![bytes], lanes: vec![Lane::new(GPU0); 2], rings: vec![], ops: ops.collect() };
+    let program =
+        Program { sources: Vec::new(), transfers: vec![bytes], lanes: vec![Lane::new(GPU0); 2], rings: vec![], ops: ops.collect() };
     plan::validate(&program, 0).expect("a valid program");
     Arc::new(program)
 }
@@ -337,6 +338,7 @@ fn kernel_beside_copy(segments: &[u64], bytes: u64) -> Arc<Program> {
     let op = |lane, mechanism, copies| Op { lane: LaneId(lane), mechanism, copies, after: smallvec![] };
     let fused = (0_u32..).zip(segments).map(|(transfer, bytes)| piece(transfer, *bytes)).collect();
     let program = Program {
+        sources: Vec::new(),
         transfers: segments.iter().copied().chain([bytes]).collect(),
         lanes: vec![Lane::new(GPU0), Lane { device: GPU1, also: plan::Gpus::from_iter([GPU0]) }],
         rings: vec![],
@@ -405,7 +407,7 @@ fn many_kernels_between_other_work_of_a_stream_copy_every_byte() {
     let (count, bytes, row) = (9216_u32, 512_u64, 40_u32);
     let whole = |transfer| Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes };
     let ops = vec![Op { lane: LaneId(0), mechanism: Mechanism::Kernel, copies: (0..count).map(whole).collect(), after: smallvec![] }];
-    let program = Program { transfers: vec![bytes; count as usize], lanes: vec![Lane::new(GPU0)], rings: vec![], ops };
+    let program = Program { sources: Vec::new(), transfers: vec![bytes; count as usize], lanes: vec![Lane::new(GPU0)], rings: vec![], ops };
     plan::validate(&program, 0).expect("a valid program");
     let program = Arc::new(program);
     let total = u64::from(count) * bytes;

@@ -389,7 +389,7 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
         .zip(&ends)
         .map(|(&(_, _, bytes), ends)| {
             let (src_device, dst_device) = (DeviceId::gpu(ends.src), DeviceId::gpu(ends.dst));
-            Shape { dst_device, src_device, dst_kind: device, src_kind: device, bytes }
+            Shape { source: 0, dst_device, src_device, dst_kind: device, src_kind: device, bytes }
         })
         .collect();
     let planned = plan::plan(&machine, &shapes, options).expect("a plan");
@@ -490,6 +490,7 @@ proptest! {
 fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
     let machine = machine();
     let shape = |from, to, bytes| Shape {
+        source: 0,
         dst_device: DeviceId::gpu(to),
         src_device: DeviceId::gpu(from),
         dst_kind: MemoryKind::Device,
@@ -588,6 +589,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
     let machine = machine();
     let (bytes, ends) = (1 << 20, [EndRanks { src: 0, dst: 1 }, EndRanks { src: 1, dst: 0 }]);
     let shape = |from, to| Shape {
+        source: 0,
         dst_device: DeviceId::gpu(to),
         src_device: DeviceId::gpu(from),
         dst_kind: MemoryKind::Device,

@@ -200,7 +200,7 @@ proptest! {
 
 fn put(src: usize, dst: usize, mib: u64) -> Shape {
     let (src_device, dst_device) = (DeviceId::gpu(src as u32), DeviceId::gpu(dst as u32));
-    Shape { dst_device, src_device, dst_kind: MemoryKind::Device, src_kind: MemoryKind::Device, bytes: mib << 20 }
+    Shape { source: 0, dst_device, src_device, dst_kind: MemoryKind::Device, src_kind: MemoryKind::Device, bytes: mib << 20 }
 }
 
 /// Players that put to their right neighbours on a ring of up to four GPUs, or eight for eight of `hgx-h200`; on `beluga` the second four put

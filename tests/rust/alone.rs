@@ -15,7 +15,7 @@ fn ranks(gpus: i32, to: impl Fn(i32) -> Vec<i32>) -> Vec<Vec<Shape>> {
 
 fn put(src: i32, dst: i32, bytes: u64) -> Shape {
     let kind = MemoryKind::Device;
-    Shape { dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind, src_kind: kind, bytes }
+    Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind, src_kind: kind, bytes }
 }
 
 /// Seconds until all ranks have executed their own plan four times.

@@ -9,7 +9,7 @@ use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
 /// 3 to 8 GPUs, neighbours and some other pairs joined by one to four NVLinks, each GPU by PCIe to one of one or two host memories.
-fn wired(random: &mut Random) -> Machine {
+pub(crate) fn wired(random: &mut Random) -> Machine {
     let (gpus, hosts) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
     let node = |name: String, kind| Node { name, kind };
     let mut nodes: Vec<Node> = (0..gpus).map(|i| node(format!("gpu{i}"), NodeKind::Gpu)).collect();
@@ -45,7 +45,7 @@ fn batch(random: &mut Random, machine: &Machine) -> Vec<Shape> {
         let src = random.below(gpus);
         let dst = (src + 1 + random.below(gpus - 1)) % gpus;
         let [src_device, dst_device] = [src, dst].map(|gpu| DeviceId::gpu(gpu as u32));
-        Shape { dst_device, src_device, dst_kind: kind, src_kind: kind, bytes: (64 + random.below(449)) << 20 }
+        Shape { source: 0, dst_device, src_device, dst_kind: kind, src_kind: kind, bytes: (64 + random.below(449)) << 20 }
     };
     (0..1 + transfer().bytes % 8).map(|_| transfer()).collect()
 }

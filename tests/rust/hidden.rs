@@ -155,8 +155,14 @@ impl Hidden {
 fn program(direct: &[Hop], staged: &[Pipeline]) -> (Program, Vec<Shape>) {
     let hops: Vec<Hop> = direct.iter().copied().chain(staged.iter().map(|pipeline| pipeline.hop)).collect();
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
-    let shape =
-        |hop: &Hop| Shape { src_device: hop.from, dst_device: hop.to, src_kind: kind(hop.from), dst_kind: kind(hop.to), bytes: hop.bytes };
+    let shape = |hop: &Hop| Shape {
+        source: 0,
+        src_device: hop.from,
+        dst_device: hop.to,
+        src_kind: kind(hop.from),
+        dst_kind: kind(hop.to),
+        bytes: hop.bytes,
+    };
     let mut program = Program { transfers: hops.iter().map(|hop| hop.bytes).collect(), ..Program::default() };
     let lane = |program: &mut Program, from: DeviceId, to: DeviceId| {
         program.lanes.push(Lane::new(if from.is_host() { to } else { from }));

@@ -97,13 +97,14 @@ fn direct(transfers: &[u64], mechanism: Mechanism) -> Arc<Program> {
         Mechanism::Copy => copies.map(|copy| op(smallvec![copy])).collect(),
         Mechanism::Batch | Mechanism::Kernel | Mechanism::Thread => vec![op(copies.collect())],
     };
-    Arc::new(Program { transfers: transfers.to_vec(), lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
+    Arc::new(Program { sources: Vec::new(), transfers: transfers.to_vec(), lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
 }
 
 /// One transfer in chunks through rings of staging slots, one ring and two lanes for each path. A chunk is copied into its slot
 /// after the slot's last content was copied out, and out of it after it was copied in.
 fn relay(bytes: u64, chunk: u64, paths: u32, slots: u32) -> Arc<Program> {
     let mut program = Program {
+        sources: Vec::new(),
         transfers: vec![bytes],
         lanes: vec![Lane::new(GPU0); 2 * paths as usize],
         rings: vec![Ring { device: GPU1, slot_bytes: chunk, slots }; paths as usize],

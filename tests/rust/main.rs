@@ -28,6 +28,7 @@ mod node_losses;
 mod node_plans;
 mod nvtx;
 mod partitions;
+mod passed_on;
 mod peer;
 mod probe_files;
 mod registered;

@@ -16,7 +16,7 @@ fn machine(name: &str) -> Machine {
 
 fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     let kind = |device: i32| if device < 0 { MemoryKind::Pinned } else { MemoryKind::Device };
-    Shape { dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
+    Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
 /// Plans, and checks what must hold for every plan.
@@ -348,6 +348,7 @@ fn threads_move_pageable_memory_over_all_links_that_help_where_the_driver_would_
     assert!(of(8, 8, 4096).threads.is_none(), "little is the driver's");
     // Back, and many small ones.
     let back = [Shape {
+        source: 0,
         src_device: DeviceId::gpu(0),
         dst_device: DeviceId::HOST,
         src_kind: MemoryKind::Device,

@@ -12,4 +12,5 @@ mod probe_replay;
 mod ranks;
 mod simulator;
 mod topology;
+mod trees;
 mod validator;

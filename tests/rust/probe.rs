@@ -109,7 +109,7 @@ fn a_machine_of_an_nvswitch_is_given_back_as_a_switch_with_ports() {
 
 fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64) -> Shape {
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
-    Shape { dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
+    Shape { source: 0, dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
 }
 
 /// Eight GPUs behind a switch, whose ways to host memory are like those of the readings: two uplinks of four GPUs each, each of 88 GB/s in

@@ -245,6 +245,7 @@ fn predicted(machine: &Machine, check: &Check) -> f64 {
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
     if check.paths.iter().all(|path| path.1.is_none()) {
         let shape = |&((src, dst), _, bytes, _): &(Ends, Option<DeviceId>, u64, u32)| Shape {
+            source: 0,
             src_device: src,
             dst_device: dst,
             src_kind: kind(src),

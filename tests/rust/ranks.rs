@@ -240,7 +240,7 @@ fn case_of(name: &str, pairs: &[(DeviceId, DeviceId)]) -> Case {
     };
     let shapes: Vec<Shape> = pairs
         .iter()
-        .map(|&(src, dst)| Shape { dst_device: dst, src_device: src, dst_kind: kind(dst), src_kind: kind(src), bytes: 64 << 20 })
+        .map(|&(src, dst)| Shape { source: 0, dst_device: dst, src_device: src, dst_kind: kind(dst), src_kind: kind(src), bytes: 64 << 20 })
         .collect();
     let program = (*plan(&machine, &shapes, &Default::default()).expect("a plan").program).clone();
     let other = |device: DeviceId, end: DeviceId| if device.is_host() { end.0 as u32 } else { device.0 as u32 };

@@ -27,7 +27,7 @@ fn without_peer_access() -> Machine {
 
 fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     let kind = MemoryKind::Device;
-    Shape { dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind, src_kind: kind, bytes }
+    Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind, src_kind: kind, bytes }
 }
 
 /// Below a power of two up to this one.

@@ -16,7 +16,7 @@ const STAGING: u64 = 64 * MIB;
 
 fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     let kind = |device: i32| if device < 0 { MemoryKind::Pinned } else { MemoryKind::Device };
-    Shape { dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
+    Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
 fn machine(name: &str) -> Machine {

@@ -27,6 +27,7 @@ fn copy(lane: u32, from: Place, to: Place, bytes: u64, after: &[u32]) -> Op {
 fn relay() -> Program {
     let (second_source, second_destination) = (Place::Source { transfer: 0, offset: 4 }, Place::Destination { transfer: 0, offset: 4 });
     Program {
+        sources: Vec::new(),
         transfers: vec![8],
         lanes: vec![Lane::new(DeviceId(0)), Lane::new(DeviceId(1))],
         rings: vec![Ring { device: DeviceId(1), slot_bytes: 4, slots: 1 }],
@@ -43,6 +44,43 @@ fn violation(change: impl FnOnce(&mut Program)) -> Violation {
     let mut program = relay();
     change(&mut program);
     validate(&program, 4).expect_err("a broken program")
+}
+
+/// A second transfer with the same source, which has its bytes from the destination of the first.
+fn passed_on() -> Program {
+    let mut program = relay();
+    program.transfers.push(8);
+    program.sources = vec![1, 1];
+    let at = |offset| [Place::Destination { transfer: 0, offset }, Place::Destination { transfer: 1, offset }];
+    program.ops.extend([(0, 1), (4, 3)].map(|(offset, after)| copy(0, at(offset)[0], at(offset)[1], 4, &[after])));
+    program
+}
+
+#[test]
+fn what_has_arrived_may_be_passed_on_to_whoever_wants_the_same_bytes() {
+    assert_eq!(validate(&passed_on(), 4), Ok(()));
+    let violation = |change: &dyn Fn(&mut Program)| {
+        let mut program = passed_on();
+        change(&mut program);
+        validate(&program, 4).expect_err("a broken program")
+    };
+    // The second half comes on another lane.
+    assert_eq!(violation(&|p| p.ops[5].after.clear()), Violation::NotThere { op: 5, transfer: 0, offset: 4 });
+    assert_eq!(violation(&|p| p.ops[5].after[0] = OpId(1)), Violation::NotThere { op: 5, transfer: 0, offset: 4 });
+    // More than is there.
+    assert_eq!(
+        violation(&|p| {
+            p.ops[4].copies[0].bytes = 8;
+            p.ops.pop();
+        }),
+        Violation::NotThere { op: 4, transfer: 0, offset: 4 }
+    );
+    let wrong = Violation::WrongByte { op: 4, transfer: 1, offset: 0, found: 0, found_offset: 0 };
+    for sources in [vec![], vec![1, 2], vec![0, 0]] {
+        assert_eq!(violation(&|p| p.sources.clone_from(&sources)), wrong, "the sources are others");
+    }
+    let shifted = violation(&|p| p.ops[4].copies[0].to = Place::Destination { transfer: 1, offset: 4 });
+    assert_eq!(shifted, Violation::WrongByte { op: 4, transfer: 1, offset: 4, found: 0, found_offset: 0 });
 }
 
 #[test]
@@ -76,7 +114,8 @@ fn each_way_of_being_wrong_is_named() {
     );
     assert_eq!(violation(|p| p.ops.push(copy(0, SOURCE, DESTINATION, 1, &[]))), Violation::WrittenTwice { op: 4, transfer: 0, offset: 0 });
     assert_eq!(violation(|p| p.ops.push(copy(0, SOURCE, SOURCE, 1, &[]))), Violation::WritesSource { op: 4, transfer: 0 });
-    assert_eq!(violation(|p| p.ops.push(copy(0, DESTINATION, slot(0), 1, &[3]))), Violation::ReadsDestination { op: 4, transfer: 0 });
+    let second = Place::Destination { transfer: 0, offset: 4 };
+    assert_eq!(violation(|p| p.ops.push(copy(0, second, slot(0), 1, &[]))), Violation::NotThere { op: 4, transfer: 0, offset: 4 });
     assert!(matches!(violation(|p| p.ops[0].copies[0].bytes = 5), Violation::OutOfBounds { op: 0, bytes: 5, size: 4, .. }));
     assert!(matches!(violation(|p| p.ops[3].copies[0].bytes = 5), Violation::OutOfBounds { op: 3, .. }));
     assert!(matches!(violation(|p| p.ops[0].copies[0].to = slot(1)), Violation::OutOfBounds { op: 0, .. }));

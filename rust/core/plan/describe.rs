@@ -202,7 +202,9 @@ impl PathPlan {
             (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
             // Of no path: threads move its ends.
             (Mechanism::Thread, ..) => "by threads".into(),
-            (Mechanism::Copy, 0, _) => "one copy".into(),
+            (Mechanism::Copy, 0, 1) => "one copy".into(),
+            (Mechanism::Copy, 0, chunks) if self.via.is_some() => format!("passed on by it, {chunks} chunks of {}", size(self.chunk_bytes)),
+            (Mechanism::Copy, 0, chunks) => format!("{chunks} chunks of {}", size(self.chunk_bytes)),
             (Mechanism::Copy, _, 1) => "one chunk".into(),
             (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} slots", size(self.chunk_bytes)),
         }

@@ -37,7 +37,7 @@ pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, pr
     if program.lanes.len() < 2 {
         return if program.ops.iter().any(|op| op.mechanism == Mechanism::Kernel) { Engine::Graph } else { Engine::Stream };
     }
-    if !program.rings.is_empty() {
+    if program.ops.iter().any(|op| !op.after.is_empty()) {
         return Engine::Graph;
     }
     let mut copies = vec![0_u32; program.lanes.len()];

@@ -17,6 +17,7 @@
 //! | `executor` | streams or a graph |
 //! | `pageable` | ordinary host memory, which threads copy to and from |
 //! | `lower` | shares to a [`Program`] |
+//! | `trees` | one source for several destinations, which pass on what they have |
 //! | `partition` | the same for transfers that move in partitions |
 //! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
 //!
@@ -42,6 +43,7 @@ mod shares;
 mod split;
 mod staging;
 mod timeline;
+mod trees;
 
 pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape, Violation, validate};
 pub use candidates::{Reason, Rejection};
@@ -50,3 +52,4 @@ pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};
 pub use partition::{PartitionForecast, PartitionVariant, forecast_engines, partition, partition_variants};
 pub use planned::{PathPlan, Plan, ThreadUse, TransferPlan};
 pub use planner::plan;
+pub use trees::LEAST_BYTES as LEAST_SHARED_BYTES;

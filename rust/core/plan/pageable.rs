@@ -79,7 +79,9 @@ pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Opti
     let through = Through { program: &pinned.program, batch, threads, chunk_bytes, staging_bytes: options.staging_bytes };
     let (program, ring_bytes) = through.insert()?;
     let rate = thread_rate(machine);
-    let by_threads = bytes as f64 / (rate * f64::from(threads));
+    // A source of several transfers may pass once.
+    let copies = through.program.ops.iter().flat_map(|op| &op.copies).filter(|copy| through.passes(copy));
+    let by_threads = copies.map(|copy| copy.bytes as f64).sum::<f64>() / (rate * f64::from(threads));
     let first = chunk_bytes.min(bytes) as f64 / rate + 2.0 * machine.costs().hand_over;
     let transfers =
         pinned.transfers.into_iter().zip(batch).map(|(transfer, shape)| super::TransferPlan { shape: *shape, ..transfer }).collect();
@@ -149,6 +151,7 @@ impl Through<'_> {
     /// The new program, and the bytes of its rings of pinned memory.
     fn insert(&self) -> Option<(Program, u64)> {
         let mut program = Program {
+            sources: self.program.sources.clone(),
             transfers: self.program.transfers.clone(),
             lanes: self.program.lanes.clone(),
             rings: self.program.rings.clone(),

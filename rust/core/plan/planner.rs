@@ -8,6 +8,7 @@ use super::pageable;
 use super::planned::Plan;
 use super::selection::Selection;
 use super::staging::NoRoom;
+use super::trees;
 use crate::program::Shape;
 use crate::topology::Machine;
 
@@ -19,7 +20,7 @@ const LEAST_GAIN: f64 = 0.02;
 pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
     let mut plain = plan_as_it_is(machine, batch, options)?;
     if !batch.iter().any(pageable::is_pageable) {
-        return Ok(plain);
+        return passed_on(machine, batch, options, plain);
     }
     let by_driver = pageable::seconds_by_driver(machine, batch);
     (plain.predicted, plain.one_path) = (plain.predicted.max(by_driver), plain.one_path.max(by_driver));
@@ -28,10 +29,22 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     }
     // What is staged anywhere passes a slot of pinned memory as a whole.
     let chunk_bytes = Some(pageable::chunk_bytes(batch, options));
-    let pinned = plan_as_it_is(machine, &pageable::as_pinned(batch), &Options { chunk_bytes, ..*options })?;
+    let (pinned, chunked) = (pageable::as_pinned(batch), Options { chunk_bytes, ..*options });
+    let pinned = passed_on(machine, &pinned, &chunked, plan_as_it_is(machine, &pinned, &chunked)?)?;
     let threaded = pageable::through_threads(machine, batch, options, pinned);
     let gains = |threaded: &Plan| threaded.predicted <= plain.predicted * (1.0 - LEAST_GAIN);
     Ok(threaded.filter(gains).map_or(plain.clone(), |threaded| Plan { one_path: plain.one_path, ..threaded }))
+}
+
+/// The plan in which destinations of the same source pass on what they have, where that is faster; else `star`, in which none does.
+fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Plan) -> Result<Plan, PlanError> {
+    let groups = trees::groups(batch, options);
+    if groups.is_empty() {
+        return Ok(star);
+    }
+    let rest: Vec<Shape> = trees::rest_of(batch, &groups).into_iter().map(|transfer| batch[transfer as usize]).collect();
+    let rest = if rest.is_empty() { None } else { Some(plan_as_it_is(machine, &rest, options)?) };
+    Ok(trees::plan(machine, batch, options, &groups, rest.as_ref(), &star, LEAST_GAIN).unwrap_or(star))
 }
 
 /// Plans a batch, its pageable ends left to the driver.

@@ -181,6 +181,8 @@ pub struct Op {
 pub struct Program {
     /// Bytes of each transfer of the batch.
     pub transfers: Vec<u64>,
+    /// [`Shape::source`] of each; none where all have sources of their own.
+    pub sources: Vec<u32>,
     /// Lanes in use.
     pub lanes: Vec<Lane>,
     /// Staging in use.

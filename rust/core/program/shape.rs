@@ -15,4 +15,6 @@ pub struct Shape {
     pub src_kind: MemoryKind,
     /// How many.
     pub bytes: u64,
+    /// Transfers of a batch with the same number have the same source bytes; 0 is that of a source of its own.
+    pub source: u32,
 }

@@ -6,9 +6,10 @@
 //! 2. Any two operations that touch the same bytes of a staging slot, one of them writing, are ordered by lanes and dependencies.
 //!    So every order that the program allows gives the same result as the list's order.
 //! 3. Run in the list's order, symbolically, the program writes every destination byte exactly once and with the source byte of
-//!    the same transfer and offset.
+//!    the same transfer and offset, or of another transfer that has the same source.
 //!
-//! Transfers of one batch never overlap (the engine refuses them), so sources and destinations need no ordering among each other.
+//! Transfers of one batch never overlap (the engine refuses them), so sources and destinations need no ordering among each other. A destination may be
+//! read where it is to be passed on: whoever wrote those bytes is then sure to have finished.
 
 use super::{Copy, Mechanism, Op, OpId, Place, Program, RingId};
 use crate::topology::DeviceId;
@@ -37,8 +38,8 @@ pub enum Violation {
     OutOfBounds { op: u32, place: Place, bytes: u64, size: u64 },
     #[error("operation {op} writes into the source of transfer {transfer}")]
     WritesSource { op: u32, transfer: u32 },
-    #[error("operation {op} reads the destination of transfer {transfer}")]
-    ReadsDestination { op: u32, transfer: u32 },
+    #[error("operation {op} reads byte {offset} of the destination of transfer {transfer}, which is not sure to be there")]
+    NotThere { op: u32, transfer: u32, offset: u64 },
     #[error("operations {first} and {second} use slot {slot} of ring {ring} in no defined order")]
     Race { first: u32, second: u32, ring: u32, slot: u32 },
     #[error("operation {op} reads bytes of slot {slot} of ring {ring} that nothing has written")]
@@ -58,7 +59,7 @@ pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> 
     staging_fits(program, staging_bytes)?;
     let mut order = Order::new(program)?;
     let mut slots = Slots::new();
-    let mut written: Vec<BTreeMap<u64, u64>> = vec![BTreeMap::new(); program.transfers.len()];
+    let mut written: Vec<Written> = vec![Written::new(); program.transfers.len()];
     for (op, step) in program.ops.iter().enumerate() {
         let op = op as u32;
         order.advance(op, step)?;
@@ -66,7 +67,7 @@ pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> 
         // Copies of one operation are unordered: all read before any of them counts as written.
         let mut contents: SmallVec<[Origin; 1]> = SmallVec::with_capacity(step.copies.len());
         for copy in &step.copies {
-            contents.push(read(&mut slots, &order, op, copy)?);
+            contents.push(read(&mut slots, &written, &order, op, copy)?);
         }
         for (copy, content) in step.copies.iter().zip(contents) {
             write(&mut slots, &mut written, &order, op, copy, content)?;
@@ -74,7 +75,7 @@ pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> 
     }
     for (transfer, (ranges, &bytes)) in written.iter().zip(&program.transfers).enumerate() {
         let mut end = 0;
-        for (&begin, &stop) in ranges {
+        for (&begin, &(stop, _)) in ranges {
             if begin > end {
                 break;
             }
@@ -183,9 +184,6 @@ fn well_formed(program: &Program, op: u32, step: &Op) -> Result<(), Violation> {
         if let Place::Source { transfer, .. } = copy.to {
             return Err(Violation::WritesSource { op, transfer });
         }
-        if let Place::Destination { transfer, .. } = copy.from {
-            return Err(Violation::ReadsDestination { op, transfer });
-        }
     }
     Ok(())
 }
@@ -208,10 +206,23 @@ struct Slot {
 
 type Slots = BTreeMap<(u32, u32), Slot>;
 
-fn read(slots: &mut Slots, order: &Order, op: u32, copy: &Copy) -> Result<Origin, Violation> {
+/// Ranges of a destination that are there: where each ends, and who has written it.
+type Written = BTreeMap<u64, (u64, u32)>;
+
+fn read(slots: &mut Slots, written: &[Written], order: &Order, op: u32, copy: &Copy) -> Result<Origin, Violation> {
     match copy.from {
         Place::Source { transfer, offset } => Ok(Origin { transfer, offset }),
-        Place::Destination { transfer, .. } => Err(Violation::ReadsDestination { op, transfer }),
+        Place::Destination { transfer, offset } => {
+            let (mut at, end) = (offset, offset + copy.bytes);
+            while at < end {
+                let range = written[transfer as usize].range(..=at).next_back().map(|(_, range)| *range);
+                match range.filter(|(stop, writer)| *stop > at && *writer != op && order.before(*writer, op)) {
+                    Some((stop, _)) => at = stop,
+                    None => return Err(Violation::NotThere { op, transfer, offset: at }),
+                }
+            }
+            Ok(Origin { transfer, offset })
+        }
         Place::Slot { ring: RingId(ring), slot } => {
             let Some(state) = slots.get_mut(&(ring, slot)).filter(|state| state.bytes >= copy.bytes) else {
                 return Err(Violation::Unwritten { op, ring, slot });
@@ -225,14 +236,7 @@ fn read(slots: &mut Slots, order: &Order, op: u32, copy: &Copy) -> Result<Origin
     }
 }
 
-fn write(
-    slots: &mut Slots,
-    written: &mut [BTreeMap<u64, u64>],
-    order: &Order,
-    op: u32,
-    copy: &Copy,
-    origin: Origin,
-) -> Result<(), Violation> {
+fn write(slots: &mut Slots, written: &mut [Written], order: &Order, op: u32, copy: &Copy, origin: Origin) -> Result<(), Violation> {
     match copy.to {
         Place::Source { transfer, .. } => Err(Violation::WritesSource { op, transfer }),
         Place::Slot { ring: RingId(ring), slot } => {
@@ -246,17 +250,19 @@ fn write(
             Ok(())
         }
         Place::Destination { transfer, offset } => {
-            if origin.transfer != transfer || origin.offset != offset {
+            let source = |of: u32| order.program.sources.get(of as usize).copied().unwrap_or(0);
+            let is_same = origin.transfer == transfer || source(transfer) != 0 && source(origin.transfer) == source(transfer);
+            if !is_same || origin.offset != offset {
                 let Origin { transfer: found, offset: found_offset } = origin;
                 return Err(Violation::WrongByte { op, transfer, offset, found, found_offset });
             }
             let (ranges, end) = (&mut written[transfer as usize], offset + copy.bytes);
             let next = ranges.range(offset..end).next().map(|(&begin, _)| begin);
-            let previous = ranges.range(..offset).next_back().filter(|&(_, &stop)| stop > offset).map(|_| offset);
+            let previous = ranges.range(..offset).next_back().filter(|&(_, &(stop, _))| stop > offset).map(|_| offset);
             if let Some(offset) = previous.or(next) {
                 return Err(Violation::WrittenTwice { op, transfer, offset });
             }
-            ranges.insert(offset, end);
+            ranges.insert(offset, (end, op));
             Ok(())
         }
     }

@@ -76,5 +76,5 @@ impl Case {
 
 fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64) -> Shape {
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
-    Shape { dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
+    Shape { source: 0, dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
 }

@@ -147,8 +147,9 @@ impl PartitionTuning {
 /// Tells batches apart by devices, kinds of memory and bytes: 16 hexadecimal digits.
 pub fn shape_of(batch: &[Shape]) -> String {
     let words = batch.iter().map(|shape| {
-        let Shape { dst_device, src_device, dst_kind, src_kind, bytes } = shape;
-        format!("{} {} {dst_kind:?} {src_kind:?} {bytes}\n", dst_device.0, src_device.0)
+        let Shape { dst_device, src_device, dst_kind, src_kind, bytes, source } = shape;
+        let source = if *source == 0 { String::new() } else { format!(" {source}") };
+        format!("{} {} {dst_kind:?} {src_kind:?} {bytes}{source}\n", dst_device.0, src_device.0)
     });
     format!("{:016x}", fnv(words.collect::<String>().bytes()))
 }

@@ -2,7 +2,7 @@
 
 use super::error::Error;
 use crate::backend::{Allocation, Backend, BackendError, MemoryKind};
-use crate::plan::Shape;
+use crate::plan::{LEAST_SHARED_BYTES, Shape};
 use crate::topology::{DeviceId, Machine};
 use smallvec::SmallVec;
 use std::fmt;
@@ -101,7 +101,14 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
             src: t.src,
             dst_allocation: dst.allocation.and_then(|a| NonZeroU64::new(a.id)),
             src_allocation: src.allocation.and_then(|a| NonZeroU64::new(a.id)),
-            shape: Shape { dst_device: dst.device, src_device: src.device, dst_kind: dst.kind, src_kind: src.kind, bytes: t.bytes },
+            shape: Shape {
+                source: 0,
+                dst_device: dst.device,
+                src_device: src.device,
+                dst_kind: dst.kind,
+                src_kind: src.kind,
+                bytes: t.bytes,
+            },
         });
     }
     Ok(())
@@ -149,6 +156,23 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
         return Err(Error::OutOfAllocation { transfer, end, address, bytes, base: allocation.base, size: allocation.bytes });
     }
     Ok(Place { device: allocation.device, kind: allocation.kind, allocation: Some(allocation) })
+}
+
+/// Numbers sources that several transfers have. Those of few bytes are left alone: they are copied to each destination.
+pub fn number_sources(batch: &mut Batch) {
+    let is_large = |t: &Located| t.shape.bytes >= LEAST_SHARED_BYTES;
+    let mut found: ahash::HashMap<(u64, u64), (u32, usize)> = ahash::HashMap::default();
+    for at in 0..batch.len() {
+        let t = batch[at];
+        if !is_large(&t) {
+            continue;
+        }
+        let next = found.len() as u32 + 1;
+        let (number, first) = *found.entry((t.src, t.shape.bytes)).or_insert((next, at));
+        if first != at {
+            (batch[first].shape.source, batch[at].shape.source) = (number, number);
+        }
+    }
 }
 
 /// Refuses ordinary host memory that runs into an allocation of the backend, and destinations that overlap another transfer or

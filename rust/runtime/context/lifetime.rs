@@ -298,13 +298,18 @@ impl Context {
         }
         headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
         batch::check(&request.batch, backend)?;
-        let cut = self.shared.registrations.cut(&request.batch)?.map(|batch| Request { batch, ..request.clone() });
-        let copied = cut.as_ref().unwrap_or(&request);
+        let batch = self.shared.registrations.cut(&request.batch)?.unwrap_or_else(|| request.batch.clone());
+        let mut copied = Request { batch, ..request };
+        // What another process has mapped here is written, and not read to be passed on.
+        let ends = copied.batch.iter().flat_map(|t| [t.dst, t.src]);
+        if copied.batch.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
+            batch::number_sources(&mut copied.batch);
+        }
         let planned = took("planned", || self.planned(copied.shape(), true))?;
         let endpoints: Arc<[Endpoints]> = copied.batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect();
         let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, &endpoints, request.options.staging_bytes, alive_at, of);
         let plan = took("plan bound", || bind(planned.clone(), None))?;
-        let variants = || self.variants(copied, planned, |planned| bind(planned, Some(&plan)));
+        let variants = || self.variants(&copied, planned, |planned| bind(planned, Some(&plan)));
         let variants = if adapt { took("variants planned", variants) } else { Ok(None) };
         let variants = variants.unwrap_or_else(|error| {
             log::debug!("a plan is what all its executions take: {error}");
@@ -398,7 +403,7 @@ impl Context {
         if !shared.holdings.has(address) {
             return Err(Error::NotAllocated(address));
         }
-        let nothing = Program { transfers: Vec::new(), lanes: Vec::new(), rings: Vec::new(), ops: Vec::new() };
+        let nothing = Program { sources: Vec::new(), transfers: Vec::new(), lanes: Vec::new(), rings: Vec::new(), ops: Vec::new() };
         let (program, endpoints, rings) = (Arc::new(nothing), Arc::from([]), Arc::from([]));
         let after = shared.backend.submit(&Execution::new(&program, &endpoints, &rings, stream))?.ok_or_else(no_completion)?;
         if after.is_captured() {

@@ -186,7 +186,14 @@ mod tests {
         let context = Context::with_backend(machine.clone(), backend, Config::default()).expect("a context");
         let mut executed = Executed::new(&context);
         let (host, gpu) = (DeviceId::HOST, DeviceId::gpu(0));
-        let shape = |bytes| Shape { dst_device: gpu, src_device: host, dst_kind: MemoryKind::Device, src_kind: MemoryKind::Pinned, bytes };
+        let shape = |bytes| Shape {
+            source: 0,
+            dst_device: gpu,
+            src_device: host,
+            dst_kind: MemoryKind::Device,
+            src_kind: MemoryKind::Pinned,
+            bytes,
+        };
         let of = |batch: &[Shape]| plan(&machine, batch, &Options::default()).expect("a plan");
         let allocated = || context.machine().devices().map(|device| context.backend().allocated_bytes(device)).sum::<u64>();
         // The first has memory, the second has none.

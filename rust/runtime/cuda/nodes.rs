@@ -153,6 +153,7 @@ mod tests {
             after: after.iter().map(|op| OpId(*op)).collect(),
         };
         let program = Program {
+            sources: Vec::new(),
             transfers: vec![],
             lanes: vec![Lane::new(DeviceId::gpu(0)); 2],
             rings: vec![],

@@ -177,7 +177,7 @@ pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>
                 false => MemoryKind::Device,
             };
             let (src_kind, dst_kind) = (kind(src_device), kind(dst_device));
-            Shape { dst_device, src_device, dst_kind, src_kind, bytes: size(random, most) }
+            Shape { source: 0, dst_device, src_device, dst_kind, src_kind, bytes: size(random, most) }
         })
         .collect();
     let options = options(random);

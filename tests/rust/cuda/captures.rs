@@ -64,7 +64,13 @@ fn through(devices: &[DeviceId]) -> Arc<Program> {
         after: smallvec![],
     };
     let rings = devices.iter().map(|device| Ring { device: *device, slot_bytes: BYTES, slots: 1 }).collect();
-    let program = Program { transfers: vec![BYTES], lanes: vec![Lane::new(GPU0)], rings, ops: places.windows(2).map(copy).collect() };
+    let program = Program {
+        sources: Vec::new(),
+        transfers: vec![BYTES],
+        lanes: vec![Lane::new(GPU0)],
+        rings,
+        ops: places.windows(2).map(copy).collect(),
+    };
     plan::validate(&program, 1 << 20).expect("a valid program");
     Arc::new(program)
 }

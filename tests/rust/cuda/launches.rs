@@ -423,7 +423,7 @@ impl Step {
             |from, to| Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies: smallvec![Copy { from, to, bytes }], after: smallvec![] };
         let ops = vec![copy(Place::Source { transfer: 0, offset: 0 }, slot), copy(slot, Place::Destination { transfer: 0, offset: 0 })];
         let rings = vec![Ring { device: GPU1, slot_bytes: bytes, slots: 1 }];
-        let program = Program { transfers: vec![bytes], lanes: vec![Lane::new(GPU0)], rings, ops };
+        let program = Program { sources: Vec::new(), transfers: vec![bytes], lanes: vec![Lane::new(GPU0)], rings, ops };
         plan::validate(&program, bytes).expect("a valid program");
         let from: Box<[u8]> = (0..BYTES as u8).map(|at| at ^ seed).collect();
         let [mut to, mut slot]: [Box<[u8]>; 2] = [(); 2].map(|()| vec![0; BYTES].into());
@@ -668,7 +668,7 @@ fn kernels_of_one_operation_are_four_chains_and_what_follows_comes_after_the_end
     let op = |mechanism, count: usize| Op { lane: LaneId(0), mechanism, copies: smallvec![copy; count], after: smallvec![] };
     let program = |segments| {
         let ops = vec![op(Mechanism::Copy, 1), op(Mechanism::Kernel, segments), op(Mechanism::Copy, 1)];
-        Arc::new(Program { transfers: vec![BYTES as u64], lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
+        Arc::new(Program { sources: Vec::new(), transfers: vec![BYTES as u64], lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
     };
     let mut behind = |segments| {
         step.program = program(segments);

@@ -29,7 +29,7 @@ impl Page {
     fn new(backend: &CudaBackend) -> Page {
         let (from, to) = (Place::Source { transfer: 0, offset: 0 }, Place::Destination { transfer: 0, offset: 0 });
         let op = Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies: smallvec![Copy { from, to, bytes: 4096 }], after: smallvec![] };
-        let program = Program { transfers: vec![4096], lanes: vec![Lane::new(GPU0)], rings: vec![], ops: vec![op] };
+        let program = Program { sources: Vec::new(), transfers: vec![4096], lanes: vec![Lane::new(GPU0)], rings: vec![], ops: vec![op] };
         plan::validate(&program, 0).expect("a valid program");
         let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, 4096).expect("memory"));
         Page { program: Arc::new(program), endpoints: Arc::new([Endpoints { dst, src }]) }

@@ -36,7 +36,7 @@ fn halves() -> Arc<Program> {
         Op { lane: LaneId(lane), mechanism: Mechanism::Copy, copies: smallvec![copy], after: smallvec![] }
     };
     let lanes = vec![Lane::new(DeviceId::gpu(0)), Lane::new(GPU1)];
-    let program = Program { transfers: vec![BYTES], lanes, rings: vec![], ops: vec![half(0), half(1)] };
+    let program = Program { sources: Vec::new(), transfers: vec![BYTES], lanes, rings: vec![], ops: vec![half(0), half(1)] };
     plan::validate(&program, 0).expect("a valid program");
     Arc::new(program)
 }
@@ -169,7 +169,8 @@ fn what_a_kernel_of_each_gpu_reaches_is_asked_once_for_an_allocation_and_opened_
     let nothing: Arc<[u64]> = Arc::new([]);
     for gpu in [0, 1].map(DeviceId::gpu) {
         let stream = backend.create_stream(gpu).expect("a stream");
-        let program = Arc::new(Program { transfers: vec![1], lanes: vec![Lane::new(gpu)], rings: vec![], ops: vec![] });
+        let program =
+            Arc::new(Program { sources: Vec::new(), transfers: vec![1], lanes: vec![Lane::new(gpu)], rings: vec![], ops: vec![] });
         let run = |at: u64| {
             let endpoints: Arc<[Endpoints]> = Arc::new([Endpoints { dst: ours + at, src: src + at }]);
             let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };

@@ -125,7 +125,7 @@ fn preparing_opens_memory_of_another_process_through_the_gpus_that_work_on_it() 
         Op { lane: LaneId(lane), mechanism: Mechanism::Copy, copies: smallvec![copy], after: smallvec![] }
     };
     let lanes = vec![Lane::new(GPU0), Lane::new(GPU1)];
-    let program = Arc::new(Program { transfers: vec![BYTES], lanes, rings: vec![], ops: vec![half(0), half(1)] });
+    let program = Arc::new(Program { sources: Vec::new(), transfers: vec![BYTES], lanes, rings: vec![], ops: vec![half(0), half(1)] });
     let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst: ours, src }]), Arc::new([]));
     let (stream, state) = (backend.create_stream(GPU0).expect("a stream"), PlanState::default());
     let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &rings, stream) };

@@ -78,7 +78,7 @@ fn in_pieces(mechanism: Mechanism, bytes: u64, pieces: u64) -> Arc<Program> {
     });
     let op = |copies| Op { lane: LaneId(0), mechanism, copies, after: smallvec![] };
     let ops = if mechanism == Mechanism::Copy { copies.map(|copy| op(smallvec![copy])).collect() } else { vec![op(copies.collect())] };
-    let program = Program { transfers: vec![bytes], lanes: vec![Lane::new(GPU0)], rings: vec![], ops };
+    let program = Program { sources: Vec::new(), transfers: vec![bytes], lanes: vec![Lane::new(GPU0)], rings: vec![], ops };
     plan::validate(&program, 0).expect("a valid program");
     Arc::new(program)
 }

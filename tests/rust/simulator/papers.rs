@@ -107,7 +107,7 @@ fn reproduce() -> Result<Papers, Box<dyn Error>> {
 /// A transfer between GPUs.
 fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64) -> Shape {
     let kind = MemoryKind::Device;
-    Shape { dst_device, src_device, dst_kind: kind, src_kind: kind, bytes }
+    Shape { source: 0, dst_device, src_device, dst_kind: kind, src_kind: kind, bytes }
 }
 
 fn put_row(name: &str, both_directions: bool, window: u32, bytes: u64) -> Result<PutRow, Box<dyn Error>> {

@@ -26,7 +26,7 @@
 //!
 //! let machine = Machine::new(topology::load("beluga")?)?;
 //! let kind = MemoryKind::Device;
-//! let batch = [Shape { dst_device: DeviceId::gpu(1), src_device: DeviceId::gpu(0), dst_kind: kind, src_kind: kind, bytes: 64 << 20 }];
+//! let batch = [Shape { source: 0, dst_device: DeviceId::gpu(1), src_device: DeviceId::gpu(0), dst_kind: kind, src_kind: kind, bytes: 64 << 20 }];
 //! let plan = plan(&machine, &batch, &Options::default())?;
 //!
 //! let mut scenario = Scenario::new(&machine, 64 << 20);

@@ -180,6 +180,7 @@ impl SmallPart {
             return None;
         }
         let program = Program {
+            sources: Vec::new(),
             transfers: part.copies().map(|copy| copy.bytes).collect(),
             lanes: vec![Lane::new(device)],
             rings: Vec::new(),
@@ -302,6 +303,7 @@ impl BoundPart {
             awaits: draft.awaits,
             after: draft.after,
             program: Arc::new(Program {
+                sources: Vec::new(),
                 transfers: draft.bytes,
                 lanes: vec![Lane::new(device(draft.lane))],
                 rings: Vec::new(),

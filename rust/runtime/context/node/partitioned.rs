@@ -426,7 +426,7 @@ fn copies_of(device: DeviceId, copies: &[(u64, Endpoints)]) -> (Arc<Program>, Ar
     };
     let (transfers, ends) = copies.iter().copied().unzip::<u64, Endpoints, Vec<_>, Vec<_>>();
     let ops = (0..).zip(copies).map(op).collect();
-    let program = Program { transfers, lanes: vec![Lane::new(device)], rings: Vec::new(), ops };
+    let program = Program { sources: Vec::new(), transfers, lanes: vec![Lane::new(device)], rings: Vec::new(), ops };
     (Arc::new(program), ends.into())
 }
 

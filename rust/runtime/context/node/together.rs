@@ -100,7 +100,7 @@ impl Together {
                 let reason = "ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared on MP_DEVICE_HOST";
                 return Err(failed(index, End::Source, reason.into()));
             }
-            shapes.push(Shape { dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });
+            shapes.push(Shape { source: 0, dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });
         }
         if let Some((a, b)) = first_overlap(ranges) {
             let (rank, index) = handed[b.transfer].name_of(b.end);

@@ -217,6 +217,7 @@ impl Messenger {
             let actions: Vec<Action> =
                 take.into_iter().chain(copy).chain(raises.iter().map(|signal| Action::Raise(signal.counter))).collect();
             let program = Program {
+                sources: Vec::new(),
                 transfers: copy.map(|_| ends.bytes).into_iter().collect(),
                 lanes: vec![ProgramLane::new(ends.device)],
                 rings: Vec::new(),

@@ -1,0 +1,96 @@
+//! Transfers with the same source: destinations pass on what they have, and every byte arrives, whatever else is in the batch.
+
+use crate::common::Random;
+use crate::node::*;
+use mpgpu::*;
+use std::ptr::null_mut;
+
+const MIB: usize = 1 << 20;
+
+fn shown(plan: mp_plan_t) -> String {
+    // SAFETY: the library fills the text that it is given.
+    describe(|text, capacity, length| unsafe { mp_plan_describe(plan, mp_format_t::MP_FORMAT_TEXT as i32, text, capacity, length) })
+}
+
+fn gpus(node: &Node) -> i32 {
+    let mut gpus = 0;
+    // SAFETY: the output is valid for the call.
+    ok(unsafe { mp_context_get_info(node.context, null_mut(), &mut gpus, null_mut()) });
+    gpus
+}
+
+fn content(memory: *mut u8, bytes: usize) -> &'static mut [u8] {
+    // SAFETY: memory of a test, which no copy uses at that moment, and which outlives what is returned here.
+    unsafe { std::slice::from_raw_parts_mut(memory, bytes) }
+}
+
+fn fill(memory: *mut u8, bytes: usize, seed: u64) {
+    let mut random = Random(seed);
+    content(memory, bytes).chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()[..word.len()]));
+}
+
+#[test]
+fn one_source_leaves_its_memory_once_and_arrives_everywhere() {
+    const BYTES: usize = 24 * MIB + 4099;
+    for (topology, src) in [(c"beluga", 0), (c"beluga", -1), (c"dgx1-v100", 3), (c"hgx-h200", -1), (c"hgx-h200", 7)] {
+        let node = Node::new(topology);
+        let pageable = vec![0_u8; BYTES];
+        for is_pageable in [false, true] {
+            let from = match is_pageable {
+                true if src < 0 => pageable.as_ptr().cast_mut(),
+                true => continue,
+                false => node.alloc(src, BYTES),
+            };
+            let to: Vec<(i32, *mut u8)> = (0..gpus(&node)).filter(|gpu| *gpu != src).map(|gpu| (gpu, node.alloc(gpu, BYTES))).collect();
+            let batch: Vec<mp_transfer_t> = to.iter().map(|&(gpu, memory)| transfer(memory, gpu, from, src, BYTES)).collect();
+            let plan = node.plan(&batch);
+            let text = shown(plan);
+            assert!(text.contains("passed on by it"), "{topology:?} from {src}: {text}");
+            for round in 0..3 {
+                fill(from, BYTES, round);
+                node.run(plan);
+                for &(gpu, memory) in &to {
+                    assert!(
+                        content(memory, BYTES) == content(from, BYTES),
+                        "{topology:?} from {src}, round {round}: gpu{gpu} has other bytes"
+                    );
+                    content(memory, BYTES).fill(0xEE);
+                }
+            }
+            to.into_iter().for_each(|(_, memory)| node.free(memory));
+        }
+    }
+}
+
+#[test]
+fn random_batches_with_shared_sources_move_every_byte_and_no_other() {
+    let (mut random, mut passed_on) = (Random(crate::common::setting("TEST_SEED", 5)), 0);
+    for round in 0..crate::common::setting("TEST_EXECUTIONS", 40) {
+        let node = Node::new([c"beluga", c"dgx1-v100", c"hgx-h100-4", c"pcie-4"][random.below(4) as usize]);
+        let gpus = gpus(&node);
+        let (mut batch, mut expected) = (Vec::new(), Vec::new());
+        for _ in 0..1 + random.below(3) {
+            let src = random.below(gpus as u64 + 1) as i32 - 1;
+            let bytes = MIB + random.below(8 * MIB as u64) as usize;
+            let from = node.alloc(src, bytes);
+            fill(from, bytes, random.next());
+            for _ in 0..1 + random.below(gpus as u64) {
+                // Sometimes twice to one device, to that of the source, or to the host; sometimes a part of it.
+                let dst = random.below(gpus as u64 + 1) as i32 - 1;
+                let part = if random.chance(20) { bytes - random.below(MIB as u64) as usize } else { bytes };
+                let to = node.alloc(dst, part + 64);
+                content(to, part + 64).fill(0xEE);
+                batch.push(transfer(to, dst, from, src, part));
+                expected.push((to, from, part));
+            }
+        }
+        let plan = node.plan(&batch);
+        passed_on += u32::from(shown(plan).contains("passed on by it"));
+        node.run(plan);
+        for (at, (to, from, bytes)) in expected.into_iter().enumerate() {
+            assert!(content(to, bytes) == content(from, bytes), "round {round}, transfer {at}: {}", shown(plan));
+            assert!(content(to, bytes + 64)[bytes..].iter().all(|byte| *byte == 0xEE), "round {round}, transfer {at}: {}", shown(plan));
+        }
+    }
+    assert!(passed_on > 5, "{passed_on}");
+}

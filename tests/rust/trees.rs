@@ -1,0 +1,181 @@
+//! One source for several destinations: plans against what trees of fractional bytes can do at best, by a linear program of its own.
+
+use crate::common::Random;
+use crate::fluid_bound::wired;
+use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
+use mpgpu_core::plan::{Options, Plan, Shape, plan, validate};
+use mpgpu_core::topology::{DeviceId, Machine, MemoryKind, preset};
+use mpgpu_measure::tune::{Score, Simulated};
+use std::collections::BTreeMap;
+
+fn kind(device: DeviceId) -> MemoryKind {
+    if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device }
+}
+
+fn shape(src: DeviceId, dst: DeviceId, bytes: u64, source: u32) -> Shape {
+    Shape { dst_device: dst, src_device: src, dst_kind: kind(dst), src_kind: kind(src), bytes, source }
+}
+
+fn gpus(machine: &Machine) -> Vec<DeviceId> {
+    (0..machine.gpu_count()).map(DeviceId::gpu).collect()
+}
+
+/// From each source to all other GPUs.
+fn to_all(machine: &Machine, sources: &[DeviceId], bytes: u64) -> Vec<Shape> {
+    let others = |src: DeviceId| gpus(machine).into_iter().filter(move |dst| *dst != src);
+    (1..).zip(sources).flat_map(|(number, src)| others(*src).map(move |dst| shape(*src, dst, bytes, number))).collect()
+}
+
+/// Seconds of the best trees over the GPUs, as capacities of edges that carry a flow to each destination (Edmonds 1973): several flows to different
+/// destinations are the same bytes, so an edge is as busy as its largest.
+fn bound(machine: &Machine, batch: &[Shape]) -> Option<f64> {
+    const UNIT: f64 = 1e9;
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let time = problem.add_var(1.0, (0.0, f64::INFINITY));
+    let mut loads: Vec<LinearExpr> = machine.resources().iter().map(|_| LinearExpr::empty()).collect();
+    let mut groups: BTreeMap<u32, Vec<&Shape>> = BTreeMap::new();
+    batch.iter().for_each(|shape| groups.entry(shape.source).or_default().push(shape));
+    for members in groups.values() {
+        let (src, demand) = (members[0].src_device, members[0].bytes as f64 / UNIT);
+        let nodes: Vec<DeviceId> = std::iter::once(src).chain(members.iter().map(|member| member.dst_device)).collect();
+        let pairs = nodes.iter().flat_map(|from| nodes.iter().map(move |to| (*from, *to))).filter(|(from, to)| from != to && *to != src);
+        let mut edges: Vec<(DeviceId, DeviceId, Variable)> = Vec::new();
+        for (from, to) in pairs {
+            let Some(route) = machine.route(from, to) else { continue };
+            let carried = problem.add_var(0.0, (0.0, f64::INFINITY));
+            for resource in &route.resources {
+                loads[resource.0 as usize].add(carried, UNIT / machine.resources()[resource.0 as usize].capacity);
+            }
+            edges.push((from, to, carried));
+        }
+        for member in members {
+            let flows: Vec<Variable> = edges.iter().map(|_| problem.add_var(0.0, (0.0, f64::INFINITY))).collect();
+            for (&(.., carried), &flow) in edges.iter().zip(&flows) {
+                problem.add_constraint([(flow, 1.0), (carried, -1.0)], ComparisonOp::Le, 0.0);
+            }
+            for node in nodes.iter().filter(|node| **node != src) {
+                let mut balance = LinearExpr::empty();
+                for (&(from, to, _), &flow) in edges.iter().zip(&flows) {
+                    let sign = f64::from(i8::from(to == *node) - i8::from(from == *node));
+                    if sign != 0.0 {
+                        balance.add(flow, sign);
+                    }
+                }
+                problem.add_constraint(balance, ComparisonOp::Eq, if *node == member.dst_device { demand } else { 0.0 });
+            }
+        }
+    }
+    for mut load in loads {
+        load.add(time, -1.0);
+        problem.add_constraint(load, ComparisonOp::Le, 0.0);
+    }
+    Some(problem.solve().ok()?.into_solution().ok()?.objective())
+}
+
+fn planned(machine: &Machine, batch: &[Shape]) -> Plan {
+    let options = Options::default();
+    let plan = plan(machine, batch, &options).expect("a plan");
+    validate(&plan.program, options.staging_bytes).unwrap_or_else(|e| panic!("{e}\n{}", plan.describe(machine)));
+    for transfer in &plan.transfers {
+        assert_eq!(transfer.paths.iter().map(|path| path.bytes).sum::<u64>(), transfer.shape.bytes, "{}", plan.describe(machine));
+    }
+    plan
+}
+
+/// Simulated seconds of a plan, and of the same transfers with sources of their own.
+fn played(machine: &Machine, batch: &[Shape]) -> (f64, f64) {
+    let own: Vec<Shape> = batch.iter().map(|shape| Shape { source: 0, ..*shape }).collect();
+    let seconds = |batch: &[Shape]| Simulated { machine }.seconds(&planned(machine, batch)).expect("it can be played");
+    (seconds(batch), seconds(&own))
+}
+
+/// Of presets the least gain over the plan without trees, and the most over the bound.
+#[test]
+fn on_known_machines_trees_come_near_the_bound() {
+    let (gpu0, host) = (DeviceId::gpu(0), DeviceId::HOST);
+    for (name, src, gain, over) in [
+        ("beluga", gpu0, 2.5, 1.1),
+        ("beluga", host, 3.8, 1.05),
+        ("dgx1-v100", gpu0, 5.0, 1.2),
+        ("dgx1-v100", host, 7.0, 1.05),
+        ("gh200-4", host, 3.5, 1.2),
+        ("hgx-h100-4", gpu0, 2.4, 1.1),
+        ("hgx-h200", gpu0, 6.0, 1.2),
+        ("hgx-h200", host, 6.0, 1.25),
+        ("pcie-4", gpu0, 2.9, 1.05),
+    ] {
+        let machine = Machine::new(preset(name).expect("a preset")).expect("well formed");
+        let batch = to_all(&machine, &[src], 1 << 30);
+        let ((trees, star), bound) = (played(&machine, &batch), bound(&machine, &batch).expect("it can be reached"));
+        println!("{name} from {src}: {:.3} ms, {:.2} times the star, {:.3} of the bound", trees * 1e3, star / trees, trees / bound);
+        assert!(star >= gain * trees && trees <= over * bound, "{name} from {src}: {trees} s, star {star}, bound {bound}");
+    }
+    // All GPUs send to all others.
+    let machine = Machine::new(preset("dgx1-v100").expect("a preset")).expect("well formed");
+    let batch = to_all(&machine, &gpus(&machine), 256 << 20);
+    let ((trees, star), bound) = (played(&machine, &batch), bound(&machine, &batch).expect("it can be reached"));
+    println!("dgx1-v100, all to all others: {:.3} ms, {:.2} times the star, {:.3} of the bound", trees * 1e3, star / trees, trees / bound);
+    assert!(star > 1.8 * trees && trees < 1.2 * bound, "{trees}, {star}, {bound}");
+}
+
+#[test]
+fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() {
+    let mut over: Vec<f64> = Vec::new();
+    for seed in 0..100 {
+        let mut random = Random(seed);
+        let machine = wired(&mut random);
+        let src = [DeviceId::gpu(0), DeviceId::HOST][random.below(2) as usize];
+        let batch = to_all(&machine, &[src], 1 << 30);
+        // Where GPUs are joined by three hops alone, there is no plan.
+        if plan(&machine, &batch, &Options::default()).is_err() {
+            continue;
+        }
+        let (trees, star) = played(&machine, &batch);
+        assert!(trees <= star * 1.0001, "{seed}: {trees} against {star}");
+        over.extend(bound(&machine, &batch).map(|bound| trees / bound));
+    }
+    over.sort_by(f64::total_cmp);
+    let (median, worst) = (over[over.len() / 2], over[over.len() - 1]);
+    println!("{} machines: median {median:.3}, worst {worst:.3} of the bound", over.len());
+    assert!(over.len() > 90 && median < 1.15 && worst < 2.0, "{over:.3?}");
+}
+
+#[test]
+fn what_has_no_other_taker_or_few_bytes_is_copied_as_ever() {
+    let machine = Machine::new(preset("beluga").expect("a preset")).expect("well formed");
+    let to_all = |bytes| to_all(&machine, &[DeviceId::HOST], bytes);
+    let own = |batch: &[Shape]| batch.iter().map(|shape| Shape { source: 0, ..*shape }).collect::<Vec<_>>();
+    for batch in [to_all(1 << 19), to_all(64 << 20)[..1].to_vec(), own(&to_all(64 << 20))] {
+        let (with, without) = (planned(&machine, &batch), planned(&machine, &own(&batch)));
+        assert_eq!(with.program.ops, without.program.ops);
+    }
+    let batch = to_all(64 << 20);
+    let plain = plan(&machine, &batch, &Options { max_paths: 1, ..Options::default() }).expect("a plan");
+    assert!(plain.transfers.iter().all(|transfer| transfer.paths.len() == 1 && transfer.paths[0].via.is_none()));
+    // Beside others, and with small ones of the same kind.
+    let mut batch = [to_all(64 << 20), to_all(1 << 12)].concat();
+    batch.extend((0..4).map(|gpu| shape(DeviceId::gpu(gpu), DeviceId::HOST, 32 << 20, 0)));
+    batch.push(shape(DeviceId::HOST, DeviceId::HOST, 64 << 20, 1));
+    let mixed = planned(&machine, &batch);
+    assert!(mixed.transfers[1].paths.iter().any(|path| path.via.is_some()), "{}", mixed.describe(&machine));
+    assert!(
+        mixed.transfers[4..].iter().all(|transfer| transfer.paths.iter().all(|path| path.via.is_none())),
+        "{}",
+        mixed.describe(&machine)
+    );
+}
+
+#[test]
+fn many_sources_are_divided_as_one() {
+    let machine = Machine::new(preset("hgx-h200").expect("a preset")).expect("well formed");
+    let sizes = [4096 * 14336 * 2, 4096 * 4096 * 2, 8192, 1024 * 4096 * 2];
+    let batch: Vec<Shape> =
+        (0..400).flat_map(|at| [0, 1].map(|gpu| shape(DeviceId::HOST, DeviceId::gpu(gpu), sizes[at as usize % 4], at + 1))).collect();
+    let plan = planned(&machine, &batch);
+    let (trees, star) = played(&machine, &batch);
+    // As one source of all bytes that are not few.
+    let whole: Vec<Shape> = batch[..2].iter().map(|shape| Shape { bytes: 100 * (sizes[0] + sizes[1] + sizes[3]), ..*shape }).collect();
+    let bound = bound(&machine, &whole).expect("it can be reached");
+    println!("400 tensors to two GPUs: {} operations, {:.3} ms, {:.2} times the star", plan.program.ops.len(), trees * 1e3, star / trees);
+    assert!(plan.program.ops.len() < 1200 && star > 1.3 * trees && trees < 1.05 * bound, "{trees}, star {star}, bound {bound}");
+}
