@@ -95,22 +95,46 @@ def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = 
     Without a ``stream``, returns when host memory is no longer read; with one, work of that stream may use the tensors. Tensors that are
     the same memory in ``tree`` are so in the result. None of them requires a gradient. Those of a GPU that are not contiguous are made so
     in torch's current stream first, for which the host waits where ``stream`` is another.
+
+    Args:
+        tree: what is moved.
+        device: for all of it; or a list of devices, each of which gets all of it, and a list of trees comes back: GPUs pass on what they
+            have, so that each byte leaves host memory once; or a mapping from the keys of ``tree``, itself a mapping, to devices.
+        stream: a stream of torch, CuPy or mpgpu.
+        context: which moves them; by default :func:`mpgpu.default_context`.
     """
-    where = _device(device)
     pairs: list[tuple[Any, Any]] = []
+    # What is not contiguous is made so once, for whichever devices.
+    plain: dict[object, tuple[Any, Any]] = {}
 
-    def moved(tensors: list[Any]) -> list[Any]:
-        with _allocating_for(stream, where):
-            new = [torch.empty(tuple(each.shape), dtype=each.dtype, device=where) for each in tensors]
-        plain = [_plain(each) for each in tensors]
-        if stream is not None:
-            # What had to be made contiguous is in the making in torch's current stream, of which `stream` knows nothing.
-            for gpu in {one.device for one, each in zip(plain, tensors) if one.is_cuda and one.data_ptr() != each.data_ptr()}:
-                torch.cuda.current_stream(gpu).synchronize()
-        pairs.extend(zip(new, plain))
-        return new
+    def moved(part: Any, to_device: Any) -> Any:
+        where = _device(to_device)
 
-    result = _twin(tree, moved)
+        def make(tensors: list[Any]) -> list[Any]:
+            with _allocating_for(stream, where):
+                new = [torch.empty(tuple(each.shape), dtype=each.dtype, device=where) for each in tensors]
+            for each, target in zip(tensors, new):
+                source, _ = plain.setdefault(_identity(each), (_plain(each), each))
+                pairs.append((target, source))
+            return new
+
+        return _twin(part, make)
+
+    if isinstance(device, Mapping):
+        if not isinstance(tree, Mapping) or tree.keys() != device.keys():
+            odd = sorted(map(repr, device.keys() ^ tree.keys())) if isinstance(tree, Mapping) else [type(tree).__name__]
+            raise ArgumentError(f"device names a device for each key of the tree: {', '.join(odd)} is in one alone", argument="device")
+        result = shallow_copy(tree) if isinstance(tree, dict) else {}
+        for where in dict.fromkeys(device.values()):
+            result.update(moved({key: tree[key] for key, own in device.items() if own == where}, where))
+    elif isinstance(device, (list, tuple)):
+        result = [moved(tree, where) for where in device]
+    else:
+        result = moved(tree, device)
+    if stream is not None:
+        # What had to be made contiguous is in the making in torch's current stream, of which `stream` knows nothing.
+        for gpu in {one.device for one, each in plain.values() if one.is_cuda and one.data_ptr() != each.data_ptr()}:
+            torch.cuda.current_stream(gpu).synchronize()
     copy_planned(Plan(pairs, context=context), stream)
     return result
 

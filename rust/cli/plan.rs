@@ -44,6 +44,9 @@ pub struct Request {
     /// Host memory is ordinary memory, which a GPU cannot read and write by itself
     #[arg(long)]
     pub pageable: bool,
+    /// Transfers from one device of as many bytes have the same source: their destinations may pass on what they have
+    #[arg(long)]
+    pub one_source: bool,
     /// A preset's name, a topology file, `discovered` or `probed`; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
     #[arg(long)]
     pub topology: Option<String>,
@@ -80,7 +83,19 @@ impl Request {
 
     /// The transfers as the planner sees them.
     pub fn batch(&self) -> Vec<Shape> {
-        self.transfers.iter().map(|t| shape(t.src, t.dst, t.bytes, self.pageable)).collect()
+        let source = |at: usize| if self.one_source { 1 + self.source_of(at) as u32 } else { 0 };
+        self.transfers
+            .iter()
+            .enumerate()
+            .map(|(at, t)| Shape { source: source(at), ..shape(t.src, t.dst, t.bytes, self.pageable) })
+            .collect()
+    }
+
+    /// The first transfer that has the source of this one.
+    pub fn source_of(&self, at: usize) -> usize {
+        let of = &self.transfers[at];
+        let same = |other: &Transfer| (other.src, other.bytes) == (of.src, of.bytes);
+        self.transfers.iter().position(same).filter(|_| self.one_source).unwrap_or(at)
     }
 
     /// The machine in force and the plan for it.

@@ -102,9 +102,11 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
         ordinary.push(memory);
         Ok(address)
     };
-    let mut transfers = Vec::new();
-    for transfer in &arguments.what.transfers {
-        let (src, dst) = (allocate(transfer.src, transfer.bytes)?, allocate(transfer.dst, transfer.bytes)?);
+    let mut transfers: Vec<context::Transfer> = Vec::new();
+    for (at, transfer) in arguments.what.transfers.iter().enumerate() {
+        let of = arguments.what.source_of(at);
+        let src = if of < at { transfers[of].src } else { allocate(transfer.src, transfer.bytes)? };
+        let dst = allocate(transfer.dst, transfer.bytes)?;
         transfers.push(context::Transfer { dst, dst_device: transfer.dst, src, src_device: transfer.src, bytes: transfer.bytes });
     }
     let plan = context.plan(&transfers, &arguments.what.plan_options())?;

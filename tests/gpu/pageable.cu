@@ -3,7 +3,8 @@
 // plans whose threads copy through pinned memory, over GPU 0's link alone and over those of all GPUs. And 4,096 pieces
 // of 64 KiB in one plan, against a call for each. Then memory that is registered: how long that takes, against one call
 // of the driver, and copies over several pieces. Every byte is checked. Prints GB/s, medians of the rounds.
-//   pageable [MOST BYTES]     1 GiB if left out
+//   pageable [MOST BYTES [GIB TO REGISTER]]     1 GiB and 16 if left out, and of the latter no more than half of what
+//   there is
 // MPGPU_HOST_THREADS is how many threads there may be.
 #include <mpgpu/mpgpu.hpp>
 
@@ -107,9 +108,10 @@ std::size_t available() {
 }
 
 /// How long it takes to register memory, by one call of the driver and by the library; and copies over several pieces.
-std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, void *device, std::size_t most) {
+std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, void *device, std::size_t most,
+                       std::size_t gibibytes) {
     constexpr std::size_t gib = std::size_t{1} << 30U;
-    const std::size_t size = std::max<std::size_t>(std::min<std::size_t>(64, available() / 2 / gib), 1) * gib;
+    const std::size_t size = std::max<std::size_t>(std::min(gibibytes, available() / 2 / gib), 1) * gib;
     const double gibs = static_cast<double>(size) / gib;
     std::printf("\nregistering %.0f GiB, ms a GiB %26s %10s %12s\n", gibs, "cudaHostRegister", "mpgpu", "unregister");
     for (const bool huge : {false, true}) {
@@ -155,7 +157,7 @@ std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, v
     return back.wrong(most, 11, first);
 }
 
-std::size_t run(std::size_t most) {
+std::size_t run(std::size_t most, std::size_t gibibytes) {
     const mpgpu::context ctx;
     const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
     check(cudaSetDevice(0), "cudaSetDevice");
@@ -237,7 +239,7 @@ std::size_t run(std::size_t most) {
     }
     const mpgpu::plan shown(ctx, {copy(device, source.words, most)});
     std::printf("\n%s", shown.describe().c_str());
-    wrong += registered(ctx, stream, device, most);
+    wrong += registered(ctx, stream, device, most, gibibytes);
     check(cudaFree(device), "cudaFree");
     return wrong;
 }
@@ -246,7 +248,8 @@ std::size_t run(std::size_t most) {
 
 int main(int argc, char **argv) {
     try {
-        const std::size_t wrong = run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : std::size_t{1} << 30U);
+        const std::size_t wrong = run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : std::size_t{1} << 30U,
+                                      argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 16);
         std::printf("%zu words or pieces wrong\n", wrong);
         return wrong == 0 ? 0 : 1;
     } catch (const std::exception &error) {

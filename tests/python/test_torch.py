@@ -74,6 +74,25 @@ def test_a_state_dict_keeps_its_form():
         model.load_state_dict({name: tensor for name, tensor in moved.items() if name not in ("tied", "extra")})
 
 
+def test_a_tree_goes_to_several_devices_or_its_keys_to_one_each():
+    state = {"a": torch.arange(1 << 19), "b": torch.arange(6).view(2, 3).t(), "tied": None, "n": 7}
+    state["tied"] = state["a"]
+    copies = mpgpu.torch.to(state, ["cpu", torch.device("cpu"), "cpu"])
+    assert len({copy["a"].data_ptr() for copy in [state, *copies]}) == 4
+    for moved in [*copies, mpgpu.torch.to(state, dict.fromkeys(state, "cpu"))]:
+        assert list(moved) == list(state) and moved["n"] == 7
+        assert torch.equal(moved["a"], state["a"]) and torch.equal(moved["b"], state["b"])
+        assert moved["tied"].data_ptr() == moved["a"].data_ptr()
+    assert mpgpu.torch.to(state, []) == []
+    for device in ({"a": "cpu"}, dict.fromkeys([*state, "c"], "cpu")):
+        with pytest.raises(mpgpu.ArgumentError, match="is in one alone"):
+            mpgpu.torch.to(state, device)
+    with pytest.raises(mpgpu.ArgumentError, match="Tensor is in one alone"):
+        mpgpu.torch.to(state["a"], {"a": "cpu"})
+    with pytest.raises(mpgpu.ArgumentError, match="torch sees"):
+        mpgpu.torch.to(state, ["cpu", "cuda:99"])
+
+
 def test_tensors_that_are_tied_in_both_trees_are_copied_once():
     weight = torch.arange(100)
     src = {"in": weight, "out": weight}

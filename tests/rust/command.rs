@@ -236,6 +236,21 @@ fn graphviz_draws_every_preset() {
 }
 
 #[test]
+fn one_source_is_passed_on_in_plans_and_traces() {
+    let transfers = ["gpu0:gpu1:64M", "gpu0:gpu2:64M", "gpu0:gpu3:64M", "--topology", "beluga", "--json"];
+    let seconds = |more: &[&str]| {
+        let plan = json(&[&["plan"][..], &transfers, more].concat());
+        let via = plan["transfers"].as_array().expect("transfers").iter().flat_map(|t| t["paths"].as_array().expect("paths"));
+        let passed_on = via.filter(|path| path["via"].as_i64().is_some_and(|via| via > 0) && path["slots"] == 0).count();
+        (plan["modelled_seconds"].as_f64().expect("seconds"), passed_on)
+    };
+    let ((alone, none), (together, passed_on)) = (seconds(&[]), seconds(&["--one-source"]));
+    assert!(none == 0 && passed_on > 0 && together < 0.5 * alone, "{alone} {none}, {together} {passed_on}");
+    let traced = |more: &[&str]| json(&[&["trace"][..], &transfers, &["--one-source"], more].concat())["plan"]["transfers"].clone();
+    assert_eq!(traced(&[]), traced(&["--measure", "--backend", "host"]), "the same plan");
+}
+
+#[test]
 fn plan_says_what_is_done_and_why_not_more() {
     let text = output(&["plan", "--topology", "dgx1-v100", "gpu0:gpu5:256M"]);
     for part in [
