@@ -1,4 +1,9 @@
-//! The C ABI, the only stable interface: what `include/mpgpu/mpgpu.h` is generated from.
+//! Moves data between the memories of one node (GPUs and host) over every link that can help at once.
+//!
+//! Rust programs use the types below: [`Context`], [`Buffer`], [`Stream`], [`Plan`], [`Node`]. [`mpgpu_api`] says what they own, check and leave
+//! to the caller.
+//!
+//! The functions and modules are the C ABI, the only stable interface: what `include/mpgpu/mpgpu.h` is generated from.
 //!
 //! Every entry point runs inside `guard`, the one panic boundary, and turns its arguments into references and values through
 //! `argument`, the one place with null, alignment and size checks. Handles are keys of `table`s, never dereferenced, so a
@@ -25,6 +30,9 @@ pub mod stream;
 mod table;
 pub mod types;
 pub mod version;
+
+#[doc(inline)]
+pub use mpgpu_api::*;
 
 pub use context::*;
 pub use error::*;
