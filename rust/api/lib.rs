@@ -33,14 +33,14 @@
 //! **Threads.** Every type may be used from all threads. **Units** are bytes and seconds. **Errors** are an [`Error`], whose text names the
 //! value and the remedy.
 //!
-//! Signals, memory of other processes, messages and partitions have no Rust form yet: the functions of the C ABI are in the package `mpgpu` too,
-//! with contexts of their own.
+//! Signals, memory of other processes, messages and partitions have no Rust form yet. The functions of the C ABI are in `mpgpu::abi`, with
+//! contexts of their own.
 
 mod buffer;
 mod context;
+mod node;
 #[cfg(feature = "cudarc")]
 mod of_cudarc;
-mod node;
 mod plan;
 mod stream;
 

@@ -28,7 +28,7 @@ impl<D: Into<End>, S: Into<End>> From<(D, S)> for Transfer {
 #[derive(Debug)]
 enum Planned {
     Own(Arc<context::Plan>),
-    Node(NodePlan),
+    Node(Box<NodePlan>),
 }
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Plan {
     }
 
     pub(crate) fn of_node(context: Context, plan: NodePlan, keep: Vec<Keep>) -> Plan {
-        Plan { inner: Arc::new(Inner { context, planned: Planned::Node(plan), keep }) }
+        Plan { inner: Arc::new(Inner { context, planned: Planned::Node(Box::new(plan)), keep }) }
     }
 
     /// Enqueues one execution: after all earlier work in `stream`, before all later. Does not wait. Of a plan of a node every rank enqueues

@@ -57,7 +57,11 @@ fn words(text: &str) -> (Vec<String>, Vec<(String, String)>) {
             if let Some((name, value)) = define.split_once(' ') {
                 defines.push((name.to_owned(), value.to_owned()));
             }
-        } else if !is_comment && !is_inline && !line.starts_with('#') && !line.contains("extern \"C\"") && !line.contains("mp_enumerations_have")
+        } else if !is_comment
+            && !is_inline
+            && !line.starts_with('#')
+            && !line.contains("extern \"C\"")
+            && !line.contains("mp_enumerations_have")
         {
             let code = line.split("//").next().unwrap_or_default();
             let mut word = String::new();
@@ -105,7 +109,8 @@ fn arguments(words: &[String]) -> Vec<Variable> {
 fn parse(text: &str) -> Header {
     let (words, defines) = words(text);
     let mut header = Header::default();
-    header.constants = defines.into_iter().filter(|(name, _)| name.starts_with("MP_") && !name.contains('(') && !name.ends_with("_INIT")).collect();
+    header.constants =
+        defines.into_iter().filter(|(name, _)| name.starts_with("MP_") && !name.contains('(') && !name.ends_with("_INIT")).collect();
     let mut rest = words.as_slice();
     while !rest.is_empty() {
         let mut depth = 0;
@@ -221,7 +226,8 @@ impl Header {
         if of.pointers == 0 || by_address {
             return format!("{}, value :: {name}", self.value(of));
         }
-        let pointee = if of.name == "void" { "type(c_ptr)".to_owned() } else { self.value(&CType { pointers: of.pointers - 1, ..of.clone() }) };
+        let pointee =
+            if of.name == "void" { "type(c_ptr)".to_owned() } else { self.value(&CType { pointers: of.pointers - 1, ..of.clone() }) };
         let has_size = next.is_some_and(|next| next.of.pointers == 0 && (next.name == "capacity" || next.name.ends_with("count")));
         let dimension = if of.name == "char" || of.name == "uint8_t" || has_size { "(*)" } else { "" };
         let intent = if of.is_const { "in" } else { "inout" };
