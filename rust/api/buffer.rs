@@ -1,6 +1,7 @@
 //! Memory of a context, and ends of transfers.
 
 use crate::context::Context;
+use crate::plan::Request;
 use crate::stream::Stream;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::{Error, PlanOptions};
@@ -244,7 +245,12 @@ impl<T: Element> Slice<T> {
 fn copy_now(context: &Context, stream: &Stream, dst: End, src: End) -> Result<(), Error> {
     // What a graph has recorded would run later, when the caller's elements may be gone.
     stream.refuse_capture()?;
-    context.plan_with([(dst, src)], &PlanOptions::default())?.execute(stream)?.wait()
+    let outcome = context.plan_with([(dst, src)], &PlanOptions::default())?.execute(stream).and_then(Request::wait);
+    if outcome.is_err() {
+        // The driver may have refused the second half of it.
+        let _ = context.runtime.backend().synchronize();
+    }
+    outcome
 }
 
 impl<T> fmt::Debug for Buffer<T> {

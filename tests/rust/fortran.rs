@@ -108,9 +108,9 @@ fn arguments(words: &[String]) -> Vec<Variable> {
 
 fn parse(text: &str) -> Header {
     let (words, defines) = words(text);
-    let mut header = Header::default();
-    header.constants =
-        defines.into_iter().filter(|(name, _)| name.starts_with("MP_") && !name.contains('(') && !name.ends_with("_INIT")).collect();
+    let is_constant = |name: &str| name.starts_with("MP_") && !name.contains('(') && !name.ends_with("_INIT");
+    let constants = defines.into_iter().filter(|(name, _)| is_constant(name)).collect();
+    let mut header = Header { constants, ..Header::default() };
     let mut rest = words.as_slice();
     while !rest.is_empty() {
         let mut depth = 0;
