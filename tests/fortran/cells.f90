@@ -19,7 +19,8 @@ contains
             mpgpu_grid(cells=[29, 3, 2], ranks=[ranks, 1, 1], ghost=[2, 1, 1], periodic=[.true., .true., .false.]), &
             mpgpu_grid(cells=[3, 4, 19], ranks=[1, 1, ranks], ghost=[1, 1, 2], periodic=[.false., .false., .true.], &
                 reach=mpgpu_faces), &
-            mpgpu_grid(cells=[4, 4, 18], ranks=[1, 1, ranks], ghost=[0, 0, 1])]
+            mpgpu_grid(cells=[4, 4, 18], ranks=[1, 1, ranks], ghost=[0, 0, 1]), &
+            mpgpu_grid(cells=[4, 5, 18], ranks=[1, 1, ranks], ghost=[0, 1, 1])]
         if (mod(ranks, 2) == 0) then
             tried = [tried, &
                 mpgpu_grid(cells=[9, 11, 17], ranks=[1, 2, ranks / 2], ghost=[1, 1, 1], periodic=[.true., .true., .true.]), &

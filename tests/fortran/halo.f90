@@ -17,6 +17,7 @@ program halo
 
     call ctx%create(topology="beluga")
     call the_division_is_that_of_the_cpp_library()
+    call contiguous_cells_are_one_piece()
     do ranks = 1, 4
         associate (tried => grids(ranks))
             do i = 1, size(tried)
@@ -39,6 +40,19 @@ contains
         call check(all(mpgpu_array_extents(grid, 0) == [7, 3, 9]), "extents have the ghost cells")
         call check(mpgpu_rank_count(grid) == 6, "a grid counts its ranks")
     end subroutine the_division_is_that_of_the_cpp_library
+
+    ! Towards +z, the direction 23 of 27: whole planes, a row of rows for each plane, and rows.
+    subroutine contiguous_cells_are_one_piece()
+        integer, parameter :: up = 2 + 3 * 1 + 9 * 2
+        type(mpgpu_grid) :: grid
+        grid = mpgpu_grid(cells=[6, 5, 8], ranks=[1, 1, 2], ghost=[0, 0, 2])
+        call check(size(mpgpu_pieces_of(grid, 0, up)) == 1, "planes without ghost cells in x and y are one piece")
+        grid%ghost = [0, 1, 2]
+        call check(size(mpgpu_pieces_of(grid, 0, up)) == 2, "without ghost cells in x a plane is one piece")
+        grid%ghost = [1, 1, 2]
+        call check(size(mpgpu_pieces_of(grid, 0, up)) == 10, "else a row is one piece")
+        call check(size(mpgpu_pieces_of(grid, 1, up)) == 0, "and there is none where there is no neighbour")
+    end subroutine contiguous_cells_are_one_piece
 
     subroutine every_cell_is_right(grid)
         type(mpgpu_grid), intent(in) :: grid
