@@ -50,7 +50,7 @@ pub use node::{Half, Node};
 pub use plan::{Plan, Request, Transfer};
 pub use stream::{Event, Stream};
 
-pub use mpgpu_backend::SignalWait;
+pub use mpgpu_backend::{BackendError, SignalWait};
 pub use mpgpu_core::plan::{Engine, Relays};
 /// A device of a context: `Device::gpu(0)`, `Device::HOST`.
 pub use mpgpu_core::topology::DeviceId as Device;

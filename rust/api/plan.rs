@@ -57,8 +57,8 @@ impl Drop for Inner {
 /// Copies that are planned together once, and executed any number of times, from any thread, in any streams. It keeps its buffers. A clone is
 /// the same plan.
 ///
-/// The last handle of a plan of a node waits for this rank's executions, and must go before the other ranks', which get
-/// [`PeerGone`](Error) where they have enqueued more.
+/// The last handle of a plan of a node goes after the last step that this rank enqueues, and waits for that. Ranks that have enqueued more
+/// steps get [`BackendError::PeerGone`](mpgpu_backend::BackendError::PeerGone).
 #[derive(Clone, Debug)]
 pub struct Plan {
     inner: Arc<Inner>,
