@@ -8,7 +8,7 @@
 //! `cargo bench --bench overhead`
 
 use criterion::{Criterion, criterion_group};
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_backend::*;
 use mpgpu_core::topology::{DeviceId, Machine, load};
 use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};

@@ -9,7 +9,7 @@ set(MPGPU_PKGCONFIG_DIR "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 
 install(FILES "${MPGPU_ARCHIVE}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT mpgpu)
 install(DIRECTORY include/mpgpu DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT mpgpu
-    FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "*.cuh")
+    FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*.f90")
 install(FILES LICENSE-MIT LICENSE-APACHE DESTINATION "${CMAKE_INSTALL_DATAROOTDIR}/licenses/mpgpu" COMPONENT mpgpu)
 
 foreach(path IN ITEMS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR)
@@ -34,6 +34,7 @@ write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config-versi
     VERSION "${PROJECT_VERSION}" COMPATIBILITY ${compatibility})
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config.cmake" "${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config-version.cmake"
     DESTINATION "${MPGPU_CMAKE_DIR}" COMPONENT mpgpu)
+install(FILES cmake/fortran.cmake DESTINATION "${MPGPU_CMAKE_DIR}" RENAME mpgpu-fortran.cmake COMPONENT mpgpu)
 
 # From the folder of mpgpu.pc back to the prefix.
 file(RELATIVE_PATH MPGPU_PC_TO_PREFIX "/${MPGPU_PKGCONFIG_DIR}" "/")

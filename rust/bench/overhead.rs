@@ -11,7 +11,7 @@ use super::driver_graph::{Binding, DriverGraph, raw};
 use super::plain::{OnCuda, check};
 use super::{Bench, Case, Failure};
 use cudarc::driver::sys;
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_backend::Endpoints;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::Transfer;

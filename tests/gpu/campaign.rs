@@ -18,7 +18,7 @@ use self::node::context_options;
 use super::scale::scaled;
 use super::staging::free_bytes;
 use super::*;
-use mpgpu::{mp_context_options_t, mp_stream_t};
+use mpgpu::abi::{mp_context_options_t, mp_stream_t};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 

@@ -6,6 +6,11 @@ foreach(example IN ITEMS c halo3d jacobi jacobi3d)
     run("${CTEST}" --test-dir "${BUILD}/${example}" --no-tests=error --output-on-failure)
 endforeach()
 
+if(FORTRAN)
+    build_project("${SOURCE}/examples/fortran" "${BUILD}/fortran" "-DCMAKE_PREFIX_PATH=${PREFIX}" "-DCMAKE_Fortran_COMPILER=${FORTRAN}")
+    run("${CTEST}" --test-dir "${BUILD}/fortran" --no-tests=error --output-on-failure)
+endif()
+
 find_program(MPICXX mpicxx)
 if(MPICXX)
     build_project("${SOURCE}/examples/jacobi_mpi" "${BUILD}/jacobi_mpi" "-DCMAKE_PREFIX_PATH=${PREFIX}" -DCMAKE_BUILD_TYPE=Release)

@@ -9,14 +9,14 @@ file(MAKE_DIRECTORY "${parent}")
 file(RENAME "${first}" "${PREFIX}")
 
 file(GLOB_RECURSE installed RELATIVE "${PREFIX}" "${PREFIX}/*")
-foreach(wanted IN ITEMS "include/mpgpu/mpgpu.h" "include/mpgpu/mpgpu.hpp" "lib[^/]*(/.*)?/libmpgpu.a" "cmake/mpgpu/mpgpu-config.cmake"
+foreach(wanted IN ITEMS "include/mpgpu/mpgpu.h" "include/mpgpu/mpgpu.hpp" "include/mpgpu/fortran/mpgpu.f90" "lib[^/]*(/.*)?/libmpgpu.a" "cmake/mpgpu/mpgpu-config.cmake"
         "pkgconfig/mpgpu.pc" "licenses/mpgpu/LICENSE-MIT" "licenses/mpgpu/LICENSE-APACHE")
     if(NOT installed MATCHES "${wanted}")
         message(FATAL_ERROR "not installed: ${wanted}; installed: ${installed}")
     endif()
 endforeach()
 foreach(file IN LISTS installed)
-    if(file MATCHES "\\.(cmake|pc|h|hpp|cuh)$")
+    if(file MATCHES "\\.(cmake|pc|h|hpp|cuh|f90)$")
         file(READ "${PREFIX}/${file}" text)
         foreach(path IN ITEMS "${first}" "${SOURCE}" "${BINARY}")
             string(FIND "${text}" "${path}" at)

@@ -1,7 +1,7 @@
 # What the cases of this folder share. Each case is `cmake -D… -P CASE.cmake`, and gets
 #   SOURCE      mpgpu's source folder          PREFIX      the installed and moved package
 #   BUILD       a folder of its own            ARCHIVE     libmpgpu.a in the build tree
-#   CC, CXX     the compilers                  CARGO …     the tools that built the archive
+#   CC, CXX …   the compilers                  CARGO …     the tools that built the archive
 #   GENERATOR   of outside projects
 
 cmake_minimum_required(VERSION 3.22)

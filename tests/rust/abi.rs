@@ -3,7 +3,7 @@
 //! Everything here goes through the C functions. After each refusal the context copies bytes and has them checked.
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_void};
 use std::mem::offset_of;

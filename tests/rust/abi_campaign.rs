@@ -11,7 +11,7 @@
 
 use crate::common::{Random, resident_bytes, setting};
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::io::Write;

@@ -4,7 +4,7 @@
 //! What C cannot promise is left out: ordinary host memory is taken at the caller's word, so host ranges are real ones here.
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use crate::node::*;
 use crate::node_plans::{self, as_ranks, end, memory};
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::node::message::MessengerOptions;
 use mpgpu_runtime::context::node::{Agent, Allgather, NodeGroup, NodeTransfer, Partitioning, Window};

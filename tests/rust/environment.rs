@@ -1,7 +1,7 @@
 //! What a context says of its environment when it is created: files that are none, names that nobody reads, and no GPU.
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::ptr::null;

@@ -11,7 +11,7 @@
 
 use super::common::{Random, resident_bytes};
 use super::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::io::Write;

@@ -2,7 +2,7 @@
 
 use crate::node::*;
 use crate::peer::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
 use std::io::{Read, Write};
 use std::ptr::{null, null_mut};

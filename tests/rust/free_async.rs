@@ -1,7 +1,7 @@
 //! Memory that is freed in stream order: nobody waits, earlier work still has it, and everybody else is refused at once.
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,7 +5,7 @@
 
 use crate::node::*;
 use crate::peer::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::collections::HashSet;
 use std::io::Write;
 use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
 //! Threads that the library starts leave the program's signals to the program.
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::ptr::null_mut;

@@ -2,7 +2,7 @@
 
 mod node;
 
-use mpgpu::*;
+use mpgpu::abi::*;
 use node::*;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;

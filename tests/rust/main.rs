@@ -14,6 +14,7 @@ mod config;
 mod doctor;
 mod environment;
 mod forked;
+mod fortran;
 mod free_async;
 mod header;
 mod host_backend;

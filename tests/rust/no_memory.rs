@@ -1,7 +1,7 @@
 //! A call for which there is no host memory says so: with less and less of it nothing ends but the call.
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::ptr::null_mut;

@@ -3,7 +3,7 @@
 //! Attaching is for the process as a whole, so a test starts this test program once more, with a profiler, for one test of it.
 
 use crate::node::{Node, ok, transfer};
-use mpgpu::mp_plan_destroy;
+use mpgpu::abi::mp_plan_destroy;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;

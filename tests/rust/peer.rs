@@ -1,7 +1,7 @@
 //! A process that a test talks to: this test program run again, which holds a context and obeys line by line (`child_obeys`).
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_ipc::Handle;
 use rustix::fd::{AsFd, OwnedFd};
 use std::io::{BufRead, BufReader, Write};

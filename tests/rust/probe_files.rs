@@ -1,7 +1,7 @@
 //! Probing the host backend from end to end: bytes move, and what comes out is a file that says which machine it is of. Nothing is
 //! asserted about times.
 
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_backend::*;
 use mpgpu_core::plan::{Place, Program};
 use mpgpu_core::topology::FORMAT;

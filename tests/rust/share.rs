@@ -4,7 +4,7 @@ use crate::addresses::Addresses;
 use crate::node::*;
 use crate::peer::*;
 use crate::skip::skip;
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_backend::Backend;
 use mpgpu_core::topology::DeviceId;
 use mpgpu_ipc::{AllocationKey, Export, Handle, PATIENCE, Service};

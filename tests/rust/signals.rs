@@ -2,7 +2,7 @@
 
 use crate::node::*;
 use crate::peer::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;

@@ -11,7 +11,7 @@ mod executions;
 use self::executions::{Access, Campaign, Machine};
 use crate::common::{self, is_long, setting};
 use crate::node::{self, context_options};
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_core::topology;
 use std::collections::BTreeMap;
 use std::ffi::CString;

@@ -3,7 +3,7 @@
 use super::{TOPOLOGY, options};
 use crate::node::*;
 use crate::node_plans::{as_ranks, context, memory};
-use mpgpu::*;
+use mpgpu::abi::*;
 use mpgpu_backend::{BackendError, CompletionState, StreamHandle};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_runtime::context::node::NodeGroup;

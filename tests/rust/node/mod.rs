@@ -3,11 +3,11 @@
 //! Each test program uses a part of it.
 #![allow(dead_code)]
 
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 
-pub use mpgpu::mp_status_t::*;
+pub use mpgpu::abi::mp_status_t::*;
 
 /// The last error's text on this thread.
 pub fn last_error() -> String {

@@ -1,0 +1,98 @@
+! SPDX-License-Identifier: MIT OR Apache-2.0
+!
+! Part of module mpgpu, which programs use: errors, and texts between C and Fortran.
+module mpgpu_errors
+    use mpgpu_c
+    implicit none
+    private
+
+    public :: mpgpu_last_error, mpgpu_status_name
+    public :: mpgpu_report, mpgpu_refuse, mpgpu_text_of, mpgpu_c_text
+
+    interface
+        pure function c_strlen(text) bind(c, name="strlen") result(length)
+            import
+            type(c_ptr), value :: text
+            integer(c_size_t) :: length
+        end function c_strlen
+    end interface
+
+contains
+
+    ! What the last call that failed on this thread had to say, in full; empty when none has.
+    function mpgpu_last_error() result(text)
+        character(:), allocatable :: text
+        text = mpgpu_text_of(mp_last_error())
+    end function mpgpu_last_error
+
+    ! The name of a status, "MP_ERROR_OVERLAP" say.
+    function mpgpu_status_name(status) result(name)
+        integer, intent(in) :: status
+        character(:), allocatable :: name
+        name = mpgpu_text_of(mp_status_string(int(status, c_int)))
+    end function mpgpu_status_name
+
+    ! How every procedure of this module ends, as `allocate` does: `stat` is the status, 0 for success, and `errmsg` is set where it
+    ! is another. Where the caller has given no `stat`, an error ends the program with its text.
+    subroutine mpgpu_report(outcome, stat, errmsg)
+        integer(c_int), intent(in) :: outcome
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        if (outcome == MP_SUCCESS) then
+            if (present(stat)) stat = 0
+        else
+            call end_with(outcome, mpgpu_last_error(), stat, errmsg)
+        end if
+    end subroutine mpgpu_report
+
+    ! The same for what Fortran itself refuses.
+    subroutine mpgpu_refuse(text, stat, errmsg)
+        character(*), intent(in) :: text
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call end_with(MP_ERROR_INVALID_ARGUMENT, text, stat, errmsg)
+    end subroutine mpgpu_refuse
+
+    subroutine end_with(outcome, text, stat, errmsg)
+        integer(c_int), intent(in) :: outcome
+        character(*), intent(in) :: text
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        character(:), allocatable :: line
+        if (present(errmsg)) errmsg = text
+        if (present(stat)) then
+            stat = int(outcome)
+        else
+            line = "mpgpu: " // mpgpu_status_name(int(outcome)) // ": " // text
+            error stop line
+        end if
+    end subroutine end_with
+
+    ! A C text as a Fortran one.
+    function mpgpu_text_of(address) result(text)
+        type(c_ptr), intent(in) :: address
+        character(:), allocatable :: text
+        character(kind=c_char), pointer :: letters(:)
+        integer :: i
+        if (.not. c_associated(address)) then
+            text = ""
+            return
+        end if
+        call c_f_pointer(address, letters, [c_strlen(address)])
+        allocate(character(size(letters)) :: text)
+        do i = 1, size(letters)
+            text(i:i) = letters(i)
+        end do
+    end function mpgpu_text_of
+
+    ! A Fortran text as a C one, without the blanks at its end.
+    pure function mpgpu_c_text(text) result(letters)
+        character(*), intent(in) :: text
+        character(kind=c_char) :: letters(len_trim(text) + 1)
+        integer :: i
+        do i = 1, len_trim(text)
+            letters(i) = text(i:i)
+        end do
+        letters(len_trim(text) + 1) = c_null_char
+    end function mpgpu_c_text
+end module mpgpu_errors

@@ -1,0 +1,487 @@
+! SPDX-License-Identifier: MIT OR Apache-2.0
+!
+! mpgpu for Fortran: contexts, memory, streams, events, plans, requests, nodes, and halo exchange on arrays with ghost cells.
+!
+!     use mpgpu
+!     type(mpgpu_context) :: ctx
+!     type(mpgpu_stream) :: stream
+!     type(mpgpu_plan) :: halo
+!     call ctx%create()                                    ! finds the machine; reads the environment, here only
+!     call stream%create(ctx, 0)                           ! or, with one of CUDA's: call stream%borrow(ctx, cuda_stream)
+!     call halo%create(ctx, grid, arrays)                  ! or of transfers, or of all ranks of a node
+!     do step = 1, steps
+!         call compute(stream)                             ! work in the same stream
+!         call halo%enqueue(stream)                        ! after it, before the next step; does not block
+!     end do
+!     call stream%synchronize()
+!
+! Units are bytes and seconds. Devices are numbers: GPUs from 0, host memory MP_DEVICE_HOST. Ranks count from 0, as in MPI.
+!
+! Memory is a type(c_ptr), whoever has allocated it: `alloc` here, c_loc of a host array with the target attribute, c_devloc of CUDA
+! Fortran, c_loc within `host_data use_device` of OpenACC or `target data use_device_addr` of OpenMP. An array that an asynchronous
+! copy uses must be passed on as it is, not as a section that the compiler copies.
+!
+! Ownership: `create` makes what `destroy` gives back; there are no finalizers, so that a copy of an object is the same object.
+! Destroying a context gives back all that belongs to it. Memory must stay allocated for as long as plans that name it are executed.
+!
+! Errors: `stat` and `errmsg` as in `allocate`. `stat` becomes 0 or one of MP_ERROR_*; `errmsg` says what was wrong and what to do, and
+! is left alone otherwise. Without `stat` an error ends the program. `mpgpu_last_error` has the whole text.
+!
+! Any thread may call any procedure, with objects that no other thread creates or destroys meanwhile.
+!
+! Every function of mpgpu.h is here too, under its own name (module mpgpu_c): signals, memory of other processes, messages, partitions.
+! `handle` of an object is what they take.
+module mpgpu
+    use mpgpu_c
+    use mpgpu_errors
+    use mpgpu_mesh
+    use mpgpu_streams
+    implicit none
+    public
+    private :: plan_transfers, plan_node_windows, plan_exchange, plan_halo, plan_node_halo
+    private :: plan_enqueue, plan_execute, plan_prepare, plan_describe, plan_info, plan_destroy
+    private :: request_wait, request_test, request_destroy
+    private :: node_create, node_devices, node_fail, node_destroy
+    private :: address_at, wrong_halo
+
+    ! One execution of a plan that can be waited for.
+    type :: mpgpu_request
+        type(c_ptr) :: handle = c_null_ptr
+    contains
+        procedure :: wait => request_wait
+        procedure :: test => request_test
+        procedure :: destroy => request_destroy
+    end type mpgpu_request
+
+    ! Ranks that plan together, each in a process of its own. Module mpgpu_mpi makes one of a communicator.
+    type :: mpgpu_node
+        type(c_ptr) :: handle = c_null_ptr
+        integer :: rank = 0  ! this one, from 0
+        integer :: ranks = 1 ! how many they are
+    contains
+        procedure :: create => node_create
+        procedure :: devices => node_devices
+        procedure :: fail => node_fail
+        procedure :: destroy => node_destroy
+    end type mpgpu_node
+
+    ! What a rank sends to another or receives from it, without knowing where the other keeps it: `mpgpu_send_to` and
+    ! `mpgpu_receive_from` make it.
+    type :: mpgpu_half
+        type(c_ptr) :: memory = c_null_ptr
+        integer(c_int64_t) :: bytes = 0
+        integer :: rank = -1
+        integer(c_int64_t) :: tag = 0
+        logical :: is_send = .false.
+    end type mpgpu_half
+
+    ! Copies that are planned together, once, and executed every step.
+    type :: mpgpu_plan
+        type(c_ptr) :: handle = c_null_ptr
+    contains
+        generic :: create => plan_transfers, plan_node_windows, plan_exchange, plan_halo, plan_node_halo
+        procedure, private :: plan_transfers
+        procedure, private :: plan_node_windows
+        procedure, private :: plan_exchange
+        procedure, private :: plan_halo
+        procedure, private :: plan_node_halo
+        procedure :: enqueue => plan_enqueue
+        procedure :: execute => plan_execute
+        procedure :: prepare => plan_prepare
+        procedure :: describe => plan_describe
+        procedure :: info => plan_info
+        procedure :: destroy => plan_destroy
+    end type mpgpu_plan
+
+contains
+
+    ! A copy of `bytes` bytes from `src` to `dst`. A device that is left out is looked up (MP_DEVICE_AUTO).
+    pure function mpgpu_transfer(dst, src, bytes, dst_device, src_device) result(made)
+        type(c_ptr), intent(in) :: dst, src
+        integer(c_int64_t), intent(in) :: bytes
+        integer, intent(in), optional :: dst_device, src_device
+        type(mp_transfer_t) :: made
+        made%dst = dst
+        made%dst_device = MP_DEVICE_AUTO
+        if (present(dst_device)) made%dst_device = int(dst_device, c_int32_t)
+        made%src = src
+        made%src_device = MP_DEVICE_AUTO
+        if (present(src_device)) made%src_device = int(src_device, c_int32_t)
+        made%bytes = bytes
+    end function mpgpu_transfer
+
+    ! `bytes` bytes to a rank of the node, which hands in `mpgpu_receive_from` with this rank, the same tag and as many bytes. A rank
+    ! below 0, as MPI_PROC_NULL, moves nothing.
+    pure function mpgpu_send_to(rank, tag, memory, bytes) result(half)
+        integer, intent(in) :: rank
+        integer(c_int64_t), intent(in) :: tag
+        type(c_ptr), intent(in) :: memory
+        integer(c_int64_t), intent(in) :: bytes
+        type(mpgpu_half) :: half
+        half = mpgpu_half(memory, bytes, rank, tag, .true.)
+    end function mpgpu_send_to
+
+    ! `bytes` bytes from a rank of the node, which hands in `mpgpu_send_to`.
+    pure function mpgpu_receive_from(rank, tag, memory, bytes) result(half)
+        integer, intent(in) :: rank
+        integer(c_int64_t), intent(in) :: tag
+        type(c_ptr), intent(in) :: memory
+        integer(c_int64_t), intent(in) :: bytes
+        type(mpgpu_half) :: half
+        half = mpgpu_half(memory, bytes, rank, tag, .false.)
+    end function mpgpu_receive_from
+
+    ! --- plans -------------------------------------------------------------------------------------------------------------------
+
+    ! Plans transfers together. No destination may overlap another or a source.
+    subroutine plan_transfers(self, ctx, transfers, options, stat, errmsg)
+        class(mpgpu_plan), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        type(mp_transfer_t), intent(in) :: transfers(:)
+        type(mp_plan_options_t), intent(in), optional :: options
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_plan(ctx%handle, transfers, size(transfers, kind=c_size_t), options, self%handle), stat, errmsg)
+    end subroutine plan_transfers
+
+    ! Plans what all ranks of a node move in a step: collective. Each hands in the memory that transfers may name, and whole or half
+    ! transfers, as mp_node_plan says.
+    subroutine plan_node_windows(self, node, windows, transfers, options, stat, errmsg)
+        class(mpgpu_plan), intent(inout) :: self
+        class(mpgpu_node), intent(in) :: node
+        type(mp_window_t), intent(in) :: windows(:)
+        type(mp_node_transfer_t), intent(in) :: transfers(:)
+        type(mp_plan_options_t), intent(in), optional :: options
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_node_plan(node%handle, windows, size(windows, kind=c_size_t), transfers, &
+            size(transfers, kind=c_size_t), options=options, plan=self%handle), stat, errmsg)
+    end subroutine plan_node_windows
+
+    ! The same of what each rank sends and receives: collective. Halves of two ranks meet by both ranks and the tag, several of one
+    ! kind in their order.
+    subroutine plan_exchange(self, node, halves, options, stat, errmsg)
+        class(mpgpu_plan), intent(inout) :: self
+        class(mpgpu_node), intent(in) :: node
+        type(mpgpu_half), intent(in) :: halves(:)
+        type(mp_plan_options_t), intent(in), optional :: options
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        type(mp_window_t), allocatable :: windows(:)
+        type(mp_node_transfer_t), allocatable :: transfers(:)
+        type(mp_node_end_t) :: own, other
+        integer :: i, n
+        allocate(windows(count(halves%rank >= 0)), transfers(count(halves%rank >= 0)))
+        n = 0
+        do i = 1, size(halves)
+            if (halves(i)%rank < 0) cycle
+            own = mp_node_end_t(rank=int(node%rank, c_int32_t), window=int(n, c_int32_t))
+            other = mp_node_end_t(rank=int(halves(i)%rank, c_int32_t), window=MP_BY_TAG, offset=halves(i)%tag)
+            n = n + 1
+            windows(n) = mp_window_t(halves(i)%memory, halves(i)%bytes)
+            if (halves(i)%is_send) then
+                transfers(n) = mp_node_transfer_t(dst=other, src=own, bytes=halves(i)%bytes)
+            else
+                transfers(n) = mp_node_transfer_t(dst=own, src=other, bytes=halves(i)%bytes)
+            end if
+        end do
+        call self%plan_node_windows(node, windows, transfers, options, stat, errmsg)
+    end subroutine plan_exchange
+
+    ! A halo exchange with all ranks of the grid in this process: arrays(variable, rank + 1), all of a rank's on its device. Each
+    ! execution copies the outermost computed cells of every neighbour into the ghost cells on that side.
+    !
+    ! Cells go straight from array to array, each row of contiguous cells by itself: nothing is packed. That suits grids that are
+    ! divided in y and z, where rows and planes are contiguous. A face across x is one element for each row; hand such faces in packed,
+    ! as transfers of your own.
+    subroutine plan_halo(self, ctx, grid, arrays, options, stat, errmsg)
+        class(mpgpu_plan), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        type(mpgpu_grid), intent(in) :: grid
+        type(mpgpu_array), intent(in) :: arrays(:, :)
+        type(mp_plan_options_t), intent(in), optional :: options
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        type(mp_transfer_t), allocatable :: transfers(:)
+        type(mpgpu_array) :: dst, src
+        type(mpgpu_piece), allocatable :: pieces(:)
+        character(:), allocatable :: wrong
+        integer(c_int64_t) :: i, n
+        integer :: pass, rank, direction, v
+        wrong = mpgpu_wrong_grid(grid)
+        if (wrong == "" .and. size(arrays, 2) /= mpgpu_rank_count(grid)) then
+            wrong = "arrays: the last dimension must have the ranks of the grid"
+        end if
+        do rank = 0, size(arrays, 2) - 1
+            if (wrong == "") wrong = wrong_halo(arrays(:, rank + 1), rank)
+            if (wrong == "" .and. any(arrays(:, rank + 1)%element_bytes /= arrays(:, 1)%element_bytes)) then
+                wrong = "arrays: elements of a variable must have the same size on all ranks"
+            end if
+        end do
+        if (wrong /= "") then
+            call mpgpu_refuse(wrong, stat, errmsg)
+            return
+        end if
+        do pass = 1, 2 ! counts, then fills
+            n = 0
+            do rank = 0, size(arrays, 2) - 1
+                do direction = 1, mpgpu_directions
+                    pieces = mpgpu_pieces_of(grid, rank, direction)
+                    if (pass == 2) then
+                        do v = 1, size(arrays, 1)
+                            if (size(pieces) == 0) cycle
+                            src = arrays(v, rank + 1)
+                            dst = arrays(v, mpgpu_neighbour(grid, rank, direction) + 1)
+                            do i = 1, size(pieces)
+                                transfers(n + (v - 1) * size(pieces) + i) = mpgpu_transfer( &
+                                    address_at(dst%data, pieces(i)%to * dst%element_bytes), &
+                                    address_at(src%data, pieces(i)%from * src%element_bytes), &
+                                    pieces(i)%elements * src%element_bytes, int(dst%device), int(src%device))
+                            end do
+                        end do
+                    end if
+                    n = n + size(pieces, kind=c_int64_t) * size(arrays, 1)
+                end do
+            end do
+            if (pass == 1) allocate(transfers(n))
+        end do
+        call self%plan_transfers(ctx, transfers, options, stat, errmsg)
+    end subroutine plan_halo
+
+    ! The same with each rank of the grid in a process of its own: collective over the ranks of the node, which have the numbers there
+    ! that they have in the grid. `arrays` are the variables of this rank, in memory that the others can map: of `alloc` on a GPU, of
+    ! `alloc` with `shared` on the host.
+    subroutine plan_node_halo(self, node, grid, arrays, options, stat, errmsg)
+        class(mpgpu_plan), intent(inout) :: self
+        class(mpgpu_node), intent(in) :: node
+        type(mpgpu_grid), intent(in) :: grid
+        type(mpgpu_array), intent(in) :: arrays(:)
+        type(mp_plan_options_t), intent(in), optional :: options
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        type(mp_window_t) :: windows(size(arrays))
+        type(mp_node_transfer_t), allocatable :: transfers(:)
+        type(mpgpu_piece), allocatable :: pieces(:)
+        character(:), allocatable :: wrong
+        integer(c_int64_t) :: i, n, bytes
+        integer(c_int) :: told
+        integer :: pass, direction, v
+        wrong = mpgpu_wrong_grid(grid)
+        if (wrong == "" .and. node%ranks /= mpgpu_rank_count(grid)) wrong = "grid: its ranks must be those of the node"
+        if (wrong == "") wrong = wrong_halo(arrays, node%rank)
+        if (wrong /= "") then
+            told = mp_node_fail(node%handle, mpgpu_c_text(wrong)) ! or the other ranks would wait
+            call mpgpu_refuse(wrong, stat, errmsg)
+            return
+        end if
+        do v = 1, size(arrays)
+            bytes = product(mpgpu_array_extents(grid, node%rank)) * arrays(v)%element_bytes
+            windows(v) = mp_window_t(arrays(v)%data, bytes)
+        end do
+        do pass = 1, 2
+            n = 0
+            do direction = 1, mpgpu_directions
+                pieces = mpgpu_pieces_of(grid, node%rank, direction)
+                do v = 1, size(arrays)
+                    do i = 1, size(pieces)
+                        n = n + 1
+                        if (pass == 1) cycle
+                        bytes = arrays(v)%element_bytes
+                        transfers(n) = mp_node_transfer_t( &
+                            dst=mp_node_end_t(int(mpgpu_neighbour(grid, node%rank, direction), c_int32_t), int(v - 1, c_int32_t), &
+                                pieces(i)%to * bytes), &
+                            src=mp_node_end_t(int(node%rank, c_int32_t), int(v - 1, c_int32_t), pieces(i)%from * bytes), &
+                            bytes=pieces(i)%elements * bytes)
+                    end do
+                end do
+            end do
+            if (pass == 1) allocate(transfers(n))
+        end do
+        call self%plan_node_windows(node, windows, transfers, options, stat, errmsg)
+    end subroutine plan_node_halo
+
+    ! Enqueues one execution, after all earlier work in the stream and before all later. Does not block. Of a node plan every rank
+    ! enqueues every step.
+    subroutine plan_enqueue(self, stream, stat, errmsg)
+        class(mpgpu_plan), intent(in) :: self
+        type(mpgpu_stream), intent(in) :: stream
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_execute(self%handle, stream%handle), stat, errmsg)
+    end subroutine plan_enqueue
+
+    ! The same with a request, which belongs to the caller.
+    subroutine plan_execute(self, stream, request, stat, errmsg)
+        class(mpgpu_plan), intent(in) :: self
+        type(mpgpu_stream), intent(in) :: stream
+        type(mpgpu_request), intent(inout) :: request
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_execute(self%handle, stream%handle, request%handle), stat, errmsg)
+    end subroutine plan_execute
+
+    ! Makes what the first execution in this stream would make. Before a time loop.
+    subroutine plan_prepare(self, stream, stat, errmsg)
+        class(mpgpu_plan), intent(in) :: self
+        type(mpgpu_stream), intent(in) :: stream
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_plan_prepare(self%handle, stream%handle), stat, errmsg)
+    end subroutine plan_prepare
+
+    ! Paths, shares, times, and why other paths were rejected; as lines, or with `format` MP_FORMAT_JSON as JSON.
+    function plan_describe(self, format, stat, errmsg) result(text)
+        class(mpgpu_plan), intent(in) :: self
+        integer(c_int), intent(in), optional :: format
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        character(:), allocatable :: text
+        text = mpgpu_described(self%handle, .true., format, stat, errmsg)
+    end function plan_describe
+
+    ! What the plan is like: bytes, paths, modelled and measured seconds.
+    subroutine plan_info(self, info, stat, errmsg)
+        class(mpgpu_plan), intent(in) :: self
+        type(mp_plan_info_t), intent(out) :: info
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_plan_get_info(self%handle, info), stat, errmsg)
+    end subroutine plan_info
+
+    ! Executions under way still finish. Of a node plan each rank destroys its own, after the last execution that it enqueues, and the
+    ! call blocks until these have finished.
+    subroutine plan_destroy(self, stat, errmsg)
+        class(mpgpu_plan), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_plan_destroy(self%handle), stat, errmsg)
+        self%handle = c_null_ptr
+    end subroutine plan_destroy
+
+    ! --- requests ----------------------------------------------------------------------------------------------------------------
+
+    ! Blocks until the execution has finished, then destroys the request. One that is empty is done.
+    subroutine request_wait(self, stat, errmsg)
+        class(mpgpu_request), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_wait(self%handle), stat, errmsg)
+    end subroutine request_wait
+
+    ! Whether the execution has finished; where it has, the request is destroyed.
+    subroutine request_test(self, done, stat, errmsg)
+        class(mpgpu_request), intent(inout) :: self
+        logical, intent(out) :: done
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        integer(c_int32_t) :: answer
+        answer = 0
+        call mpgpu_report(mp_test(self%handle, answer), stat, errmsg)
+        done = answer /= 0
+    end subroutine request_test
+
+    ! Gives the request back without waiting: the execution goes on.
+    subroutine request_destroy(self, stat, errmsg)
+        class(mpgpu_request), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_request_destroy(self%handle), stat, errmsg)
+    end subroutine request_destroy
+
+    ! --- nodes -------------------------------------------------------------------------------------------------------------------
+
+    ! A node of `ranks` ranks, of which this is `rank`: collective. The ranks meet by `allgather` (c_funloc of a function with the
+    ! interface mp_allgather_t, called with `user` as long as the node exists), or at the path `socket`. `devices` are the GPUs that
+    ! this rank works for, by default its share of those that it sees.
+    subroutine node_create(self, ctx, rank, ranks, allgather, user, socket, devices, stat, errmsg)
+        class(mpgpu_node), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        integer, intent(in) :: rank, ranks
+        type(c_funptr), intent(in), optional :: allgather
+        type(c_ptr), intent(in), optional :: user
+        character(*), intent(in), optional :: socket
+        integer, intent(in), optional :: devices(:)
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        type(mp_node_options_t) :: options
+        character(kind=c_char), allocatable, target :: path(:)
+        integer(c_int32_t), allocatable, target :: gpus(:)
+        type(c_funptr) :: gather
+        type(c_ptr) :: given
+        gather = c_null_funptr
+        given = c_null_ptr
+        if (present(allgather)) gather = allgather
+        if (present(user)) given = user
+        if (present(socket)) then
+            allocate(path(len_trim(socket) + 1))
+            path(:) = mpgpu_c_text(socket)
+            options%socket = c_loc(path)
+        end if
+        if (present(devices)) then
+            gpus = int(devices, c_int32_t)
+            options%device_count = size(gpus, kind=c_size_t)
+            if (size(gpus) > 0) options%devices = c_loc(gpus)
+        end if
+        self%rank = rank
+        self%ranks = ranks
+        call mpgpu_report(mp_node_create(ctx%handle, int(rank, c_int32_t), int(ranks, c_int32_t), gather, given, options, &
+            self%handle), stat, errmsg)
+    end subroutine node_create
+
+    ! The GPUs that this rank works for.
+    function node_devices(self, stat, errmsg) result(devices)
+        class(mpgpu_node), intent(in) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        integer, allocatable :: devices(:)
+        integer(c_int32_t), allocatable :: numbers(:)
+        integer(c_size_t) :: n
+        integer(c_int) :: outcome
+        n = 0
+        outcome = mp_node_devices(self%handle, capacity=0_c_size_t, count=n)
+        allocate(numbers(n))
+        if (outcome == MP_SUCCESS .and. n > 0) outcome = mp_node_devices(self%handle, numbers, n, n)
+        devices = int(numbers)
+        call mpgpu_report(outcome, stat, errmsg)
+    end function node_devices
+
+    ! Takes part in the call in which the other ranks are as a rank that has failed: they are told the reason. Blocks until they come.
+    subroutine node_fail(self, reason, stat, errmsg)
+        class(mpgpu_node), intent(in) :: self
+        character(*), intent(in) :: reason
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_node_fail(self%handle, mpgpu_c_text(reason)), stat, errmsg)
+    end subroutine node_fail
+
+    ! Its plans go on, and are destroyed by themselves. Not collective.
+    subroutine node_destroy(self, stat, errmsg)
+        class(mpgpu_node), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_node_destroy(self%handle), stat, errmsg)
+        self%handle = c_null_ptr
+    end subroutine node_destroy
+
+    ! --- shared by the above ----------------------------------------------------------------------------------------------------
+
+    ! What is wrong with the variables of a rank; empty where nothing is.
+    pure function wrong_halo(arrays, rank) result(text)
+        type(mpgpu_array), intent(in) :: arrays(:)
+        integer, intent(in) :: rank
+        character(:), allocatable :: text
+        integer :: v
+        text = ""
+        if (size(arrays) == 0) text = "arrays: each rank needs one variable or more"
+        do v = 1, size(arrays)
+            if (text == "") text = mpgpu_wrong_array(arrays(v), v, rank)
+        end do
+    end function wrong_halo
+
+    pure function address_at(base, bytes) result(address)
+        type(c_ptr), intent(in) :: base
+        integer(c_int64_t), intent(in) :: bytes
+        type(c_ptr) :: address
+        address = transfer(transfer(base, 0_c_intptr_t) + bytes, c_null_ptr)
+    end function address_at
+end module mpgpu

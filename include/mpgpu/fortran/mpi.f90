@@ -1,0 +1,86 @@
+! SPDX-License-Identifier: MIT OR Apache-2.0
+!
+! The MPI ranks of a node, which plan together: module mpgpu and MPI, nothing else.
+!
+!     use mpgpu_mpi
+!     type(mpgpu_mpi_node) :: node
+!     call node%create_mpi(ctx, communicator)        ! collective
+!     call halo%create(node, grid, arrays)           ! as with any node; no MPI call in the time loop
+!
+! MPI is called while ranks plan, from the thread that plans.
+module mpgpu_mpi
+    use mpgpu
+    use mpi
+    implicit none
+    private
+
+    public :: mpgpu_mpi_node
+
+    ! A node of all ranks of a communicator.
+    type, extends(mpgpu_node) :: mpgpu_mpi_node
+        integer, pointer :: communicator => null() ! this object's own
+    contains
+        procedure :: create_mpi
+        procedure :: destroy => destroy_mpi
+    end type mpgpu_mpi_node
+
+contains
+
+    ! A node of the ranks of `communicator`, which are on one node of the machine (MPI_Comm_split_type with MPI_COMM_TYPE_SHARED makes
+    ! such a communicator), and is duplicated. Collective. `devices` are the GPUs that this rank works for.
+    subroutine create_mpi(self, ctx, communicator, devices, stat, errmsg)
+        class(mpgpu_mpi_node), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        integer, intent(in) :: communicator
+        integer, intent(in), optional :: devices(:)
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        type(c_funptr) :: function ! a variable, because gfortran puts what c_funloc gives where it cannot be relocated
+        integer :: rank, ranks, code
+        function = c_funloc(gather)
+        allocate(self%communicator)
+        call MPI_Comm_dup(communicator, self%communicator, code)
+        if (code == MPI_SUCCESS) call MPI_Comm_rank(self%communicator, rank, code)
+        if (code == MPI_SUCCESS) call MPI_Comm_size(self%communicator, ranks, code)
+        if (code /= MPI_SUCCESS) then
+            deallocate(self%communicator)
+            call mpgpu_refuse("communicator: MPI refused it", stat, errmsg)
+            return
+        end if
+        call self%create(ctx, rank, ranks, allgather=function, user=c_loc(self%communicator), devices=devices, stat=stat, &
+            errmsg=errmsg)
+    end subroutine create_mpi
+
+    ! As `destroy` of any node, and frees the communicator: collective, and before MPI_Finalize.
+    subroutine destroy_mpi(self, stat, errmsg)
+        class(mpgpu_mpi_node), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        integer :: code
+        if (associated(self%communicator)) then
+            call MPI_Comm_free(self%communicator, code)
+            deallocate(self%communicator)
+        end if
+        call self%mpgpu_node%destroy(stat, errmsg)
+    end subroutine destroy_mpi
+
+    function gather(user, send, receive, bytes) bind(c) result(outcome)
+        type(c_ptr), value :: user
+        type(c_ptr), value :: send
+        type(c_ptr), value :: receive
+        integer(c_size_t), value :: bytes
+        integer(c_int) :: outcome
+        integer, pointer :: communicator
+        integer(c_int8_t), pointer, contiguous :: mine(:), all_of_them(:)
+        integer :: ranks, code
+        call c_f_pointer(user, communicator)
+        call MPI_Comm_size(communicator, ranks, code)
+        if (code == MPI_SUCCESS) then
+            call c_f_pointer(send, mine, [bytes])
+            call c_f_pointer(receive, all_of_them, [bytes * ranks])
+            ! The library sends a few MiB at a time.
+            call MPI_Allgather(mine, int(bytes), MPI_BYTE, all_of_them, int(bytes), MPI_BYTE, communicator, code)
+        end if
+        outcome = merge(0_c_int, 1_c_int, code == MPI_SUCCESS)
+    end function gather
+end module mpgpu_mpi

@@ -1,0 +1,297 @@
+! SPDX-License-Identifier: MIT OR Apache-2.0
+!
+! Part of module mpgpu, which programs use: contexts, memory, streams and events.
+module mpgpu_streams
+    use mpgpu_c
+    use mpgpu_errors
+    implicit none
+    private
+
+    public :: mpgpu_context, mpgpu_stream, mpgpu_event, mpgpu_host_device, mpgpu_described
+
+    ! A machine, and all that the library holds on it. One per process is the rule.
+    type :: mpgpu_context
+        type(c_ptr) :: handle = c_null_ptr
+    contains
+        procedure :: create => context_create
+        procedure :: destroy => context_destroy
+        procedure :: devices => context_devices
+        procedure :: describe => context_describe
+        procedure :: alloc => context_alloc
+        procedure :: free => context_free
+    end type mpgpu_context
+
+    ! A queue of work that runs in order.
+    type :: mpgpu_stream
+        type(c_ptr) :: handle = c_null_ptr
+        type(c_ptr) :: context = c_null_ptr
+        logical :: is_owned = .false.
+    contains
+        procedure :: create => stream_create
+        generic :: borrow => stream_borrow, stream_borrow_number
+        procedure, private :: stream_borrow
+        procedure, private :: stream_borrow_number
+        procedure :: synchronize => stream_synchronize
+        procedure :: wait => stream_wait
+        procedure :: launch_host => stream_launch_host
+        procedure :: destroy => stream_destroy
+    end type mpgpu_stream
+
+    ! A point in a stream that others wait for.
+    type :: mpgpu_event
+        type(c_ptr) :: handle = c_null_ptr
+        type(c_ptr) :: context = c_null_ptr
+    contains
+        procedure :: create => event_create
+        procedure :: record => event_record
+        procedure :: synchronize => event_synchronize
+        procedure :: destroy => event_destroy
+    end type mpgpu_event
+
+contains
+
+    ! The number of the host memory of a NUMA domain, from 0: `MP_DEVICE_HOST_NUMA` of C.
+    pure integer(c_int32_t) function mpgpu_host_device(domain) result(device)
+        integer, intent(in) :: domain
+        device = int(-1 - domain, c_int32_t)
+    end function mpgpu_host_device
+
+    ! --- contexts and memory -------------------------------------------------------------------------------------------------
+
+    ! Finds the machine and reads the environment. `backend` is one of MP_BACKEND_*; `topology` the name of a preset or a file.
+    subroutine context_create(self, backend, topology, staging_bytes, stat, errmsg)
+        class(mpgpu_context), intent(inout) :: self
+        integer(c_int), intent(in), optional :: backend
+        character(*), intent(in), optional :: topology
+        integer(c_int64_t), intent(in), optional :: staging_bytes
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        type(mp_context_options_t) :: options
+        character(kind=c_char), allocatable, target :: name(:)
+        if (present(backend)) options%backend = backend
+        if (present(staging_bytes)) options%staging_bytes = staging_bytes
+        if (present(topology)) then
+            allocate(name(len_trim(topology) + 1))
+            name(:) = mpgpu_c_text(topology)
+            options%topology = c_loc(name)
+        end if
+        call mpgpu_report(mp_context_create_versioned(options, MP_HEADER_VERSION, self%handle), stat, errmsg)
+    end subroutine context_create
+
+    ! Waits for all work of the context, then gives back all that belongs to it.
+    subroutine context_destroy(self, stat, errmsg)
+        class(mpgpu_context), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_context_destroy(self%handle), stat, errmsg)
+        self%handle = c_null_ptr
+    end subroutine context_destroy
+
+    ! How many devices there are, and whether they are GPUs (MP_BACKEND_CUDA) or virtual ones (MP_BACKEND_HOST).
+    subroutine context_devices(self, gpus, host_domains, backend, stat, errmsg)
+        class(mpgpu_context), intent(in) :: self
+        integer, intent(out), optional :: gpus, host_domains
+        integer(c_int), intent(out), optional :: backend
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        integer(c_int) :: kind
+        integer(c_int32_t) :: counts(2)
+        kind = MP_BACKEND_AUTO
+        counts = 0
+        call mpgpu_report(mp_context_get_info(self%handle, kind, counts(1), counts(2)), stat, errmsg)
+        if (present(gpus)) gpus = counts(1)
+        if (present(host_domains)) host_domains = counts(2)
+        if (present(backend)) backend = kind
+    end subroutine context_devices
+
+    ! The machine as the library sees it, as lines for people or with `format` MP_FORMAT_JSON as JSON.
+    function context_describe(self, format, stat, errmsg) result(text)
+        class(mpgpu_context), intent(in) :: self
+        integer(c_int), intent(in), optional :: format
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        character(:), allocatable :: text
+        text = mpgpu_described(self%handle, .false., format, stat, errmsg)
+    end function context_describe
+
+    ! Allocates `bytes` bytes on a device: memory of a GPU, or with MP_DEVICE_HOST host memory that GPUs reach. With `shared` other
+    ! processes can map it. On the host backend the program reads and writes all of it: c_f_pointer makes an array of it.
+    subroutine context_alloc(self, device, bytes, memory, shared, stat, errmsg)
+        class(mpgpu_context), intent(in) :: self
+        integer, intent(in) :: device
+        integer(c_int64_t), intent(in) :: bytes
+        type(c_ptr), intent(inout) :: memory
+        logical, intent(in), optional :: shared
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        logical :: is_shared
+        is_shared = .false.
+        if (present(shared)) is_shared = shared
+        if (is_shared) then
+            call mpgpu_report(mp_alloc_shared(self%handle, int(device, c_int32_t), bytes, memory), stat, errmsg)
+        else
+            call mpgpu_report(mp_alloc(self%handle, int(device, c_int32_t), bytes, memory), stat, errmsg)
+        end if
+    end subroutine context_alloc
+
+    ! Gives memory of `alloc` back, after all work of the context, or with `stream` after the work that is enqueued there now, for which
+    ! it does not wait. `memory` becomes null.
+    subroutine context_free(self, memory, stream, stat, errmsg)
+        class(mpgpu_context), intent(in) :: self
+        type(c_ptr), intent(inout) :: memory
+        type(mpgpu_stream), intent(in), optional :: stream
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        integer(c_int) :: outcome
+        if (present(stream)) then
+            outcome = mp_free_async(self%handle, memory, stream%handle)
+        else
+            outcome = mp_free(self%handle, memory)
+        end if
+        if (outcome == MP_SUCCESS) memory = c_null_ptr
+        call mpgpu_report(outcome, stat, errmsg)
+    end subroutine context_free
+
+    ! --- streams and events ------------------------------------------------------------------------------------------------------
+
+    ! A stream of a device; on CUDA a cudaStream_t.
+    subroutine stream_create(self, ctx, device, stat, errmsg)
+        class(mpgpu_stream), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        integer, intent(in) :: device
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        integer(c_int) :: outcome
+        self%context = ctx%handle
+        outcome = mp_stream_create(ctx%handle, int(device, c_int32_t), self%handle)
+        self%is_owned = outcome == MP_SUCCESS
+        call mpgpu_report(outcome, stat, errmsg)
+    end subroutine stream_create
+
+    ! A stream that belongs to somebody else: a cudaStream_t as a c_ptr, of which null is the default stream. Does not fail.
+    pure subroutine stream_borrow(self, ctx, handle)
+        class(mpgpu_stream), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        type(c_ptr), intent(in) :: handle
+        self%context = ctx%handle
+        self%handle = handle
+        self%is_owned = .false.
+    end subroutine stream_borrow
+
+    ! The same as CUDA Fortran (cuda_stream_kind) and OpenACC (acc_get_cuda_stream) have it, as a number.
+    pure subroutine stream_borrow_number(self, ctx, handle)
+        class(mpgpu_stream), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        integer(c_intptr_t), intent(in) :: handle
+        call self%stream_borrow(ctx, transfer(handle, c_null_ptr))
+    end subroutine stream_borrow_number
+
+    ! Blocks until all work enqueued so far has finished.
+    subroutine stream_synchronize(self, stat, errmsg)
+        class(mpgpu_stream), intent(in) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_stream_synchronize(self%context, self%handle), stat, errmsg)
+    end subroutine stream_synchronize
+
+    ! Work enqueued from now on waits for what the event stands for now. Does not block.
+    subroutine stream_wait(self, event, stat, errmsg)
+        class(mpgpu_stream), intent(in) :: self
+        type(mpgpu_event), intent(in) :: event
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_stream_wait_event(self%context, self%handle, event%handle), stat, errmsg)
+    end subroutine stream_wait
+
+    ! Enqueues a call of `function` (c_funloc of a procedure with the interface mp_host_function_t) with `user` on a CPU thread, which
+    ! must not call this module. Both must last until it has run.
+    subroutine stream_launch_host(self, function, user, stat, errmsg)
+        class(mpgpu_stream), intent(in) :: self
+        type(c_funptr), intent(in) :: function
+        type(c_ptr), intent(in) :: user
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_stream_launch_host(self%context, self%handle, function, user, c_null_funptr), stat, errmsg)
+    end subroutine stream_launch_host
+
+    ! Gives a stream of `create` back; its work still finishes. Of one that is borrowed it only forgets the handle.
+    subroutine stream_destroy(self, stat, errmsg)
+        class(mpgpu_stream), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        integer(c_int) :: outcome
+        outcome = MP_SUCCESS
+        if (self%is_owned) outcome = mp_stream_destroy(self%context, self%handle)
+        self%handle = c_null_ptr
+        self%is_owned = .false.
+        call mpgpu_report(outcome, stat, errmsg)
+    end subroutine stream_destroy
+
+    ! An event for streams of all devices, which counts as done until it is recorded.
+    subroutine event_create(self, ctx, stat, errmsg)
+        class(mpgpu_event), intent(inout) :: self
+        type(mpgpu_context), intent(in) :: ctx
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        self%context = ctx%handle
+        call mpgpu_report(mp_event_create(ctx%handle, self%handle), stat, errmsg)
+    end subroutine event_create
+
+    ! Makes the event stand for all work enqueued in the stream so far.
+    subroutine event_record(self, stream, stat, errmsg)
+        class(mpgpu_event), intent(in) :: self
+        type(mpgpu_stream), intent(in) :: stream
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_event_record(self%context, self%handle, stream%handle), stat, errmsg)
+    end subroutine event_record
+
+    ! Blocks until that work has finished.
+    subroutine event_synchronize(self, stat, errmsg)
+        class(mpgpu_event), intent(in) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_event_synchronize(self%context, self%handle), stat, errmsg)
+    end subroutine event_synchronize
+
+    ! Waits that are enqueued still hold.
+    subroutine event_destroy(self, stat, errmsg)
+        class(mpgpu_event), intent(inout) :: self
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        call mpgpu_report(mp_event_destroy(self%context, self%handle), stat, errmsg)
+        self%handle = c_null_ptr
+    end subroutine event_destroy
+
+    ! The description of a plan or a context: asked for its length, then for itself.
+    function mpgpu_described(handle, is_plan, format, stat, errmsg) result(text)
+        type(c_ptr), intent(in) :: handle
+        logical, intent(in) :: is_plan
+        integer(c_int), intent(in), optional :: format
+        integer, intent(out), optional :: stat
+        character(*), intent(inout), optional :: errmsg
+        character(:), allocatable :: text
+        integer(c_int) :: form, outcome
+        integer(c_size_t) :: length
+        form = MP_FORMAT_TEXT
+        if (present(format)) form = format
+        length = 0
+        text = ""
+        if (is_plan) then
+            outcome = mp_plan_describe(handle, form, capacity=0_c_size_t, length=length)
+        else
+            outcome = mp_context_describe(handle, form, capacity=0_c_size_t, length=length)
+        end if
+        if (outcome == MP_SUCCESS) then
+            deallocate(text)
+            allocate(character(length) :: text)
+            if (is_plan) then
+                outcome = mp_plan_describe(handle, form, text, length, length)
+            else
+                outcome = mp_context_describe(handle, form, text, length, length)
+            end if
+            text = text(:int(length) - 1) ! without C's end
+        end if
+        call mpgpu_report(outcome, stat, errmsg)
+    end function mpgpu_described
+end module mpgpu_streams

@@ -1,0 +1,137 @@
+//! Contexts.
+
+use crate::buffer::End;
+use crate::plan::{Plan, Transfer};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::{self, Config, ContextOptions, DeviceStatistics, Error, PlanOptions, Statistics};
+use std::sync::Arc;
+
+/// A machine, and all that the library holds on it. One per process is the rule; a clone is the same context.
+///
+/// The last handle that goes, those in buffers, streams and plans included, waits for all work of the context.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Never handed out: by it memory could be freed that buffers have.
+    pub(crate) runtime: Arc<context::Context>,
+}
+
+impl Context {
+    /// Finds the machine and reads the environment. Allocates nothing on a device.
+    ///
+    /// # Errors
+    /// For a malformed `MPGPU_` variable, a topology that is not valid, and a backend that is asked for and not there.
+    pub fn new() -> Result<Context, Error> {
+        Context::with_options(&ContextOptions::default())
+    }
+
+    /// The same with options, which precede the environment.
+    ///
+    /// ```
+    /// use mpgpu::{BackendChoice, Context, ContextOptions};
+    ///
+    /// let virtual_devices = ContextOptions { backend: Some(BackendChoice::Host), topology: Some("beluga".into()), ..Default::default() };
+    /// let ctx = Context::with_options(&virtual_devices)?;
+    /// assert_eq!((ctx.gpus(), ctx.backend()), (4, "host"));
+    ///
+    /// let unknown = ContextOptions { topology: Some("no such machine".into()), ..virtual_devices };
+    /// assert!(Context::with_options(&unknown).unwrap_err().to_string().contains("no such machine"));
+    /// # Ok::<(), mpgpu::Error>(())
+    /// ```
+    pub fn with_options(options: &ContextOptions) -> Result<Context, Error> {
+        Ok(Context { runtime: Arc::new(context::Context::open(options, Config::from_environment()?)?) })
+    }
+
+    /// Where bytes move: `cuda`, or `host` for virtual devices on CPU threads.
+    pub fn backend(&self) -> &'static str {
+        self.runtime.backend().name()
+    }
+
+    /// How many GPUs there are, numbered from 0.
+    pub fn gpus(&self) -> u32 {
+        self.runtime.machine().gpu_count()
+    }
+
+    /// How many NUMA domains of host memory there are, numbered from 0.
+    pub fn host_domains(&self) -> u32 {
+        self.runtime.machine().host_count()
+    }
+
+    /// Plans transfers together, so that they do not compete for links; the same request again is a look-up. A transfer is a pair of ends of
+    /// equal size, destination first.
+    ///
+    /// The transfers of a plan run in no particular order: no destination may overlap another or a source. Blocks for some microseconds.
+    ///
+    /// # Errors
+    /// For ends of unlike size, ends that overlap, ends of another context, and where no path joins the devices: all name the transfer.
+    pub fn plan<T: Into<Transfer>>(&self, transfers: impl IntoIterator<Item = T>) -> Result<Plan, Error> {
+        self.plan_with(transfers, &PlanOptions::default())
+    }
+
+    /// The same with options.
+    ///
+    /// ```
+    /// # use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, PlanOptions};
+    /// # let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some("beluga".into()), ..Default::default() };
+    /// # let ctx = Context::with_options(&options)?;
+    /// let a = Buffer::<u8>::zeroed(&ctx, Device::gpu(0), 64 << 20)?;
+    /// let b = Buffer::<u8>::zeroed(&ctx, Device::gpu(1), 64 << 20)?;
+    /// assert!(ctx.plan([(&b, &a)])?.paths() > 1);
+    /// assert_eq!(ctx.plan_with([(&b, &a)], &PlanOptions { max_paths: Some(1), ..Default::default() })?.paths(), 1);
+    /// # Ok::<(), mpgpu::Error>(())
+    /// ```
+    pub fn plan_with<T: Into<Transfer>>(&self, transfers: impl IntoIterator<Item = T>, options: &PlanOptions) -> Result<Plan, Error> {
+        let transfers: Vec<Transfer> = transfers.into_iter().map(Into::into).collect();
+        let mut planned = Vec::with_capacity(transfers.len());
+        for (index, Transfer { dst, src }) in transfers.iter().enumerate() {
+            self.check_ends(index, [dst, src])?;
+            if dst.bytes != src.bytes {
+                return Err(refused(index, format!("its destination has {} bytes and its source {}", dst.bytes, src.bytes)));
+            }
+            planned.push(context::Transfer {
+                dst: dst.address,
+                dst_device: dst.device,
+                src: src.address,
+                src_device: src.device,
+                bytes: dst.bytes,
+            });
+        }
+        let plan = self.runtime.plan(&planned, options)?;
+        let keep = transfers.into_iter().flat_map(|transfer| [transfer.dst.keep, transfer.src.keep]).flatten().collect();
+        Ok(Plan::own(self.clone(), plan, keep))
+    }
+
+    /// Memory of another context may be freed while this one still copies.
+    pub(crate) fn check_ends<'a>(&self, index: usize, ends: impl IntoIterator<Item = &'a End>) -> Result<(), Error> {
+        let is_foreign = |end: &End| end.context.as_ref().is_some_and(|context| !self.is(context));
+        if ends.into_iter().any(is_foreign) {
+            return Err(refused(index, "an end is memory of another context: allocate all ends of a plan in one context".into()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.runtime, &other.runtime)
+    }
+
+    /// The machine as the library sees it, settings in force, and from where they come.
+    pub fn describe(&self) -> String {
+        self.runtime.describe()
+    }
+
+    /// What the context has done so far.
+    pub fn statistics(&self) -> Statistics {
+        self.runtime.statistics()
+    }
+
+    /// What the context holds on a device now.
+    ///
+    /// # Errors
+    /// For a device that does not exist.
+    pub fn device_statistics(&self, device: DeviceId) -> Result<DeviceStatistics, Error> {
+        self.runtime.device_statistics(device)
+    }
+}
+
+pub(crate) fn refused(transfer: usize, reason: String) -> Error {
+    Error::Option { name: "transfer", value: transfer.to_string(), reason }
+}

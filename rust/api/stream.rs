@@ -1,0 +1,181 @@
+//! Streams and events.
+
+use crate::context::Context;
+use crate::plan::Request;
+use mpgpu_backend::{EventHandle, StreamHandle};
+use mpgpu_core::topology::DeviceId;
+use mpgpu_runtime::context::Error;
+use std::any::Any;
+use std::sync::Arc;
+
+/// Whose a stream is.
+#[derive(Debug)]
+enum Owner {
+    /// Made here, and destroyed with the handle.
+    Own,
+    /// Somebody else's, taken on the caller's word.
+    Raw,
+    /// Somebody else's, kept here. Whoever else has it may capture it.
+    #[cfg_attr(not(feature = "cudarc"), allow(dead_code))]
+    Kept(#[allow(dead_code)] Arc<dyn Any + Send + Sync>),
+}
+
+/// A queue of work that runs in order. Work that is enqueued when the handle goes still finishes.
+#[derive(Debug)]
+pub struct Stream {
+    pub(crate) context: Context,
+    handle: StreamHandle,
+    owner: Owner,
+}
+
+impl Stream {
+    /// A stream of `device`, ordered with no other.
+    ///
+    /// # Errors
+    /// For a device that does not exist.
+    pub fn new(ctx: &Context, device: DeviceId) -> Result<Stream, Error> {
+        Ok(Stream { context: ctx.clone(), handle: ctx.runtime.create_stream(device)?, owner: Owner::Own })
+    }
+
+    /// A stream of somebody else: a `cudaStream_t` as a number, 0 for the default stream.
+    ///
+    /// # Safety
+    /// On CUDA the driver takes the handle as it is: the stream must not be destroyed while this is used. Where it is being captured, all
+    /// memory of plans that are enqueued in it must outlive the graph.
+    pub unsafe fn from_raw(ctx: &Context, handle: usize) -> Stream {
+        Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Raw }
+    }
+
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn kept(ctx: &Context, handle: usize, keep: Arc<dyn Any + Send + Sync>) -> Stream {
+        Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Kept(keep) }
+    }
+
+    /// The handle as a number: on CUDA a `cudaStream_t`.
+    pub fn as_raw(&self) -> usize {
+        self.handle.0
+    }
+
+    /// Of this context, or refused.
+    pub(crate) fn handle_in(&self, context: &Context) -> Result<StreamHandle, Error> {
+        if !self.context.is(context) {
+            return Err(Error::Option { name: "stream", value: format!("{:#x}", self.handle.0), reason: "is of another context".into() });
+        }
+        Ok(self.handle)
+    }
+
+    /// The device that it is of; host memory for a default stream of CUDA.
+    ///
+    /// # Errors
+    /// For a handle that is no stream.
+    pub fn device(&self) -> Result<DeviceId, Error> {
+        self.context.runtime.stream_device(self.handle)
+    }
+
+    /// Whether it is being captured into a graph.
+    ///
+    /// # Errors
+    /// For a handle that is no stream.
+    pub fn is_capturing(&self) -> Result<bool, Error> {
+        self.context.runtime.is_capturing(self.handle)
+    }
+
+    /// Refuses what a graph must not hold, where the stream may be captured without `unsafe`.
+    pub(crate) fn refuse_shared_capture(&self) -> Result<(), Error> {
+        if matches!(self.owner, Owner::Kept(_)) { self.refuse_capture() } else { Ok(()) }
+    }
+
+    pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
+        if self.is_capturing()? {
+            let why = "the stream is being captured, and the graph may outlive what it would copy: Plan::enqueue_captured is for that";
+            return Err(Error::NotSupported(why.into()));
+        }
+        Ok(())
+    }
+
+    /// Blocks until all work enqueued so far has finished.
+    ///
+    /// # Errors
+    /// Those of the work, each once.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        self.context.runtime.synchronize_stream(self.handle)
+    }
+
+    /// Later work waits for what `event` stands for now. Does not block.
+    ///
+    /// # Errors
+    /// For an event of another context.
+    pub fn wait(&self, event: &Event) -> Result<(), Error> {
+        self.context.runtime.stream_wait_event(self.handle_in(&event.context)?, event.handle)
+    }
+
+    /// Later work waits for an execution. Does not block.
+    ///
+    /// # Errors
+    /// For a request of another context.
+    pub fn wait_for(&self, request: &Request) -> Result<(), Error> {
+        let handle = self.handle_in(request.context())?;
+        self.context.runtime.order_stream(handle, request.completion())
+    }
+
+    /// Enqueues a call on a CPU thread, after all earlier work and before all later. It may block; it must not use this library, nor let the
+    /// last handle of a buffer or plan go. In a stream that is being captured it runs at every launch of the graph.
+    ///
+    /// # Errors
+    /// For a handle that is no stream.
+    pub fn launch_host(&self, work: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
+        self.context.runtime.launch_host(self.handle, Box::new(work))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !matches!(self.owner, Owner::Own) {
+            return;
+        }
+        if let Err(error) = self.context.runtime.destroy_stream(self.handle) {
+            log::warn!("a stream was not destroyed: {error}");
+        }
+    }
+}
+
+/// A point in a stream that others wait for. It counts as done until it is recorded.
+#[derive(Debug)]
+pub struct Event {
+    context: Context,
+    handle: EventHandle,
+}
+
+impl Event {
+    /// An event for streams of all devices.
+    ///
+    /// # Errors
+    /// Of the driver.
+    pub fn new(ctx: &Context) -> Result<Event, Error> {
+        Ok(Event { context: ctx.clone(), handle: ctx.runtime.create_event()? })
+    }
+
+    /// Makes it stand for all work enqueued in `stream` so far.
+    ///
+    /// # Errors
+    /// For a stream of another context.
+    pub fn record(&self, stream: &Stream) -> Result<(), Error> {
+        self.context.runtime.record_event(self.handle, stream.handle_in(&self.context)?)
+    }
+
+    /// Blocks until that work has finished.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        self.context.runtime.synchronize_event(self.handle)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Err(error) = self.context.runtime.destroy_event(self.handle) {
+            log::warn!("an event was not destroyed: {error}");
+        }
+    }
+}

@@ -1,0 +1,28 @@
+! SPDX-License-Identifier: MIT OR Apache-2.0
+!
+! What all Fortran tests use: a check that counts, and says where it failed.
+module checks
+    implicit none
+    private
+    public :: check, finish
+
+    integer :: failures = 0, made = 0
+
+contains
+
+    subroutine check(holds, what)
+        logical, intent(in) :: holds
+        character(*), intent(in) :: what
+        made = made + 1
+        if (.not. holds) then
+            failures = failures + 1
+            print '(2a)', "failed: ", what
+        end if
+    end subroutine check
+
+    ! Ends the program with 1 where a check has failed, or none was made.
+    subroutine finish()
+        print '(i0, a, i0, a)', made, " checks, ", failures, " failed"
+        if (failures > 0 .or. made == 0) stop 1
+    end subroutine finish
+end module checks
