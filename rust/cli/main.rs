@@ -25,6 +25,7 @@ use std::process::ExitCode;
 /// Plans copies between the GPUs and host memory of one node over every link that helps.
 #[derive(Parser)]
 #[command(
+    name = "mpgpu",
     version,
     max_term_width = 100,
     after_help = "A first look: `mpgpu topo` for the machine, `mpgpu plan gpu0:gpu1:256M` for what would be done there, `mpgpu trace --svg \
