@@ -6,8 +6,8 @@ if(MPGPU_CARGO_CXX)
     list(APPEND MPGPU_COMMAND_ENVIRONMENT "CXX=${MPGPU_CARGO_CXX}")
 endif()
 # Where `mpgpu run` finds the interposer, beside the places that it knows (rust/cli/run.rs).
-if(NOT CMAKE_INSTALL_LIBDIR MATCHES "^(lib|lib64|lib/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)$")
-    file(RELATIVE_PATH MPGPU_BIN_TO_LIB "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
+file(RELATIVE_PATH MPGPU_BIN_TO_LIB "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
+if(NOT MPGPU_BIN_TO_LIB MATCHES "^\\.\\./(lib|lib64|lib/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)$")
     list(APPEND MPGPU_COMMAND_ENVIRONMENT "MPGPU_LIBRARY_FOLDER=${MPGPU_BIN_TO_LIB}")
 endif()
 
