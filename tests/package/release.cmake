@@ -33,6 +33,8 @@ foreach(file IN ITEMS ${bin}/mpgpu lib/libmpgpu.a lib/libmpgpu_preload.so lib/li
         message(FATAL_ERROR "not in the archive: ${file}")
     endif()
 endforeach()
+# The folder in which it was built is named in none of it.
+run(sh -c "! grep -rl '/\\.release\\.' '${prefix}'")
 
 # A consumer knows no Rust, and has no network either.
 foreach(language IN ITEMS C CXX)
