@@ -7,6 +7,7 @@ mod arguments;
 mod doctor;
 mod draw;
 mod machine;
+mod pages;
 mod plan;
 mod probe;
 mod run;
@@ -16,7 +17,7 @@ mod topo;
 mod trace;
 mod tune;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 /// Plans copies between the GPUs and host memory of one node over every link that helps.
 #[derive(Parser)]
 #[command(
+    name = "mpgpu",
     version,
     max_term_width = 100,
     after_help = "A first look: `mpgpu topo` for the machine, `mpgpu plan gpu0:gpu1:256M` for what would be done there, `mpgpu trace --svg \
@@ -94,6 +96,9 @@ enum Command {
     /// Search for better plans than the model's, on GPUs or in the simulator, and write them to a tuning file
     #[command(after_help = tune::EXAMPLES)]
     Tune(tune::TuneArguments),
+    /// Write the manual pages and shell completions of this command
+    #[command(hide = true)]
+    Pages(pages::PagesArguments),
 }
 
 fn main() -> ExitCode {
@@ -127,6 +132,7 @@ fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         }
         Command::Run(arguments) => run::run(&arguments)?,
         Command::Tune(arguments) => tune::run(&arguments)?,
+        Command::Pages(arguments) => pages::run(Arguments::command(), &arguments)?,
     };
     // A closed pipe (`mpgpu topo | head`) is no error of ours.
     match std::io::stdout().lock().write_all(text.as_bytes()) {

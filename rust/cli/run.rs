@@ -37,7 +37,7 @@ pub struct RunArguments {
     /// Append to this file what each process has copied, at that process's end
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Path of libmpgpu_preload.so [default: beside this command, in ../lib, or in LD_LIBRARY_PATH]
+    /// Path of libmpgpu_preload.so [default: where it is installed, or in LD_LIBRARY_PATH]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// The program and its arguments
@@ -127,18 +127,32 @@ fn find() -> Result<PathBuf, Failure> {
     let here = env::current_exe()?.canonicalize()?;
     let folder = here.parent().unwrap_or(Path::new("/"));
     let multiarch = format!("../lib/{}-linux-gnu", env::consts::ARCH);
-    let beside = [".", "../lib", "../lib64", &multiarch].map(|place| folder.join(place));
+    // CMake names the folder into which it installs libraries, seen from that of this command.
+    let installed = option_env!("MPGPU_LIBRARY_FOLDER").unwrap_or(".");
+    let beside = [installed, ".", "../lib", "../lib64", &multiarch].map(|place| folder.join(place));
     let paths = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     beside
         .into_iter()
         .chain(env::split_paths(OsStr::new(&paths)))
         .map(|place| place.join(LIBRARY))
+        .chain(known_to_loader())
         .find_map(|path| path.canonicalize().ok())
         .ok_or_else(|| {
             format!(
-                "{LIBRARY} is not beside {}, in ../lib or in LD_LIBRARY_PATH: build it with CMake, and name it by --library",
+                "{LIBRARY} is not beside {}, in ../lib, in LD_LIBRARY_PATH or known to ldconfig: build it with CMake, and name it by --library",
                 here.display()
             )
             .into()
         })
+}
+
+/// Where the loader's cache has the library: of a system whose libraries lie elsewhere than beside its commands.
+fn known_to_loader() -> Option<PathBuf> {
+    // Users have no sbin in PATH.
+    let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let cache = Command::new("ldconfig").arg("-p").env("PATH", path).output().ok()?;
+    // "	libmpgpu_preload.so (libc6,x86-64) => /usr/local/lib/libmpgpu_preload.so"
+    let cache = String::from_utf8_lossy(&cache.stdout);
+    let line = cache.lines().find(|line| line.split_whitespace().next() == Some(LIBRARY))?;
+    Some(PathBuf::from(line.split_once(" => ")?.1))
 }

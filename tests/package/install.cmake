@@ -10,7 +10,7 @@ file(RENAME "${first}" "${PREFIX}")
 
 file(GLOB_RECURSE installed RELATIVE "${PREFIX}" "${PREFIX}/*")
 foreach(wanted IN ITEMS "include/mpgpu/mpgpu.h" "include/mpgpu/mpgpu.hpp" "include/mpgpu/fortran/mpgpu.f90" "lib[^/]*(/.*)?/libmpgpu.a" "cmake/mpgpu/mpgpu-config.cmake"
-        "pkgconfig/mpgpu.pc" "licenses/mpgpu/LICENSE-MIT" "licenses/mpgpu/LICENSE-APACHE")
+        "pkgconfig/mpgpu.pc" "licenses/mpgpu/LICENSE-MIT" "licenses/mpgpu/LICENSE-APACHE" "licenses/mpgpu/LICENSE-THIRD-PARTY")
     if(NOT installed MATCHES "${wanted}")
         message(FATAL_ERROR "not installed: ${wanted}; installed: ${installed}")
     endif()

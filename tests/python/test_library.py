@@ -79,6 +79,7 @@ def test_every_choice_of_the_header_can_be_made(known, enumeration):
 def test_the_version_is_the_header_s():
     version = ".".join(re.search(rf"#define MP_VERSION_{part} (\d+)", HEADER)[1] for part in ("MAJOR", "MINOR", "PATCH"))
     assert mpgpu.__version__ == mpgpu.version() == importlib.metadata.version("mpgpu") == version
+    assert f"\nversion: {version}\n" in (SOURCES / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_package_needs_cffi_alone():
@@ -96,6 +97,14 @@ print(dst.decode(), sorted({"numpy", "torch", "cupy", "pycparser", "mpi4py"} & s
         [sys.executable, "-I", "-c", program], env={"PATH": "/nonexistent", "MPGPU_BACKEND": "host"}, capture_output=True, text=True
     )
     assert (result.stdout, result.stderr) == ("1234 []\n", "")
+
+
+def test_licences_are_in_the_package_with_their_whole_text():
+    distribution = importlib.metadata.distribution("mpgpu")
+    for name in ("LICENSE-MIT", "LICENSE-APACHE", "LICENSE-THIRD-PARTY"):
+        assert distribution.read_text(f"licenses/{name}") == (SOURCES / name).read_text(encoding="utf-8"), name
+    assert distribution.metadata["License-Expression"] == "MIT OR Apache-2.0"
+    assert distribution.metadata["Author"] == "mpgpu contributors"
 
 
 def test_types_are_part_of_the_package():

@@ -1,6 +1,7 @@
 //! The `mpgpu` command as a user runs it: what it prints, the files that it writes, and what its errors say to do.
 
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -580,8 +581,43 @@ fn run_tells_what_processes_have_counted_that_were_killed() {
 }
 
 #[test]
+fn run_finds_the_interposer_that_the_loader_knows() {
+    let folder = Folder::new("loader");
+    let library = folder.file("libmpgpu_preload.so");
+    std::fs::write(&library, "").expect("written");
+    let ldconfig = folder.file("ldconfig");
+    let lists = |text: &str| {
+        std::fs::write(&ldconfig, format!("#!/bin/sh\necho '{text}'\n")).expect("written");
+        std::fs::set_permissions(&ldconfig, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+        let path = format!("{}:/usr/bin:/bin", folder.0.display());
+        mpgpu_with(&[("PATH", &path), ("LD_LIBRARY_PATH", "")], &["run", "--", "sh", "-c", "echo $LD_PRELOAD"])
+    };
+    let found = lists(&format!("\tlibmpgpu_preload.so (libc6,x86-64) => {library}"));
+    let library = Path::new(&library).canonicalize().expect("it is there");
+    assert_eq!(String::from_utf8_lossy(&found.stdout), format!("{}\n", library.display()));
+    let missing = lists("\tlibother.so (libc6,x86-64) => /lib/libother.so");
+    assert!(!missing.status.success() && String::from_utf8_lossy(&missing.stderr).contains("name it by --library"));
+}
+
+#[test]
+fn pages_are_written_for_every_subcommand_that_is_shown() {
+    let folder = Folder::new("pages");
+    output(&["pages", &folder.file("share")]);
+    let (help, mut shown) = (output(&["--help"]), 0);
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    for name in commands.filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next()) {
+        let page = if name == "help" { continue } else { read(folder.file(&format!("share/man/man1/mpgpu-{name}.1"))) };
+        assert!(page.contains(".TH") && page.contains("SYNOPSIS"), "{name}: {page}");
+        for completion in ["bash-completion/completions/mpgpu", "zsh/site-functions/_mpgpu", "fish/vendor_completions.d/mpgpu.fish"] {
+            assert!(read(folder.file(&format!("share/{completion}"))).contains(name), "{completion}: {name}");
+        }
+        shown += 1;
+    }
+    assert!(shown >= 8 && !help.contains("pages") && read(folder.file("share/man/man1/mpgpu.1")).contains("mpgpu\\-plan(1)"));
+}
+
+#[test]
 fn run_says_what_is_missing() {
-    assert!(error(&["run", "--", "true"]).contains("name it by --library"));
     assert!(error(&["run", "--library", "/nowhere/at.all", "--", "true"]).starts_with("mpgpu: --library /nowhere/at.all: "));
     assert!(error(&["run"]).contains("<PROGRAM>"));
     let folder = Folder::new("blank");

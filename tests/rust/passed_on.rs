@@ -2,7 +2,7 @@
 
 use crate::common::Random;
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::ptr::null_mut;
 
 const MIB: usize = 1 << 20;

@@ -2,7 +2,7 @@
 //! where it cannot be one.
 
 use crate::node::*;
-use mpgpu::*;
+use mpgpu::abi::*;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::Barrier;
 

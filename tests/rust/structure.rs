@@ -281,3 +281,35 @@ fn no_two_types_of_a_crate_have_the_same_name() {
     }
     assert!(twins.is_empty(), "types of one name:\n{}", twins.join("\n"));
 }
+
+/// `packaging/notices` writes the file anew.
+#[test]
+fn licences_are_there_of_all_crates_that_are_linked_in_and_of_no_others() {
+    let mut linked = BTreeSet::new();
+    for target in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {
+        let tree = std::process::Command::new(env!("CARGO"))
+            .args(["tree", "--locked", "--workspace", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--target", target])
+            .current_dir(root())
+            .output()
+            .expect("cargo runs");
+        assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+        // "serde_derive v1.0.229 (proc-macro) (*)", and an empty line between members.
+        for (name, version) in String::from_utf8(tree.stdout).expect("UTF-8").lines().filter_map(|line| line.split_once(" v")) {
+            linked.insert(format!("{name} {}", version.split(' ').next().unwrap_or(version)));
+        }
+    }
+    let file = std::fs::read_to_string(root().join("LICENSE-THIRD-PARTY")).expect("the file is there");
+    // Below each licence's name, indented by two: name and version, which begins with a digit.
+    let is_crate =
+        |words: &[&str]| words.len() == 2 && words[1].starts_with(|c: char| c.is_ascii_digit()) && words[1].matches('.').count() >= 2;
+    let told: BTreeSet<String> = file
+        .lines()
+        .filter_map(|line| line.strip_prefix("  "))
+        .filter(|line| !line.starts_with(' ') && is_crate(&line.split(' ').collect::<Vec<_>>()))
+        .map(str::to_owned)
+        .collect();
+    let others = |set: &BTreeSet<String>| set.iter().filter(|name| !name.starts_with("mpgpu")).cloned().collect::<BTreeSet<_>>();
+    let (linked, told) = (others(&linked), others(&told));
+    assert!(linked.len() > 50);
+    assert_eq!(linked.symmetric_difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "run packaging/notices");
+}

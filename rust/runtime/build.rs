@@ -1,10 +1,8 @@
-//! Compiles the CPU build of the kernels in `cpp/` and the private bridge that joins them to the Rust crate that launches them,
-//! `rust/runtime`, whose build script this is.
+//! Compiles the CPU build of the kernels in `cpp/` and the private bridge that joins them to this crate, which launches them.
 
 use std::path::Path;
 
 fn main() {
-    // Cargo runs this in rust/runtime.
     let root = Path::new("../..").canonicalize().expect("the package lies in its workspace");
     let cpp = root.join("cpp");
     cxx_build::CFG.include_prefix = "mpgpu";
