@@ -241,8 +241,8 @@ impl PageRange {
 
     /// Makes all pages resident with what they hold; whether they may be written. A system before Linux 5.14 leaves that to whoever uses them.
     fn come(self) -> Result<bool, BackendError> {
-        // SAFETY: the system checks the range, and changes nothing in it.
         let populate = |advice| loop {
+            // SAFETY: the system checks the range, and changes nothing in it.
             if unsafe { libc::madvise(with_exposed_provenance_mut(self.base), self.bytes, advice) } == 0 {
                 return 0;
             }

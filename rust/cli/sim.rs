@@ -92,7 +92,7 @@ fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &
         ..default
     };
     let ranks = shapes.chunks(if arguments.apart { 1 } else { shapes.len() });
-    let ranks = ranks.map(|shapes| Ok(Rank { plan: plan(machine, shapes, &options)?, shapes: shapes.to_vec() }));
+    let ranks = ranks.map(|shapes| Ok(plan(machine, shapes, &options)?.as_rank()));
     let ranks = ranks.collect::<Result<Vec<Rank>, mpgpu_core::plan::PlanError>>()?;
     Ok(steady(machine, &ranks, column.window)?)
 }

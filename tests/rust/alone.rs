@@ -1,7 +1,7 @@
 //! Ranks of a node that plan each for itself, in the simulator.
 
 use mpgpu_core::model::HOST_RINGS;
-use mpgpu_core::model::simulate::{Executor, Rank, Scenario, steady};
+use mpgpu_core::model::simulate::{Executor, Scenario, steady};
 use mpgpu_core::plan::{Options, Shape, Tuned, plan};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, preset};
@@ -64,7 +64,7 @@ fn ranks_that_plan_alone_lose_in_host_memory_what_two_and_four_h200_were_read_to
             let ring: Vec<_> = (0..ranks).map(|rank| put(rank, (rank + 1) % ranks, mib << 20)).collect();
             let seconds = |max_paths| {
                 let options = Options { max_paths, ..Options::default() };
-                let rank = |shape| Rank { plan: plan(&machine, &[shape], &options).expect("planned"), shapes: vec![shape] };
+                let rank = |shape| plan(&machine, &[shape], &options).expect("planned").as_rank();
                 steady(&machine, &ring.iter().copied().map(rank).collect::<Vec<_>>(), 1).expect("bound").seconds
             };
             let gain = seconds(1) / seconds(u32::MAX);

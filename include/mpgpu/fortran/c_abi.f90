@@ -414,6 +414,23 @@ module mpgpu_c
             integer(c_int) :: outcome
         end function mp_free_async
 
+        function mp_memory_register(context, pointer, bytes, huge_pages) bind(c, name="mp_memory_register") &
+                result(outcome)
+            import
+            type(c_ptr), value :: context
+            type(c_ptr), value :: pointer
+            integer(c_int64_t), value :: bytes
+            integer(c_int32_t), value :: huge_pages
+            integer(c_int) :: outcome
+        end function mp_memory_register
+
+        function mp_memory_unregister(context, pointer) bind(c, name="mp_memory_unregister") result(outcome)
+            import
+            type(c_ptr), value :: context
+            type(c_ptr), value :: pointer
+            integer(c_int) :: outcome
+        end function mp_memory_unregister
+
         function mp_stream_create(context, device, stream) bind(c, name="mp_stream_create") result(outcome)
             import
             type(c_ptr), value :: context

@@ -2,6 +2,7 @@
 
 use super::candidates::Rejection;
 use super::options::Options;
+use crate::model::simulate::Rank;
 use crate::program::{Engine, Mechanism, Program, Shape};
 use crate::topology::DeviceId;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 /// A path of a transfer, as planned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathPlan {
-    /// The device whose memory the bytes are staged in; `None` for the direct path.
+    /// The device whose memory the bytes are staged in, or, without slots, that passes on what it has itself received; `None` for the direct path.
     pub via: Option<DeviceId>,
     /// First byte of the transfer on this path.
     pub offset: u64,
@@ -66,4 +67,12 @@ pub struct Plan {
     pub predicted: f64,
     /// The same with one path for each transfer.
     pub one_path: f64,
+}
+
+impl Plan {
+    /// What a process that runs it does in a step, for the simulator.
+    pub fn as_rank(&self) -> Rank {
+        let shapes = self.transfers.iter().map(|transfer| transfer.shape).collect();
+        Rank { program: Arc::clone(&self.program), engine: self.executor, staging_bytes: self.options.staging_bytes, shapes }
+    }
 }

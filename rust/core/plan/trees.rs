@@ -36,7 +36,7 @@ const MOST_CHUNKS: u64 = 128;
 const LEAST_CHUNK: u64 = 256 << 10;
 
 /// Sources on one device, each of which goes to the same devices: what there is to be known of them as of one.
-pub(super) struct Group {
+pub(super) struct SourceGroup {
     src: DeviceId,
     /// All different, and none of them `src`.
     members: Vec<DeviceId>,
@@ -50,11 +50,16 @@ struct Source {
 }
 
 /// The groups of a batch of which several transfers can pass on what they have. Members that cannot are left to the rest of the batch.
-pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<Group> {
+pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     if options.max_paths < 2 {
         return Vec::new();
     }
-    let mut found: Vec<(DeviceId, u64, Vec<(DeviceId, u32)>)> = Vec::new();
+    struct Found {
+        src: DeviceId,
+        bytes: u64,
+        to: Vec<(DeviceId, u32)>,
+    }
+    let mut found: Vec<Found> = Vec::new();
     let mut numbers: ahash::HashMap<u32, usize> = ahash::HashMap::default();
     for (transfer, shape) in (0..).zip(batch) {
         if shape.source == 0 || shape.bytes < LEAST_BYTES.max(options.min_bytes.unwrap_or(0)) || shape.dst_kind == MemoryKind::Pageable {
@@ -62,22 +67,22 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<Group> {
         }
         let at = *numbers.entry(shape.source).or_insert(found.len());
         if at == found.len() {
-            found.push((shape.src_device, shape.bytes, Vec::new()));
+            found.push(Found { src: shape.src_device, bytes: shape.bytes, to: Vec::new() });
         }
-        let (src, bytes, members) = &mut found[at];
-        let is_other = shape.dst_device != *src && members.iter().all(|member| member.0 != shape.dst_device);
+        let Found { src, bytes, to } = &mut found[at];
+        let is_other = shape.dst_device != *src && to.iter().all(|member| member.0 != shape.dst_device);
         if is_other && (shape.src_device, shape.bytes) == (*src, *bytes) {
-            members.push((shape.dst_device, transfer));
+            to.push((shape.dst_device, transfer));
         }
     }
-    let mut groups: Vec<Group> = Vec::new();
-    for (src, bytes, mut to) in found.into_iter().filter(|(.., to)| to.len() > 1) {
+    let mut groups: Vec<SourceGroup> = Vec::new();
+    for Found { src, bytes, mut to } in found.into_iter().filter(|found| found.to.len() > 1) {
         to.sort_unstable();
         let (members, transfers): (Vec<DeviceId>, Vec<u32>) = to.into_iter().unzip();
         let source = Source { bytes, transfers };
         match groups.iter_mut().find(|group| group.src == src && group.members == members) {
             Some(group) => group.sources.push(source),
-            None => groups.push(Group { src, members, sources: vec![source] }),
+            None => groups.push(SourceGroup { src, members, sources: vec![source] }),
         }
     }
     groups
@@ -92,9 +97,9 @@ struct Tree {
 }
 
 /// Seconds per byte on each resource that a copy between two devices draws on.
-type Work = SmallVec<[(u32, f64); 8]>;
+type EdgeWork = SmallVec<[(u32, f64); 8]>;
 
-impl Group {
+impl SourceGroup {
     /// Of all sources.
     fn bytes(&self) -> u64 {
         self.sources.iter().map(|source| source.bytes).sum()
@@ -189,8 +194,8 @@ impl Tree {
     }
 
     /// What a byte draws on resources, on all its ways together.
-    fn work(&self, group: &Group, edges: &Edges) -> Work {
-        let mut all = Work::new();
+    fn work(&self, group: &SourceGroup, edges: &Edges) -> EdgeWork {
+        let mut all = EdgeWork::new();
         for &member in &self.order {
             for &(resource, seconds) in edges.of(group.device(self.from[member]), group.device(Some(member))).into_iter().flatten() {
                 match all.iter_mut().find(|known| known.0 == resource) {
@@ -205,11 +210,11 @@ impl Tree {
 }
 
 /// What copies between the devices of all groups draw on; none where no route is.
-struct Edges(Vec<((DeviceId, DeviceId), Work)>);
+struct Edges(Vec<((DeviceId, DeviceId), EdgeWork)>);
 
 impl Edges {
-    fn new(machine: &Machine, groups: &[Group]) -> Edges {
-        let mut edges: Vec<((DeviceId, DeviceId), Work)> = Vec::new();
+    fn new(machine: &Machine, groups: &[SourceGroup]) -> Edges {
+        let mut edges: Vec<((DeviceId, DeviceId), EdgeWork)> = Vec::new();
         for group in groups {
             let all = || (0..group.members.len()).map(Some);
             for (from, to) in std::iter::once(None).chain(all()).flat_map(|from| all().map(move |to| (from, to))) {
@@ -225,16 +230,15 @@ impl Edges {
         Edges(edges)
     }
 
-    fn of(&self, from: DeviceId, to: DeviceId) -> Option<&Work> {
+    fn of(&self, from: DeviceId, to: DeviceId) -> Option<&EdgeWork> {
         self.0.binary_search_by_key(&(from, to), |edge| edge.0).ok().map(|at| &self.0[at].1)
     }
 }
 
-fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<Work> {
+fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<EdgeWork> {
     let model = PathModel::new(machine, &[machine.route(from, to)?]);
-    let seconds = |(resource, weight): &(crate::topology::ResourceId, f64)| {
-        (u32::from(resource.0), weight / machine.resources()[resource.0 as usize].capacity)
-    };
+    let seconds =
+        |(resource, weight): &(crate::topology::ResourceId, f64)| (resource.0, weight / machine.resources()[resource.0 as usize].capacity);
     Some(model.weights.iter().map(seconds).collect())
 }
 
@@ -276,7 +280,7 @@ pub(super) fn plan(
     machine: &Machine,
     batch: &[Shape],
     options: &Options,
-    groups: &[Group],
+    groups: &[SourceGroup],
     rest: Option<&Plan>,
     star: &Plan,
     least_gain: f64,
@@ -332,7 +336,7 @@ pub(super) fn plan(
 }
 
 /// The transfers that are of no group.
-pub(super) fn rest_of(batch: &[Shape], groups: &[Group]) -> Vec<u32> {
+pub(super) fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
     let mut is_member = vec![false; batch.len()];
     let members = groups.iter().flat_map(|group| &group.sources).flat_map(|source| &source.transfers);
     members.for_each(|transfer| is_member[*transfer as usize] = true);
@@ -353,7 +357,7 @@ fn renamed(program: &Program, transfers: &[u32]) -> Program {
 }
 
 /// Which trees there are, and what each moves.
-fn shares(machine: &Machine, options: &Options, groups: &[Group], edges: &Edges, busy: &[f64]) -> Option<Vec<Share>> {
+fn shares(machine: &Machine, options: &Options, groups: &[SourceGroup], edges: &Edges, busy: &[f64]) -> Option<Vec<Share>> {
     let resources = machine.resources().len();
     let mut found: Vec<Vec<Tree>> = vec![Vec::new(); groups.len()];
     let (mut load, mut prices) = (busy.to_vec(), vec![1.0; resources]);
@@ -389,7 +393,7 @@ fn shares(machine: &Machine, options: &Options, groups: &[Group], edges: &Edges,
     }
     let costs = machine.costs();
     let demands: Vec<f64> = groups.iter().map(|group| group.bytes() as f64).chain([groups[0].bytes() as f64]).collect();
-    let column = |transfer: usize, depth: u32, work: Work| {
+    let column = |transfer: usize, depth: u32, work: EdgeWork| {
         let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
         // Of trees that are as good, the one that is less deep.
         let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + f64::from(depth));
@@ -470,7 +474,7 @@ fn shares(machine: &Machine, options: &Options, groups: &[Group], edges: &Edges,
 }
 
 /// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
-fn chunk_bytes(machine: &Machine, options: &Options, group: &Group, tree: &Tree, edges: &Edges, bytes: u64) -> u64 {
+fn chunk_bytes(machine: &Machine, options: &Options, group: &SourceGroup, tree: &Tree, edges: &Edges, bytes: u64) -> u64 {
     let hops = tree.depth().saturating_sub(1);
     if hops == 0 {
         return bytes;
@@ -487,7 +491,7 @@ fn chunk_bytes(machine: &Machine, options: &Options, group: &Group, tree: &Tree,
 }
 
 /// The program: that of the rest of the batch, and the chunks of all trees, which go on together.
-fn lowered(batch: &[Shape], groups: &[Group], shares: &[Share], rest: Program) -> Program {
+fn lowered(batch: &[Shape], groups: &[SourceGroup], shares: &[Share], rest: Program) -> Program {
     let mut program = rest;
     program.transfers = batch.iter().map(|shape| shape.bytes).collect();
     program.sources = batch.iter().map(|shape| shape.source).collect();
@@ -533,4 +537,64 @@ fn lowered(batch: &[Shape], groups: &[Group], shares: &[Share], rest: Program) -
         program.ops.push(Op { lane, mechanism: Mechanism::Copy, copies: smallvec![Copy { from, to, bytes }], after });
     }
     program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The least price of all ways to reach every node, by trying them.
+    fn by_trying(nodes: usize, edges: &[(usize, usize, f64)]) -> Option<f64> {
+        let into: Vec<Vec<&(usize, usize, f64)>> = (1..nodes).map(|to| edges.iter().filter(|edge| edge.1 == to).collect()).collect();
+        let mut least: Option<f64> = None;
+        for number in 0..into.iter().map(Vec::len).product() {
+            let mut left: usize = number;
+            let chosen: Vec<&(usize, usize, f64)> = into
+                .iter()
+                .map(|edges| {
+                    let edge = edges[left % edges.len()];
+                    left /= edges.len();
+                    edge
+                })
+                .collect();
+            let reached = |node: usize| {
+                let (mut node, mut steps) = (node, 0);
+                while node != 0 && steps < nodes {
+                    (node, steps) = (chosen[node - 1].0, steps + 1);
+                }
+                node == 0
+            };
+            if (1..nodes).all(reached) {
+                let price = chosen.iter().map(|edge| edge.2).sum();
+                least = Some(least.map_or(price, |least: f64| least.min(price)));
+            }
+        }
+        least
+    }
+
+    proptest! {
+        // A failing case is printed; nothing is written into the source tree.
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_cheapest_tree_is_found(nodes in 2..6_usize, edges in prop::collection::vec((0..6_usize, 0..6_usize, 0..20_u32), 0..16)) {
+            let edges: Vec<(usize, usize, f64)> =
+                edges.into_iter().map(|(from, to, price)| (from % nodes, to % nodes, f64::from(price))).filter(|edge| edge.0 != edge.1).collect();
+            let found = arborescence(nodes, 0, &edges);
+            if let Some(found) = &found {
+                for node in 1..nodes {
+                    let (mut at, mut steps) = (node, 0);
+                    while at != 0 {
+                        let (from, to, _) = edges[found[at].expect("an edge")];
+                        prop_assert_eq!(to, at);
+                        (at, steps) = (from, steps + 1);
+                        prop_assert!(steps < nodes, "a circle");
+                    }
+                }
+            }
+            let price = found.map(|found| (1..nodes).filter_map(|node| found[node]).map(|at| edges[at].2).sum::<f64>());
+            prop_assert_eq!(price, by_trying(nodes, &edges));
+        }
+    }
 }

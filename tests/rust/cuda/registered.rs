@@ -5,7 +5,7 @@ use super::driver::code;
 use super::prepared;
 use super::refusals::{assert_arrived, write};
 use crate::backend::host_memory::PageRange;
-use crate::backend::{Backend, BackendError, REGISTERED_PIECE, StreamHandle};
+use crate::backend::{BackendError, REGISTERED_PIECE, StreamHandle};
 use crate::context::{Config, Context, Error, PlanOptions, Transfer};
 use crate::topology::DeviceId;
 use std::ptr::{null_mut, with_exposed_provenance_mut};

@@ -128,7 +128,7 @@ fn put_row(name: &str, both_directions: bool, window: u32, bytes: u64) -> Result
     }
     let shapes: Vec<_> = ways.iter().map(|&(src, dst)| shape(DeviceId::gpu(src), DeviceId::gpu(dst), bytes)).collect();
     let options = Options { engine: Engine::Stream, ..Options::default() };
-    let together = steady(&machine, &[Rank { plan: plan(&machine, &shapes, &options)?, shapes }], window)?;
+    let together = steady(&machine, &[plan(&machine, &shapes, &options)?.as_rank()], window)?;
     Ok(PutRow { bytes, one_path: one_path.rate(), speedup, together: one_path.seconds / together.seconds })
 }
 
@@ -151,7 +151,7 @@ fn ring_row(name: &str, bytes: u64) -> Result<RingRow, Box<dyn Error>> {
     }
     let shapes: Vec<_> = (0..4).map(|from| shape(DeviceId::gpu(from), DeviceId::gpu((from + 1) % 4), bytes)).collect();
     let options = Options { engine: Engine::Stream, host_path: false, ..Options::default() };
-    let together = steady(&machine, &[Rank { plan: plan(&machine, &shapes, &options)?, shapes }], 1)?;
+    let together = steady(&machine, &[plan(&machine, &shapes, &options)?.as_rank()], 1)?;
     Ok(RingRow { bytes, one_path: one_path.rate(), speedup, together: one_path.seconds / together.seconds })
 }
 
@@ -161,7 +161,7 @@ fn rank(topology: &Topology, src: u32, dst: u32, bytes: u64, relays: &[u32], pat
     let machine = Machine::new(without_other_gpus(topology, &open))?;
     let options = Options { engine, host_path: paths.host, ..Options::default() };
     let shapes = vec![shape(DeviceId::gpu(src), DeviceId::gpu(dst), bytes)];
-    Ok(Rank { plan: plan(&machine, &shapes, &options)?, shapes })
+    Ok(plan(&machine, &shapes, &options)?.as_rank())
 }
 
 /// The topology without the links of all GPUs but these. Devices keep their numbers, so a program for it runs on the whole machine.

@@ -1,13 +1,18 @@
 //! The steady state of a step that is done again and again, some in flight at once.
 
 use super::{Executor, Scenario, Simulation, SimulationError};
-use crate::plan::{Plan, Shape};
+use crate::program::{Engine, Program, Shape};
 use crate::topology::Machine;
+use std::sync::Arc;
 
-/// What one process does in a step: a plan for its transfers.
+/// What one process does in a step.
 pub struct Rank {
     /// Runs with staging memory of the rank's own.
-    pub plan: Plan,
+    pub program: Arc<Program>,
+    /// Who runs it.
+    pub engine: Engine,
+    /// The bound of that memory on each device.
+    pub staging_bytes: u64,
     /// The transfers.
     pub shapes: Vec<Shape>,
 }
@@ -35,17 +40,17 @@ const ROUNDS: usize = 2;
 /// Runs `window` steps of every rank at once, again and again. Every rank has a host thread and staging memory of its own; in each round it
 /// issues its steps, each in a stream of its own and with buffers of its own, and waits for all of them, as OMB's bandwidth tests do.
 pub fn steady(machine: &Machine, ranks: &[Rank], window: u32) -> Result<Steady, SimulationError> {
-    let mut scenario = Scenario::new(machine, ranks.iter().map(|rank| rank.plan.options.staging_bytes).max().unwrap_or(0));
+    let mut scenario = Scenario::new(machine, ranks.iter().map(|rank| rank.staging_bytes).max().unwrap_or(0));
     let mut bound = Vec::new();
     for (number, rank) in ranks.iter().enumerate() {
         for _ in 0..window {
-            bound.push((number, scenario.bind_in(number, &rank.plan.program, &rank.shapes)?));
+            bound.push((number, scenario.bind_in(number, &rank.program, &rank.shapes)?));
         }
     }
     for _ in 0..ROUNDS {
         let mut issued = Vec::with_capacity(bound.len());
         for (stream, &(rank, program)) in bound.iter().enumerate() {
-            let executor = Executor::of(ranks[rank].plan.executor);
+            let executor = Executor::of(ranks[rank].engine);
             issued.push((rank, scenario.execute_on(rank, program, executor, stream as u32)));
         }
         for (rank, execution) in issued {
