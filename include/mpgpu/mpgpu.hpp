@@ -21,10 +21,10 @@
 /// exceptions (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
 ///
 /// Ownership. `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters`,
-/// `imported_memory` and `registered_memory` own one thing each and can be moved, not copied. A moved-from object is empty, and so is one that
-/// is default-constructed, but for a `context`, which then makes one: it may be destroyed, assigned to and tested; a
-/// call on it reports `status::invalid_handle`. Objects made from a context may outlive it: they are then invalid,
-/// which is reported and never dereferenced.
+/// `imported_memory` and `registered_memory` own one thing each and can be moved, not copied. A moved-from object is
+/// empty, and so is one that is default-constructed, but for a `context`, which then makes one: it may be destroyed,
+/// assigned to and tested; a call on it reports `status::invalid_handle`. Objects made from a context may outlive it:
+/// they are then invalid, which is reported and never dereferenced.
 ///
 /// Waiting. `synchronize` blocks the calling thread. `wait` never does: it makes later work of a stream wait.
 ///
