@@ -413,14 +413,17 @@ class Buffer(_library.Owner):
 class _Freed:
     """Gives memory back when nothing refers to it any more."""
 
-    __slots__ = ("context",)
+    __slots__ = ("context", "free", "keep")
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, free: Any = lib.mp_free, keep: object = None) -> None:
         self.context = context
+        self.free = free
+        # Until then.
+        self.keep = keep
 
-    def __call__(self, memory: Any, free: Any = lib.mp_free) -> None:
+    def __call__(self, memory: Any) -> None:
         # Of a context of a parent process it is refused, and is its parent's.
-        free(self.context._handle, memory)
+        self.free(self.context._handle, memory)
 
 
 class Registered(_library.Owner):
@@ -450,7 +453,7 @@ class Registered(_library.Owner):
         self.nbytes: int = found.nbytes
         self._context = context if context is not None else default_context()
         check(lib.mp_memory_register(self._context._handle, found.pointer, found.nbytes, int(bool(huge_pages))))
-        self._pinned: Any = ffi.gc(ffi.cast("void *", found.pointer), _Unpinned(self._context, found))
+        self._pinned: Any = ffi.gc(ffi.cast("void *", found.pointer), _Freed(self._context, lib.mp_memory_unregister, found))
 
     def close(self) -> None:
         """Unpin it, after all work of the context. A second call does nothing."""
@@ -467,19 +470,6 @@ class Registered(_library.Owner):
 
     def __repr__(self) -> str:
         return f"<mpgpu.Registered: {self.nbytes} bytes{'' if self._pinned is not None else ', closed'}>"
-
-
-class _Unpinned:
-    """Unregisters memory, which it holds, when nothing refers to it any more."""
-
-    __slots__ = ("context", "memory")
-
-    def __init__(self, context: Context, memory: Memory) -> None:
-        self.context = context
-        self.memory = memory
-
-    def __call__(self, pointer: Any, unregister: Any = lib.mp_memory_unregister) -> None:
-        unregister(self.context._handle, pointer)
 
 
 def _held(pointer: Any, owner: Any) -> Any:

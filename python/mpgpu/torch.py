@@ -120,6 +120,7 @@ def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = 
 
         return _twin(part, make)
 
+    result: Any
     if isinstance(device, Mapping):
         if not isinstance(tree, Mapping) or tree.keys() != device.keys():
             odd = sorted(map(repr, device.keys() ^ tree.keys())) if isinstance(tree, Mapping) else [type(tree).__name__]
