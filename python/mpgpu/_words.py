@@ -14,7 +14,7 @@ IN_PYTHON = {
     "mp_log_set_callback": "the call that sets the log's function",
     "mp_memory_export": "an export",
     "mp_memory_import": "an import",
-    "mp_memory_register": "Registered",
+    "mp_memory_register": "mpgpu.Registered",
     "mp_message_describe": "the description of a message",
     "mp_messenger_create": "mpgpu.Messenger()",
     "mp_node_create": "mpgpu.Node()",
