@@ -28,14 +28,14 @@ template <class T> class registered_memory : public detail::memory_owner<T, deta
   public:
     /// Has registered nothing.
     registered_memory() noexcept = default;
-    /// Pins `memory`; in huge pages where `huge_pages` and the system has them. Blocks while threads bring its pages
+    /// Pins `own`; in huge pages where `huge_pages` and the system has them. Blocks while threads bring its pages
     /// in: `mp_memory_register` says more. Throws `argument_error` for memory of a device, for what is pinned already
     /// and for what is no memory, `not_supported`, `out_of_memory`, `driver_error`.
-    registered_memory(const context &ctx, array_view<T> memory, bool huge_pages = false, on_error failed = {}) {
+    registered_memory(const context &ctx, array_view<T> own, bool huge_pages = false, on_error failed = {}) {
         const mp_status_t outcome =
-            mp_memory_register(ctx.get(), memory.data(), memory.size() * sizeof(T), huge_pages ? 1 : 0);
+            mp_memory_register(ctx.get(), own.data(), own.size() * sizeof(T), huge_pages ? 1 : 0);
         if (outcome == MP_SUCCESS) {
-            this->own(memory.data(), {ctx.get(), memory.size(), MP_DEVICE_HOST});
+            this->own(own.data(), {ctx.get(), own.size(), MP_DEVICE_HOST});
         }
         failed.report(outcome);
     }

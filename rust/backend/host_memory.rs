@@ -241,7 +241,18 @@ impl PageRange {
 
     /// Makes all pages resident with what they hold; whether they may be written. A system before Linux 5.14 leaves that to whoever uses them.
     fn come(self) -> Result<bool, BackendError> {
-        let populate = |advice| loop {
+        let written = self.populate(libc::MADV_POPULATE_WRITE);
+        let code = if written == libc::EINVAL { self.populate(libc::MADV_POPULATE_READ) } else { written };
+        match code {
+            0 => Ok(written == 0),
+            libc::EINVAL if !can_populate() && self.is_mapped() => Ok(true),
+            code => Err(self.missing(code)),
+        }
+    }
+
+    /// 0, or what the system says: EINVAL of memory that may not be used so, and of all where it is too old.
+    fn populate(self, advice: libc::c_int) -> i32 {
+        loop {
             // SAFETY: the system checks the range, and changes nothing in it.
             if unsafe { libc::madvise(with_exposed_provenance_mut(self.base), self.bytes, advice) } == 0 {
                 return 0;
@@ -250,14 +261,6 @@ impl PageRange {
                 libc::EINTR | libc::EAGAIN => {}
                 code => return code,
             }
-        };
-        // EINVAL: not such memory, or not such a system.
-        let written = populate(libc::MADV_POPULATE_WRITE);
-        let code = if written == libc::EINVAL { populate(libc::MADV_POPULATE_READ) } else { written };
-        match code {
-            0 => Ok(written == 0),
-            libc::EINVAL if self.is_mapped() => Ok(true),
-            code => Err(self.missing(code)),
         }
     }
 
@@ -268,13 +271,14 @@ impl PageRange {
         unsafe { libc::mincore(with_exposed_provenance_mut(self.base), self.bytes, resident.as_mut_ptr()) == 0 }
     }
 
-    /// Why the system says `code` of these pages; of the first that is not there.
+    /// Why the system says `code` of these pages; of the first that is not there, or may not be read.
     fn missing(self, code: i32) -> BackendError {
         let page = page_bytes();
         let mut pages = (self.base..self.base + self.bytes).step_by(page).map(|base| PageRange { base, bytes: page });
-        let address = pages.find(|page| !page.is_mapped()).map_or(self.base, |page| page.base) as u64;
+        let is_missing = |page: &PageRange| if can_populate() { page.populate(libc::MADV_POPULATE_READ) != 0 } else { !page.is_mapped() };
+        let address = pages.find(is_missing).map_or(self.base, |page| page.base) as u64;
         match code {
-            libc::ENOMEM | libc::EFAULT => BackendError::NotMapped(address),
+            libc::ENOMEM | libc::EFAULT | libc::EINVAL => BackendError::NotMapped(address),
             code => BackendError::Driver {
                 what: format!("bringing in host memory at {address:#x}"),
                 reason: io::Error::from_raw_os_error(code).to_string(),
@@ -355,6 +359,12 @@ impl Drop for HostPages {
             log::error!("munmap of {bytes} bytes at {base:#x}: {}", io::Error::last_os_error());
         }
     }
+}
+
+/// Whether the system brings pages in when it is asked, tried on one of the stack.
+fn can_populate() -> bool {
+    let here = 0_u8;
+    PageRange::around((&raw const here).expose_provenance(), 1).is_some_and(|page| page.populate(libc::MADV_POPULATE_READ) == 0)
 }
 
 /// Bits of a word of a CPU or node mask.

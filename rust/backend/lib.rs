@@ -301,7 +301,7 @@ pub enum BackendError {
     #[error("{0:#x} is not the start of an allocation of this context, or was freed already")]
     InvalidPointer(u64),
     /// There is no memory at an address, in a range that was to be registered.
-    #[error("there is no memory at {0:#x}: map it first, and keep it until it is unregistered")]
+    #[error("there is no memory at {0:#x} that may be read: map it first, and keep it until it is unregistered")]
     NotMapped(u64),
     /// The stream or event does not exist, or was destroyed.
     #[error("{0} is not a {1} of this context, or was destroyed already")]
