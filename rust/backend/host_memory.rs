@@ -204,7 +204,7 @@ impl PageRange {
         };
         let pieces: Vec<Piece> = self.pieces(piece).enumerate().map(of_piece).collect();
         let (next, failed) = (AtomicUsize::new(0), std::sync::Mutex::new(None));
-        let work = || {
+        let work = |_| {
             while let Some((of, turn)) = turns.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let piece = &pieces[*of];
                 let came = turn.come().and_then(|may_write| {
@@ -221,18 +221,7 @@ impl PageRange {
         let groups: Vec<Vec<usize>> =
             group(&allowed_cpus(), &nodes(Path::new("/sys/devices/system/node"))).into_iter().map(|(_, cpus)| cpus).collect();
         let cpus = if groups.is_empty() { Vec::new() } else { spread(&groups, turns.len().min(MOST_THREADS)) };
-        std::thread::scope(|scope| {
-            for cpu in cpus.iter().skip(1) {
-                let run = || {
-                    stay_on(*cpu);
-                    work();
-                };
-                let named = std::thread::Builder::new().name("mpgpu-touch".into());
-                // Fewer are slower.
-                let _ = without_signals(|| named.spawn_scoped(scope, run));
-            }
-            work();
-        });
+        on_each(&cpus, work);
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
             None => Ok(()),
@@ -331,23 +320,7 @@ impl PageRange {
                 }
             }
         };
-        std::thread::scope(|scope| {
-            for (worker, cpu) in cpus.iter().enumerate() {
-                let run = move || {
-                    stay_on(*cpu);
-                    turns(worker);
-                };
-                let named = std::thread::Builder::new().name("mpgpu-touch".into());
-                let started = without_signals(|| named.spawn_scoped(scope, run));
-                if started.is_err() {
-                    // No thread to be had: its pages still have to come.
-                    turns(worker);
-                }
-            }
-            if cpus.is_empty() {
-                turns(0);
-            }
-        });
+        on_each(cpus, turns);
     }
 }
 
@@ -400,6 +373,26 @@ fn allowed_cpus() -> Vec<usize> {
     }
     log::debug!("sched_getaffinity: {}", io::Error::last_os_error());
     Vec::new()
+}
+
+/// Does the work of each number on a thread of its own, bound to its CPU; here where no thread is to be had, or no CPU is named. Waits for all.
+fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
+    let work = &work;
+    std::thread::scope(|scope| {
+        for (worker, cpu) in cpus.iter().enumerate() {
+            let run = move || {
+                stay_on(*cpu);
+                work(worker);
+            };
+            let named = std::thread::Builder::new().name("mpgpu-touch".into());
+            if without_signals(|| named.spawn_scoped(scope, run)).is_err() {
+                work(worker);
+            }
+        }
+        if cpus.is_empty() {
+            work(0);
+        }
+    });
 }
 
 /// Binds the calling thread. One that the system does not bind touches its pages from where it is.

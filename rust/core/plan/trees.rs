@@ -245,11 +245,7 @@ fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<EdgeWork> 
 /// Seconds that a program keeps each resource busy.
 fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec<f64> {
     let mut load = vec![0.0; machine.resources().len()];
-    let device = |place: Place| match place {
-        Place::Source { transfer, .. } => batch[transfer as usize].src_device,
-        Place::Destination { transfer, .. } => batch[transfer as usize].dst_device,
-        Place::Slot { ring, .. } => program.rings[ring.0 as usize].device,
-    };
+    let device = |place| program.device(batch, place);
     for copy in program.ops.iter().flat_map(|op| &op.copies) {
         for (resource, seconds) in work_of(machine, device(copy.from), device(copy.to)).into_iter().flatten() {
             load[resource as usize] += seconds * copy.bytes as f64;

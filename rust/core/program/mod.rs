@@ -197,13 +197,18 @@ impl Program {
         self.rings.iter().filter(|r| r.device == device).map(Ring::bytes).sum()
     }
 
-    /// The pairs of GPUs of which one reads or writes the other's memory, or may, each once: the ends of copies, and who works on them.
-    pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
-        let device = |place: Place| match place {
+    /// The device that a place of the program of this batch lies on.
+    pub fn device(&self, batch: &[Shape], place: Place) -> DeviceId {
+        match place {
             Place::Source { transfer, .. } => batch[transfer as usize].src_device,
             Place::Destination { transfer, .. } => batch[transfer as usize].dst_device,
             Place::Slot { ring, .. } => self.rings[ring.0 as usize].device,
-        };
+        }
+    }
+
+    /// The pairs of GPUs of which one reads or writes the other's memory, or may, each once: the ends of copies, and who works on them.
+    pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
+        let device = |place| self.device(batch, place);
         let mut pairs = BTreeSet::new();
         for op in &self.ops {
             let workers = self.lanes[op.lane.0 as usize].devices();
