@@ -26,13 +26,15 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// What the driver knows of a node, and what it has been asked for.
 #[derive(Default)]
 pub struct Node {
     pub gpus: i32,
+    /// Its own among those of all threads; 0 of a thread that has started none.
+    pub number: usize,
     /// Whether GPUs have access to each other's memory.
     pub peers: bool,
     /// Ordered pairs of GPUs between which copies succeed and move nothing, as behind an IOMMU.
@@ -150,12 +152,19 @@ thread_local! {
     static MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
+/// By their numbers, for threads that enter a context of theirs.
+static STARTED_NODES: Mutex<BTreeMap<usize, Weak<Mutex<Node>>>> = Mutex::new(BTreeMap::new());
+
 /// Makes this thread's node one of `gpus` GPUs.
 pub fn start(gpus: i32, peers: bool) {
     // All nodes are one process, whose memory has numbers that are unique.
-    static STARTED: AtomicU64 = AtomicU64::new(0);
-    let ids = STARTED.fetch_add(1, Ordering::Relaxed) << 24;
-    NODE.set(Arc::new(Mutex::new(Node { gpus, peers, ids, ..Node::default() })));
+    static STARTED: AtomicU64 = AtomicU64::new(1);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    let node = Arc::new(Mutex::new(Node { gpus, peers, number: number as usize, ids: number << 24, ..Node::default() }));
+    let mut started = STARTED_NODES.lock().unwrap_or_else(PoisonError::into_inner);
+    started.retain(|_, node| node.strong_count() > 0);
+    started.insert(number as usize, Arc::downgrade(&node));
+    NODE.set(node);
     CURRENT.take();
 }
 
@@ -361,8 +370,8 @@ const INVALID_VALUE: Code = 1;
 const NO_BINARY_FOR_GPU: Code = 209;
 const CAPTURE_UNSUPPORTED: Code = 900;
 
-/// Contexts and streams are numbers that name their GPU.
-pub const CONTEXT: usize = 0x1000;
+/// Contexts and streams are numbers that name their GPU; contexts name their node too.
+pub const CONTEXT: usize = 1 << 32;
 const STREAM: usize = 0x10_0000;
 
 unsafe extern "C" fn name_error(_: Code, out: *mut *const c_char) -> Code {
@@ -408,7 +417,7 @@ unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
         node.ids += 1;
         let id = node.ids;
         node.retained.entry(device).or_insert(id);
-        put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1)))
+        put(out, with_exposed_provenance_mut(CONTEXT * (device as usize + 1) + node.number))
     })
 }
 
@@ -435,7 +444,12 @@ unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
     put(out, with_exposed_provenance_mut(current()))
 }
 
+/// A thread of the library, which has no node, enters that of the context.
 unsafe extern "C" fn push(context: CUcontext) -> Code {
+    if node(|node| node.number) == 0 {
+        let started = STARTED_NODES.lock().unwrap_or_else(PoisonError::into_inner);
+        started.get(&(context.addr() % CONTEXT)).and_then(Weak::upgrade).into_iter().for_each(join);
+    }
     CURRENT.with_borrow_mut(|current| current.push(context.addr()));
     0
 }
@@ -1040,7 +1054,7 @@ unsafe extern "C" fn destroy_stream(stream: CUstream) -> Code {
 
 unsafe extern "C" fn context_of_stream(stream: CUstream, out: *mut CUcontext) -> Code {
     node(|node| node.touch(stream.addr(), "cuStreamGetCtx"));
-    put(out, with_exposed_provenance_mut(stream.addr() / STREAM * CONTEXT))
+    put(out, with_exposed_provenance_mut(stream.addr() / STREAM * CONTEXT + node(|node| node.number)))
 }
 
 unsafe extern "C" fn is_capturing(stream: CUstream, out: *mut c_uint) -> Code {

@@ -85,7 +85,7 @@ const SEND: Calls<'static> = &[
 
 /// The context of GPU 0, made current.
 fn enter() -> Current {
-    Current::enter(double::whole(), handle(double::CONTEXT)).expect("current")
+    Current::enter(double::whole(), handle(double::CONTEXT + node(|node| node.number))).expect("current")
 }
 
 #[test]
