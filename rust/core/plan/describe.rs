@@ -37,6 +37,9 @@ impl Plan {
             _ => "one path for each transfer".into(),
         };
         writeln!(text, "modelled: {}{}; {compared}", time(self.predicted), rate(bytes, self.predicted))?;
+        if let Some(bound) = self.bound_in_words(machine) {
+            writeln!(text, "{bound}")?;
+        }
         if let Some(ThreadUse { threads, chunk_bytes, ring_bytes }) = self.threads {
             let (chunk, rings) = (size(chunk_bytes), size(ring_bytes));
             writeln!(
@@ -142,6 +145,7 @@ impl Plan {
     /// The same as JSON: sizes in bytes, times in seconds, devices as in the C ABI.
     pub fn to_json(&self, machine: &Machine) -> Value {
         let loads = Loads::new(machine, self);
+        let bound = self.bound(machine);
         let transfers: Vec<Value> = self
             .transfers
             .iter()
@@ -168,6 +172,11 @@ impl Plan {
             "modelled_seconds": self.predicted,
             "modelled_seconds_one_path": self.one_path,
             "modelled_speedup": self.speedup(),
+            "bound": {
+                "seconds": bound.seconds,
+                "limits": bound.limits.iter().map(|(resource, part)| json!({"resource": machine.resources()[resource.0 as usize].name, "part": part})).collect::<Vec<_>>(),
+                "reason": self.why_not_the_bound(machine, &bound),
+            },
             "bytes": self.transfers.iter().map(|transfer| transfer.shape.bytes).fold(0, u64::saturating_add),
             "options": {
                 "max_paths": if self.options.max_paths == u32::MAX { Value::Null } else { self.options.max_paths.into() },

@@ -19,12 +19,14 @@
 //! | `lower` | shares to a [`Program`] |
 //! | `trees` | one source for several destinations, which pass on what they have |
 //! | `partition` | the same for transfers that move in partitions |
+//! | `bound` | how soon a batch could be done at best, and what limits it |
 //! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
 //!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
 
 mod alternative;
 mod balance;
+mod bound;
 mod candidates;
 mod choose;
 mod demand;
@@ -46,6 +48,7 @@ mod timeline;
 mod trees;
 
 pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape, Violation, validate};
+pub use bound::Bound;
 pub use candidates::{Reason, Rejection};
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};

@@ -243,7 +243,7 @@ fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<EdgeWork> 
 }
 
 /// Seconds that a program keeps each resource busy.
-fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec<f64> {
+pub(super) fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec<f64> {
     let mut load = vec![0.0; machine.resources().len()];
     let device = |place| program.device(batch, place);
     for copy in program.ops.iter().flat_map(|op| &op.copies) {
