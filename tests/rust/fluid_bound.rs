@@ -3,8 +3,8 @@
 
 use crate::common::Random;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem};
-use mpgpu_core::plan::{Options, Shape, plan};
-use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Route, Topology};
+use mpgpu_core::plan::{Bound, Options, Shape, plan};
+use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, ResourceId, Route, Topology};
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
@@ -81,6 +81,60 @@ fn fluid_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     problem.solve().expect("solvable").into_solution().expect("solved").var_value(time)
 }
 
+/// The same over any number of relays, as a flow of each source over all pairs of devices.
+fn flow_bound(machine: &Machine, batch: &[Shape]) -> f64 {
+    const UNIT: f64 = 1e9;
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let time = problem.add_var(1.0, (0.0, f64::INFINITY));
+    let mut loads: Vec<LinearExpr> = machine.resources().iter().map(|_| LinearExpr::empty()).collect();
+    let pairs = || machine.devices().flat_map(|from| machine.devices().map(move |to| (from, to))).filter(|(from, to)| from != to);
+    for src in machine.devices().filter(|src| batch.iter().any(|shape| shape.src_device == *src)) {
+        let mut edges = Vec::new();
+        for (from, to) in pairs() {
+            let Some(route) = machine.route(from, to) else { continue };
+            let flow = problem.add_var(0.0, (0.0, f64::INFINITY));
+            for resource in &route.resources {
+                loads[resource.0 as usize].add(flow, UNIT / machine.resources()[resource.0 as usize].capacity);
+            }
+            edges.push((from, to, flow));
+        }
+        for node in machine.devices().filter(|node| *node != src) {
+            let mut left = LinearExpr::empty();
+            for (from, to, flow) in &edges {
+                let sign = f64::from(i8::from(*to == node) - i8::from(*from == node));
+                if sign != 0.0 {
+                    left.add(*flow, sign);
+                }
+            }
+            let wanted = batch.iter().filter(|shape| shape.src_device == src && shape.dst_device == node).map(|shape| shape.bytes as f64);
+            problem.add_constraint(left, ComparisonOp::Eq, wanted.sum::<f64>() / UNIT);
+        }
+    }
+    for mut load in loads {
+        load.add(time, -1.0);
+        problem.add_constraint(load, ComparisonOp::Le, 0.0);
+    }
+    problem.solve().expect("solvable").into_solution().expect("solved").var_value(time)
+}
+
+#[test]
+fn the_bound_of_a_plan_is_that_of_the_largest_flow_and_its_limits_are_busy_all_the_time() {
+    for seed in 0..40 {
+        let mut random = Random(seed);
+        let machine = wired(&mut random);
+        let batch = batch(&mut random, &machine);
+        let (own, flow) = (Bound::new(&machine, &batch), flow_bound(&machine, &batch));
+        assert!((own.seconds / flow - 1.0).abs() < 0.01, "{seed}: {} against {flow}", own.seconds);
+        let parts: f64 = own.limits.iter().map(|(_, part)| part).sum();
+        assert!((0.9..1.001).contains(&parts), "{seed}: {:?}", own.limits);
+        // With twice their capacity the bound is lower, and with all others' it is not.
+        let limits = |id: ResourceId| own.limits.iter().any(|(limit, _)| *limit == id);
+        let others = Bound::new(&machine.scaled(|id| if limits(id) { 1.0 } else { 2.0 }), &batch).seconds;
+        let twice = Bound::new(&machine.scaled(|id| if limits(id) { 2.0 } else { 1.0 }), &batch).seconds;
+        assert!(others > 0.98 * own.seconds && twice < own.seconds, "{seed}: {own:?}, {others}, {twice}");
+    }
+}
+
 #[test]
 fn plans_of_random_wired_machines_are_near_the_fluid_bound_and_no_slower_than_one_path() {
     let (mut predicted, mut simulated) = (Vec::new(), Vec::new());
@@ -91,6 +145,8 @@ fn plans_of_random_wired_machines_are_near_the_fluid_bound_and_no_slower_than_on
         let several = plan(&machine, &batch, &Options::default()).unwrap_or_else(|e| panic!("{seed}: {e}"));
         let single = plan(&machine, &batch, &Options { max_paths: 1, ..Options::default() }).unwrap_or_else(|e| panic!("{seed}: {e}"));
         let bound = fluid_bound(&machine, &batch);
+        let own = several.bound(&machine).seconds;
+        assert!(own <= bound * (1.0 + 1e-6), "{seed}: {own} is said to be the least, and {bound} can be done");
         let seconds = |plan| Simulated { machine: &machine }.seconds(plan).unwrap_or_else(|e| panic!("{seed}: {e}"));
         let taken = seconds(&several);
         assert!(several.predicted > bound * (1.0 - 1e-6) && taken > bound * (1.0 - 1e-6), "{seed}: faster than the bound {bound}");
