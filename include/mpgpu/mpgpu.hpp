@@ -34,6 +34,7 @@
 /// Units are bytes and seconds, except that sizes of `buffer<T>` and of views count elements.
 
 #include <mpgpu/buffer.hpp>
+#include <mpgpu/collective.hpp>
 #include <mpgpu/context.hpp>
 #include <mpgpu/device.hpp>
 #include <mpgpu/error.hpp>

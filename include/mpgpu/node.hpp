@@ -122,18 +122,18 @@ class node {
     /// `argument_error`, `not_supported`, `rank_failed`.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
          array_view<const device> gpus = {}, on_error failed = {})
-        : rank_(rank), gather_(std::make_unique<allgather>(std::move(gather))) {
+        : rank_(rank), ranks_(ranks), gather_(std::make_unique<allgather>(std::move(gather))) {
         make(ctx, rank, ranks, call, nullptr, gpus, failed);
     }
     /// The same where the ranks have no allgather: they meet at a socket, whose path is the same on all, in a folder
     /// that they all may write to, and wait a minute for each other. Throws as above.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, const std::string &socket,
          array_view<const device> gpus = {}, on_error failed = {})
-        : rank_(rank) {
+        : rank_(rank), ranks_(ranks) {
         make(ctx, rank, ranks, nullptr, socket.c_str(), gpus, failed);
     }
     /// A node of this process alone.
-    explicit node(const context &ctx, on_error failed = {}) {
+    explicit node(const context &ctx, on_error failed = {}) : ranks_(1) {
         failed.report(mp_node_create(ctx.get(), 0, 1, nullptr, nullptr, nullptr, handle_.address()));
     }
 
@@ -226,6 +226,8 @@ class node {
 
     /// Which of the node's ranks this is.
     [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
+    /// How many ranks the node has; 0 of an empty object.
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_); }
     /// The GPUs that this rank works for: those that it has named, else its share of what the ranks see; of ranks that
     /// name the same GPU the first works for it. Throws `argument_error` for an empty object.
     [[nodiscard]] std::vector<device> devices(on_error failed = {}) const {
@@ -295,6 +297,7 @@ class node {
     }
 
     std::uint32_t rank_ = 0;
+    std::uint32_t ranks_ = 0;
     std::unique_ptr<allgather> gather_; ///< its address is the library's
     detail::handle<mp_node_t, detail::destroyed_by<mp_node_destroy>> handle_;
 };

@@ -11,10 +11,12 @@
 //! | [`program`] | operations with dependencies, and the validator that proves a program right |
 //! | [`model`] | what a path and a set of paths cost, in seconds; the simulator |
 //! | [`plan`] | transfers and a machine in, [`plan::Plan`] out |
+//! | [`collective`] | what moves in a broadcast, a scatter, a gather, an all-gather, an all-to-all |
 //! | [`adapt`] | which variant of a plan to execute, by how long its executions took; played in virtual time |
 #![forbid(unsafe_code)]
 
 pub mod adapt;
+pub mod collective;
 pub mod headroom;
 pub mod model;
 pub mod plan;

@@ -4,6 +4,7 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod argument;
+mod collective;
 mod context;
 mod error;
 mod guard;
@@ -33,6 +34,7 @@ pub use mpgpu_api::*;
 /// The doc comments here become those of the header: they are written for C programmers, and what they ask of pointers is the
 /// safety contract.
 pub mod abi {
+    pub use super::collective::*;
     pub use super::context::*;
     pub use super::error::*;
     pub use super::log::mp_log_set_callback;

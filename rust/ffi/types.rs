@@ -91,6 +91,8 @@ pub type mp_switch_value = c_int;
 pub type mp_signal_wait_value = c_int;
 /// An `mp_agent_t` from the caller.
 pub type mp_agent_value = c_int;
+/// An `mp_collective_t` from the caller.
+pub type mp_collective_value = c_int;
 /// An `mp_format_t` from the caller.
 pub type mp_format_value = c_int;
 /// An `mp_log_level_t` from the caller, and to its callback.
@@ -402,6 +404,38 @@ pub struct mp_message_info_t {
 pub struct mp_message_descriptor_t {
     /// What they mean is the library's own matter.
     pub bytes: [u8; 64],
+}
+
+/// A named batch: copies between participants, which are devices of a process or ranks of a node. Nothing is reduced.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum mp_collective_t {
+    /// The root sends a block to all.
+    MP_BROADCAST = 0,
+    /// The root sends a block of its own to each.
+    MP_SCATTER = 1,
+    /// Each sends a block to the root.
+    MP_GATHER = 2,
+    /// Each sends a block to all.
+    MP_ALL_GATHER = 3,
+    /// Each sends a block of its own to each.
+    MP_ALL_TO_ALL = 4,
+}
+
+/// What one participant of a collective sends another, or itself.
+#[repr(C)]
+#[derive(Copy, Clone, Debug)]
+pub struct mp_piece_t {
+    /// The participant that sends.
+    pub from: u32,
+    /// The participant that receives.
+    pub to: u32,
+    /// Bytes from the start of what the sender sends from.
+    pub send_offset: u64,
+    /// Bytes from the start of what the receiver receives into.
+    pub receive_offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
 }
 
 /// Who moves partitions that are ready.

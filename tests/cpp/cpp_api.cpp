@@ -546,6 +546,62 @@ TEST_CASE("memory of the program's own is registered for as long as its owner li
     CHECK(again);
 }
 
+TEST_CASE("named batches bring each participant its blocks, and what is there already is left alone") {
+    const mpgpu::context ctx = virtual_devices();
+    constexpr std::size_t n = 1000;
+    constexpr int gpus = 3;
+    std::vector<mpgpu::buffer<int>> blocks, wholes, others;
+    mpgpu::buffer<int> root(ctx, device::host(), gpus * n);
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+        blocks.emplace_back(ctx, device::gpu(gpu), n);
+        wholes.emplace_back(ctx, device::gpu(gpu), gpus * n);
+        others.emplace_back(ctx, device::gpu(gpu), gpus * n);
+        std::fill_n(wholes.back().data(), gpus * n, -1);
+    }
+    std::iota(root.data(), root.data() + gpus * n, 0);
+    const auto run = [&](const std::vector<mpgpu::transfer> &transfers) {
+        mpgpu::plan(ctx, transfers).execute(mpgpu::stream_view::default_stream()).synchronize();
+    };
+    const auto all_are_root = [&](const std::vector<mpgpu::buffer<int>> &buffers) {
+        return std::all_of(buffers.begin(), buffers.end(), [&](const mpgpu::buffer<int> &each) {
+            return std::equal(root.data(), root.data() + each.size(), each.data());
+        });
+    };
+    run(mpgpu::broadcast(root, wholes));
+    CHECK(all_are_root(wholes));
+    run(mpgpu::scatter(root, blocks));
+    CHECK(blocks[2].data()[5] == static_cast<int>(2 * n + 5));
+    mpgpu::buffer<int> back(ctx, device::gpu(1), gpus * n);
+    run(mpgpu::gather(blocks, back));
+    CHECK(std::equal(root.data(), root.data() + gpus * n, back.data()));
+    for (mpgpu::buffer<int> &whole : wholes) {
+        std::fill_n(whole.data(), gpus * n, -1);
+    }
+    CHECK(mpgpu::all_gather(blocks, wholes).size() == 9);
+    run(mpgpu::all_gather(blocks, wholes));
+    CHECK(all_are_root(wholes));
+    // In place: each has its block where it is to be.
+    std::vector<mpgpu::device_span<const int>> places;
+    for (std::size_t gpu = 0; gpu < wholes.size(); ++gpu) {
+        places.push_back(mpgpu::device_span<int>(wholes[gpu]).subspan(gpu * n, n));
+    }
+    CHECK(mpgpu::all_gather(places, wholes).size() == 6);
+    run(mpgpu::all_gather(places, wholes));
+    CHECK(all_are_root(wholes));
+    run(mpgpu::all_to_all(wholes, others));
+    CHECK(others[2].data()[n + 7] == static_cast<int>(2 * n + 7));
+    CHECK_THROWS_AS(run(mpgpu::all_to_all(wholes, wholes)), mpgpu::argument_error);
+    // Sender by sender: the first sends all to the second.
+    const std::vector<std::size_t> sizes = {0, gpus * n, 0, 0, 0, 0, 0, 0, 0};
+    std::error_code ec;
+    CHECK(mpgpu::all_to_all(wholes, others, sizes, ec).empty());
+    CHECK(ec == mpgpu::status::invalid_argument);
+    CHECK(mpgpu::broadcast(root, blocks, ec).empty());
+    CHECK(ec == mpgpu::status::invalid_argument);
+    CHECK(mpgpu::gather(blocks, wholes[0], ec).size() == 3);
+    CHECK_FALSE(ec);
+}
+
 TEST_CASE("signals order streams, and a thread waits for one no longer than it says") {
     const mpgpu::context ctx = virtual_devices();
     mpgpu::signal_counters counters(ctx, 2);

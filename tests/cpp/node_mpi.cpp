@@ -285,6 +285,84 @@ void by_halves(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device
             "the text says which");
 }
 
+void collectives(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
+    const auto ranks = static_cast<std::size_t>(world_size);
+    const auto self = static_cast<std::size_t>(world_rank);
+    const int root = world_size - 1;
+    for (const std::size_t n : {std::size_t{70}, std::size_t{400'001}}) {
+        using words = mpgpu::buffer<std::uint32_t>;
+        words one(ctx, gpu, n);
+        words many(ctx, gpu, ranks * n);
+        words other(ctx, gpu, ranks * n);
+        words host(ctx, mpgpu::device::host(), ranks * n);
+        const mpgpu::stream stream(ctx, gpu);
+        const auto value = [](std::size_t rank, std::size_t at) {
+            return static_cast<std::uint32_t>(rank * 7919 + at);
+        };
+        const auto fill = [&](words &target, auto &&of) {
+            for (std::size_t at = 0; at < target.size(); ++at) {
+                host.data()[at] = of(at);
+            }
+            const auto part = mpgpu::device_span<std::uint32_t>(host).subspan(0, target.size());
+            mpgpu::plan(ctx, {mpgpu::make_transfer(target, part)}).enqueue(stream);
+            stream.synchronize();
+        };
+        const auto holds = [&](words &found, const std::string &what, auto &&of) {
+            const auto part = mpgpu::device_span<std::uint32_t>(host).subspan(0, found.size());
+            mpgpu::plan(ctx, {mpgpu::make_transfer(part, found)}).enqueue(stream);
+            stream.synchronize();
+            for (std::size_t at = 0; at < found.size(); ++at) {
+                require(host.data()[at] == of(at), what + " of " + std::to_string(n) + ", word " + std::to_string(at));
+            }
+        };
+        const auto run = [&](const std::vector<mpgpu::half_transfer> &halves) {
+            const mpgpu::plan plan = node.plan_exchange(halves);
+            plan.enqueue(stream);
+            plan.enqueue(stream);
+            stream.synchronize();
+        };
+        const auto own = [&](std::size_t at) { return value(self, at); };
+        const auto of_all = [&](std::size_t at) { return value(at / n, at % n); };
+        const auto nothing = [](std::size_t) { return 0U; };
+        fill(one, own);
+        run(mpgpu::broadcast(node, root, one));
+        holds(one, "broadcast", [&](std::size_t at) { return value(ranks - 1, at); });
+        fill(one, own);
+        fill(many, nothing);
+        run(mpgpu::all_gather(node, one, many));
+        holds(many, "all-gather", of_all);
+        fill(other, nothing);
+        run(mpgpu::gather(node, root, one, other));
+        if (world_rank == root) {
+            holds(other, "gather", of_all);
+        }
+        fill(one, nothing);
+        run(mpgpu::scatter(node, root, many, one));
+        holds(one, "scatter", own);
+        fill(many, [&](std::size_t at) { return value(self * ranks + at / n, at % n); });
+        run(mpgpu::all_to_all(node, many, other));
+        holds(other, "all-to-all", [&](std::size_t at) { return value(at / n * ranks + self, at % n); });
+        // Each sends the next all that it sends.
+        std::vector<std::size_t> sent(ranks, 0);
+        std::vector<std::size_t> received(ranks, 0);
+        sent[(self + 1) % ranks] = n;
+        received[(self + ranks - 1) % ranks] = n;
+        words from(ctx, gpu, n);
+        fill(from, own);
+        run(mpgpu::all_to_all(node, from, one, sent, received));
+        holds(one, "all-to-all of sizes", [&](std::size_t at) { return value((self + ranks - 1) % ranks, at); });
+        if (ranks > 1) {
+            // The first sends less than the second takes.
+            const std::size_t less = world_rank == 0 ? n - 1 : n;
+            sent[(self + 1) % ranks] = less;
+            const auto part = mpgpu::device_span<std::uint32_t>(from).subspan(0, less);
+            std::error_code ec;
+            const mpgpu::plan none = node.plan_exchange(mpgpu::all_to_all(node, part, one, sent, received), {}, ec);
+            require(!none && ec, "sizes that differ are refused on all ranks");
+        }
+    }
+}
+
 void with_sight_of(bool all_gpus, std::size_t steps) {
     int gpus = 0;
     {
@@ -316,6 +394,7 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     ring(ctx, node, gpu, steps);
     one_asks_and_all_take_part(ctx, node, gpu);
     by_halves(ctx, node, gpu);
+    collectives(ctx, node, gpu);
     refusals(ctx, node, gpu);
 }
 

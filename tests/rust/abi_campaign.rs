@@ -903,6 +903,15 @@ impl Fuzzer<'_> {
         let has_registered = call!(self, mp_memory_register(context, own, size, huge));
         assert!(!has_registered || size > 0 && (0..2).contains(&huge), "{size} bytes, huge_pages={huge}");
         call!(self, mp_memory_unregister(context, if has_registered { own } else { pointer(address) }));
+        let (kind, participants, root) = (self.below(7) as i32 - 1, self.below(6) as u32, self.below(6) as u32);
+        let sizes: Vec<u64> = (0..25).map(|_| if self.one_in(9) { u64::MAX } else { self.below(4) }).collect();
+        let mut pieces = [mp_piece_t { from: 77, to: 77, send_offset: 77, receive_offset: 77, bytes: 77 }; 26];
+        let (room, mut count) = (if self.one_in(2) { 26 } else { self.below(26) as usize }, 77);
+        let is_equal = self.one_in(2);
+        let list = if is_equal { null() } else { sizes.as_ptr() };
+        let is_written = call!(self, mp_collective(kind, participants, root, sizes[0], list, pieces.as_mut_ptr(), room, &mut count));
+        let written = pieces.iter().filter(|piece| piece.to != 77).count();
+        assert!(written == if is_written { count } else { 0 } && written <= room && (0..5).contains(&kind) | !is_written);
         let (adopted, bytes, device) = (pointer(self.an_address()), self.below(99), self.below(6) as i32 - 1);
         let payload = if self.one_in(4) { null() } else { [GUARD; 64].as_ptr().cast() };
         let has_adopted = call!(self, mp_memory_adopt(context, adopted, bytes, device, payload));

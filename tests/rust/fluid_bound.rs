@@ -3,7 +3,7 @@
 
 use crate::common::Random;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem};
-use mpgpu_core::plan::{Bound, Options, Shape, plan};
+use mpgpu_core::plan::{Options, Shape, TimeBound, plan};
 use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, ResourceId, Route, Topology};
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
@@ -123,14 +123,14 @@ fn the_bound_of_a_plan_is_that_of_the_largest_flow_and_its_limits_are_busy_all_t
         let mut random = Random(seed);
         let machine = wired(&mut random);
         let batch = batch(&mut random, &machine);
-        let (own, flow) = (Bound::new(&machine, &batch), flow_bound(&machine, &batch));
+        let (own, flow) = (TimeBound::new(&machine, &batch), flow_bound(&machine, &batch));
         assert!((own.seconds / flow - 1.0).abs() < 0.01, "{seed}: {} against {flow}", own.seconds);
         let parts: f64 = own.limits.iter().map(|(_, part)| part).sum();
         assert!((0.9..1.001).contains(&parts), "{seed}: {:?}", own.limits);
         // With twice their capacity the bound is lower, and with all others' it is not.
         let limits = |id: ResourceId| own.limits.iter().any(|(limit, _)| *limit == id);
-        let others = Bound::new(&machine.scaled(|id| if limits(id) { 1.0 } else { 2.0 }), &batch).seconds;
-        let twice = Bound::new(&machine.scaled(|id| if limits(id) { 2.0 } else { 1.0 }), &batch).seconds;
+        let others = TimeBound::new(&machine.scaled(|id| if limits(id) { 1.0 } else { 2.0 }), &batch).seconds;
+        let twice = TimeBound::new(&machine.scaled(|id| if limits(id) { 2.0 } else { 1.0 }), &batch).seconds;
         assert!(others > 0.98 * own.seconds && twice < own.seconds, "{seed}: {own:?}, {others}, {twice}");
     }
 }
@@ -149,7 +149,7 @@ fn plans_of_random_wired_machines_are_near_the_fluid_bound_and_no_slower_than_on
         assert!(own <= bound * (1.0 + 1e-6), "{seed}: {own} is said to be the least, and {bound} can be done");
         let seconds = |plan| Simulated { machine: &machine }.seconds(plan).unwrap_or_else(|e| panic!("{seed}: {e}"));
         let taken = seconds(&several);
-        assert!(several.predicted > bound * (1.0 - 1e-6) && taken > bound * (1.0 - 1e-6), "{seed}: faster than the bound {bound}");
+        assert!(several.predicted > own * (1.0 - 1e-6) && taken > own * (1.0 - 1e-6), "{seed}: faster than the bound {own}");
         assert!(taken <= seconds(&single) * 1.001, "{seed}: slower than one path\n{}", several.describe(&machine));
         predicted.push(several.predicted / bound - 1.0);
         simulated.push(taken / bound - 1.0);

@@ -133,6 +133,18 @@ impl Case {
         let (mut transfers, mut tags) = (Vec::new(), Vec::new());
         for _ in 0..random.below(10) {
             let (src, dst) = (random.below(u64::from(ranks)) as u32, random.below(u64::from(ranks)) as u32);
+            if random.chance(15) {
+                // One source for all, which pass it on.
+                let bytes = (1 << 20) + random.below(1 << 20);
+                let from = sizes[src as usize][0];
+                for dst in 0..ranks {
+                    transfers.push(NodeTransfer { dst: end(dst, 1, sizes[dst as usize][1]), src: end(src, 0, from), bytes });
+                    tags.push(None);
+                    sizes[dst as usize][1] += bytes + random.below(3);
+                }
+                sizes[src as usize][0] += bytes;
+                continue;
+            }
             let bytes = match random.below(4) {
                 0 => random.below(3),
                 1 => random.below(9000),
@@ -149,8 +161,13 @@ impl Case {
         Case { topology, ranks, devices, sizes, transfers, tags, one_in_sight }
     }
 
-    /// Runs `steps` steps as all ranks, and looks at every byte of each.
-    fn run(&self, steps: u64, options: &PlanOptions, delays: u64) {
+    /// The first transfer with the same source.
+    fn first_of(&self, index: usize) -> usize {
+        self.transfers.iter().position(|transfer| transfer.src == self.transfers[index].src).unwrap_or(index)
+    }
+
+    /// Runs `steps` steps as all ranks, and looks at every byte of each. How the ranks describe their plan.
+    fn run(&self, steps: u64, options: &PlanOptions, delays: u64) -> Vec<String> {
         as_ranks(self.ranks, |rank, seat| {
             let mut random = Random(delays ^ u64::from(rank) << 32);
             let visible = self.one_in_sight.then(|| vec![rank]);
@@ -166,8 +183,8 @@ impl Case {
             let stream = context.create_stream(own).expect("a stream");
             for step in 0..steps {
                 for (index, t) in self.transfers.iter().enumerate().filter(|(_, t)| t.src.rank == rank) {
-                    let bytes = memory(sent + t.src.offset, t.bytes);
-                    (0..).zip(bytes).for_each(|(offset, target)| *target = byte(index, offset, step));
+                    let (bytes, first) = (memory(sent + t.src.offset, t.bytes), self.first_of(index));
+                    (0..).zip(bytes).for_each(|(offset, target)| *target = byte(first, offset, step));
                 }
                 if random.chance(30) {
                     std::thread::sleep(std::time::Duration::from_micros(random.below(300)));
@@ -176,11 +193,15 @@ impl Case {
                 context.synchronize_stream(stream).expect("it ends");
                 for (index, t) in self.transfers.iter().enumerate().filter(|(_, t)| t.dst.rank == rank) {
                     let bytes = memory(received + t.dst.offset, t.bytes);
-                    let wrong = (0..).zip(bytes.iter()).find(|(offset, found)| **found != byte(index, *offset, step));
+                    let first = self.first_of(index);
+                    let wrong = (0..).zip(bytes.iter()).find(|(offset, found)| **found != byte(first, *offset, step));
                     assert_eq!(wrong, None, "rank {rank}, step {step}, transfer {index} {t:?}");
                     bytes.fill(0xEE);
                 }
             }
+            let text = plan.describe();
+            // Together: whoever has nothing to do and leaves waits seconds alone for those who stage their bytes in its memory.
+            node.plan(&[], &[], options).expect("a plan").destroy().expect("it is given back");
             plan.destroy().expect("it is given back");
             assert!(steps == 0 || context.statistics().executions == steps);
             context.free(sent).expect("freed");
@@ -188,7 +209,8 @@ impl Case {
             let left: u64 =
                 [own, DeviceId::HOST].map(|device| context.device_statistics(device).expect("a device").allocated_bytes).iter().sum();
             assert_eq!(left, 0, "nothing of the plan is left");
-        });
+            text
+        })
     }
 }
 
@@ -203,6 +225,38 @@ proptest! {
         let options = if random.chance(50) { PlanOptions { chunk_bytes: Some(4096 << random.below(5)), ..options } } else { options };
         case.run(5, &options, random.next());
     }
+}
+
+#[test]
+fn ranks_pass_on_what_all_want_and_bytes_pass_several_of_them() {
+    // From one to all, from all to all, from one's host memory, and between two that no NVLink joins.
+    let to_all = |sources: &[u32], ranks: u32, bytes: u64| {
+        let others = |src: u32| (0..ranks).filter(move |dst| *dst != src);
+        let of = |src: &u32| {
+            let place = if sources.len() > 1 { u64::from(*src) * bytes } else { 0 };
+            others(*src).map(|dst| NodeTransfer { dst: end(dst, 1, place), src: end(*src, 0, 0), bytes }).collect::<Vec<_>>()
+        };
+        sources.iter().flat_map(of).collect::<Vec<_>>()
+    };
+    for (topology, ranks, sources, on_host, bytes) in [
+        ("beluga", 4, vec![1], false, (12 << 20) + 12),
+        ("beluga", 4, vec![2], true, (12 << 20) + 12),
+        ("dgx1-v100", 8, vec![0], false, (12 << 20) + 12),
+        ("dgx1-v100", 8, vec![0, 5], false, (16 << 20) + 12),
+    ] {
+        let transfers = to_all(&sources, ranks, bytes);
+        let size = [bytes, if sources.len() > 1 { u64::from(ranks) * bytes } else { bytes }];
+        let devices = (0..ranks).map(|rank| if on_host && rank == sources[0] { DeviceId::HOST } else { DeviceId::gpu(rank) }).collect();
+        let tags = vec![None; transfers.len()];
+        let case = Case { topology, ranks, devices, sizes: vec![size; ranks as usize], transfers, tags, one_in_sight: true };
+        assert!(case.run(3, &PlanOptions::default(), 1).iter().all(|text| text.contains("passed on by it")), "{topology} from {sources:?}");
+    }
+    let bytes = (32 << 20) + 12;
+    let transfers = vec![NodeTransfer { dst: end(7, 1, 0), src: end(0, 0, 0), bytes }];
+    let devices = (0..8).map(DeviceId::gpu).collect();
+    let case =
+        Case { topology: "dgx1-v100", ranks: 8, devices, sizes: vec![[bytes, bytes]; 8], transfers, tags: vec![None], one_in_sight: true };
+    assert!(case.run(4, &PlanOptions::default(), 2).iter().all(|text| text.contains("via gpu1, gpu5")));
 }
 
 /// A ring: each rank sends to the next, so much that it takes several paths.

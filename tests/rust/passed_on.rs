@@ -63,6 +63,21 @@ fn one_source_leaves_its_memory_once_and_arrives_everywhere() {
 }
 
 #[test]
+fn what_passes_several_relays_arrives_step_after_step() {
+    const BYTES: usize = 40 * MIB + 4099;
+    let node = Node::new(c"dgx1-v100");
+    let (from, to) = (node.alloc(0, BYTES), node.alloc(7, BYTES));
+    let plan = node.plan(&[transfer(to, 7, from, 0, BYTES)]);
+    assert!(shown(plan).contains("via gpu1, gpu5"), "{}", shown(plan));
+    for round in 0..5 {
+        fill(from, BYTES, round);
+        node.run(plan);
+        assert!(content(to, BYTES) == content(from, BYTES), "round {round}");
+        content(to, BYTES).fill(0xEE);
+    }
+}
+
+#[test]
 fn random_batches_with_shared_sources_move_every_byte_and_no_other() {
     let (mut random, mut passed_on) = (Random(crate::common::setting("TEST_SEED", 5)), 0);
     for round in 0..crate::common::setting("TEST_EXECUTIONS", 40) {

@@ -4,6 +4,7 @@ mod common;
 
 mod adapt;
 mod alone;
+mod collective;
 mod fluid_bound;
 mod hidden;
 mod planner;

@@ -3,8 +3,8 @@
 use crate::common::Random;
 use crate::fluid_bound::wired;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
-use mpgpu_core::plan::{Bound, Options, Plan, Shape, plan, validate};
-use mpgpu_core::topology::{DeviceId, Machine, MemoryKind, preset};
+use mpgpu_core::plan::{Options, Plan, PlanError, Shape, TimeBound, plan, validate};
+use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Topology, preset};
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
@@ -95,6 +95,40 @@ fn played(machine: &Machine, batch: &[Shape]) -> (f64, f64) {
     (seconds(batch), seconds(&own))
 }
 
+#[test]
+fn between_gpus_that_no_nvlink_joins_bytes_pass_several_relays_where_that_gains() {
+    let machine = Machine::new(preset("dgx1-v100").expect("a preset")).expect("well formed");
+    let one = |src: u32, dst: u32, mib: u64| [shape(DeviceId::gpu(src), DeviceId::gpu(dst), mib << 20, 0)];
+    let without = Options { passes_on: false, ..Options::default() };
+    for (mib, gain) in [(32, 1.2), (256, 1.5), (1024, 1.6)] {
+        let batch = one(0, 7, mib);
+        let (several, one) = (planned(&machine, &batch), plan(&machine, &batch, &without).expect("a plan"));
+        let [several, one] = [&several, &one].map(|plan| Simulated { machine: &machine }.seconds(plan).expect("it can be played"));
+        println!("gpu0 to gpu7 of dgx1-v100, {mib} MiB: {:.3} ms, {:.2} times one relay", several * 1e3, one / several);
+        assert!(one > gain * several, "{mib} MiB: {several} s against {one}");
+    }
+    let is_chain = |batch: &[Shape]| planned(&machine, batch).transfers[0].paths.iter().any(|path| !path.earlier.is_empty());
+    assert!(is_chain(&one(0, 7, 64)) && !is_chain(&one(0, 7, 1)) && !is_chain(&one(0, 1, 64)));
+}
+
+#[test]
+fn gpus_that_only_relays_in_a_row_join_have_a_plan_of_any_size() {
+    let nodes = (0..4).map(|gpu| Node { name: format!("gpu{gpu}"), kind: NodeKind::Gpu }).collect();
+    let link = |from: u32, to: u32| Link { from: NodeId(from), to: NodeId(to), kind: LinkKind::Nvlink, bandwidth: 20e9, latency: 1e-6 };
+    let links = (0..3).flat_map(|gpu| [link(gpu, gpu + 1), link(gpu + 1, gpu)]).collect();
+    let topology = Topology { name: "row".into(), description: String::new(), nodes, links, shared: Vec::new(), costs: Default::default() };
+    let machine = Machine::new(topology).expect("well formed");
+    let batch = |bytes| [shape(DeviceId::gpu(0), DeviceId::gpu(3), bytes, 0), shape(DeviceId::gpu(2), DeviceId::gpu(1), bytes, 0)];
+    for bytes in [1, 4097, 64 << 20] {
+        let plan = planned(&machine, &batch(bytes));
+        let path = &plan.transfers[0].paths[0];
+        assert_eq!((path.via, path.earlier.to_vec()), (Some(DeviceId::gpu(2)), vec![DeviceId::gpu(1)]), "{}", plan.describe(&machine));
+    }
+    for options in [Options { max_paths: 1, ..Options::default() }, Options { relays: [1].into_iter().collect(), ..Options::default() }] {
+        assert!(matches!(plan(&machine, &batch(1 << 20), &options), Err(PlanError::NoRoute { transfer: 0, .. })), "{options:?}");
+    }
+}
+
 /// Of presets the least gain over the plan without trees, and the most over the bound.
 #[test]
 fn on_known_machines_trees_come_near_the_bound() {
@@ -138,7 +172,7 @@ fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() 
         }
         let (trees, star) = played(&machine, &batch);
         assert!(trees <= star * 1.0001, "{seed}: {trees} against {star}");
-        let own = Bound::new(&machine, &batch).seconds;
+        let own = TimeBound::new(&machine, &batch).seconds;
         if let Some(bound) = bound(&machine, &batch) {
             over.push(trees / bound);
             assert!(own <= bound * (1.0 + 1e-6), "{seed}: {own} is said to be the least, and {bound} can be done");
@@ -193,7 +227,7 @@ fn many_sources_are_divided_as_one() {
     let (trees, star) = played(&machine, &batch);
     // As one source of all bytes that are not few.
     let whole: Vec<Shape> = batch[..2].iter().map(|shape| Shape { bytes: 100 * (sizes[0] + sizes[1] + sizes[3]), ..*shape }).collect();
-    let bound = bound(&machine, &whole).expect("it can be reached");
+    let bound = TimeBound::new(&machine, &whole).seconds;
     println!("400 tensors to two GPUs: {} operations, {:.3} ms, {:.2} times the star", plan.program.ops.len(), trees * 1e3, star / trees);
-    assert!(plan.program.ops.len() < 1200 && star > 1.3 * trees && trees < 1.05 * bound, "{trees}, star {star}, bound {bound}");
+    assert!(plan.program.ops.len() < 6000 && star > 1.9 * trees && trees < 1.25 * bound, "{trees}, star {star}, bound {bound}");
 }

@@ -79,6 +79,7 @@ impl Alternative {
                 let via = selection.candidates[candidate].via;
                 used.push(candidate);
                 paths.push(PathPlan {
+                    earlier: SmallVec::new(),
                     via,
                     offset,
                     bytes,

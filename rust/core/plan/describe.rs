@@ -2,7 +2,7 @@
 
 use super::options::Tuned;
 use super::planned::{PathPlan, Plan, ThreadUse, TransferPlan};
-use super::reasons::{Loads, lines, path_model, sentence, tightest};
+use super::reasons::{Loads, lines, sentence, tightest};
 use crate::program::{Engine, Mechanism, Ring, Shape};
 use crate::topology::{DeviceId, Machine};
 use crate::units::{size, time};
@@ -89,8 +89,10 @@ impl Plan {
         }
         writeln!(text)?;
         for path in paths {
-            let way = path.via.map_or("direct".into(), |via| format!("via {via}"));
-            let limit = path_model(machine, shape, path.via)
+            let vias: Vec<String> = path.vias().map(|via| via.to_string()).collect();
+            let way = if vias.is_empty() { "direct".into() } else { format!("via {}", vias.join(", ")) };
+            let limit = path
+                .model(machine, shape)
                 .and_then(|model| tightest(machine, &model).map(|resource| format!(", at most {:.1} GB/s ({resource})", model.rate / 1e9)));
             let alone = format!("; modelled alone {}{}", time(path.seconds), limit.unwrap_or_default());
             writeln!(text, "  {}{alone}", path.sentence(&way, shape.bytes))?;
@@ -118,7 +120,7 @@ impl Plan {
         for row in members.chunks(if paths.iter().any(|path| path.via.is_some()) { 4 } else { 6 }) {
             let ways = row.iter().map(|&index| {
                 let TransferPlan { shape, paths, .. } = &self.transfers[index];
-                let vias: Vec<String> = paths.iter().filter_map(|path| path.via).map(|via| via.to_string()).collect();
+                let vias: Vec<String> = paths.iter().flat_map(PathPlan::vias).map(|via| via.to_string()).collect();
                 let vias = if vias.is_empty() { String::new() } else { format!(" ({})", vias.join(", ")) };
                 format!("{index}: {}>{}{vias}", shape.src_device, shape.dst_device)
             });
@@ -204,6 +206,11 @@ impl PathPlan {
         format!("{share:5.1} %  {:>10}  {way:<10}  {}", size(self.bytes), self.manner())
     }
 
+    /// The devices that its bytes pass, from the source on.
+    fn vias(&self) -> impl Iterator<Item = DeviceId> {
+        self.earlier.iter().copied().chain(self.via)
+    }
+
     /// How its bytes are moved.
     fn manner(&self) -> String {
         match (self.mechanism, self.slots, self.chunks) {
@@ -212,7 +219,9 @@ impl PathPlan {
             // Of no path: threads move its ends.
             (Mechanism::Thread, ..) => "by threads".into(),
             (Mechanism::Copy, 0, 1) => "one copy".into(),
-            (Mechanism::Copy, 0, chunks) if self.via.is_some() => format!("passed on by it, {chunks} chunks of {}", size(self.chunk_bytes)),
+            (Mechanism::Copy, 0, chunks) if self.is_passed_on() => {
+                format!("passed on by it, {chunks} chunks of {}", size(self.chunk_bytes))
+            }
             (Mechanism::Copy, 0, chunks) => format!("{chunks} chunks of {}", size(self.chunk_bytes)),
             (Mechanism::Copy, _, 1) => "one chunk".into(),
             (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} slots", size(self.chunk_bytes)),
@@ -220,9 +229,10 @@ impl PathPlan {
     }
 
     fn to_json(&self, machine: &Machine, shape: &Shape) -> Value {
-        let model = path_model(machine, shape, self.via);
+        let model = self.model(machine, shape);
         json!({
             "via": self.via.map(|device| device.0),
+            "earlier": self.earlier.iter().map(|device| device.0).collect::<Vec<_>>(),
             "offset": self.offset,
             "bytes": self.bytes,
             "chunks": self.chunks,

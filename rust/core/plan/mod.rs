@@ -17,7 +17,8 @@
 //! | `executor` | streams or a graph |
 //! | `pageable` | ordinary host memory, which threads copy to and from |
 //! | `lower` | shares to a [`Program`] |
-//! | `trees` | one source for several destinations, which pass on what they have |
+//! | `trees` | bytes that several devices pass on: one source for many destinations, and paths over several relays |
+//! | `network` | devices as a network, and the trees through it that are cheapest under prices |
 //! | `partition` | the same for transfers that move in partitions |
 //! | `bound` | how soon a batch could be done at best, and what limits it |
 //! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
@@ -34,6 +35,7 @@ mod describe;
 mod executor;
 mod lower;
 mod mechanism;
+mod network;
 mod options;
 mod pageable;
 mod partition;
@@ -48,7 +50,7 @@ mod timeline;
 mod trees;
 
 pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape, Violation, validate};
-pub use bound::Bound;
+pub use bound::TimeBound;
 pub use candidates::{Reason, Rejection};
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};

@@ -25,6 +25,8 @@ pub struct Options {
     pub staging_bytes: u64,
     /// Threads that may copy between pageable host memory and pinned memory of the library. 0 leaves pageable memory to the driver.
     pub threads: u32,
+    /// Whether bytes may pass several devices: destinations of one source, or relays in a row.
+    pub passes_on: bool,
     /// What measurements say about the split, where a tuning file is in force.
     pub tuned: Option<Tuned>,
 }
@@ -91,6 +93,7 @@ impl Default for Options {
             min_bytes: None,
             staging_bytes: 64 << 20,
             threads: 0,
+            passes_on: true,
             tuned: None,
         }
     }

@@ -5,6 +5,7 @@ use super::options::Options;
 use crate::model::simulate::Rank;
 use crate::program::{Engine, Mechanism, Program, Shape};
 use crate::topology::DeviceId;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// A path of a transfer, as planned.
@@ -12,6 +13,8 @@ use std::sync::Arc;
 pub struct PathPlan {
     /// The device whose memory the bytes are staged in, or, without slots, that passes on what it has itself received; `None` for the direct path.
     pub via: Option<DeviceId>,
+    /// Devices that the bytes are staged in before, from the source on; none where one relay is all.
+    pub earlier: SmallVec<[DeviceId; 1]>,
     /// First byte of the transfer on this path.
     pub offset: u64,
     /// How many.

@@ -18,10 +18,11 @@ const LEAST_GAIN: f64 = 0.02;
 
 /// Plans a batch of transfers together. Pageable ends are moved by threads where the model finds that faster than the driver.
 pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
-    let mut plain = plan_as_it_is(machine, batch, options)?;
+    let plain = plan_as_it_is(machine, batch, options);
     if !batch.iter().any(pageable::is_pageable) {
         return passed_on(machine, batch, options, plain);
     }
+    let mut plain = plain?;
     let by_driver = pageable::seconds_by_driver(machine, batch);
     (plain.predicted, plain.one_path) = (plain.predicted.max(by_driver), plain.one_path.max(by_driver));
     if options.threads == 0 {
@@ -30,21 +31,33 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     // What is staged anywhere passes a slot of pinned memory as a whole.
     let chunk_bytes = Some(pageable::chunk_bytes(batch, options));
     let (pinned, chunked) = (pageable::as_pinned(batch), Options { chunk_bytes, ..*options });
-    let pinned = passed_on(machine, &pinned, &chunked, plan_as_it_is(machine, &pinned, &chunked)?)?;
+    let pinned = passed_on(machine, &pinned, &chunked, plan_as_it_is(machine, &pinned, &chunked))?;
     let threaded = pageable::through_threads(machine, batch, options, pinned);
     let gains = |threaded: &Plan| threaded.predicted <= plain.predicted * (1.0 - LEAST_GAIN);
     Ok(threaded.filter(gains).map_or(plain.clone(), |threaded| Plan { one_path: plain.one_path, ..threaded }))
 }
 
-/// The plan in which destinations of the same source pass on what they have, where that is faster; else `star`, in which none does.
-fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Plan) -> Result<Plan, PlanError> {
+/// The plan in which bytes are passed on by destinations of the same source, or over several relays, where that is faster; else `star`, in which
+/// none are.
+fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result<Plan, PlanError>) -> Result<Plan, PlanError> {
+    let with = |groups: &[trees::SourceGroup], star: Option<&Plan>| {
+        let rest: Vec<Shape> = trees::rest_of(batch, groups).into_iter().map(|transfer| batch[transfer as usize]).collect();
+        let rest = if rest.is_empty() { None } else { Some(plan_as_it_is(machine, &rest, options).ok()?) };
+        trees::plan(machine, batch, options, groups, rest.as_ref(), star)
+    };
+    let may_pass_on = options.max_paths > 1 && options.passes_on;
     let groups = trees::groups(batch, options);
-    if groups.is_empty() {
-        return Ok(star);
-    }
-    let rest: Vec<Shape> = trees::rest_of(batch, &groups).into_iter().map(|transfer| batch[transfer as usize]).collect();
-    let rest = if rest.is_empty() { None } else { Some(plan_as_it_is(machine, &rest, options)?) };
-    Ok(trees::plan(machine, batch, options, &groups, rest.as_ref(), &star, LEAST_GAIN).unwrap_or(star))
+    let unjoined = |groups, least| if may_pass_on { trees::with_unjoined(groups, machine, batch, least) } else { groups };
+    let star = match star {
+        // Where no path over one relay joins two GPUs, several in a row may.
+        Err(PlanError::NoRoute { .. }) => return with(&unjoined(groups, 1), None).map_or(star, Ok),
+        Err(_) => return star,
+        Ok(star) => star,
+    };
+    let best = if groups.is_empty() { star } else { with(&groups, Some(&star)).unwrap_or(star) };
+    let many = groups.len();
+    let groups = unjoined(groups, trees::LEAST_ALONE);
+    Ok(if groups.len() > many { with(&groups, Some(&best)).unwrap_or(best) } else { best })
 }
 
 /// Plans a batch, its pageable ends left to the driver.

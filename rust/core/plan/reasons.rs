@@ -1,7 +1,7 @@
 //! Why paths were left out, in words.
 
 use super::candidates::{Reason, Rejection};
-use super::planned::Plan;
+use super::planned::{PathPlan, Plan};
 use crate::model::PathModel;
 use crate::program::Shape;
 use crate::topology::{DeviceId, Machine};
@@ -18,7 +18,7 @@ impl Loads {
         let mut busy = vec![0.0; machine.resources().len()];
         for transfer in &plan.transfers {
             for path in &transfer.paths {
-                for (resource, weight) in path_model(machine, &transfer.shape, path.via).map(|model| model.weights).unwrap_or_default() {
+                for (resource, weight) in path.model(machine, &transfer.shape).map(|model| model.weights).unwrap_or_default() {
                     let resource = resource.0 as usize;
                     busy[resource] += weight * path.bytes as f64 / machine.resources()[resource].capacity;
                 }
@@ -41,6 +41,23 @@ pub(super) fn path_model(machine: &Machine, shape: &Shape, via: Option<DeviceId>
     match via {
         None => machine.route(src, dst).map(|route| PathModel::new(machine, &[route])),
         Some(via) => machine.route(src, via).zip(machine.route(via, dst)).map(|(first, second)| PathModel::new(machine, &[first, second])),
+    }
+}
+
+impl PathPlan {
+    /// Rates and resources of its way, from where its bytes are read: where they are passed on, from whom. `None` where a hop has no route.
+    pub(super) fn model(&self, machine: &Machine, shape: &Shape) -> Option<PathModel> {
+        let (src, dst) = (shape.src_device, shape.dst_device);
+        let relays = || self.earlier.iter().copied().chain(self.via);
+        let from = if self.is_passed_on() { relays().next().unwrap_or(src) } else { src };
+        let way: Vec<DeviceId> = std::iter::once(from).chain(relays().filter(|_| !self.is_passed_on())).chain([dst]).collect();
+        let routes: Option<Vec<_>> = way.windows(2).map(|hop| machine.route(hop[0], hop[1])).collect();
+        Some(PathModel::new(machine, &routes?))
+    }
+
+    /// Whether a destination of the same source passes the bytes on.
+    pub(super) fn is_passed_on(&self) -> bool {
+        self.via.is_some() && self.slots == 0
     }
 }
 

@@ -1,39 +1,64 @@
-//! One source, many destinations: a destination passes on what it has received, so that each byte leaves the source once, or as often as pays.
+//! Bytes that pass several devices on their way: one source for many destinations, which pass on what they have received, and paths over several
+//! relays.
 //!
 //! Transfers of a batch with the same source ([`Shape::source`]) make a group. Its bytes are divided among *trees*: in each the source sends its part
-//! to one destination or several, and these to others, until all have it. A destination's own memory is the staging: a chunk is passed on as soon as
-//! it is there. A star (the source sends to all) is one tree of many, and a chain another; scatter and exchange is as many trees as there are
-//! destinations, each of which is the first of one.
+//! to one device or several, and these to others, until all members have it. A member's own memory is the staging: a chunk is passed on as soon as
+//! it is there. A device that is no member passes chunks on through a ring. A star (the source sends to all) is one tree of many, and a chain another;
+//! scatter and exchange is as many trees as there are destinations, each of which is the first of one. A transfer alone is a group of one member, and
+//! its trees are chains: worth it where GPUs are joined so unevenly that one relay leaves much to gain.
 //!
-//! How many bytes each tree gets is the linear program of [`split`]: a tree draws on the resources of all its edges, and the trees of all groups, and
-//! what the rest of the batch moves, share them. Which trees there are to choose from is found by prices, as in fractional packing
-//! (Garg and Könemann 2007): the cheapest tree is taken, what it draws on becomes dearer, and again. Whether it is done at all is the simulator's
-//! word: it plays both programs, because a chain of chunks is what the planner's model of single paths does not have.
+//! Which trees there are to choose from, prices tell ([`network`](super::network)). How many bytes each gets is the linear program of [`split`]: a tree
+//! draws on the resources of all its copies, and the trees of all groups, and what the rest of the batch moves, share them. Whether it is done at all
+//! is the simulator's word: it plays both programs, because a chain of chunks is what the planner's model of single paths does not have.
 
 use super::executor;
 use super::lower::copying_device;
+use super::network::{Commodity, Draws, Network, Tree};
 use super::options::Options;
 use super::planned::{PathPlan, Plan, TransferPlan};
 use super::split::{Column, split};
 use crate::model::simulate::{Executor, Scenario};
-use crate::model::{GRAIN, PathModel};
-use crate::program::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Shape};
-use crate::topology::{DeviceId, Machine, MemoryKind};
+use crate::model::{GRAIN, HOST_RINGS, PathModel, SLOTS};
+use crate::program::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
+use crate::topology::{DeviceId, LinkId, LinkKind, Machine, MemoryKind};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
 /// Smaller sources are copied to each destination: what passing on costs is two hand-overs at least.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
-/// Rounds of prices.
-const ROUNDS: usize = 96;
+/// The least gain for which a batch passes on: as for several paths, because figures differ between hosts.
+const LEAST_GAIN: f64 = 0.02;
 
-/// A tree with a smaller part of its group's bytes is not worth its operations.
-const LEAST_SHARE: f64 = 0.02;
+/// Smaller transfers alone keep to one relay: what two cost in chunks is more.
+pub(super) const LEAST_ALONE: u64 = 8 << 20;
+
+/// The least gain for which bytes pass several relays.
+const LEAST_GAIN_ALONE: f64 = 0.1;
+
+/// What the simulator judges: more trees are nearer to what links carry, fewer and larger chunks wait less for each other.
+struct Try {
+    /// Whether there are trees that prices have found, or only the star and trees of one member that passes all on.
+    is_explored: bool,
+    /// A tree with a smaller part of its group's bytes is not worth its operations.
+    least_share: f64,
+    /// How many chunks, as a part of what balances hand-overs against the copies before the last.
+    chunks: f64,
+}
+
+/// Each is the best of some random machines: with the third alone the worst is 1.35 of its bound, with all 1.29.
+const TRIES: [Try; 4] = [
+    Try { is_explored: true, least_share: 0.02, chunks: 1.0 },
+    Try { is_explored: true, least_share: 0.02, chunks: 0.5 },
+    Try { is_explored: true, least_share: 0.05, chunks: 0.5 },
+    Try { is_explored: false, least_share: 0.02, chunks: 1.0 },
+];
 
 /// Chunks of a tree's bytes.
 const MOST_CHUNKS: u64 = 128;
 const LEAST_CHUNK: u64 = 256 << 10;
+/// Of those that pass a ring.
+const MOST_STAGED: u64 = 4 << 20;
 
 /// Sources on one device, each of which goes to the same devices: what there is to be known of them as of one.
 pub(super) struct SourceGroup {
@@ -51,7 +76,7 @@ struct Source {
 
 /// The groups of a batch of which several transfers can pass on what they have. Members that cannot are left to the rest of the batch.
 pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
-    if options.max_paths < 2 {
+    if options.max_paths < 2 || !options.passes_on {
         return Vec::new();
     }
     struct Found {
@@ -88,16 +113,32 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     groups
 }
 
-/// For each member of a group whom it has the bytes from: another member, or the source.
-#[derive(Clone, Debug, PartialEq)]
-struct Tree {
-    from: Vec<Option<usize>>,
-    /// Members, each after the one that it has the bytes from.
-    order: Vec<usize>,
+/// Adds transfers of so many bytes between GPUs that no NVLink joins, on a machine with NVLinks: each pair of GPUs as a group of its own. For other
+/// transfers one relay is enough: more would take links that other processes want.
+pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, batch: &[Shape], least: u64) -> Vec<SourceGroup> {
+    let gpus = || (0..machine.gpu_count()).map(DeviceId::gpu);
+    let is_joined = |from: DeviceId, to: DeviceId| {
+        let kind = |link: &LinkId| machine.topology().links[link.0 as usize].kind;
+        machine.route(from, to).is_some_and(|route| route.links.iter().all(|link| kind(link) == LinkKind::Nvlink))
+    };
+    if !gpus().any(|from| gpus().any(|to| from != to && is_joined(from, to))) {
+        return groups;
+    }
+    let many = groups.len();
+    for transfer in rest_of(batch, &groups) {
+        let shape = &batch[transfer as usize];
+        let (src, dst) = (shape.src_device, shape.dst_device);
+        if shape.bytes < least || src == dst || src.is_host() || dst.is_host() || is_joined(src, dst) {
+            continue;
+        }
+        let source = Source { bytes: shape.bytes, transfers: vec![transfer] };
+        match groups[many..].iter_mut().find(|group| (group.src, group.members[0]) == (src, dst)) {
+            Some(group) => group.sources.push(source),
+            None => groups.push(SourceGroup { src, members: vec![dst], sources: vec![source] }),
+        }
+    }
+    groups
 }
-
-/// Seconds per byte on each resource that a copy between two devices draws on.
-type EdgeWork = SmallVec<[(u32, f64); 8]>;
 
 impl SourceGroup {
     /// Of all sources.
@@ -105,137 +146,29 @@ impl SourceGroup {
         self.sources.iter().map(|source| source.bytes).sum()
     }
 
-    fn device(&self, node: Option<usize>) -> DeviceId {
-        node.map_or(self.src, |member| self.members[member])
-    }
-
-    /// The tree of least price, by the algorithm of Chu, Liu and Edmonds. `None` where a member cannot be reached.
-    fn cheapest(&self, edges: &Edges, prices: &[f64]) -> Option<Tree> {
-        let count = self.members.len();
-        let node = |node: Option<usize>| node.map_or(count, |member| member);
-        let mut priced = Vec::with_capacity(count * count);
-        for from in (0..count).map(Some).chain([None]) {
-            for to in (0..count).filter(|to| from != Some(*to)) {
-                if let Some(work) = edges.of(self.device(from), self.device(Some(to))) {
-                    priced.push((node(from), to, work.iter().map(|&(resource, seconds)| seconds * prices[resource as usize]).sum()));
-                }
-            }
-        }
-        let by = arborescence(count + 1, count, &priced)?;
-        let from: Vec<Option<usize>> = by.into_iter().take(count).map(|at| Some(priced[at?].0).filter(|from| *from < count)).collect();
-        let mut order = Vec::with_capacity(count);
-        while order.len() < count {
-            let next = (0..count).filter(|member| !order.contains(member) && from[*member].is_none_or(|from| order.contains(&from)));
-            let next: Vec<usize> = next.collect();
-            order.extend(next);
-        }
-        Some(Tree { from, order })
+    fn flow(&self, network: &Network) -> Option<Commodity> {
+        let to: Option<Vec<usize>> = self.members.iter().map(|member| network.number(*member)).collect();
+        let flow = Commodity { src: network.number(self.src)?, to: to?, bytes: self.bytes() as f64 };
+        flow.to.iter().all(|to| network.reaches(&flow, *to)).then_some(flow)
     }
 }
 
-/// Of the trees that lead from `root` to every node along edges (from, to, price), one of least price: for each node but the
-/// root the edge by which it is reached.
-fn arborescence(nodes: usize, root: usize, edges: &[(usize, usize, f64)]) -> Option<Vec<Option<usize>>> {
-    let mut best: Vec<Option<usize>> = vec![None; nodes];
-    for (at, &(from, to, price)) in edges.iter().enumerate() {
-        if from != to && to != root && best[to].is_none_or(|known| price < edges[known].2) {
-            best[to] = Some(at);
-        }
+/// Copies that a byte is in before it is where each copy of a tree brings it.
+fn depths(tree: &Tree) -> Vec<u32> {
+    let mut depths: Vec<u32> = Vec::with_capacity(tree.len());
+    for (from, _) in tree {
+        let before = tree[..depths.len()].iter().position(|hop| hop.1 == *from);
+        depths.push(1 + before.map_or(0, |before| depths[before]));
     }
-    // Circles of cheapest edges become a node each.
-    let (mut group, mut groups) = (vec![usize::MAX; nodes], 0);
-    let mut seen = vec![usize::MAX; nodes];
-    let mut in_circle = vec![false; nodes];
-    for start in 0..nodes {
-        let mut node = start;
-        while node != root && seen[node] == usize::MAX {
-            seen[node] = start;
-            node = edges[best[node]?].0;
-        }
-        if node != root && seen[node] == start {
-            while group[node] == usize::MAX {
-                (group[node], in_circle[node]) = (groups, true);
-                node = edges[best[node]?].0;
-            }
-            groups += 1;
-        }
-    }
-    if groups == 0 {
-        return (0..nodes).all(|node| node == root || best[node].is_some()).then_some(best);
-    }
-    for of in group.iter_mut().filter(|of| **of == usize::MAX) {
-        (*of, groups) = (groups, groups + 1);
-    }
-    // An edge into a circle takes the place of one of it.
-    let (mut contracted, mut original) = (Vec::new(), Vec::new());
-    for (at, &(from, to, price)) in edges.iter().enumerate() {
-        if group[from] != group[to] {
-            let replaced = if in_circle[to] { best[to].map_or(0.0, |best| edges[best].2) } else { 0.0 };
-            contracted.push((group[from], group[to], price - replaced));
-            original.push(at);
-        }
-    }
-    for at in arborescence(groups, group[root], &contracted)?.into_iter().flatten().map(|at| original[at]) {
-        best[edges[at].1] = Some(at);
-    }
-    Some(best)
-}
-impl Tree {
-    /// Copies that a byte is in before it is at each member.
-    fn depths(&self) -> Vec<u32> {
-        let mut depths = vec![0; self.from.len()];
-        self.order.iter().for_each(|&member| depths[member] = 1 + self.from[member].map_or(0, |from| depths[from]));
-        depths
-    }
-
-    /// Before it is everywhere.
-    fn depth(&self) -> u32 {
-        self.depths().into_iter().max().unwrap_or(0)
-    }
-
-    /// What a byte draws on resources, on all its ways together.
-    fn work(&self, group: &SourceGroup, edges: &Edges) -> EdgeWork {
-        let mut all = EdgeWork::new();
-        for &member in &self.order {
-            for &(resource, seconds) in edges.of(group.device(self.from[member]), group.device(Some(member))).into_iter().flatten() {
-                match all.iter_mut().find(|known| known.0 == resource) {
-                    Some(known) => known.1 += seconds,
-                    None => all.push((resource, seconds)),
-                }
-            }
-        }
-        all.sort_unstable_by_key(|work| work.0);
-        all
-    }
+    depths
 }
 
-/// What copies between the devices of all groups draw on; none where no route is.
-struct Edges(Vec<((DeviceId, DeviceId), EdgeWork)>);
-
-impl Edges {
-    fn new(machine: &Machine, groups: &[SourceGroup]) -> Edges {
-        let mut edges: Vec<((DeviceId, DeviceId), EdgeWork)> = Vec::new();
-        for group in groups {
-            let all = || (0..group.members.len()).map(Some);
-            for (from, to) in std::iter::once(None).chain(all()).flat_map(|from| all().map(move |to| (from, to))) {
-                let pair = (group.device(from), group.device(to));
-                if pair.0 != pair.1
-                    && let Err(at) = edges.binary_search_by_key(&pair, |edge| edge.0)
-                    && let Some(work) = work_of(machine, pair.0, pair.1)
-                {
-                    edges.insert(at, (pair, work));
-                }
-            }
-        }
-        Edges(edges)
-    }
-
-    fn of(&self, from: DeviceId, to: DeviceId) -> Option<&EdgeWork> {
-        self.0.binary_search_by_key(&(from, to), |edge| edge.0).ok().map(|at| &self.0[at].1)
-    }
+/// Before it is everywhere.
+fn depth(tree: &Tree) -> u32 {
+    depths(tree).into_iter().max().unwrap_or(0)
 }
 
-fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<EdgeWork> {
+fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<Draws> {
     let model = PathModel::new(machine, &[machine.route(from, to)?]);
     let seconds =
         |(resource, weight): &(crate::topology::ResourceId, f64)| (resource.0, weight / machine.resources()[resource.0 as usize].capacity);
@@ -258,7 +191,8 @@ pub(super) fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec
 struct Share {
     group: usize,
     tree: Tree,
-    /// In the order of the sources, in chunks.
+    bytes: u64,
+    /// In the order of the sources.
     chunks: Vec<Chunk>,
     chunk_bytes: u64,
 }
@@ -271,55 +205,73 @@ struct Chunk {
 }
 
 /// The plan of a batch whose groups move by trees, and all else as in `rest`, the plan of the batch without these transfers; `star` is the plan without
-/// trees. `None` where the simulator finds no gain of `least_gain`.
+/// trees, where there is one. `None` where the simulator finds too little gain.
 pub(super) fn plan(
     machine: &Machine,
     batch: &[Shape],
     options: &Options,
     groups: &[SourceGroup],
     rest: Option<&Plan>,
-    star: &Plan,
-    least_gain: f64,
+    star: Option<&Plan>,
 ) -> Option<Plan> {
-    let edges = Edges::new(machine, groups);
+    let network = Network::new(machine, |device| if device.is_host() { options.host_path } else { options.relays.has(device) });
+    let flows: Vec<Commodity> = groups.iter().map(|group| group.flow(&network)).collect::<Option<_>>()?;
     let of_rest = rest_of(batch, groups);
     let program = rest.map_or_else(Program::default, |rest| renamed(&rest.program, &of_rest));
     let busy = load(machine, &program, batch);
-    let shares = shares(machine, options, groups, &edges, &busy)?;
-    if shares.iter().all(|share| share.tree.depth() < 2) {
-        return None;
-    }
-    let program = lowered(batch, groups, &shares, program);
     let play = |program: &Program, executor| {
         let mut scenario = Scenario::new(machine, options.staging_bytes);
         let bound = scenario.bind(program, batch).ok()?;
         scenario.execute(bound, Executor::of(executor), 0);
         Some(scenario.run().seconds)
     };
-    let executor = executor::executor(machine, batch, options, &program);
-    let (trees, before) = (play(&program, executor)?, play(&star.program, star.executor)?);
-    if trees > before * (1.0 - least_gain) {
+    let explored = network.explore(&flows, &busy).trees;
+    let with = |Try { is_explored, least_share, chunks }: &Try| {
+        let none = vec![Vec::new(); flows.len()];
+        let trees = if *is_explored { &explored } else { &none };
+        let mut shares = shares(machine, groups, &network, &flows, &busy, trees, *least_share)?;
+        if shares.iter().all(|share| depth(&share.tree) < 2) {
+            return None;
+        }
+        give_chunks(machine, options, groups, &network, &flows, &program, &mut shares, *chunks)?;
+        let program = lowered(batch, groups, &network, &flows, &shares, program.clone());
+        let executor = executor::executor(machine, batch, options, &program);
+        let seconds = play(&program, executor)?;
+        Some((seconds, program, executor, shares))
+    };
+    let (trees, program, executor, shares) = TRIES.iter().filter_map(with).min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let before = match star {
+        Some(star) => play(&star.program, star.executor)?,
+        None => trees,
+    };
+    let is_alone = groups.iter().any(|group| group.members.len() == 1);
+    let least_gain = if is_alone { LEAST_GAIN_ALONE } else { LEAST_GAIN };
+    if star.is_some() && trees > before * (1.0 - least_gain) {
         return None;
     }
-    let mut transfers = star.transfers.clone();
+    let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Vec::new(), rejected: Arc::default() };
+    let mut transfers: Vec<TransferPlan> = batch.iter().map(plan_of).collect();
     for (own, &transfer) in rest.into_iter().flat_map(|rest| &rest.transfers).zip(&of_rest) {
         transfers[transfer as usize] = own.clone();
     }
-    let members = groups.iter().flat_map(|group| &group.sources).flat_map(|source| &source.transfers);
-    for &transfer in members {
-        transfers[transfer as usize] = TransferPlan { shape: batch[transfer as usize], paths: Vec::new(), rejected: Arc::default() };
-    }
     for share in &shares {
-        let group = &groups[share.group];
+        let (group, flow) = (&groups[share.group], &flows[share.group]);
         for chunks in share.chunks.chunk_by(|a, b| a.source == b.source) {
             for (member, &transfer) in group.sources[chunks[0].source].transfers.iter().enumerate() {
+                let before = |device: usize| share.tree.iter().find(|hop| hop.1 == device).map_or(flow.src, |hop| hop.0);
+                let from = before(flow.to[member]);
+                let is_relay = |device: &usize| *device != flow.src && !flow.to.contains(device);
+                let relays = std::iter::successors(Some(from), |device| Some(before(*device))).take_while(is_relay);
+                let mut earlier: SmallVec<[DeviceId; 1]> = relays.skip(1).map(|device| network.devices[device]).collect();
+                earlier.reverse();
                 transfers[transfer as usize].paths.push(PathPlan {
-                    via: share.tree.from[member].map(|from| group.members[from]),
+                    via: (from != flow.src).then(|| network.devices[from]),
+                    earlier,
                     offset: chunks[0].offset,
                     bytes: chunks.iter().map(|chunk| chunk.bytes).sum(),
                     chunks: chunks.len() as u32,
                     chunk_bytes: share.chunk_bytes,
-                    slots: 0,
+                    slots: if is_relay(&from) { SLOTS } else { 0 },
                     mechanism: Mechanism::Copy,
                     seconds: trees,
                 });
@@ -327,8 +279,9 @@ pub(super) fn plan(
         }
     }
     // The simulator and the model differ in what they leave out: a plan's time is the model's.
-    let predicted = star.predicted * trees / before;
-    Some(Plan { transfers, program: Arc::new(program), options: *options, executor, threads: None, predicted, one_path: star.one_path })
+    let predicted = star.map_or(trees, |star| star.predicted * trees / before);
+    let one_path = star.map_or(predicted, |star| star.one_path);
+    Some(Plan { transfers, program: Arc::new(program), options: *options, executor, threads: None, predicted, one_path })
 }
 
 /// The transfers that are of no group.
@@ -352,44 +305,40 @@ fn renamed(program: &Program, transfers: &[u32]) -> Program {
     program
 }
 
-/// Which trees there are, and what each moves.
-fn shares(machine: &Machine, options: &Options, groups: &[SourceGroup], edges: &Edges, busy: &[f64]) -> Option<Vec<Share>> {
+/// Which trees there are, and how many bytes of its group each moves. Chunks are given to them afterwards.
+fn shares(
+    machine: &Machine,
+    groups: &[SourceGroup],
+    network: &Network,
+    flows: &[Commodity],
+    busy: &[f64],
+    trees: &[Vec<Tree>],
+    least_share: f64,
+) -> Option<Vec<Share>> {
     let resources = machine.resources().len();
-    let mut found: Vec<Vec<Tree>> = vec![Vec::new(); groups.len()];
-    let (mut load, mut prices) = (busy.to_vec(), vec![1.0; resources]);
-    let rounds = ROUNDS;
-    for round in 0..rounds {
-        for (group, trees) in groups.iter().zip(&mut found) {
-            let tree = group.cheapest(edges, &prices)?;
-            for (resource, seconds) in tree.work(group, edges) {
-                load[resource as usize] += seconds * group.bytes() as f64 / rounds as f64;
-            }
-            if !trees.contains(&tree) {
-                trees.push(tree);
-            }
-            // Relative to the busiest there will be at the end, as it now seems.
-            let most = load.iter().copied().fold(0.0, f64::max) * rounds as f64 / (round + 1) as f64;
-            prices.iter_mut().zip(&load).for_each(|(price, load)| *price = (12.0 * load / most.max(f64::MIN_POSITIVE)).exp());
-        }
-    }
+    let mut found = trees.to_vec();
     // Whatever they cost: the star, and of each member the tree in which it passes all on. Behind a switch these are as good as any, and two copies deep.
-    for (group, trees) in groups.iter().zip(&mut found) {
-        let all: Vec<usize> = (0..group.members.len()).collect();
-        let hub = |hub: usize| Tree {
-            from: all.iter().map(|&member| Some(hub).filter(|hub| *hub != member)).collect(),
-            order: std::iter::once(hub).chain(all.iter().copied().filter(|member| *member != hub)).collect(),
+    for (flow, trees) in flows.iter().zip(&mut found) {
+        let hub = |hub: &usize| {
+            let others = flow.to.iter().filter(|member| *member != hub).map(|member| (*hub, *member));
+            std::iter::once((flow.src, *hub)).chain(others).collect()
         };
-        let star = Tree { from: vec![None; all.len()], order: all.clone() };
-        for tree in all.iter().map(|&member| hub(member)).chain([star]) {
-            let has_all = tree.order.iter().all(|&to| edges.of(group.device(tree.from[to]), group.device(Some(to))).is_some());
-            if has_all && !trees.contains(&tree) {
+        let star: Tree = flow.to.iter().map(|member| (flow.src, *member)).collect();
+        for tree in flow.to.iter().map(hub).chain([star]) {
+            if tree.iter().all(|(from, to)| network.joins(*from, *to)) && !trees.contains(&tree) {
                 trees.push(tree);
             }
+        }
+        // No copy engine copies between host memories.
+        let is_host = |device: usize| network.devices[device].is_host();
+        trees.retain(|tree: &Tree| tree.iter().all(|(from, to)| !is_host(*from) || !is_host(*to)));
+        if trees.is_empty() {
+            return None;
         }
     }
     let costs = machine.costs();
     let demands: Vec<f64> = groups.iter().map(|group| group.bytes() as f64).chain([groups[0].bytes() as f64]).collect();
-    let column = |transfer: usize, depth: u32, work: EdgeWork| {
+    let column = |transfer: usize, depth: u32, work: SmallVec<[(u32, f64); 8]>| {
         let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
         // Of trees that are as good, the one that is less deep.
         let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + f64::from(depth));
@@ -402,11 +351,11 @@ fn shares(machine: &Machine, options: &Options, groups: &[SourceGroup], edges: &
         let rest =
             (0..).zip(busy).filter(|(_, seconds)| **seconds > 0.0).map(|(resource, seconds)| (resource, seconds / demands[groups.len()]));
         let rest = column(groups.len(), 0, rest.collect());
-        let own: Vec<Vec<Column>> = groups
+        let own: Vec<Vec<Column>> = flows
             .iter()
             .zip(&found)
             .enumerate()
-            .map(|(at, (group, trees))| trees.iter().map(|tree| column(at, tree.depth(), tree.work(group, edges))).collect())
+            .map(|(at, (flow, trees))| trees.iter().map(|tree| column(at, depth(tree), network.work(flow, tree).into())).collect())
             .collect();
         // Where something that all share is the limit, many divisions are as good, and the program's own is one-sided: with each tree as the one that
         // has what the others leave, the mean of all is as good and even.
@@ -433,7 +382,7 @@ fn shares(machine: &Machine, options: &Options, groups: &[SourceGroup], edges: &
             let own = &bytes[at..at + before];
             let largest = own.iter().copied().fold(0.0, f64::max);
             let mut shares = own.iter();
-            trees.retain(|_| shares.next().is_some_and(|share| *share >= (LEAST_SHARE * group.bytes() as f64).min(largest)));
+            trees.retain(|_| shares.next().is_some_and(|share| *share >= (least_share * group.bytes() as f64).min(largest)));
             has_crumbs |= trees.len() < before;
             at += before;
         }
@@ -444,50 +393,93 @@ fn shares(machine: &Machine, options: &Options, groups: &[SourceGroup], edges: &
     let mut result = Vec::new();
     let mut next = bytes.iter();
     for (number, (group, trees)) in groups.iter().zip(found).enumerate() {
-        // Bytes of the group that are still to be given out: of this source, from here on.
-        let (mut left, mut source, mut offset) = (group.bytes(), 0, 0);
-        let count = trees.len();
+        let (mut left, count) = (group.bytes(), trees.len());
         for (at, tree) in trees.into_iter().enumerate() {
             let share = (*next.next()? as u64 / GRAIN * GRAIN).min(left);
-            let mut bytes = if at + 1 == count { left } else { share };
+            let bytes = if at + 1 == count { left } else { share };
             left -= bytes;
-            let chunk_bytes = chunk_bytes(machine, options, group, &tree, edges, bytes);
-            let mut chunks = Vec::new();
-            while bytes > 0 {
-                let chunk = Chunk { source, offset, bytes: bytes.min(chunk_bytes).min(group.sources[source].bytes - offset) };
-                (bytes, offset) = (bytes - chunk.bytes, offset + chunk.bytes);
-                if offset == group.sources[source].bytes {
-                    (source, offset) = (source + 1, 0);
-                }
-                chunks.push(chunk);
-            }
-            if !chunks.is_empty() {
-                result.push(Share { group: number, tree, chunks, chunk_bytes });
+            if bytes > 0 {
+                result.push(Share { group: number, tree, bytes, chunks: Vec::new(), chunk_bytes: 0 });
             }
         }
     }
     Some(result)
 }
 
-/// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
-fn chunk_bytes(machine: &Machine, options: &Options, group: &SourceGroup, tree: &Tree, edges: &Edges, bytes: u64) -> u64 {
-    let hops = tree.depth().saturating_sub(1);
-    if hops == 0 {
-        return bytes;
+impl Share {
+    /// Devices that pass its bytes on without wanting them.
+    fn relays(&self, flow: &Commodity) -> impl Iterator<Item = usize> {
+        self.tree.iter().map(|hop| hop.1).filter(|device| !flow.to.contains(device))
     }
-    let slowest = |member: usize| {
-        let work = edges.of(group.device(tree.from[member]), group.device(Some(member)));
-        work.into_iter().flatten().map(|work| work.1).fold(0.0, f64::max)
+}
+
+/// Cuts what each tree moves into chunks, `part` of as many as are best for it alone, that its rings have room for beside those of the rest of the
+/// batch. `None` where there is no room.
+fn give_chunks(
+    machine: &Machine,
+    options: &Options,
+    groups: &[SourceGroup],
+    network: &Network,
+    flows: &[Commodity],
+    rest: &Program,
+    shares: &mut [Share],
+    part: f64,
+) -> Option<()> {
+    let mut rings = vec![0; network.devices.len()];
+    shares.iter().flat_map(|share| share.relays(&flows[share.group])).for_each(|device| rings[device] += 1);
+    let hosts = (0..rings.len()).filter(|device| network.devices[*device].is_host()).map(|device| rings[device]).sum::<u64>();
+    let room = |device: usize| {
+        let left = options.staging_bytes.saturating_sub(rest.staging_bytes(network.devices[device]));
+        let own = left / (rings[device] * u64::from(SLOTS));
+        if network.devices[device].is_host() { own.min(HOST_RINGS / (hosts * u64::from(SLOTS))) } else { own }
     };
-    let seconds = bytes as f64 * (0..group.members.len()).map(slowest).fold(0.0, f64::max);
-    let best = (f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() as u64;
+    // Bytes of each group that are still to be given out: of which source, from where on.
+    let mut begin = vec![(0, 0); groups.len()];
+    for share in shares {
+        let (group, flow) = (&groups[share.group], &flows[share.group]);
+        let most = share.relays(flow).map(|device| room(device).min(MOST_STAGED)).min().unwrap_or(u64::MAX) / GRAIN * GRAIN;
+        if most < LEAST_CHUNK {
+            return None;
+        }
+        share.chunk_bytes = chunk_bytes(machine, options, network, flow, share, part).min(most);
+        let (source, offset) = &mut begin[share.group];
+        let mut left = share.bytes;
+        while left > 0 {
+            let chunk =
+                Chunk { source: *source, offset: *offset, bytes: left.min(share.chunk_bytes).min(group.sources[*source].bytes - *offset) };
+            (left, *offset) = (left - chunk.bytes, *offset + chunk.bytes);
+            if *offset == group.sources[*source].bytes {
+                (*source, *offset) = (*source + 1, 0);
+            }
+            share.chunks.push(chunk);
+        }
+    }
+    Some(())
+}
+
+/// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
+fn chunk_bytes(
+    machine: &Machine,
+    options: &Options,
+    network: &Network,
+    flow: &Commodity,
+    Share { tree, bytes, .. }: &Share,
+    part: f64,
+) -> u64 {
+    let hops = depth(tree).saturating_sub(1);
+    if hops == 0 {
+        return *bytes;
+    }
+    let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
+    let seconds = *bytes as f64 * slowest;
+    let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * part) as u64;
     let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
     let chunk = options.chunk_bytes.map_or(chunk, |asked| chunk.min(asked));
-    chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(bytes)
+    chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(*bytes)
 }
 
 /// The program: that of the rest of the batch, and the chunks of all trees, which go on together.
-fn lowered(batch: &[Shape], groups: &[SourceGroup], shares: &[Share], rest: Program) -> Program {
+fn lowered(batch: &[Shape], groups: &[SourceGroup], network: &Network, flows: &[Commodity], shares: &[Share], rest: Program) -> Program {
     let mut program = rest;
     program.transfers = batch.iter().map(|shape| shape.bytes).collect();
     program.sources = batch.iter().map(|shape| shape.source).collect();
@@ -495,102 +487,59 @@ fn lowered(batch: &[Shape], groups: &[SourceGroup], shares: &[Share], rest: Prog
     // chunk that has far to go before one that is there.
     let mut order: Vec<(f64, usize, usize, usize)> = Vec::new();
     for (at, share) in shares.iter().enumerate() {
-        let (chunks, depths) = (share.chunks.len(), share.tree.depths());
+        let (chunks, depths) = (share.chunks.len(), depths(&share.tree));
         for chunk in 0..chunks {
-            let turn = |member: usize| (chunk + depths[member] as usize) as f64 / chunks as f64;
-            order.extend(share.tree.order.iter().map(|&member| (turn(member), at, chunk, member)));
+            order.extend(depths.iter().enumerate().map(|(hop, depth)| ((chunk + *depth as usize) as f64 / chunks as f64, at, chunk, hop)));
         }
     }
     // Stable: of one chunk, whoever passes it on stands before whom it goes to.
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut lanes: Vec<((DeviceId, DeviceId), LaneId)> = Vec::new();
-    // Of each chunk under way and member, who brings it.
+    let mut lanes: Vec<((usize, usize), LaneId)> = Vec::new();
+    let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
+    for (at, share) in shares.iter().enumerate() {
+        for relay in share.relays(&flows[share.group]) {
+            rings.push(((at, relay), RingId(program.rings.len() as u32)));
+            program.rings.push(Ring { device: network.devices[relay], slots: SLOTS, slot_bytes: share.chunk_bytes });
+        }
+    }
+    // Of each chunk and device, who brings it there, and who has read it in a ring.
     let mut arrived: ahash::HashMap<(usize, usize, usize), OpId> = ahash::HashMap::default();
-    for (_, at, chunk, member) in order {
+    let mut read: ahash::HashMap<(usize, usize, usize), SmallVec<[OpId; 2]>> = ahash::HashMap::default();
+    for (_, at, chunk, hop) in order {
         let Share { group, tree, chunks, .. } = &shares[at];
-        let (group, Chunk { source, offset, bytes }) = (&groups[*group], chunks[chunk]);
-        let transfers = &group.sources[source].transfers;
-        let from = tree.from[member];
-        let pair = (group.device(from), group.device(Some(member)));
-        let lane = match lanes.iter().find(|lane| lane.0 == pair) {
+        let (flow, (from, to)) = (&flows[*group], tree[hop]);
+        let Chunk { source, offset, bytes } = chunks[chunk];
+        let transfers = &groups[*group].sources[source].transfers;
+        let place = |device: usize| match flow.to.iter().position(|member| *member == device) {
+            Some(member) => Place::Destination { transfer: transfers[member], offset },
+            None => {
+                let ring = rings.iter().find(|ring| ring.0 == (at, device)).map_or(RingId(u32::MAX), |ring| ring.1);
+                Place::Slot { ring, slot: chunk as u32 % SLOTS }
+            }
+        };
+        let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
+        let (from_place, to_place) =
+            (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
+        let lane = match lanes.iter().find(|lane| lane.0 == (from, to)) {
             Some(lane) => lane.1,
             None => {
-                program.lanes.push(Lane::new(copying_device(pair.0, pair.1)));
+                program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
                 let lane = LaneId(program.lanes.len() as u32 - 1);
-                lanes.push((pair, lane));
+                lanes.push(((from, to), lane));
                 lane
             }
         };
-        let to = Place::Destination { transfer: transfers[member], offset };
-        let (from, after) = match from {
-            None => (Place::Source { transfer: transfers[member], offset }, SmallVec::new()),
-            Some(from) => {
-                let before = arrived.get(&(at, chunk, from)).copied();
-                (Place::Destination { transfer: transfers[from], offset }, before.into_iter().collect())
-            }
-        };
-        arrived.insert((at, chunk, member), OpId(program.ops.len() as u32));
-        program.ops.push(Op { lane, mechanism: Mechanism::Copy, copies: smallvec![Copy { from, to, bytes }], after });
+        let op = OpId(program.ops.len() as u32);
+        let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
+        if let (Place::Slot { .. }, Some(before)) = (to_place, chunk.checked_sub(SLOTS as usize)) {
+            after.extend(read.remove(&(at, before, to)).into_iter().flatten());
+        }
+        if let Place::Slot { .. } = from_place {
+            read.entry((at, chunk, from)).or_default().push(op);
+        }
+        arrived.insert((at, chunk, to), op);
+        let copies = smallvec![Copy { from: from_place, to: to_place, bytes }];
+        program.ops.push(Op { lane, mechanism: Mechanism::Copy, copies, after });
     }
     program
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// The least price of all ways to reach every node, by trying them.
-    fn by_trying(nodes: usize, edges: &[(usize, usize, f64)]) -> Option<f64> {
-        let into: Vec<Vec<&(usize, usize, f64)>> = (1..nodes).map(|to| edges.iter().filter(|edge| edge.1 == to).collect()).collect();
-        let mut least: Option<f64> = None;
-        for number in 0..into.iter().map(Vec::len).product() {
-            let mut left: usize = number;
-            let chosen: Vec<&(usize, usize, f64)> = into
-                .iter()
-                .map(|edges| {
-                    let edge = edges[left % edges.len()];
-                    left /= edges.len();
-                    edge
-                })
-                .collect();
-            let reached = |node: usize| {
-                let (mut node, mut steps) = (node, 0);
-                while node != 0 && steps < nodes {
-                    (node, steps) = (chosen[node - 1].0, steps + 1);
-                }
-                node == 0
-            };
-            if (1..nodes).all(reached) {
-                let price = chosen.iter().map(|edge| edge.2).sum();
-                least = Some(least.map_or(price, |least: f64| least.min(price)));
-            }
-        }
-        least
-    }
-
-    proptest! {
-        // A failing case is printed; nothing is written into the source tree.
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-        #[test]
-        fn the_cheapest_tree_is_found(nodes in 2..6_usize, edges in prop::collection::vec((0..6_usize, 0..6_usize, 0..20_u32), 0..16)) {
-            let edges: Vec<(usize, usize, f64)> =
-                edges.into_iter().map(|(from, to, price)| (from % nodes, to % nodes, f64::from(price))).filter(|edge| edge.0 != edge.1).collect();
-            let found = arborescence(nodes, 0, &edges);
-            if let Some(found) = &found {
-                for node in 1..nodes {
-                    let (mut at, mut steps) = (node, 0);
-                    while at != 0 {
-                        let (from, to, _) = edges[found[at].expect("an edge")];
-                        prop_assert_eq!(to, at);
-                        (at, steps) = (from, steps + 1);
-                        prop_assert!(steps < nodes, "a circle");
-                    }
-                }
-            }
-            let price = found.map(|found| (1..nodes).filter_map(|node| found[node]).map(|at| edges[at].2).sum::<f64>());
-            prop_assert_eq!(price, by_trying(nodes, &edges));
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! A program that several processes execute together: who does what, and the flags by which they hand over to each other.
 //!
-//! The *source's* rank pushes: into the destination, or into a staging slot. The *destination's* rank pulls from the slot. A rank acts for
+//! The *source's* rank pushes: into the destination, or into a staging slot; so does a destination's that passes bytes on. The *destination's* rank
+//! pulls from the slot. A rank acts for
 //! others only where no one else can: a copy between host memory and a GPU is its rank's, because that GPU's PCIe link moves it.
 //!
 //! Ranks hand over by flags. A flag has one rank that raises it (0 to 1) and one that takes it (waits for 1, sets it back to 0), each once
@@ -103,46 +104,44 @@ pub struct RankedBatch<'a> {
 }
 
 impl RankedBatch<'_> {
+    /// The device and the rank of the memory where a place lies; none for slots.
+    fn owner(&self, place: Place) -> Option<(DeviceId, u32)> {
+        let of = |transfer: u32| (&self.shapes[transfer as usize], self.ends[transfer as usize]);
+        match place {
+            Place::Source { transfer, .. } => Some(of(transfer)).map(|(shape, ends)| (shape.src_device, ends.src)),
+            Place::Destination { transfer, .. } => Some(of(transfer)).map(|(shape, ends)| (shape.dst_device, ends.dst)),
+            Place::Slot { .. } => None,
+        }
+    }
+
     /// The rank that executes a copy which stands on a lane of `device`.
     fn worker(&self, copy: &Copy, device: DeviceId) -> u32 {
-        let owner = || self.owners.get(device.0 as usize).copied();
-        match (copy.from, copy.to) {
-            (Place::Source { transfer, .. }, to) => {
-                let (shape, ends) = (&self.shapes[transfer as usize], self.ends[transfer as usize]);
-                match to {
-                    _ if !shape.src_device.is_host() => ends.src,
-                    Place::Destination { .. } if !shape.dst_device.is_host() => ends.dst,
-                    Place::Slot { .. } => owner().unwrap_or(ends.src),
-                    _ => ends.src,
+        let worker = || self.owners.get(device.0 as usize).copied();
+        match (self.owner(copy.from), self.owner(copy.to)) {
+            (Some((from, rank)), _) if !from.is_host() => rank,
+            (Some(_), Some((to, rank))) if !to.is_host() => rank,
+            (Some((_, rank)), None) => worker().unwrap_or(rank),
+            (Some((_, rank)), _) => rank,
+            (None, Some((to, rank))) => {
+                if to.is_host() {
+                    worker().unwrap_or(rank)
+                } else {
+                    rank
                 }
             }
-            (_, Place::Destination { transfer, .. }) => {
-                let (shape, ends) = (&self.shapes[transfer as usize], self.ends[transfer as usize]);
-                if shape.dst_device.is_host() { owner().unwrap_or(ends.dst) } else { ends.dst }
-            }
-            _ => owner().unwrap_or(0),
+            (None, None) => worker().unwrap_or(0),
         }
     }
 
     /// The ranks whose memory a copy touches, staging slots excepted.
     fn touched(&self, copy: &Copy) -> impl Iterator<Item = u32> {
-        let from = if let Place::Source { transfer, .. } = copy.from { Some(self.ends[transfer as usize].src) } else { None };
-        let to = if let Place::Destination { transfer, .. } = copy.to { Some(self.ends[transfer as usize].dst) } else { None };
-        from.into_iter().chain(to)
+        [copy.from, copy.to].into_iter().filter_map(|place| self.owner(place)).map(|(_, rank)| rank)
     }
 
     /// The device whose copy engine a rank uses for a copy that stands on a lane of `device`: one of its own.
     fn engine(&self, rank: u32, copy: &Copy, device: DeviceId) -> DeviceId {
-        let gpu = |device: DeviceId, of: u32| (of == rank && !device.is_host()).then_some(device);
-        let source = match copy.from {
-            Place::Source { transfer, .. } => gpu(self.shapes[transfer as usize].src_device, self.ends[transfer as usize].src),
-            _ => None,
-        };
-        let destination = || match copy.to {
-            Place::Destination { transfer, .. } => gpu(self.shapes[transfer as usize].dst_device, self.ends[transfer as usize].dst),
-            _ => None,
-        };
-        source.or_else(destination).unwrap_or(device)
+        let own = |place| self.owner(place).filter(|(device, of)| *of == rank && !device.is_host()).map(|(device, _)| device);
+        own(copy.from).or_else(|| own(copy.to)).unwrap_or(device)
     }
 }
 

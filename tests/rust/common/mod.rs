@@ -154,6 +154,7 @@ pub fn options(random: &mut Random) -> Options {
         min_bytes: random.chance(20).then(|| random.below(1 << 16)),
         staging_bytes: [1 << 14, 1 << 16, 1 << 20, 64 << 20][random.below(4) as usize],
         threads: if random.chance(60) { 1 + random.below(12) as u32 } else { 0 },
+        passes_on: true,
         tuned: random.chance(30).then(|| Tuned {
             host_share: 50 + random.below(19_951) as u16,
             relay_share: 50 + random.below(19_951) as u16,

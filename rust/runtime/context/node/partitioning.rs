@@ -71,6 +71,8 @@ impl Partitioning {
     ) -> Result<Settled, Error> {
         let is_auto = matches!(self.agent, Agent::Auto { .. });
         let count = self.count.or(tuned.filter(|_| is_auto));
+        // Partitions pass one relay at most.
+        let options = &Options { passes_on: false, ..*options };
         let whole = plan::plan(machine, shapes, options)?;
         let totals: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
         let forecast = plan::forecast_engines(machine, &whole, &totals, count);

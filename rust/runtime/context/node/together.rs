@@ -14,7 +14,7 @@ use super::plan::RankRequest;
 use super::transfers::{NodeEnd, NodeTransfer, TransferName, batch_of};
 use crate::adapt;
 use crate::backend::MemoryKind;
-use crate::plan::{self, Options, PartitionVariant, Place, Program, Shape};
+use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Place, Program, Shape};
 use crate::program::PartitionMove;
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::topology::{DeviceId, hash};
@@ -112,6 +112,8 @@ impl Together {
         }
         let (variants, settled) = match partitioning {
             None => {
+                let address = |end: NodeEnd| requests[end.rank as usize].windows[end.window as usize].address + end.offset;
+                number_sources(&mut shapes, transfers.iter().map(|transfer| (transfer.src.rank, address(transfer.src))));
                 let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
                 let best = plan(options)?;
                 let all = if adapts { adapt::variants(best, options, plan)? } else { vec![best] };
@@ -192,4 +194,17 @@ fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
         of_gpu.or_else(|| users.get(&ring)).copied().unwrap_or(0)
     };
     (0..).zip(program.rings.iter().map(|ring| ring.device)).map(owner).collect()
+}
+
+/// Numbers sources that several transfers have; each is a rank and an address there.
+fn number_sources(shapes: &mut [Shape], sources: impl Iterator<Item = (u32, u64)>) {
+    let mut found: BTreeMap<(u32, u64, u64), Vec<usize>> = BTreeMap::new();
+    for (at, (rank, address)) in sources.enumerate() {
+        if shapes[at].bytes >= LEAST_SHARED_BYTES && shapes[at].src_kind != MemoryKind::Pageable {
+            found.entry((rank, address, shapes[at].bytes)).or_default().push(at);
+        }
+    }
+    for (number, of) in (1..).zip(found.into_values().filter(|of| of.len() > 1)) {
+        of.into_iter().for_each(|at| shapes[at].source = number);
+    }
 }
