@@ -1,0 +1,7 @@
+// Names that docs/guide/concepts.md leaves out.
+#include <mpgpu/mpgpu.hpp>
+
+#include <cstddef>
+
+extern mpgpu::context ctx;
+extern const std::size_t n;
