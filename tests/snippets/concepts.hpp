@@ -2,6 +2,7 @@
 #include <mpgpu/mpgpu.hpp>
 
 #include <cstddef>
+#include <vector>
 
 extern mpgpu::context ctx;
 extern const std::size_t n;

@@ -8,6 +8,5 @@ extern const std::size_t n;
 extern const int left, right, me;
 extern const std::uint64_t steps;
 extern mpgpu::buffer<double> edge;
-extern mpgpu::signal_counters counters;
 extern mpgpu::stream stream;
 void compute(mpgpu::stream_view stream);
