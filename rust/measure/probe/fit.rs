@@ -3,7 +3,8 @@
 //! A set that takes longer than predicted, by more than the tolerance, shares a capacity: its bytes over its time. Sets are taken from the smallest to
 //! the largest, so that what a few copies share is known when more are looked at.
 //!
-//! A set *S* of copies of *b_h* bytes ends when the busiest resource does, for the planner too:
+//! Each hop is timed at 4 KiB (*T₀*), 1 MiB (*b₁*, *T₁*) and a size that takes about 1 ms (*b₂*, *T₂*): its rate is `β = (b₂−b₁)/(T₂−T₁)`, its start
+//! `α = T₀`. A set *S* of copies of *b_h* bytes ends when the busiest resource does, for the planner too:
 //!
 //! ```text
 //! T(S) = max( max_h b_h/β_h, max_r Σ_{h∈r} b_h/C_r )    over the hops h of S and the capacities r
