@@ -190,7 +190,7 @@ typedef enum {
     MP_SIGNAL_WAIT_DEFAULT = 0,
     /// By an operation of the stream, which takes nothing of the GPU.
     MP_SIGNAL_WAIT_OPERATION = 1,
-    /// By a kernel of one warp, which goes on 4 us sooner and occupies the GPU meanwhile: docs/guide/processes.md has the
+    /// By a kernel of one warp, which goes on 4 us sooner and occupies the GPU meanwhile: docs/reference/waiting.md has the
     /// conditions. The host backend waits as it always does.
     MP_SIGNAL_WAIT_KERNEL = 2,
 } mp_signal_wait_t;

@@ -63,7 +63,7 @@ class Context(_library.Owner):
         topology: name of a preset or path of a file; ``None`` for ``MPGPU_TOPOLOGY``, and then for what the machine shows.
         staging_bytes: the most staging memory on each device, bytes.
         cache_plans: how many plans are kept, so that making one again is a look-up.
-        signal_wait: ``"operation"`` or ``"kernel"``: how streams wait for other ranks (docs/guide/processes.md).
+        signal_wait: ``"operation"`` or ``"kernel"``: how streams wait for other ranks (docs/reference/waiting.md).
         host_threads: CPU threads that may copy between ordinary and pinned host memory; 0 leaves ordinary memory to the driver.
 
     Raises:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // The same step in every form that ranks have, by turns: one process for each GPU, each rank puts to its right
 // neighbour (ring) or to all others (all-to-all) in every step. Forms: one path for each put; what each rank plans
-// alone; the same as the model has it, unmeasured, all three with signals both ways as docs/guide/processes.md
+// alone; the same as the model has it, unmeasured, all three with signals both ways as docs/guide/put.md
 // shows; one plan of all ranks; and, where a rank sees all GPUs, one plan of one process. Prints microseconds for each
 // step, the median of the rounds and their spread, and the rate of all ranks together relative to one path. Bytes of
 // each form are checked, of large puts a part.

@@ -88,9 +88,9 @@ class plan {
     ///
     /// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the
     /// fastest on the slowest of them. A form that one of them is refused is out on all. Memory that cannot be mapped
-    /// by its neighbours (docs/guide/processes.md) is exchanged by messages, `direct_pieces` or not. When a rank cannot
-    /// make its part, all throw: `argument_error` for arguments that do not go together or are not the same on all
-    /// ranks, `not_supported` as above, and what mpi.hpp throws. When a rank ends in the middle of an exchange, the
+    /// by its neighbours (docs/reference/sharing.md) is exchanged by messages, `direct_pieces` or not. When a rank
+    /// cannot make its part, all throw: `argument_error` for arguments that do not go together or are not the same on
+    /// all ranks, `not_supported` as above, and what mpi.hpp throws. When a rank ends in the middle of an exchange, the
     /// streams of its neighbours go on without its cells: whoever synchronizes with such a stream by mpgpu (`stream`,
     /// `event`, `request`) gets `peer_gone`, and so does every later `start`.
     ///

@@ -162,7 +162,7 @@ pub fn topology(seen: &Seen) -> Topology {
         // 2.6 to 2.8 us were read for an operation of a staged path, its events included (two H200, 2026-11-21).
         // Plans of two paths took 7 us longer than modelled without `join`, at 32 to 64 MiB and with any part for the host.
         // Two copies of 4 to 16 MiB of two GPUs, forked and joined, took 9.6 to 9.8 us longer than one, of which 2.2 to issue the second.
-        // A signal between two processes, raised and awaited by operations of streams: 7.7 us one way (docs/guide/processes.md).
+        // A signal between two processes, raised and awaited by operations of streams: 7.7 us one way (docs/reference/waiting.md).
         // A kernel alone is launched as a graph: 26 messages of 147 kB in all took 8.1 us, 2 of 64 KiB in both directions 9.1.
         costs: Costs {
             issue: 2.7e-6,

@@ -1,7 +1,7 @@
 //! From measured times to a topology: which copies slow each other down, and by how much.
 //!
 //! A [`Harness`] copies and tells seconds; everything here decides what to copy next and what to make of it. It knows nothing of how a
-//! machine is wired beyond which pairs of devices can be copied between. `docs/reference/probe.md` has the method, its formulas and its limits.
+//! machine is wired beyond which pairs of devices can be copied between. `docs/reference/probe.md` has the method and its limits.
 //!
 //! | file | one idea |
 //! | --- | --- |

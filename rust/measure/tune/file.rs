@@ -1,4 +1,34 @@
-//! The TOML form of a tuning. `docs/reference/tuning.md` describes it.
+//! The TOML form of a tuning. `docs/reference/tuning.md` says when it applies.
+//!
+//! ```toml
+//! version = 1
+//! topology = "hgx-h200"          # for people
+//! digest = "502a2184def1cc6f"    # of nodes, links, shared resources and costs
+//! origin = "cuda"                # simulator, host or cuda
+//!
+//! [[class]]
+//! from = "gpu"                   # gpu or host
+//! to = "gpu"
+//! pattern = "single"             # single, both-ways, shift (ring), exchange (all to all)
+//! direct = 3.96e11               # bytes/s of the slowest direct route; 0 where there is none
+//! engine = [{ from_bytes = 524288, engine = "auto" }, { from_bytes = 33554432, engine = "graph" }]
+//! [class.graph]                  # and class.stream
+//! min_bytes = 28213248
+//! sizes = [{ from_bytes = 28213248, max_paths = 2, chunk_bytes = 2097152, at_bytes = 67108864, host_share = 0.951 }]
+//! ```
+//!
+//! An entry holds up to the next size. `chunk_bytes` was found at `at_bytes` and scales with the square root of the size; without `at_bytes` it is
+//! constant. Absent keys are the model's. Trials of partitions:
+//!
+//! ```toml
+//! [[partitions]]
+//! shape = "8d0c5b1f6a3e9274"     # of devices, kinds of memory and bytes
+//! bytes = 268435456              # of the rank's transfers, for people
+//! count = 32                     # partitions of each transfer, for copy engines
+//! trials = [                     # mover: copy-engine or producer; blocks: of the kernel, 0 where the program does not vary them
+//!     { mover = "copy-engine", count = 1, blocks = 0, ns = 1363000 },
+//! ]
+//! ```
 
 use super::class::{Class, Pattern, Side};
 use super::error::TuningError;

@@ -1,0 +1,20 @@
+// Names that docs/guide/cpp.md leaves out.
+#include <mpgpu/mpgpu.hpp>
+
+#include <string>
+#include <vector>
+
+/// A GPU of a step, with what the program keeps for it.
+struct gpu_of_step {
+    mpgpu::stream stream;
+    mpgpu::event computed;
+};
+
+extern mpgpu::context ctx;
+extern std::vector<mpgpu::transfer> transfers;
+extern std::vector<gpu_of_step> devices;
+extern mpgpu::stream exchange;
+extern mpgpu::event exchanged;
+extern mpgpu::plan halos;
+void log(const std::string &line);
+void launch(mpgpu::stream_view stream, gpu_of_step &on);

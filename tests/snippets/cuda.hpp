@@ -1,0 +1,10 @@
+// What nvcc declares by itself, and of CUDA what pages name. A kernel's launch is read as a call.
+#define __global__
+
+struct dim3 {
+    unsigned x, y, z;
+};
+extern const dim3 blockIdx, threadIdx, blockDim, gridDim;
+struct CUstream_st;
+using cudaStream_t = CUstream_st *;
+extern const unsigned blocks, threads;

@@ -1,0 +1,12 @@
+// Names that docs/guide/put.md leaves out.
+#include <mpgpu/mpi.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+extern const std::size_t n;
+extern const int left, right, me;
+extern const std::uint64_t steps;
+extern mpgpu::buffer<double> edge;
+extern mpgpu::stream stream;
+void compute(mpgpu::stream_view stream);
