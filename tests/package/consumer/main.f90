@@ -23,6 +23,8 @@ program main
     call copy%enqueue(stream)
     call stream%synchronize()
     if (any(dst /= src)) error stop "the copy arrived with wrong bytes"
+    call ctx%free(from)
+    call ctx%free(to)
     call ctx%destroy()
     print "(a)", "copied"
 end program main

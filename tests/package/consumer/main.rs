@@ -20,6 +20,7 @@ unsafe extern "C" {
     fn mp_plan(context: *mut c_void, transfers: *const Transfer, count: usize, options: *const c_void, plan: *mut *mut c_void) -> c_int;
     fn mp_execute(plan: *mut c_void, stream: *mut c_void, request: *mut *mut c_void) -> c_int;
     fn mp_wait(request: *mut *mut c_void, info: *mut c_void) -> c_int;
+    fn mp_free(context: *mut c_void, memory: *mut c_void) -> c_int;
     fn mp_context_destroy(context: *mut c_void) -> c_int;
 }
 
@@ -40,6 +41,8 @@ fn main() {
         check(mp_execute(plan, null_mut(), &mut request));
         check(mp_wait(&mut request, null_mut()));
         assert!(std::slice::from_raw_parts(to, BYTES) == from, "the copy arrived with wrong bytes");
+        check(mp_free(context, src));
+        check(mp_free(context, dst));
         check(mp_context_destroy(context));
     }
     println!("copied");
